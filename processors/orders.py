@@ -28,7 +28,7 @@ class Orders(RecordProcessor):
 def some_orders() -> Iterator[tuple[str, bytes]]:
     """Records to try it with: (partition key, payload) pairs for the embedded stream."""
     customers = ("ada", "grace", "edsger", "barbara")
-    for number in range(1_000):
+    for number in range(100):
         customer = customers[number % len(customers)]
         order = {"id": number, "customer": customer, "cents": 100 + number}
         yield customer, json.dumps(order).encode()

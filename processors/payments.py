@@ -1,4 +1,4 @@
-"""Payments as JSON, some of which are wrong. The template dead-letters of `kclrun init` copies it."""
+"""Payments as JSON, some of them wrong. The template dead-letters of `kclrun init` copies this."""
 
 from __future__ import annotations
 

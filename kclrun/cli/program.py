@@ -36,6 +36,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "Find what is wrong": {
         "check": "Check settings, processor and AWS; change nothing.",
         "doctor": "Find what is wrong with the lease table; mend it with --yes.",
+        "files": "Find files of rows that are there twice, missing or unfinished.",
         "iam": "Print the IAM policy that the application needs.",
         "version": "Show versions.",
     },

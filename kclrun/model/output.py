@@ -18,6 +18,9 @@ ROLL_VERSION: Final = 1
 # What AWS allows in the names of streams and shards, and kclrun in that of an application.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{0,254}[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}\Z", re.ASCII)
 _CURSOR: Final = re.compile(r"([A-Z_]+|\d+)(?:/(\d{1,10}))?(?:\+(\d{1,18}))?\Z")
+_ROLL_NAME: Final = re.compile(
+    r"(?:0-(AT_TIMESTAMP|TRIM_HORIZON|LATEST)|(0|[1-9]\d{0,128})-(\d{6,10}))(?:\+(\d{6,18}))?\Z"
+)
 
 
 class Cursor(msgspec.Struct, frozen=True, gc=False):
@@ -138,6 +141,17 @@ def roll_name(begin: Cursor) -> str:
     if at.is_sentinel:
         return f"0-{at.sequence_number}{tick}"
     return f"{at.sequence_number}-{at.sub_sequence_number:06}{tick}"
+
+
+def roll_begin(name: str) -> Cursor | None:
+    """The cursor that `roll_name` made this name of; None for any other text."""
+    match = _ROLL_NAME.match(name)
+    if match is None:
+        return None
+    sentinel, number, sub, tick = match.groups(default="0")
+    position = ExtendedSequenceNumber(number if sentinel == "0" else sentinel, int(sub))
+    begin = Cursor(position, int(tick))
+    return begin if roll_name(begin) == name else None
 
 
 class OutputPlace(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,22 +7,46 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from kclrun.errors import SettingsError, SinkError
-from kclrun.model.output import Cursor, OutputPlace, RollRecord, RowsOf, roll_folder, roll_name
+from kclrun.errors import LimitExceeded, SettingsError, SinkError
+from kclrun.model.output import (
+    ROLL_VERSION,
+    Cursor,
+    OutputPlace,
+    RollRecord,
+    RowsOf,
+    roll_begin,
+    roll_folder,
+    roll_name,
+)
+from kclrun.model.time import WallTime
 from kclrun.sinks.durable_files import make_folder, sync, sync_folder, write_at
 from kclrun.sinks.marks import failure
+from kclrun.sinks.roll_chains import Part, RollFile
 from kclrun.sinks.rolls import RolledOutput
 from kclrun.sinks.row_files import row_format
 
 # One write call and one fsync for each: so the commit of a large roll has little left to sync.
 _SYNC_BYTES: Final = 4 * 2**20
 _RECORD: Final = ".end"
+# `<begin>.<suffix>`, `.<begin>.end`, and the files of one attempt, `.<begin>.<commit>.end|rows`.
+_FILE: Final = re.compile(
+    r"(?P<dot>\.)?(?P<begin>[A-Z_0-9+-]+)\.(?:(?P<commit>[0-9a-f]{16})\.)?(?P<ending>[a-z]+)\Z"
+)
+# By: is hidden, has a commit, ending.
+_PARTS: Final = {
+    (True, False, "end"): Part.RECORD,
+    (True, True, "end"): Part.OWN_RECORD,
+    (True, True, "rows"): Part.OWN_ROWS,
+}
+# Application, stream, its creation, shard and generation.
+_NAMES_OF_FOLDER: Final = 5
 
 
 def open_rolled_files(place: OutputPlace, of: RowsOf) -> RolledOutput:
@@ -168,6 +192,63 @@ class FileUpload:
             sync(self._descriptor)
             self._length += len(self._bytes)
             self._bytes.clear()
+
+
+def rolls_below(folder: Path, now: WallTime) -> Iterator[tuple[str, list[RollFile]]]:
+    """The files of rolls below a folder, folder by folder, each with what `roll_folder` named it.
+
+    A file that disappears meanwhile is left out. Raises: SettingsError for what cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise SettingsError(f"cannot read {error.filename}: {error.strerror}") from None
+
+    for path, _, names in os.walk(folder.absolute(), onerror=refuse):
+        found = []
+        for name in names:
+            try:
+                each = _roll_file(path, name, now)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                refuse(error)
+            else:
+                found += [each] if each is not None else []
+        if found:
+            yield "/".join(Path(path).parts[-_NAMES_OF_FOLDER:]), found
+
+
+def _roll_file(folder: str, name: str, now: WallTime) -> RollFile | None:
+    """None for a file that is not one of a roll. Raises: OSError."""
+    match = _FILE.match(name)
+    begin = None if match is None else roll_begin(match["begin"])
+    if match is None or begin is None:
+        return None
+    part = _PARTS.get((bool(match["dot"]), bool(match["commit"]), match["ending"]))
+    if not (match["dot"] or match["commit"]):
+        part = Part.ROWS
+    if part is None:
+        return None
+    path = Path(folder, name)
+    return RollFile(
+        folder=folder,
+        name=name,
+        part=part,
+        begin=begin,
+        age_s=now - path.stat().st_mtime,
+        commit=match["commit"] or "",
+        record=_readable_record(path, begin) if part is Part.RECORD else None,
+    )
+
+
+def _readable_record(path: Path, begin: Cursor) -> RollRecord | None:
+    """None for one that `RolledOutput.begin` refuses, too. Raises: OSError."""
+    try:
+        record = decode_record(path, path.read_bytes())
+        is_whole = record.version <= ROLL_VERSION and Cursor.parse(record.end) > begin
+    except (SettingsError, LimitExceeded):
+        return None
+    return record if is_whole else None
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import zipfile
 
 import pytest
 
+from kclrun.cli.init import starter_files, templates
 from tests.packaging.wheel_rig import ROOT, Environment, build_wheel, plain_environment
 from tests.patience import HUNG_S
 
@@ -15,8 +16,9 @@ from pathlib import Path
 from kclrun.loading import load_processor
 found = load_processor("processors.mine:Mine", [Path(sys.argv[1])])
 import kclrun.samples.flight_pipelines as sample
-from kclrun.cli.init import starter_files
-print(json.dumps([found.__name__, sample.__file__, sorted(starter_files())]))
+from kclrun.cli.init import starter_files, templates
+starters = {name: sorted(starter_files(name)) for name in templates()}
+print(json.dumps([found.__name__, sample.__file__, starters]))
 """
 
 
@@ -54,7 +56,7 @@ def test_from_a_wheel_samples_load_and_a_folder_of_the_users_is_not_shadowed(whe
     )
 
     assert ran.returncode == 0, ran.stderr
-    name, sample, starter = json.loads(ran.stdout)
+    name, sample, starters = json.loads(ran.stdout)
     assert name == "Mine"
     assert sample == str(environment.packages / "kclrun" / "samples" / "flight_pipelines.py")
-    assert "processors/hello.py" in starter
+    assert starters == {name: sorted(starter_files(name)) for name in templates()}

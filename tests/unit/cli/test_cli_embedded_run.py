@@ -20,6 +20,7 @@ from kclrun.cli.run.embedded import EmbeddedRun
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local.filling import Filling
 from tests.patience import HUNG_S
+from tests.processes.cli_rig import Program, ended
 from tests.unit.cli.test_cli_run import EMBEDDED, FILLED, configuration, settings
 
 pytestmark = pytest.mark.seconds  # its fillers are processes
@@ -268,3 +269,30 @@ def test_a_filler_that_does_not_end_is_killed(
     with filler("time.sleep(1000)") as run:
         process = run._filler._process
     assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("source", ["code:greetings", "code:broken"])
+def test_local_is_ready_once_the_records_of_the_configuration_are_in(
+    source: str, tmp_path: Path
+) -> None:
+    (tmp_path / "code.py").write_text(
+        "def greetings():\n    yield 'k', b'v'\n\n\ndef broken():\n    raise KeyError('x')\n"
+    )
+    config = tmp_path / "app.yaml"
+    config.write_text(EMBEDDED + f"embedded: {{shards: 3, fill: {{source: '{source}'}}}}\n")
+    config.chmod(0o600)
+    local = Program("local", "--config", config, "--port", "0")
+    try:
+        if source.endswith("broken"):
+            assert local.wait() == 78
+            assert any("embedded.fill did not put all its records" in line for line in local.told)
+            return
+        local.until_lines(2)
+        assert local.lines[1] == "Streams: orders (shards: 3)"
+        endpoint = local.lines[0].split(" at ")[1].split()[0]
+        where = ["--stream", "orders", "--endpoint", endpoint, "--from", "TRIM_HORIZON"]
+        code, out, _ = ended("tail", *where, "--max", 1, "--json")
+        assert (code, json.loads(out)["data"]) == (0, "v")
+        assert local.end(signal.SIGTERM) == 0
+    finally:
+        local.close()

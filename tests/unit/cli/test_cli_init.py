@@ -1,11 +1,13 @@
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kclrun.cli.init import templates
 from kclrun.cli.program import run_program
 from tests.patience import HUNG_S
 
@@ -29,6 +31,23 @@ def test_the_tests_of_a_starter_project_pass(tmp_path: Path) -> None:
     )
 
     assert done.returncode == 0, done.stdout
+
+
+def test_its_help_has_a_line_for_each_template_and_an_unknown_one_is_answered_with_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_program(["init", "--help"]) == 0
+    told = capsys.readouterr().out
+    assert list(templates()) == [
+        *("hello", "dead-letters", "forward", "postgres", "s3-parquet", "sqs"),
+    ]
+    for name, shows in templates().items():
+        assert re.search(rf"^  {name} +{re.escape(shows)}$", told, re.MULTILINE), told
+
+    assert run_program(["init", "--template", "kafka", str(tmp_path / "new")]) == 64
+    told = capsys.readouterr().err
+    assert all(repr(name) in told for name in templates())
+    assert not (tmp_path / "new").exists()
 
 
 def test_nothing_is_overwritten_and_nothing_half_written(

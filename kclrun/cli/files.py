@@ -1,0 +1,81 @@
+"""`kclrun files`: finds faults of the rolls of rows that lie in folders. Changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+
+from kclrun.cli import exit_codes
+from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration
+from kclrun.errors import SettingsError
+from kclrun.model.time import WallTime
+from kclrun.sinks.roll_chains import ADVICE, RollFile, count_rolls, findings_of
+from kclrun.sinks.rolled_files import rolls_below
+
+
+@click.group(name="files", cls=ConfigGroup)
+def files() -> None:
+    """Look at the files of rows of an output with `path` and `roll`.
+
+    \b
+    kclrun files verify --config app.yaml
+    kclrun files verify /mnt/a/flights /mnt/b/flights
+    """
+
+
+@files.command()
+@click.argument(
+    "folders",
+    metavar="[FOLDER]...",
+    nargs=-1,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+)
+@config_options
+def verify(folders: Sequence[Path], config: Path | None, overrides: tuple[str, ...]) -> int:
+    """Find rolls that are there twice, missing, without record, or unfinished; change nothing.
+
+    It looks at everything below each FOLDER, or below the folders of the configuration, and gives
+    advice for each fault. The rolls of a shard are compared across all folders: name those of all
+    machines, also as copies with their hidden files. Ends with 0 if nothing is wrong, else with 1.
+    Objects in S3 are each created once under their names, so there is nothing to compare.
+    """
+    if folders and (config is not None or overrides):
+        raise click.UsageError("Name folders or a configuration, not both.")
+    now = WallTime(time.time())
+    shards: defaultdict[str, list[RollFile]] = defaultdict(list)
+    for folder in dict.fromkeys(each.resolve() for each in folders or _rolled(config, overrides)):
+        for shard, found in rolls_below(folder, now):
+            shards[shard] += found
+    return _tell(shards.values())
+
+
+def _tell(shards: Iterable[Sequence[RollFile]]) -> int:
+    rolls = number = 0
+    counts: Counter[str] = Counter()
+    for number, found in enumerate(shards, 1):  # noqa: B007 - the count of them
+        rolls += count_rolls(found)
+        for finding in findings_of(found):
+            if not counts[finding.kind]:
+                click.echo(f"{finding.kind}: {ADVICE[finding.kind]}")
+            counts[finding.kind] += 1
+            click.echo(f"  {finding.path}: {finding.words}")
+    said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    click.echo(f"{rolls} rolls of {number} shards: {said or 'nothing is wrong'}")
+    return exit_codes.UNMET if counts else exit_codes.DRAINED
+
+
+def _rolled(config: Path | None, overrides: Sequence[str]) -> list[Path]:
+    """The folders of the outputs with rolled files. Raises: SettingsError if there is none."""
+    settings = load_configuration(config, overrides).settings
+    outputs = [each for each in (settings.output, *settings.outputs.values()) if each is not None]
+    found = [Path(each.path) for each in outputs if each.path is not None and each.roll is not None]
+    if settings.engine == "spark" or not found:
+        raise SettingsError(
+            "there is no output with `path` and `roll`: only its files are verified\n"
+            "Objects in S3 are created once under their names, and files that grow are one a shard"
+        )
+    return found
