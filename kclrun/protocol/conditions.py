@@ -192,6 +192,7 @@ _ONE: Final = _always(":one", 1)
 _ASK: Final = _value(":me :askedAt", lambda c: Handoff(c.owner, WallTime(_ms(c.asked_at))))
 _SEEN_ASK: Final = _value(":seenTo :seenAt", lambda c: _as_kept(c.seen), may_be_absent=True)
 _PINNED_AT: Final = _value(":pinnedAt", lambda c: _ms(c.latest_pinned_at))
+_NO_CHILDREN: Final = Value((), lambda _: frozenset())
 _GENERATION: Final = _value(":generation", "generation")
 _CREATED_AT: Final = _value(":createdAt", lambda c: _ms_or_none(c.stream_created_at))
 
@@ -445,7 +446,8 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             *_without("owner", "checkpoint_owner"),
             *_WITHOUT_HANDOFF,
             *_MOVED,
-            *_without("children", "outputs"),
+            *_without("outputs"),
+            Set("children", _NO_CHILDREN),
             Set("generation", _GENERATION),
             Set(
                 "latest_pinned_at",
