@@ -17,9 +17,15 @@ from kclrun.model.sequence import AT_TIMESTAMP, LATEST, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.stream import called
 from kclrun.model.time import WallTime
-from kclrun.protocol.writes import CreateLease, DeleteReset, FinishReset, ResetLease
+from kclrun.protocol.writes import (
+    CreateLease,
+    DeleteReset,
+    FinishReset,
+    HaltForReset,
+    ResetLease,
+)
 
-ResetWrite = ResetLease | CreateLease | DeleteReset | FinishReset
+ResetWrite = ResetLease | CreateLease | HaltForReset | DeleteReset | FinishReset
 
 
 class ResetStart(msgspec.Struct, frozen=True):
@@ -36,7 +42,8 @@ class ResetStart(msgspec.Struct, frozen=True):
 class ResetPlan(msgspec.Struct, frozen=True):
     """The writes of a reset of one stream.
 
-    1. `begin`, in any order: the rows of the start, each halted.
+    1. `begin` and `halt`, in any order: the rows of the start, each halted; and halts on those that
+       will be removed. Then nothing of the stream is read.
     2. `remove`, one after the other, oldest shard first. An ended parent is gone before its child
        is: no manager that starts meanwhile finds a child missing and creates it.
     3. `finish`, in any order: the halts go.
@@ -47,6 +54,7 @@ class ResetPlan(msgspec.Struct, frozen=True):
 
     generation: int
     begin: tuple[ResetLease | CreateLease, ...]
+    halt: tuple[HaltForReset, ...]
     remove: tuple[DeleteReset, ...]
     finish: tuple[FinishReset, ...]
 
@@ -126,7 +134,7 @@ def _plan(
     rows: Iterable[Lease],
     known: Mapping[LeaseKey, Lease],
     leases: Iterable[Lease],
-    others: Iterable[Lease],
+    others: Sequence[Lease],
     start: ResetStart,
 ) -> ResetPlan:
     generation = highest_generation(rows) + 1
@@ -162,9 +170,21 @@ def _plan(
     return ResetPlan(
         generation,
         tuple(begin),
-        tuple(DeleteReset(row.key, row.owner, row.counter) for row in others),
+        tuple(
+            HaltForReset(row.key, row.owner, row.counter, start.halt)
+            for row in others
+            if not row.is_ended
+        ),
+        tuple(_removal(row) for row in others),
         tuple(FinishReset(key, generation, start.halt.reason) for key in keys),
     )
+
+
+def _removal(row: Lease) -> DeleteReset:
+    """An ended row is deleted as seen, any other as its halt leaves it."""
+    if row.is_ended:
+        return DeleteReset(row.key, row.owner, row.counter)
+    return DeleteReset(row.key, None, row.counter + 1)
 
 
 def is_written(write: ResetWrite, row: Lease | None) -> bool:
@@ -176,6 +196,8 @@ def is_written(write: ResetWrite, row: Lease | None) -> bool:
         case CreateLease(lease=lease):
             assert lease.halt is not None, "a reset creates rows that are halted"
             return _is_of(row, lease.generation, lease.halt.reason)
+        case HaltForReset(halt=halt):
+            return row is not None and row.halt is not None and row.halt.reason == halt.reason
         case DeleteReset():
             return row is None
         case FinishReset(generation=generation):

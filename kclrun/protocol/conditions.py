@@ -164,7 +164,7 @@ def _as_kept(ask: Handoff | None) -> Handoff | None:
     return None if ask is None else Handoff(ask.to, WallTime(_ms(ask.asked_at)))
 
 
-def _halt(change: writes.HaltLease | writes.ResetLease) -> Halt:
+def _halt(change: writes.HaltLease | writes.ResetLease | writes.HaltForReset) -> Halt:
     """If it is not known since when records wait, they wait since the halt."""
     halt = change.halt
     since = halt.waiting_since or halt.halted_at
@@ -456,6 +456,11 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             _HALTED,
         ),
         _mistake_of_reset,
+    ),
+    writes.HaltForReset: Write(
+        "halt for a reset",
+        _AS_SEEN,
+        (_COUNTED, *_without("owner", "checkpoint_owner"), *_WITHOUT_HANDOFF, _HALTED),
     ),
     writes.DeleteReset: Write("delete a row that a reset replaces", _AS_SEEN),
     writes.FinishReset: Write(

@@ -351,6 +351,16 @@ class ResetLease(msgspec.Struct, frozen=True):
     latest_pinned_at: WallTime | None = None
 
 
+class HaltForReset(msgspec.Struct, frozen=True):
+    """A reset halts a row that it will delete: owner and counter as seen. The row is then unowned,
+    at its position. A child that waits for its parents does not begin when their rows go."""
+
+    key: LeaseKey
+    seen_owner: OwnerId | None
+    seen_counter: int
+    halt: Halt
+
+
 class DeleteReset(msgspec.Struct, frozen=True):
     """A reset deletes a row, because an ancestor's row comes in its place: owner and counter as
     seen. It is created again when its parents end [P12]."""
@@ -390,6 +400,7 @@ RowChange = (
     | DeleteEnded
     | DeleteTrimmed
     | ResetLease
+    | HaltForReset
     | DeleteReset
     | FinishReset
 )

@@ -21,6 +21,7 @@ from kclrun.protocol.writes import (
     DeleteReset,
     End,
     FinishReset,
+    HaltForReset,
     HaltLease,
     HeldParent,
     LateCheckpoint,
@@ -190,3 +191,14 @@ def test_a_finished_reset_lifts_its_own_halt_and_touches_nothing_else(
     assert finished == Applied(changed(row, halt=None))
     again = table.write(FinishReset(KEY, 3, HALT.reason))
     assert again == ConditionFailed(changed(row, halt=None))
+
+
+def test_a_row_that_will_be_deleted_is_halted_where_it_is(subject: Subject) -> None:
+    table = subject.with_rows(USED)
+
+    outcome = table.write(HaltForReset(KEY, ME, 4, HALT))
+
+    halted = changed(USED, owner=None, counter=5, handoff=None, halt=HALT)
+    assert outcome == Applied(halted)
+    assert table.write(HaltForReset(KEY, ME, 4, HALT)) == ConditionFailed(halted)
+    assert table.write(DeleteReset(KEY, None, 5)) == Applied(None)

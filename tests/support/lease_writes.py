@@ -23,6 +23,7 @@ from kclrun.protocol.writes import (
     EndedParent,
     ExistingParent,
     FinishReset,
+    HaltForReset,
     HaltLease,
     HandOver,
     HeldParent,
@@ -118,6 +119,7 @@ CHANGES = (
         for last in (INSIDE, WHOLE)
         for pinned_at in (WallTime(9.0), None)
     ),
+    *(HaltForReset(KEY, seen, 4, Halt("why", WallTime(1.0))) for seen in (OTHER, None)),
     *(DeleteReset(KEY, seen, 4) for seen in (OTHER, None)),
     *(FinishReset(KEY, generation, "why") for generation in (2, 0)),
 )

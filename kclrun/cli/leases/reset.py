@@ -342,7 +342,7 @@ def _outcomes(
     pool: ThreadPoolExecutor,
 ) -> Iterator[_Unsettled | None]:
     """The next stage is sent when all of the one before was taken."""
-    yield from list(pool.map(settle, plan.begin))
+    yield from list(pool.map(settle, (*plan.begin, *plan.halt)))
     for write in plan.remove:
         yield settle(write)
     yield from list(pool.map(settle, plan.finish))
