@@ -22,6 +22,7 @@ from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.output import Cursor, Message, MessageLimits
 from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Measurement, PutEntry, PutResult, StartPoint
+from kclrun.model.sequence import AT_TIMESTAMP, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant, WallTime
 from kclrun.processor import Row
@@ -118,6 +119,13 @@ class ShardFilter(msgspec.Struct, frozen=True):
 
     kind: str
     timestamp: WallTime | None = None
+
+    @classmethod
+    def at(cls, position: ExtendedSequenceNumber, at: WallTime | None) -> ShardFilter:
+        """The shards at a start sentinel; `at` is the instant of AT_TIMESTAMP."""
+        if position.sequence_number == AT_TIMESTAMP.sequence_number:
+            return cls(position.sequence_number, at)
+        return cls(f"AT_{position.sequence_number}")
 
 
 class StreamAdmin(Protocol):

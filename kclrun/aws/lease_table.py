@@ -40,6 +40,7 @@ from kclrun.protocol.writes import (
     CreateChildren,
     CreateLease,
     DeleteEnded,
+    DeleteReset,
     DeleteTrimmed,
     LeaseChange,
     Outcome,
@@ -242,7 +243,7 @@ class DynamoLeaseTable:
                 return self._create_children(change)
             case CreateLease(lease=lease):
                 return self._send(PUT_ITEM, self._put(lease), returns_row=False)
-            case DeleteEnded() | DeleteTrimmed():
+            case DeleteEnded() | DeleteTrimmed() | DeleteReset():
                 return self._send(DELETE_ITEM, self._conditioned(bind(change)), returns_row=False)
             case _:
                 bound = bind(change)

@@ -266,7 +266,7 @@ COLUMNS: Final = (
     Column("loadCpu", "load.cpu", number),
     Column("outputsAt", "outputs.at", lambda at: text(str(at))),
     Column("outputCursors", "outputs.cursors", _cursors_map),
-    Column("outputGeneration", "generation", number, unwritten=0),
+    Column("outputGeneration", "generation", number, absent=0, unwritten=0),
 )
 _EMPTY: Final[frozenset[str]] = frozenset()
 

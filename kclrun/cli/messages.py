@@ -45,6 +45,7 @@ _CANNOT: Final[Mapping[str, str]] = {
     "put": "Cannot put",
     "lag": "Cannot measure the lag",
     "leases": "Cannot show the leases",
+    "reset": "Cannot reset",
     "tail": "Cannot tail",
 }
 # Error codes for an unknown caller: another permission would not help.

@@ -32,6 +32,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "consumers": "Show and remove the consumers of enhanced fan-out.",
         "dead-letters": "Show, put back and drop the records that were given up.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
+        "reset": "Read a stream again from a time on, or skip to its tip.",
     },
     "Find what is wrong": {
         "check": "Check settings, processor and AWS; change nothing.",
@@ -43,11 +44,15 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
 _FOLDERS: Final = frozenset({"leases", "migrate", "run", "tail"})
+# A verb of its own that changes leases, as those of `leases` do.
+_OF_LEASES: Final = frozenset({"reset"})
 
 
 def module_of(verb: str) -> str:
     """The name of the module with the command; a folder has the parts of a large verb."""
     name = verb.replace("-", "_")
+    if verb in _OF_LEASES:
+        return f"kclrun.cli.leases.{name}"
     return f"kclrun.cli.{name}.command" if verb in _FOLDERS else f"kclrun.cli.{name}"
 
 

@@ -76,30 +76,31 @@ class StartPosition(msgspec.Struct, frozen=True):
     at: WallTime | None = None
 
 
-def parse_start(text: str, now: WallTime) -> StartPosition:
-    """Read TRIM_HORIZON, LATEST or an ISO-8601 instant in the past. Raises: SettingsError."""
+def parse_start(text: str, now: WallTime, name: str = "start") -> StartPosition:
+    """Read TRIM_HORIZON, LATEST or an ISO-8601 instant in the past; `name` is the setting or the
+    option, for errors. Raises: SettingsError."""
     for sentinel in (TRIM_HORIZON, LATEST):
         if text == sentinel.sequence_number:
             return StartPosition(sentinel)
-    moment = _instant(text)
+    moment = _instant(text, name)
     if moment.timestamp() > now:
         raise SettingsError(
-            f"start: {text} is in the future (it is now {_shown(now)})\n"
-            "Records that are yet to come are read with start: LATEST"
+            f"{name}: {text} is in the future (it is now {_shown(now)})\n"
+            f"Records that are yet to come are read with {name}: LATEST"
         )
     return StartPosition(AT_TIMESTAMP, WallTime(moment.timestamp()))
 
 
-def _instant(text: str) -> datetime:
+def _instant(text: str, name: str) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise SettingsError(
-            "start: expected TRIM_HORIZON, LATEST or an instant such as 2026-03-01T06:00:00Z,"
+            f"{name}: expected TRIM_HORIZON, LATEST or an instant such as 2026-03-01T06:00:00Z,"
             f" got {text[:60]!r}"
         ) from None
     if moment.tzinfo is None:
-        raise SettingsError(f"start: {text} does not say its time zone; add Z for UTC, or +01:00")
+        raise SettingsError(f"{name}: {text} does not say its time zone; add Z for UTC, or +01:00")
     return moment
 
 

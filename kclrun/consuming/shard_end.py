@@ -25,6 +25,7 @@ from kclrun.model.lease import (
     LeaseKey,
     OwnerId,
     are_children_lost,
+    highest_generation,
 )
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange, Shard, is_too_new_for
@@ -121,7 +122,9 @@ class ShardEnd:
         assert own.owner is not None, "the row at a shard's end is ours"
         held = writes.HeldParent(own.key, own.owner, own.counter)
         others = tuple(writes.ExistingParent(key) for key in rows if key not in missing)
-        children = tuple(_lease(child, own) for child in self.children)
+        parents = (own, *(row for row in rows.values() if row is not None))
+        generation = highest_generation(parents)
+        children = tuple(_lease(child, own, generation) for child in self.children)
         return writes.CreateChildren(children, (held, *others))
 
     def tells_lost_children(self, own: Lease) -> bool:
@@ -201,15 +204,17 @@ class ShardEnd:
         return tuple(LeaseKey(parent) for parent in sorted(named - {self.key}))
 
 
-def _lease(child: ChildShard, own: Lease) -> Lease:
+def _lease(child: ChildShard, own: Lease, generation: int) -> Lease:
     """The row of a child. It is always read from its beginning, because its parents were read to
-    their ends. It belongs to the stream of its parent."""
+    their ends. It belongs to the stream of its parent, and to the generation of the parent that was
+    reset last [K4]."""
     return Lease(
         key=LeaseKey(child.shard_id),
         checkpoint=TRIM_HORIZON,
         parents=frozenset(child.parents),
         hash_range=child.hash_range,
         stream_created_at=own.stream_created_at,
+        generation=generation,
     )
 
 

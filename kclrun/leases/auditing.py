@@ -32,7 +32,13 @@ from kclrun.leases.shard_sync import (
     table_totals,
 )
 from kclrun.leases.table_view import TableView
-from kclrun.model.lease import CHILDREN_EXPIRED, Lease, LeaseKey, are_children_lost
+from kclrun.model.lease import (
+    CHILDREN_EXPIRED,
+    Lease,
+    LeaseKey,
+    are_children_lost,
+    highest_generation,
+)
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.stream import ONLY_STREAM, StreamKey, stream_name_of, stream_of
@@ -349,7 +355,12 @@ class Auditor:
             older = listing.contradiction(view.rows.values())
             if older is not None:
                 return SyncPlan(problem=f"the listing is older than the table: {older}")
-            return sync_table(listing, lambda key: self._has_row(key, view), self._policy.start)
+            return sync_table(
+                listing,
+                lambda key: self._has_row(key, view),
+                self._policy.start,
+                highest_generation(view.rows.values()),
+            )
         if self._has_seen_rows:
             return SyncPlan(
                 problem=f"the lease table lost all {self._its_rows} while we were running; no"

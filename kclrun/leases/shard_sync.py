@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from kclrun.leases.table_view import TableView, covers_all_hash_keys, is_nobody, parent_keys
-from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey
+from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey, highest_generation
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange, Shard, ShardGraph, is_older, is_too_new_for
 from kclrun.model.time import Instant, WallTime
@@ -31,13 +31,17 @@ class SyncPlan(msgspec.Struct, frozen=True):
     problem: str | None = None
 
 
-def child_lease(key: str, parents: Iterable[str], hash_range: HashRange) -> Lease:
-    """The row of a child whose parents were read to their ends: from its first record on [P12]."""
+def child_lease(
+    key: str, parents: Iterable[str], hash_range: HashRange, generation: int = 0
+) -> Lease:
+    """The row of a child whose parents were read to their ends: from its first record on [P12].
+    `generation`: the highest of its parents' [K4]."""
     return Lease(
         key=LeaseKey(key),
         checkpoint=TRIM_HORIZON,
         parents=frozenset(parents),
         hash_range=hash_range,
+        generation=generation,
     )
 
 
@@ -56,7 +60,10 @@ def sync_empty_table(
 
 
 def sync_table(
-    listing: Listing, has_row: Callable[[str], bool], start: ExtendedSequenceNumber
+    listing: Listing,
+    has_row: Callable[[str], bool],
+    start: ExtendedSequenceNumber,
+    generation: int = 0,
 ) -> SyncPlan:
     """The leases that a table with rows lacks, as the Java KCL decides it.
 
@@ -71,6 +78,9 @@ def sync_table(
 
     One difference: a parent that has a row counts even if the service does not list it any more.
     The Java KCL would create the child at the start position, and with LATEST lose its records.
+
+    `generation`: the highest of the table's rows. Destinations may have rows of a shard whose row
+    was deleted since [K4].
     """
     if listing.inconsistency is not None:
         return SyncPlan(problem=listing.inconsistency)
@@ -79,7 +89,7 @@ def sync_table(
         if not has_row(shard.shard_id):
             trace.visit(shard)
     leases = (
-        _lease_at(shard, trace.created[shard.shard_id], listing.listed_at)
+        _lease_at(shard, trace.created[shard.shard_id], listing.listed_at, generation)
         for shard in _in_order(listing.graph[shard_id] for shard_id in trace.created)
     )
     return SyncPlan(tuple(leases))
@@ -150,9 +160,11 @@ class _Trace:
         )
 
 
-def _lease_at(shard: Shard, start: ExtendedSequenceNumber, listed_at: WallTime) -> Lease:
+def _lease_at(
+    shard: Shard, start: ExtendedSequenceNumber, listed_at: WallTime, generation: int = 0
+) -> Lease:
     """A row at the start sentinel, sub-sequence 0 as the Java KCL; LATEST is pinned [P14]."""
-    lease = child_lease(shard.shard_id, shard.parents, shard.hash_range)
+    lease = child_lease(shard.shard_id, shard.parents, shard.hash_range, generation)
     sentinel = ExtendedSequenceNumber(start.sequence_number)
     pinned_at = listed_at if sentinel == LATEST else None
     return msgspec.structs.replace(lease, checkpoint=sentinel, latest_pinned_at=pinned_at)
@@ -313,7 +325,8 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[CreateChildre
         if shard.shard_id in ancestors and not any(map(view.has_row, shard.parents)):
             conditions = _inherited(shard, ancestors[shard.shard_id], view, listing)
         if conditions:
-            child = child_lease(shard.shard_id, shard.parents, shard.hash_range)
+            of_parents = highest_generation(view.rows[parent.key] for parent in conditions)
+            child = child_lease(shard.shard_id, shard.parents, shard.hash_range, of_parents)
             groups.setdefault(conditions, []).append(child)
     return tuple(CreateChildren(tuple(group), parents) for parents, group in groups.items())
 

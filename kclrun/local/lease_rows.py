@@ -29,6 +29,7 @@ from kclrun.protocol.writes import (
     CreateChildren,
     CreateLease,
     DeleteEnded,
+    DeleteReset,
     DeleteTrimmed,
     LeaseChange,
     Outcome,
@@ -121,7 +122,7 @@ _EFFECTS: Final = {kind: _changed(write) for kind, write in WRITES.items()}
 
 
 _PAGE_ROWS: Final = 1_000
-_DELETIONS: Final = (DeleteEnded, DeleteTrimmed)
+_DELETIONS: Final = (DeleteEnded, DeleteTrimmed, DeleteReset)
 
 
 class LeaseRows:

@@ -33,7 +33,7 @@ from kclrun.manager.sampling import Sampler, SampleReader, Watch, Watchdog
 from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.sequence import LATEST, TRIM_HORIZON
+from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
 from kclrun.observe.logs import EventLog, LineSink, log_of
@@ -53,10 +53,6 @@ SPARE_PLACES: Final = 16
 # rest of a manager has 24, and some connections to AWS.
 _DESCRIPTORS_PER_LEASE: Final = 2
 _DESCRIPTORS_BASE: Final = 64
-_FILTER_KINDS: Final = {
-    TRIM_HORIZON.sequence_number: "AT_TRIM_HORIZON",
-    LATEST.sequence_number: "AT_LATEST",
-}
 
 
 def run_fleet(
@@ -166,7 +162,7 @@ class _Run:
         """Make the parts that perform commands and connect them to the manager."""
         self._manager.service_calls = ServiceCalls(
             self._world,
-            lambda stream: _start_filter(self._starts[stream]),
+            lambda stream: ShardFilter.at(self._starts[stream].sentinel, self._starts[stream].at),
             loop=self._loop,
             pool=self._pool,
             log=self._log,
@@ -357,11 +353,6 @@ def _starts(world: World, now: WallTime) -> dict[StreamKey, StreamStart]:
         parsed = parse_start(text, now)
         starts[key] = StreamStart(text, parsed.sentinel, parsed.at)
     return starts
-
-
-def _start_filter(start: StreamStart) -> ShardFilter:
-    kind = _FILTER_KINDS.get(start.sentinel.sequence_number, "AT_TIMESTAMP")
-    return ShardFilter(kind, start.at)
 
 
 def _policy(

@@ -204,6 +204,12 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.owner_switches >= HOPPING_SWITCHES
 
 
+def highest_generation(rows: Iterable[Lease]) -> int:
+    """How many resets these rows have seen: a row that is created after them, or from them, belongs
+    to that generation [K4]."""
+    return max((row.generation for row in rows), default=0)
+
+
 # The mode of a KCL 3 fleet on the same table: its possible states, and the advice for each.
 #
 # A KCL 3 fleet keeps its state in an item beside the leases, `Migration3.0`, attribute `cv`.

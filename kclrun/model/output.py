@@ -17,7 +17,8 @@ from kclrun.model.time import WallTime
 ROLL_VERSION: Final = 1
 # What AWS allows in the names of streams and shards, and kclrun in that of an application.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{0,254}[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}\Z", re.ASCII)
-_CURSOR: Final = re.compile(r"([A-Z_]+|\d+)(?:/(\d{1,10}))?(?:\+(\d{1,18}))?\Z")
+# The largest sub-sequence number: the milliseconds of an AT_TIMESTAMP.
+_CURSOR: Final = re.compile(r"([A-Z_]+|\d+)(?:/(\d{1,16}))?(?:\+(\d{1,18}))?\Z")
 _ROLL_NAME: Final = re.compile(
     r"(?:0-(AT_TIMESTAMP|TRIM_HORIZON|LATEST)|(0|[1-9]\d{0,128})-(\d{6,10}))(?:\+(\d{6,18}))?\Z"
 )
@@ -131,6 +132,12 @@ def roll_folder(of: RowsOf) -> str:
     # Not the shard's own folder: a roll of it may begin at the position of a letter.
     redriven = "" if of.letter is None else "-redriven"
     return f"{of.application}/{of.stream}/{created}/{of.shard_id}/{of.generation}{redriven}"
+
+
+def file_name(shard_id: str, generation: int) -> str:
+    """The name of a shard's growing file, without its suffix. After a reset the rows begin a file
+    of their own: the one before is neither cut back nor continued [K4]."""
+    return f"{shard_id}.{generation}" if generation else shard_id
 
 
 def roll_name(begin: Cursor) -> str:

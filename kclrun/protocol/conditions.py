@@ -164,7 +164,7 @@ def _as_kept(ask: Handoff | None) -> Handoff | None:
     return None if ask is None else Handoff(ask.to, WallTime(_ms(ask.asked_at)))
 
 
-def _halt(change: writes.HaltLease) -> Halt:
+def _halt(change: writes.HaltLease | writes.ResetLease | writes.HaltForReset) -> Halt:
     """If it is not known since when records wait, they wait since the halt."""
     halt = change.halt
     since = halt.waiting_since or halt.halted_at
@@ -192,6 +192,8 @@ _ONE: Final = _always(":one", 1)
 _ASK: Final = _value(":me :askedAt", lambda c: Handoff(c.owner, WallTime(_ms(c.asked_at))))
 _SEEN_ASK: Final = _value(":seenTo :seenAt", lambda c: _as_kept(c.seen), may_be_absent=True)
 _PINNED_AT: Final = _value(":pinnedAt", lambda c: _ms(c.latest_pinned_at))
+_NO_CHILDREN: Final = Value((), lambda _: frozenset())
+_GENERATION: Final = _value(":generation", "generation")
 _CREATED_AT: Final = _value(":createdAt", lambda c: _ms_or_none(c.stream_created_at))
 
 # Conditions. An owner's write names the owner and the counter last seen [P2]; a write that carries
@@ -255,6 +257,7 @@ _OUTPUTS_IF_GIVEN: Final = When(
     (Set("outputs", _value(":outputsAt :outputCursors", _stored)),),
 )
 _SWITCHED: Final = (Add("owner_switches", _ONE),)
+_HALTED: Final = Set("halt", _value(":reason :haltedAt :waitingSince", _halt))
 
 # Mistakes
 
@@ -277,6 +280,12 @@ def _mistake_of_late(change: writes.LateCheckpoint) -> str | None:
     """At SHARD_END the children would start [P19]."""
     position: ExtendedSequenceNumber = change.position
     return f"a late checkpoint is never {position}" if position.is_sentinel else None
+
+
+def _mistake_of_reset(change: writes.ResetLease) -> str | None:
+    """A number of one shard means nothing in its children, which are to be read again, too."""
+    is_start = change.position.is_sentinel and change.position != SHARD_END
+    return None if is_start else f"a reset is never to {change.position}"
 
 
 def _mistake_of_names(change: writes.NameChildren) -> str | None:
@@ -397,6 +406,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
         (
             _NOT_ENDED,
             _HAS_NO_OR_OTHER_KCLRUN_OWNER,
+            Equals("generation", _GENERATION),
             AtLeast("checkpoint", _LAST),
             Below("checkpoint", _POSITION),
         ),
@@ -416,7 +426,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
     writes.HaltLease: Write(
         "halt",
         _HELD,
-        (_COUNTED, Set("halt", _value(":reason :haltedAt :waitingSince", _halt))),
+        (_COUNTED, _HALTED),
     ),
     writes.ResumeLease: Write(
         "resume",
@@ -428,6 +438,36 @@ WRITES: Final[Mapping[type[Any], Write]] = {
     ),
     writes.DeleteEnded: Write("delete an ended lease", (_ENDED,)),
     writes.DeleteTrimmed: Write("delete a trimmed shard's lease", _AS_SEEN),
+    writes.ResetLease: Write(
+        "reset",
+        (*_AS_SEEN, Equals("checkpoint", _LAST)),
+        (
+            _COUNTED,
+            *_without("owner", "checkpoint_owner"),
+            *_WITHOUT_HANDOFF,
+            *_MOVED,
+            *_without("outputs"),
+            Set("children", _NO_CHILDREN),
+            Set("generation", _GENERATION),
+            Set(
+                "latest_pinned_at",
+                _value(":pinnedAt", lambda c: _ms_or_none(c.latest_pinned_at), may_be_absent=True),
+            ),
+            _HALTED,
+        ),
+        _mistake_of_reset,
+    ),
+    writes.HaltForReset: Write(
+        "halt for a reset",
+        _AS_SEEN,
+        (_COUNTED, *_without("owner", "checkpoint_owner"), *_WITHOUT_HANDOFF, _HALTED),
+    ),
+    writes.DeleteReset: Write("delete a row that a reset replaces", _AS_SEEN),
+    writes.FinishReset: Write(
+        "finish a reset",
+        (Equals("generation", _GENERATION), Equals("halt.reason", _value(":reason", "reason"))),
+        _without("halt"),
+    ),
     writes.HeldParent: Write(
         "the ending parent is held",
         (Equals("owner", _ME), Equals("counter", _value(":seen", "counter"))),

@@ -275,7 +275,8 @@ class LateCheckpoint(msgspec.Struct, frozen=True):
 
     Applies if the row is there and not SHARD_END, it has no owner or a kclrun owner other than
     `former` (an offered row included), and `last` <= its position < `position` in the extended
-    order. Owner and counter stay. `position` is never SHARD_END.
+    order. Owner and counter stay. `position` is never SHARD_END. `generation`: the row's when
+    `former` had it. A reset since then may have moved the row to a sentinel at or above `last`.
     """
 
     key: LeaseKey
@@ -283,6 +284,7 @@ class LateCheckpoint(msgspec.Struct, frozen=True):
     last: ExtendedSequenceNumber
     position: ExtendedSequenceNumber
     cursors: Cursors | None = None
+    generation: int = 0
 
 
 class Amend(msgspec.Struct, frozen=True):
@@ -331,6 +333,52 @@ class DeleteTrimmed(msgspec.Struct, frozen=True):
     seen_counter: int
 
 
+class ResetLease(msgspec.Struct, frozen=True):
+    """A reset moves a row to a start sentinel: owner, counter and position as seen [K4].
+
+    The row is then as the first sync makes it, unowned, in the next `generation`, without the
+    cursors of the outputs. `halt` says that the reset is under way: until `FinishReset` no manager
+    reads the shard. `latest_pinned_at`: what LATEST stands for, else None [P14].
+    """
+
+    key: LeaseKey
+    seen_owner: OwnerId | None
+    seen_counter: int
+    last: ExtendedSequenceNumber
+    position: ExtendedSequenceNumber
+    generation: int
+    halt: Halt
+    latest_pinned_at: WallTime | None = None
+
+
+class HaltForReset(msgspec.Struct, frozen=True):
+    """A reset halts a row that it will delete: owner and counter as seen. The row is then unowned,
+    at its position. A child that waits for its parents does not begin when their rows go."""
+
+    key: LeaseKey
+    seen_owner: OwnerId | None
+    seen_counter: int
+    halt: Halt
+
+
+class DeleteReset(msgspec.Struct, frozen=True):
+    """A reset deletes a row, because an ancestor's row comes in its place: owner and counter as
+    seen. It is created again when its parents end [P12]."""
+
+    key: LeaseKey
+    seen_owner: OwnerId | None
+    seen_counter: int
+
+
+class FinishReset(msgspec.Struct, frozen=True):
+    """A reset is complete: its halt goes. Counter and owner stay, so that a manager that took the
+    row meanwhile begins at once. Applies while the row has the halt of this reset."""
+
+    key: LeaseKey
+    generation: int
+    reason: str
+
+
 # The changes of one row that exists.
 RowChange = (
     Take
@@ -351,6 +399,10 @@ RowChange = (
     | ResumeLease
     | DeleteEnded
     | DeleteTrimmed
+    | ResetLease
+    | HaltForReset
+    | DeleteReset
+    | FinishReset
 )
 LeaseChange = CreateLease | CreateChildren | RowChange
 

@@ -17,7 +17,7 @@ import msgspec
 
 from kclrun.codec.kpl import open_aggregates
 from kclrun.errors import OffsetRefused, SettingsError, Unavailable
-from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.lease import Lease, LeaseKey, highest_generation
 from kclrun.model.reading import PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -321,7 +321,15 @@ def plan_rows(
         *(_step(each, checkpoints[each], graph, rows) for each in sorted(checkpoints)),
         *_passed(checkpoints, graph, rows),
     ]
-    return tuple(steps)
+    generation = highest_generation(rows.values())
+    return tuple(_of_generation(step, generation) for step in steps)
+
+
+def _of_generation(step: Step, generation: int) -> Step:
+    """A new row belongs to the generation of the table [K4]."""
+    if not isinstance(step, Create):
+        return step
+    return Create(msgspec.structs.replace(step.lease, generation=generation), step.note)
 
 
 def _step(

@@ -16,7 +16,7 @@ from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import SettingsError, SinkError
 from kclrun.ipc.board import StartSpec
 from kclrun.model.lease import Lease
-from kclrun.model.output import OutputPlace, RowsOf
+from kclrun.model.output import OutputPlace, RowsOf, file_name
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
@@ -78,7 +78,8 @@ class LeaseOutputs:
         spec = self._spec
         for place in spec.outputs:
             if place.grows and place.path is not None and self._file is None:
-                self._file = EmittedRows.open(Path(place.path), spec.shard_id, row.checkpoint)
+                name = file_name(spec.shard_id, row.generation)
+                self._file = EmittedRows.open(Path(place.path), name, row.checkpoint)
                 self._emit_to[place.name] = self._file.emit
         self._begun = self._open_outputs(row) if self._places else row
         return self._begun

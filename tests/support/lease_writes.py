@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kclrun.model.lease import DiedOn, Halt, Handoff, LeaseKey, Load, OwnerId
 from kclrun.model.output import Cursor
-from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import (
@@ -17,10 +17,13 @@ from kclrun.protocol.writes import (
     Claim,
     Decline,
     DeleteEnded,
+    DeleteReset,
     DeleteTrimmed,
     End,
     EndedParent,
     ExistingParent,
+    FinishReset,
+    HaltForReset,
     HaltLease,
     HandOver,
     HeldParent,
@@ -29,6 +32,7 @@ from kclrun.protocol.writes import (
     Offer,
     Release,
     Renew,
+    ResetLease,
     ResumeLease,
     Take,
     Withdraw,
@@ -103,11 +107,21 @@ CHANGES = (
         for cursors in (None, CURSORS)
     ),
     *(
-        LateCheckpoint(KEY, ME, last, to, cursors)
+        LateCheckpoint(KEY, ME, last, to, cursors, generation)
         for last in (INSIDE, WHOLE)
         for to in (NEXT_INSIDE, NEXT)
         for cursors in (None, CURSORS)
+        for generation in (2, 0)
     ),
+    *(
+        ResetLease(KEY, seen, 4, last, TRIM_HORIZON, 2, Halt("why", WallTime(1.0)), pinned_at)
+        for seen in (OTHER, None)
+        for last in (INSIDE, WHOLE)
+        for pinned_at in (WallTime(9.0), None)
+    ),
+    *(HaltForReset(KEY, seen, 4, Halt("why", WallTime(1.0))) for seen in (OTHER, None)),
+    *(DeleteReset(KEY, seen, 4) for seen in (OTHER, None)),
+    *(FinishReset(KEY, generation, "why") for generation in (2, 0)),
 )
 PARENTS = (HeldParent(KEY, ME, 4), EndedParent(KEY), ExistingParent(KEY))
 ALL = (*CHANGES, *PARENTS)

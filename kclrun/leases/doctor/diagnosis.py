@@ -40,6 +40,7 @@ from kclrun.model.lease import (
     Lease,
     LeaseKey,
     Owner,
+    highest_generation,
     is_native,
     mode_advice,
 )
@@ -402,16 +403,21 @@ def _missing(view: TableView, listing: Listing, start: ExtendedSequenceNumber) -
         yield Finding(kind=Kind.RESHARDING, evidence=listing.inconsistency)
         return
     beside_others = _beside_others(view, listing)
+    generation = highest_generation(view.rows.values())
     for shard in beside_others:
         yield Finding(
             kind=Kind.HOLE,
             keys=(shard.shard_id,),
             evidence="it is listed and has no row; its parent is over, for another child of it is"
             " in the table",
-            mend=(CreateLease(child_lease(shard.shard_id, shard.parents, shard.hash_range)),),
+            mend=(
+                CreateLease(
+                    child_lease(shard.shard_id, shard.parents, shard.hash_range, generation)
+                ),
+            ),
         )
     known = {shard.shard_id for shard in beside_others}
-    plan = sync_table(listing, lambda key: view.has_row(key) or key in known, start)
+    plan = sync_table(listing, lambda key: view.has_row(key) or key in known, start, generation)
     for lease in plan.leases:
         yield Finding(
             kind=Kind.HOLE,

@@ -6,6 +6,7 @@ from tests.simulation.mutants.mutant import Mutant
 
 ROWS = "kclrun/protocol/conditions.py"
 TABLES = "tests/contract/test_lease_table.py"
+RESETS = "tests/contract/test_lease_table_reset.py"
 
 # From the condition of a release to that of an offer.
 _TO_OFFERS = """\
@@ -95,6 +96,24 @@ OF_CONDITIONS = (
         breaks="a late checkpoint moves the new owner's position back, or un-ends a shard",
         source="P19, trace H6b",
         found_at=0,
+    ),
+    Mutant(
+        name="late-checkpoint-over-a-reset",
+        file=ROWS,
+        old='            Equals("generation", _GENERATION),\n            AtLeast(',
+        new="            AtLeast(",
+        breaks="an owner that wakes up after a reset undoes it, or skips what is to be read again",
+        source="R1, K4",
+        layer=f"{RESETS}::test_no_write_of_a_former_owner_undoes_a_reset",
+    ),
+    Mutant(
+        name="reset-unconditional",
+        file=ROWS,
+        old='        (*_AS_SEEN, Equals("checkpoint", _LAST)),',
+        new="        (),",
+        breaks="a lease that a manager has taken meanwhile is moved under it",
+        source="K4",
+        layer=f"{RESETS}::test_a_row_that_is_not_as_seen_is_neither_reset_nor_deleted",
     ),
     Mutant(
         name="counter-reset-by-takes",

@@ -16,6 +16,7 @@ from kclrun.protocol.writes import (
     Ask,
     Checkpoint,
     CreateChildren,
+    FinishReset,
     LateCheckpoint,
     NameChildren,
     ResumeLease,
@@ -25,7 +26,7 @@ from kclrun.protocol.writes import (
 from tests.support.lease_writes import ALL, CHANGES, KEY, ME
 
 # Not written as owner: the counter stays as it is.
-OTHERS_WRITES = (ResumeLease, Withdraw, Ask, LateCheckpoint)
+OTHERS_WRITES = (ResumeLease, Withdraw, Ask, LateCheckpoint, FinishReset)
 BOUND = [(type(change), bind(change)) for change in ALL]
 UPDATES = [each for each in BOUND if each[1].expression.update]
 Rule = Callable[[type, BoundWrite], None]
@@ -195,7 +196,7 @@ def test_lengths_and_times_go_as_numbers_and_names_as_text() -> None:
         is_number = name in {
             ":seen", ":next", ":failoverMs", ":one", ":askedAt", ":seenAt", ":throughput",
             ":haltedAt", ":waitingSince", ":pinnedAt", ":createdAt", ":lastSub", ":sub", ":zero",
-            ":digits", ":lastDigits", ":loadKBps", ":loadCpu",
+            ":digits", ":lastDigits", ":loadKBps", ":loadCpu", ":generation",
         }  # fmt: skip
         others = {":children": "SS", ":parents": "SS", ":outputCursors": "M"}
         kind = "N" if is_number else others.get(name, "S")

@@ -30,7 +30,15 @@ BEGUN = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 FAILOVER_S = 1.0
 A, B, JAVA = map(OwnerId, ("kclrun:az1:host1:nonce", "kclrun:az2:host2:nonce", "java-worker"))
 # Where verbs look at a clock, or wait.
-CLOCKED = ("doctor", "lag", "leases.command", "leases.views", "migrate.spark", "world")
+CLOCKED = (
+    "doctor",
+    "lag",
+    "leases.command",
+    "leases.reset",
+    "leases.views",
+    "migrate.spark",
+    "world",
+)
 CONFIG = "application: orders\nstream: orders\nleases: {failover: 1s}\naws: {region: us-east-1}\n"
 
 
@@ -136,6 +144,7 @@ class Site:
             admin_of=self.stream,
             reader_of=self.stream,
             kinesis=SimpleNamespace(url="https://kinesis", region="us-east-1"),
+            kinesis_client=SimpleNamespace(service_time=lambda: WallTime(self.clock.now)),
             coordinator=SimpleNamespace(mode=lambda: None),
             control=SimpleNamespace(dynamodb_reads=lambda: self),
         )

@@ -1,0 +1,383 @@
+"""`kclrun reset`: moves the checkpoints of a stopped fleet, to read again or to skip.
+
+`leases/reset.py` decides which rows are written, and in which order; this module refuses what must
+not be reset now, shows the plan, and sends it. Each write is conditional on the row as seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+import msgspec
+
+from kclrun.cli import exit_codes
+from kclrun.cli.config_options import ConfigCommand, config_options
+from kclrun.cli.leases import views
+from kclrun.cli.leases.command import Failure, lease_of, tell_failure
+from kclrun.config.outputs import output_places, setting_of
+from kclrun.config.schema import stream_name
+from kclrun.config.units import StartPosition, parse_start
+from kclrun.errors import SettingsError, TableRefused
+from kclrun.leases.reset import (
+    ResetPlan,
+    ResetStart,
+    ResetWrite,
+    is_written,
+    owned,
+    plan_reset,
+    plan_shards,
+    position_at,
+    refuse_life,
+    refuse_owners,
+)
+from kclrun.leases.shard_sync import Listing
+from kclrun.model.lease import Halt, Lease, LeaseKey
+from kclrun.model.output import OutputPlace, file_name
+from kclrun.model.stream import StreamKey, called, qualified_shards, stream_of
+from kclrun.model.text import harmless
+from kclrun.model.time import Instant, WallTime, backoff_s
+from kclrun.ports import LeaseTable, ShardFilter
+from kclrun.protocol.writes import Applied, ConditionFailed, CreateLease, Refused, keys_of
+
+if TYPE_CHECKING:
+    from kclrun.cli.streams import OpenStream
+    from kclrun.cli.world import Aws
+    from kclrun.config.schema import Settings
+
+# Rows written at the same time: as many as the client has connections.
+_ROWS_AT_ONCE: Final = 8
+# Of each kind of row; a stream may have a thousand.
+_ROWS_SHOWN_MAX: Final = 20
+_KEEP: Final = (
+    "--outputs keep is not possible: an output that stores its cursor would begin where it stands,"
+    " and so undo the reset. With `again`, the default, rows appear again"
+)
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What the command line says: `text` is that of `--to`. `streams` and `shards` empty: all."""
+
+    start: StartPosition
+    text: str
+    streams: tuple[str, ...]
+    shards: tuple[str, ...]
+
+
+class _Reset(msgspec.Struct, frozen=True):
+    """The plan of one stream, with the rows as they are."""
+
+    stream: StreamKey
+    name: str
+    plan: ResetPlan
+    rows: Mapping[LeaseKey, Lease]
+
+
+@click.command(cls=ConfigCommand)
+@config_options
+@click.option(
+    "--to",
+    "to",
+    required=True,
+    metavar="TRIM_HORIZON|LATEST|TIME",
+    help="All that the stream has, nothing up to now, or from a time on: 2026-03-01T06:00:00Z.",
+)
+@click.option(
+    "--shard", "shards", multiple=True, metavar="SHARD", help="This shard alone; may be repeated."
+)
+@click.option(
+    "--stream",
+    "streams",
+    multiple=True,
+    metavar="NAME|ARN",
+    help="This one of several streams; may be repeated. Without it all of them.",
+)
+@click.option(
+    "--outputs",
+    type=click.Choice(["again", "keep"]),
+    default="again",
+    show_default=True,
+    help="again: rows of records that are read again appear again. keep: refused, with the reason.",
+)
+@click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
+def reset(
+    config: Path | None,
+    overrides: tuple[str, ...],
+    *,
+    to: str,
+    shards: tuple[str, ...],
+    streams: tuple[str, ...],
+    outputs: str,
+    yes: bool,
+) -> int:
+    """Move the checkpoints of a stopped fleet: read a stream again, or skip.
+
+    It is refused while an owner renews a lease, which it watches for one failover. What is cut
+    half-way leaves halted leases that name the reset; doing it again completes it.
+
+    \b
+    kclrun reset --config app.yaml --to 2026-03-01T14:00:00Z          show what would happen
+    kclrun reset --config app.yaml --to 2026-03-01T14:00:00Z --yes
+    kclrun reset --config app.yaml --to LATEST --yes                  skip what waits
+    """
+    if outputs == "keep":
+        raise click.UsageError(_KEEP)
+    if shards and streams:
+        raise click.UsageError("--shard names its stream itself (orders:2): leave --stream out.")
+    from kclrun.cli.world import fleet_aws
+
+    asked = _Asked(parse_start(to, WallTime(time.time()), "--to"), to, streams, shards)
+    return _reset(fleet_aws(config, overrides), asked, is_confirmed=yes)
+
+
+def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
+    from kclrun.cli.doctor import refuse_native
+    from kclrun.cli.streams import open_streams, refuse_other_kind
+
+    opened = open_streams(aws)
+    keys = frozenset(lease_of(aws, shard).key for shard in asked.shards)
+    chosen = _chosen(opened, asked.streams, keys)
+    rows = _rows(aws)
+    refuse_other_kind(aws, {key: stream.summary.created_at for key, stream in opened.items()})
+    refuse_owners(rows)
+    if is_confirmed:
+        refuse_native(aws)
+        rows = _watched(aws, rows)
+    resets = [_planned(aws, (each, opened[each]), rows, asked, keys) for each in chosen]
+    for each in resets:
+        _show(each, aws.settings, asked.text)
+    _show_what_stays(aws.settings, rows)
+    if not is_confirmed:
+        click.echo("Nothing was changed. To do it, stop the fleet and add --yes")
+        return exit_codes.DRAINED
+    for each in resets:
+        code = _write(aws, each, asked.text)
+        if code != exit_codes.DRAINED:
+            return code
+    click.echo("The next fleet to start begins there.")
+    return exit_codes.DRAINED
+
+
+def _chosen(
+    opened: Mapping[StreamKey, OpenStream], named: Sequence[str], keys: Iterable[LeaseKey]
+) -> tuple[StreamKey, ...]:
+    """The streams to reset. Raises: SettingsError for a stream that is not of the application."""
+    if keys:
+        return tuple(sorted({stream_of(key) for key in keys}))
+    known = {key: stream.settings.name for key, stream in opened.items()}
+    for name in named:
+        if not any(name in (each, stream_name(each)) for each in known.values()):
+            listed = ", ".join(map(stream_name, known.values()))
+            raise SettingsError(f"--stream: {name} is no stream of this application: {listed}")
+    return tuple(
+        key for key, each in known.items() if not named or {each, stream_name(each)} & set(named)
+    )
+
+
+def _rows(aws: Aws) -> tuple[Lease, ...]:
+    """Raises: TableRefused for a row that cannot be read, NotFound without a table."""
+    scanned = views.scan_table(aws)
+    if scanned.broken:
+        raise TableRefused(
+            f"row {harmless(scanned.broken[0])} cannot be read as a lease: mend or delete it"
+            " first, see  kclrun doctor"
+        )
+    return scanned.leases
+
+
+def _watched(aws: Aws, rows: tuple[Lease, ...]) -> tuple[Lease, ...]:
+    """The rows one failover later, when no owner has renewed: each has passed its fence [P7, P9].
+    Without an owner they are as they were. Raises: TableRefused."""
+    if not owned(rows):
+        return rows
+    later = views.watch_table(aws, rows).leases
+    refuse_life(rows, later)
+    refuse_owners(later)
+    return later
+
+
+def _planned(
+    aws: Aws,
+    source: tuple[StreamKey, OpenStream],
+    rows: Iterable[Lease],
+    asked: _Asked,
+    keys: Iterable[LeaseKey],
+) -> _Reset:
+    """Raises: TableRefused, SettingsError for a time that the stream does not keep; ServiceError
+    leaves."""
+    key, stream = source
+    name = stream_name(stream.settings.name)
+    mine = tuple(row for row in rows if stream_of(row.key) == key)
+    if not mine:
+        raise SettingsError(f"{name} has no lease yet: a fleet that starts begins at `start`")
+    now, start = WallTime(time.time()), asked.start
+    _refuse_expired(start, stream, now)
+    listed = qualified_shards(key, stream.admin.list_shards())
+    there = stream.admin.list_shards(ShardFilter.at(start.sentinel, start.at))
+    listing = Listing(listed, aws.kinesis_client.service_time(), Instant(time.monotonic()))
+    begin = ResetStart(
+        start.sentinel if start.at is None else position_at(start.at),
+        listing.listed_at,
+        Halt(_reason(asked.text, now), now, now),
+        stream.summary.created_at,
+    )
+    shards = frozenset(each for each in keys if stream_of(each) == key)
+    if shards:
+        plan = plan_shards(mine, listing, shards, begin)
+    else:
+        plan = plan_reset(mine, listing, qualified_shards(key, there), begin)
+    return _Reset(key, name, plan, {row.key: row for row in mine})
+
+
+def _refuse_expired(start: StartPosition, stream: OpenStream, now: WallTime) -> None:
+    summary = stream.summary
+    kept_from = max(summary.created_at, now - summary.retention_hours * 3600.0)
+    if start.at is not None and start.at < kept_from:
+        raise SettingsError(
+            f"--to: {summary.name} keeps records for {summary.retention_hours} h, and was created"
+            f" at {_utc(summary.created_at)}\nTo read all that it has: --to TRIM_HORIZON"
+        )
+
+
+def _reason(to: str, now: WallTime) -> str:
+    """On halted rows until the reset is complete; to the millisecond, so of this reset alone."""
+    return (
+        f"a reset to {to} was begun at {_utc(now)} and is not complete\nStop every manager of the"
+        " application, and repeat  kclrun reset"
+    )
+
+
+def _utc(at: float) -> str:
+    whole, fraction = divmod(round(at * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{fraction:03d}Z"
+
+
+def _show(each: _Reset, settings: Settings, to: str) -> None:
+    plan, rows = each.plan, each.rows
+    click.echo(f"{each.name}, table {settings.table}: to {to}, generation {plan.generation}")
+    _show_rows(_begun(write, rows, to) for write in plan.begin)
+    _show_rows(
+        f"{called(write.key)}: {_place(rows[write.key])}, removed: it comes again when its parents"
+        " end"
+        for write in plan.remove
+    )
+    for place in output_places(settings, each.stream):
+        click.echo(f"  {setting_of(place.name)}: {_fate(place, plan.generation)}")
+
+
+def _show_rows(lines: Iterable[str]) -> None:
+    told = list(lines)
+    for line in told[:_ROWS_SHOWN_MAX]:
+        click.echo(harmless(f"  {line}"))
+    if len(told) > _ROWS_SHOWN_MAX:
+        click.echo(f"  … and {len(told) - _ROWS_SHOWN_MAX} more")
+
+
+def _begun(write: ResetWrite, rows: Mapping[LeaseKey, Lease], to: str) -> str:
+    (key,) = keys_of(write)
+    if isinstance(write, CreateLease):
+        return f"{called(key)}: new, at {to}"
+    halted = "; its halt goes" if rows[key].halt is not None else ""
+    return f"{called(key)}: {_place(rows[key])} to {to}{halted}"
+
+
+def _place(row: Lease) -> str:
+    return views.shortened(str(row.checkpoint))
+
+
+def _fate(place: OutputPlace, generation: int) -> str:
+    """What happens to the rows of one output [K4]."""
+    if place.grows:
+        name = file_name("SHARD", generation)
+        return f"rows go to new files, {name}.jsonl in {place.path}; those of before stay"
+    if place.s3 is not None or place.path is not None:
+        where = place.s3 or place.path
+        return (
+            f"rows appear again, in folders …/SHARD/{generation}/ of {where}; those of before stay"
+        )
+    if place.sql is not None and place.is_upsert:
+        return f"rows appear again in {place.table}, and replace those of the same key"
+    if place.sql is not None:
+        return f"rows are inserted again into {place.table}, beside those of before"
+    if place.dynamodb is not None:
+        return f"items are put again into {place.dynamodb}, over those of the same key"
+    return "messages are sent again; a FIFO queue or topic takes them, too"
+
+
+def _show_what_stays(settings: Settings, rows: Iterable[Lease]) -> None:
+    click.echo("What the processor itself did elsewhere, it does again for records read again.")
+    if settings.on_error.then == "dead-letter":
+        click.echo(
+            "Dead letters stay. A record that is read again and given up again replaces its letter;"
+            " redrive or drop letters before, or both the letter and the record are processed."
+        )
+    if owned(rows):
+        click.echo("Leases have owners: with --yes nothing is written while one of them renews.")
+
+
+def _write(aws: Aws, each: _Reset, to: str) -> int:
+    """Make the writes, stage by stage; the exit code. A stage that fails is the last one."""
+    plan, patience_s = each.plan, float(aws.settings.aws.start_timeout)
+    settle = partial(_settled, aws.table, patience_s)
+    with ThreadPoolExecutor(_ROWS_AT_ONCE) as pool:
+        for outcome in _outcomes(plan, settle, pool):
+            if outcome is not None:
+                return _stopped(*outcome)
+    moved, removed = len(plan.begin), len(plan.remove)
+    click.echo(f"{each.name}: {moved} leases are at {to}, {removed} were removed")
+    return exit_codes.DRAINED
+
+
+_Unsettled = tuple[ResetWrite, ConditionFailed | Failure]
+
+
+def _outcomes(
+    plan: ResetPlan,
+    settle: Callable[[ResetWrite], _Unsettled | None],
+    pool: ThreadPoolExecutor,
+) -> Iterator[_Unsettled | None]:
+    """The next stage is sent when all of the one before was taken."""
+    yield from list(pool.map(settle, (*plan.begin, *plan.halt)))
+    for write in plan.remove:
+        yield settle(write)
+    yield from list(pool.map(settle, plan.finish))
+
+
+def _settled(table: LeaseTable, patience_s: float, write: ResetWrite) -> _Unsettled | None:
+    """Send until the outcome is known. A repetition expects the same row, so that the write applies
+    once; the row that it then meets says whether it had applied [P6]."""
+    deadline, attempt = time.monotonic() + patience_s, 0
+    while True:
+        outcome = table.write(write)
+        match outcome:
+            case Applied():
+                return None
+            case ConditionFailed(row=row):
+                return None if is_written(write, row) else (write, outcome)
+            case Refused():
+                return write, outcome
+        attempt += 1
+        pause_s = backoff_s(attempt, 1.0)
+        if time.monotonic() + pause_s >= deadline:
+            return write, outcome
+        time.sleep(pause_s)
+
+
+def _stopped(write: ResetWrite, outcome: ConditionFailed | Failure) -> int:
+    (key,) = keys_of(write)
+    code = exit_codes.CUT_SHORT
+    if isinstance(outcome, ConditionFailed):
+        click.echo(f"{called(key)}: its row has changed meanwhile: is a manager running?", err=True)
+    else:
+        code = tell_failure(key, outcome)
+    click.echo(
+        "The reset is not complete: the leases that it began are halted and name it. Stop all"
+        " managers, and repeat it",
+        err=True,
+    )
+    return code

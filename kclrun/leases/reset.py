@@ -1,0 +1,239 @@
+"""Which rows a reset by an operator writes, in which order, and whether a write holds [K4]. Pure.
+
+The rows become those that a first sync makes at the new start; the others are removed, and come
+back when their parents end [P12]. Must not know: who may reset, and what the outputs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from kclrun.errors import TableRefused
+from kclrun.leases.shard_sync import Listing, child_lease, sync_empty_table
+from kclrun.model.lease import OFFERED, OWNER_PREFIX, Halt, Lease, LeaseKey, highest_generation
+from kclrun.model.sequence import AT_TIMESTAMP, LATEST, ExtendedSequenceNumber
+from kclrun.model.shard import Shard
+from kclrun.model.stream import called
+from kclrun.model.time import WallTime
+from kclrun.protocol.writes import (
+    CreateLease,
+    DeleteReset,
+    FinishReset,
+    HaltForReset,
+    ResetLease,
+)
+
+ResetWrite = ResetLease | CreateLease | HaltForReset | DeleteReset | FinishReset
+
+
+class ResetStart(msgspec.Struct, frozen=True):
+    """Where reading begins: a start sentinel, with AT_TIMESTAMP its milliseconds as sub-sequence
+    number. `listed_at` is the service's time of the listings, which a LATEST stands for [P14].
+    `halt` is on the rows until the reset is complete; its reason is of this reset alone."""
+
+    position: ExtendedSequenceNumber
+    listed_at: WallTime
+    halt: Halt
+    stream_created_at: WallTime | None = None
+
+
+class ResetPlan(msgspec.Struct, frozen=True):
+    """The writes of a reset of one stream.
+
+    1. `begin` and `halt`, in any order: the rows of the start, each halted; and halts on those that
+       will be removed. Then nothing of the stream is read.
+    2. `remove`, one after the other, oldest shard first. An ended parent is gone before its child
+       is: no manager that starts meanwhile finds a child missing and creates it.
+    3. `finish`, in any order: the halts go.
+
+    A reset that is cut leaves halted rows that name it, and rows as they were; doing it again
+    begins from these.
+    """
+
+    generation: int
+    begin: tuple[ResetLease | CreateLease, ...]
+    halt: tuple[HaltForReset, ...]
+    remove: tuple[DeleteReset, ...]
+    finish: tuple[FinishReset, ...]
+
+
+def position_at(at: WallTime) -> ExtendedSequenceNumber:
+    """AT_TIMESTAMP with its own instant, whatever `start:` says later."""
+    return ExtendedSequenceNumber(AT_TIMESTAMP.sequence_number, round(at * 1000))
+
+
+def plan_reset(
+    rows: Sequence[Lease], listing: Listing, at_start: Collection[Shard], start: ResetStart
+) -> ResetPlan:
+    """Reset a whole stream. `rows` are its rows, `listing` all its shards, `at_start` those that
+    were there at the start position.
+
+    Raises: TableRefused while a reshard, or a listing that lags, hides where the start is.
+    """
+    problem = listing.inconsistency or listing.contradiction(rows)
+    first = sync_empty_table(at_start, start.position, start.listed_at)
+    if problem is None:
+        problem = first.problem
+    if problem is not None:
+        raise TableRefused(f"the shards are changing: {problem}\nRepeat this in a minute")
+    known = {row.key: row for row in rows}
+    targets = {lease.key for lease in first.leases}
+    others = sorted((row for row in rows if row.key not in targets), key=lambda row: row.key)
+    return _plan(rows, known, first.leases, others, start)
+
+
+def plan_shards(
+    rows: Sequence[Lease], listing: Listing, keys: Collection[LeaseKey], start: ResetStart
+) -> ResetPlan:
+    """Reset these shards alone. Each has a row.
+
+    Raises: TableRefused for a shard that the service does not list any more, and where a
+    descendant has begun: its records would come before those of its parent.
+    """
+    known = {row.key: row for row in rows}
+    leases = []
+    for key in sorted(keys):
+        if key not in listing:
+            raise TableRefused(f"{called(key)} is not listed any more: its records have expired")
+        begun = _begun_descendant(known[key], rows, listing, keys)
+        if begun is not None:
+            raise TableRefused(
+                f"{called(begun)} descends from {called(key)} and has begun: the records of the"
+                " parent would come after those of its child\nTo read both again, reset the whole"
+                " stream: leave --shard out"
+            )
+        row = known[key]
+        leases.append(child_lease(key, row.parents, listing.graph[key].hash_range))
+    return _plan(rows, known, leases, (), start)
+
+
+def _begun_descendant(
+    row: Lease, rows: Iterable[Lease], listing: Listing, reset: Collection[LeaseKey]
+) -> LeaseKey | None:
+    children: dict[str, set[str]] = {}
+    for one in rows:
+        for parent in one.parents:
+            children.setdefault(parent, set()).add(one.key)
+    begun = {str(each.key) for each in rows if each.is_ended or not each.checkpoint.is_sentinel}
+    begun -= {str(key) for key in reset}
+    waiting, seen = [str(row.key)], {str(row.key)}
+    while waiting:
+        key = waiting.pop()
+        following = children.get(key, set()).union(listing.children_named(key)) - seen
+        for each in sorted(following):
+            if each in begun:
+                return LeaseKey(each)
+        seen |= following
+        waiting += following
+    return None
+
+
+def _plan(
+    rows: Iterable[Lease],
+    known: Mapping[LeaseKey, Lease],
+    leases: Iterable[Lease],
+    others: Sequence[Lease],
+    start: ResetStart,
+) -> ResetPlan:
+    generation = highest_generation(rows) + 1
+    is_latest = start.position == LATEST
+    pinned_at = start.listed_at if is_latest else None
+    begin: list[ResetLease | CreateLease] = []
+    for lease in leases:
+        row = known.get(lease.key)
+        if row is None:
+            new = msgspec.structs.replace(
+                lease,
+                checkpoint=start.position,
+                generation=generation,
+                halt=start.halt,
+                latest_pinned_at=pinned_at,
+                stream_created_at=start.stream_created_at,
+            )
+            begin.append(CreateLease(new))
+        else:
+            begin.append(
+                ResetLease(
+                    row.key,
+                    row.owner,
+                    row.counter,
+                    row.checkpoint,
+                    start.position,
+                    generation,
+                    start.halt,
+                    pinned_at,
+                )
+            )
+    keys = [each.lease.key if isinstance(each, CreateLease) else each.key for each in begin]
+    return ResetPlan(
+        generation,
+        tuple(begin),
+        tuple(
+            HaltForReset(row.key, row.owner, row.counter, start.halt)
+            for row in others
+            if not row.is_ended
+        ),
+        tuple(_removal(row) for row in others),
+        tuple(FinishReset(key, generation, start.halt.reason) for key in keys),
+    )
+
+
+def _removal(row: Lease) -> DeleteReset:
+    """An ended row is deleted as seen, any other as its halt leaves it."""
+    if row.is_ended:
+        return DeleteReset(row.key, row.owner, row.counter)
+    return DeleteReset(row.key, None, row.counter + 1)
+
+
+def is_written(write: ResetWrite, row: Lease | None) -> bool:
+    """Whether a write whose condition failed holds on the row all the same: an earlier send of it
+    has applied, and its answer was lost [P6]. A manager may have taken the row since."""
+    match write:
+        case ResetLease(generation=generation, halt=halt):
+            return _is_of(row, generation, halt.reason)
+        case CreateLease(lease=lease):
+            assert lease.halt is not None, "a reset creates rows that are halted"
+            return _is_of(row, lease.generation, lease.halt.reason)
+        case HaltForReset(halt=halt):
+            return row is not None and row.halt is not None and row.halt.reason == halt.reason
+        case DeleteReset():
+            return row is None
+        case FinishReset(generation=generation):
+            return row is not None and row.generation == generation and row.halt is None
+
+
+def _is_of(row: Lease | None, generation: int, reason: str) -> bool:
+    is_halted = row is not None and row.halt is not None and row.halt.reason == reason
+    return is_halted and row is not None and row.generation == generation
+
+
+def owned(rows: Iterable[Lease]) -> tuple[Lease, ...]:
+    """The rows that an owner may still write: unended, and neither unowned nor offered."""
+    return tuple(row for row in rows if not row.is_ended and row.owner not in {None, OFFERED})
+
+
+def refuse_owners(rows: Iterable[Lease]) -> None:
+    """Raises: TableRefused if a Java worker owns a lease. It does not know the halt of a reset."""
+    java = sorted(str(r.owner) for r in owned(rows) if not str(r.owner).startswith(OWNER_PREFIX))
+    if java:
+        raise TableRefused(
+            f"{len(java)} leases belong to Java workers, {java[0]} among them: they know neither"
+            " the halt of a reset nor its generation\nStop them, let kclrun take their leases, stop"
+            " kclrun, and repeat this"
+        )
+
+
+def refuse_life(earlier: Iterable[Lease], later: Iterable[Lease]) -> None:
+    """Refuse a reset of a fleet that lives: a row was written between two scans, a failover apart
+    [P9]. Raises: TableRefused."""
+    before = {row.key: (row.owner, row.counter) for row in earlier}
+    alive = sorted(
+        str(row.owner) for row in owned(later) if before.get(row.key) != (row.owner, row.counter)
+    )
+    if alive:
+        raise TableRefused(
+            f"{len(alive)} leases are being renewed, by {alive[0]}: an owner would go on from its"
+            " own position\nStop every manager of the application, and repeat this"
+        )
