@@ -106,6 +106,7 @@ def redriven(
             end_of_shard=False,
             decode=decode,
             schema=job.schema,
+            seed=None,
         )
     except Exception as error:  # noqa: BLE001 - user code
         return Redriven(error=_short(describe(error).error))

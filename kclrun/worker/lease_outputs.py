@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from kclrun.codec.row_lines import encode_row
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import SettingsError, SinkError
@@ -20,7 +21,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import Output
-from kclrun.processor import MAIN_OUTPUT, Row
+from kclrun.processor import MAIN_OUTPUT, KeptRow, Row
 from kclrun.protocol.reports import OUTPUT, ProcessorRaised, Report
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime
@@ -140,16 +141,32 @@ class LeaseOutputs:
         """As `Context.emit`."""
         if to == MAIN_OUTPUT and self._file is not None:
             self._file.emit(row)
-        elif self._outputs is not None and to in self._outputs:
-            self._outputs.emit(row, to)
-        elif to == MAIN_OUTPUT:
+        else:
+            self._taker(to).emit(row, to)
+
+    def prepare(self, row: Row, to: str) -> KeptRow:
+        """A row that its record keeps until it is done, in the form of its output. Raises: as
+        `emit`, but for a full disk."""
+        if to == MAIN_OUTPUT and self._file is not None:
+            line = encode_row(row)
+            return KeptRow(to, line, len(line))
+        return self._taker(to).prepare(row, to)
+
+    def place(self, row: KeptRow) -> None:
+        """Add a row that was prepared. Raises: SinkError for a full disk."""
+        if row.to == MAIN_OUTPUT and self._file is not None:
+            self._file.place(row.encoded)
+        else:
+            self._taker(row.to).place(row)
+
+    def _taker(self, to: str) -> Outputs:
+        if self._outputs is not None and to in self._outputs:
+            return self._outputs
+        if to == MAIN_OUTPUT:
             raise SettingsError(
                 "context.emit() needs a place for the rows: set output.path in the configuration"
             )
-        else:
-            raise SettingsError(
-                f"context.emit(…, to={to!r}): there is no outputs.{to} in the settings"
-            )
+        raise SettingsError(f"context.emit(…, to={to!r}): there is no outputs.{to} in the settings")
 
     def begin_batch(self) -> None:
         """As `RowScope`."""

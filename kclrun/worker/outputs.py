@@ -24,7 +24,7 @@ from kclrun.model.output import Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, backoff_s
 from kclrun.ports import Output
-from kclrun.processor import Row
+from kclrun.processor import KeptRow, Row
 
 # The rows of one call wait in memory, because they are taken back if it raises. Beyond this they
 # are more than a mistake of the processor should cost its host.
@@ -195,6 +195,17 @@ class Outputs:
                 )
             lane.rows.append((encoded, size))
             lane.emitted = _Mark(emitted.rows + 1, emitted.size + size)
+
+    def prepare(self, row: Row, to: str) -> KeptRow:
+        """A row for the output `to` that its record keeps until it is done. Raises: as `emit`."""
+        return KeptRow(to, *self._by_name[to].output.encode(row))
+
+    def place(self, row: KeptRow) -> None:
+        """Add a row that was prepared, within a batch. Its record's limit was looked at then."""
+        with self._changed:
+            lane = self._by_name[row.to]
+            lane.rows.append((row.encoded, row.size))
+            lane.emitted = _Mark(lane.emitted.rows + 1, lane.emitted.size + row.size)
 
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
