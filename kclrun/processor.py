@@ -325,14 +325,14 @@ def refuse_deferred(processor: object, called: str, methods: Iterable[str] = MET
         method = getattr(processor, name, None)
         if name == "process_record" and inspect.iscoroutinefunction(method):
             continue
-        if inspect.iscoroutinefunction(method):
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
             raise ProcessorLoadError(
                 f"{called}: {name} is `async def`: the runtime calls it without an event loop, so"
                 " nothing in it would run\n"
                 "Write `def`; for asynchronous work write `async def process_record(self, record,"
                 " context)`, or call asyncio.run(...) in it"
             )
-        if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
+        if inspect.isgeneratorfunction(method):
             raise ProcessorLoadError(
                 f"{called}: {name} has a `yield`, which makes it a generator: nothing in it would"
                 " run\n"
