@@ -12,9 +12,11 @@ import contextlib
 import queue
 import threading
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol, TextIO
 
 from kclrun.config.concurrency import ConcurrencySettings
@@ -42,6 +44,9 @@ TELL_S: Final = 0.05
 TELL_BYTES: Final = 4 * 2**20
 # An event loop that is closed lets its tasks end for so long; the process may end then in any case.
 _CLOSE_WAIT_S: Final = 1.0
+
+# Of one coroutine: a stack that is deeper says no more.
+_FRAMES_MAX: Final = 50
 
 MakeThread = Callable[[Callable[[], None], str], threading.Thread]
 Call = tuple[int, Record, RecordContext]
@@ -215,8 +220,9 @@ class LoopRunner:
     def tell_stacks(self, file: TextIO) -> None:
         for record, task in tuple(self._tasks.values()):
             file.write(f"Coroutine of process_record for the record at {record.position}:\n")
-            with contextlib.suppress(Exception):  # it runs meanwhile
-                task.print_stack(file=file)
+            with contextlib.suppress(Exception):  # it goes on meanwhile
+                frames = traceback.StackSummary.extract(_frames(task))
+                file.writelines(frames.format())
 
     def _begin(self, calls: Sequence[Call]) -> None:
         assert self._loop is not None, "the loop runs"
@@ -260,6 +266,18 @@ class LoopRunner:
         for number, (_, task) in self._tasks.items():
             self._cancelled.add(number)
             task.cancel()
+
+
+def _frames(task: asyncio.Task[Any]) -> Iterator[tuple[FrameType, int]]:
+    """Where a coroutine waits, the innermost last. A task's own `get_stack` has the outermost frame
+    alone."""
+    waiting: Any = task.get_coro()
+    for _ in range(_FRAMES_MAX):
+        frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
+        if frame is None:
+            return
+        yield frame, frame.f_lineno
+        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
