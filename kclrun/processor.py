@@ -12,6 +12,8 @@ from abc import ABC
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
+import msgspec
+
 from kclrun.errors import LimitExceeded, ProcessorLoadError, SinkError
 from kclrun.model.lease import PendingCheckpoint
 from kclrun.model.record import Record, RecordBatch
@@ -141,19 +143,17 @@ class Context:
         self._release()
 
 
-class RecordContext:
+class RecordContext(msgspec.Struct):
     """What one call of `process_record` may do. Usable during that call alone, from any thread.
 
-    `options`, `stream` and `shard_id` are those of the processor's own context.
+    `options`, `stream` and `shard_id` are those of the processor's own context. The fields are the
+    runtime's. (A Struct: one is made for each record, in half the time of a class.)
     """
 
-    __slots__ = ("_is_open", "_of", "kept", "kept_bytes")
-
-    def __init__(self, of: Context) -> None:
-        self._of = of
-        self._is_open = True
-        self.kept: list[KeptRow] | None = None
-        self.kept_bytes = 0
+    _of: Context
+    is_open: bool = True
+    kept: list[KeptRow] | None = None
+    kept_bytes: int = 0
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -178,7 +178,7 @@ class RecordContext:
         prepare = self._of._prepare  # noqa: SLF001 - the two are one interface
         assert prepare is not None, "the runtime gives its outputs"
         row = prepare(self._of._checked(row, to), to)  # noqa: SLF001
-        if not self._is_open:
+        if not self.is_open:
             raise SinkError("emit() of a record is for its call of process_record, while it runs")
         if self.kept_bytes + row.size > RECORD_ROWS_BYTES_MAX:
             raise LimitExceeded(
@@ -194,10 +194,6 @@ class RecordContext:
         """Give the lease up in good order, as `Context.release` does: no further record starts, but
         those before one that started already."""
         self._of.release()
-
-    def close(self) -> None:
-        """The call is over. Called by the runtime."""
-        self._is_open = False
 
 
 class Checkpointer:

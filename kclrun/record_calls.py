@@ -527,30 +527,37 @@ class RecordCalls:
     ) -> tuple[int, BaseException | None]:
         """The fast way for one call after the other: until one raises, or something changed.
         Returns how many records are done, and what the next one raised."""
-        host, of, is_changed, monotonic = self._host, self._context, self.changed, time.monotonic
-        host.busy(host.now())
-        for done, record in enumerate(records):
-            if is_changed.is_set():
-                is_changed.clear()
-                if host.stop() is not None:
-                    return done, None
+        of, is_changed, monotonic = self._context, self.changed.is_set, time.monotonic
+        self._host.busy(self._host.now())
+        tell_at, done = self._tell_at, 0
+        for record in records:
+            if is_changed():
+                self.changed.clear()
+                if self._host.stop() is not None:
+                    break
             context = RecordContext(of)
             try:
                 result = call(record, context)
                 if result is not None:
                     raise why_not_returned(PROCESS_RECORD, result)
             except BaseException as error:  # noqa: BLE001 - user code
-                context.close()
+                context.is_open = False
+                self._position = records[done - 1].position if done else None
                 return done, error
-            context.close()
+            context.is_open = False
+            done += 1
             if context.kept is not None:
                 self._keep(context)
-            self._position = record.position
-            if monotonic() >= self._tell_at or self._rows_bytes >= TELL_BYTES:
-                if not self._tell() or not host.may_start():
-                    return done + 1, None
-                host.busy(host.now())
-        return len(records), None
+                if self._rows_bytes >= TELL_BYTES:
+                    tell_at = 0.0
+            if monotonic() >= tell_at:
+                self._position = record.position
+                if not self._tell() or not self._host.may_start():
+                    break
+                self._host.busy(self._host.now())
+                tell_at = self._tell_at
+        self._position = records[done - 1].position if done else None
+        return done, None
 
     def _run_window(self, batch: Records, done: int, raised: BaseException | None) -> bool:
         """The calls as the window decides. The first `done` records are done already, and the call
@@ -628,7 +635,7 @@ class RecordCalls:
     def _ended(self, ended: Ended) -> None:
         window, number, error = self._window, ended.number, ended.error
         context = self._contexts[number]
-        context.close()
+        context.is_open = False
         self._began.pop(number, None)
         if error is None:
             self._kept_bytes += context.kept_bytes
