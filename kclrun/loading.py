@@ -24,7 +24,13 @@ from typing import Any, Final
 from kclrun.codec.values import BY_NAME, Decode, decoder_of_type, decoding, is_value_type
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.model.record import Decoding
-from kclrun.processor import METHODS, RecordProcessor, refuse_deferred
+from kclrun.processor import (
+    METHODS,
+    RecordProcessor,
+    is_asynchronous,
+    refuse_deferred,
+    takes_records,
+)
 
 _REFERENCE: Final = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):(\w+)\Z")
 # A name, not a path: a script is looked up in the same folders as modules.
@@ -37,6 +43,11 @@ _KCLPY: Final = "kclpy:"
 MARK: Final = "\x1e"
 # Before the line of a processor that calls `context.emit()`, on standard error.
 EMITS: Final = "\x1demits "
+# Before the setting and the kind of each processor, on standard error.
+KIND: Final = "\x1dkind "
+BATCHES: Final = "process_records"
+RECORDS: Final = "process_record"
+ASYNC_RECORDS: Final = "async process_record"
 # The usual names of a context, as in `self.context` and `ctx`.
 _CONTEXT: Final = re.compile(r"context|ctx", re.IGNORECASE)
 
@@ -65,12 +76,20 @@ def load_processor(
             f"{setting}: {reference} is {_kind(found)}, not a subclass of RecordProcessor\n"
             "Write `class YourName(RecordProcessor)`, with `from kclrun import RecordProcessor`"
         )
+    takes_records(found, f"{setting}: {reference}")
     missing = sorted(getattr(found, "__abstractmethods__", ()))
     if missing:
         raise ProcessorLoadError(f"{setting}: {reference} does not define {', '.join(missing)}")
     _check_signatures(setting, reference, found)
     refuse_deferred(found, f"{setting}: {reference}")
     return found
+
+
+def kind_of(processor: type[RecordProcessor]) -> str:
+    """BATCHES, RECORDS or ASYNC_RECORDS."""
+    if not takes_records(processor, processor.__qualname__):
+        return BATCHES
+    return ASYNC_RECORDS if is_asynchronous(processor) else RECORDS
 
 
 def emitting_line(processor: type) -> str | None:
@@ -359,6 +378,7 @@ def _main(arguments: Sequence[str]) -> int:
             elif setting.rpartition(".")[2] == "processor":
                 processor = load_processor(reference, folders, setting)
                 load_decoding(None, processor, folders, _unopened)
+                sys.stderr.write(f"\n{KIND}{setting} {kind_of(processor)}\n")
                 line = emitting_line(processor)
                 if line is not None:
                     sys.stderr.write(f"\n{EMITS}{line}\n")

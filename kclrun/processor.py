@@ -8,11 +8,13 @@ the documents.
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Final, Literal
+from abc import ABC
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
-from kclrun.errors import ProcessorLoadError
+import msgspec
+
+from kclrun.errors import LimitExceeded, ProcessorLoadError, SinkError
 from kclrun.model.lease import PendingCheckpoint
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.row_schema import RowSchema, row_mapping
@@ -23,9 +25,14 @@ __all__ = [
     "METHODS",
     "Checkpointer",
     "Context",
+    "KeptRow",
+    "RecordContext",
     "RecordProcessor",
     "call_method",
+    "is_asynchronous",
     "refuse_deferred",
+    "takes_records",
+    "why_not_returned",
 ]
 
 Row = Mapping[str, Any]
@@ -37,10 +44,25 @@ MAIN_OUTPUT: Final = "output"
 METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "initialize": ("context",),
     "process_records": ("batch", "checkpointer"),
+    "process_record": ("record", "context"),
     "shard_ended": ("checkpointer",),
     "lease_lost": (),
     "shutdown_requested": ("checkpointer",),
 }
+
+
+# The most bytes of rows that one `process_record` may emit: a row of the largest size. They wait in
+# memory until every record before is done, beside those of the records that run with it.
+RECORD_ROWS_BYTES_MAX: Final = 16 * 2**20
+
+
+class KeptRow(NamedTuple):
+    """A row that an output took as its own, and that waits for its record: `encoded` is for the
+    output `to` alone."""
+
+    to: str
+    encoded: Any
+    size: int
 
 
 class Context:
@@ -70,6 +92,7 @@ class Context:
         release: Callable[[], None],
         pending_checkpoint: PendingCheckpoint | None = None,
         schemas: Mapping[str, RowSchema] | None = None,
+        prepare: Callable[[Row, str], KeptRow] | None = None,
     ) -> None:
         self.application = application
         self.stream = stream
@@ -84,6 +107,7 @@ class Context:
         self._emit = emit
         self._schemas = schemas or {}
         self._release = release
+        self._prepare = prepare
 
     def emit(self, row: object, to: str = MAIN_OUTPUT) -> None:
         """Send one row to `output:`, or to that of `outputs:` which `to` names. Call it from
@@ -100,12 +124,13 @@ class Context:
         does not fit the `schema` of the output; TypeError, naming the column, for a row that the
         output cannot hold. None of them shows a value.
         """
+        self._emit(self._checked(row, to), to)
+
+    def _checked(self, row: object, to: str) -> Row:
         schema = self._schemas.get(to)
         if schema is not None:
-            row = schema.check(row)
-        elif type(row) is not dict:
-            row = row_mapping(row)
-        self._emit(row, to)
+            return schema.check(row)
+        return row if type(row) is dict else row_mapping(row)
 
     def release(self) -> None:
         """Give the lease up after this batch, in good order.
@@ -116,6 +141,59 @@ class Context:
         Spark another instance goes on with the shard.
         """
         self._release()
+
+
+class RecordContext(msgspec.Struct):
+    """What one call of `process_record` may do. Usable during that call alone, from any thread.
+
+    `options`, `stream` and `shard_id` are those of the processor's own context. The fields are the
+    runtime's. (A Struct: one is made for each record, in half the time of a class.)
+    """
+
+    _of: Context
+    is_open: bool = True
+    kept: list[KeptRow] | None = None
+    kept_bytes: int = 0
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return self._of.options
+
+    @property
+    def stream(self) -> str:
+        return self._of.stream
+
+    @property
+    def shard_id(self) -> str:
+        return self._of.shard_id
+
+    def emit(self, row: object, to: str = MAIN_OUTPUT) -> None:
+        """Send one row, as `Context.emit` does.
+
+        Guaranteed: the rows of a record leave once its call has returned and every record before it
+        is done, in the order of the records, each record's once; a call that raises leaves none.
+        Raises: as `Context.emit`; LimitExceeded beyond 16 MiB of one record; SinkError when the
+        call is over: it returned, or it ran out of time.
+        """
+        prepare = self._of._prepare  # noqa: SLF001 - the two are one interface
+        assert prepare is not None, "the runtime gives its outputs"
+        row = prepare(self._of._checked(row, to), to)  # noqa: SLF001
+        if not self.is_open:
+            raise SinkError("emit() of a record is for its call of process_record, while it runs")
+        if self.kept_bytes + row.size > RECORD_ROWS_BYTES_MAX:
+            raise LimitExceeded(
+                f"one record emitted more than {RECORD_ROWS_BYTES_MAX} bytes, which wait in memory"
+                " until all records before it are done"
+            )
+        if self.kept is None:
+            self.kept = []
+        self.kept.append(row)
+        self.kept_bytes += row.size
+
+    def release(self) -> None:
+        """Give the lease up in good order, as `Context.release` does: no further record starts, but
+        those before one that started already."""
+        self._of.release()
 
 
 class Checkpointer:
@@ -147,7 +225,7 @@ class Checkpointer:
             self._write(ExtendedSequenceNumber(at, sub_sequence_number or 0))
 
 
-class RecordProcessor(ABC):
+class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not both
     """User code over one shard. One instance a shard, in a process of its own, one call at a time.
 
     Delivery is at least once [I1] and in the order of the shard [I6]; a planned stop causes no
@@ -170,7 +248,6 @@ class RecordProcessor(ABC):
         lease is halted with the reason, the other leases go on.
         """
 
-    @abstractmethod
     def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
         """Process some records of the shard, in order.
 
@@ -185,6 +262,26 @@ class RecordProcessor(ABC):
         FailedRecords names the records at fault; RetryLater asks for the batch again without
         counting; HaltShard halts at once.
         """
+        raise NotImplementedError
+
+    def process_record(self, record: Record, context: RecordContext) -> Awaitable[None] | None:
+        """Process one record; instead of `process_records`, and as `def` or `async def`.
+
+        Called once for each record. Without `concurrency` one call at a time, in the order of the
+        shard, on the thread of the other methods. With it up to `concurrency.records` at a time:
+        `def` on threads, `async def` as tasks of one event loop; records of one partition key
+        follow each other, unless `concurrency.order` is `none`. No other method runs meanwhile.
+        Guaranteed: the checkpoint never passes a record whose call has not returned, nor one that
+        follows such a record [K19]. After a crash records beyond the checkpoint are given again,
+        also those that had returned; their rows have not left.
+        Must not: return before the work is done, keep `context`, checkpoint (`checkpoint.every:
+        manual` is refused), or block the event loop in an `async def`.
+        Raises: whatever you like; the same record is given again after a back-off, and its key
+        waits. Then `on_error.then` decides about this record alone [I9, I13]. RetryLater and
+        HaltShard are as for `process_records`. An `async def` may be cancelled when the lease is
+        given away, and by `concurrency.timeout`, which counts as an error: let CancelledError pass.
+        """
+        raise NotImplementedError
 
     def shard_ended(self, checkpointer: Checkpointer) -> None:
         """Every record of the shard was processed; its children wait for this call.
@@ -222,11 +319,14 @@ def refuse_deferred(processor: object, called: str, methods: Iterable[str] = MET
     """
     for name in methods:
         method = getattr(processor, name, None)
+        if name == "process_record" and inspect.iscoroutinefunction(method):
+            continue
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
             raise ProcessorLoadError(
                 f"{called}: {name} is `async def`: the runtime calls it without an event loop, so"
                 " nothing in it would run\n"
-                "Write `def`; for asynchronous work call asyncio.run(...) in it"
+                "Write `def`; for asynchronous work write `async def process_record(self, record,"
+                " context)`, or call asyncio.run(...) in it"
             )
         if inspect.isgeneratorfunction(method):
             raise ProcessorLoadError(
@@ -244,15 +344,49 @@ def call_method(processor: RecordProcessor, method: str, *arguments: object) -> 
     not change.
     """
     result = getattr(processor, method)(*arguments)
-    if result is None:
-        return
+    if result is not None:
+        raise why_not_returned(method, result)
+
+
+def why_not_returned(method: str, result: object) -> ProcessorLoadError:
+    """The error for a method that returned something; closes a coroutine."""
     if inspect.iscoroutine(result):
         result.close()  # otherwise Python warns of it later, at another place
     is_deferred = (
         inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
     )
     why = "nothing of it has run" if is_deferred else "the runtime has no use for it"
-    raise ProcessorLoadError(
+    return ProcessorLoadError(
         f"{method} returned a {type(result).__name__}, and {why}: a method does its work and"
         " returns None"
     )
+
+
+def takes_records(processor: object, called: str) -> bool:
+    """Whether a processor (a class or an instance) has `process_record`, not `process_records`.
+
+    `called` names it in the message. Raises: ProcessorLoadError if it has both, or neither.
+    """
+    kind = processor if isinstance(processor, type) else type(processor)
+    own = [
+        name
+        for name in ("process_records", "process_record")
+        if getattr(kind, name, None) is not getattr(RecordProcessor, name)
+    ]
+    if len(own) == 1:
+        return own[0] == "process_record"
+    if own:
+        raise ProcessorLoadError(
+            f"{called} defines process_records and process_record: the runtime calls one of them\n"
+            "Remove one: process_record for single records, process_records for whole batches"
+        )
+    raise ProcessorLoadError(
+        f"{called} does not define process_records\n"
+        "Write process_records(self, batch, checkpointer) for whole batches, or"
+        " process_record(self, record, context) for single records"
+    )
+
+
+def is_asynchronous(processor: object) -> bool:
+    """Whether its `process_record` is `async def`."""
+    return inspect.iscoroutinefunction(getattr(processor, "process_record", None))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +15,9 @@ import msgspec
 from kclrun.cli.config_options import Configuration
 from kclrun.config.schema import Settings
 from kclrun.errors import ProcessorLoadError, SettingsError
-from kclrun.loading import EMITS, GLUE, MARK, import_paths
+from kclrun.loading import ASYNC_RECORDS, BATCHES, EMITS, GLUE, KIND, MARK, import_paths
 from kclrun.manager.launcher import lease_environment
+from kclrun.record_calls import concurrency_of, why_misfit
 
 
 def output_folder(settings: Settings) -> Path | None:
@@ -136,19 +137,43 @@ def require_user_code(configuration: Configuration) -> tuple[str, ...]:
     """
     named = dict(named_user_code(configuration))
     said: list[str] = []
+    told: list[str] = []
     if configuration.settings.engine == "fleet":
         of_leases = {**_processors(configuration.settings), **_decoders(configuration.settings)}
         processors = {setting: named.pop(setting) for setting in of_leases}
         only = configuration.settings.environment.only
-        said += _import(configuration, processors, lease_environment(os.environ, only))
-        if _has_output(configuration.settings):
-            said.clear()
+        told += _import(configuration, processors, lease_environment(os.environ, only))
+        if not _has_output(configuration.settings):
+            said = list(dict.fromkeys(_marked(told, EMITS)))
     if named:
-        _import(configuration, named, os.environ)
+        told += _import(configuration, named, os.environ)
+    _require_fit(configuration.settings, dict(each.split(" ", 1) for each in _marked(told, KIND)))
     return tuple(
         f"{where} calls context.emit(), and output.path is not set: such a call halts its shard"
         for where in said
     )
+
+
+def _marked(told: Sequence[str], mark: str) -> list[str]:
+    return [line.removeprefix(mark) for line in told if line.startswith(mark)]
+
+
+def _require_fit(settings: Settings, kinds: Mapping[str, str]) -> None:
+    """Refuse a processor whose method does not fit the settings of its stream. `kinds` is by
+    setting. Raises: SettingsError."""
+    for index, source in enumerate(settings.sources):
+        setting = f"streams[{index}].processor"
+        kind = kinds.get(setting) or kinds.get("processor")
+        if kind is None:
+            continue
+        wrong = why_misfit(
+            is_single=kind != BATCHES,
+            is_async=kind == ASYNC_RECORDS,
+            concurrency=concurrency_of(source.concurrency, float(settings.shutdown.grace)),
+            is_manual=settings.checkpoint.every == "manual",
+        )
+        if wrong is not None:
+            raise SettingsError(f"{source.processor}: {wrong}")
 
 
 def _has_output(settings: Settings) -> bool:
@@ -159,7 +184,7 @@ def _has_output(settings: Settings) -> bool:
 def _import(
     configuration: Configuration, named: Mapping[str, str], environment: Mapping[str, str]
 ) -> list[str]:
-    """Import it. Returns the lines of user code that emit rows."""
+    """Import it. Returns the lines that it wrote to standard error, with those that are marked."""
     paths = import_paths(configuration.settings.path, configuration.folder)
     arguments = [f"{setting}={reference}" for setting, reference in named.items()]
     command = [*own_module("kclrun.loading"), *arguments, "--", *map(str, paths)]
@@ -182,8 +207,7 @@ def _import(
         said = done.stderr.decode(errors="replace").rpartition(MARK)[2].strip()
         said = said or f"the import ended with exit code {done.returncode}"
         raise ProcessorLoadError(said + _on_withheld_variables(said, environment))
-    told = done.stderr.decode(errors="replace").split("\n")
-    return list(dict.fromkeys(line.removeprefix(EMITS) for line in told if line.startswith(EMITS)))
+    return done.stderr.decode(errors="replace").split("\n")
 
 
 def _on_withheld_variables(said: str, environment: Mapping[str, str]) -> str:

@@ -155,6 +155,26 @@ def kclpy_rules(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def concurrency_rules(settings: Settings) -> Iterator[Problem]:
+    """The problems of records at the same time, as far as the file shows them."""
+    own = [
+        (("streams", index, "concurrency"), stream.concurrency)
+        for index, stream in enumerate(settings.streams)
+    ]
+    for path, concurrency in ((("concurrency",), settings.concurrency), *own):
+        if concurrency is None:
+            continue
+        if settings.pipeline is not None:
+            yield Problem(path, "is for a processor; Spark runs a pipeline's DataFrame")
+        elif settings.leases.per_process > 1:
+            yield Problem(
+                path,
+                "and leases.per_process exclude each other: leases that share a process take turns",
+            )
+        if concurrency.timeout is not None and concurrency.timeout <= 0:
+            yield Problem((*path, "timeout"), "expected more than 0s; left out, there is none")
+
+
 EMBEDDED: Final = "embedded"
 
 # The output formats of Spark that write files and therefore need a folder.
@@ -344,6 +364,7 @@ def relation_rules(settings: Settings) -> Iterator[Problem]:
     yield from stream_rules(settings)
     yield from engine_rules(settings)
     yield from kclpy_rules(settings)
+    yield from concurrency_rules(settings)
     if settings.stall <= settings.leases.failover:
         yield Problem(("stall",), "expected more than leases.failover: a move takes that long")
     yield from _embedded(settings)

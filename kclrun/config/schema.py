@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from kclrun.config.concurrency import ConcurrencySettings
 from kclrun.config.names import (
     BucketUrl,
     ConsumerName,
@@ -145,6 +146,10 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     start: Annotated[
         str | None,
         documented("where its shards without a lease begin, if not the application's start"),
+    ] = None
+    concurrency: Annotated[
+        ConcurrencySettings | None,
+        documented("records at the same time, if not as the application says"),
     ] = None
 
 
@@ -562,6 +567,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     on_error: Annotated[OnErrorSettings, documented("what happens when the processor raises")] = (
         OnErrorSettings()
     )
+    concurrency: Annotated[
+        ConcurrencySettings | None,
+        documented("records of a shard at the same time, for process_record; left out: one"),
+    ] = None
     environment: Annotated[
         EnvironmentSettings, documented("the environment variables of lease processes")
     ] = EnvironmentSettings()
@@ -611,6 +620,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     options=self.options,
                     decode=self.decode,
                     start=self.start_text,
+                    concurrency=self.concurrency,
                 ),
             )
         return tuple(
@@ -620,6 +630,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 options=self.options | stream.options,
                 decode=stream.decode or self.decode,
                 start=stream.start or self.start_text,
+                concurrency=stream.concurrency or self.concurrency,
             )
             for stream in self.streams
         )
@@ -670,5 +681,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     options=source.options,
                     decode=source.decode,
                     start=source.start or self.start,
+                    concurrency=source.concurrency,
                 )
         raise SettingsError(f"{named} is no stream of this application: {self.stream_names}")

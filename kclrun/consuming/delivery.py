@@ -62,6 +62,9 @@ class Delivery:
     Once `stop` was called no batch starts, and none is repeated, before the next permit; nor does
     one start at or after the fence of its permit [P7, P17]. At most `batch_max` records are one
     batch. `delivered_total` counts the records of all batches; `permit` is None once stopped.
+
+    Where user code gets single records, a batch is the start of them all: further batches may join
+    it (`next_batch`), and a stop ends it between two records (`is_ending`).
     """
 
     def __init__(self, batch_max: int) -> None:
@@ -71,10 +74,12 @@ class Delivery:
         self._call: Call | None = None
         self._is_stop_asked = self._is_halted = self._is_held = False
         self._has_end = self._is_end_confirmed = False
+        self._fence = Instant(0.0)  # of the last permit, also once stopped
 
     def allow(self, permit: AllowDelivery) -> None:
         """The core allows batches; a later permit replaces this one."""
         self.permit = permit
+        self._fence = permit.fence
 
     def stop(self) -> None:
         """No batch starts from here on; ConfirmStop follows as soon as user code is idle.
@@ -120,8 +125,17 @@ class Delivery:
         if self._call is not None:
             call, self._call = self._call, None
             return call
+        if waiting is not None or self._valid_permit(now) is None:
+            return self.next_batch(waiting, now)
+        if self._has_end and not self._is_end_confirmed:
+            self._is_end_confirmed = True
+            return ConfirmEnd()
+        return None
+
+    def next_batch(self, waiting: int | None, now: Instant) -> StartBatch | None:
+        """The batch that starts now, if it is a batch; also while records of others run."""
         permit = self._valid_permit(now)
-        if permit is None:
+        if permit is None or self._is_stop_asked:
             return None
         if waiting:
             total = self.delivered_total
@@ -132,10 +146,18 @@ class Delivery:
             return StartBatch(size)
         if waiting is not None:
             return StartBatch(0)  # it reaches no cap: a position without records must not wait
-        if self._has_end and not self._is_end_confirmed:
-            self._is_end_confirmed = True
-            return ConfirmEnd()
         return None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether single records of a batch that has begun are to come to their end: delivery was
+        stopped, or user code asked to give the lease away."""
+        return self._is_stop_asked or self._is_halted
+
+    def may_go_on(self, now: Instant) -> bool:
+        """Whether single records of a batch that has begun may start, as far as the fence decides:
+        that of the last permit, also once stopped [P7]."""
+        return now < self._fence
 
     def repetition(self, now: Instant, *, is_batch: bool) -> Repetition:
         """Whether a call that raised may be made again now.

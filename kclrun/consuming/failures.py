@@ -46,6 +46,14 @@ LIMIT_WINDOW_S: Final = 600.0
 RETRY_LATER_MAX_S: Final = 3600.0
 
 
+def outage_words() -> str:
+    """Why a lease halts instead of giving those records up."""
+    return (
+        f"the first {OUTAGE_AFTER} records of a batch failed one by one, and none succeeded:"
+        " it looks like an outage"
+    )
+
+
 class Give(msgspec.Struct, frozen=True):
     """Call `process_records` with these records of the batch, by their indexes, ascending."""
 
@@ -306,10 +314,7 @@ class BatchRun:
         if self._has_success:
             self._let_go(now)
         elif len(self._held) >= OUTAGE_AFTER:
-            self._halt(
-                f"the first {OUTAGE_AFTER} records of a batch failed one by one, and none"
-                " succeeded: it looks like an outage, and nothing was given up"
-            )
+            self._halt(f"{outage_words()}, and nothing was given up")
 
     def _let_go(self, now: Instant) -> None:
         while self._held:

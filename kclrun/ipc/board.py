@@ -16,6 +16,7 @@ from zlib import crc32
 
 import msgspec
 
+from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import Then
 from kclrun.errors import LimitExceeded, SegmentRefused, host_error
 from kclrun.ipc.ring import RING_BYTES, EventRing
@@ -83,6 +84,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     `glue_url` is that of the schema registry, if it is not AWS's own.
     `options` are values of the YAML types. `has_waited`: a failover has passed since a forced take
     [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
+    `concurrency` is None where the settings have none.
     """
 
     application: str
@@ -108,6 +110,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     fetch: FetchSpec
     checkpoint: CheckpointSpec
     on_error: OnErrorSpec
+    concurrency: Concurrency | None = None
     outputs: tuple[OutputPlace, ...] = ()
     decode: str | None = None
     glue_url: str | None = None

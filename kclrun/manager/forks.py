@@ -41,6 +41,7 @@ from kclrun.model.stream import StreamKey, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog
+from kclrun.record_calls import concurrency_of
 
 
 class StartCommands:
@@ -108,6 +109,7 @@ class StartCommands:
             fetch=_fetch(settings),
             checkpoint=_checkpoint(settings.checkpoint),
             on_error=_on_error(settings),
+            concurrency=concurrency_of(source.settings.concurrency, float(settings.shutdown.grace)),
             outputs=output_places(settings, stream),
             decode=source.settings.decode,
             glue_url=settings.aws.url_of("glue"),

@@ -92,7 +92,10 @@ class EmittedRows:
         Raises: TypeError, LimitExceeded as `encode_row`; SinkError outside a batch, or if the
         disk is full: the batch can then be taken back and tried again.
         """
-        line = encode_row(row)
+        self.place(encode_row(row))
+
+    def place(self, line: bytes) -> None:
+        """Add a row that is encoded already. Raises: SinkError, as `emit`."""
         with self._lock:
             self._check_usable()
             if self._batch_start is None:

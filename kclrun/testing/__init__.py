@@ -6,6 +6,7 @@ It knows the public interface and the model, and not the lease process. Both kee
 `kclrun.processor`.
 """
 
+from kclrun.testing.any_order import assert_any_order_gives_the_same
 from kclrun.testing.records import make_aggregate, make_record, make_records
 from kclrun.testing.runs import Call, Crash, Run, replay, run_processor
 
@@ -13,6 +14,7 @@ __all__ = [
     "Call",
     "Crash",
     "Run",
+    "assert_any_order_gives_the_same",
     "make_aggregate",
     "make_record",
     "make_records",

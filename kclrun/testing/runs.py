@@ -16,6 +16,7 @@ import msgspec
 
 from kclrun.codec.kpl import drop_until
 from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
+from kclrun.consuming.concurrency import Concurrency, Order
 from kclrun.consuming.delivery import Attempts, ErrorPolicy, RetryAfter, Then, attempt
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
 from kclrun.errors import (
@@ -35,10 +36,13 @@ from kclrun.processor import (
     MAIN_OUTPUT,
     Checkpointer,
     Context,
+    KeptRow,
     RecordProcessor,
     call_method,
     refuse_deferred,
 )
+from kclrun.record_calls import require_fit
+from kclrun.testing.record_runs import RecordKit
 from kclrun.testing.records import RecordLike, make_records
 
 
@@ -51,7 +55,7 @@ class Ledger:
 
     def __init__(self, position: ExtendedSequenceNumber) -> None:
         self.position = position  # the last checkpoint: a restart reads from here
-        self.delivered = position
+        self.delivered = self.settled = position
         self.checkpoints: list[ExtendedSequenceNumber] = []
         self.rows: list[dict[str, Any]] = []
         self.outputs = {MAIN_OUTPUT: self.rows}
@@ -68,6 +72,16 @@ class Ledger:
 
     def begin_batch(self) -> None:
         self._batch_start = self.lengths()
+
+    def prepare(self, row: Mapping[str, Any], to: str) -> KeptRow:
+        """A row that a record keeps until it is done."""
+        return KeptRow(to, dict(row), len(msgspec.json.encode(dict(row))))
+
+    def settle(self, position: ExtendedSequenceNumber, rows: Iterable[KeptRow]) -> None:
+        """Every record up to here is done; the rows are theirs."""
+        for row in rows:
+            self.outputs.setdefault(row.to, []).append(row.encoded)
+        self.settled = position
 
     def end_batch(self, _: ExtendedSequenceNumber, /) -> None:
         """User code returned: its rows stay until a crash, or for good once they are covered."""
@@ -173,6 +187,10 @@ def run_processor(
     crash_at_checkpoint: int | None = None,
     decode: str | type | Decode | None = None,
     schema: str | None = None,
+    concurrency: int | None = None,
+    order: Order = "key",
+    timeout_s: float | None = None,
+    seed: int | None = 0,
 ) -> Run:
     """Run a processor over the records of one shard, as the runtime would.
 
@@ -185,6 +203,11 @@ def run_processor(
     given up. As in production `shutdown_requested` is called once, `initialize` again with a new
     instance, and an error of the settings is not repeated. `schema` is `output.schema`; `decode` is
     the setting, or a type or a function itself (for `glue` a function); without it `decode_as`.
+
+    A `process_record` gets the records one by one, or with `concurrency` (and `order`, `timeout_s`)
+    as the setting does: the `seed` says in which order the calls return. `async def` runs in a time
+    of its own, in which a sleep takes no time; with `seed=None` in real time. `crash_after` counts
+    its calls that returned.
 
     `crash_after` ends the process after so many records, when the call with the last of them has
     returned and before anything is checkpointed for it. `crash_at_checkpoint=n` ends it in the
@@ -214,6 +237,8 @@ def run_processor(
     run = Run(ledger.rows, ledger.checkpoints, position, outputs=ledger.outputs)
     life = _Life(
         *(run, ledger, _decoding(processor, decode)),
+        concurrency=None if concurrency is None else Concurrency(concurrency, order, timeout_s),
+        seed=seed,
         mode=checkpoint,
         batch_max=batch_max,
         uncheckpointed_max=uncheckpointed_max,
@@ -236,6 +261,7 @@ def run_processor(
                 uncheckpointed_max=uncheckpointed_max,
                 checkpoint_mode=checkpoint,
                 emit=ledger.emit,
+                prepare=ledger.prepare,
                 release=life.release,
                 schemas=None if schema is None else {MAIN_OUTPUT: RowSchema.parse(schema)},
             ),
@@ -246,6 +272,7 @@ def run_processor(
         ledger.crash()
         run.crashed = True
     finally:
+        life.close()
         run.position = ledger.position
     return run
 
@@ -333,6 +360,8 @@ class _Life:
         ledger: Ledger,
         decoding: Decoding | None,
         *,
+        concurrency: Concurrency | None,
+        seed: int | None,
         mode: Mode,
         batch_max: int,
         uncheckpointed_max: int,
@@ -352,6 +381,10 @@ class _Life:
         self._breaker = Breaker(self._policy.limit)
         self._rests = 0
         self._decoding = decoding
+        self._concurrency = concurrency
+        self._seed = seed
+        self._kit: RecordKit | None = None
+        self._returned = 0
         self._crash_after = crash_after
         self._crash_at_checkpoint = crash_at_checkpoint
         self._checkpoint_calls = itertools.count(1)
@@ -364,7 +397,10 @@ class _Life:
     ) -> None:
         self._fencing_token = context.fencing_token
         user_code = processor if isinstance(processor, type) else type(processor)
-        refuse_deferred(processor, user_code.__qualname__)
+        called = user_code.__qualname__
+        is_manual = self._mode == "manual"
+        self._is_single = require_fit(processor, called, self._concurrency, is_manual=is_manual)
+        refuse_deferred(processor, called)
         self._repeat("initialize", lambda: self._initialize(processor, context))
 
     def _initialize(
@@ -375,6 +411,38 @@ class _Life:
         self._run.processors[:] = [self._processor]
         self._run.calls.append(Call("initialize"))
         call_method(self._processor, "initialize", context)
+        if self._is_single:
+            self._kit = self._make_kit(context)
+
+    def _make_kit(self, context: Context) -> RecordKit:
+        return RecordKit(
+            *(self._processor, context, self._concurrency or Concurrency(), self._policy),
+            seed=self._seed,
+            decoding=self._decoding,
+            places=self._ledger,
+            given_up=self._run.given_up.append,
+            told=self._note_error,
+            called=self._note_call,
+            returned=self._note_returned,
+            is_released=lambda: self._run.released,
+        )
+
+    def _note_error(self, words: str) -> None:
+        self._run.last_error = words
+
+    def _note_call(self) -> None:
+        self._run.calls.append(Call("process_record", 1))
+        self._run.delivered += 1
+
+    def _note_returned(self) -> None:
+        self._returned += 1
+        if self._returned == self._crash_after:
+            raise Crash
+
+    def close(self) -> None:
+        """The run is over."""
+        if self._kit is not None:
+            self._kit.calls.close()
 
     def deliver(self, records: list[Record]) -> None:
         """Deliver all records, in batches within every limit, until the end or a release."""
@@ -384,7 +452,8 @@ class _Life:
             self._process(batch)
             self._run.row_counts.append(self._ledger.lengths())
             given += len(batch)
-            if self._crash_after is not None and given >= self._crash_after:
+            is_given = self._crash_after is not None and given >= self._crash_after
+            if is_given and not self._is_single:
                 raise Crash
             if self._mode == "batch":
                 self._checkpoint_processed()
@@ -418,14 +487,17 @@ class _Life:
             self._checkpoint_processed()
             room = self._uncheckpointed_max
         size = min(self._batch_max, room)
-        if self._crash_after is not None:
+        if self._crash_after is not None and not self._is_single:
             size = min(size, max(1, self._crash_after - self._run.delivered))
         return size
 
     def _process(self, batch: list[Record]) -> None:
         self._uncheckpointed += [record.position for record in batch]
         self._ledger.delivered = batch[-1].position
-
+        if self._kit is not None:
+            self._kit.process(_Batch(batch, batch[-1].position))
+            self._ledger.delivered = self._ledger.settled
+            return
         run = BatchRun(batch, self._policy, self._breaker)
         error: Exception | None = None
         while True:
@@ -510,6 +582,13 @@ class _Life:
     def release(self) -> None:
         """The processor gives its lease away."""
         self._run.released = True
+        if self._kit is not None:
+            self._kit.calls.wake()
+
+
+class _Batch(NamedTuple):
+    records: list[Record]
+    last: ExtendedSequenceNumber
 
 
 class _Writes:

@@ -9,6 +9,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 from kclrun.codec.kpl import drop_until
 from kclrun.consuming import events
@@ -18,6 +19,7 @@ from kclrun.consuming.commands import (
     CallShardEnded,
     CallShutdownRequested,
 )
+from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import (
     Attempts,
     Call,
@@ -27,25 +29,21 @@ from kclrun.consuming.delivery import (
     RetryAfter,
     RowScope,
     attempt,
-    destination_pause_s,
     host_fault,
 )
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
-from kclrun.errors import FailedRecords, HostFailed, LetterTooLarge, SinkError
+from kclrun.errors import FailedRecords, HostFailed
 from kclrun.model.lease import Lease
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.observe.failures import Failure, describe
-from kclrun.processor import RecordProcessor, call_method
+from kclrun.processor import Context, RecordProcessor, call_method
 from kclrun.protocol.reports import (
-    DEAD_LETTER,
-    ProcessorFailed,
-    ProcessorRaised,
     ProcessorRecovered,
-    RecordGivenUp,
     Report,
 )
+from kclrun.record_calls import MakeThread
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import (
     Batch,
@@ -54,6 +52,8 @@ from kclrun.worker.delivery_queue import (
     Exhausted,
     QueueClosed,
 )
+from kclrun.worker.giving_up import GivingUp, Trouble
+from kclrun.worker.record_delivering import RecordDelivery, RowPlaces
 
 
 class Deliverer:
@@ -94,12 +94,13 @@ class Deliverer:
         self._checkpoints = checkpoints
         self._report = report
         self._broke = broke
-        self._bury = bury
+        self._giving_up = GivingUp(queue, post, report, bury, policy.then)
         self._settled = settled
         self._sent = sent
         self._breaker = Breaker(policy.limit)
         self._settling = threading.Lock()
         self._processor: RecordProcessor | None = None
+        self._records: RecordDelivery | None = None
         self._rows: RowScope | None = None
         self._decoding: Decoding | None = None
         self._token = 0
@@ -113,6 +114,8 @@ class Deliverer:
                 case Batch() as batch:
                     self._deliver(batch)
                 case QueueClosed():
+                    if self._records is not None:
+                        self._records.calls.close()
                     return
                 case ConfirmStop():
                     self._post(events.DeliveryStopped())
@@ -121,9 +124,56 @@ class Deliverer:
                 case call:
                     self._call(call)
 
-    def _deliver(self, batch: Batch) -> None:
+    def take_records(
+        self,
+        processor: RecordProcessor,
+        context: Context,
+        concurrency: Concurrency,
+        decoding: Decoding | None,
+        rows: RowPlaces,
+        *,
+        is_lost: Callable[[], bool],
+        make_thread: MakeThread,
+    ) -> None:
+        """Batches are given record by record from here on. Called by `prepare`."""
+        self._records = RecordDelivery(
+            *(processor, context, concurrency, self._policy, self._breaker),
+            queue=self._queue,
+            rows=rows,
+            post=self._post,
+            report=self._report,
+            giving_up=self._giving_up,
+            decoding=decoding,
+            delivered=self._note_delivered,
+            processed=self._record_processed,
+            is_lost=is_lost,
+            make_thread=make_thread,
+        )
+
+    @property
+    def runs_records(self) -> bool:
+        """Whether `process_record` runs, or may."""
+        return self._records is not None and self._records.calls.is_running
+
+    def tell_stacks(self, file: TextIO) -> None:
+        """Where coroutines stand; any thread."""
+        if self._records is not None:
+            self._records.calls.tell_stacks(file)
+
+    def _note_delivered(self, batch: Batch) -> None:
         self.delivered = batch.last
         self._post(events.BatchDelivered(batch.last, len(batch.records), batch.payload_bytes))
+
+    def _record_processed(self, position: ExtendedSequenceNumber) -> None:
+        self._done = position
+        self._processed(position)
+
+    def _deliver(self, batch: Batch) -> None:
+        self._note_delivered(batch)
+        if self._records is not None:
+            if not self._records.deliver(batch):
+                self._checkpoints.given = self._done
+            return
         if batch.records and not self._is_done_with(batch):
             # What user code checkpoints from here on, in shutdown_requested, covers no more.
             self._checkpoints.given = self._done
@@ -174,7 +224,7 @@ class Deliverer:
         """Give a batch until each record is processed or given up; False if delivery was stopped
         before, or the lease is to be halted. `BatchRun` decides what is given."""
         run = BatchRun(batch.records, self._policy, self._breaker)
-        trouble = _Trouble()
+        trouble = Trouble()
         may_go = True
         while True:
             if (settled := run.newly_settled()) is not None:
@@ -195,7 +245,8 @@ class Deliverer:
                         may_go = False
                         continue
                 case LetGo(index, calls):
-                    may_go = self._let_go(batch.records[index], index, calls, trouble)
+                    record, failure = batch.records[index], trouble.of[index]
+                    may_go = self._giving_up.let_go(record, failure, calls, trouble)
                 case Halt(reason):
                     self._queue.halt()
                     self._post(trouble.given_up(reason))
@@ -203,7 +254,7 @@ class Deliverer:
             if not may_go:
                 return False
 
-    def _give(self, batch: Batch, indexes: Sequence[int], run: BatchRun, trouble: _Trouble) -> None:
+    def _give(self, batch: Batch, indexes: Sequence[int], run: BatchRun, trouble: Trouble) -> None:
         """One call with some records of the batch."""
         # A checkpoint inside the batch holds, even if the attempt that made it then raised: the
         # records that it covers are not delivered again.
@@ -239,12 +290,12 @@ class Deliverer:
         finally:
             self._checkpoints.given = self._checkpoints.before = None
 
-    def _settle(self, batch: Batch, run: BatchRun, trouble: _Trouble) -> None:
+    def _settle(self, batch: Batch, run: BatchRun, trouble: Trouble) -> None:
         """User code asks for a checkpoint: no record that was given up may be without its letter
         [I13]. Any thread of user code. Raises: SinkError."""
         with self._settling:
             for step in run.held:
-                self._keep(batch.records[step.index], trouble.of[step.index], step.calls)
+                self._giving_up.keep(batch.records[step.index], trouble.of[step.index], step.calls)
             run.release(boottime())
 
     def _raised(
@@ -253,7 +304,7 @@ class Deliverer:
         batch: Batch,
         indexes: Sequence[int],
         run: BatchRun,
-        trouble: _Trouble,
+        trouble: Trouble,
     ) -> None:
         error = run.checked(error)
         failure = describe(error, [batch.records[index] for index in indexes])
@@ -271,46 +322,6 @@ class Deliverer:
         if pause_s is not None or (run.is_isolating and not was_isolating):
             self._report(trouble.raised(pause_s or 0.0))
 
-    def _let_go(self, record: Record, index: int, calls: int, trouble: _Trouble) -> bool:
-        """Keep the letter, however long that takes; False if delivery was stopped meanwhile, or
-        the lease is halted because the letter can never be kept."""
-        failed = 0
-        while True:
-            try:
-                self._keep(record, trouble.of[index], calls)
-                break
-            except LetterTooLarge as error:
-                self._queue.halt()
-                self._post(trouble.given_up(str(error)))
-                return False
-            except SinkError as error:
-                failed += 1
-                pause_s = destination_pause_s(failed)
-                where = (DEAD_LETTER, str(error), "", "", "")
-                self._report(ProcessorRaised(*where, failed, pause_s))
-                if not self._queue.may_try_again(pause_s, is_batch=True):
-                    return False
-        if failed:
-            self._report(ProcessorRecovered(DEAD_LETTER, failed + 1))
-        return True
-
-    def _keep(self, record: Record, failure: Failure, calls: int) -> None:
-        """Keep the letter of a record that is given up, or skip it. Raises: SinkError."""
-        is_skipped = self._policy.then == "skip"
-        if not is_skipped:
-            assert self._bury is not None, "the settings name a place for dead letters"
-            self._bury(record, failure, calls)
-        self._report(
-            RecordGivenUp(
-                record.position,
-                failure.error,
-                failure.raised_at,
-                failure.traceback_text,
-                calls,
-                is_skipped=is_skipped,
-            )
-        )
-
     # Other calls.
 
     def _attempt_until_it_holds(
@@ -324,7 +335,7 @@ class Deliverer:
         `covers` is the position of the rows that the call emits; None if it emits none.
         """
         attempts: Attempts | None = None
-        trouble = _Trouble(where)
+        trouble = Trouble(where)
         while True:
             try:
                 attempt(call, self._rows, covers, self._durable)
@@ -343,7 +354,7 @@ class Deliverer:
         durable, sent = self._checkpoints.durable, self._sent()
         return sent if durable is None or (sent is not None and sent > durable) else durable
 
-    def _may_repeat(self, error: BaseException, attempts: Attempts, trouble: _Trouble) -> bool:
+    def _may_repeat(self, error: BaseException, attempts: Attempts, trouble: Trouble) -> bool:
         decision, where = attempts.raised(error), attempts.where
         fault = host_fault(error)
         trouble.note(describe(error), is_host_fault=fault is not None)
@@ -361,52 +372,3 @@ class Deliverer:
             case RetryAfter(pause_s):
                 self._report(trouble.raised(pause_s))
                 return self._queue.may_try_again(pause_s, is_batch=False)
-
-
-class _Trouble:
-    """The failures of one call of user code, and of its repetitions, for reports.
-
-    `of` has the last failure of single records of a batch, by index. `covered` is the highest
-    position that rows of the batch are kept for: the rows of a later call belong to it as well.
-    """
-
-    def __init__(self, where: str = "process_records") -> None:
-        self.calls = 0
-        self.of: dict[int, Failure] = {}
-        self.covered: ExtendedSequenceNumber | None = None
-        self._where = where
-        self._last: Failure | None = None
-        self._is_repetition = False
-        self._is_host_fault = False
-
-    def note(self, failure: Failure, *, is_host_fault: bool) -> None:
-        """Another call raised."""
-        self._is_repetition = self._last is not None and failure.is_as(self._last)
-        self._last, self._is_host_fault = failure, is_host_fault
-        self.calls += 1
-
-    def raised(self, pause_s: float) -> ProcessorRaised:
-        """A repetition is reported in brief: its traceback was logged the first time."""
-        assert self._last is not None, "only what raised is reported"
-        last = self._last
-        traceback_text = "" if self._is_repetition else last.traceback_text
-        return ProcessorRaised(
-            *(self._where, last.error, last.raised_at, last.record, traceback_text),
-            *(self.calls, pause_s),
-        )
-
-    def given_up(self, reason: str = "") -> ProcessorFailed:
-        """`reason` is said instead of the last error."""
-        assert self._last is not None, "only what raised is given up"
-        last = self._last
-        traceback_text = "" if self._is_repetition else last.traceback_text
-        return ProcessorFailed(
-            self._where,
-            reason or last.error,
-            self.calls,
-            last.position,
-            traceback_text,
-            last.raised_at,
-            last.record,
-            self._is_host_fault,
-        )

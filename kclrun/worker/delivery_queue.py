@@ -240,6 +240,10 @@ class Turn:
             self._line[0].notify_all()
 
 
+def _nothing() -> None:
+    """No single records wait."""
+
+
 class DeliveryQueue:
     """The pages and the decisions about them, under one lock with one condition. `now` is the
     fence's clock.
@@ -266,7 +270,8 @@ class DeliveryQueue:
         self._exhausted: Exhausted | None = None
         self._closed = False
         self._busy_since = Instant(0.0)
-        self._under_way: Batch | None = None
+        self._under_way: deque[Batch] = deque()
+        self._on_change: Callable[[], None] = _nothing
         self._records_total = 0
         self._bytes_total = 0
         self._batches_total = 0
@@ -277,6 +282,11 @@ class DeliveryQueue:
     @property
     def is_closed(self) -> bool:
         return self._closed
+
+    def tell_changes(self, on_change: Callable[[], None]) -> None:
+        """Call this when a page comes, and when delivery is allowed, held or stopped: the calls of
+        single records wait elsewhere. It must not wait."""
+        self._on_change = on_change
 
     @property
     def records_ahead_max(self) -> int:
@@ -292,7 +302,7 @@ class DeliveryQueue:
             self._pages.append(page)
             self._bytes_ahead += page.bytes_held
             self._records_ahead += len(page.records)
-            self._changed.notify_all()
+            self._notify()
             return True
 
     def finish(self, children: tuple[ChildShard, ...], *, is_expired: bool = False) -> None:
@@ -311,19 +321,19 @@ class DeliveryQueue:
     def allow_delivery(self, permit: AllowDelivery) -> None:
         with self._changed:
             self._delivery.allow(permit)
-            self._changed.notify_all()
+            self._notify()
 
     def stop_delivery(self) -> None:
         """No batch starts from here on; the main thread gets ConfirmStop once it is idle."""
         with self._changed:
             self._delivery.stop()
-            self._changed.notify_all()
+            self._notify()
 
     def hold(self, is_held: bool) -> None:  # noqa: FBT001 - the state itself
         """An output is full: no batch starts until it has room."""
         with self._changed:
             self._delivery.hold(is_held)
-            self._changed.notify_all()
+            self._notify()
 
     def cut_at(self, positions: Iterable[ExtendedSequenceNumber]) -> None:
         """Let a batch end at each of these positions, in their order: outputs have their rows up to
@@ -335,6 +345,7 @@ class DeliveryQueue:
         """Start no batch any more, even with a permit."""
         with self._changed:
             self._delivery.halt()
+            self._notify()
 
     def call(self, call: Call) -> None:
         """Request a call of user code; the main thread is idle or about to be."""
@@ -345,7 +356,7 @@ class DeliveryQueue:
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._notify()
 
     def view(self) -> QueueView:
         with self._changed:
@@ -364,7 +375,8 @@ class DeliveryQueue:
     def note_returned(self, batch: Batch) -> None:
         """User code has returned for this batch: from now on its records count as processed."""
         with self._changed:
-            self._under_way = None
+            if self._under_way and self._under_way[0] is batch:
+                self._under_way.popleft()
             self._records_total += len(batch.records)
             self._bytes_total += batch.payload_bytes
             self._batches_total += bool(batch.records)
@@ -380,6 +392,34 @@ class DeliveryQueue:
                     return task
                 self._changed.wait()  # a fence that passes starts nothing: no need to wake
                 now = self._now()
+
+    # Single records: the calls under way are a batch, and `busy` says which of them is the oldest.
+
+    def more(self) -> Batch | None:
+        """A batch that joins those under way. None in a shared process: another lease may wait for
+        its turn."""
+        with self._changed:
+            if self._closed or self._turn is not None or not self._pages:
+                return None
+            start = self._delivery.next_batch(self._waiting(), self._now())
+            return None if start is None else self._take_batch(start.records)
+
+    def is_ending(self) -> bool:
+        """Whether the calls of single records are to come to their end."""
+        return self._closed or self._delivery.is_ending
+
+    def may_go_on(self) -> bool:
+        """Whether a single record of the batches under way may start [P7]."""
+        return not self._closed and self._delivery.may_go_on(self._now())
+
+    def busy(self, since: Instant) -> None:
+        """Since when the oldest call of a single record runs; 0 if none does."""
+        with self._changed:
+            now = self._now()
+            if self._busy_since:
+                self._last_batch_instant = now
+                self._processing_s_total += (since or now) - self._busy_since
+            self._busy_since = since
 
     def may_try_again(self, pause_s: float, *, is_batch: bool) -> bool:
         """Wait before a call of user code is repeated; False if delivery was stopped meanwhile."""
@@ -425,6 +465,10 @@ class DeliveryQueue:
             self._leave_line()
         return task
 
+    def _notify(self) -> None:
+        self._changed.notify_all()
+        self._on_change()
+
     def _leave_line(self) -> None:
         if self._turn is not None:
             self._turn.leave(self._changed)
@@ -434,6 +478,7 @@ class DeliveryQueue:
         match self._delivery.next_start(waiting, now):
             case StartBatch(records):
                 self._busy_since = now
+                self._under_way.clear()
                 return self._take_batch(records)
             case ConfirmEnd():
                 return self._exhausted
@@ -461,7 +506,7 @@ class DeliveryQueue:
             self._drop_page()
             return Batch((), page.last, 0, page.millis_behind_latest)
         batch = self._slice(page, size)
-        self._under_way = batch
+        self._under_way.append(batch)
         self._first_delivered = self._first_delivered or batch.records[0].position
         return batch
 
@@ -483,8 +528,8 @@ class DeliveryQueue:
         return Batch(records, last, payload_bytes, page.millis_behind_latest)
 
     def _unprocessed_since(self) -> WallTime | None:
-        if self._under_way is not None:
-            oldest = self._under_way.records[0]
+        if self._under_way:
+            oldest = self._under_way[0].records[0]
         else:
             # Only the first page is delivered in parts; of a cut one only its end may be left.
             starts = ((page, self._offset if page is self._pages[0] else 0) for page in self._pages)

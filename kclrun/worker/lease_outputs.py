@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from kclrun.codec.row_lines import encode_row
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.consuming.delivery import destination_pause_s
@@ -21,7 +22,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import Output
-from kclrun.processor import MAIN_OUTPUT, Row
+from kclrun.processor import MAIN_OUTPUT, KeptRow, Row
 from kclrun.protocol.reports import OUTPUT, ProcessorRaised, Report
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime
@@ -142,16 +143,37 @@ class LeaseOutputs:
     def emit(self, row: Row, to: str) -> None:
         """As `Context.emit`."""
         emit = self._emit_to.get(to)
-        if emit is not None:
-            emit(row)
-        elif to == MAIN_OUTPUT:
-            raise SettingsError(
+        if emit is None:
+            raise self._unknown(to)
+        emit(row)
+
+    def prepare(self, row: Row, to: str) -> KeptRow:
+        """A row that its record keeps until it is done, in the form of its output. Raises: as
+        `emit`, but for a full disk."""
+        if to not in self._emit_to:
+            raise self._unknown(to)
+        if to == MAIN_OUTPUT and self._file is not None:
+            line = encode_row(row)
+            return KeptRow(to, line, len(line))
+        assert self._outputs is not None, "a name without a file is of an output"
+        return self._outputs.prepare(row, to)
+
+    def place(self, row: KeptRow) -> None:
+        """Add a row that was prepared. Raises: SinkError for a full disk."""
+        if row.to == MAIN_OUTPUT and self._file is not None:
+            self._file.place(row.encoded)
+        else:
+            assert self._outputs is not None, "it was prepared by them"
+            self._outputs.place(row)
+
+    def _unknown(self, to: str) -> SettingsError:
+        if to == MAIN_OUTPUT:
+            return SettingsError(
                 "context.emit() needs a place for the rows: set output.path in the configuration"
             )
-        else:
-            raise SettingsError(
-                f"context.emit(…, to={to!r}): there is no outputs.{to} in the settings"
-            )
+        return SettingsError(
+            f"context.emit(…, to={to!r}): there is no outputs.{to} in the settings"
+        )
 
     def begin_batch(self) -> None:
         """As `RowScope`."""

@@ -13,7 +13,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Protocol, TextIO
 
 from kclrun.consuming import commands, events
 from kclrun.consuming.state_machine import LeaseStateMachine
@@ -71,10 +71,15 @@ class ManagerLine:
     """The lease process's end of the control channel, once the start command was read."""
 
     def __init__(
-        self, channel: Channel[Left, ToWorker], renew: Callable[[WireCredentials], None]
+        self,
+        channel: Channel[Left, ToWorker],
+        renew: Callable[[WireCredentials], None],
+        tell_stacks: Callable[[TextIO], None] | None = None,
     ) -> None:
+        """`tell_stacks` writes where user code stands beside the stacks of the threads."""
         self._channel = channel
         self._renew = renew
+        self._tell_stacks = tell_stacks
         self._is_gone = False
 
     def filenos(self) -> tuple[int, ...]:
@@ -101,6 +106,9 @@ class ManagerLine:
                     self._renew(credentials)
                 case DumpStacks():
                     faulthandler.dump_traceback(file=STDERR_FD, all_threads=True)
+                    if self._tell_stacks is not None:
+                        with open(STDERR_FD, "w", closefd=False) as file:
+                            self._tell_stacks(file)
                 case Restart():
                     received.append(events.RestartRequested())
                 case Begin() | Admit():

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 import msgspec
 
@@ -28,13 +28,15 @@ from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.codec.values import Decode
 from kclrun.consuming.commands import ExitCause
+from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import ErrorPolicy, RowScope, host_fault
 from kclrun.consuming.events import ReleaseRequested
 from kclrun.consuming.hot_keys import KeyMeter
 from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first_start
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.state_machine import LeaseStateMachine
-from kclrun.errors import HostFailed
+from kclrun.consuming.states import State
+from kclrun.errors import HostFailed, SinkError
 from kclrun.ipc import exit_codes
 from kclrun.ipc.board import Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
@@ -60,8 +62,9 @@ from kclrun.model.wire import WireEndpoint
 from kclrun.observe.failures import Failure
 from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
-from kclrun.processor import Context, RecordProcessor, call_method
+from kclrun.processor import Context, RecordProcessor, Row, call_method
 from kclrun.protocol.reports import ProcessBroke, StartUnclaimed
+from kclrun.record_calls import require_fit
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.worker.clock import boottime
@@ -317,7 +320,9 @@ class LeaseProcess:
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
         self._rows = self._outputs()
         self._checkpoints = CheckpointCalls(self._inbox.post, self._cover, self._is_over)
-        self._line = ManagerLine(channel, self._services.credentials.replace)
+        self._line = ManagerLine(
+            channel, self._services.credentials.replace, self._tell_stacks_of_records
+        )
         self._lease_thread = LeaseThread(
             self._life,
             self._inbox,
@@ -387,6 +392,9 @@ class LeaseProcess:
         self._lease_thread.join()
         return self._end()
 
+    def _tell_stacks_of_records(self, file: TextIO) -> None:
+        self._deliverer.tell_stacks(file)
+
     def _break_off(self, error: BaseException) -> None:
         self._lease_thread.break_off(error)
 
@@ -405,14 +413,41 @@ class LeaseProcess:
         """Make and initialise a new processor; then reading begins. On the main thread."""
         paths = [Path(path) for path in self._spec.import_paths]
         kind = load_processor(self._spec.processor, paths)
+        is_manual = self._spec.checkpoint.mode == "manual"
+        called = f"processor: {self._spec.processor}"
+        is_single = require_fit(kind, called, self._spec.concurrency, is_manual=is_manual)
         if self._shared is not None:
             self._shared.process.modules_loaded()
         decoding = load_decoding(self._spec.decode, kind, paths, self._registry)
         processor = kind()
         row = self._row = self._rows.open(row)
-        call_method(processor, "initialize", self._context(row))
+        context = self._context(row, is_single=is_single)
+        call_method(processor, "initialize", context)
+        if is_single:
+            self._take_records(processor, context, decoding)
         self._begin_fetching(row)
         return processor, self._rows, decoding
+
+    def _take_records(
+        self, processor: RecordProcessor, context: Context, decoding: Decoding | None
+    ) -> None:
+        self._deliverer.take_records(
+            processor,
+            context,
+            self._spec.concurrency or Concurrency(),
+            decoding,
+            self._rows,
+            is_lost=lambda: self._life.state is State.LOSING,
+            make_thread=self._make_thread,
+        )
+
+    def _emit_of_shard(self, row: Row, to: str) -> None:
+        if self._deliverer.runs_records:
+            raise SinkError(
+                "rows of a record leave by its own context: process_record(self, record, context)"
+                " calls context.emit(row)"
+            )
+        self._rows.emit(row, to)
 
     def _registry(self) -> Decode:
         from kclrun.aws.glue.decoder import open_registry
@@ -420,7 +455,7 @@ class LeaseProcess:
         spec = self._spec
         return open_registry(spec.kinesis.region, spec.glue_url, self._services.credentials)
 
-    def _context(self, row: Lease) -> Context:
+    def _context(self, row: Lease, *, is_single: bool) -> Context:
         spec = self._spec
         return Context(
             application=spec.application,
@@ -432,7 +467,8 @@ class LeaseProcess:
             fencing_token=row.counter,
             uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
             checkpoint_mode=spec.checkpoint.mode,
-            emit=self._rows.emit,
+            emit=self._emit_of_shard if is_single else self._rows.emit,
+            prepare=self._rows.prepare,
             release=self._release,
             pending_checkpoint=row.pending,
             schemas={

@@ -24,7 +24,7 @@ from kclrun.model.output import Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.ports import Output
-from kclrun.processor import Row
+from kclrun.processor import KeptRow, Row
 
 # The rows of one call wait in memory, because they are taken back if it raises. Beyond this they
 # are more than a mistake of the processor should cost its host.
@@ -210,6 +210,18 @@ class Outputs:
                 lane.emitted_bytes = emitted_bytes
 
         return emit
+
+    def prepare(self, row: Row, to: str) -> KeptRow:
+        """A row for the output `to` that its record keeps until it is done. Raises: as `emit`."""
+        return KeptRow(to, *self._by_name[to].output.encode(row))
+
+    def place(self, row: KeptRow) -> None:
+        """Add a row that was prepared, within a batch. Its record's limit was looked at then."""
+        with self._lock:
+            lane = self._by_name[row.to]
+            lane.rows.append(row.encoded)
+            lane.emitted_rows += 1
+            lane.emitted_bytes += row.size
 
     def begin_batch(self) -> None:
         """As `RowScope`: a call of user code starts."""

@@ -64,6 +64,12 @@ ROWS: Final = {
             11,
         ),
         Row(
+            "records",
+            "single records: async, 20 keys ≥ 10 x one at a time, 200 keys ≥ 40 x; ≤ 1.5 µs a call",
+            "bench.single_records:records",
+            3,
+        ),
+        Row(
             "hot-keys",
             "measuring the keys of a shard: ≤ 1 % of the CPU of reading it",
             "bench.hot_keys:hot_keys",

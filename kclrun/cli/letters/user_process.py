@@ -144,6 +144,7 @@ def _run(
         end_of_shard=False,
         decode=decode,
         schema=job.schema,
+        seed=None,
     )
 
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from kclrun.codec.kpl import drop_until
 from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row
 from kclrun.codec.values import Decode
+from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import (
     Attempts,
     ErrorPolicy,
@@ -47,7 +48,15 @@ from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
 from kclrun.ports import LetterStore
-from kclrun.processor import MAIN_OUTPUT, Checkpointer, Context, RecordProcessor, call_method
+from kclrun.processor import (
+    MAIN_OUTPUT,
+    Checkpointer,
+    Context,
+    KeptRow,
+    RecordProcessor,
+    call_method,
+)
+from kclrun.record_calls import PROCESS_RECORD, require_fit
 from kclrun.spark.executor.reading import ReadPage, cuts
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import Place
@@ -62,6 +71,7 @@ from kclrun.spark.processors.range_progress import (
     begins_at,
     cut,
 )
+from kclrun.spark.processors.single_records import SingleRecords
 from kclrun.spark.stream_set import parted
 
 # Emitted rows on their way into the DataFrame: JSON lines, then Arrow batches.
@@ -117,9 +127,7 @@ class EmittedBatches:
     def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
         """Add one row. Raises: TypeError, LimitExceeded as `encode_row`; LimitExceeded when one
         call emits more than 256 MiB; SinkError outside a call; SettingsError for a named output."""
-        if to != MAIN_OUTPUT:
-            raise SettingsError(f"on Spark rows go to one DataFrame: there is no output {to!r}")
-        line = encode_row(row)[:-1]  # one line of a file, without its newline
+        line = self._line(row, to)
         with self._lock:
             if not self._is_open:
                 raise SinkError("emit() is for process_records and shard_ended, while they run")
@@ -130,6 +138,28 @@ class EmittedBatches:
                 )
             self._call_bytes += len(line)
             self._lines.append(line)
+
+    def _line(self, row: Mapping[str, Any], to: str) -> bytes:
+        if to != MAIN_OUTPUT:
+            raise SettingsError(f"on Spark rows go to one DataFrame: there is no output {to!r}")
+        return encode_row(row)[:-1]  # one line of a file, without its newline
+
+    def prepare(self, row: Mapping[str, Any], to: str) -> KeptRow:
+        """A row that its record keeps until it is done. Raises: as `emit`."""
+        line = self._line(row, to)
+        return KeptRow(to, line, len(line))
+
+    def place(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> None:
+        """The rows of records that are done. Raises: LimitExceeded for more than 256 MiB of one
+        batch, which wait in memory until all of it is done."""
+        if self._bytes + sum(row.size for row in rows) > CALL_BYTES_MAX:
+            raise LimitExceeded(
+                f"one batch emitted more than {CALL_BYTES_MAX} bytes, which wait in memory until"
+                " all its records are done: set fetch.batch_max lower"
+            )
+        self.begin_batch()
+        self._lines += [row.encoded for row in rows]
+        self.end_batch(position)
 
     def begin_batch(self) -> None:
         """User code is called: its rows can be taken back together."""
@@ -229,6 +259,7 @@ class ProcessorJob(msgspec.Struct, frozen=True, kw_only=True):
     batch_max: int
     uncheckpointed_max: int
     on_error: ErrorPolicy
+    concurrency: Concurrency | None = None
     letters: LetterPlace = LetterPlace()
     decode: str | None = None
     glue_url: str | None = None
@@ -300,6 +331,7 @@ class ProcessorHost:
         # The last record of a call with some of a batch: a checkpoint in it covers no more.
         self._given: ExtendedSequenceNumber | None = None
         self._kept_until: ExtendedSequenceNumber | None = None
+        self._single: SingleRecords | None = None
         user_code = job.user_code()
         self._attempt("initialize", lambda: self._initialize(user_code, begin))
 
@@ -318,9 +350,15 @@ class ProcessorHost:
         self._progress.continue_with_next_range()
 
     def process(self, records: Sequence[Record]) -> None:
-        """Deliver some records, at least one, in one call of `process_records`."""
+        """Deliver some records, at least one, in one call of `process_records`, or one by one."""
         last = self._progress.deliver(records)
         started = self._clock()
+        if self._single is not None:
+            failed = self._single.process(records, last)
+            if failed is not None:
+                raise ProcessorError(self._failure(PROCESS_RECORD, *failed)) from None
+            self._progress.process(last, self._clock() - started)
+            return
         run = BatchRun(records, self._job.on_error, self._breaker)
         raised: dict[int, BaseException] = {}
         error: BaseException | None = None
@@ -351,6 +389,7 @@ class ProcessorHost:
             lambda: call_method(self._processor, "shard_ended", self._checkpointer),
             SHARD_END,
         )
+        self._close()
         self._progress.end(self._clock() - started)
 
     def give_up(self) -> None:
@@ -359,6 +398,7 @@ class ProcessorHost:
             "shutdown_requested",
             lambda: call_method(self._processor, "shutdown_requested", self._checkpointer),
         )
+        self._close()
 
     def lose(self) -> None:
         """The lease is lost. Errors of `lease_lost` are only logged: this task does not own it."""
@@ -366,6 +406,12 @@ class ProcessorHost:
             call_method(self._processor, "lease_lost")
         except BaseException as error:  # noqa: BLE001 - user code: whatever it raises
             _log.warning("%s: lease_lost raised %s", self._shard_id, error_words(error))
+        self._close()
+
+    def _close(self) -> None:
+        """No record follows."""
+        if self._single is not None:
+            self._single.calls.close()
 
     def report(self, shard_range: ShardRange) -> RangeReport:
         """The account of the range; ask once its rows have left."""
@@ -385,12 +431,22 @@ class ProcessorHost:
             uncheckpointed_max=self._job.uncheckpointed_max,
             checkpoint_mode="batch",
             emit=self._rows.emit,
+            prepare=self._rows.prepare,
             release=self._release,
             schemas=None
             if self._job.schema is None
             else {MAIN_OUTPUT: RowSchema.parse(self._job.schema)},
         )
         call_method(self._processor, "initialize", self._context)
+        concurrency = self._job.concurrency
+        if require_fit(user_code, self._job.processor, concurrency, is_manual=False):
+            self._single = SingleRecords(
+                *(self._processor, self._context, concurrency or Concurrency()),
+                *(self._job.on_error, self._breaker),
+                decoding=self._decoding,
+                let_go=self._let_go,
+                place=self._rows.place,
+            )
 
     def _give_some(
         self,

@@ -15,13 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
+from kclrun.config.concurrency import RECORDS_MAX
 from kclrun.config.schema import CheckpointSettings, DeadLetterSettings, Settings
+from kclrun.consuming.concurrency import Concurrency, Order
 from kclrun.consuming.delivery import ErrorPolicy, Then
 from kclrun.errors import SettingsError
 from kclrun.loading import load_decoding, load_processor
 from kclrun.model.letter import LetterPlace
 from kclrun.model.row_schema import RowSchema
 from kclrun.ports import LetterStore
+from kclrun.record_calls import concurrency_of, require_fit
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.spark.executor.reading import ReadPage, read_ranges
 from kclrun.spark.offsets import ShardRange
@@ -87,6 +90,7 @@ def processor_stream(
             None if on_error.max_age is None else float(on_error.max_age),
             on_error.limit,
         ),
+        concurrency=concurrency_of(settings.concurrency, float(settings.shutdown.grace)),
         letters=settings.letter_place,
         decode=settings.decode,
         glue_url=settings.aws.url_of("glue"),
@@ -112,6 +116,9 @@ def process(
     limit: int = 100,
     decode: str | None = None,
     schema: str | None = None,
+    concurrency: int | None = None,
+    order: Order = "key",
+    timeout_s: float | None = None,
 ) -> DataFrame:
     """A `RecordProcessor` in a Spark program of one's own: the rows it emits, as a stream.
 
@@ -127,7 +134,9 @@ def process(
     goes on. `dead_letter` is the setting of that name, such as `{"s3": "s3://bucket/prefix"}`; a
     `path` must be a folder that all executors share. A letter is durable before its task ends, and
     may be kept again by another attempt at it. `decode` says what `record.value` is, and `schema`
-    what an emitted row must fit, as the settings `decode` and `output.schema` do.
+    what an emitted row must fit, as the settings `decode` and `output.schema` do. `concurrency`
+    is how many records of a shard a `process_record` gets at the same time; `order` and `timeout_s`
+    are as in the setting of that name.
 
     Columns: `shardId`, `sequenceNumber`, `subSequenceNumber` of the last record given when the row
     was emitted, and `row`, a JSON object. With several streams `stream` comes before them, because
@@ -144,6 +153,10 @@ def process(
         raise SettingsError(f"batch_max: expected 1 to 100000, got {batch_max}")
     if retries < 0 or backoff_s < 0:
         raise SettingsError("retries and backoff_s: expected 0 or more")
+    if concurrency is not None and not 1 <= concurrency <= RECORDS_MAX:
+        raise SettingsError(f"concurrency: expected 1 to {RECORDS_MAX}, got {concurrency}")
+    several = None if concurrency is None else Concurrency(concurrency, order, timeout_s)
+    require_fit(user_code, processor, several, is_manual=False)
     if (then == "dead-letter") == (dead_letter is None):
         raise SettingsError('dead_letter: is for `then="dead-letter"`, and needed there')
     try:
@@ -168,6 +181,7 @@ def process(
         batch_max=batch_max,
         uncheckpointed_max=CheckpointSettings().uncheckpointed_max,
         on_error=ErrorPolicy(retries, backoff_s, then, None, limit),
+        concurrency=several,
         letters=LetterPlace(path=place.path, s3=place.s3, sqs=place.sqs, stream=place.stream),
         decode=decode,
         schema=schema,

@@ -1,0 +1,716 @@
+"""Calls `process_record` for the records of a shard: inline, on threads or on an event loop.
+
+`consuming/concurrency.py` decides what may start and how far the prefix is done. This module makes
+the calls and hands the results on. It does not know queues, outputs, letters or Spark: those are
+the `RecordHost`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any, Final, NamedTuple, Protocol, TextIO
+
+from kclrun.config.concurrency import ConcurrencySettings
+from kclrun.consuming.concurrency import Concurrency, RecordWindow, Settled
+from kclrun.consuming.delivery import ErrorPolicy, host_fault
+from kclrun.consuming.failures import Breaker, Halt, LetGo
+from kclrun.errors import ProcessorLoadError
+from kclrun.model.record import Decoding, Record, RecordBatch
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.time import Instant, WallTime
+from kclrun.processor import (
+    Context,
+    KeptRow,
+    RecordContext,
+    RecordProcessor,
+    is_asynchronous,
+    takes_records,
+    why_not_returned,
+)
+
+PROCESS_RECORD: Final = "process_record"
+# Rows and progress are passed on so often: a call for each record would cost more than the record.
+TELL_S: Final = 0.05
+# ... or with so many bytes of rows: a part of what an output holds before the lease waits (64 MiB).
+TELL_BYTES: Final = 4 * 2**20
+# An event loop that is closed lets its tasks end for so long; the process may end then in any case.
+_CLOSE_WAIT_S: Final = 1.0
+
+# Of one coroutine: a stack that is deeper says no more.
+_FRAMES_MAX: Final = 50
+
+MakeThread = Callable[[Callable[[], None], str], threading.Thread]
+Call = tuple[int, Record, RecordContext]
+
+
+class Ended(NamedTuple):
+    """A call that is over. `error` is None if it returned; `is_cancelled`: because we asked."""
+
+    number: int
+    error: BaseException | None
+    is_cancelled: bool = False
+
+
+class Runner(Protocol):
+    """Makes the calls. It presses the `wake` that it was made with when a call has ended; one that
+    `is_inline` makes them in `start` or `take`."""
+
+    is_inline: bool
+
+    def start(self, calls: Sequence[Call]) -> None: ...
+
+    def take(self) -> list[Ended]:
+        """The calls that ended since, in the order in which they did."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel what runs, where that is possible."""
+        ...
+
+    def close(self) -> None:
+        """No call will follow."""
+        ...
+
+    def tell_stacks(self, file: TextIO) -> None:
+        """Write where calls stand that are on no thread's stack."""
+        ...
+
+
+def _called(call: Callable[..., Any], record: Record, context: RecordContext) -> None:
+    result = call(record, context)
+    if result is not None:
+        raise why_not_returned(PROCESS_RECORD, result)
+
+
+class InlineRunner:
+    """One call after the other on the thread that starts it."""
+
+    is_inline = True
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+        self._ended: list[Ended] = []
+
+    def start(self, calls: Sequence[Call]) -> None:
+        for number, record, context in calls:
+            try:
+                _called(self.call, record, context)
+            except BaseException as error:  # noqa: BLE001 - user code
+                self._ended.append(Ended(number, error))
+            else:
+                self._ended.append(Ended(number, None))
+
+    def take(self) -> list[Ended]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def tell_stacks(self, file: TextIO) -> None: ...
+
+
+class ThreadRunner:
+    """Each call on one of some threads. A thread cannot be cancelled: a call that does not return
+    holds the lease until the stall watch, or the end of the grace, ends the process."""
+
+    is_inline = False
+
+    def __init__(
+        self, call: Callable[..., Any], wake: Callable[[], None], make_thread: MakeThread
+    ) -> None:
+        self._call = call
+        self._wake = wake
+        self._make_thread = make_thread
+        # Bounded by `concurrency.records`: only so many calls are started and not taken.
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._ended: deque[Ended] = deque()
+        self._threads: list[threading.Thread] = []
+        self._running = 0
+
+    def start(self, calls: Sequence[Call]) -> None:
+        self._running += len(calls)
+        while len(self._threads) < self._running:
+            thread = self._make_thread(self._serve, f"record-{len(self._threads)}")
+            self._threads.append(thread)
+            thread.start()
+        for call in calls:
+            self._calls.put(call)
+
+    def take(self) -> list[Ended]:
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        self._running -= len(ended)
+        return ended
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def tell_stacks(self, file: TextIO) -> None: ...
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            number, record, context = call
+            error: BaseException | None = None
+            try:
+                _called(self._call, record, context)
+            except BaseException as raised:  # noqa: BLE001 - user code
+                error = raised
+            self._ended.append(Ended(number, error))
+            self._wake()
+
+
+class LoopRunner:
+    """Each call as a task of one event loop, which has a thread of its own from the first call to
+    `close`: what user code starts beside its calls goes on between them."""
+
+    is_inline = False
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        wake: Callable[[], None],
+        make_thread: MakeThread,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._call = call
+        self._wake = wake
+        self._make_thread = make_thread
+        self._timeout_s = timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._tasks: dict[int, tuple[Record, asyncio.Task[BaseException | None]]] = {}
+        self._cancelled: set[int] = set()
+        self._ended: deque[Ended] = deque()
+
+    def start(self, calls: Sequence[Call]) -> None:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = self._make_thread(partial(_run_loop, self._loop), "records")
+            self._thread.start()
+        self._loop.call_soon_threadsafe(self._begin, calls)
+
+    def take(self) -> list[Ended]:
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def cancel(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel_tasks)
+
+    def close(self) -> None:
+        """Cancel what is left on the loop, also tasks of user code, and close it."""
+        if self._loop is None or self._thread is None:
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_WAIT_S)
+        self._loop = None
+
+    def tell_stacks(self, file: TextIO) -> None:
+        for record, task in tuple(self._tasks.values()):
+            file.write(f"Coroutine of process_record for the record at {record.position}:\n")
+            with contextlib.suppress(Exception):  # it goes on meanwhile
+                frames = traceback.StackSummary.extract(_frames(task))
+                file.writelines(frames.format())
+
+    def _begin(self, calls: Sequence[Call]) -> None:
+        assert self._loop is not None, "the loop runs"
+        for number, record, context in calls:
+            task = self._loop.create_task(self._one(record, context))
+            self._tasks[number] = (record, task)
+            task.add_done_callback(partial(self._over, number))
+
+    async def _one(self, record: Record, context: RecordContext) -> BaseException | None:
+        """The call; its error as a value: what ends an interpreter would end the loop."""
+        try:
+            if self._timeout_s is None:
+                result = await self._call(record, context)
+            else:
+                result = await self._in_time(record, context, self._timeout_s)
+        except BaseException as error:  # noqa: BLE001 - user code
+            return error
+        return None if result is None else why_not_returned(PROCESS_RECORD, result)
+
+    async def _in_time(self, record: Record, context: RecordContext, timeout_s: float) -> object:
+        try:
+            async with asyncio.timeout(timeout_s) as timeout:
+                return await self._call(record, context)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            raise TimeoutError(
+                f"process_record did not return within {timeout_s:g} s (concurrency.timeout)"
+            ) from error
+
+    def _over(self, number: int, task: asyncio.Task[BaseException | None]) -> None:
+        del self._tasks[number]
+        error = asyncio.CancelledError() if task.cancelled() else task.result()
+        is_asked = number in self._cancelled
+        self._cancelled.discard(number)
+        is_cancelled = is_asked and isinstance(error, asyncio.CancelledError)
+        self._ended.append(Ended(number, error, is_cancelled))
+        self._wake()
+
+    def _cancel_tasks(self) -> None:
+        for number, (_, task) in self._tasks.items():
+            self._cancelled.add(number)
+            task.cancel()
+
+
+def _frames(task: asyncio.Task[Any]) -> Iterator[tuple[FrameType, int]]:
+    """Where a coroutine waits, the innermost last. A task's own `get_stack` has the outermost frame
+    alone."""
+    waiting: Any = task.get_coro()
+    for _ in range(_FRAMES_MAX):
+        frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
+        if frame is None:
+            return
+        yield frame, frame.f_lineno
+        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=_CLOSE_WAIT_S))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+def runner_of(
+    processor: RecordProcessor,
+    concurrency: Concurrency,
+    wake: Callable[[], None],
+    make_thread: MakeThread,
+) -> Runner:
+    """The runner that the kind of the method asks for."""
+    if is_asynchronous(processor):
+        return LoopRunner(processor.process_record, wake, make_thread, concurrency.timeout_s)
+    if concurrency.records == 1:
+        return InlineRunner(processor.process_record)
+    return ThreadRunner(processor.process_record, wake, make_thread)
+
+
+MakeRunner = Callable[[RecordProcessor, Concurrency, Callable[[], None], MakeThread], Runner]
+
+
+def concurrency_of(settings: ConcurrencySettings | None, grace_s: float) -> Concurrency | None:
+    """The setting `concurrency` as the runtime takes it; `grace_s` is `shutdown.grace`."""
+    if settings is None:
+        return None
+    timeout_s = None if settings.timeout is None else float(settings.timeout)
+    return Concurrency(settings.records, settings.order, timeout_s, grace_s)
+
+
+def why_misfit(
+    *,
+    is_single: bool,
+    is_async: bool,
+    concurrency: Concurrency | None,
+    is_manual: bool,
+) -> str | None:
+    """Why a processor of this kind does not fit these settings, in words; None if it does."""
+    if not is_single:
+        if concurrency is None:
+            return None
+        return (
+            "concurrency: is for process_record, and this processor has process_records, which gets"
+            " whole batches\nWrite process_record(self, record, context), or remove the setting"
+        )
+    if is_manual:
+        return (
+            "checkpoint.every: manual is for process_records: with process_record a checkpoint"
+            " covers the records that are done, which only the runtime knows\nUse a duration, or"
+            " batch"
+        )
+    if concurrency is not None and concurrency.timeout_s is not None and not is_async:
+        return (
+            "concurrency.timeout: is for `async def process_record`: a thread cannot be stopped\n"
+            "Remove it (what stands still for `stall` is ended in any case), or write async def"
+        )
+    return None
+
+
+def require_fit(
+    processor: object, called: str, concurrency: Concurrency | None, *, is_manual: bool
+) -> bool:
+    """Whether the processor takes single records. Raises: ProcessorLoadError if it does not fit."""
+    is_single = takes_records(processor, called)
+    wrong = why_misfit(
+        is_single=is_single,
+        is_async=is_asynchronous(processor),
+        concurrency=concurrency,
+        is_manual=is_manual,
+    )
+    if wrong is not None:
+        raise ProcessorLoadError(f"{called}: {wrong}")
+    return is_single
+
+
+class Records(Protocol):
+    """Records that arrived together; `last` is the position at which they end."""
+
+    @property
+    def records(self) -> Sequence[Record]: ...
+
+    @property
+    def last(self) -> ExtendedSequenceNumber: ...
+
+
+class Stop(NamedTuple):
+    """The calls are to end. `is_lost`: start none any more, cancel those that run."""
+
+    is_lost: bool = False
+
+
+class RecordHost(Protocol):
+    """What surrounds the calls. All is called on the thread of `RecordCalls.run`."""
+
+    def now(self) -> Instant: ...
+
+    def wall(self) -> WallTime: ...
+
+    def stop(self) -> Stop | None:
+        """Whether the calls are to end."""
+        ...
+
+    def may_start(self) -> bool:
+        """Whether records may start now: the lease is proven ours [P7]. Else `wake` follows."""
+        ...
+
+    def more(self) -> Records | None:
+        """Records behind those before that may join now."""
+        ...
+
+    def busy(self, since: Instant) -> None:
+        """Since when the oldest call runs; 0 if none does."""
+        ...
+
+    def raised(self, number: int, record: Record, error: BaseException) -> None:
+        """A call raised; before it is decided what follows."""
+        ...
+
+    def decided(self, number: int, pause_s: float | None) -> None:
+        """The call that raised is repeated after a pause, or is not repeated."""
+        ...
+
+    def recovered(self, number: int, calls: int) -> None:
+        """A record is done whose calls raised before."""
+        ...
+
+    def let_go(self, number: int, record: Record, calls: int) -> bool:
+        """Keep its letter durably, or count it as skipped; False if that was called off."""
+        ...
+
+    def halt(self, number: int, reason: str) -> None:
+        """Halt the lease. `reason` is empty: the error's own words are."""
+        ...
+
+    def settled(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> bool:
+        """All records up to `position` are done; `rows` are theirs since the last call, in order.
+        False if the rows could not be taken before a stop: the records count as not done."""
+        ...
+
+    def done_with(self, batch: Records) -> None:
+        """All records of this batch are settled."""
+        ...
+
+
+class _Batch(NamedTuple):
+    """A batch in the window: its records have the numbers from `first` to before `end`; those that
+    were done before have none."""
+
+    batch: Records
+    first: int
+    end: int
+
+    def position_before(self, number: int) -> ExtendedSequenceNumber:
+        """The position of the record before this number, of the batch."""
+        return self.batch.records[number - self.end - 1].position
+
+
+class RecordCalls:
+    """The calls of one processor. `run` gives it records until all are settled.
+
+    `wake` may be called from any thread: something changed that `run` waits for. `wait` waits for
+    it, or for so many seconds. Rows and progress are passed on every `tell_s`, and at the end of a
+    batch.
+    """
+
+    def __init__(
+        self,
+        processor: RecordProcessor,
+        context: Context,
+        concurrency: Concurrency,
+        policy: ErrorPolicy,
+        breaker: Breaker,
+        *,
+        host: RecordHost,
+        decoding: Decoding | None,
+        make_thread: MakeThread,
+        make_runner: MakeRunner = runner_of,
+        wait: Callable[[float | None], object] | None = None,
+        tell_s: float = TELL_S,
+    ) -> None:
+        self._host = host
+        self._context = context
+        self._decoding = decoding
+        self._tell_s = tell_s
+        self._concurrency = concurrency
+        self._policy = policy
+        self._breaker = breaker
+        self.changed = threading.Event()
+        self.wake = self.changed.set
+        self._wait = wait or self.changed.wait
+        self._runner = make_runner(processor, concurrency, self.wake, make_thread)
+        self.is_running = False
+        self._window = RecordWindow(concurrency, policy, breaker)
+        # Of the window: contexts of records that are not settled, when the calls under way began.
+        self._contexts: dict[int, RecordContext] = {}
+        self._began: dict[int, Instant] = {}
+        self._batches: deque[_Batch] = deque()
+        self._upto = 0
+        self._kept_bytes = 0
+        self._cancel_instant: Instant | None = None
+        self._is_cancelled = False
+        # Settled and not passed on yet.
+        self._rows: list[KeptRow] = []
+        self._rows_bytes = 0
+        self._position: ExtendedSequenceNumber | None = None
+        self._tell_at = 0.0
+        self._is_called_off = False
+
+    def close(self) -> None:
+        """No call will follow."""
+        self._runner.close()
+
+    def tell_stacks(self, file: TextIO) -> None:
+        """Where coroutines stand; any thread."""
+        self._runner.tell_stacks(file)
+
+    def run(self, batch: Records) -> bool:
+        """Process these records, and those that the host lets join them. False if some are left: a
+        stop, or the lease is halted."""
+        self.is_running = True
+        self._tell_at = time.monotonic() + self._tell_s
+        self._rows, self._rows_bytes, self._position = [], 0, None
+        self._is_called_off = False
+        try:
+            done, error = 0, None
+            RecordBatch(batch.records, decoding=self._decoding)
+            if isinstance(self._runner, InlineRunner):
+                done, error = self._run_in_order(self._runner.call, batch.records)
+            return self._run_window(batch, done, error)
+        finally:
+            self.is_running = False
+            self._host.busy(Instant(0.0))
+
+    def _run_in_order(
+        self, call: Callable[..., Any], records: Sequence[Record]
+    ) -> tuple[int, BaseException | None]:
+        """The fast way for one call after the other: until one raises, or something changed.
+        Returns how many records are done, and what the next one raised."""
+        of, is_changed, monotonic = self._context, self.changed.is_set, time.monotonic
+        self._host.busy(self._host.now())
+        tell_at, done = self._tell_at, 0
+        for record in records:
+            if is_changed():
+                self.changed.clear()
+                if self._host.stop() is not None:
+                    break
+            context = RecordContext(of)
+            try:
+                result = call(record, context)
+                if result is not None:
+                    raise why_not_returned(PROCESS_RECORD, result)
+            except BaseException as error:  # noqa: BLE001 - user code
+                context.is_open = False
+                self._position = records[done - 1].position if done else None
+                return done, error
+            context.is_open = False
+            done += 1
+            if context.kept is not None:
+                self._keep(context)
+                if self._rows_bytes >= TELL_BYTES:
+                    tell_at = 0.0
+            if monotonic() >= tell_at:
+                self._position = record.position
+                if not self._tell() or not self._host.may_start():
+                    break
+                self._host.busy(self._host.now())
+                tell_at = self._tell_at
+        self._position = records[done - 1].position if done else None
+        return done, None
+
+    def _run_window(self, batch: Records, done: int, raised: BaseException | None) -> bool:
+        """The calls as the window decides. The first `done` records are done already, and the call
+        of the next one `raised`, if that is set."""
+        host, runner = self._host, self._runner
+        window = self._window = RecordWindow(self._concurrency, self._policy, self._breaker)
+        self._contexts, self._began, self._batches = {}, {}, deque()
+        self._upto = self._kept_bytes = 0
+        self._cancel_instant, self._is_cancelled = None, False
+        self._admit(batch, done)
+        if raised is not None:
+            for number in window.starts(host.now()):
+                self._contexts[number] = RecordContext(self._context)
+                self._ended(Ended(number, raised))
+        while True:
+            self.changed.clear()
+            for ended in runner.take():
+                self._ended(ended)
+            if not self._settle():
+                window.stop_at_once()  # a stop called it off
+            now, stop = host.now(), host.stop()
+            if stop is not None:
+                self._stop(stop, now)
+            elif not runner.is_inline and window.may_admit and (more := host.more()) is not None:
+                self._admit(more)
+                continue
+            if host.may_start():
+                self._start(now)
+            if window.is_over:
+                break
+            if runner.is_inline and window.running:
+                continue
+            host.busy(next(iter(self._began.values()), Instant(0.0)))
+            self._wait(self._pause_s(now))
+        return self._tell() and not window.unsettled
+
+    def _admit(self, batch: Records, done: int = 0) -> None:
+        first = self._window.end
+        self._window.admit(batch.records[done:] if done else batch.records)
+        self._batches.append(_Batch(batch, first, self._window.end))
+
+    def _start(self, now: Instant) -> None:
+        numbers = self._window.starts(now, self._kept_bytes)
+        if not numbers:
+            return
+        calls = []
+        for number in numbers:
+            context = self._contexts[number] = RecordContext(self._context)
+            self._began[number] = now
+            record = self._window.record(number)
+            RecordBatch((record,), decoding=self._decoding)  # it decodes anew
+            calls.append((number, record, context))
+        if self._runner.is_inline:
+            self._host.busy(now)
+        self._runner.start(calls)
+
+    def _stop(self, stop: Stop, now: Instant) -> None:
+        self._window.stop()
+        if self._cancel_instant is None:
+            self._cancel_instant = Instant(now + self._concurrency.cancel_after_s)
+        if (stop.is_lost or now >= self._cancel_instant) and not self._is_cancelled:
+            self._is_cancelled = True
+            self._window.stop_at_once()
+            self._runner.cancel()
+
+    def _pause_s(self, now: Instant) -> float | None:
+        """Until something is due by time; None without such a thing."""
+        due = [] if self._position is None else [self._tell_at - time.monotonic()]
+        if (rests_until := self._window.wake_instant) is not None:
+            due.append(rests_until - now)
+        if self._cancel_instant is not None and not self._is_cancelled:
+            due.append(self._cancel_instant - now)
+        return max(0.0, min(due)) if due else None
+
+    def _ended(self, ended: Ended) -> None:
+        window, number, error = self._window, ended.number, ended.error
+        context = self._contexts[number]
+        context.is_open = False
+        self._began.pop(number, None)
+        if error is None:
+            self._kept_bytes += context.kept_bytes
+            raised = window.returned(number)
+            if raised:
+                self._host.recovered(number, raised + 1)
+            return
+        del self._contexts[number]  # its rows go with it
+        if ended.is_cancelled:
+            window.abandoned(number)
+            return
+        error = window.checked(number, error)
+        self._host.raised(number, window.record(number), error)
+        pause_s = window.raised(
+            number,
+            error,
+            self._host.now(),
+            self._host.wall(),
+            is_host_fault=host_fault(error) is not None,
+        )
+        self._host.decided(number, pause_s)
+
+    def _settle(self) -> bool:
+        """Perform what the window decides. False if a stop called it off."""
+        window, host = self._window, self._host
+        while (step := window.next_step(host.now())) is not None:
+            match step:
+                case Settled(upto):
+                    if not self._pass_over(upto):
+                        return False
+                case LetGo(number, calls):
+                    if not self._tell() or not host.let_go(number, window.record(number), calls):
+                        return False
+                    window.let_go(number)
+                case Halt(reason):
+                    if not self._tell():
+                        return False
+                    host.halt(window.first, reason)
+        is_due = time.monotonic() >= self._tell_at or self._rows_bytes >= TELL_BYTES
+        return self._pass_over(self._upto) and (not is_due or self._tell())
+
+    def _pass_over(self, upto: int) -> bool:
+        """The records below `upto` are settled. A batch is told to its own end: outputs drop the
+        rows of whole batches [K12]. False if a stop called it off."""
+        while self._batches and self._upto <= upto:
+            batch = self._batches[0]
+            end = min(upto, batch.end)
+            for number in range(self._upto, end):
+                context = self._contexts.pop(number, None)
+                if context is not None and context.kept is not None:
+                    self._kept_bytes -= context.kept_bytes
+                    self._keep(context)
+            if end > self._upto:
+                self._position = batch.position_before(end)
+            self._upto = end
+            if end < batch.end:
+                break
+            self._position = batch.batch.last
+            self._batches.popleft()
+            if not self._tell():
+                return False
+            self._host.done_with(batch.batch)
+        return True
+
+    def _keep(self, context: RecordContext) -> None:
+        assert context.kept is not None, "it has rows"
+        self._rows += context.kept
+        self._rows_bytes += context.kept_bytes
+
+    def _tell(self) -> bool:
+        """Pass rows and progress on. False if the rows could not be taken before a stop."""
+        self._tell_at = time.monotonic() + self._tell_s
+        if self._position is None or self._is_called_off:
+            return not self._is_called_off
+        rows, position = self._rows, self._position
+        self._rows, self._rows_bytes, self._position = [], 0, None
+        self._is_called_off = not self._host.settled(position, rows)
+        return not self._is_called_off

@@ -1,0 +1,129 @@
+"""Single records of a range, in a Python worker of Spark: what surrounds `process_record`.
+
+A task has all its records before it starts and ends only with them, so nothing joins and nothing
+stops between: `record_calls.py` makes the calls, and the task fails where a fleet's lease halts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kclrun.consuming.concurrency import Concurrency
+from kclrun.consuming.delivery import ErrorPolicy, error_words
+from kclrun.consuming.failures import Breaker
+from kclrun.model.record import Decoding, Record
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.time import Instant, WallTime
+from kclrun.processor import Context, KeptRow, RecordProcessor
+from kclrun.record_calls import RecordCalls, Records, Stop
+
+_log = logging.getLogger(__name__)
+
+
+class Failed(NamedTuple):
+    """What the task fails with: how often a record was called, its error, and the reason."""
+
+    calls: int
+    error: BaseException
+    records: Sequence[Record]
+    reason: str
+
+
+class _Given(NamedTuple):
+    records: Sequence[Record]
+    last: ExtendedSequenceNumber
+
+
+class SingleRecords:
+    """The `RecordHost` of one instance. `let_go` keeps a letter, or raises; `place` takes rows."""
+
+    def __init__(
+        self,
+        processor: RecordProcessor,
+        context: Context,
+        concurrency: Concurrency,
+        policy: ErrorPolicy,
+        breaker: Breaker,
+        *,
+        decoding: Decoding | None,
+        let_go: Callable[[Record, BaseException, int], None],
+        place: Callable[[ExtendedSequenceNumber, Sequence[KeptRow]], None],
+    ) -> None:
+        self._let_go = let_go
+        self._place = place
+        self._errors: dict[int, tuple[Record, BaseException, int]] = {}
+        self._failed: Failed | None = None
+        self.calls = RecordCalls(
+            *(processor, context, concurrency, policy, breaker),
+            host=self,
+            decoding=decoding,
+            make_thread=_daemon,
+        )
+
+    def process(self, records: Sequence[Record], last: ExtendedSequenceNumber) -> Failed | None:
+        """Process these records, up to `last`. Returns what the task fails with; then, and if it
+        raises, the instance is not usable any more. Raises: what `let_go` and `place` raise."""
+        self._errors.clear()
+        try:
+            self.calls.run(_Given(records, last))
+        except BaseException:
+            self.calls.close()
+            raise
+        if self._failed is not None:
+            self.calls.close()
+        return self._failed
+
+    # As `RecordHost`.
+
+    def now(self) -> Instant:
+        return Instant(time.monotonic())
+
+    def wall(self) -> WallTime:
+        return WallTime(time.time())
+
+    def stop(self) -> Stop | None:
+        return None
+
+    def may_start(self) -> bool:
+        return True
+
+    def more(self) -> Records | None:
+        return None
+
+    def busy(self, since: Instant) -> None: ...
+
+    def raised(self, number: int, record: Record, error: BaseException) -> None:
+        _, _, calls = self._errors.get(number, (record, error, 0))
+        self._errors[number] = (record, error, calls + 1)
+
+    def decided(self, number: int, pause_s: float | None) -> None:
+        record, error, _ = self._errors[number]
+        if pause_s is not None:
+            _log.warning(
+                "process_record raised %s at %s; again in %g s",
+                *(error_words(error), record.position, pause_s),
+            )
+
+    def recovered(self, number: int, calls: int) -> None: ...
+
+    def let_go(self, number: int, record: Record, calls: int) -> bool:
+        self._let_go(record, self._errors[number][1], calls)
+        return True
+
+    def halt(self, number: int, reason: str) -> None:
+        record, error, calls = self._errors[number]
+        self._failed = Failed(calls, error, (record,), reason)
+
+    def settled(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> bool:
+        self._place(position, rows)
+        return True
+
+    def done_with(self, batch: Records) -> None: ...
+
+
+def _daemon(target: Callable[[], None], name: str) -> threading.Thread:
+    return threading.Thread(target=target, name=name, daemon=True)

@@ -1,0 +1,235 @@
+"""Single records in the test kit: orders, rows, failures, crashes."""
+
+import asyncio
+
+import pytest
+
+from kclrun import RecordProcessor
+from kclrun.errors import ProcessorLoadError, RetryLater, SinkError
+from kclrun.testing import (
+    assert_any_order_gives_the_same,
+    make_record,
+    replay,
+    run_processor,
+)
+
+KEYS = "abacabad"
+RECORDS = [make_record(str(number), key=key) for number, key in enumerate(KEYS)]
+
+
+class Threads(RecordProcessor):
+    def initialize(self, context):
+        self.order = []
+        self.failed = {}
+
+    def process_record(self, record, context):
+        number = record.data.decode()
+        self.order.append(number)
+        context.emit({"n": number})
+        self.fail(number)
+
+    def fail(self, number):
+        pass
+
+
+class Tasks(Threads):
+    async def process_record(self, record, context):
+        number = record.data.decode()
+        context.emit({"n": number})
+        await asyncio.sleep(int(number) % 3)
+        self.order.append(number)
+        self.fail(number)
+
+
+class Poison(Tasks):
+    def fail(self, number):
+        if number == "2":
+            raise ValueError("poison")
+
+
+class Shared(Tasks):
+    """Its rows depend on the order of calls of several keys."""
+
+    async def process_record(self, record, context):
+        await asyncio.sleep(0.01)
+        self.order.append(record)
+        context.emit({"place": len(self.order), "n": record.data.decode()})
+
+
+def numbers(run):
+    return [row["n"] for row in run.rows]
+
+
+@pytest.mark.parametrize("processor", [Threads, Tasks])
+def test_alone_records_run_in_the_order_of_the_shard(processor):
+    run = run_processor(processor, RECORDS)
+    assert run.processors[0].order == numbers(run) == list("01234567")
+    assert str(run.position) == "SHARD_END"
+    assert [call.name for call in run.calls].count("process_record") == len(KEYS)
+
+
+@pytest.mark.parametrize("processor", [Threads, Tasks])
+def test_records_return_in_another_order_and_rows_stay_in_order_and_keys_too(processor):
+    orders = set()
+    for seed in range(10):
+        run = run_processor(processor, RECORDS, concurrency=8, seed=seed)
+        order = run.processors[0].order
+        assert numbers(run) == list("01234567")
+        assert [n for n in order if KEYS[int(n)] == "a"] == ["0", "2", "4", "6"]
+        orders.add(tuple(order))
+    assert len(orders) > 1
+
+
+def test_the_same_seed_gives_the_same_order():
+    one, two = (run_processor(Tasks, RECORDS, concurrency=8, seed=3) for _ in range(2))
+    assert one.processors[0].order == two.processors[0].order
+
+
+def test_the_property_holds_and_is_broken_by_a_processor_whose_keys_share_a_count():
+    assert_any_order_gives_the_same(Tasks, RECORDS)
+    assert_any_order_gives_the_same(Threads, RECORDS, order="none")
+    assert_any_order_gives_the_same(Poison, RECORDS, then="skip", retries=2)
+    with pytest.raises(AssertionError, match="with seed=0 the result is another"):
+        assert_any_order_gives_the_same(Shared, RECORDS)
+
+
+def test_the_poison_among_others_is_given_up_alone_and_each_other_record_is_called_once():
+    run = run_processor(Poison, RECORDS, concurrency=8, then="dead-letter", retries=2)
+    assert [record.data for record in run.given_up] == [b"2"]
+    assert numbers(run) == list("0134567")
+    assert run.delivered == len(KEYS) + 2
+    assert run.last_error == "ValueError: poison"
+
+
+def test_a_halt_keeps_the_rows_before_it_and_raises():
+    seen = []
+
+    class Halting(Poison):
+        def initialize(self, context):
+            super().initialize(context)
+            seen.append(self)
+
+    with pytest.raises(ValueError, match="poison"):
+        run_processor(Halting, RECORDS, concurrency=2)
+    assert {"0", "1"} <= set(seen[0].order)
+
+
+class Busy(Tasks):
+    def fail(self, number):
+        if number == "2" and not self.failed.setdefault(number, 0):
+            self.failed[number] += 1
+            raise RetryLater(600)
+
+
+def test_a_record_that_asks_for_later_holds_its_key_alone():
+    order = run_processor(Busy, RECORDS, concurrency=8, seed=1).processors[0].order
+    assert order.index("4") > len(order) - order[::-1].index("2") - 1
+    assert order.index("7") < len(order) - order[::-1].index("2") - 1
+
+
+@pytest.mark.parametrize("crash_after", range(1, len(KEYS) + 1))
+@pytest.mark.parametrize("seed", range(4))
+def test_after_a_crash_with_records_done_out_of_order_each_row_is_there_once(crash_after, seed):
+    run = replay(
+        Tasks, RECORDS, crash_after=crash_after, concurrency=4, seed=seed, checkpoint="batch"
+    )
+    assert numbers(run) == list("01234567")
+    assert run.delivered >= len(KEYS)
+
+
+def test_a_call_that_takes_too_long_is_cancelled_and_has_failed():
+    class Slow(Tasks):
+        def fail(self, number):
+            pass
+
+        async def process_record(self, record, context):
+            await asyncio.sleep(3600 if record.data == b"3" else 0)
+
+    run = run_processor(Slow, RECORDS, concurrency=4, timeout_s=30, then="skip")
+    assert [record.data for record in run.given_up] == [b"3"]
+    assert run.last_error == (
+        "TimeoutError: process_record did not return within 30 s (concurrency.timeout)"
+    )
+
+
+def test_a_release_ends_between_two_records():
+    class Leaving(Threads):
+        def process_record(self, record, context):
+            super().process_record(record, context)
+            if record.data == b"2":
+                context.release()
+
+    run = run_processor(Leaving, RECORDS)
+    assert run.released
+    assert numbers(run) == ["0", "1", "2"]
+    assert run.position == RECORDS_POSITIONS[2]
+
+
+RECORDS_POSITIONS = []
+
+
+@pytest.fixture(autouse=True)
+def _positions():
+    class Positions(RecordProcessor):
+        def process_record(self, record, context):
+            RECORDS_POSITIONS.append(record.position)
+
+    RECORDS_POSITIONS.clear()
+    run_processor(Positions, RECORDS)
+
+
+def test_the_context_of_the_processor_takes_no_row_of_a_record_and_a_kept_one_none_later():
+    kept = []
+
+    class Wrong(RecordProcessor):
+        def initialize(self, context):
+            self.context = context
+
+        def process_record(self, record, context):
+            for each in kept or [self.context]:
+                with pytest.raises(SinkError):
+                    each.emit({})
+            kept.append(context)
+
+    assert run_processor(Wrong, ["a", "b"]).rows == []
+
+
+class Both(RecordProcessor):
+    def process_records(self, batch, checkpointer):
+        pass
+
+    def process_record(self, record, context):
+        pass
+
+
+class Batches(RecordProcessor):
+    def process_records(self, batch, checkpointer):
+        pass
+
+
+class AsyncBatches(RecordProcessor):
+    async def process_records(self, batch, checkpointer):
+        pass
+
+
+class Returns(RecordProcessor):
+    def process_record(self, record, context):
+        return asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("processor", "settings", "words"),
+    [
+        (Both, {}, "Both defines process_records and process_record"),
+        (RecordProcessor, {}, "does not define process_records\nWrite process_records"),
+        (Batches, {"concurrency": 2}, "concurrency: is for process_record"),
+        (Threads, {"checkpoint": "manual"}, "manual is for process_records"),
+        (Threads, {"timeout_s": 1, "concurrency": 2}, "concurrency.timeout: is for `async def"),
+        (AsyncBatches, {}, "process_records is `async def`"),
+        (Returns, {}, "process_record returned a coroutine, and nothing of it has run"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(processor, settings, words):
+    with pytest.raises(ProcessorLoadError) as caught:
+        run_processor(processor, ["a"], **settings)
+    assert words in str(caught.value)
