@@ -16,12 +16,12 @@ import msgspec
 
 from kclrun.errors import LimitExceeded, ProcessorLoadError, SinkError
 from kclrun.model.lease import PendingCheckpoint
+from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.model.sequence import ExtendedSequenceNumber
 
 __all__ = [
-    "MAIN_OUTPUT",
     "METHODS",
     "Checkpointer",
     "Context",
@@ -36,9 +36,6 @@ __all__ = [
 ]
 
 Row = Mapping[str, Any]
-
-# The name of `output:` among the outputs of an application.
-MAIN_OUTPUT: Final = "output"
 
 # The methods of a processor, and the arguments of the runtime's calls.
 METHODS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -37,7 +37,7 @@ from kclrun.cli.streams import (
     readable,
     refuse_other_kind,
 )
-from kclrun.config.outputs import output_places, setting_of
+from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings
 from kclrun.errors import (
@@ -51,7 +51,7 @@ from kclrun.errors import (
     Unavailable,
 )
 from kclrun.manager.world import InstanceServices, SourceStream, World
-from kclrun.model.output import OutputPlace, RowsOf
+from kclrun.model.output import OutputPlace, RowsOf, setting_of
 from kclrun.model.stream import ONLY_STREAM, StreamKey
 from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.model.wire import WireEndpoint

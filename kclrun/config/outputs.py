@@ -14,12 +14,10 @@ from typing import Final
 from kclrun.config.convert import Problem
 from kclrun.config.schema import OutputSettings, RollSettings, Settings, stream_name
 from kclrun.config.yaml_reader import Path
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import MAIN_OUTPUT, OutputPlace, setting_of
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.stream import StreamKey, stream_name_of
 
-# The name of `output` for context.emit, in the row of a lease and at destinations.
-MAIN_OUTPUT: Final = "output"
 # The row of a lease has a cursor for each output, of about 100 bytes, and stays below 1 KB [K2].
 OUTPUTS_MAX: Final = 4
 
@@ -120,13 +118,8 @@ def _named(settings: Settings) -> list[tuple[str, OutputSettings]]:
     return [*main, *((name, each) for name, each in settings.outputs.items())]
 
 
-def setting_of(name: str) -> str:
-    """The setting of an output, as messages name it."""
-    return ".".join(_at(name))
-
-
 def _at(name: str) -> tuple[str, ...]:
-    return (MAIN_OUTPUT,) if name == MAIN_OUTPUT else ("outputs", name)
+    return tuple(setting_of(name).split("."))
 
 
 def _destinations(output: OutputSettings) -> list[str]:

@@ -15,6 +15,8 @@ from kclrun.model.time import WallTime
 
 # Of the record beside a roll; readers refuse a higher one.
 ROLL_VERSION: Final = 1
+# The output that `emit` writes to unless it names another one: the setting `output`.
+MAIN_OUTPUT: Final = "output"
 # What AWS allows in the names of streams and shards, and kclrun in that of an application.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{0,254}[A-Za-z0-9_-][A-Za-z0-9_.-]{0,254}\Z", re.ASCII)
 # The largest sub-sequence number: the milliseconds of an AT_TIMESTAMP.
@@ -22,6 +24,11 @@ _CURSOR: Final = re.compile(r"([A-Z_]+|\d+)(?:/(\d{1,16}))?(?:\+(\d{1,18}))?\Z")
 _ROLL_NAME: Final = re.compile(
     r"(?:0-(AT_TIMESTAMP|TRIM_HORIZON|LATEST)|(0|[1-9]\d{0,128})-(\d{6,10}))(?:\+(\d{6,18}))?\Z"
 )
+
+
+def setting_of(name: str) -> str:
+    """The setting of an output, as messages name it."""
+    return MAIN_OUTPUT if name == MAIN_OUTPUT else f"outputs.{name}"
 
 
 class Cursor(msgspec.Struct, frozen=True, gc=False):

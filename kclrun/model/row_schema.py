@@ -99,14 +99,18 @@ class Column(msgspec.Struct, frozen=True):
 class RowSchema:
     """The columns of an output. `check` is called for each emitted row."""
 
-    def __init__(self, columns: Iterable[Column]) -> None:
+    def __init__(self, columns: Iterable[Column], setting: str = "output") -> None:
         self.columns: Final = tuple(columns)
+        self._setting = setting
         self._check = _struct_check(self.columns)
 
     @classmethod
-    def parse(cls, text: str) -> RowSchema:
-        """The schema that `output.schema` names. Raises: ValueError with the place in the text."""
-        return cls(_Parser(text).columns())
+    def parse(cls, text: str, setting: str = "output") -> RowSchema:
+        """The schema that `output.schema` names, or that of the output of another `setting`.
+
+        Raises: ValueError with the place in the text.
+        """
+        return cls(_Parser(text).columns(), setting)
 
     def check(self, row: object) -> dict[str, Any]:
         """The row with every column, in their order, each value as its type has it in Python.
@@ -121,7 +125,9 @@ class RowSchema:
         except _Misfit as misfit:
             where = misfit.where.removeprefix(".")
             column = f"column {where}: " if where else ""
-            raise RowMismatch(f"the row does not fit output.schema: {column}{misfit}") from None
+            raise RowMismatch(
+                f"the row does not fit {self._setting}.schema: {column}{misfit}"
+            ) from None
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.columns))
@@ -385,7 +391,7 @@ def _struct_check(columns: Iterable[Column]) -> Callable[[object], dict[str, Any
             raise _Misfit("is not in the schema", f".{_shown(unknown)}")
         checked = {}
         for name, as_it_is, limit, check, nullable in plan:
-            each = row.get(name)
+            each: Any = row.get(name)
             kind = type(each)
             if kind is as_it_is and (
                 each.isascii() if kind is str else kind is not int or -limit <= each < limit

@@ -27,13 +27,13 @@ from kclrun.errors import (
     StaleCheckpoint,
 )
 from kclrun.loading import load_decoding
+from kclrun.model.output import MAIN_OUTPUT, setting_of
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import describe
 from kclrun.processor import (
-    MAIN_OUTPUT,
     Checkpointer,
     Context,
     KeptRow,
@@ -186,7 +186,7 @@ def run_processor(
     crash_after: int | None = None,
     crash_at_checkpoint: int | None = None,
     decode: str | type | Decode | None = None,
-    schema: str | None = None,
+    schema: str | Mapping[str, str] | None = None,
     concurrency: int | None = None,
     order: Order = "key",
     timeout_s: float | None = None,
@@ -201,7 +201,8 @@ def run_processor(
     repeated `retries` times, with its rows taken back and without the records it checkpointed;
     then the error is raised to you, or with `then` as in `on_error.then` the records at fault are
     given up. As in production `shutdown_requested` is called once, `initialize` again with a new
-    instance, and an error of the settings is not repeated. `schema` is `output.schema`; `decode` is
+    instance, and an error of the settings is not repeated. `schema` is `output.schema`,
+    or a schema for each output by its name; `decode` is
     the setting, or a type or a function itself (for `glue` a function); without it `decode_as`.
 
     A `process_record` gets the records one by one, or with `concurrency` (and `order`, `timeout_s`)
@@ -263,7 +264,7 @@ def run_processor(
                 emit=ledger.emit,
                 prepare=ledger.prepare,
                 release=life.release,
-                schemas=None if schema is None else {MAIN_OUTPUT: RowSchema.parse(schema)},
+                schemas=_schemas(schema),
             ),
         )
         life.deliver([record for record in make_records(records) if record.position > position])
@@ -349,6 +350,11 @@ def _no_registry() -> Decode:
     raise ProcessorLoadError(
         "decode: glue asks AWS, which a test of a processor does not: give `decode` a function"
     )
+
+
+def _schemas(schema: str | Mapping[str, str] | None) -> Mapping[str, RowSchema]:
+    named = {MAIN_OUTPUT: schema} if isinstance(schema, str) else schema or {}
+    return {name: RowSchema.parse(text, setting_of(name)) for name, text in named.items()}
 
 
 class _Life:

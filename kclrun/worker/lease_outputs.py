@@ -17,12 +17,12 @@ from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import SettingsError, SinkError
 from kclrun.ipc.board import StartSpec
 from kclrun.model.lease import Lease
-from kclrun.model.output import OutputPlace, RowsOf, file_name
+from kclrun.model.output import MAIN_OUTPUT, OutputPlace, RowsOf, file_name
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import Output
-from kclrun.processor import MAIN_OUTPUT, KeptRow, Row
+from kclrun.processor import KeptRow, Row
 from kclrun.protocol.reports import OUTPUT, ProcessorRaised, Report
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker.clock import boottime

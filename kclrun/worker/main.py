@@ -52,6 +52,7 @@ from kclrun.ipc.ring import EventRing
 from kclrun.loading import load_decoding, load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.letter import Letter
+from kclrun.model.output import setting_of
 from kclrun.model.record import Decoding, Record
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -472,7 +473,7 @@ class LeaseProcess:
             release=self._release,
             pending_checkpoint=row.pending,
             schemas={
-                place.name: RowSchema.parse(place.schema)
+                place.name: RowSchema.parse(place.schema, setting_of(place.name))
                 for place in spec.outputs
                 if place.schema is not None
             },

@@ -20,7 +20,7 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, config_options
 from kclrun.cli.leases import views
 from kclrun.cli.leases.command import Failure, lease_of, tell_failure
-from kclrun.config.outputs import output_places, setting_of
+from kclrun.config.outputs import output_places
 from kclrun.config.schema import stream_name
 from kclrun.config.units import StartPosition, parse_start
 from kclrun.errors import SettingsError, TableRefused
@@ -38,7 +38,7 @@ from kclrun.leases.reset import (
 )
 from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import Halt, Lease, LeaseKey
-from kclrun.model.output import OutputPlace, file_name
+from kclrun.model.output import OutputPlace, file_name, setting_of
 from kclrun.model.stream import StreamKey, called, qualified_shards, stream_of
 from kclrun.model.text import harmless
 from kclrun.model.time import Instant, WallTime, backoff_s

@@ -27,7 +27,7 @@ from kclrun.loading import GLUE, import_paths
 from kclrun.manager.launcher import lease_environment
 from kclrun.model.lease import Lease
 from kclrun.model.letter import KeptLetter, Letter
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import MAIN_OUTPUT, OutputPlace
 from kclrun.model.stream import ONLY_STREAM, StreamKey, shard_id_of, stream_name_of, stream_of
 from kclrun.ports import LetterStore
 from kclrun.sinks.durable_files import publish_file
@@ -126,11 +126,18 @@ def _job(
         batch_max=settings.fetch.batch_max,
         uncheckpointed_max=settings.checkpoint.uncheckpointed_max,
         decode=source.decode,
-        schema=settings.output.schema if settings.output is not None else None,
+        schemas=_schemas(settings, places),
         services=_services(settings) if is_served else None,
         places=places,
         is_manual=settings.checkpoint.every == "manual",
     )
+
+
+def _schemas(settings: Settings, places: Sequence[OutputPlace]) -> dict[str, str]:
+    """The schema of each output that has one: Spark's outputs are not among the places."""
+    main = {MAIN_OUTPUT: settings.output.schema} if settings.output is not None else {}
+    schemas = main | {place.name: place.schema for place in places}
+    return {name: schema for name, schema in schemas.items() if schema is not None}
 
 
 def _services(settings: Settings) -> ServiceAccess:

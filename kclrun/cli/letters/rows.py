@@ -14,10 +14,9 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, Final
 
-from kclrun.config.outputs import MAIN_OUTPUT, setting_of
 from kclrun.errors import ConfigError, RecordError, SinkError, Superseded
 from kclrun.model.letter import Letter
-from kclrun.model.output import OutputPlace, RowsOf, redriven
+from kclrun.model.output import MAIN_OUTPUT, OutputPlace, RowsOf, redriven, setting_of
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.ports import Output

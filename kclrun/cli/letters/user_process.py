@@ -18,11 +18,10 @@ import msgspec
 
 from kclrun.cli.letters.rows import LetterRefused, LetterRows, Open, Rows
 from kclrun.codec.values import Decode
-from kclrun.config.outputs import MAIN_OUTPUT
 from kclrun.errors import KclrunError, SinkError
 from kclrun.loading import load_decoder, load_processor
 from kclrun.model.letter import Letter
-from kclrun.model.output import OutputPlace, RowsOf
+from kclrun.model.output import MAIN_OUTPUT, OutputPlace, RowsOf
 from kclrun.model.text import harmless
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.observe.failures import describe
@@ -60,7 +59,7 @@ class RedriveJob(msgspec.Struct, frozen=True, kw_only=True):
     batch_max: int
     uncheckpointed_max: int
     decode: str | None = None
-    schema: str | None = None
+    schemas: dict[str, str] = {}
     services: ServiceAccess | None = None
     places: tuple[OutputPlace, ...] = ()
     is_manual: bool = False
@@ -143,7 +142,7 @@ def _run(
         then="skip",
         end_of_shard=False,
         decode=decode,
-        schema=job.schema,
+        schema=job.schemas,
         seed=None,
     )
 

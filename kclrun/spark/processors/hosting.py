@@ -42,6 +42,7 @@ from kclrun.errors import (
 )
 from kclrun.loading import load_decoding, load_processor
 from kclrun.model.letter import Letter, LetterPlace
+from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
@@ -49,7 +50,6 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
 from kclrun.ports import LetterStore
 from kclrun.processor import (
-    MAIN_OUTPUT,
     Checkpointer,
     Context,
     KeptRow,

@@ -216,7 +216,7 @@ def test_letters_that_wait_stay_and_the_exit_code_says_so(
 @pytest.mark.parametrize(
     ("options", "words", "stays"),
     [
-        ("misfit: 11", "outputs.files: the row does not fit output.schema: column more", 11),
+        ("misfit: 11", "the row does not fit outputs.files.schema: column more", 11),
         ("lost: 13", "there is no outputs.nowhere in the settings", 13),
     ],
 )
