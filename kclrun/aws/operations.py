@@ -41,6 +41,7 @@ class Grant(enum.Enum):
     SEND_LETTERS = "SendDeadLetters"
     MANAGE_OBJECTS = "ReadAndRemoveDeadLetters"
     MANAGE_MESSAGES = "ReceiveAndRemoveDeadLetters"
+    SEE_LEASES = "SeeHowFarLeasesAre"
     # Outputs: to see that they are there, and to send rows to them.
     SEND_ROWS = "SendRowsToQueues"
     PUBLISH_ROWS = "PublishRowsToTopics"
@@ -115,7 +116,7 @@ LIST_STREAMS: Final = Operation("kinesis", "ListStreams", grants=())
 DESCRIBE_TABLE: Final = Operation(
     "dynamodb", "DescribeTable", grants=(Grant.LEASES, Grant.INDEX, Grant.WRITE_ITEMS)
 )
-SCAN: Final = Operation("dynamodb", "Scan", grants=(Grant.LEASES, Grant.START))
+SCAN: Final = Operation("dynamodb", "Scan", grants=(Grant.LEASES, Grant.START, Grant.SEE_LEASES))
 QUERY: Final = Operation("dynamodb", "Query", grants=(Grant.OFFERS,))
 BATCH_GET_ITEM: Final = Operation("dynamodb", "BatchGetItem")
 GET_ITEM: Final = Operation("dynamodb", "GetItem", grants=(Grant.LEASES, Grant.KCL3))

@@ -124,9 +124,9 @@ def letters_policy(settings: Settings, site: Site) -> Policy:
     to see how far the leases are."""
     place = settings.on_error.dead_letter
     written = [*_streams(settings, site), *_row_streams(settings, site)]
-    statements = [_allow(Grant.WRITE, written), *_outputs(settings, site)]
+    statements = [_allow(Grant.WRITE, written), *_outputs(settings, site), *_schemas(settings)]
     if any(not each.grows for each in output_places(settings, ONLY_STREAM)):
-        statements.append(_allow(Grant.START, [site.table(settings.table)]))
+        statements.append(_allow(Grant.SEE_LEASES, [site.table(settings.table)]))
     if place.s3 is not None:
         statements.append(_allow(Grant.SEE_BUCKET, [site.bucket(place.s3)]))
         statements.append(_allow(Grant.MANAGE_OBJECTS, [site.objects(place.s3)]))
@@ -154,6 +154,10 @@ def _reads(settings: Settings, site: Site) -> Iterator[_Statement]:
         yield _allow(Grant.FAN_OUT, consumers)
         # A consumer is found by its name, before its ARN is known.
         yield _allow(Grant.CONSUMERS, _streams(settings, site))
+    yield from _schemas(settings)
+
+
+def _schemas(settings: Settings) -> Iterator[_Statement]:
     if any(source.decode == "glue" for source in settings.sources):
         # The header of a record has the id of a schema version, and no registry.
         yield _allow(Grant.SCHEMAS, ["*"])

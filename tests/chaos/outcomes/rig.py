@@ -263,7 +263,8 @@ class OutcomesRun:
         for each in _family(killed):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
-        self.report.redrives_killed += killed.wait() == -signal.SIGKILL
+        killed.communicate(timeout=HUNG_S)
+        self.report.redrives_killed += killed.returncode == -signal.SIGKILL
         other.communicate(timeout=2 * HUNG_S)
 
         def is_over():

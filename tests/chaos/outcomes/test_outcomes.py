@@ -26,7 +26,7 @@ def database(tmp_path_factory):
 @pytest.mark.alone
 def test_two_outputs_have_every_row_once_and_every_letter_is_redriven_once(tmp_path, database):
     plan = Plan(
-        flights=3_000,
+        flights=2_000,
         poisons=20,
         seed=seed_of(20266),
         rate=1_000,
@@ -42,4 +42,5 @@ def test_two_outputs_have_every_row_once_and_every_letter_is_redriven_once(tmp_p
     print(report)
     assert report.violations == []
     assert (report.letters, report.lease_kills) == (20, 1)
-    assert report.database_crashes == report.transactions_at_crashes == len(plan.database_crashes)
+    assert report.database_crashes == len(plan.database_crashes)
+    assert report.transactions_at_crashes >= report.database_crashes

@@ -122,6 +122,8 @@ POLICIES: dict[str, Policy] = {
     },
     "a machine with outputs": fleet(OUTPUTS),
     "a machine with more outputs": fleet(MORE_OUTPUTS),
+    "who redrives into outputs": letters_policy(settings(FLEET + OUTPUTS), SITE),
+    "who redrives into more outputs": letters_policy(settings(FLEET + MORE_OUTPUTS), SITE),
     "China": run_policy(
         settings(EVERYTHING),
         Site(partition="aws-cn", region="cn-north-1", account="123456789012"),
@@ -269,6 +271,20 @@ def test_a_machine_keeps_letters_at_their_place_and_only_an_operator_reads_and_r
     }
     assert not {"ReadAndRemoveDeadLetters", "ReceiveAndRemoveDeadLetters"} & set(machine)
     assert STREAM in listed(operator["PutIntoStream"]["Resource"])
+
+
+@pytest.mark.parametrize("outputs", ["outputs", "more outputs"])
+def test_who_redrives_writes_rows_as_a_machine_does_and_sees_the_leases(outputs: str) -> None:
+    machine = by_sid(POLICIES[f"a machine with {outputs}"])
+    operator = by_sid(POLICIES[f"who redrives into {outputs}"])
+
+    of_rows = [sid for sid in machine if "Rows" in sid or "Objects" in sid]
+    assert of_rows
+    assert {sid: operator[sid] for sid in of_rows} == {sid: machine[sid] for sid in of_rows}
+    leases = operator["SeeHowFarLeasesAre"]
+    assert (leases["Action"], leases["Resource"]) == (["dynamodb:Scan"], TABLE)
+    written = listed(machine.get("PutIntoStream", {"Resource": []})["Resource"])
+    assert {*written, STREAM} == {*listed(operator["PutIntoStream"]["Resource"])}
 
 
 def test_spark_by_fan_out_may_do_what_a_machine_by_fan_out_does_with_its_consumer() -> None:

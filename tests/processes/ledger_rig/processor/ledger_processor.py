@@ -3,12 +3,12 @@
 One write a batch, with O_APPEND: the lines of all processes stand in the order of time. A line
 carries its CRC, and begins with a line feed of its own, so that a write torn by SIGKILL spoils no
 other. Options: `ledger`, the file; what goes wrong, at which record: `poison` (raises until the
-file `cure` exists), `poisons` (the same, of several), `crash` (the process ends), `hang` (does not
-return, without the file `cure`), `wedges` (records, each with how user code stands still at it,
-without the file `cure`); `batch_s`, how long a batch takes, in one shard only if `slow` names it;
-`hoard_mb`, the memory it takes; `says`, to print and log its shard; `thread`, to leave one running;
-`emits`, to emit a row a record; `emits_to`, to more outputs; `syncs`, to have each line on the
-disk before going on.
+file `cure` exists), `poisons` (the same, of several), `poison_every` (each such number of a key),
+`crash` (the process ends), `hang` (does not return, without the file `cure`), `wedges` (records,
+each with how user code stands still at it, without the file `cure`); `batch_s`, how long a batch
+takes, in one shard only if `slow` names it; `hoard_mb`, the memory it takes; `says`, to print and
+log its shard; `thread`, to leave one running; `emits`, to emit a row a record; `emits_to`, to more
+outputs; `syncs`, to have each line on the disk before going on.
 """
 
 import ctypes
@@ -27,6 +27,11 @@ from kclrun import RecordProcessor
 
 def digest(key, number):
     return hashlib.sha256(f"{key}:{number}".encode()).hexdigest()[:16]
+
+
+def is_due(n, every):
+    """Whether this record of its key is poison under `poison_every`."""
+    return n % every == every - 1
 
 
 def sleep_for_ever():
@@ -87,7 +92,9 @@ class Ledger(RecordProcessor):
     def misbehave(self, key, n):
         place = f"{key}:{n}"
         poisons = [self.options.get("poison"), *self.options.get("poisons", ())]
-        if place in poisons and not Path(self.options["cure"]).exists():
+        every = self.options.get("poison_every")
+        is_poison = place in poisons or (every and is_due(n, every))
+        if is_poison and not Path(self.options["cure"]).exists():
             raise ValueError("this record is poison")
         if place == self.options.get("crash"):
             os._exit(1)
