@@ -47,7 +47,8 @@ def verify(folders: Sequence[Path], config: Path | None, overrides: tuple[str, .
         raise click.UsageError("Name folders or a configuration, not both.")
     now = WallTime(time.time())
     shards: defaultdict[str, list[RollFile]] = defaultdict(list)
-    for folder in dict.fromkeys(each.resolve() for each in folders or _rolled(config, overrides)):
+    named = {each.resolve() for each in folders or _rolled(config, overrides)}
+    for folder in sorted(each for each in named if named.isdisjoint(each.parents)):
         for shard, found in rolls_below(folder, now):
             shards[shard] += found
     return _tell(shards.values())

@@ -35,7 +35,7 @@ class RollFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of the roll that begins at `begin`, in one of the folders of its shard.
 
     `commit` is in the name of a file of an attempt's own. `record` is what a record says; None if
-    it cannot be read, and of rows.
+    it cannot be read, and of rows. `inode` tells a file that is seen by two paths from a copy.
     """
 
     folder: str
@@ -43,6 +43,7 @@ class RollFile(msgspec.Struct, frozen=True, kw_only=True):
     part: Part
     begin: Cursor
     age_s: float
+    inode: int = 0
     commit: str = ""
     record: RollRecord | None = None
 
@@ -55,6 +56,7 @@ class Wrong(StrEnum):
     """The kinds of findings."""
 
     TWICE = "twice"
+    COPY = "copy"
     OVERLAP = "overlap"
     MISSING = "missing"
     NO_RECORD = "no record"
@@ -65,6 +67,8 @@ class Wrong(StrEnum):
 ADVICE: Final[Mapping[Wrong, str]] = {
     Wrong.TWICE: "other rolls have each of its rows. Remove it once the checkpoint of its lease has"
     " passed it for an hour and it is still listed here; leave the hidden files beside it",
+    Wrong.COPY: "the same roll by two paths: read one of the folders only. It may be one file, so"
+    " remove neither before you know",
     Wrong.OVERLAP: "remove none of them: it is not known yet which one the lease goes on from, or"
     " each may have rows that the others do not have. Look again after the next roll of the shard",
     Wrong.MISSING: "name the folders of all machines in one command. Otherwise a reader removed or"
@@ -91,6 +95,7 @@ class _Roll(msgspec.Struct, frozen=True):
     token: int
     commit: str
     path: str
+    inode: int
     # Whether its rows are in this folder; readers remove them and leave the record.
     has_rows: bool
 
@@ -123,6 +128,7 @@ def _rolls(files: Sequence[RollFile]) -> tuple[list[_Roll], list[Cursor]]:
                 token=each.record.token,
                 commit=each.record.commit,
                 path=(shown or each).path,
+                inode=(shown or each).inode,
                 has_rows=shown is not None,
             )
         )
@@ -158,8 +164,8 @@ def _twice(rolls: Sequence[_Roll]) -> Iterator[Finding]:
     alone: dict[tuple[Cursor, str], _Roll] = {}
     for roll in sorted(rolls, key=lambda each: (not each.has_rows, each.path)):
         first = alone.setdefault((roll.begin, roll.commit), roll)
-        if first is not roll and roll.has_rows:
-            yield Finding(Wrong.TWICE, roll.path, f"it is a copy of {first.path}")
+        if roll.has_rows and roll.inode != first.inode:
+            yield Finding(Wrong.COPY, roll.path, f"it is {first.path} by another path")
     if not alone:
         return
     chain = _chain(list(alone.values()))
@@ -220,7 +226,7 @@ def _missing(rolls: Sequence[_Roll], unrecorded: Sequence[Cursor]) -> Iterator[F
             continue
         is_gap = roll.begin > reached
         if is_gap and not any(reached <= begin < roll.begin for begin in unrecorded):
-            yield Finding(Wrong.MISSING, roll.path, f"no roll before it begins at {reached}")
+            yield Finding(Wrong.MISSING, roll.path, f"the roll before it ends at {reached}")
         reached = roll.end
 
 

@@ -230,12 +230,14 @@ def _roll_file(folder: str, name: str, now: WallTime) -> RollFile | None:
     if part is None:
         return None
     path = Path(folder, name)
+    status = path.stat()
     return RollFile(
         folder=folder,
         name=name,
         part=part,
         begin=begin,
-        age_s=now - path.stat().st_mtime,
+        age_s=now - status.st_mtime,
+        inode=status.st_ino,
         commit=match["commit"] or "",
         record=_readable_record(path, begin) if part is Part.RECORD else None,
     )

@@ -52,6 +52,7 @@ def test_rolls_of_two_hosts_are_compared_and_are_whole_after_the_advice(tmp_path
     named = [line.split(": ")[0].strip() for line in out.splitlines() if line.startswith("  ")]
     assert all(each.startswith(str(a)) for each in named)
     assert called("files", "verify", tmp_path)[:2] == (code, out)  # a folder above both
+    assert called("files", "verify", a, a, b, a / "orders")[:2] == (code, out)
     for each in named:
         Path(each).unlink()
     assert called("files", "verify", a, b) == (0, "2 rolls of 1 shards: nothing is wrong\n", "")
@@ -76,7 +77,7 @@ def test_a_file_of_a_killed_owner_and_a_missing_roll_are_found_by_the_configurat
 
     assert (code, out.splitlines()[-1]) == (1, "2 rolls of 1 shards: 1 missing, 1 unfinished")
     assert f"  {own.absolute()}: it is 48 h old" in out
-    assert "no roll before it begins at 100000000000000000003" in out
+    assert "the roll before it ends at 100000000000000000003" in out
 
 
 def test_what_cannot_be_verified_is_refused_in_words(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def number(begin):
     return 0 if begin.position.is_sentinel else int(begin.position.sequence_number) - 10**20
 
 
-def file(part, begin, *, folder="/a", commit="", record=None, age_s=OLD):
+def file(part, begin, *, folder="/a", commit="", record=None, age_s=OLD, inode=0):
     name = f"{roll_name(cursor(begin))}.{commit}.{part.name.lower()}"
     return RollFile(
         folder=folder,
@@ -31,16 +31,17 @@ def file(part, begin, *, folder="/a", commit="", record=None, age_s=OLD):
         part=part,
         begin=cursor(begin),
         age_s=age_s,
+        inode=inode,
         commit=commit,
         record=record,
     )
 
 
-def roll(begin, end, token=1, *, folder="/a", commit="", has_rows=True):
+def roll(begin, end, token=1, *, folder="/a", commit="", has_rows=True, inode=0):
     """The files of a finished roll."""
     commit = commit or f"{folder}{token}"
     record = RollRecord(end=str(cursor(end)), commit=commit, token=token)
-    rows = [file(Part.ROWS, begin, folder=folder)] if has_rows else []
+    rows = [file(Part.ROWS, begin, folder=folder, inode=inode)] if has_rows else []
     return [file(Part.RECORD, begin, folder=folder, record=record), *rows]
 
 
@@ -93,8 +94,12 @@ CASES = {
         {Wrong.OVERLAP: ["a1"]},
     ),
     "a copy": (
-        chain(1, 3, 5) + chain(1, 3, folder="/b", token=1, commit="/a1"),
-        {Wrong.TWICE: ["b1"]},
+        chain(1, 3, 5) + chain(1, 3, folder="/b", token=1, commit="/a1", inode=7),
+        {Wrong.COPY: ["b1"]},
+    ),
+    "one folder by two paths": (
+        chain(1, 3, 5) + chain(1, 3, 5, folder="/b", token=1, commit="/a1"),
+        {},
     ),
     "a roll in the middle is gone": (chain(1, 3) + chain(5, 7), {Wrong.MISSING: ["a5"]}),
     "a record is gone": (chain(1, 3)[1:] + chain(3, 7), {Wrong.NO_RECORD: ["a1"]}),
