@@ -2,12 +2,15 @@
 
 import pytest
 
+from kclrun.consuming import events
 from kclrun.consuming.shard_end import ShardEnd
+from kclrun.consuming.states import State
+from kclrun.leases.reset import position_at
 from kclrun.leases.shard_sync import Listing, children_to_create, sync_table
 from kclrun.leases.table_view import Observation, TableView
-from kclrun.model.lease import Lease, highest_generation
+from kclrun.model.lease import Halt, Lease, highest_generation
 from kclrun.model.output import Cursor, file_name
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol import writes as changes
 from tests.unit.consuming.lease_driver import KEY, Driver, child, p
@@ -94,3 +97,39 @@ def test_a_cursor_at_a_time_is_read_as_it_was_written():
     at = Cursor(ExtendedSequenceNumber("AT_TIMESTAMP", 1_764_000_000_123))
 
     assert Cursor.parse(str(at)) == at
+
+
+WAKING = {
+    "reads on": lambda driver: driver.batch(30),
+    "renews": lambda _: None,
+    "ends its shard": lambda driver: driver.exhaust(child("s1"), child("s2")),
+    "is drained": lambda driver: driver.happen(events.DrainRequested("deploy")),
+}
+
+
+@pytest.mark.parametrize("wakes_after_s", [0.0, 3.0, 60.0])
+@pytest.mark.parametrize("to", [TRIM_HORIZON, LATEST, position_at(1_764_000_000.0)], ids=str)
+@pytest.mark.parametrize("began", [p(10), TRIM_HORIZON], ids=str)
+@pytest.mark.parametrize("does", WAKING)
+def test_a_process_that_wakes_up_after_a_reset_undoes_nothing(does, began, to, wakes_after_s):
+    """R1: it adopted the row's position and wrote its own, or its late checkpoint, above it."""
+    driver = Driver(every_s=1.0, position=began).begin()
+    driver.batch(20)
+    seen = driver.stored
+    halt = Halt("reset", 1.0, 1.0)
+    reset = changes.ResetLease(
+        KEY, seen.owner, seen.counter, seen.checkpoint, to, seen.generation + 1, halt
+    )
+    assert isinstance(driver.table.write(reset), changes.Applied)
+    after = driver.stored
+
+    driver.now += wakes_after_s
+    WAKING[does](driver)
+    driver.tick(3.0)
+    driver.tick(30.0)
+    driver.happen(events.DeliveryStopped(), events.CallReturned())
+    driver.tick(30.0)
+
+    assert driver.stored == after
+    assert driver.table.read("s1") is None
+    assert driver.state is State.LOST
