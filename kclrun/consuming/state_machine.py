@@ -404,19 +404,16 @@ class LeaseStateMachine:
     def _late_checkpoint(self) -> writes.LateCheckpoint | None:
         """The late checkpoint that a lost lease leaves for the next owner, if there is one [P19].
 
-        None with keyed state, whose snapshot belongs to each position, and none if the row is gone.
-        The lower bound is the last position acknowledged to us, and the generation is the row's:
-        below the one, or in a later one, an operator has reset the lease on purpose.
+        None with keyed state (a snapshot belongs to each position), or if the row is gone. Below the
+        last position acknowledged to us, or in another generation, an operator has reset the lease.
         """
         own, ledger = self.own, self.ledger
         position = self._covered(self._requests.unacknowledged(ledger))
         if self.policy.has_keyed_state or own.is_gone or position <= ledger.checkpointed:
             return None
+        last, generation = ledger.checkpointed, own.confirmed.generation
         cursors = self.commits.to_write(own.confirmed, position)
-        generation = own.confirmed.generation
-        return writes.LateCheckpoint(
-            own.key, own.me, ledger.checkpointed, position, cursors, generation
-        )
+        return writes.LateCheckpoint(own.key, own.me, last, position, cursors, generation)
 
     def _covered(self, position: ExtendedSequenceNumber) -> ExtendedSequenceNumber:
         """How far the row's checkpoint may go now, on the way to `position`. With manual

@@ -170,6 +170,10 @@ SPECIAL_FORMS = {
         "handoffAt = :seenAt",
         "(handoffAt = :seenAt OR attribute_not_exists(handoffAt))",
     ),
+    "the generation is 0": (
+        "outputGeneration = :generation",
+        "(outputGeneration = :generation OR attribute_not_exists(outputGeneration))",
+    ),
     "a late checkpoint, last seen with sub-sequence number 0": (
         "(checkpoint = :last AND checkpointSubSequenceNumber >= :lastSub)",
         "checkpoint = :last",

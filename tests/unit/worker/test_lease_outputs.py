@@ -14,7 +14,7 @@ from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import SettingsError, SinkError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, OutputPlace, RowsOf, StoredCursors
-from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.reports import OUTPUT, ProcessorRaised, Report
 from kclrun.worker import lease_outputs as module
 from kclrun.worker.lease_outputs import LeaseOutputs
@@ -199,3 +199,24 @@ def test_an_output_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch)
     stage.rows.settle(at(1))
     assert stage.broke.wait(HUNG_S)
     assert stage.broken == [bug]
+
+
+def test_after_a_reset_the_rows_begin_a_file_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The file before keeps its rows, wherever the checkpoint is now: LATEST would cut them off."""
+    grown = OutputPlace(name="output", path=str(tmp_path))
+    for generation, checkpoint in ((0, TRIM_HORIZON), (1, LATEST), (2, TRIM_HORIZON)):
+        stage = Stage(monkeypatch, grown)
+        row = Lease(key=LeaseKey(SHARD), checkpoint=checkpoint, generation=generation)
+        stage.rows.open(row)
+        stage.rows.begin_batch()
+        stage.rows.emit({"n": generation}, "output")
+        stage.rows.end_batch(at(10))
+        stage.rows.make_durable(at(10))
+        stage.rows.close()
+
+    names = (f"{SHARD}.jsonl", f"{SHARD}.1.jsonl", f"{SHARD}.2.jsonl")
+    assert [(tmp_path / name).read_text() for name in names] == [
+        f'{{"n":{generation}}}\n' for generation in range(3)
+    ]
