@@ -16,7 +16,8 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import Failure, describe
 from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.protocol.reports import OUTPUT, ProcessorFailed, ProcessorRecovered, Report
-from kclrun.record_calls import PROCESS_RECORD, MakeThread, RecordCalls, Records, Stop
+from kclrun.record_calls.calls import RecordCalls, Records, Stop
+from kclrun.record_calls.runners import PROCESS_RECORD, MakeThread
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import Batch, DeliveryQueue
 from kclrun.worker.giving_up import GivingUp, Trouble
