@@ -189,7 +189,6 @@ class RecordCalls:
             return self._run_window(batch, done, error)
         finally:
             self.is_running = False
-            self._host.busy(Instant(0.0))
 
     def _run_in_order(
         self, call: Callable[..., Any], records: Sequence[Record]

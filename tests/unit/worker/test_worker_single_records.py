@@ -35,7 +35,7 @@ def p(number):
     return ExtendedSequenceNumber(str(number))
 
 
-def page(*numbers, key=lambda number: str(number), last=None):
+def page(*numbers, key=str, last=None):
     records = [Record(b"%d" % number, key(number), str(number)) for number in numbers]
     return Page(records, p(last or numbers[-1]), len(records), None)
 
