@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kclrun.errors import FailedRecords, HaltShard, RetryLater
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.processor import Checkpointer, Context, RecordProcessor
+from kclrun.processor import Checkpointer, Context, RecordContext, RecordProcessor
 
 if TYPE_CHECKING:
     from kclrun.producer import Producer
@@ -32,6 +32,7 @@ __all__ = [
     "Producer",
     "Record",
     "RecordBatch",
+    "RecordContext",
     "RecordProcessor",
     "RetryLater",
 ]

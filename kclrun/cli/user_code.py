@@ -17,7 +17,7 @@ from kclrun.config.schema import Settings
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import ASYNC_RECORDS, BATCHES, EMITS, GLUE, KIND, MARK, import_paths
 from kclrun.manager.launcher import lease_environment
-from kclrun.record_calls import concurrency_of, why_misfit
+from kclrun.record_calls.fitting import concurrency_of, why_misfit
 
 
 def output_folder(settings: Settings) -> Path | None:

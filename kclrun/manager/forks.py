@@ -41,7 +41,7 @@ from kclrun.model.stream import StreamKey, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog
-from kclrun.record_calls import concurrency_of
+from kclrun.record_calls.fitting import concurrency_of
 
 
 class StartCommands:

@@ -21,7 +21,7 @@ def assert_any_order_gives_the_same(
     *,
     seeds: Iterable[int] = range(25),
     concurrency: int = 64,
-    result: Callable[[Run], object] = _result,
+    result: Callable[[Run], object] | None = None,
     **settings: Any,
 ) -> None:
     """Run a processor one record at a time, and then once for each seed with records at the same
@@ -38,11 +38,11 @@ def assert_any_order_gives_the_same(
     ...         context.emit({"text": record.data.decode().upper()})
     >>> assert_any_order_gives_the_same(Shout, ["a", "b", "c"])
     """
-    kept = list(make_records(records))
-    expected = result(run_processor(processor, kept, **settings))
+    kept, of = list(make_records(records)), result or _result
+    expected = of(run_processor(processor, kept, **settings))
     for seed in seeds:
         run = run_processor(processor, kept, concurrency=concurrency, seed=seed, **settings)
-        found = result(run)
+        found = of(run)
         if found != expected:
             raise AssertionError(
                 f"with seed={seed} the result is another than one record at a time gives\n"

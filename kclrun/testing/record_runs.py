@@ -30,17 +30,8 @@ from kclrun.processor import (
     RecordProcessor,
     is_asynchronous,
 )
-from kclrun.record_calls import (
-    Call,
-    Ended,
-    InlineRunner,
-    LoopRunner,
-    MakeThread,
-    RecordCalls,
-    Records,
-    Runner,
-    Stop,
-)
+from kclrun.record_calls.calls import RecordCalls, Records, Stop
+from kclrun.record_calls.runners import Call, Ended, InlineRunner, LoopRunner, MakeThread, Runner
 
 # A record that asks to be repeated for ever would never end its test.
 RESTS_MAX: Final = 100

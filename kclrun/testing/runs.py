@@ -41,7 +41,7 @@ from kclrun.processor import (
     call_method,
     refuse_deferred,
 )
-from kclrun.record_calls import require_fit
+from kclrun.record_calls.fitting import require_fit
 from kclrun.testing.record_runs import RecordKit
 from kclrun.testing.records import RecordLike, make_records
 
@@ -248,26 +248,37 @@ def run_processor(
         crash_after=crash_after,
         crash_at_checkpoint=crash_at_checkpoint,
     )
+    context = Context(
+        application=application,
+        stream=stream,
+        shard_id=shard_id,
+        lease_key=shard_id,
+        position=position,
+        options=options or {},
+        fencing_token=fencing_token,
+        uncheckpointed_max=uncheckpointed_max,
+        checkpoint_mode=checkpoint,
+        emit=ledger.emit,
+        prepare=ledger.prepare,
+        release=life.release,
+        schemas=_schemas(schema),
+    )
+    made = [record for record in make_records(records) if record.position > position]
+    return _lived(life, processor, context, made, end_of_shard=end_of_shard)
+
+
+def _lived(
+    life: _Life,
+    processor: type[RecordProcessor] | RecordProcessor,
+    context: Context,
+    records: list[Record],
+    *,
+    end_of_shard: bool,
+) -> Run:
+    run, ledger = life.run, life.ledger
     try:
-        life.start(
-            processor,
-            Context(
-                application=application,
-                stream=stream,
-                shard_id=shard_id,
-                lease_key=shard_id,
-                position=position,
-                options=options or {},
-                fencing_token=fencing_token,
-                uncheckpointed_max=uncheckpointed_max,
-                checkpoint_mode=checkpoint,
-                emit=ledger.emit,
-                prepare=ledger.prepare,
-                release=life.release,
-                schemas=_schemas(schema),
-            ),
-        )
-        life.deliver([record for record in make_records(records) if record.position > position])
+        life.start(processor, context)
+        life.deliver(records)
         life.end(end_of_shard=end_of_shard)
     except Crash:
         ledger.crash()
@@ -378,8 +389,8 @@ class _Life:
     ) -> None:
         if batch_max < 1 or uncheckpointed_max < 1:
             raise ValueError("batch_max and uncheckpointed_max are at least 1")
-        self._run = run
-        self._ledger = ledger
+        self.run = run
+        self.ledger = ledger
         self._mode = mode
         self._batch_max = batch_max
         self._uncheckpointed_max = uncheckpointed_max
@@ -414,8 +425,8 @@ class _Life:
     ) -> None:
         # A half-initialised instance cannot be used: each attempt has one of its own.
         self._processor = processor() if isinstance(processor, type) else processor
-        self._run.processors[:] = [self._processor]
-        self._run.calls.append(Call("initialize"))
+        self.run.processors[:] = [self._processor]
+        self.run.calls.append(Call("initialize"))
         call_method(self._processor, "initialize", context)
         if self._is_single:
             self._kit = self._make_kit(context)
@@ -425,20 +436,20 @@ class _Life:
             *(self._processor, context, self._concurrency or Concurrency(), self._policy),
             seed=self._seed,
             decoding=self._decoding,
-            places=self._ledger,
-            given_up=self._run.given_up.append,
+            places=self.ledger,
+            given_up=self.run.given_up.append,
             told=self._note_error,
             called=self._note_call,
             returned=self._note_returned,
-            is_released=lambda: self._run.released,
+            is_released=lambda: self.run.released,
         )
 
     def _note_error(self, words: str) -> None:
-        self._run.last_error = words
+        self.run.last_error = words
 
     def _note_call(self) -> None:
-        self._run.calls.append(Call("process_record", 1))
-        self._run.delivered += 1
+        self.run.calls.append(Call("process_record", 1))
+        self.run.delivered += 1
 
     def _note_returned(self) -> None:
         self._returned += 1
@@ -453,10 +464,10 @@ class _Life:
     def deliver(self, records: list[Record]) -> None:
         """Deliver all records, in batches within every limit, until the end or a release."""
         given = 0
-        while given < len(records) and not self._run.released:
+        while given < len(records) and not self.run.released:
             batch = records[given : given + self._next_size()]
             self._process(batch)
-            self._run.row_counts.append(self._ledger.lengths())
+            self.run.row_counts.append(self._ledger.lengths())
             given += len(batch)
             is_given = self._crash_after is not None and given >= self._crash_after
             if is_given and not self._is_single:
@@ -468,7 +479,7 @@ class _Life:
 
     def end(self, *, end_of_shard: bool) -> None:
         """The shard ends, or the lease is given away."""
-        if not end_of_shard or self._run.released:
+        if not end_of_shard or self.run.released:
             self._repeat("shutdown_requested", lambda: self._call("shutdown_requested"))
             if self._mode != "manual":
                 self._checkpoint_processed()
@@ -478,8 +489,8 @@ class _Life:
             raise ProcessorError(
                 "shard_ended returned without a checkpoint, which `checkpoint: manual` asks for"
             )
-        self._ledger.delivered = SHARD_END
-        self._ledger.checkpoint(SHARD_END)
+        self.ledger.delivered = SHARD_END
+        self.ledger.checkpoint(SHARD_END)
 
     def _next_size(self) -> int:
         """The number of records that the next batch may have."""
@@ -494,15 +505,15 @@ class _Life:
             room = self._uncheckpointed_max
         size = min(self._batch_max, room)
         if self._crash_after is not None and not self._is_single:
-            size = min(size, max(1, self._crash_after - self._run.delivered))
+            size = min(size, max(1, self._crash_after - self.run.delivered))
         return size
 
     def _process(self, batch: list[Record]) -> None:
         self._uncheckpointed += [record.position for record in batch]
-        self._ledger.delivered = batch[-1].position
+        self.ledger.delivered = batch[-1].position
         if self._kit is not None:
             self._kit.process(_Batch(batch, batch[-1].position))
-            self._ledger.delivered = self._ledger.settled
+            self.ledger.delivered = self.ledger.settled
             return
         run = BatchRun(batch, self._policy, self._breaker)
         error: Exception | None = None
@@ -513,7 +524,7 @@ class _Life:
                 case Give(indexes):
                     error = self._give([batch[index] for index in indexes], run)
                 case LetGo(index):
-                    self._run.given_up.append(batch[index])
+                    self.run.given_up.append(batch[index])
                 case Halt(reason):
                     assert error is not None, "only what raised is halted"
                     raise error if not reason else ProcessorError(reason) from error
@@ -524,14 +535,14 @@ class _Life:
 
     def _give(self, records: list[Record], run: BatchRun) -> Exception | None:
         """One call with some records of a batch. Returns: what it raised."""
-        left = drop_until(records, self._ledger.position)
+        left = drop_until(records, self.ledger.position)
         try:
             if left:
                 self._call("process_records", left, covers=records[-1].position)
         except Exception as raised:  # noqa: BLE001 - user code
             error = run.checked(raised)
             failure = describe(error, left)
-            self._run.last_error = failure.error
+            self.run.last_error = failure.error
             run.raised(error, _NO_TIME, WallTime(time.time()), at=failure.position)
             return error if isinstance(error, Exception) else None
         run.returned(_NO_TIME)
@@ -560,12 +571,12 @@ class _Life:
         arguments: list[object] = [Checkpointer(writes)]
         if records is not None:
             arguments.insert(0, RecordBatch(records, 0, self._fencing_token, self._decoding))
-        self._run.calls.append(Call(name, len(records or ())))
-        self._run.delivered += len(records or ())
+        self.run.calls.append(Call(name, len(records or ())))
+        self.run.delivered += len(records or ())
         try:
             attempt(
                 lambda: call_method(self._processor, name, *arguments),
-                *(self._ledger, covers, lambda: self._ledger.position),
+                *(self.ledger, covers, lambda: self.ledger.position),
             )
         finally:
             writes.open = False
@@ -575,19 +586,19 @@ class _Life:
         """Perform a `checkpoint()` of this life."""
         if next(self._checkpoint_calls) == self._crash_at_checkpoint:
             raise Crash
-        self._ledger.checkpoint(self._ledger.delivered if position is None else position)
+        self.ledger.checkpoint(self.ledger.delivered if position is None else position)
 
     def _checkpoint_processed(self) -> None:
-        self._ledger.checkpoint(self._ledger.delivered)
+        self.ledger.checkpoint(self.ledger.delivered)
 
     def _count_uncheckpointed(self) -> int:
-        at = self._ledger.position
+        at = self.ledger.position
         self._uncheckpointed = [position for position in self._uncheckpointed if position > at]
         return len(self._uncheckpointed)
 
     def release(self) -> None:
         """The processor gives its lease away."""
-        self._run.released = True
+        self.run.released = True
         if self._kit is not None:
             self._kit.calls.wake()
 

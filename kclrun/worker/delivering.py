@@ -43,7 +43,7 @@ from kclrun.protocol.reports import (
     ProcessorRecovered,
     Report,
 )
-from kclrun.record_calls import MakeThread
+from kclrun.record_calls.runners import MakeThread
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import (
     Batch,

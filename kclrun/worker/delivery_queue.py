@@ -410,12 +410,23 @@ class DeliveryQueue:
 
     def may_go_on(self) -> bool:
         """Whether a single record of the batches under way may start [P7]."""
-        return not self._closed and self._delivery.may_go_on(self._now())
+        with self._changed:
+            if self._closed or not self._delivery.may_go_on(self._now()):
+                return False
+            return self._turn is None or self._turn.ask(self._changed)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other leases of the process may have the turn meanwhile."""
+        return self._turn is not None
 
     def busy(self, since: Instant) -> None:
-        """Since when the oldest call of a single record runs; 0 if none does."""
+        """Since when the oldest call of a single record runs; 0 if none does: then another lease of
+        the process may have its turn."""
         with self._changed:
             now = self._now()
+            if not since:
+                self._leave_line()
             if self._busy_since:
                 self._last_batch_instant = now
                 self._processing_s_total += (since or now) - self._busy_since

@@ -65,7 +65,7 @@ from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row, call_method
 from kclrun.protocol.reports import ProcessBroke, StartUnclaimed
-from kclrun.record_calls import require_fit
+from kclrun.record_calls.fitting import require_fit
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.worker.clock import boottime

@@ -16,12 +16,14 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import Failure, describe
 from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.protocol.reports import OUTPUT, ProcessorFailed, ProcessorRecovered, Report
-from kclrun.record_calls import PROCESS_RECORD, MakeThread, RecordCalls, Records, Stop
+from kclrun.record_calls.calls import RecordCalls, Records, Stop
+from kclrun.record_calls.runners import PROCESS_RECORD, MakeThread
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import Batch, DeliveryQueue
 from kclrun.worker.giving_up import GivingUp, Trouble
 
-# While a stop waits for the calls under way, it looks so often whether the lease was lost.
+# While a stop waits for the calls under way, it looks so often whether the lease was lost; and in a
+# shared process, whether it is this lease's turn.
 _LOOK_S: Final = 0.5
 
 
@@ -152,6 +154,6 @@ class RecordDelivery:
         self._queue.note_returned(done)
 
     def _wait(self, pause_s: float | None) -> None:
-        if self._queue.is_ending():
+        if self._queue.is_ending() or self._queue.is_shared:
             pause_s = _LOOK_S if pause_s is None else min(pause_s, _LOOK_S)
         self.calls.changed.wait(pause_s)

@@ -15,7 +15,7 @@ MODULES = {
 
 
 # The runtime makes these, or a subclass of them: their constructors are of no use to a reader.
-_MADE_BY_THE_RUNTIME = {"Checkpointer", "Context", "RecordProcessor", "Run"}
+_MADE_BY_THE_RUNTIME = {"Checkpointer", "Context", "RecordContext", "RecordProcessor", "Run"}
 
 _LINE_MAX = 80
 # Values whose representation is longer than their name.

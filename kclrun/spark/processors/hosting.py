@@ -56,7 +56,8 @@ from kclrun.processor import (
     RecordProcessor,
     call_method,
 )
-from kclrun.record_calls import PROCESS_RECORD, require_fit
+from kclrun.record_calls.fitting import require_fit
+from kclrun.record_calls.runners import PROCESS_RECORD
 from kclrun.spark.executor.reading import ReadPage, cuts
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import Place
@@ -127,7 +128,7 @@ class EmittedBatches:
     def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
         """Add one row. Raises: TypeError, LimitExceeded as `encode_row`; LimitExceeded when one
         call emits more than 256 MiB; SinkError outside a call; SettingsError for a named output."""
-        line = self._line(row, to)
+        line = self.prepare(row, to).encoded
         with self._lock:
             if not self._is_open:
                 raise SinkError("emit() is for process_records and shard_ended, while they run")
@@ -139,23 +140,18 @@ class EmittedBatches:
             self._call_bytes += len(line)
             self._lines.append(line)
 
-    def _line(self, row: Mapping[str, Any], to: str) -> bytes:
-        if to != MAIN_OUTPUT:
-            raise SettingsError(f"on Spark rows go to one DataFrame: there is no output {to!r}")
-        return encode_row(row)[:-1]  # one line of a file, without its newline
-
     def prepare(self, row: Mapping[str, Any], to: str) -> KeptRow:
         """A row that its record keeps until it is done. Raises: as `emit`."""
-        line = self._line(row, to)
+        if to != MAIN_OUTPUT:
+            raise SettingsError(f"on Spark rows go to one DataFrame: there is no output {to!r}")
+        line = encode_row(row)[:-1]  # one line of a file, without its newline
         return KeptRow(to, line, len(line))
 
     def place(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> None:
-        """The rows of records that are done. Raises: LimitExceeded for more than 256 MiB of one
-        batch, which wait in memory until all of it is done."""
+        """The rows of records that are done. Raises: LimitExceeded beyond 256 MiB of one batch."""
         if self._bytes + sum(row.size for row in rows) > CALL_BYTES_MAX:
             raise LimitExceeded(
-                f"one batch emitted more than {CALL_BYTES_MAX} bytes, which wait in memory until"
-                " all its records are done: set fetch.batch_max lower"
+                f"one batch emitted more than {CALL_BYTES_MAX} bytes: set fetch.batch_max lower"
             )
         self.begin_batch()
         self._lines += [row.encoded for row in rows]
@@ -332,6 +328,7 @@ class ProcessorHost:
         self._given: ExtendedSequenceNumber | None = None
         self._kept_until: ExtendedSequenceNumber | None = None
         self._single: SingleRecords | None = None
+        self._stop_calls: Callable[[], None] = lambda: None
         user_code = job.user_code()
         self._attempt("initialize", lambda: self._initialize(user_code, begin))
 
@@ -389,7 +386,7 @@ class ProcessorHost:
             lambda: call_method(self._processor, "shard_ended", self._checkpointer),
             SHARD_END,
         )
-        self._close()
+        self._stop_calls()
         self._progress.end(self._clock() - started)
 
     def give_up(self) -> None:
@@ -398,7 +395,7 @@ class ProcessorHost:
             "shutdown_requested",
             lambda: call_method(self._processor, "shutdown_requested", self._checkpointer),
         )
-        self._close()
+        self._stop_calls()
 
     def lose(self) -> None:
         """The lease is lost. Errors of `lease_lost` are only logged: this task does not own it."""
@@ -406,12 +403,7 @@ class ProcessorHost:
             call_method(self._processor, "lease_lost")
         except BaseException as error:  # noqa: BLE001 - user code: whatever it raises
             _log.warning("%s: lease_lost raised %s", self._shard_id, error_words(error))
-        self._close()
-
-    def _close(self) -> None:
-        """No record follows."""
-        if self._single is not None:
-            self._single.calls.close()
+        self._stop_calls()
 
     def report(self, shard_range: ShardRange) -> RangeReport:
         """The account of the range; ask once its rows have left."""
@@ -447,6 +439,7 @@ class ProcessorHost:
                 let_go=self._let_go,
                 place=self._rows.place,
             )
+            self._stop_calls = self._single.calls.close
 
     def _give_some(
         self,

@@ -19,7 +19,7 @@ from kclrun.model.record import Decoding, Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.processor import Context, KeptRow, RecordProcessor
-from kclrun.record_calls import RecordCalls, Records, Stop
+from kclrun.record_calls.calls import RecordCalls, Records, Stop
 
 _log = logging.getLogger(__name__)
 

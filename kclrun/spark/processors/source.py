@@ -24,7 +24,7 @@ from kclrun.loading import load_decoding, load_processor
 from kclrun.model.letter import LetterPlace
 from kclrun.model.row_schema import RowSchema
 from kclrun.ports import LetterStore
-from kclrun.record_calls import concurrency_of, require_fit
+from kclrun.record_calls.fitting import concurrency_of, require_fit
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.spark.executor.reading import ReadPage, read_ranges
 from kclrun.spark.offsets import ShardRange
@@ -169,9 +169,7 @@ def process(
         raise SettingsError(f"schema: {error}") from None
     named = application or user_code.__name__
     if not _APPLICATION.match(named):
-        raise SettingsError(
-            f"application: expected letters, digits, '_', '.' and '-', not {named!r}"
-        )
+        raise SettingsError(f"application: expected letters, digits, '_', '.', '-', not {named!r}")
     job = ProcessorJob(
         application=named,
         stream=read_source_options(source, Use.STREAM).reached.name,

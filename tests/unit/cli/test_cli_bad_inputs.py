@@ -216,6 +216,63 @@ def test_a_method_whose_call_would_run_nothing_is_refused(
     assert said in capsys.readouterr().err
 
 
+SINGLE = """
+from kclrun import RecordProcessor
+
+class Batches(RecordProcessor):
+    def process_records(self, batch, checkpointer): pass
+
+class Threads(RecordProcessor):
+    def process_record(self, record, context): pass
+
+class Tasks(RecordProcessor):
+    async def process_record(self, record, context): pass
+
+class Both(Batches):
+    def process_record(self, record, context): pass
+
+class Yields(RecordProcessor):
+    async def process_record(self, record, context):
+        yield
+
+class Few(RecordProcessor):
+    def process_record(self, record): pass
+"""
+AT_ONCE = "concurrency: {records: 8}\n"
+IN_TIME = "concurrency: {timeout: 10s}\n"
+MANUAL = "checkpoint: {every: manual}\n"
+
+
+@pytest.mark.parametrize(
+    ("processor", "settings", "said"),
+    [
+        ("Threads", "", None),
+        ("Tasks", IN_TIME, None),
+        ("Threads", AT_ONCE, None),
+        ("Both", "", "mine:Both defines process_records and process_record"),
+        ("Yields", "", "process_record is `async def`"),
+        ("Few", "", "process_record takes (self, record, context)"),
+        ("Batches", AT_ONCE, "mine:Batches: concurrency: is for process_record"),
+        ("Threads", IN_TIME, "concurrency.timeout: is for `async def process_record`"),
+        ("Tasks", MANUAL, "checkpoint.every: manual is for process_records"),
+        ("Tasks", AT_ONCE + "leases: {per_process: 4}\n", "leases that share a process take turns"),
+        ("Tasks", "concurrency: {records: 0}\n", "concurrency.records"),
+        ("Tasks", "concurrency: {timeout: 0s}\n", "expected more than 0s"),
+    ],
+)
+def test_a_processor_of_single_records_fits_its_settings_or_is_refused(
+    project: Project,
+    processor: str,
+    settings: str,
+    said: str | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = project(LEAST.replace("mine:Mine", f"mine:{processor}") + settings, SINGLE)
+
+    assert check(file) == (0 if said is None else 78)
+    assert said is None or said in capsys.readouterr().err
+
+
 def test_the_processor_comes_from_path_if_that_is_set(project: Project, tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "elsewhere.py").write_text(MINE)

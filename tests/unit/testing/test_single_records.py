@@ -1,6 +1,7 @@
 """Single records in the test kit: orders, rows, failures, crashes."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -125,6 +126,20 @@ def test_a_record_that_asks_for_later_holds_its_key_alone():
     order = run_processor(Busy, RECORDS, concurrency=8, seed=1).processors[0].order
     assert order.index("4") > len(order) - order[::-1].index("2") - 1
     assert order.index("7") < len(order) - order[::-1].index("2") - 1
+
+
+def test_without_a_seed_async_def_runs_in_real_time():
+    """As `kclrun dead-letters redrive` does: a service takes its time."""
+
+    class Timed(RecordProcessor):
+        async def process_record(self, record, context):
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, int)
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            context.emit({"is_real": time.monotonic() - began >= 0.009})
+
+    assert run_processor(Timed, ["a", "b"], seed=None).rows == [{"is_real": True}] * 2
 
 
 @pytest.mark.parametrize("crash_after", range(1, len(KEYS) + 1))

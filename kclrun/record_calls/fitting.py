@@ -1,0 +1,61 @@
+"""Whether a processor's method fits the settings, in words."""
+
+from __future__ import annotations
+
+from kclrun.config.concurrency import ConcurrencySettings
+from kclrun.consuming.concurrency import Concurrency
+from kclrun.errors import ProcessorLoadError
+from kclrun.processor import is_asynchronous, takes_records
+
+
+def concurrency_of(settings: ConcurrencySettings | None, grace_s: float) -> Concurrency | None:
+    """The setting `concurrency` as the runtime takes it; `grace_s` is `shutdown.grace`."""
+    if settings is None:
+        return None
+    timeout_s = None if settings.timeout is None else float(settings.timeout)
+    return Concurrency(settings.records, settings.order, timeout_s, grace_s)
+
+
+def why_misfit(
+    *,
+    is_single: bool,
+    is_async: bool,
+    concurrency: Concurrency | None,
+    is_manual: bool,
+) -> str | None:
+    """Why a processor of this kind does not fit these settings, in words; None if it does."""
+    if not is_single:
+        if concurrency is None:
+            return None
+        return (
+            "concurrency: is for process_record, and this processor has process_records, which gets"
+            " whole batches\nWrite process_record(self, record, context), or remove the setting"
+        )
+    if is_manual:
+        return (
+            "checkpoint.every: manual is for process_records: with process_record a checkpoint"
+            " covers the records that are done, which only the runtime knows\nUse a duration, or"
+            " batch"
+        )
+    if concurrency is not None and concurrency.timeout_s is not None and not is_async:
+        return (
+            "concurrency.timeout: is for `async def process_record`: a thread cannot be stopped\n"
+            "Remove it (what stands still for `stall` is ended in any case), or write async def"
+        )
+    return None
+
+
+def require_fit(
+    processor: object, called: str, concurrency: Concurrency | None, *, is_manual: bool
+) -> bool:
+    """Whether the processor takes single records. Raises: ProcessorLoadError if it does not fit."""
+    is_single = takes_records(processor, called)
+    wrong = why_misfit(
+        is_single=is_single,
+        is_async=is_asynchronous(processor),
+        concurrency=concurrency,
+        is_manual=is_manual,
+    )
+    if wrong is not None:
+        raise ProcessorLoadError(f"{called}: {wrong}")
+    return is_single

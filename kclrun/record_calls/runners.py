@@ -1,0 +1,292 @@
+"""Makes the calls of `process_record`: inline, on threads or on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any, Final, NamedTuple, Protocol, TextIO
+
+from kclrun.consuming.concurrency import Concurrency
+from kclrun.model.record import Record
+from kclrun.processor import (
+    RecordContext,
+    RecordProcessor,
+    is_asynchronous,
+    why_not_returned,
+)
+
+PROCESS_RECORD: Final = "process_record"
+# An event loop that is closed lets its tasks end for so long; the process may end then in any case.
+_CLOSE_WAIT_S: Final = 1.0
+
+# Of one coroutine: a stack that is deeper says no more.
+_FRAMES_MAX: Final = 50
+
+MakeThread = Callable[[Callable[[], None], str], threading.Thread]
+Call = tuple[int, Record, RecordContext]
+
+
+class Ended(NamedTuple):
+    """A call that is over. `error` is None if it returned; `is_cancelled`: because we asked."""
+
+    number: int
+    error: BaseException | None
+    is_cancelled: bool = False
+
+
+class Runner(Protocol):
+    """Makes the calls. It presses the `wake` that it was made with when a call has ended; one that
+    `is_inline` makes them in `start` or `take`."""
+
+    is_inline: bool
+
+    def start(self, calls: Sequence[Call]) -> None: ...
+
+    def take(self) -> list[Ended]:
+        """The calls that ended since, in the order in which they did."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel what runs, where that is possible."""
+        ...
+
+    def close(self) -> None:
+        """No call will follow."""
+        ...
+
+    def tell_stacks(self, file: TextIO) -> None:
+        """Write where calls stand that are on no thread's stack."""
+        ...
+
+
+def _called(call: Callable[..., Any], record: Record, context: RecordContext) -> None:
+    result = call(record, context)
+    if result is not None:
+        raise why_not_returned(PROCESS_RECORD, result)
+
+
+class InlineRunner:
+    """One call after the other on the thread that starts it."""
+
+    is_inline = True
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+        self._ended: list[Ended] = []
+
+    def start(self, calls: Sequence[Call]) -> None:
+        for number, record, context in calls:
+            try:
+                _called(self.call, record, context)
+            except BaseException as error:  # noqa: BLE001 - user code
+                self._ended.append(Ended(number, error))
+            else:
+                self._ended.append(Ended(number, None))
+
+    def take(self) -> list[Ended]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def tell_stacks(self, file: TextIO) -> None: ...
+
+
+class ThreadRunner:
+    """Each call on one of some threads. A thread cannot be cancelled: a call that does not return
+    holds the lease until the stall watch, or the end of the grace, ends the process."""
+
+    is_inline = False
+
+    def __init__(
+        self, call: Callable[..., Any], wake: Callable[[], None], make_thread: MakeThread
+    ) -> None:
+        self._call = call
+        self._wake = wake
+        self._make_thread = make_thread
+        # Bounded by `concurrency.records`: only so many calls are started and not taken.
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._ended: deque[Ended] = deque()
+        self._threads: list[threading.Thread] = []
+        self._running = 0
+
+    def start(self, calls: Sequence[Call]) -> None:
+        self._running += len(calls)
+        while len(self._threads) < self._running:
+            thread = self._make_thread(self._serve, f"record-{len(self._threads)}")
+            self._threads.append(thread)
+            thread.start()
+        for call in calls:
+            self._calls.put(call)
+
+    def take(self) -> list[Ended]:
+        ended = [self._ended.popleft() for _ in range(len(self._ended))]
+        self._running -= len(ended)
+        return ended
+
+    def cancel(self) -> None: ...
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def tell_stacks(self, file: TextIO) -> None: ...
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            number, record, context = call
+            error: BaseException | None = None
+            try:
+                _called(self._call, record, context)
+            except BaseException as raised:  # noqa: BLE001 - user code
+                error = raised
+            self._ended.append(Ended(number, error))
+            self._wake()
+
+
+class LoopRunner:
+    """Each call as a task of one event loop, which has a thread of its own from the first call to
+    `close`: what user code starts beside its calls goes on between them."""
+
+    is_inline = False
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        wake: Callable[[], None],
+        make_thread: MakeThread,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._call = call
+        self._wake = wake
+        self._make_thread = make_thread
+        self._timeout_s = timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._tasks: dict[int, tuple[Record, asyncio.Task[BaseException | None]]] = {}
+        self._cancelled: set[int] = set()
+        self._ended: deque[Ended] = deque()
+
+    def start(self, calls: Sequence[Call]) -> None:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = self._make_thread(partial(_run_loop, self._loop), "records")
+            self._thread.start()
+        self._loop.call_soon_threadsafe(self._begin, calls)
+
+    def take(self) -> list[Ended]:
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def cancel(self) -> None:
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel_tasks)
+
+    def close(self) -> None:
+        """Cancel what is left on the loop, also tasks of user code, and close it."""
+        if self._loop is None or self._thread is None:
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_WAIT_S)
+        self._loop = None
+
+    def tell_stacks(self, file: TextIO) -> None:
+        for record, task in tuple(self._tasks.values()):
+            file.write(f"Coroutine of process_record for the record at {record.position}:\n")
+            with contextlib.suppress(Exception):  # it goes on meanwhile
+                frames = traceback.StackSummary.extract(_frames(task))
+                file.writelines(frames.format())
+
+    def _begin(self, calls: Sequence[Call]) -> None:
+        assert self._loop is not None, "the loop runs"
+        for number, record, context in calls:
+            task = self._loop.create_task(self._one(record, context))
+            self._tasks[number] = (record, task)
+            task.add_done_callback(partial(self._over, number))
+
+    async def _one(self, record: Record, context: RecordContext) -> BaseException | None:
+        """The call; its error as a value: what ends an interpreter would end the loop."""
+        try:
+            if self._timeout_s is None:
+                result = await self._call(record, context)
+            else:
+                result = await self._in_time(record, context, self._timeout_s)
+        except BaseException as error:  # noqa: BLE001 - user code
+            return error
+        return None if result is None else why_not_returned(PROCESS_RECORD, result)
+
+    async def _in_time(self, record: Record, context: RecordContext, timeout_s: float) -> object:
+        try:
+            async with asyncio.timeout(timeout_s) as timeout:
+                return await self._call(record, context)
+        except TimeoutError as error:
+            if not timeout.expired():
+                raise
+            raise TimeoutError(
+                f"process_record did not return within {timeout_s:g} s (concurrency.timeout)"
+            ) from error
+
+    def _over(self, number: int, task: asyncio.Task[BaseException | None]) -> None:
+        del self._tasks[number]
+        error = asyncio.CancelledError() if task.cancelled() else task.result()
+        is_asked = number in self._cancelled
+        self._cancelled.discard(number)
+        is_cancelled = is_asked and isinstance(error, asyncio.CancelledError)
+        self._ended.append(Ended(number, error, is_cancelled))
+        self._wake()
+
+    def _cancel_tasks(self) -> None:
+        for number, (_, task) in self._tasks.items():
+            self._cancelled.add(number)
+            task.cancel()
+
+
+def _frames(task: asyncio.Task[Any]) -> Iterator[tuple[FrameType, int]]:
+    """Where a coroutine waits, the innermost last. A task's own `get_stack` has the outermost frame
+    alone."""
+    waiting: Any = task.get_coro()
+    for _ in range(_FRAMES_MAX):
+        frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
+        if frame is None:
+            return
+        yield frame, frame.f_lineno
+        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=_CLOSE_WAIT_S))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    finally:
+        loop.close()
+
+
+def runner_of(
+    processor: RecordProcessor,
+    concurrency: Concurrency,
+    wake: Callable[[], None],
+    make_thread: MakeThread,
+) -> Runner:
+    """The runner that the kind of the method asks for."""
+    if is_asynchronous(processor):
+        return LoopRunner(processor.process_record, wake, make_thread, concurrency.timeout_s)
+    if concurrency.records == 1:
+        return InlineRunner(processor.process_record)
+    return ThreadRunner(processor.process_record, wake, make_thread)
+
+
+MakeRunner = Callable[[RecordProcessor, Concurrency, Callable[[], None], MakeThread], Runner]

@@ -1,0 +1,415 @@
+"""Single records on the main thread of a lease process, with a real queue, loop and threads."""
+
+import asyncio
+import io
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from kclrun.codec.values import decoding
+from kclrun.consuming import commands, events
+from kclrun.consuming.concurrency import Concurrency
+from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.errors import HaltShard, SinkError
+from kclrun.model.lease import Lease
+from kclrun.model.record import Record
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.processor import Context, KeptRow, RecordProcessor
+from kclrun.protocol.reports import (
+    ProcessorFailed,
+    ProcessorRaised,
+    ProcessorRecovered,
+    RecordGivenUp,
+)
+from kclrun.worker.delivering import Deliverer
+from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Page, QueueLimits
+from kclrun.worker.sharing import daemon_thread
+from tests.patience import HUNG_S
+
+ROW = Lease(key="s0", checkpoint=ExtendedSequenceNumber("10"), counter=7)
+
+
+def p(number):
+    return ExtendedSequenceNumber(str(number))
+
+
+def page(*numbers, key=str, last=None):
+    records = [Record(b"%d" % number, key(number), str(number)) for number in numbers]
+    return Page(records, p(last or numbers[-1]), len(records), None)
+
+
+class Rows:
+    """`places`: the rows by the position of their checkpoint; `full`: how often it takes none."""
+
+    def __init__(self):
+        self.places, self.open, self.full = [], None, 0
+
+    def begin_batch(self):
+        self.open = []
+
+    def place(self, row):
+        if self.full:
+            self.full -= 1
+            raise SinkError("the disk is full")
+        self.open.append(row.encoded)
+
+    def end_batch(self, position):
+        self.places.append((str(position), self.open))
+
+    def take_back_batch(self, checkpoint=None):
+        self.open = None
+
+    @property
+    def all(self):
+        return [row for _, rows in self.places for row in rows]
+
+
+class Held:
+    """What a call does: it notes itself, waits while its number is held, then does `then`."""
+
+    def __init__(self):
+        self.began, self.gates, self.then = [], {}, {}
+        self.changed = threading.Condition()
+
+    def note(self, number):
+        with self.changed:
+            self.began.append(number)
+            self.changed.notify_all()
+
+    def until_began(self, *numbers):
+        with self.changed:
+            found = self.changed.wait_for(lambda: set(numbers) <= set(self.began), HUNG_S)
+            assert found, self.began
+
+    def end(self, number, record, context):
+        context.emit({"n": number})
+        if self.then.get(number):
+            self.then[number].pop(0)(record)
+
+
+class Tasks(RecordProcessor):
+    def __init__(self, held):
+        self.held = held
+
+    async def process_record(self, record, context):
+        number = int(record.data)
+        self.held.note(number)
+        gate = self.held.gates.get(number)
+        while gate is not None and not gate.is_set():
+            await asyncio.sleep(0.001)
+        self.held.end(number, record, context)
+
+
+class Threads(RecordProcessor):
+    def __init__(self, held):
+        self.held = held
+
+    def process_record(self, record, context):
+        number = int(record.data)
+        self.held.note(number)
+        if number in self.held.gates:
+            assert self.held.gates[number].wait(HUNG_S)
+        self.held.end(number, record, context)
+
+
+class Swallows(Tasks):
+    async def process_record(self, record, context):
+        try:
+            await super().process_record(record, context)
+        except asyncio.CancelledError:
+            self.held.end(int(record.data), record, context)
+
+
+class Main:
+    """A deliverer of single records on a thread; the test is the lease thread."""
+
+    def __init__(self, kind, held=(), *, records=8, retries=0, then="halt", timeout_s=None,
+                 grace_s=60.0, clock=None, decode=None):  # fmt: skip
+        self.held = Held()
+        self.held.gates = {number: threading.Event() for number in held}
+        self.processor = kind(self.held)
+        self.rows, self.events, self.told, self.letters = Rows(), [], [], []
+        self.posted = threading.Condition()
+        self.clock = clock or SimpleNamespace(now=0.0)
+        limits = QueueLimits(buffer_bytes=100_000, batch_max=100)
+        self.queue = DeliveryQueue(limits, lambda: self.clock.now + 1.0)
+        self.concurrency = Concurrency(records, "key", timeout_s, grace_s)
+        self.decoding = decode
+        self.is_lost = False
+        self.checkpoints = CheckpointCalls(self.post, lambda _: None, lambda: False)
+        self.deliverer = Deliverer(
+            self.queue,
+            self.post,
+            ErrorPolicy(retries, 0.0, then),
+            prepare=self.prepare,
+            checkpoints=self.checkpoints,
+            report=self.told.append,
+            broke=self.post,
+            bury=lambda record, failure, calls: self.letters.append((int(record.data), calls)),
+        )
+        self.thread = threading.Thread(target=self.deliverer.serve, daemon=True)
+        self.thread.start()
+
+    def prepare(self, row):
+        context = Context(
+            application="a", stream="s", shard_id="0", lease_key="0", position=row.checkpoint,
+            options={}, fencing_token=7, uncheckpointed_max=100, checkpoint_mode="auto",
+            emit=lambda row, to: None, release=lambda: None,
+            prepare=lambda row, to: KeptRow(to, row["n"], 1),
+        )  # fmt: skip
+        self.deliverer.take_records(
+            *(self.processor, context, self.concurrency, self.decoding, self.rows),
+            is_lost=lambda: self.is_lost,
+            make_thread=daemon_thread,
+        )
+        return self.processor, None, None
+
+    def post(self, event):
+        with self.posted:
+            self.events.append(event)
+            self.posted.notify_all()
+
+    def begin(self, *pages, fence=1_000.0):
+        self.queue.call(commands.CallInitialize(ROW))
+        for each in pages:
+            self.queue.put(each)
+        self.allow(fence)
+        return self
+
+    def allow(self, fence=1_000.0):
+        self.queue.allow_delivery(commands.AllowDelivery(fence, 10**6, 10**6))
+
+    def wait_for(self, kind):
+        with self.posted:
+            assert self.posted.wait_for(lambda: self.of(kind), HUNG_S), self.events
+        return self.of(kind)[-1]
+
+    def until_processed(self, number):
+        done = events.BatchProcessed(p(number))
+        with self.posted:
+            assert self.posted.wait_for(lambda: done in self.events, HUNG_S), self.events
+
+    def of(self, kind):
+        return [event for event in (*self.events, *self.told) if isinstance(event, kind)]
+
+    @property
+    def processed(self):
+        last = self.of(events.BatchProcessed)
+        return int(last[-1].last.sequence_number) if last else None
+
+
+@pytest.fixture
+def start():
+    mains = []
+
+    def started(*arguments, **options):
+        mains.append(Main(*arguments, **options))
+        return mains[-1]
+
+    yield started
+    for main in mains:
+        for gate in main.held.gates.values():
+            gate.set()
+        main.queue.close()
+        main.thread.join(HUNG_S)
+        assert not main.thread.is_alive()
+
+
+KINDS = pytest.mark.parametrize("kind", [Tasks, Threads])
+
+
+@KINDS
+def test_records_behind_one_that_is_held_are_done_and_leave_only_after_it(start, kind):
+    main = start(kind, held=[11]).begin(page(11, 12, 13, last=19))
+    main.held.until_began(11, 12, 13)
+    assert main.processed is None
+    main.held.gates[11].set()
+
+    main.until_processed(19)
+
+    assert main.rows.all == [11, 12, 13]
+    assert main.queue.view().records_total == 3
+
+
+@KINDS
+def test_a_page_that_comes_meanwhile_joins_and_rows_end_with_their_batch(start, kind):
+    main = start(kind, held=[11]).begin(page(11, 12))
+    main.held.until_began(11)
+    main.queue.put(page(21, last=29))
+    main.held.until_began(21)
+    main.held.gates[11].set()
+    main.until_processed(29)
+
+    assert [place for place, _ in main.rows.places][-2:] == ["12", "29"]
+    assert main.rows.all == [11, 12, 21]
+
+
+@KINDS
+def test_a_stop_waits_for_what_runs_fills_the_gap_and_starts_nothing_above(start, kind):
+    # 12 is of 11's key, and waits for it; 13 is done; 14 and 15 have no room.
+    main = start(kind, held=[11, 13], records=2)
+    main.begin(page(11, 12, 13, 14, 15, key=lambda number: "a" if number < 13 else str(number)))
+    main.held.until_began(11, 13)
+    main.queue.stop_delivery()
+    for gate in main.held.gates.values():
+        gate.set()
+
+    main.wait_for(events.DeliveryStopped)
+
+    assert sorted(main.held.began) == [11, 12, 13]
+    assert (main.processed, main.rows.all) == (13, [11, 12, 13])
+    assert main.checkpoints.given == p(13)
+
+
+@pytest.mark.parametrize(("kind", "processed"), [(Tasks, 11), (Swallows, 13)])
+def test_after_half_of_the_grace_coroutines_are_cancelled_and_one_that_swallows_it_is_done(
+    start, kind, processed
+):
+    main = start(kind, held=[12], grace_s=0.02).begin(page(11, 12, 13))
+    main.held.until_began(11, 12, 13)
+    main.queue.stop_delivery()
+
+    main.wait_for(events.DeliveryStopped)
+
+    assert main.processed == processed
+    assert not main.of(ProcessorRaised)
+
+
+def test_a_lost_lease_cancels_at_once_and_starts_nothing(start):
+    main = start(Tasks, held=[11], records=1).begin(page(11, 12))
+    main.held.until_began(11)
+    main.is_lost = True
+    main.queue.stop_delivery()
+
+    main.wait_for(events.DeliveryStopped)
+
+    assert (main.held.began, main.processed) == ([11], None)
+
+
+@KINDS
+def test_past_the_fence_no_record_starts_until_the_lease_is_renewed(start, kind):
+    main = start(kind, held=[11], records=2).begin(page(11, 12, key=lambda _: "a"), fence=50.0)
+    main.held.until_began(11)
+    main.clock.now = 60.0
+    main.held.gates[11].set()
+    main.until_processed(11)
+    assert main.held.began == [11]
+
+    main.allow()
+
+    main.until_processed(12)
+
+
+@KINDS
+def test_a_record_is_repeated_alone_and_its_former_rows_are_gone(start, kind):
+    def fails(_):
+        raise ValueError("no")
+
+    main = start(kind, retries=1)
+    main.held.then[12] = [fails]
+    main.begin(page(11, 12, 13))
+
+    main.until_processed(13)
+
+    assert sorted(main.held.began) == [11, 12, 12, 13]
+    assert main.rows.all == [11, 12, 13]
+    (raised,), (recovered,) = main.of(ProcessorRaised), main.of(ProcessorRecovered)
+    assert (raised.where, raised.error) == ("process_record", "ValueError: no")
+    assert (recovered.where, recovered.attempts) == ("process_record", 2)
+
+
+@KINDS
+def test_one_among_others_becomes_a_letter_once_all_before_it_are_done(start, kind):
+    def fails(_):
+        raise ValueError("no")
+
+    main = start(kind, held=[11], then="dead-letter", retries=1)
+    main.held.then[12] = [fails] * 2
+    main.begin(page(11, 12, 13))
+    main.held.until_began(11, 13)
+    assert main.letters == []
+    main.held.gates[11].set()
+
+    main.until_processed(13)
+
+    assert main.letters == [(12, 2)]
+    assert main.rows.all == [11, 13]
+    assert [str(each.position) for each in main.of(RecordGivenUp)] == [str(p(12))]
+
+
+@pytest.mark.parametrize(("kind", "records"), [(Tasks, 8), (Threads, 8), (Threads, 1)])
+def test_a_halt_covers_what_is_before_it_and_names_its_record(start, kind, records):
+    def halts(_):
+        raise HaltShard("stop here")
+
+    main = start(kind, records=records)
+    main.held.then[12] = [halts]
+    main.begin(page(11, 12, 13))
+
+    failed = main.wait_for(ProcessorFailed)
+
+    assert (failed.where, failed.error, failed.position) == ("process_record", "stop here", p(12))
+    assert (main.processed, main.rows.all) == (11, [11])
+
+
+def test_a_place_that_takes_no_row_is_tried_again_and_reported(start):
+    main = start(Tasks)
+    main.rows.full = 1
+    main.begin(page(11, 12))
+
+    main.until_processed(12)
+
+    assert main.rows.all == [11, 12]
+    assert main.of(ProcessorRaised)[0].error == "the disk is full"
+
+
+def test_in_order_a_stop_ends_between_two_records(start):
+    main = start(Threads, held=[12], records=1).begin(page(11, 12, 13))
+    main.held.until_began(12)
+    main.queue.stop_delivery()
+    main.held.gates[12].set()
+
+    main.wait_for(events.DeliveryStopped)
+
+    assert (main.held.began, main.processed) == ([11, 12], 12)
+
+
+def test_a_value_is_decoded_anew_at_each_call(start):
+    seen = []
+
+    def fails(record):
+        seen.append(record.value)
+        raise ValueError("no")
+
+    main = start(Tasks, retries=1, decode=decoding(lambda data: [int(data)]))
+    main.held.then[11] = [fails, lambda record: seen.append(record.value)]
+    main.begin(page(11))
+
+    main.until_processed(11)
+
+    assert seen == [[11], [11]]
+    assert seen[0] is not seen[1]
+
+
+def test_the_stacks_name_the_record_of_a_coroutine_and_the_line_it_waits_in(start):
+    main = start(Tasks, held=[11]).begin(page(11))
+    main.held.until_began(11)
+    file, deadline = io.StringIO(), time.monotonic() + HUNG_S
+    while "process_record\n" not in file.getvalue() and time.monotonic() < deadline:
+        main.deliverer.tell_stacks(file)
+
+    assert "Coroutine of process_record for the record at 11" in file.getvalue()
+    assert "await asyncio.sleep(0.001)" in file.getvalue()
+
+
+def test_the_oldest_call_is_what_user_code_is_busy_with(start):
+    main = start(Tasks, held=[11]).begin(page(11, 12))
+    main.held.until_began(11, 12)
+    assert main.queue.view().busy_since
+    main.held.gates[11].set()
+    main.until_processed(12)
+    main.queue.stop_delivery()
+    main.wait_for(events.DeliveryStopped)
+    assert not main.queue.view().busy_since
