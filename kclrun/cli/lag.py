@@ -43,7 +43,7 @@ from kclrun.leases.lines import (
     waiting_for,
     worst,
 )
-from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.lease import Lease
 from kclrun.model.reading import FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
@@ -311,7 +311,7 @@ def lag(
     leases = {lease.key: lease for lease in scan_leases(aws)}
     remark_unread(leases.values(), streams)
     lines = tuple(
-        line for key, stream in streams.items() for line in lag_lines(key, stream, leases)
+        line for key, stream in streams.items() for line in lag_lines(key, stream, leases.values())
     )
     retention_s = min(_retention_s(stream) for stream in streams.values())
     if as_json:
@@ -353,16 +353,12 @@ def _retention_s(stream: OpenStream) -> float:
     return stream.summary.retention_hours * _HOUR_S
 
 
-def lag_lines(
-    key: StreamKey, stream: OpenStream, every: Mapping[LeaseKey, Lease]
-) -> tuple[LagLine, ...]:
+def lag_lines(key: StreamKey, stream: OpenStream, every: Collection[Lease]) -> tuple[LagLine, ...]:
     """Measure every shard of a stream with records left to read, in the order of their ids.
 
     Raises: a ServiceError leaf of the listing; AccessDenied of a read.
     """
-    leases: dict[str, Lease] = {
-        lease.key: lease for lease in every.values() if stream_of(lease.key) == key
-    }
+    leases: dict[str, Lease] = {lease.key: lease for lease in every if stream_of(lease.key) == key}
     first = parse_start(stream.settings.start or "TRIM_HORIZON", WallTime(time.time()))
     shards = qualified_shards(key, stream.admin.list_shards())
 

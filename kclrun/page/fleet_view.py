@@ -16,7 +16,7 @@ from kclrun.model.text import escaped
 from kclrun.observe import sample
 from kclrun.page.layout import instant, shard_link, shard_links, state, table
 from kclrun.page.markup import Child, Html, element, joined, link, short
-from kclrun.page.snapshot import About, Row, Snapshot, rows_of
+from kclrun.page.snapshot import About, Row, Snapshot, is_idle, rows_of
 
 # More are told by their number: a fleet of which all is wrong has one cause.
 _HALTS_MAX: Final = 20
@@ -32,8 +32,8 @@ class _Held(msgspec.Struct, frozen=True):
     leases: int
     halted: int
     owners: int
-    kbps: float
-    cpu: float
+    kbps: float | None
+    cpu: float | None
     behind_s: float | None
 
 
@@ -64,7 +64,7 @@ def _figures(snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
     lost = "-" if first_lost is None else spelled(first_lost.loss_in_s)
     behind = "?" if furthest is None else spelled(furthest.behind_s)
     halted = states.get("halted", 0)
-    idle = sum(states.get(each, 0) for each in ("unowned", "offered", "no lease"))
+    idle = sum(map(is_idle, rows))
     items = [
         _figure(len(rows) - states.get("ended", 0), "shards to read", "/shards"),
         _figure(states.get("owned", 0), "owned", "/shards", state="owned"),
@@ -223,8 +223,8 @@ def _numbers(held: _Held) -> list[Html]:
     values: list[Child] = [
         held.leases,
         held.halted,
-        f"{held.kbps:.1f}",
-        f"{held.cpu:.3f}",
+        "-" if held.kbps is None else f"{held.kbps:.1f}",
+        "-" if held.cpu is None else f"{held.cpu:.3f}",
         spelled(held.behind_s),
     ]
     return [element("td", value, class_="n") for value in values]
@@ -237,8 +237,8 @@ def _held(name: str, leases: list[Lease], snapshot: Snapshot) -> _Held:
         leases=len(leases),
         halted=sum(lease.halt is not None for lease in leases),
         owners=len({lease.owner for lease in leases}),
-        kbps=sum(load.kbps for load in loads),
-        cpu=sum(load.cpu for load in loads),
+        kbps=sum(load.kbps for load in loads) if loads else None,
+        cpu=sum(load.cpu for load in loads) if loads else None,
         behind_s=_furthest(leases, snapshot.lags),
     )
 

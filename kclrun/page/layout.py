@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -23,7 +24,12 @@ PAGES: Final = (
 # In a list; the page of a shard shows the rest.
 _TOLD_MAX: Final = 160
 _NAMED_MAX: Final = 4
+# Columns of numbers, which are aligned at the right.
+_NUMBERS: Final = frozenset(
+    {"owners", "leases", "halted", "KiB/s", "CPU", "behind", "loss in", "generation"}
+)
 _STRIP_HEIGHT: Final = 12
+_RUN: Final = re.compile(rb"(.)\1*", re.DOTALL)
 _TONES: Final[Mapping[str, str]] = {
     "halted": "bad",
     "unreadable": "bad",
@@ -142,7 +148,9 @@ def instant(at: WallTime | None) -> str:
 
 def table(caption: Child, heads: Sequence[str], rows: Iterable[Html], *, label: str) -> Html:
     """A table with its caption; wide ones scroll in their own frame, also by the keyboard."""
-    titles = [element("th", head, scope="col") for head in heads]
+    titles = [
+        element("th", head, scope="col", class_="n" if head in _NUMBERS else None) for head in heads
+    ]
     return element(
         "div",
         element(
@@ -177,17 +185,28 @@ def state(word: str) -> Html:
 
 def shard_link(key: str) -> Html:
     """The link to the page of a shard."""
-    return link("/shard", short(called(key), 80), {"key": key})
+    return shard_links((key,))
 
 
-def shard_links(keys: Sequence[str]) -> Html:
-    """Links to a few shards, and how many more there are."""
+def shard_links(keys: Sequence[str], *, in_short: bool = False) -> Html:
+    """Links to a few shards, and how many more there are; `in_short` by their numbers, which every
+    verb takes as well."""
+    if not keys:
+        return joined("-")
     named = [
-        joined(", " if number else None, shard_link(key))
+        joined(
+            ", " if number else None,
+            link("/shard", _number_of(key) if in_short else short(called(key), 80), {"key": key}),
+        )
         for number, key in enumerate(keys[:_NAMED_MAX])
     ]
     more = len(keys) - _NAMED_MAX
-    return joined(named, f" and {more} more" if more > 0 else None) if keys else joined("-")
+    return joined(named, f" and {more} more" if more > 0 else None)
+
+
+def _number_of(key: str) -> str:
+    _, _, number = called(key).rpartition("shardId-")
+    return str(int(number)) if number.isascii() and number.isdecimal() else short(called(key), 30)
 
 
 def told(text: str) -> str:
@@ -213,14 +232,11 @@ def strip(levels: bytes | None, *, class_: str = "strip") -> Html:
         return joined(element("span", "not measured yet", class_="quiet"))
     offset = SAMPLES_MAX - len(levels)
     paths: dict[int, list[str]] = {}
-    at = 0
-    while at < len(levels):
-        level, begin = levels[at], at
-        while at < len(levels) and levels[at] == level:
-            at += 1
+    for run in _RUN.finditer(levels):
+        level = run[0][0]
         height = 2 * (level + 1)
         paths.setdefault(level, []).append(
-            f"M{offset + begin} {_STRIP_HEIGHT}v-{height}h{at - begin}v{height}z"
+            f"M{offset + run.start()} {_STRIP_HEIGHT}v-{height}h{len(run[0])}v{height}z"
         )
     worst = max(levels)
     words = f"lag so far: now {LEVELS[levels[-1]]}, at most {LEVELS[worst]}"

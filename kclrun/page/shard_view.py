@@ -74,7 +74,8 @@ def _now(row: Row | None) -> Iterator[tuple[str, Child]]:
     yield "until records are lost", loss_text(row)
     if row.lag is not None and row.lag.oldest_at is not None:
         yield "oldest record above the checkpoint", f"arrived at {row.lag.oldest_at}"
-    yield "remarks", element("span", row.note, class_="words") if row.note else None
+    if row.state != "halted" and row.note:
+        yield "remarks", element("span", row.note, class_="words")
     yield "parents", shard_links(row.parents) if row.parents else "none"
     yield "children", shard_links(row.children) if row.children else "none"
 

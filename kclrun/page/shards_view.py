@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from kclrun.leases.lines import shortened
+from kclrun.model.lease import Owner
 from kclrun.page.layout import (
     lag_text,
     legend,
@@ -19,7 +20,7 @@ from kclrun.page.layout import (
 )
 from kclrun.page.lineage import Descent, lineage_of
 from kclrun.page.markup import Html, element, joined, link, short
-from kclrun.page.snapshot import About, Row, Snapshot, most_urgent_first, rows_of
+from kclrun.page.snapshot import About, Row, Snapshot, is_idle, most_urgent_first, rows_of
 
 # A browser shows 1,000 rows at once without delay; a larger stream has several pages.
 ROWS_MAX: Final = 1_000
@@ -64,7 +65,7 @@ def shards_body(about: About, snapshot: Snapshot, query: Query) -> Html:
 def _filter(query: Query, snapshot: Snapshot) -> Callable[[Row], bool]:
     wanted = query.get("state")
     if wanted == "idle":
-        return lambda row: row.state in {"unowned", "offered", "no lease"}
+        return is_idle
     if wanted == "silent":
         return lambda row: row.key in snapshot.owners.expired
     return lambda row: wanted is None or row.state == wanted
@@ -115,12 +116,20 @@ def _line(row: Row, snapshot: Snapshot) -> Html:
         element("td", lag_text(row), class_="n"),
         element("td", loss_text(row), class_="n"),
         element("td", strip(snapshot.history.get(row.key)) if row.state != "ended" else "-"),
-        element("td", short(row.owner, 60) or "-", class_="id one"),
+        element("td", _host(row.owner), class_="id one"),
         element("td", short(shortened(row.checkpoint), 40) or "-", class_="id one"),
-        element("td", shard_links(row.parents), class_="id one"),
-        element("td", shard_links(row.children), class_="id one"),
+        element("td", shard_links(row.parents, in_short=True), class_="id one"),
+        element("td", shard_links(row.children, in_short=True), class_="id one"),
         element("td", told(row.note), class_="note"),
     )
+
+
+def _host(owner: str) -> str:
+    """Group and host slot of an owner; the page of the shard has the whole id."""
+    parsed = Owner.parse(owner)
+    if parsed is None:
+        return short(owner, 40) or "-"
+    return short(f"{parsed.group} {parsed.slot}".lstrip(), 40)
 
 
 def lineage_body(snapshot: Snapshot) -> Html:

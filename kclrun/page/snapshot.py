@@ -104,7 +104,13 @@ def rows_of(snapshot: Snapshot) -> tuple[Row, ...]:
         for key, why in snapshot.broken.items()
     ]
     rows += [
-        Row(key=lag.shard, state=lag.state, urgency=IDLE, note=lag.note, lag=lag)
+        Row(
+            key=lag.shard,
+            state=lag.state,
+            urgency=WORKING if _waits(lag.shard, snapshot) else IDLE,
+            note=lag.note,
+            lag=lag,
+        )
         for lag in snapshot.lags.values()
         if lag.shard not in snapshot.leases and lag.shard not in snapshot.broken
     ]
@@ -142,6 +148,18 @@ def _of_lease(line: LeaseLine, lease: Lease, snapshot: Snapshot) -> Row:
         note="; ".join(note for note in notes if note),
         lag=lag if line.state != "ended" else None,
     )
+
+
+def _waits(key: str, snapshot: Snapshot) -> bool:
+    """Whether a shard gets its lease only when its parents have ended."""
+    shard = snapshot.shards.get(key)
+    parents = (snapshot.leases.get(parent) for parent in (shard.parents if shard else ()))
+    return any(parent is not None and not parent.is_ended for parent in parents)
+
+
+def is_idle(row: Row) -> bool:
+    """Whether nobody reads it, though it could be read now."""
+    return row.urgency == IDLE and row.state in {"unowned", "offered", "no lease"}
 
 
 def most_urgent_first(row: Row) -> tuple[int, float, str]:

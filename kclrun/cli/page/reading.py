@@ -138,7 +138,7 @@ class FleetReader:
     def read_lags(self) -> None:
         """Measure the lag of every shard that is left to read."""
         with self._reporting(_LAG):
-            leases = self._snapshot.leases
+            leases = self._snapshot.leases.values()
             lags = {
                 line.shard: line
                 for key, stream in self._open_streams().items()
