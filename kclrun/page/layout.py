@@ -28,6 +28,8 @@ _NAMED_MAX: Final = 4
 _NUMBERS: Final = frozenset(
     {"owners", "leases", "halted", "KiB/s", "CPU", "behind", "loss in", "generation"}
 )
+# Account, stream (128 characters), creation and shard (128): a longer key is of no shard.
+_KEY_MAX: Final = 300
 _STRIP_HEIGHT: Final = 12
 _RUN: Final = re.compile(rb"(.)\1*", re.DOTALL)
 _TONES: Final[Mapping[str, str]] = {
@@ -194,14 +196,16 @@ def shard_links(keys: Sequence[str], *, in_short: bool = False) -> Html:
     if not keys:
         return joined("-")
     named = [
-        joined(
-            ", " if number else None,
-            link("/shard", _number_of(key) if in_short else short(called(key), 80), {"key": key}),
-        )
+        joined(", " if number else None, _shard_link(key, in_short=in_short))
         for number, key in enumerate(keys[:_NAMED_MAX])
     ]
     more = len(keys) - _NAMED_MAX
     return joined(named, f" and {more} more" if more > 0 else None)
+
+
+def _shard_link(key: str, *, in_short: bool) -> Child:
+    name = _number_of(key) if in_short else short(called(key), 80)
+    return link("/shard", name, {"key": key}) if len(key) <= _KEY_MAX else name
 
 
 def _number_of(key: str) -> str:

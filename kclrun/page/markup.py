@@ -93,9 +93,11 @@ def short(text: str, most: int = 120) -> str:
     return f"{first[:most]}…" if newline or len(first) > most else first
 
 
+def _escaped(text: str) -> str:
+    return _safe(text if len(text) <= TEXT_MAX else f"{text[:TEXT_MAX]}…")
+
+
 # Most of a page's texts are there many times: classes, states, owners. 16 MB at most.
 @lru_cache(maxsize=4_096)
-def _escaped(text: str) -> str:
-    if len(text) > TEXT_MAX:
-        text = f"{text[:TEXT_MAX]}…"
+def _safe(text: str) -> str:
     return html.escape(harmless(text))

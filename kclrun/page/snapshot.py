@@ -158,7 +158,7 @@ def _waits(key: str, snapshot: Snapshot) -> bool:
 
 
 def is_idle(row: Row) -> bool:
-    """Whether nobody reads it, though it could be read now."""
+    """Whether it has no owner, though it could be read now."""
     return row.urgency == IDLE and row.state in {"unowned", "offered", "no lease"}
 
 
