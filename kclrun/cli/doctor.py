@@ -81,15 +81,22 @@ def examine(aws: Aws) -> Examination:
     click.echo(f"Watching the counters for {wait_s:g} s …", err=True)
     time.sleep(wait_s)
     second, items = _look(aws, streams)
+    circumstances = circumstances_of(aws, streams, time.monotonic() - began)
+    return Examination(diagnose(first, second, circumstances), items, circumstances.now)
+
+
+def circumstances_of(
+    aws: Aws, streams: Mapping[StreamKey, OpenStream], watched_s: float
+) -> Circumstances:
+    """The facts beside two looks, of which the second was made now."""
     now = WallTime(time.time())
-    circumstances = Circumstances(
+    return Circumstances(
         me=Owner(aws.settings.leases.group, "doctor", os.urandom(8).hex()).id,
         failover_s=float(aws.settings.leases.failover),
-        watched_s=math.floor((time.monotonic() - began) * 10) / 10,  # as it is shown
+        watched_s=math.floor(watched_s * 10) / 10,  # as it is shown
         now=now,
         streams={key: _facts(stream, now) for key, stream in streams.items()},
     )
-    return Examination(diagnose(first, second, circumstances), items, now)
 
 
 def look_of(items: tuple[Item, ...], listings: Mapping[StreamKey, Listing]) -> Look:
@@ -124,11 +131,15 @@ def refuse_native(aws: Aws) -> None:
 def _look(aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> tuple[Look, tuple[Item, ...]]:
     with naming_table(aws.settings.table):
         items = tuple(item for page in aws.table.items() for item in page)
+    return with_surroundings(look_of(items, {}), aws, streams), items
+
+
+def with_surroundings(look: Look, aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> Look:
+    """The look at a table, with what is to be read after it: the listings of the streams, and the
+    mode of a KCL 3 fleet. Raises: a ServiceError leaf."""
     listings = {key: _listing(key, stream) for key, stream in streams.items()}
-    look = look_of(items, listings)
-    if look.kcl3_mode is None:
-        look = msgspec.structs.replace(look, kcl3_mode=_mode_elsewhere(aws))
-    return look, items
+    mode = look.kcl3_mode if look.kcl3_mode is not None else _mode_elsewhere(aws)
+    return msgspec.structs.replace(look, listings=listings, kcl3_mode=mode)
 
 
 def _mode_elsewhere(aws: Aws) -> str | None:

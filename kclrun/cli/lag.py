@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -20,7 +19,7 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION, ConfigCommand, config_options
-from kclrun.cli.leases.views import line_of, print_table, scan_leases, shortened
+from kclrun.cli.leases.views import print_table, scan_leases
 from kclrun.cli.messages import some_of
 from kclrun.codec.kpl import drop_until, open_aggregates
 from kclrun.config.units import Duration, StartPosition, parse_start
@@ -33,7 +32,18 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.lease import Lease, LeaseKey
+from kclrun.leases.lines import (
+    Lag,
+    LagLine,
+    lag_line,
+    line_of,
+    shortened,
+    soonest,
+    spelled,
+    waiting_for,
+    worst,
+)
+from kclrun.model.lease import Lease
 from kclrun.model.reading import FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
@@ -87,15 +97,6 @@ def unleased(
     )
 
 
-def waiting_for(lease: Lease, leases: Mapping[str, Lease]) -> tuple[str, ...]:
-    """The parents that must end before this lease may be read."""
-    return tuple(
-        parent
-        for parent in sorted(lease.parents)
-        if parent in leases and not leases[parent].is_ended
-    )
-
-
 def _why(graph: ShardGraph, shard_id: str, leases: Mapping[str, Lease]) -> str:
     parents = [parent for parent in graph.parents_of(shard_id) if parent in leases]
     if any(not leases[parent].is_ended for parent in parents):
@@ -125,23 +126,6 @@ _ATTEMPTS_MAX: Final = 5
 # The Date of an answer has whole seconds, and the answer takes time. Within this difference two
 # clocks count as equal.
 _CLOCKS_AGREE_S: Final = 1.5
-
-
-class Lag(msgspec.Struct, frozen=True):
-    """The lag of a position. `behind_s` None is "unknown", and `note` has the reason.
-
-    The lag is the age of the oldest record above the checkpoint, by the service's clock. A reader
-    of the results waits for this record, and retention will trim it. Only the checkpoint is known
-    here, so an application that is up to date has a lag of up to `checkpoint.every`.
-
-    `oldest_at` is the arrival of the oldest record above the position, None if it does not exist or
-    was not found; `is_trimmed`: records above the position may be trimmed already.
-    """
-
-    behind_s: float | None
-    oldest_at: WallTime | None = None
-    is_trimmed: bool = False
-    note: str = ""
 
 
 def lag_of_lease(lease: Lease, start_at: WallTime | None, reader: ShardReader) -> Lag:
@@ -223,41 +207,6 @@ def _patiently(call: Callable[[], T]) -> T:
     return call()
 
 
-class LagLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard. Times are in seconds. None is unknown; for `loss_in_s` also "nothing to lose"."""
-
-    shard: str
-    state: str
-    owner: str
-    checkpoint: str
-    behind_s: float | None
-    oldest_at: str | None
-    loss_in_s: float | None
-    is_trimmed: bool
-    note: str
-
-
-def lag_line(
-    *, shard: str, state: str, owner: str, checkpoint: str, lag: Lag, retention_s: float, note: str
-) -> LagLine:
-    """The line of a measured lag, with the time to loss by the stream's retention."""
-    oldest_at = lag.oldest_at
-    loss_in_s = None
-    if oldest_at is not None and lag.behind_s is not None:
-        loss_in_s = 0.0 if lag.is_trimmed else max(0.0, retention_s - lag.behind_s)
-    return LagLine(
-        shard=shard,
-        state=state,
-        owner=owner,
-        checkpoint=checkpoint,
-        behind_s=None if lag.behind_s is None else round(lag.behind_s, 3),
-        oldest_at=None if oldest_at is None else _instant(oldest_at),
-        loss_in_s=None if loss_in_s is None else round(loss_in_s, 3),
-        is_trimmed=lag.is_trimmed,
-        note="; ".join(part for part in (note, lag.note) if part),
-    )
-
-
 def further_behind(lines: Sequence[LagLine], max_s: float) -> tuple[LagLine, ...]:
     """The shards whose lag is larger than `max_s` or unknown: an unknown lag must not pass the
     check."""
@@ -268,13 +217,13 @@ def as_plain(
     lines: Sequence[LagLine], *, application: str, stream: str, retention_s: float
 ) -> dict[str, Any]:
     """For JSON: the totals, then every shard."""
-    worst, soonest = _worst(lines), _soonest(lines)
+    furthest, first_lost = worst(lines), soonest(lines)
     return {
         "application": application,
         "stream": stream,
         "retention_s": retention_s,
-        "behind_s_max": None if worst is None else worst.behind_s,
-        "loss_in_s_min": None if soonest is None else soonest.loss_in_s,
+        "behind_s_max": None if furthest is None else furthest.behind_s,
+        "loss_in_s_min": None if first_lost is None else first_lost.loss_in_s,
         "unknown": sum(line.behind_s is None for line in lines),
         "shards": [msgspec.to_builtins(line) for line in lines],
     }
@@ -302,26 +251,6 @@ def print_lag(lines: Sequence[LagLine], *, retention_s: float) -> None:
     click.echo(_summary(lines, retention_s))
 
 
-def spelled(seconds: float | None) -> str:
-    """In two units at most: `0.4s`, `12s`, `4m 10s`, `1h 3m`, `2d 4h`; `?` if unknown."""
-    if seconds is None:
-        return "?"
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    for unit_s, unit, smaller_s, smaller in (
-        (86_400, "d", 3_600, "h"),
-        (3_600, "h", 60, "m"),
-        (60, "m", 1, "s"),
-    ):
-        if whole >= unit_s:
-            rest = whole % unit_s // smaller_s
-            return (
-                f"{whole // unit_s}{unit} {rest}{smaller}" if rest else f"{whole // unit_s}{unit}"
-            )
-    return f"{whole}s"
-
-
 def _summary(lines: Sequence[LagLine], retention_s: float) -> str:
     if not lines:
         return "Nothing is left to read: every shard has ended."
@@ -332,35 +261,20 @@ def _summary(lines: Sequence[LagLine], retention_s: float) -> str:
         parts.append(f"{unowned} without an owner")
     if unknown:
         parts.append(f"{unknown} not known")
-    worst, soonest = _worst(lines), _soonest(lines)
-    if worst is not None:
-        where = f" ({called(worst.shard)})" if worst.behind_s else ""
-        parts.append(f"at most {spelled(worst.behind_s)} behind{where}")
-    if soonest is None:
+    furthest, first_lost = worst(lines), soonest(lines)
+    if furthest is not None:
+        where = f" ({called(furthest.shard)})" if furthest.behind_s else ""
+        parts.append(f"at most {spelled(furthest.behind_s)} behind{where}")
+    if first_lost is None:
         parts.append(f"nothing unread (retention is {spelled(retention_s)})")
-    elif soonest.is_trimmed:
-        parts.append(f"records may be lost already ({called(soonest.shard)})")
+    elif first_lost.is_trimmed:
+        parts.append(f"records may be lost already ({called(first_lost.shard)})")
     else:
         parts.append(
-            f"first loss in {spelled(soonest.loss_in_s)} ({called(soonest.shard)}),"
+            f"first loss in {spelled(first_lost.loss_in_s)} ({called(first_lost.shard)}),"
             f" retention is {spelled(retention_s)}"
         )
     return "; ".join(parts)
-
-
-def _worst(lines: Sequence[LagLine]) -> LagLine | None:
-    known = [line for line in lines if line.behind_s is not None]
-    return max(known, key=lambda line: line.behind_s or 0.0, default=None)
-
-
-def _soonest(lines: Sequence[LagLine]) -> LagLine | None:
-    known = [line for line in lines if line.loss_in_s is not None]
-    return min(known, key=lambda line: line.loss_in_s or 0.0, default=None)
-
-
-def _instant(at: float) -> str:
-    shown = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-    return shown.replace("+00:00", "Z")
 
 
 # A shard takes two requests of some 10 ms: eight threads measure 1,000 shards in three seconds.
@@ -397,7 +311,7 @@ def lag(
     leases = {lease.key: lease for lease in scan_leases(aws)}
     remark_unread(leases.values(), streams)
     lines = tuple(
-        line for key, stream in streams.items() for line in _lines_of(key, stream, leases)
+        line for key, stream in streams.items() for line in lag_lines(key, stream, leases.values())
     )
     retention_s = min(_retention_s(stream) for stream in streams.values())
     if as_json:
@@ -439,13 +353,12 @@ def _retention_s(stream: OpenStream) -> float:
     return stream.summary.retention_hours * _HOUR_S
 
 
-def _lines_of(
-    key: StreamKey, stream: OpenStream, every: Mapping[LeaseKey, Lease]
-) -> tuple[LagLine, ...]:
-    """Every shard of a stream with records left to read, in the order of their ids."""
-    leases: dict[str, Lease] = {
-        lease.key: lease for lease in every.values() if stream_of(lease.key) == key
-    }
+def lag_lines(key: StreamKey, stream: OpenStream, every: Collection[Lease]) -> tuple[LagLine, ...]:
+    """Measure every shard of a stream with records left to read, in the order of their ids.
+
+    Raises: a ServiceError leaf of the listing; AccessDenied of a read.
+    """
+    leases: dict[str, Lease] = {lease.key: lease for lease in every if stream_of(lease.key) == key}
     first = parse_start(stream.settings.start or "TRIM_HORIZON", WallTime(time.time()))
     shards = qualified_shards(key, stream.admin.list_shards())
 

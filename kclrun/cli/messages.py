@@ -46,6 +46,7 @@ _CANNOT: Final[Mapping[str, str]] = {
     "lag": "Cannot measure the lag",
     "leases": "Cannot show the leases",
     "reset": "Cannot reset",
+    "page": "Cannot show the fleet",
     "tail": "Cannot tail",
 }
 # Error codes for an unknown caller: another permission would not help.
@@ -144,11 +145,16 @@ def _versions() -> str:
 
 
 def leases_command(file: Path, overrides: Sequence[str]) -> str:
-    """`kclrun leases` with the options for the table of this configuration.
+    """`kclrun leases` with the options for the table of this configuration."""
+    return command_of("leases", file, overrides)
+
+
+def command_of(verb: str, file: Path, overrides: Sequence[str]) -> str:
+    """A verb of kclrun with the options for the table of this configuration.
 
     Of the overrides, only those are shown that name the table, the stream or the access to AWS,
     because others may contain a secret.
     """
     told = [each for each in overrides if _NAMES_TABLE.match(each)]
     options = [f"--config {shlex.quote(str(file))}", *(f"--set {shlex.quote(s)}" for s in told)]
-    return harmless(f"kclrun leases {' '.join(options)}")
+    return harmless(f"kclrun {verb} {' '.join(options)}")

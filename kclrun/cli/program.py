@@ -29,6 +29,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "put": "Put records from a file or a pipe into a stream.",
         "tail": "Print the records of a stream as they arrive.",
         "lag": "Show how far each shard is behind; answer a monitor.",
+        "page": "Show the whole fleet as a web page; changes nothing.",
         "consumers": "Show and remove the consumers of enhanced fan-out.",
         "dead-letters": "Show, put back and drop the records that were given up.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
@@ -43,7 +44,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
-_FOLDERS: Final = frozenset({"leases", "migrate", "run", "tail"})
+_FOLDERS: Final = frozenset({"leases", "migrate", "page", "run", "tail"})
 # A verb of its own that changes leases, as those of `leases` do.
 _OF_LEASES: Final = frozenset({"reset"})
 

@@ -377,7 +377,7 @@ def _endpoint(listen: str | int, board: HealthBoard) -> HttpEndpoint:
     exposition = Exposition(board.look, metadata.version("kclrun"))
     host, port = parse_listen(listen)
     routes = {
-        "/health": board.health,
-        "/metrics": lambda: Answer(exposition.text(), _PROMETHEUS),
+        "/health": lambda _: board.health(),
+        "/metrics": lambda _: Answer(exposition.text(), _PROMETHEUS),
     }
     return HttpEndpoint(host, port, routes)

@@ -1,4 +1,4 @@
-"""A small HTTP server for other systems: GET /health and GET /metrics, and nothing else.
+"""A small HTTP server: GET /health and GET /metrics of a manager, or the pages of a fleet.
 
 It does not know the content of the answers.
 """
@@ -9,10 +9,11 @@ import contextlib
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
 
@@ -40,6 +41,13 @@ class Answer(msgspec.Struct, frozen=True):
     status: int = 200
 
 
+# A path's query: each name with its first value.
+Query = Mapping[str, str]
+Route = Callable[[Query], Answer]
+# The pages' longest query has four fields.
+_FIELDS_MAX: Final = 8
+
+
 class _Refused(Exception):
     """A request whose response is only `answer`."""
 
@@ -54,25 +62,44 @@ class HttpEndpoint:
     It never disturbs the manager: it has threads of its own, and they serve a value that is already
     made. Everything is bounded: threads, bytes of a request, its time. There is no password, so it
     listens for this host only, unless the operator configures another address. A web page in a
-    browser on this host gets nothing by pointing its own host name at this address.
+    browser on this host gets nothing by pointing its own host name at this address, and a script of
+    another site (its request has an `Origin`) gets nothing at all.
 
     A route is called in a thread of the server. If it raises any error, the response is a 500.
     """
 
-    def __init__(self, host: str, port: int, routes: Mapping[str, Callable[[], Answer]]) -> None:
-        """Listen. Port 0 takes a free one. Raises: SettingsError if the address is not usable."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        routes: Mapping[str, Route],
+        *,
+        fields: Mapping[str, str] = types.MappingProxyType({}),
+        is_our_name: Callable[[str], bool] | None = None,
+        setting: str = "observe.listen",
+    ) -> None:
+        """Listen. Port 0 takes a free one.
+
+        `fields` are further fields of every answer. `is_our_name` judges the host that a request
+        names; without it, on loopback a name of this host is required, and elsewhere any name does.
+        `setting` chose the address, and is named in the error.
+
+        Raises: SettingsError if the address is not usable.
+        """
         self._routes = routes
-        self._is_for_this_host = is_loopback_host(host)
+        self._fields = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        on_loopback = is_loopback_host if is_loopback_host(host) else None
+        self._is_our_name = is_our_name or on_loopback
         self._is_closed = threading.Event()
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise SettingsError(
-                f"observe.listen: cannot listen on {_address(host, port)}:"
+                f"{setting}: cannot listen on {_address(host, port)}:"
                 f" {error.strerror or error}\n"
-                "Another manager on this host may have it: give each its own port; 0 takes a free"
-                " one, and the log says which"
+                "Another program on this host may have it: give each its own port; 0 takes a free"
+                " one, which is told at the start"
             ) from None
         self._threads = [
             threading.Thread(target=self._serve, name=f"kclrun-http-{number}", daemon=True)
@@ -109,24 +136,27 @@ class HttpEndpoint:
     def _converse(self, connection: socket.socket) -> None:
         method = "GET"
         try:
-            method, path, host = _parsed(_head(connection))
-            answer = self._answer(method, path, host)
+            asked = _parsed(_head(connection))
+            method = asked.method
+            answer = self._answer(asked)
         except _Refused as refused:
             answer = refused.answer
         connection.settimeout(_ANSWER_S_MAX)
-        connection.sendall(_rendered(answer, with_body=method != "HEAD"))
+        connection.sendall(_rendered(answer, self._fields, with_body=method != "HEAD"))
         connection.shutdown(socket.SHUT_WR)
 
-    def _answer(self, method: str, path: str, host: str) -> Answer:
-        if self._is_for_this_host and not is_loopback_host(host):
+    def _answer(self, asked: _Asked) -> Answer:
+        if self._is_our_name is not None and not self._is_our_name(asked.host):
             raise _Refused(403, "this address serves only this host, by a loopback name")
-        if method not in {"GET", "HEAD"}:
+        if asked.origin is not None and asked.origin not in _own_origins(asked.authority):
+            raise _Refused(403, "this address serves no page of another site")
+        if asked.method not in {"GET", "HEAD"}:
             raise _Refused(405, "only GET")
-        route = self._routes.get(path)
+        route = self._routes.get(asked.path)
         if route is None:
             raise _Refused(404, "the paths are: " + ", ".join(sorted(self._routes)))
         try:
-            return route()
+            return route(asked.query)
         except Exception as error:  # noqa: BLE001 - a route that fails must not end the server
             raise _Refused(500, f"the answer could not be made: {type(error).__name__}") from None
 
@@ -150,27 +180,51 @@ def _head(connection: socket.socket) -> bytes:
     return received.partition(b"\r\n\r\n")[0]
 
 
-def _parsed(head: bytes) -> tuple[str, str, str]:
-    """Method, path without its query, and the requested host without its port."""
+class _Asked(msgspec.Struct, frozen=True):
+    """A parsed request. `host` is the requested host without its port, `authority` with it;
+    `origin` is None unless a script or a form of a page made the request."""
+
+    method: str
+    path: str
+    query: Query
+    authority: str
+    host: str
+    origin: str | None
+
+
+def _parsed(head: bytes) -> _Asked:
     first, *fields = head.decode("latin-1").split("\r\n")
     parts = first.split(" ")
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
         raise _Refused(400, "not an HTTP/1 request")
-    named = (field.partition(":") for field in fields)
-    host = next((value.strip() for name, _, value in named if name.lower() == "host"), "")
+    named: dict[str, str] = {}
+    for field in fields:
+        name, _, value = field.partition(":")
+        named.setdefault(name.lower(), value.strip())
+    authority = named.get("host", "")
     try:
-        return parts[0], urlsplit(parts[1]).path, urlsplit(f"//{host}").hostname or ""
+        target = urlsplit(parts[1])
+        # Of a repeated name the first value counts.
+        pairs = parse_qsl(target.query, max_num_fields=_FIELDS_MAX)
+        host = urlsplit(f"//{authority}").hostname or ""
     except ValueError:
-        raise _Refused(400, "invalid Host header") from None
+        raise _Refused(400, "invalid Host header or query") from None
+    query = dict(reversed(pairs))
+    return _Asked(parts[0], target.path, query, authority, host, named.get("origin"))
 
 
-def _rendered(answer: Answer, *, with_body: bool) -> bytes:
+def _own_origins(authority: str) -> tuple[str, str]:
+    """The origins of our own pages: with TLS, a proxy on this host ends it."""
+    return f"http://{authority}", f"https://{authority}"
+
+
+def _rendered(answer: Answer, fields: str, *, with_body: bool) -> bytes:
     head = (
         f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\n"
         f"Content-Type: {answer.content_type}\r\n"
         f"Content-Length: {len(answer.body)}\r\n"
         "Cache-Control: no-store\r\n"
-        "X-Content-Type-Options: nosniff\r\n"
+        f"X-Content-Type-Options: nosniff\r\n{fields}"
         "Connection: close\r\n\r\n"
     )
     return head.encode("latin-1") + (answer.body if with_body else b"")

@@ -26,7 +26,12 @@ def how_to_resume(leases_command: str | None, shard: str) -> str:
     """
     if leases_command is None:
         return "mend the cause, then run the application again"
-    return f"mend the cause, then: {leases_command} resume {shard} --yes"
+    return f"mend the cause, then: {resume_command(leases_command, shard)}"
+
+
+def resume_command(leases_command: str, shard: str) -> str:
+    """The command that resumes a halted shard."""
+    return f"{leases_command} resume {shard} --yes"
 
 
 class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):

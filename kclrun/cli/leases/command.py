@@ -19,11 +19,12 @@ import msgspec
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DEFAULT_CONFIG, DURATION, ConfigGroup, config_options
 from kclrun.cli.leases import views
-from kclrun.cli.leases.views import failover_of, scan_leases, scan_table, shortened
+from kclrun.cli.leases.views import failover_of, scan_leases, scan_table
 from kclrun.cli.messages import leases_command, naming_table
 from kclrun.config.units import Duration
 from kclrun.errors import NotFound
 from kclrun.leases import explaining
+from kclrun.leases.lines import LeaseLine, shortened
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.model.lease import (
     ANYBODY,
@@ -262,7 +263,7 @@ def _index_plan(table: str, state: IndexState) -> str:
     )
 
 
-def _show(lines: Sequence[views.LeaseLine], by: str | None, *, as_json: bool) -> None:
+def _show(lines: Sequence[LeaseLine], by: str | None, *, as_json: bool) -> None:
     if by is not None:
         totals = views.totals(lines, by)
         if as_json:

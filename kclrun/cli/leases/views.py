@@ -14,7 +14,8 @@ import click
 import msgspec
 
 from kclrun.cli.messages import naming_table
-from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, Owner
+from kclrun.leases.lines import LeaseLine, line_of, shortened
+from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.stream import called
 from kclrun.model.text import harmless
 from kclrun.observe.sample import how_to_resume
@@ -25,30 +26,6 @@ if TYPE_CHECKING:
 
 # As many as fit in a line of a terminal.
 _SHARDS_NAMED_MAX: Final = 3
-
-
-class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One printed lease. `state`: ended, halted, unowned, offered or owned.
-
-    `is_renewed` None is "not watched". The loads are those of the row: KiB/s, and the share of a
-    core; None before they were measured.
-    """
-
-    shard: str
-    state: str
-    owner: str
-    group: str
-    checkpoint: str
-    counter: int
-    owner_switches: int
-    is_hopping: bool
-    halt_reason: str = ""
-    parents: tuple[str, ...] = ()
-    children: tuple[str, ...] = ()
-    is_renewed: bool | None = None
-    load_kbps: float | None = None
-    load_cpu: float | None = None
-    note: str = ""
 
 
 def lease_lines(aws: Aws, *, with_age: bool) -> tuple[LeaseLine, ...]:
@@ -68,48 +45,6 @@ def lease_lines(aws: Aws, *, with_age: bool) -> tuple[LeaseLine, ...]:
             line = msgspec.structs.replace(line, is_renewed=renewed[lease.key])
         lines.append(line)
     return tuple(sorted(lines, key=lambda line: line.shard))
-
-
-def line_of(lease: Lease) -> LeaseLine:
-    """The line of one row."""
-    owner = Owner.parse(lease.owner) if lease.owner is not None else None
-    return LeaseLine(
-        shard=lease.key,
-        state=_state(lease),
-        owner=lease.owner or "",
-        group=owner.group if owner is not None else "",
-        checkpoint=str(lease.checkpoint),
-        counter=lease.counter,
-        owner_switches=lease.owner_switches,
-        is_hopping=lease.is_hopping,
-        halt_reason=lease.halt.reason if lease.halt is not None else "",
-        parents=tuple(sorted(lease.parents)),
-        children=tuple(sorted(lease.children)),
-        load_kbps=lease.load.kbps if lease.load is not None else None,
-        load_cpu=lease.load.cpu if lease.load is not None else None,
-        note=_hand_off(lease),
-    )
-
-
-def _state(lease: Lease) -> str:
-    if lease.is_ended:
-        return "ended"
-    if lease.halt is not None:
-        return "halted"
-    if lease.owner == OFFERED:
-        return "offered"
-    return "unowned" if lease.owner is None else "owned"
-
-
-def _hand_off(lease: Lease) -> str:
-    """The state of a handoff, from the row."""
-    if lease.owner == OFFERED:
-        giver = f"given away by {lease.offered_by}" if lease.offered_by else "given away"
-        return f"{giver}, meant for {lease.offered_to}" if lease.offered_to else giver
-    if lease.handoff is None:
-        return ""
-    asker = "an operator" if lease.handoff.to == ANYBODY else lease.handoff.to
-    return f"asked for by {asker}"
 
 
 def scan_table(aws: Aws) -> ScanPage:
@@ -221,14 +156,6 @@ def _note(line: LeaseLine) -> str:
     if line.is_hopping:
         notes.append("hopping: passed on again and again without a checkpoint")
     return "; ".join(note.partition("\n")[0] for note in notes if note)
-
-
-def shortened(checkpoint: str) -> str:
-    """`49671…8322`: both ends identify a position within a shard; --json has all digits."""
-    digits, slash, sub = checkpoint.partition("/")
-    if not digits.isdecimal() or len(digits) <= 12:
-        return checkpoint
-    return f"{digits[:5]}…{digits[-6:]}{slash}{sub}"
 
 
 def print_totals(counted: Mapping[str, Mapping[str, int]], by: str) -> None:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.leases.views import failover_of, shortened
+from kclrun.cli.leases.views import failover_of
 from kclrun.cli.world import Aws, open_world, patiently
 from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused
+from kclrun.leases.lines import shortened
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, Owner, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import ShardGraph

@@ -10,6 +10,7 @@ import pytest
 
 from kclrun.cli import lag as verb
 from kclrun.errors import NotFound, Throttled, Unavailable
+from kclrun.leases.lines import Lag
 from kclrun.model.lease import OFFERED, Halt, OwnerId
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
@@ -258,9 +259,9 @@ def test_throttles_are_waited_out_five_times_and_gaps_four(site: Site) -> None:
         return lag, len(pages.limits)
 
     at = site.clock.now
-    assert lag_after(*[Throttled("slow")] * 4, gap(0)) == (verb.Lag(0.0), 5)
+    assert lag_after(*[Throttled("slow")] * 4, gap(0)) == (Lag(0.0), 5)
     assert site.clock.slept == pytest.approx([0.3, 0.6, 1.2, 2.25])
-    assert lag_after(Unavailable("503")) == (verb.Lag(None, note="not known: 503"), 5)
+    assert lag_after(Unavailable("503")) == (Lag(None, note="not known: 503"), 5)
     assert lag_after(NotFound("gone"))[0].is_trimmed
 
     found, asked = lag_after(gap(7_000))
@@ -269,7 +270,7 @@ def test_throttles_are_waited_out_five_times_and_gaps_four(site: Site) -> None:
     found, asked = lag_after(gap(7_000), gap(7_000), record(at))
     assert (found.note, asked) == ("", 3)
     end = FetchedPage([], None, None)
-    assert lag_after(end) == (verb.Lag(0.0), 1)
+    assert lag_after(end) == (Lag(0.0), 1)
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,18 @@
 import pytest
 
 from kclrun.cli.lag import (
-    Lag,
-    LagLine,
     as_plain,
     further_behind,
-    lag_line,
     lag_of_lease,
     measure,
     print_lag,
     remark_unread,
-    spelled,
     unleased,
-    waiting_for,
 )
 from kclrun.codec.aggregator import Aggregator
 from kclrun.config.units import StartPosition
 from kclrun.errors import AccessDenied, Throttled
+from kclrun.leases.lines import Lag, LagLine, lag_line, spelled, waiting_for
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.reading import FetchedPage

@@ -9,8 +9,8 @@ from kclrun.cli.leases.command import (
     plan_ask,
     print_explanations,
 )
-from kclrun.cli.leases.views import line_of
 from kclrun.leases.explaining import Explained
+from kclrun.leases.lines import line_of
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import WallTime

@@ -1,13 +1,7 @@
 import pytest
 
-from kclrun.cli.leases.views import (
-    LeaseLine,
-    as_plain,
-    line_of,
-    print_lines,
-    shortened,
-    totals,
-)
+from kclrun.cli.leases.views import as_plain, print_lines, totals
+from kclrun.leases.lines import LeaseLine, line_of, shortened
 from kclrun.model.lease import Halt, Lease, LeaseKey, Load, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime

@@ -16,13 +16,13 @@ from kclrun.observe.endpoint import Answer, HttpEndpoint
 from tests.patience import HUNG_S
 
 
-def _broken():
+def _broken(_):
     raise RuntimeError("a bug, with a secret in its text")
 
 
 ROUTES = {
-    "/health": lambda: Answer(b'{"status": "failing"}', "application/json", 503),
-    "/metrics": lambda: Answer(b"up 1\n"),
+    "/health": lambda _: Answer(b'{"status": "failing"}', "application/json", 503),
+    "/metrics": lambda _: Answer(b"up 1\n"),
     "/broken": _broken,
 }
 
@@ -67,6 +67,38 @@ def test_a_route_answers_with_its_status_type_and_body(endpoint):
 
 def test_a_query_is_left_aside(endpoint):
     assert ask(endpoint, "/metrics?name=up")[2] == b"up 1\n"
+
+
+def test_a_route_gets_the_query_and_of_a_repeated_name_the_first_value():
+    made = HttpEndpoint("127.0.0.1", 0, {"/": lambda query: Answer(repr(query).encode())})
+    try:
+        assert eval(ask(made, "/?a=1&b=%3A+x&a=2&c=")[2]) == {"a": "1", "b": ": x"}
+        assert ask(made, "/?" + "&".join("a=1" for _ in range(9)))[0] == 400
+    finally:
+        made.close()
+
+
+def test_further_fields_are_in_every_answer_also_in_a_refusal():
+    made = HttpEndpoint("127.0.0.1", 0, ROUTES, fields={"X-Frame-Options": "DENY"})
+    try:
+        for path in ("/metrics", "/not-there"):
+            assert ask(made, path)[1]["X-Frame-Options"] == "DENY"
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:9464", 200),
+        ("https://localhost:9464", 200),
+        ("http://localhost:9465", 403),
+        ("http://evil.example", 403),
+        ("null", 403),
+    ],
+)
+def test_a_script_of_another_site_gets_nothing(endpoint, origin, status):
+    assert ask(endpoint, "/metrics", Host="localhost:9464", Origin=origin)[0] == status
 
 
 def test_head_gets_the_head(endpoint):

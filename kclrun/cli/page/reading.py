@@ -1,0 +1,184 @@
+"""Reads what the page shows: the table and the lag, each again and again in a thread of its own.
+
+It only reads. Viewers do not cause reads: however many there are, the table is scanned once in
+`every_s`, eventually consistent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from kclrun.cli.doctor import circumstances_of, look_of, with_surroundings
+from kclrun.cli.lag import lag_lines
+from kclrun.cli.messages import naming_table
+from kclrun.cli.streams import OpenStream, open_streams
+from kclrun.errors import KclrunError
+from kclrun.leases.doctor.diagnosis import diagnose
+from kclrun.leases.doctor.findings import Look, watch_s
+from kclrun.leases.table_view import Observation
+from kclrun.model.stream import StreamKey
+from kclrun.model.time import Instant, WallTime
+from kclrun.page.lag_history import LagHistory
+from kclrun.page.snapshot import Problem, Snapshot, owners_seen
+
+if TYPE_CHECKING:
+    from kclrun.cli.world import Aws
+
+# A measurement of the lag sends a shard one read, and five at most, of the five a second that its
+# applications share: every third scan, at the default of 10 s, they are 0.7 %, and 3.3 % at most.
+SCANS_A_MEASUREMENT: Final = 3
+# A large table, or a slow network, is read for a fifth of the time at most.
+_PAUSE_A_READING: Final = 4.0
+# A stream that was made anew, or whose retention was changed, is described again after so long.
+# An account has 20 such calls a second, which its managers need.
+_DESCRIBED_FOR_S: Final = 300.0
+
+_TABLE: Final = "The lease table cannot be read"
+_LAG: Final = "The lag cannot be measured"
+_FINDINGS: Final = "The doctor cannot examine the lease table"
+
+
+class _Looked(msgspec.Struct, frozen=True):
+    look: Look
+    at: float
+
+
+class FleetReader:
+    """Keeps a snapshot of the fleet up to date from `start` to `close`.
+
+    A failed reading is a Problem of the snapshot, until it succeeds; the former values stay.
+    """
+
+    def __init__(self, aws: Aws, *, every_s: float) -> None:
+        self._aws = aws
+        self._every_s = every_s
+        self._lock = threading.Lock()
+        self._snapshot = Snapshot(taken_at=WallTime(time.time()))
+        self._problems: dict[str, Problem] = {}
+        self._observation = Observation(float(aws.settings.leases.failover))
+        self._history = LagHistory()
+        self._earlier: _Looked | None = None
+        self._streams: tuple[Mapping[StreamKey, OpenStream], float] | None = None
+        self._is_closed = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Read the table once, then read on in the background."""
+        self.read_table()
+        readings = (
+            (self.read_table, self._every_s, self._every_s),
+            (self.read_lags, self._every_s * SCANS_A_MEASUREMENT, 0.0),
+        )
+        for read, every_s, first_s in readings:
+            thread = threading.Thread(
+                target=self._repeat, args=(read, every_s, first_s), daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """Read no more. Does not wait for a reading under way."""
+        self._is_closed.set()
+
+    def look(self) -> Snapshot:
+        """What was read so far."""
+        with self._lock:
+            return msgspec.structs.replace(
+                self._snapshot,
+                taken_at=WallTime(time.time()),
+                problems=tuple(self._problems.values()),
+            )
+
+    def read_table(self) -> None:
+        """Scan the table, and examine it if the time of a look has come."""
+        with self._reporting(_TABLE):
+            with naming_table(self._aws.settings.table):
+                pages = self._aws.table.items(consistent=False)
+                look = look_of(tuple(item for page in pages for item in page), {})
+            self._update(
+                leases={lease.key: lease for lease in look.leases},
+                broken=look.broken,
+                owners=owners_seen(
+                    look.leases, look.broken, self._observation, Instant(time.monotonic())
+                ),
+                table_at=WallTime(time.time()),
+            )
+            with self._reporting(_FINDINGS):
+                self._examine(look)
+
+    def _examine(self, look: Look) -> None:
+        """Make the findings of this look and the one before, which is a failover old or more."""
+        earlier, now = self._earlier, time.monotonic()
+        failover_s = float(self._aws.settings.leases.failover)
+        if earlier is not None and now - earlier.at < watch_s(earlier.look.leases, failover_s):
+            return
+        streams = self._open_streams()
+        look = with_surroundings(look, self._aws, streams)
+        self._earlier = _Looked(look, now)
+        shards = {
+            shard.shard_id: shard
+            for listing in look.listings.values()
+            for shard in listing.graph.unordered()
+        }
+        self._update(shards=shards)
+        # A stream that was made anew has another key: the two looks cannot be compared.
+        if earlier is None or earlier.look.listings.keys() != look.listings.keys():
+            return
+        circumstances = circumstances_of(self._aws, streams, now - earlier.at)
+        self._update(
+            findings=diagnose(earlier.look, look, circumstances), findings_at=circumstances.now
+        )
+
+    def read_lags(self) -> None:
+        """Measure the lag of every shard that is left to read."""
+        with self._reporting(_LAG):
+            leases = self._snapshot.leases.values()
+            lags = {
+                line.shard: line
+                for key, stream in self._open_streams().items()
+                for line in lag_lines(key, stream, leases)
+            }
+            self._history.add({key: line.behind_s for key, line in lags.items()})
+            self._update(lags=lags, history=self._history.look(), lags_at=WallTime(time.time()))
+
+    def _open_streams(self) -> Mapping[StreamKey, OpenStream]:
+        now = time.monotonic()
+        with self._lock:
+            known = self._streams
+        if known is None or now - known[1] > _DESCRIBED_FOR_S:
+            known = open_streams(self._aws), now
+            with self._lock:
+                self._streams = known
+        return known[0]
+
+    def _update(self, **fields: Any) -> None:
+        with self._lock:
+            self._snapshot = msgspec.structs.replace(self._snapshot, **fields)
+
+    @contextmanager
+    def _reporting(self, about: str) -> Iterator[None]:
+        """Keep an error as a Problem, with the time since when it has been one."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - one failed reading must not end the others
+            message = str(error) if isinstance(error, KclrunError) else type(error).__name__
+            with self._lock:
+                before = self._problems.get(about)
+                since = before.since if before is not None else WallTime(time.time())
+                self._problems[about] = Problem(about, message, since)
+        else:
+            with self._lock:
+                self._problems.pop(about, None)
+
+    def _repeat(self, read: Callable[[], None], every_s: float, first_s: float) -> None:
+        pause_s = first_s
+        while not self._is_closed.wait(pause_s):
+            began = time.monotonic()
+            read()
+            pause_s = max(every_s, _PAUSE_A_READING * (time.monotonic() - began))

@@ -1,0 +1,95 @@
+"""The server of the pages: which path is which view, and what browsers may do with them."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from kclrun.model.stream import called, is_loopback_host
+from kclrun.observe.endpoint import Answer, HttpEndpoint, Query, Route
+from kclrun.page.fleet_view import fleet_body
+from kclrun.page.layout import page
+from kclrun.page.markup import Html, element, short
+from kclrun.page.plan_views import outputs_body, settings_body
+from kclrun.page.shard_view import shard_body
+from kclrun.page.shards_view import lineage_body, shards_body
+from kclrun.page.snapshot import About, Snapshot
+
+_HTML: Final = "text/html; charset=utf-8"
+# No script runs, nothing is loaded from elsewhere, and no other page shows or reads ours.
+_FIELDS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none';"
+        " frame-ancestors 'none'"
+    ),
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+def serve_pages(host: str, port: int, about: About, look: Callable[[], Snapshot]) -> HttpEndpoint:
+    """Serve the pages of what `look` returns, until `close`.
+
+    Raises: SettingsError if the address is not usable.
+    """
+    return HttpEndpoint(
+        host,
+        port,
+        routes(about, look),
+        fields=_FIELDS,
+        is_our_name=is_loopback_host if is_loopback_host(host) else is_address,
+        setting="--listen, --port",
+    )
+
+
+def is_address(host: str) -> bool:
+    """Whether a requested host is an address, or this host. A page of another site that points a
+    name of its own at this server has to send that name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return is_loopback_host(host)
+    return True
+
+
+def routes(about: About, look: Callable[[], Snapshot]) -> dict[str, Route]:
+    """The paths, each with the function that makes its answer of a query."""
+
+    def titled(path: str, title: str, body: Callable[[Snapshot, Query], Html]) -> Route:
+        def answer(query: Query) -> Answer:
+            snapshot = look()
+            return Answer(
+                page(about, snapshot, path, query, title=title, body=body(snapshot, query)), _HTML
+            )
+
+        return answer
+
+    def one_shard(query: Query) -> Answer:
+        snapshot, key = look(), query.get("key", "")
+        body = shard_body(about, snapshot, key)
+        status, title = 200, short(called(key), 80)
+        if body is None:
+            status, title = 404, "No such shard"
+            body = element("p", f"Neither the table nor the stream has a shard {short(key)}.")
+        return Answer(page(about, snapshot, "/shard", query, title=title, body=body), _HTML, status)
+
+    style = Answer(Path(__file__).with_name("style.css").read_bytes(), "text/css; charset=utf-8")
+    return {
+        "/": titled("/", "Fleet", lambda snapshot, _: fleet_body(about, snapshot)),
+        "/shards": titled(
+            "/shards", "Shards", lambda snapshot, query: shards_body(about, snapshot, query)
+        ),
+        "/shard": one_shard,
+        "/lineage": titled("/lineage", "Lineage", lambda snapshot, _: lineage_body(snapshot)),
+        "/outputs": titled(
+            "/outputs",
+            "Outputs and dead letters",
+            lambda snapshot, _: outputs_body(about, snapshot),
+        ),
+        "/settings": titled("/settings", "Settings", lambda _, __: settings_body(about)),
+        "/style.css": lambda _: style,
+    }

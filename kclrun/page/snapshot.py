@@ -1,0 +1,168 @@
+"""What a page shows: the values that were read, and when. Pure; readers make it, views show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from kclrun.leases.doctor.findings import Finding
+from kclrun.leases.lines import LagLine, LeaseLine, line_of, waiting_for
+from kclrun.leases.table_view import Observation, TableView
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.shard import Shard
+from kclrun.model.stream import called
+from kclrun.model.time import Instant, WallTime
+
+# Of the rows in a list: what needs a person, what does not move, what works, what is over.
+URGENT, IDLE, WORKING, OVER = range(4)
+_NOBODY: Final = OwnerId("kclrun::page:0")
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What stays the same while the page runs. The commands name the table as its operator does.
+
+    `plan` are the settings, in sections of names and values, without secrets. `letters` is where
+    dead letters are, in words; empty if none are kept.
+    """
+
+    application: str
+    streams: str
+    table: str
+    place: str
+    leases_command: str
+    doctor_command: str
+    letters_command: str
+    letters: str = ""
+    refresh_s: int = 10
+    lag_every_s: float = 30.0
+    plan: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why something is not known, or known only as of a former reading."""
+
+    about: str
+    message: str
+    since: WallTime
+
+
+class Owners(msgspec.Struct, frozen=True):
+    """What several scans tell: `silent` owners wrote none of their rows for a failover, and
+    `expired` are the keys of those rows."""
+
+    silent: frozenset[OwnerId] = frozenset()
+    expired: frozenset[LeaseKey] = frozenset()
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the list of shards: a lease, a shard without one, or a row that is broken."""
+
+    key: str
+    state: str
+    owner: str = ""
+    checkpoint: str = ""
+    urgency: int = WORKING
+    parents: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
+    note: str = ""
+    lag: LagLine | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was read until `taken_at`. None: not read yet; `findings` need two looks."""
+
+    taken_at: WallTime
+    table_at: WallTime | None = None
+    lags_at: WallTime | None = None
+    findings_at: WallTime | None = None
+    leases: Mapping[str, Lease] = {}
+    broken: Mapping[str, str] = {}
+    shards: Mapping[str, Shard] = {}
+    lags: Mapping[str, LagLine] = {}
+    history: Mapping[str, bytes] = {}
+    owners: Owners = Owners()
+    findings: tuple[Finding, ...] | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+def owners_seen(
+    leases: tuple[Lease, ...], broken: Iterable[str], observation: Observation, now: Instant
+) -> Owners:
+    """Who writes, by the counters of the scans so far [P9]: as every manager judges it."""
+    observation.update(leases, now)
+    view = TableView(leases, tuple(broken), observation, me=_NOBODY, gone=frozenset(), now=now)
+    return Owners(view.silent, view.expired)
+
+
+def rows_of(snapshot: Snapshot) -> tuple[Row, ...]:
+    """Every lease, listed shard without one, and broken row, in the order of their keys."""
+    rows = [_of_lease(line_of(lease), lease, snapshot) for lease in snapshot.leases.values()]
+    rows += [
+        Row(key=key, state="unreadable", urgency=URGENT, note=why)
+        for key, why in snapshot.broken.items()
+    ]
+    rows += [
+        Row(
+            key=lag.shard,
+            state=lag.state,
+            urgency=WORKING if _waits(lag.shard, snapshot) else IDLE,
+            note=lag.note,
+            lag=lag,
+        )
+        for lag in snapshot.lags.values()
+        if lag.shard not in snapshot.leases and lag.shard not in snapshot.broken
+    ]
+    return tuple(sorted(rows, key=lambda row: row.key))
+
+
+def _of_lease(line: LeaseLine, lease: Lease, snapshot: Snapshot) -> Row:
+    lag = snapshot.lags.get(line.shard)
+    waits = waiting_for(lease, snapshot.leases)
+    is_expired = lease.key in snapshot.owners.expired
+    if line.state == "ended":
+        urgency = OVER
+    elif line.state == "halted" or line.is_hopping:
+        urgency = URGENT
+    elif is_expired or (line.state in {"unowned", "offered"} and not waits):
+        urgency = IDLE
+    else:
+        urgency = WORKING
+    notes = [
+        f"waits for {' and '.join(map(called, waits[:2]))}" if waits else "",
+        "its owner is silent" if is_expired else "",
+        line.halt_reason,
+        line.note,
+        "hopping: passed on again and again without a checkpoint" if line.is_hopping else "",
+        "" if lag is None or lag.behind_s is not None else lag.note,
+    ]
+    return Row(
+        key=line.shard,
+        state=line.state,
+        owner="" if line.state == "offered" else line.owner,
+        checkpoint=line.checkpoint,
+        urgency=urgency,
+        parents=line.parents,
+        children=line.children,
+        note="; ".join(note for note in notes if note),
+        lag=lag if line.state != "ended" else None,
+    )
+
+
+def _waits(key: str, snapshot: Snapshot) -> bool:
+    """Whether a shard gets its lease only when its parents have ended."""
+    shard = snapshot.shards.get(key)
+    parents = (snapshot.leases.get(parent) for parent in (shard.parents if shard else ()))
+    return any(parent is not None and not parent.is_ended for parent in parents)
+
+
+def is_idle(row: Row) -> bool:
+    """Whether it has no owner, though it could be read now."""
+    return row.urgency == IDLE and row.state in {"unowned", "offered", "no lease"}
+
+
+def most_urgent_first(row: Row) -> tuple[int, float, str]:
+    """The order for a person in a hurry: halted rows, idle ones, then by their lag."""
+    behind_s = row.lag.behind_s if row.lag is not None else None
+    return row.urgency, -(behind_s or 0.0), row.key
