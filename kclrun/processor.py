@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
-from kclrun.errors import ProcessorLoadError
+from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.model.lease import PendingCheckpoint
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.state.keyed import Counter, State, Table
 
 __all__ = [
     "MAIN_OUTPUT",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 # The name of `output:` among the outputs of an application.
 MAIN_OUTPUT: Final = "output"
@@ -68,6 +70,7 @@ class Context:
         checkpoint_mode: Literal["auto", "batch", "manual"],
         emit: Callable[[Row, str], None],
         release: Callable[[], None],
+        state: State | None = None,
         pending_checkpoint: PendingCheckpoint | None = None,
         schemas: Mapping[str, RowSchema] | None = None,
     ) -> None:
@@ -84,6 +87,27 @@ class Context:
         self._emit = emit
         self._schemas = schemas or {}
         self._release = release
+        self._state = state
+
+    @property
+    def state(self) -> State:
+        """What is remembered of the keys of the shard; see `kclrun.state.keyed.State`. It is there
+        from `initialize` on, as of `position`, and is changed in `process_records` and
+        `shard_ended`. Raises: SettingsError if the settings have no `state`."""
+        if self._state is None:
+            raise SettingsError(
+                "context.state needs a place that survives this machine: set state.store in the"
+                " configuration to a folder or to s3://bucket/prefix (engine: fleet)"
+            )
+        return self._state
+
+    def counter(self, name: str) -> Counter:
+        """A number for each key, in `state` under this name."""
+        return Counter(self.state, name)
+
+    def table(self, name: str, of: type[T]) -> Table[T]:
+        """A value of the type `of` for each key, in `state` under this name."""
+        return Table(self.state, name, of)
 
     def emit(self, row: object, to: str = MAIN_OUTPUT) -> None:
         """Send one row to `output:`, or to that of `outputs:` which `to` names. Call it from

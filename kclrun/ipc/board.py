@@ -23,6 +23,7 @@ from kclrun.ipc.seqlock import NoValue, SeqlockCell
 from kclrun.model.letter import LetterPlace
 from kclrun.model.output import OutputPlace
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.state import StatePlace
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol.status import LeaseStatus, WorkerState
@@ -109,6 +110,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointSpec
     on_error: OnErrorSpec
     outputs: tuple[OutputPlace, ...] = ()
+    state: StatePlace | None = None
     decode: str | None = None
     glue_url: str | None = None
     table_name: str

@@ -139,8 +139,10 @@ def life_policy(spec: StartSpec) -> LifePolicy:
         uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
         has_waited=spec.has_waited,
         others_in_sight=spec.others_in_sight,
-        has_outputs=any(not place.grows for place in spec.outputs),
-        has_storing_outputs=any(place.stores_cursor for place in spec.outputs),
+        has_keyed_state=spec.state is not None,
+        has_outputs=spec.state is not None or any(not place.grows for place in spec.outputs),
+        has_storing_outputs=spec.state is not None
+        or any(place.stores_cursor for place in spec.outputs),
     )
 
 
@@ -356,6 +358,7 @@ class LeaseProcess:
             broke=self._break_off,
             credentials=self._services.credentials,
             make_thread=self._make_thread,
+            read_row=self._services.table.read,
         )
 
     def serve(self, lock_path: str, fds: tuple[int, ...] = ()) -> int:
@@ -432,6 +435,7 @@ class LeaseProcess:
             uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
             checkpoint_mode=spec.checkpoint.mode,
             emit=self._rows.emit,
+            state=self._rows.state,
             release=self._release,
             pending_checkpoint=row.pending,
             schemas={
