@@ -204,6 +204,12 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.outputs.at != self.checkpoint
 
     @property
+    def may_forget_outputs(self) -> bool:
+        """Whether an operator's resume lets the outputs begin at the checkpoint where it is. With
+        keyed state it does not: there is no state for that position."""
+        return self.is_moved_past_outputs and self.state_version is None
+
+    @property
     def is_hopping(self) -> bool:
         return self.owner_switches >= HOPPING_SWITCHES
 

@@ -40,6 +40,7 @@ from kclrun.processor import (
     refuse_deferred,
 )
 from kclrun.testing.records import RecordLike, make_records
+from kclrun.testing.states import TestedState
 
 
 class Ledger:
@@ -49,7 +50,12 @@ class Ledger:
     the rows emitted until the call, and a crash removes rows that no checkpoint covers.
     """
 
-    def __init__(self, position: ExtendedSequenceNumber) -> None:
+    def __init__(
+        self,
+        position: ExtendedSequenceNumber,
+        state: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.state = TestedState(state)
         self.position = position  # the last checkpoint: a restart reads from here
         self.delivered = position
         self.checkpoints: list[ExtendedSequenceNumber] = []
@@ -67,14 +73,17 @@ class Ledger:
         self.outputs.setdefault(to, []).append(dict(row))
 
     def begin_batch(self) -> None:
+        self.state.begin_batch()
         self._batch_start = self._lengths()
 
     def end_batch(self, _: ExtendedSequenceNumber, /) -> None:
         """User code returned: its rows stay until a crash, or for good once they are covered."""
+        self.state.end_batch()
         self._batch_start = None
 
     def take_back_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
         """User code raised: remove its rows, except those that a checkpoint covers."""
+        self.state.take_back_batch()
         start = self._batch_start or {}
         for name, rows in self.outputs.items():
             del rows[max(start.get(name, 0), self._covered.get(name, 0)) :]
@@ -89,10 +98,12 @@ class Ledger:
         if position != self.position:
             self.checkpoints.append(position)
         self.position = position
+        self.state.checkpoint()
         self._covered = self._lengths()
 
     def crash(self) -> None:
         """The process crashed: rows that no checkpoint covers are undone."""
+        self.state.crash()
         for name, rows in self.outputs.items():
             del rows[self._covered.get(name, 0) :]
 
@@ -132,9 +143,11 @@ class Run:
     `rows` are the emitted rows that are left, in order, and `outputs` those of each output by its
     name (`rows` are those of `output`); `checkpoints` the positions written;
     `position` the last of them, from which a restart would read; `calls` the calls made;
-    `delivered` the number of records delivered, repetitions included; `crashed` and `released` how
-    it ended; `given_up` the records that `then` made dead letters of, or skipped; `last_error` what
-    a call for them raised last; `processors` the instances, one for each life.
+    `state` what `context.state` holds at the end, as key → name → value, after a crash as of the
+    last checkpoint; `delivered` the number of records delivered, repetitions included; `crashed`
+    and `released` how it ended; `given_up` the records that `then` made dead letters of, or
+    skipped; `last_error` what a call for them raised last; `processors` the instances, one for each
+    life.
     """
 
     rows: list[dict[str, Any]]
@@ -148,6 +161,7 @@ class Run:
     last_error: str = ""
     processors: list[RecordProcessor] = field(default_factory=list)
     outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    state: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def run_processor(
@@ -170,6 +184,7 @@ def run_processor(
     crash_at_checkpoint: int | None = None,
     decode: str | type | Decode | None = None,
     schema: str | None = None,
+    state: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Run:
     """Run a processor over the records of one shard, as the runtime would.
 
@@ -182,6 +197,7 @@ def run_processor(
     given up. As in production `shutdown_requested` is called once, `initialize` again with a new
     instance, and an error of the settings is not repeated. `schema` is `output.schema`; `decode` is
     the setting, or a type or a function itself (for `glue` a function); without it `decode_as`.
+    `state` is what `context.state` holds at first, as key → name → value.
 
     `crash_after` ends the process after so many records, when the call with the last of them has
     returned and before anything is checkpointed for it. `crash_at_checkpoint=n` ends it in the
@@ -207,7 +223,7 @@ def run_processor(
     >>> str(run.position)
     'SHARD_END'
     """
-    ledger = Ledger(position)
+    ledger = Ledger(position, state)
     run = Run(ledger.rows, ledger.checkpoints, position, outputs=ledger.outputs)
     life = _Life(
         *(run, ledger, _decoding(processor, decode)),
@@ -234,6 +250,7 @@ def run_processor(
                 checkpoint_mode=checkpoint,
                 emit=ledger.emit,
                 release=life.release,
+                state=ledger.state.state,
                 schemas=None if schema is None else {MAIN_OUTPUT: RowSchema.parse(schema)},
             ),
         )
@@ -243,7 +260,7 @@ def run_processor(
         ledger.crash()
         run.crashed = True
     finally:
-        run.position = ledger.position
+        run.position, run.state = ledger.position, ledger.state.values()
     return run
 
 
@@ -287,13 +304,17 @@ def replay(
     if not first.crashed:
         raise ValueError("the crash never came: fewer records or checkpoints than that")
     second = run_processor(
-        processor, kept, position=first.position, **{"fencing_token": 2, **settings}
+        processor,
+        kept,
+        position=first.position,
+        **{"fencing_token": 2, **settings, "state": first.state},
     )
     names = first.outputs | second.outputs
     outputs = {name: first.outputs.get(name, []) + second.outputs.get(name, []) for name in names}
     return Run(
         rows=outputs[MAIN_OUTPUT],
         outputs=outputs,
+        state=second.state,
         checkpoints=first.checkpoints + second.checkpoints,
         position=second.position,
         calls=first.calls + second.calls,
