@@ -68,9 +68,7 @@ class Owner:
         entries = self.versions.restore(
             self.row, lambda keys: {key: world.rows.get(key) for key in keys}, EVERYTHING
         )
-        self.live = LiveEntries(
-            entries, lambda change: self.outputs.change_state(change), EVERYTHING, 10**6
-        )
+        self.live = LiveEntries(entries, self.change, EVERYTHING, 10**6)
         self.state = State(self.live)
         lanes = []
         if rows is not None:
@@ -86,6 +84,9 @@ class Owner:
         self.commits.claim(self.row)
         start, _ = self.outputs.begin(self.row.checkpoint, {}, may_adopt=True)
         self.commits.begin(start, {})
+
+    def change(self, change):
+        self.outputs.change_state(change)
 
     def process(self, number, *, emits=False):
         self.outputs.begin_batch()
@@ -222,7 +223,7 @@ def test_v6_a_zombie_deletes_no_version_of_a_later_owner(world):
     [
         ({}, "the row of parent is gone"),
         ({"parent": ("", SHARD_END)}, "names no version"),
-        ({"parent": ("0000000002-000001-0badcafe", SHARD_END)}, "is missing from state.store"),
+        ({"parent": ("0000000002-000001-0badcafe", SHARD_END)}, r"is missing from state\.store"),
         ({"parent": ("0000000002-000001-0badcafe", at(7))}, "has not ended"),
     ],
 )
@@ -346,7 +347,7 @@ def test_the_store_that_is_away_is_no_empty_state(world):
     p0.process(1)
     p0.save(1)
     world.stored.content = {}
-    with pytest.raises(SettingsError, match="is missing from state.store"):
+    with pytest.raises(SettingsError, match=r"is missing from state\.store"):
         Owner(world, 4)
     store = MemoryVersions(world.stored)
 

@@ -24,9 +24,9 @@ from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
-from kclrun.state.versions import version_name
 from kclrun.ports import ScanPage
 from kclrun.protocol.writes import NameChildren
+from kclrun.state.versions import version_name
 
 PENDING = ExtendedSequenceNumber("21")
 STATE_MAX = 400 * 1024
