@@ -258,6 +258,11 @@ def _process(chosen: _Chosen, source: StreamSettings, letters: Sequence[KeptLett
             f"rows go to {', '.join(elsewhere)}, which only a lease may write to: add --to stream,"
             " and the fleet processes the records again"
         )
+    if settings.state is not None:
+        raise SettingsError(
+            "the processor's state is changed by its lease alone: add --to stream, and the fleet"
+            " processes the records again"
+        )
     paths = import_paths(settings.path, chosen.configuration.folder)
     job = RedriveJob(
         processor=source.processor,

@@ -31,6 +31,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "lag": "Show how far each shard is behind; answer a monitor.",
         "consumers": "Show and remove the consumers of enhanced fan-out.",
         "dead-letters": "Show, put back and drop the records that were given up.",
+        "state": "Show and check what the processors remember.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
     },
     "Find what is wrong": {
