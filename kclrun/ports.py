@@ -279,6 +279,40 @@ class LetterStore(Protocol):
         ...
 
 
+class VersionStore(Protocol):
+    """Where the versions of the keyed state are, by shard and name (`state/versions.py`). A name is
+    written by one process only, at most once with success, and never again after `delete`.
+
+    Every method raises SinkError while the store is away.
+    """
+
+    def create(self, shard: str, name: str, content: bytes) -> None:
+        """The version is durable when this returns, whole. Called again with the same content after
+        an error, also if the first attempt did arrive."""
+        ...
+
+    def read(self, shard: str, name: str) -> bytes | None:
+        """The content; None if there is no such version, and never because the store is away."""
+        ...
+
+    def list(self, shard: str) -> Iterable[tuple[str, float]]:
+        """The names of the shard's versions, each with its age in seconds."""
+        ...
+
+    def delete(self, shard: str, names: Sequence[str]) -> None:
+        """Remove these versions; those that are gone already are no error."""
+        ...
+
+    def check(self) -> str:
+        """The store in words, if it may be used: a probe is written and read. Raises: a
+        ServiceError leaf, SinkError or SettingsError."""
+        ...
+
+    def close(self) -> None:
+        """Release connections. Idempotent."""
+        ...
+
+
 class Output(Protocol):
     """One destination of the rows of one shard, for one owner of its lease.
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 import inspect
 from abc import ABC
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from kclrun.errors import LimitExceeded, ProcessorLoadError, SinkError
+from kclrun.errors import LimitExceeded, ProcessorLoadError, SettingsError, SinkError
 from kclrun.model.lease import PendingCheckpoint
 from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.state.keyed import Counter, State, Table
 
 __all__ = [
     "METHODS",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 # The methods of a processor, and the arguments of the runtime's calls.
 METHODS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -87,6 +89,7 @@ class Context:
         checkpoint_mode: Literal["auto", "batch", "manual"],
         emit: Callable[[Row, str], None],
         release: Callable[[], None],
+        state: State | None = None,
         pending_checkpoint: PendingCheckpoint | None = None,
         schemas: Mapping[str, RowSchema] | None = None,
         prepare: Callable[[Row, str], KeptRow] | None = None,
@@ -105,6 +108,27 @@ class Context:
         self._schemas = schemas or {}
         self._release = release
         self._prepare = prepare
+        self._state = state
+
+    @property
+    def state(self) -> State:
+        """What is remembered of the keys of the shard; see `kclrun.state.keyed.State`. It is there
+        from `initialize` on, as of `position`, and is changed in `process_records` and
+        `shard_ended`. Raises: SettingsError if the settings have no `state`."""
+        if self._state is None:
+            raise SettingsError(
+                "context.state needs a place that survives this machine: set state.store in the"
+                " configuration to a folder or to s3://bucket/prefix (engine: fleet)"
+            )
+        return self._state
+
+    def counter(self, name: str) -> Counter:
+        """A number for each key, in `state` under this name."""
+        return Counter(self.state, name)
+
+    def table(self, name: str, of: type[T]) -> Table[T]:
+        """A value of the type `of` for each key, in `state` under this name."""
+        return Table(self.state, name, of)
 
     def emit(self, row: object, to: str = MAIN_OUTPUT) -> None:
         """Send one row to `output:`, or to that of `outputs:` which `to` names. Call it from

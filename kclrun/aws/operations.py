@@ -49,6 +49,9 @@ class Grant(enum.Enum):
     WRITE_OBJECTS = "WriteRowsAsObjects"
     FIND_OBJECTS = "SeeWhichObjectsAreThere"
     WRITE_ITEMS = "WriteRowsAsItems"
+    # Keyed state: its versions, also those that nothing names any more.
+    KEEP_VERSIONS = "KeepVersionsOfTheState"
+    LIST_VERSIONS = "ListVersionsOfTheState"
     SCHEMAS = "ReadSchemas"
     # For the identity that assumes `role_arn`; the role's own policy does not contain it.
     ROLE = "AssumeRole"
@@ -156,18 +159,26 @@ COMPLETE_LIFECYCLE_ACTION: Final = Operation(
 )
 # Only with `on_error.dead_letter.s3` and `.sqs`, and with outputs of these kinds.
 PUT_OBJECT: Final = Operation(
-    "s3", "PutObject", is_write=True, grants=(Grant.KEEP_OBJECTS, Grant.WRITE_OBJECTS)
+    "s3",
+    "PutObject",
+    is_write=True,
+    grants=(Grant.KEEP_OBJECTS, Grant.WRITE_OBJECTS, Grant.KEEP_VERSIONS),
 )
 # Outputs do not list. But S3 says that an object is absent only to a caller who may list.
 LIST_OBJECTS_V2: Final = Operation(
     "s3",
     "ListObjectsV2",
-    grants=(Grant.SEE_BUCKET, Grant.FIND_OBJECTS),
+    grants=(Grant.SEE_BUCKET, Grant.FIND_OBJECTS, Grant.LIST_VERSIONS),
     actions=("s3:ListBucket",),
 )
-GET_OBJECT: Final = Operation("s3", "GetObject", grants=(Grant.MANAGE_OBJECTS, Grant.WRITE_OBJECTS))
+GET_OBJECT: Final = Operation(
+    "s3", "GetObject", grants=(Grant.MANAGE_OBJECTS, Grant.WRITE_OBJECTS, Grant.KEEP_VERSIONS)
+)
 HEAD_OBJECT: Final = Operation(
-    "s3", "HeadObject", grants=(Grant.WRITE_OBJECTS,), actions=("s3:GetObject",)
+    "s3",
+    "HeadObject",
+    grants=(Grant.WRITE_OBJECTS, Grant.KEEP_VERSIONS),
+    actions=("s3:GetObject",),
 )
 CREATE_MULTIPART_UPLOAD: Final = Operation(
     "s3",
@@ -190,7 +201,7 @@ DELETE_OBJECTS: Final = Operation(
     "s3",
     "DeleteObjects",
     is_write=True,
-    grants=(Grant.MANAGE_OBJECTS,),
+    grants=(Grant.MANAGE_OBJECTS, Grant.KEEP_VERSIONS),
     actions=("s3:DeleteObject",),
 )
 _LETTER_QUEUE: Final = (Grant.SEND_LETTERS, Grant.MANAGE_MESSAGES, Grant.SEND_ROWS)

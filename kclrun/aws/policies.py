@@ -15,6 +15,7 @@ from kclrun.aws.lease_table import OWNER_INDEX
 from kclrun.aws.operations import OPERATIONS, Grant
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings, StartAtLeases
+from kclrun.config.state import state_place
 from kclrun.model.lease import coordinator_table
 from kclrun.model.stream import ONLY_STREAM
 
@@ -179,6 +180,10 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
         }
     yield from _letters(settings, site)
     yield from _outputs(settings, site)
+    state = state_place(settings)
+    if state is not None and state.s3 is not None:
+        yield _allow(Grant.KEEP_VERSIONS, [site.objects(state.s3)])
+        yield _allow(Grant.LIST_VERSIONS, [site.bucket(state.s3)])
     if settings.aws.role_arn is None:
         yield from _hooks(settings, site)
     yield {

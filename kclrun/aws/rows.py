@@ -55,6 +55,8 @@ TEXT_CHARACTERS_MAX: Final = 2048
 SHARD_IDS_MAX: Final = 64
 # The row keeps below 1 KB, the unit that each renewal is billed by, with four of them.
 OUTPUTS_MAX: Final = 64
+# Ours have 26 (`state/versions.py`).
+STATE_VERSION_CHARACTERS_MAX: Final = 64
 _STATE_BYTES_MAX: Final = 400 * 1024  # a whole DynamoDB item
 # Plain decimals and what Java's Double.toString writes (1.0E-4), bounded before conversion.
 _NUMBER: Final = re.compile(r"-?\d{1,40}(?:\.\d{1,40})?(?:[Ee][+-]?\d{1,3})?\Z")
@@ -157,6 +159,7 @@ def _lease(item: Item) -> Lease:
         load=_load(item),
         outputs=_outputs(item),
         generation=_integer(item, "outputGeneration") or 0,
+        state_version=_text(item, "stateVersion", most=STATE_VERSION_CHARACTERS_MAX),
     )
 
 
@@ -267,6 +270,7 @@ COLUMNS: Final = (
     Column("outputsAt", "outputs.at", lambda at: text(str(at))),
     Column("outputCursors", "outputs.cursors", _cursors_map),
     Column("outputGeneration", "generation", number, absent=0, unwritten=0),
+    Column("stateVersion", "state_version"),
 )
 _EMPTY: Final[frozenset[str]] = frozenset()
 

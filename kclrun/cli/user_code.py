@@ -171,6 +171,7 @@ def _require_fit(settings: Settings, kinds: Mapping[str, str]) -> None:
             is_async=kind == ASYNC_RECORDS,
             concurrency=concurrency_of(source.concurrency, float(settings.shutdown.grace)),
             is_manual=settings.checkpoint.every == "manual",
+            has_state=settings.state is not None,
         )
         if wrong is not None:
             raise SettingsError(f"{source.processor}: {wrong}")

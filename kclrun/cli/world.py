@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -40,6 +40,7 @@ from kclrun.cli.streams import (
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings
+from kclrun.config.state import state_place
 from kclrun.errors import (
     ConfigError,
     InvalidRequest,
@@ -57,7 +58,7 @@ from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import LetterStore, StreamSummary
 from kclrun.sinks.dead_letters import letter_store
-from kclrun.worker.opening import open_output
+from kclrun.worker.opening import open_output, open_versions
 
 T = TypeVar("T")
 
@@ -77,6 +78,28 @@ THROTTLED_PATIENCES: Final = 2
 # With pauses of this size, 1,000 managers send 67 requests a second, three times the account's
 # limit.
 _THROTTLED_PAUSE_MAX_S: Final = 20.0
+
+
+class Checkable(Protocol):
+    """A destination or a store, as far as `kclrun check` needs it."""
+
+    def check(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+def _checked(named: str, open_it: Callable[[], Checkable]) -> str:
+    """The destination in words. Raises: SettingsError if it is missing or does not fit;
+    AccessDenied, Throttled, Unavailable; each with the name of the setting."""
+    try:
+        with closing(open_it()) as opened:
+            return opened.check()
+    except (ConfigError, NotFound, InvalidRequest) as error:
+        raise SettingsError(f"{named}: {error}") from None
+    except ServiceError as error:
+        raise type(error)(f"{named}: {error}", operation=error.operation, code=error.code) from None
+    except SinkError as error:
+        raise Unavailable(f"{named}: {error}") from None
 
 
 class Aws:
@@ -154,30 +177,26 @@ class Aws:
 
     @property
     def outputs(self) -> tuple[tuple[str, Callable[[], str]], ...]:
-        """The outputs of the fleet that are destinations of their own, each by its setting, with a
-        test of it. A file that grows is a folder of this machine, which the start makes."""
-        return tuple(
+        """The store of the state, and the outputs of the fleet that are destinations of their own,
+        each by its setting, with a test of it. A file that grows is a folder of this machine, which
+        the start makes."""
+        places = tuple(
             (setting_of(place.name), partial(self._check_output, place))
             for place in output_places(self.settings, ONLY_STREAM)
             if not place.grows
         )
+        state = state_place(self.settings)
+        if state is None:
+            return places
+        store = partial(open_versions, state, "check", self.kinesis, self.credentials.current)
+        return (("state", partial(_checked, "state", store)), *places)
 
     def _check_output(self, place: OutputPlace) -> str:
-        """The destination in words. Raises: SettingsError if it is missing or does not fit;
-        AccessDenied, Throttled, Unavailable; each with the name of the output."""
-        named = setting_of(place.name)
-        try:
-            output = open_output(place, _NO_ROWS, self.kinesis, self.credentials.current)
-            with closing(output):
-                return output.check()
-        except (ConfigError, NotFound, InvalidRequest) as error:
-            raise SettingsError(f"{named}: {error}") from None
-        except ServiceError as error:
-            raise type(error)(
-                f"{named}: {error}", operation=error.operation, code=error.code
-            ) from None
-        except SinkError as error:
-            raise Unavailable(f"{named}: {error}") from None
+        """The destination in words, as `_checked`."""
+        return _checked(
+            setting_of(place.name),
+            partial(open_output, place, _NO_ROWS, self.kinesis, self.credentials.current),
+        )
 
     @property
     def metrics(self) -> CloudWatchOutlet | None:

@@ -22,6 +22,7 @@ from kclrun.config.schema import (
     StartAtLeases,
     stream_name,
 )
+from kclrun.config.state import state_rules
 from kclrun.config.units import parse_listen, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
@@ -213,7 +214,7 @@ def unused_settings(settings: Settings) -> tuple[str, ...]:
     plain = Settings(application=settings.application)
     sections = ("instance", "leases", "observe", "stall")
     changed = [name for name in sections if getattr(settings, name) != getattr(plain, name)]
-    if settings.checkpoint.every not in {plain.checkpoint.every, "batch"}:
+    if settings.checkpoint.every not in {None, "batch"}:
         changed.append("checkpoint.every")
     return tuple(sorted(changed))
 
@@ -230,6 +231,7 @@ def _fleet(settings: Settings) -> Iterator[Problem]:
         yield Problem(("spark",), "is for engine: spark; remove it, or set that")
     yield from _dead_letters(settings)
     yield from output_rules(settings)
+    yield from state_rules(settings)
 
 
 def _dead_letters(settings: Settings) -> Iterator[Problem]:
@@ -316,6 +318,8 @@ def _source(settings: Settings) -> Iterator[Problem]:
 
 def _output(settings: Settings) -> Iterator[Problem]:
     yield from spark_output_rules(settings)
+    if settings.state is not None:
+        yield Problem(("state",), "is for engine: fleet")
     output = settings.output
     if output is None:
         return
@@ -427,7 +431,7 @@ def _durations(settings: Settings) -> Iterator[Problem]:
             " the most of a consumer's name",
         )
     every = settings.checkpoint.every
-    if not isinstance(every, str) and every <= 0:
+    if every is not None and not isinstance(every, str) and every <= 0:
         yield Problem(("checkpoint", "every"), "expected more than 0s; `batch` is after each batch")
 
 

@@ -284,9 +284,12 @@ class CheckpointSettings(msgspec.Struct, frozen=True, kw_only=True):
     """When progress is made durable."""
 
     every: Annotated[
-        Duration | Literal["batch", "manual"],
-        documented("a duration, `batch` (after each), or `manual` (the processor does it)"),
-    ] = Duration(10)
+        Duration | Literal["batch", "manual"] | None,
+        documented(
+            "a duration, `batch` (after each), or `manual` (the processor does it); left out: 10s,"
+            " with the state in S3 30s"
+        ),
+    ] = None
     uncheckpointed_max: Annotated[
         int,
         documented("most records delivered beyond the last checkpoint: bounds duplicates", ge=1),
@@ -402,6 +405,20 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
             "columns that each emitted row must fit, such as `carrier string NOT NULL, miles long`"
         ),
     ] = None
+
+
+class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the values of context.state are kept. A shard's are in memory while it is read."""
+
+    store: Annotated[
+        str, documented("folder that all machines of the application share, or s3://bucket/prefix")
+    ]
+    max_bytes: Annotated[ByteSize, documented("of one shard; a lease above it halts")] = ByteSize(
+        2**30
+    )
+    retain: Annotated[
+        Duration, documented("how long versions are kept that no lease begins with any more")
+    ] = Duration(86400)
 
 
 class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -543,6 +560,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, OutputSettings],
         documented("further outputs by name: context.emit(row, to=name)"),
     ] = {}
+    state: Annotated[StateSettings | None, documented("what context.state remembers")] = None
     start: Annotated[
         str | StartAtLeases,
         documented(

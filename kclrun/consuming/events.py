@@ -57,12 +57,14 @@ class OutputsCommitted(msgspec.Struct, frozen=True):
     """Every output has its rows up to `upto`, durably. `cursors` as in OutputsBegan.
 
     `answers`: the command that it answers, and no more will come for it; None if the outputs
-    committed by themselves. `upto` may be lower than was asked.
+    committed by themselves. `upto` may be lower than was asked. `state_version` names the version
+    of the keyed state at exactly `upto`; None without state.
     """
 
     upto: ExtendedSequenceNumber
     cursors: Mapping[str, Cursor]
     answers: CommitOutputs | None = None
+    state_version: str | None = None
 
 
 class OutputsNotCommitted(msgspec.Struct, frozen=True):

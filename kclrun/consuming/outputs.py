@@ -16,7 +16,7 @@ from kclrun.model.lease import Lease
 from kclrun.model.output import Cursor, Cursors, StoredCursors, sorted_cursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.protocol.reports import OUTPUT, ProcessorFailed
+from kclrun.protocol.reports import OUTPUT, STATE, ProcessorFailed
 
 # How long a lease that is given away, or halts, waits for its last commit. Then it goes at the
 # position that every output has, and the next owner does the rest again. A destination that
@@ -36,6 +36,8 @@ class OutputCommits:
     def __init__(self, policy: LifePolicy) -> None:
         self.has_outputs = policy.has_outputs
         self.has_begun = not policy.has_outputs
+        self._has_state = policy.has_keyed_state
+        self._state_version: str | None = None  # at exactly `confirmed`
         self.confirmed = TRIM_HORIZON
         self.waiting_since: Instant | None = None
         self.refused: ProcessorFailed | None = None
@@ -52,6 +54,7 @@ class OutputCommits:
         """What the claimed row says: a checkpoint covers rows that all outputs have."""
         self.confirmed = row.checkpoint
         self._cursors = row.outputs.cursors if row.outputs is not None else ()
+        self._state_version = row.state_version
 
     def begin(self, position: ExtendedSequenceNumber, cursors: Mapping[str, Cursor]) -> None:
         """The outputs were taken over, and have every row up to `position` [K11, K12]."""
@@ -81,8 +84,11 @@ class OutputCommits:
         cursors: Mapping[str, Cursor],
         answers: CommitOutputs | None,
         now: Instant,
+        state_version: str | None = None,
     ) -> None:
-        """The outputs have every row up to `upto`."""
+        """The outputs have every row up to `upto`, and the version is the state there."""
+        if upto >= self.confirmed:
+            self._state_version = state_version
         self.confirmed = max(self.confirmed, upto)
         self._cursors = sorted_cursors(cursors)
         if answers is not None and answers == self._asked:
@@ -117,9 +123,16 @@ class OutputCommits:
         return self._leave_instant
 
     def covered(
-        self, wanted: ExtendedSequenceNumber, otherwise: ExtendedSequenceNumber
+        self,
+        wanted: ExtendedSequenceNumber,
+        otherwise: ExtendedSequenceNumber,
+        saved: ExtendedSequenceNumber,
     ) -> ExtendedSequenceNumber:
-        """`wanted`, if every output has its rows; else `otherwise`."""
+        """`wanted`, if every output has its rows; else `otherwise`. With keyed state the position
+        that its last version was written for, or none beyond `saved`: between two versions there is
+        no state [K5]."""
+        if self._has_state:
+            return self.confirmed if saved <= self.confirmed <= wanted else saved
         return wanted if not self.has_outputs or wanted <= self.confirmed else otherwise
 
     def next_ask_instant(self, checkpointed: ExtendedSequenceNumber) -> Instant | None:
@@ -135,10 +148,21 @@ class OutputCommits:
         is_waiting = self._asked is not None or self.refused is not None or not self.has_begun
         return None if is_waiting else self._rests_until
 
-    def to_write(self, row: Lease, position: ExtendedSequenceNumber) -> Cursors | None:
-        """The cursors that go to the row with `position`; None if it has them already [K2]."""
+    def to_write(
+        self, row: Lease, position: ExtendedSequenceNumber
+    ) -> tuple[Cursors | None, str | None]:
+        """The cursors, and the version of the state, that go to the row with `position`; None for
+        those that it has already [K2]."""
         is_known = row.outputs == StoredCursors(position, self._cursors)
-        return None if not self._cursors or is_known else self._cursors
+        cursors = None if is_known or not (self._cursors or self._has_state) else self._cursors
+        if not self._has_state:
+            # The position that the row's version was written for is not that of these cursors.
+            is_void = cursors is not None and row.state_version is not None
+            return cursors, "" if is_void else None
+        if position != self.confirmed:
+            return None, None  # a write that moves nothing: the row keeps what it has
+        is_version_known = self._state_version in {None, row.state_version}
+        return cursors, None if is_version_known else self._state_version
 
 
 def wanted_commit(
@@ -162,6 +186,16 @@ def wanted_commit(
 
 def moved_past_outputs(row: Lease) -> ProcessorFailed:
     """Another program moved the checkpoint, so the cursors beside it are of another position."""
+    if row.state_version is not None:
+        at = "another one" if row.outputs is None else row.outputs.at
+        return ProcessorFailed(
+            STATE,
+            f"the checkpoint is {row.checkpoint}, and the state on the row was written with {at}: a"
+            " Java worker or a person moved it, or kclrun ran without `state`. There is no state"
+            f" for this position. Put the checkpoint back to {at}, or begin again under a new name"
+            " of the application",
+            attempts=1,
+        )
     assert row.outputs is not None, "only cursors on the row can be passed by"
     names = ", ".join(name for name, _ in row.outputs.cursors)
     return ProcessorFailed(

@@ -27,8 +27,10 @@ from kclrun.model.lease import (
     are_children_lost,
     highest_generation,
 )
+from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange, Shard, is_too_new_for
+from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
 from kclrun.protocol.in_flight import GivingAway
@@ -66,9 +68,15 @@ class ShardEnd:
     """
 
     def __init__(
-        self, key: LeaseKey, children: Iterable[ChildShard], *, is_expired: bool = False
+        self,
+        key: LeaseKey,
+        children: Iterable[ChildShard],
+        *,
+        is_expired: bool = False,
+        has_state: bool = False,
     ) -> None:
         self.key = key
+        self._has_state = has_state
         self._is_expired = is_expired
         self.children = tuple(children)
         self.not_before = Instant(0.0)
@@ -80,6 +88,10 @@ class ShardEnd:
         self._has_waited = False
         self._is_loss_told = False
         self.is_looking = False
+
+    def exhausted(self, children: Iterable[ChildShard], *, is_expired: bool) -> ShardEnd:
+        """The same shard, read to its end."""
+        return ShardEnd(self.key, children, is_expired=is_expired, has_state=self._has_state)
 
     @property
     def child_ids(self) -> tuple[str, ...]:
@@ -124,7 +136,9 @@ class ShardEnd:
         others = tuple(writes.ExistingParent(key) for key in rows if key not in missing)
         parents = (own, *(row for row in rows.values() if row is not None))
         generation = highest_generation(parents)
-        children = tuple(_lease(child, own, generation) for child in self.children)
+        children = tuple(
+            _lease(child, own, generation, has_state=self._has_state) for child in self.children
+        )
         return writes.CreateChildren(children, (held, *others))
 
     def tells_lost_children(self, own: Lease) -> bool:
@@ -204,10 +218,10 @@ class ShardEnd:
         return tuple(LeaseKey(parent) for parent in sorted(named - {self.key}))
 
 
-def _lease(child: ChildShard, own: Lease, generation: int) -> Lease:
+def _lease(child: ChildShard, own: Lease, generation: int, *, has_state: bool) -> Lease:
     """The row of a child. It is always read from its beginning, because its parents were read to
     their ends. It belongs to the stream of its parent, and to the generation of the parent that was
-    reset last [K4]."""
+    reset last [K4]. With keyed state it says that it begins with that of its parents [K16]."""
     return Lease(
         key=LeaseKey(child.shard_id),
         checkpoint=TRIM_HORIZON,
@@ -215,6 +229,8 @@ def _lease(child: ChildShard, own: Lease, generation: int) -> Lease:
         hash_range=child.hash_range,
         stream_created_at=own.stream_created_at,
         generation=generation,
+        outputs=StoredCursors(TRIM_HORIZON, ()) if has_state else None,
+        state_version=OF_PARENTS if has_state else None,
     )
 
 
@@ -368,18 +384,16 @@ class GracefulRelease:
         """
         own, row = self._own, self._own.confirmed
         position = max(final, row.checkpoint)
-        cursors = commits.to_write(row, position)
+        kept = commits.to_write(row, position)
         if own.next_owner is not None:
             return writes.HandOver(
-                own.key, own.me, own.next_owner, own.counter, position, row.checkpoint, cursors
+                own.key, own.me, own.next_owner, own.counter, position, row.checkpoint, *kept
             )
         asker = self.asker(now)
         if asker is None and not self.others_in_sight:
-            return writes.Release(own.key, own.me, own.counter, position, row.checkpoint, cursors)
+            return writes.Release(own.key, own.me, own.counter, position, row.checkpoint, *kept)
         to = None if asker == ANYBODY else asker
-        return writes.Offer(
-            own.key, own.me, own.counter, position, row.checkpoint, to, cursors=cursors
-        )
+        return writes.Offer(own.key, own.me, own.counter, position, row.checkpoint, to, None, *kept)
 
 
 def given_away(change: GivingAway) -> LeaseReleased:

@@ -92,7 +92,7 @@ class LeaseStateMachine:
         self._requests = CheckpointRequests(is_manual=policy.is_manual)
         self._graceful = GracefulRelease(self.own, others_in_sight=policy.others_in_sight)
         self.commits = OutputCommits(policy)
-        self._shard_end = ShardEnd(policy.key, ())
+        self._shard_end = ShardEnd(policy.key, (), has_state=policy.has_keyed_state)
         self._is_withdrawn = False
         self._keeps_lease = False  # withdrawn for a restart only: the row stays ours
         self._manager_gone = False
@@ -221,7 +221,7 @@ class LeaseStateMachine:
             case events.LookUpFailed(message):
                 return self._put_children_off(message, now)
             case events.ShardExhausted(children, is_expired):
-                self._shard_end = ShardEnd(self.policy.key, children, is_expired=is_expired)
+                self._shard_end = self._shard_end.exhausted(children, is_expired=is_expired)
                 self._move(Step.EXHAUSTED)
                 if is_expired:
                     return (records_expired(self.own.confirmed),)
@@ -252,8 +252,8 @@ class LeaseStateMachine:
                 if self.state in {State.INITIALIZING, State.PROCESSING}:
                     self.commits.begin(position, cursors)
                     self.ledger.adopt(position)
-            case events.OutputsCommitted(upto, cursors, answers):
-                self.commits.commit(upto, cursors, answers, now)
+            case events.OutputsCommitted(upto, cursors, answers, version):
+                self.commits.commit(upto, cursors, answers, now, version)
             case events.OutputsNotCommitted(_, message):
                 return self._warn_once(message)
             case events.OutputsRefused(message):
@@ -404,23 +404,23 @@ class LeaseStateMachine:
     def _late_checkpoint(self) -> writes.LateCheckpoint | None:
         """The late checkpoint that a lost lease leaves for the next owner, if there is one [P19].
 
-        None with keyed state (a snapshot belongs to each position), or if the row is gone. Below the
-        last position acknowledged to us, or in another generation, an operator has reset the lease.
+        None with keyed state (a snapshot belongs to each position), or if the row is gone. Below
+        the last position acknowledged to us, or in another generation, an operator has reset it.
         """
         own, ledger = self.own, self.ledger
         position = self._covered(self._requests.unacknowledged(ledger))
         if self.policy.has_keyed_state or own.is_gone or position <= ledger.checkpointed:
             return None
         last, generation = ledger.checkpointed, own.confirmed.generation
-        cursors = self.commits.to_write(own.confirmed, position)
-        return writes.LateCheckpoint(own.key, own.me, last, position, cursors, generation)
+        kept = self.commits.to_write(own.confirmed, position)
+        return writes.LateCheckpoint(own.key, own.me, last, position, *kept, generation=generation)
 
     def _covered(self, position: ExtendedSequenceNumber) -> ExtendedSequenceNumber:
         """How far the row's checkpoint may go now, on the way to `position`. With manual
         checkpoints nothing lies between two positions that the processor asked for."""
         saved = self.ledger.checkpointed
         confirmed = saved if self._is_manual else max(saved, self.commits.confirmed)
-        return self.commits.covered(position, confirmed)
+        return self.commits.covered(position, confirmed, saved)
 
     def _move(self, step: Step) -> None:
         try:
@@ -608,8 +608,8 @@ class LeaseStateMachine:
                 children = frozenset(self._shard_end.child_ids)
                 return writes.NameChildren(own.key, own.me, own.counter, children)
             case State.ENDING if not self.policy.has_outputs or self.commits.confirmed == SHARD_END:
-                cursors = self.commits.to_write(own.confirmed, SHARD_END)
-                return writes.End(own.key, own.me, own.counter, own.confirmed.checkpoint, cursors)
+                kept = self.commits.to_write(own.confirmed, SHARD_END)
+                return writes.End(own.key, own.me, own.counter, own.confirmed.checkpoint, *kept)
             case State.RELEASING if not self._keeps_lease and not self.commits.is_last_awaited(now):
                 position = self._covered(self._requests.final_position(self.ledger))
                 return self._graceful.last_write(position, self.commits, now)
@@ -663,9 +663,9 @@ class LeaseStateMachine:
         # (N1).
         position = max(wanted, row.checkpoint)
         load = self._metering.load(now)
-        cursors = self.commits.to_write(row, position)
+        kept = self.commits.to_write(row, position)
         return writes.Checkpoint(
-            own.key, own.me, own.counter, position, row.checkpoint, load, cursors
+            own.key, own.me, own.counter, position, row.checkpoint, load, *kept
         )
 
     def _must_save(self, now: Instant) -> bool:

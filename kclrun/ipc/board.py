@@ -24,6 +24,7 @@ from kclrun.ipc.seqlock import NoValue, SeqlockCell
 from kclrun.model.letter import LetterPlace
 from kclrun.model.output import OutputPlace
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.state import StatePlace
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol.status import LeaseStatus, WorkerState
@@ -112,6 +113,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     on_error: OnErrorSpec
     concurrency: Concurrency | None = None
     outputs: tuple[OutputPlace, ...] = ()
+    state: StatePlace | None = None
     decode: str | None = None
     glue_url: str | None = None
     table_name: str

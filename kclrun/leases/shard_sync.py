@@ -11,8 +11,10 @@ import msgspec
 
 from kclrun.leases.table_view import TableView, covers_all_hash_keys, is_nobody, parent_keys
 from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey, highest_generation
+from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange, Shard, ShardGraph, is_older, is_too_new_for
+from kclrun.model.state import OF_PARENTS, is_own_version
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.writes import (
     CreateChildren,
@@ -32,16 +34,24 @@ class SyncPlan(msgspec.Struct, frozen=True):
 
 
 def child_lease(
-    key: str, parents: Iterable[str], hash_range: HashRange, generation: int = 0
+    key: str,
+    parents: Iterable[str],
+    hash_range: HashRange,
+    generation: int = 0,
+    *,
+    has_state: bool = False,
 ) -> Lease:
     """The row of a child whose parents were read to their ends: from its first record on [P12].
-    `generation`: the highest of its parents' [K4]."""
+    `generation`: the highest of its parents' [K4]. With keyed state it says that it begins with
+    that of its parents [K16]."""
     return Lease(
         key=LeaseKey(key),
         checkpoint=TRIM_HORIZON,
         parents=frozenset(parents),
         hash_range=hash_range,
         generation=generation,
+        outputs=StoredCursors(TRIM_HORIZON, ()) if has_state else None,
+        state_version=OF_PARENTS if has_state else None,
     )
 
 
@@ -325,8 +335,11 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[CreateChildre
         if shard.shard_id in ancestors and not any(map(view.has_row, shard.parents)):
             conditions = _inherited(shard, ancestors[shard.shard_id], view, listing)
         if conditions:
-            of_parents = highest_generation(view.rows[parent.key] for parent in conditions)
-            child = child_lease(shard.shard_id, shard.parents, shard.hash_range, of_parents)
+            parents = [view.rows[each.key] for each in conditions]
+            child = child_lease(
+                *(shard.shard_id, shard.parents, shard.hash_range, highest_generation(parents)),
+                has_state=any(each.state_version for each in parents),
+            )
             groups.setdefault(conditions, []).append(child)
     return tuple(CreateChildren(tuple(group), parents) for parents, group in groups.items())
 
@@ -403,13 +416,15 @@ def ended_rows(view: TableView, listing: Listing | None) -> tuple[DeleteEnded, .
     Rule: an ended row goes once its children have begun and its own parents' rows are gone (so a
     family goes oldest first), and only after it was seen as ended for a while (`EndWatch`). Any
     other row goes only when its shard is provably trimmed (`TrimWatch`). The row names its
-    children; else the last listing does.
+    children; else the last listing does. A row with keyed state stays until the state of each of
+    its children is the child's own [K17].
     """
     return tuple(
         DeleteEnded(row.key)
         for row in view.ended
         if not any(view.has_row(parent) for parent in row.parents)
         and _have_begun(_children(row, listing), view)
+        and _is_state_inherited(row, view, listing)
     )
 
 
@@ -477,7 +492,8 @@ class TrimWatch:
         released or offered it within a failover. The process of its owner learns that the shard is
         gone, reports it and ends the row [P13]. If the row were deleted under that owner, the owner
         would write it again. A row also stays if its listed children or heirs have no row: they are
-        created first, at their beginning (`children_to_create`).
+        created first, at their beginning (`children_to_create`). With keyed state it stays until
+        its lease process has ended it, and its children have what it names [K17].
         """
         for key, since in self._absent_since.items():
             row = view.rows.get(key)
@@ -487,7 +503,8 @@ class TrimWatch:
             lag_s = _LAG_MAX_S if is_new else 0.0
             if listing.seen_instant - since < max(two_periods_s, lag_s):
                 continue
-            if all(view.has_row(child) for child in listing.heirs_of(row)):
+            heirs_exist = all(view.has_row(child) for child in listing.heirs_of(row))
+            if heirs_exist and _is_state_inherited(row, view, listing):
                 yield DeleteTrimmed(key, row.owner, row.counter)
 
     def _is_alive(self, row: Lease, now: Instant) -> bool:
@@ -509,6 +526,23 @@ def _have_begun(children: Iterable[str], view: TableView) -> bool:
     rows = [view.rows.get(LeaseKey(child)) for child in children]
     return bool(rows) and all(
         row is not None and row.checkpoint.sequence_number not in _NOT_BEGUN for row in rows
+    )
+
+
+def _is_state_inherited(row: Lease, view: TableView, listing: Listing | None) -> bool:
+    """Whether no child needs the version of the state that the row names [K17]. A child begins with
+    it, and its row names a version of its own from its first checkpoint on; or it was read
+    without state. [V8]"""
+    if row.state_version is None:
+        return True
+    children = [view.rows.get(LeaseKey(child)) for child in _children(row, listing)]
+    return all(
+        child is not None
+        and (
+            is_own_version(child.state_version)
+            or (child.state_version is None and _has_begun(child))
+        )
+        for child in children
     )
 
 

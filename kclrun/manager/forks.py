@@ -17,7 +17,8 @@ from typing import Final
 import msgspec
 
 from kclrun.config.outputs import output_places
-from kclrun.config.schema import CheckpointSettings, Settings
+from kclrun.config.schema import Settings
+from kclrun.config.state import checkpoint_every, state_place
 from kclrun.errors import MalformedFrame
 from kclrun.ipc import board as ipc
 from kclrun.ipc.channel import Channel, PeerGone, Quiet, Sent
@@ -107,10 +108,11 @@ class StartCommands:
             import_paths=self._import_paths,
             options=source.settings.options,
             fetch=_fetch(settings),
-            checkpoint=_checkpoint(settings.checkpoint),
+            checkpoint=_checkpoint(settings),
             on_error=_on_error(settings),
             concurrency=concurrency_of(source.settings.concurrency, float(settings.shutdown.grace)),
             outputs=output_places(settings, stream),
+            state=state_place(settings),
             decode=source.settings.decode,
             glue_url=settings.aws.url_of("glue"),
             table_name=settings.table,
@@ -146,12 +148,12 @@ def _on_error(settings: Settings) -> ipc.OnErrorSpec:
     )
 
 
-def _checkpoint(checkpoint: CheckpointSettings) -> ipc.CheckpointSpec:
-    every = checkpoint.every
+def _checkpoint(settings: Settings) -> ipc.CheckpointSpec:
+    every = checkpoint_every(settings)
     return ipc.CheckpointSpec(
         mode=every if isinstance(every, str) else "auto",
-        every_s=0.0 if isinstance(every, str) else float(every),
-        uncheckpointed_max=checkpoint.uncheckpointed_max,
+        every_s=0.0 if isinstance(every, str) else every,
+        uncheckpointed_max=settings.checkpoint.uncheckpointed_max,
     )
 
 

@@ -154,7 +154,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     by force, until the first claim that waited [P18]. `died_on` is the host where its processes
     died without progress. `load` is the last measured one; it stays when the owner changes.
     `outputs` is how far the outputs have the rows, None before their first checkpoint [K2];
-    `generation` counts the resets by an operator [K4]. Both change only with the checkpoint.
+    `generation` counts the resets by an operator [K4]. `state_version` names the version of the
+    keyed state at `outputs.at`. All three change only with the checkpoint.
     """
 
     key: LeaseKey
@@ -181,6 +182,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     load: Load | None = None
     outputs: StoredCursors | None = None
     generation: int = 0
+    state_version: str | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -195,9 +197,17 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_moved_past_outputs(self) -> bool:
-        """Whether another program moved the checkpoint since the outputs' cursors were written
-        with it: a Java worker, or a person [K2]."""
-        return self.outputs is not None and self.outputs.at != self.checkpoint
+        """Whether another program moved the checkpoint since the outputs' cursors, or the version
+        of the state, were written with it: a Java worker, or a person [K2]."""
+        if self.outputs is None:
+            return self.state_version is not None
+        return self.outputs.at != self.checkpoint
+
+    @property
+    def may_forget_outputs(self) -> bool:
+        """Whether an operator's resume lets the outputs begin at the checkpoint where it is. With
+        keyed state it does not: there is no state for that position."""
+        return self.is_moved_past_outputs and self.state_version is None
 
     @property
     def is_hopping(self) -> bool:

@@ -129,13 +129,18 @@ class RollRecord(msgspec.Struct, frozen=True, kw_only=True):
     version: int = ROLL_VERSION
 
 
+def refuse_bad_name(name: str) -> None:
+    """Raises: SettingsError for a name that is not one of AWS: nothing is named after it."""
+    if not _NAME.match(name):
+        raise SettingsError(f"{name[:128]!r} is not a name that a file or an object can have")
+
+
 def roll_folder(of: RowsOf) -> str:
     """Where the rolls of a shard are below the place of an output [K4, K8]. Raises: SettingsError
     for a name that is not one of AWS: nothing is named after it."""
     created = datetime.fromtimestamp(of.stream_created_at, UTC).strftime("%Y%m%dT%H%M%SZ")
     for name in (of.application, of.stream, of.shard_id):
-        if not _NAME.match(name):
-            raise SettingsError(f"{name[:128]!r} is not a name that a file or an object can have")
+        refuse_bad_name(name)
     # Not the shard's own folder: a roll of it may begin at the position of a letter.
     redriven = "" if of.letter is None else "-redriven"
     return f"{of.application}/{of.stream}/{created}/{of.shard_id}/{of.generation}{redriven}"

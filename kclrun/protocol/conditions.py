@@ -251,10 +251,22 @@ _LOAD_IF_GIVEN: Final = When(
     lambda c: c.load is not None,
     (Set("load", _value(":loadKBps :loadCpu", "load")),),
 )
-_OUTPUTS_IF_GIVEN: Final = When(
-    "the cursors of the outputs are given",
-    lambda c: c.cursors is not None,
-    (Set("outputs", _value(":outputsAt :outputCursors", _stored)),),
+_OUTPUTS_IF_GIVEN: Final = (
+    When(
+        "the cursors of the outputs are given",
+        lambda c: c.cursors is not None,
+        (Set("outputs", _value(":outputsAt :outputCursors", _stored)),),
+    ),
+    When(
+        "a version of the keyed state is given",
+        lambda c: bool(c.state_version),
+        (Set("state_version", _value(":stateVersion", "state_version")),),
+    ),
+    When(
+        "the version of the keyed state is removed",
+        lambda c: c.state_version is not None and not c.state_version,
+        (Set("state_version", NOTHING),),
+    ),
 )
 _SWITCHED: Final = (Add("owner_switches", _ONE),)
 _HALTED: Final = Set("halt", _value(":reason :haltedAt :waitingSince", _halt))
@@ -341,7 +353,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
         ),
     ),
     writes.Checkpoint: Write(
-        "checkpoint", _HELD_AT, (_COUNTED, *_MOVED, _LOAD_IF_GIVEN, _OUTPUTS_IF_GIVEN)
+        "checkpoint", _HELD_AT, (_COUNTED, *_MOVED, _LOAD_IF_GIVEN, *_OUTPUTS_IF_GIVEN)
     ),
     writes.NameChildren: Write(
         "name children",
@@ -352,7 +364,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
     writes.End: Write(
         "end",
         _HELD_AT,
-        (_COUNTED, *_moved(_AT_SHARD_END), *_WITHOUT_HANDOFF, _OUTPUTS_IF_GIVEN),
+        (_COUNTED, *_moved(_AT_SHARD_END), *_WITHOUT_HANDOFF, *_OUTPUTS_IF_GIVEN),
     ),
     writes.Release: Write(
         "release",
@@ -362,7 +374,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             *_without("owner"),
             *_WITHOUT_HANDOFF,
             _MOVED_IF_IT_MOVES,
-            _OUTPUTS_IF_GIVEN,
+            *_OUTPUTS_IF_GIVEN,
         ),
     ),
     writes.Offer: Write(
@@ -375,7 +387,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             Set("offered_to", _value(":to", "offered_to", may_be_absent=True)),
             *_without("handoff"),
             _MOVED_IF_IT_MOVES,
-            _OUTPUTS_IF_GIVEN,
+            *_OUTPUTS_IF_GIVEN,
             When(
                 "after deaths",
                 lambda c: c.died_on is not None,
@@ -398,7 +410,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             *_WITHOUT_HANDOFF,
             _MOVED_IF_IT_MOVES,
             When("the position stays", lambda c: not _moves(c), _SWITCHED),
-            _OUTPUTS_IF_GIVEN,
+            *_OUTPUTS_IF_GIVEN,
         ),
     ),
     writes.LateCheckpoint: Write(
@@ -410,7 +422,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             AtLeast("checkpoint", _LAST),
             Below("checkpoint", _POSITION),
         ),
-        (*_MOVED, _OUTPUTS_IF_GIVEN),
+        (*_MOVED, *_OUTPUTS_IF_GIVEN),
         _mistake_of_late,
     ),
     writes.Amend: Write(

@@ -72,6 +72,8 @@ class LeaseLost(Report, frozen=True):
 DEAD_LETTER: Final = "dead letter"
 # `where` of an output that is away, or that refuses its rows.
 OUTPUT: Final = "output"
+# The keyed state could not begin, or is of another position.
+STATE: Final = "state"
 
 
 class ProcessorRaised(Report, frozen=True):

@@ -192,7 +192,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
     Sets owner switches to 0 and removes a pending checkpoint. `load`: as in a renewal, which a
     checkpoint stands for. `cursors`: how far the outputs have the rows, as in every write of a
-    position; None leaves those of the row [K2].
+    position; None leaves those of the row [K2]. `state_version`: the version of the keyed state at
+    that position, likewise; empty removes the one on the row.
     """
 
     key: LeaseKey
@@ -202,6 +203,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     last: ExtendedSequenceNumber
     load: Load | None = None
     cursors: Cursors | None = None
+    state_version: str | None = None
 
 
 class NameChildren(msgspec.Struct, frozen=True):
@@ -221,6 +223,7 @@ class End(msgspec.Struct, frozen=True):
     seen_counter: int
     last: ExtendedSequenceNumber
     cursors: Cursors | None = None
+    state_version: str | None = None
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -232,6 +235,7 @@ class Release(msgspec.Struct, frozen=True):
     position: ExtendedSequenceNumber
     last: ExtendedSequenceNumber
     cursors: Cursors | None = None
+    state_version: str | None = None
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -251,6 +255,7 @@ class Offer(msgspec.Struct, frozen=True):
     offered_to: OwnerId | None = None
     died_on: DiedOn | None = None
     cursors: Cursors | None = None
+    state_version: str | None = None
 
 
 class HandOver(msgspec.Struct, frozen=True):
@@ -267,6 +272,7 @@ class HandOver(msgspec.Struct, frozen=True):
     position: ExtendedSequenceNumber
     last: ExtendedSequenceNumber
     cursors: Cursors | None = None
+    state_version: str | None = None
 
 
 class LateCheckpoint(msgspec.Struct, frozen=True):
@@ -284,6 +290,7 @@ class LateCheckpoint(msgspec.Struct, frozen=True):
     last: ExtendedSequenceNumber
     position: ExtendedSequenceNumber
     cursors: Cursors | None = None
+    state_version: str | None = None
     generation: int = 0
 
 

@@ -22,6 +22,7 @@ def why_misfit(
     is_async: bool,
     concurrency: Concurrency | None,
     is_manual: bool,
+    has_state: bool = False,
 ) -> str | None:
     """Why a processor of this kind does not fit these settings, in words; None if it does."""
     if not is_single:
@@ -37,6 +38,11 @@ def why_misfit(
             " covers the records that are done, which only the runtime knows\nUse a duration, or"
             " batch"
         )
+    if has_state:
+        return (
+            "state: is for process_records: changes of records that run at the same time are not"
+            " kept apart yet\nWrite process_records, or remove the setting"
+        )
     if concurrency is not None and concurrency.timeout_s is not None and not is_async:
         return (
             "concurrency.timeout: is for `async def process_record`: a thread cannot be stopped\n"
@@ -46,7 +52,12 @@ def why_misfit(
 
 
 def require_fit(
-    processor: object, called: str, concurrency: Concurrency | None, *, is_manual: bool
+    processor: object,
+    called: str,
+    concurrency: Concurrency | None,
+    *,
+    is_manual: bool,
+    has_state: bool = False,
 ) -> bool:
     """Whether the processor takes single records. Raises: ProcessorLoadError if it does not fit."""
     is_single = takes_records(processor, called)
@@ -55,6 +66,7 @@ def require_fit(
         is_async=is_asynchronous(processor),
         concurrency=concurrency,
         is_manual=is_manual,
+        has_state=has_state,
     )
     if wrong is not None:
         raise ProcessorLoadError(f"{called}: {wrong}")

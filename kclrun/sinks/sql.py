@@ -182,7 +182,7 @@ class SqlOutput:
             ("application", self._of.application),
             ("stream", self._of.stream),
             ("stream_created_ms", round(self._of.stream_created_at * 1000)),
-            # Of a letter: a row of its own, which stays [K13].
+            # Of a letter: a row of its own, which stays [K20].
             ("shard", shard if letter is None else f"{shard}/{Cursor(letter)}"),
             ("generation", self._of.generation),
             ("output", self._place.name),

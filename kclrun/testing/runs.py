@@ -44,6 +44,7 @@ from kclrun.processor import (
 from kclrun.record_calls.fitting import require_fit
 from kclrun.testing.record_runs import RecordKit
 from kclrun.testing.records import RecordLike, make_records
+from kclrun.testing.states import TestedState
 
 
 class Ledger:
@@ -53,7 +54,12 @@ class Ledger:
     the rows emitted until the call, and a crash removes rows that no checkpoint covers.
     """
 
-    def __init__(self, position: ExtendedSequenceNumber) -> None:
+    def __init__(
+        self,
+        position: ExtendedSequenceNumber,
+        state: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.state = TestedState(state)
         self.position = position  # the last checkpoint: a restart reads from here
         self.delivered = self.settled = position
         self.checkpoints: list[ExtendedSequenceNumber] = []
@@ -71,6 +77,7 @@ class Ledger:
         self.outputs.setdefault(to, []).append(dict(row))
 
     def begin_batch(self) -> None:
+        self.state.begin_batch()
         self._batch_start = self.lengths()
 
     def prepare(self, row: Mapping[str, Any], to: str) -> KeptRow:
@@ -85,10 +92,12 @@ class Ledger:
 
     def end_batch(self, _: ExtendedSequenceNumber, /) -> None:
         """User code returned: its rows stay until a crash, or for good once they are covered."""
+        self.state.end_batch()
         self._batch_start = None
 
     def take_back_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
         """User code raised: remove its rows, except those that a checkpoint covers."""
+        self.state.take_back_batch()
         start = self._batch_start or {}
         for name, rows in self.outputs.items():
             del rows[max(start.get(name, 0), self._covered.get(name, 0)) :]
@@ -103,10 +112,12 @@ class Ledger:
         if position != self.position:
             self.checkpoints.append(position)
         self.position = position
+        self.state.checkpoint()
         self._covered = self.lengths()
 
     def crash(self) -> None:
         """The process crashed: rows that no checkpoint covers are undone."""
+        self.state.crash()
         for name, rows in self.outputs.items():
             del rows[self._covered.get(name, 0) :]
 
@@ -147,10 +158,11 @@ class Run:
     `rows` are the emitted rows that are left, in order, and `outputs` those of each output by its
     name (`rows` are those of `output`); `checkpoints` the positions written;
     `position` the last of them, from which a restart would read; `calls` the calls made;
-    `delivered` the number of records delivered, repetitions included; `crashed` and `released` how
-    it ended; `given_up` the records that `then` made dead letters of, or skipped; `last_error` what
-    a call for them raised last; `processors` the instances, one for each life; `row_counts` how
-    many rows each output had after each batch.
+    `state` what `context.state` holds at the end, as key → name → value, after a crash as of the
+    last checkpoint; `delivered` the number of records delivered, repetitions included; `crashed`
+    and `released` how it ended; `given_up` the records that `then` made dead letters of, or
+    skipped; `last_error` what a call for them raised last; `processors` the instances, one for each
+    life; `row_counts` how many rows each output had after each batch.
     """
 
     rows: list[dict[str, Any]]
@@ -165,6 +177,7 @@ class Run:
     processors: list[RecordProcessor] = field(default_factory=list)
     outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     row_counts: list[dict[str, int]] = field(default_factory=list)
+    state: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def run_processor(
@@ -191,6 +204,7 @@ def run_processor(
     order: Order = "key",
     timeout_s: float | None = None,
     seed: int | None = 0,
+    state: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Run:
     """Run a processor over the records of one shard, as the runtime would.
 
@@ -204,6 +218,7 @@ def run_processor(
     instance, and an error of the settings is not repeated. `schema` is `output.schema`,
     or a schema for each output by its name; `decode` is
     the setting, or a type or a function itself (for `glue` a function); without it `decode_as`.
+    `state` is what `context.state` holds at first, as key → name → value.
 
     A `process_record` gets the records one by one, or with `concurrency` (and `order`, `timeout_s`)
     as the setting does: the `seed` says in which order the calls return. `async def` runs in a time
@@ -234,7 +249,7 @@ def run_processor(
     >>> str(run.position)
     'SHARD_END'
     """
-    ledger = Ledger(position)
+    ledger = Ledger(position, state)
     run = Run(ledger.rows, ledger.checkpoints, position, outputs=ledger.outputs)
     life = _Life(
         *(run, ledger, _decoding(processor, decode)),
@@ -261,6 +276,7 @@ def run_processor(
         emit=ledger.emit,
         prepare=ledger.prepare,
         release=life.release,
+        state=ledger.state.state,
         schemas=_schemas(schema),
     )
     made = [record for record in make_records(records) if record.position > position]
@@ -285,7 +301,7 @@ def _lived(
         run.crashed = True
     finally:
         life.close()
-        run.position = ledger.position
+        run.position, run.state = ledger.position, ledger.state.values()
     return run
 
 
@@ -329,13 +345,17 @@ def replay(
     if not first.crashed:
         raise ValueError("the crash never came: fewer records or checkpoints than that")
     second = run_processor(
-        processor, kept, position=first.position, **{"fencing_token": 2, **settings}
+        processor,
+        kept,
+        position=first.position,
+        **{"fencing_token": 2, **settings, "state": first.state},
     )
     names = first.outputs | second.outputs
     outputs = {name: first.outputs.get(name, []) + second.outputs.get(name, []) for name in names}
     return Run(
         rows=outputs[MAIN_OUTPUT],
         outputs=outputs,
+        state=second.state,
         checkpoints=first.checkpoints + second.checkpoints,
         position=second.position,
         calls=first.calls + second.calls,
@@ -467,7 +487,7 @@ class _Life:
         while given < len(records) and not self.run.released:
             batch = records[given : given + self._next_size()]
             self._process(batch)
-            self.run.row_counts.append(self._ledger.lengths())
+            self.run.row_counts.append(self.ledger.lengths())
             given += len(batch)
             is_given = self._crash_after is not None and given >= self._crash_after
             if is_given and not self._is_single:

@@ -1,12 +1,13 @@
-"""The rows that user code of one lease emits: to a file that grows, and to outputs of a thread of
-their own."""
+"""The rows that user code of one lease emits, and the state that it changes: to a file that grows,
+and to outputs of a thread of their own."""
 
 from __future__ import annotations
 
+import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -14,23 +15,29 @@ from kclrun.codec.row_lines import encode_row
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.consuming.delivery import destination_pause_s
-from kclrun.errors import SettingsError, SinkError
+from kclrun.errors import ServiceError, SettingsError, SinkError
 from kclrun.ipc.board import StartSpec
-from kclrun.model.lease import Lease
+from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import MAIN_OUTPUT, OutputPlace, RowsOf, file_name
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.state import StatePlace, version_folder
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
-from kclrun.protocol.reports import OUTPUT, ProcessorRaised, Report
+from kclrun.protocol.reports import OUTPUT, STATE, ProcessorRaised, ProcessWarned, Report
 from kclrun.sinks.emitted_rows import EmittedRows
+from kclrun.sinks.state_versions import StateVersions
+from kclrun.state.keyed import LiveEntries, State, Undoable
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import DeliveryQueue
-from kclrun.worker.opening import open_output
-from kclrun.worker.outputs import Outputs, Pace
+from kclrun.worker.opening import open_output, open_versions
+from kclrun.worker.outputs import Keyed, Outputs, Pace
 from kclrun.worker.sharing import MakeThread
 
+# Reading so much takes some 5 s at each start of the lease, in which no record is processed.
+WARN_BYTES: Final = 256 * 2**20
+T = TypeVar("T")
 # A request under way when the lease is over may end late: its outcome is for the next owner to see.
 _CLOSE_WAIT_S: Final = 1.0
 
@@ -53,6 +60,7 @@ class LeaseOutputs:
         broke: Callable[[BaseException], None],
         credentials: Callable[[], WireCredentials],
         make_thread: MakeThread,
+        read_row: Callable[[LeaseKey], Lease | None] = lambda _: None,
     ) -> None:
         self._spec = spec
         self._queue = queue
@@ -61,6 +69,8 @@ class LeaseOutputs:
         self._broke = broke
         self._credentials = credentials
         self._make_thread = make_thread
+        self._read_row = read_row
+        self.state: State | None = None  # of user code, once the lease has begun
         self._file: EmittedRows | None = None
         self._outputs: Outputs | None = None
         self._thread: threading.Thread | None = None
@@ -69,7 +79,8 @@ class LeaseOutputs:
         self._emit_to: dict[str, Callable[[Row], None]] = {}
 
     def open(self, row: Lease) -> Lease:
-        """Open every output; returns the row with the position from which reading begins.
+        """Open every output, the state first; returns the row with the position from which reading
+        begins. Nothing is fetched before, and renewals go on, however long the state takes.
 
         Called again if `initialize` is repeated, and then does nothing. Raises: SinkError when
         delivery was stopped while a destination was away; SettingsError.
@@ -82,16 +93,19 @@ class LeaseOutputs:
                 name = file_name(spec.shard_id, row.generation)
                 self._file = EmittedRows.open(Path(place.path), name, row.checkpoint)
                 self._emit_to[place.name] = self._file.emit
-        self._begun = self._open_outputs(row) if self._places else row
+        has_lanes = self._places or spec.state is not None
+        self._begun = self._open_outputs(row) if has_lanes else row
         return self._begun
 
     def _open_outputs(self, row: Lease) -> Lease:
+        keyed = None if self._spec.state is None else self._restored(self._spec.state, row)
         outputs = Outputs(
             [(place.name, self._opened(place, row), _pace(place)) for place in self._places],
             post=self._post,
             hold=self._queue.hold,
             now=boottime,
             is_manual=self._spec.checkpoint.mode == "manual",
+            state=keyed,
         )
         start, cuts = self._begin(outputs, row)
         self._queue.cut_at(cuts)
@@ -121,19 +135,56 @@ class LeaseOutputs:
         )
         return open_output(place, of, spec.kinesis, self._credentials)
 
+    def _restored(self, place: StatePlace, row: Lease) -> Keyed:
+        """Read the state at the row's checkpoint, however long its store is away."""
+        spec = self._spec
+        folder = version_folder(spec.application, spec.stream_name)
+        store = open_versions(place, folder, spec.kinesis, self._credentials)
+        versions = StateVersions(store, spec.shard_id, row.counter, secrets.token_hex(4))
+        entries = self._until_there(
+            STATE, lambda: versions.restore(row, self._read_rows, row.hash_range)
+        )
+        live = LiveEntries(entries, self._change, row.hash_range, place.max_bytes)
+        if live.size_bytes > WARN_BYTES:
+            self._report(ProcessWarned(_large(live.size_bytes, place.max_bytes)))
+        self.state = State(live)
+        return Keyed(versions, live.undo, place.retain_s)
+
+    def _read_rows(self, keys: Sequence[LeaseKey]) -> dict[LeaseKey, Lease | None]:
+        try:
+            return {key: self._read_row(key) for key in keys}
+        except ServiceError as error:
+            raise SinkError(f"cannot read the rows of its parents: {error}") from None
+
+    def _change(self, change: Callable[[], Undoable | None]) -> None:
+        """Implements `state.keyed.Journal`."""
+        if self._outputs is None:
+            raise SinkError(
+                "context.state is changed in process_records and shard_ended, while they run"
+            )
+        self._outputs.change_state(change)
+
     def _begin(
         self, outputs: Outputs, row: Lease
     ) -> tuple[ExtendedSequenceNumber, tuple[ExtendedSequenceNumber, ...]]:
         """Take the destinations over, however long one of them is away."""
-        failed = 0
         cursors = dict(row.outputs.cursors) if row.outputs is not None else {}
+        may_adopt = self._file is None
+        return self._until_there(
+            OUTPUT, lambda: outputs.begin(row.checkpoint, cursors, may_adopt=may_adopt)
+        )
+
+    def _until_there(self, what: str, call: Callable[[], T]) -> T:
+        """Call until it returns, while `what` is away. Raises: SinkError when delivery was stopped
+        meanwhile; SettingsError."""
+        failed = 0
         while True:
             try:
-                return outputs.begin(row.checkpoint, cursors, may_adopt=self._file is None)
+                return call()
             except SinkError as error:
                 failed += 1
                 pause_s = destination_pause_s(failed)
-                where = (OUTPUT, str(error), "", "", "")
+                where = (what, str(error), "", "", "")
                 self._report(ProcessorRaised(*where, failed, pause_s))
                 if not self._queue.may_try_again(pause_s, is_batch=False):
                     raise
@@ -224,6 +275,11 @@ class LeaseOutputs:
         if self._outputs is not None:
             self._outputs.commit(asked)
 
+    def confirm(self, state_version: str | None) -> None:
+        """A checkpoint of ours put this version of the state on the row."""
+        if self._outputs is not None:
+            self._outputs.confirm(state_version)
+
     def waiting_since(self) -> Instant:
         """Since when rows of processed records wait for an output; 0 if none do."""
         return self._outputs.waiting_since if self._outputs is not None else Instant(0.0)
@@ -235,6 +291,13 @@ class LeaseOutputs:
             self._thread.join(_CLOSE_WAIT_S)
         if self._file is not None:
             self._file.close()
+
+
+def _large(size: int, most: int) -> str:
+    return (
+        f"the state of this shard has {size} bytes, and is read whole whenever the lease begins; at"
+        f" state.max_bytes ({most}) the lease halts: delete keys that are done, or split the shard"
+    )
 
 
 def _pace(place: OutputPlace) -> Pace:

@@ -236,6 +236,10 @@ class Rows(Protocol):
         """Called when the core asks for a commit of the outputs; returns at once."""
         ...
 
+    def confirm(self, state_version: str | None) -> None:
+        """Called when a checkpoint of ours put this version of the state on the row."""
+        ...
+
     def waiting_since(self) -> Instant:
         """Since when rows of processed records wait for an output; 0 if none do."""
         ...
@@ -416,6 +420,7 @@ class LeaseThread:
     def _report(self, report: Report) -> None:
         if isinstance(report, Checkpointed):
             self._checkpoints.note_durable(report.position)
+            self._rows.confirm(self._life.own.confirmed.state_version)
         self._reporter.report(report)
 
     def _perform_in_time(self, command: Timed) -> None:

@@ -143,8 +143,10 @@ def life_policy(spec: StartSpec) -> LifePolicy:
         uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
         has_waited=spec.has_waited,
         others_in_sight=spec.others_in_sight,
-        has_outputs=any(not place.grows for place in spec.outputs),
-        has_storing_outputs=any(place.stores_cursor for place in spec.outputs),
+        has_keyed_state=spec.state is not None,
+        has_outputs=spec.state is not None or any(not place.grows for place in spec.outputs),
+        has_storing_outputs=spec.state is not None
+        or any(place.stores_cursor for place in spec.outputs),
     )
 
 
@@ -363,6 +365,7 @@ class LeaseProcess:
             broke=self._break_off,
             credentials=self._services.credentials,
             make_thread=self._make_thread,
+            read_row=self._services.table.read,
         )
 
     def serve(self, lock_path: str, fds: tuple[int, ...] = ()) -> int:
@@ -416,7 +419,11 @@ class LeaseProcess:
         kind = load_processor(self._spec.processor, paths)
         is_manual = self._spec.checkpoint.mode == "manual"
         called = f"processor: {self._spec.processor}"
-        is_single = require_fit(kind, called, self._spec.concurrency, is_manual=is_manual)
+        is_single = require_fit(
+            *(kind, called, self._spec.concurrency),
+            is_manual=is_manual,
+            has_state=self._spec.state is not None,
+        )
         if self._shared is not None:
             self._shared.process.modules_loaded()
         decoding = load_decoding(self._spec.decode, kind, paths, self._registry)
@@ -470,6 +477,7 @@ class LeaseProcess:
             checkpoint_mode=spec.checkpoint.mode,
             emit=self._emit_of_shard if is_single else self._rows.emit,
             prepare=self._rows.prepare,
+            state=self._rows.state,
             release=self._release,
             pending_checkpoint=row.pending,
             schemas={

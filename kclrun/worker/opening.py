@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from kclrun.errors import SettingsError
 from kclrun.model.output import OutputPlace, RowsOf
+from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.ports import Output
+from kclrun.ports import Output, VersionStore
 
 
 def open_output(
@@ -87,6 +89,22 @@ def _kinesis_output(
     return KinesisOutput(
         place, of, WirePutter(client, place.kinesis), WireStreamAdmin(client, place.kinesis)
     )
+
+
+def open_versions(
+    place: StatePlace,
+    folder: str,
+    kinesis: WireEndpoint,
+    credentials: Callable[[], WireCredentials],
+) -> VersionStore:
+    """The store of the state's versions, below `folder` of its place; sends nothing."""
+    if place.path is not None:
+        from kclrun.sinks.state_files import StateFiles
+
+        return StateFiles(Path(place.path), folder)
+    from kclrun.aws.outputs.state_objects import open_state_objects
+
+    return open_state_objects(place, kinesis.region, credentials, folder)
 
 
 @contextmanager

@@ -5,10 +5,15 @@ The main thread emits rows; this thread sends and commits them, as far as their 
 and in the order of the settings [K5]. So a slow destination delays no renewal. It does not decide
 when a checkpoint is due: the core asks (`CommitOutputs`), and `OutputsCommitted` tells it how far
 every output is.
+
+With keyed state the first output is the state: its rows are changes of the state. Then all outputs
+commit together and at one position, the state first: no output has rows of records whose state is
+not durable.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +30,16 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
+from kclrun.sinks.state_versions import CHANGE_BYTES, StateVersions
+from kclrun.state.keyed import Undoable
 
 # The rows of one call wait in memory, because they are taken back if it raises. Beyond this they
 # are more than a mistake of the processor should cost its host.
 CALL_BYTES_MAX: Final = 256 * 2**20
+# Changes of the state that wait for a commit; beyond this one is made before it is due.
+_STATE_BUFFER_BYTES: Final = 64 * 2**20
+# Versions that nothing names are looked for once an hour: one LIST.
+_COLLECT_EVERY_S: Final = 3600.0
 # An offer leaves a larger roll to the next owner: sending it takes longer than the gap of a move
 # should be (DESIGN §11).
 OFFER_BYTES_MAX: Final = 5 * 2**20
@@ -46,6 +57,15 @@ class Pace(msgspec.Struct, frozen=True):
     roll_s: float
     roll_bytes: int
     buffer_bytes: int
+
+
+class Keyed(msgspec.Struct, frozen=True):
+    """The keyed state among the outputs. `undo` takes a change back from what user code sees;
+    versions that nothing names are deleted when they are older than `retain_s`."""
+
+    versions: StateVersions
+    undo: Callable[[Undoable], None]
+    retain_s: float
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
@@ -89,10 +109,18 @@ class _Lane:
     def emitted(self) -> _Mark:
         return _Mark(self.emitted_rows, self.emitted_bytes)
 
-    def take_back(self, mark: _Mark) -> None:
-        """Remove the rows emitted after `mark`, which are not added yet."""
-        del self.rows[mark.rows - self.added.rows :]
+    def append(self, row: Any, size: int) -> None:
+        self.rows.append(row)
+        self.emitted_rows += 1
+        self.emitted_bytes += size
+
+    def take_back(self, mark: _Mark) -> Sequence[Any]:
+        """Remove and return the rows emitted after `mark`, which are not added yet."""
+        first = mark.rows - self.added.rows
+        taken = self.rows[first:]
+        del self.rows[first:]
         self.emitted_rows, self.emitted_bytes = mark.rows, mark.size
+        return taken
 
     @property
     def waiting_bytes(self) -> int:
@@ -130,10 +158,22 @@ class Outputs:
         hold: Callable[[bool], None],
         now: Callable[[], Instant],
         is_manual: bool = False,
+        state: Keyed | None = None,
     ) -> None:
         self._is_manual = is_manual
+        self._state = state
+        if state is not None:
+            pace = Pace(0.0, 0, _STATE_BUFFER_BYTES)
+            outputs = [("", state.versions, pace), *outputs]
         self._lanes = [_Lane(index, *each) for index, each in enumerate(outputs)]
-        self._by_name = {lane.name: lane for lane in self._lanes}
+        self._by_name = {lane.name: lane for lane in self._lanes if lane.name}
+        # With state: where the last commit of all outputs was, with its version; the one under way;
+        # and the version that a checkpoint of ours put on the row.
+        self._whole: ExtendedSequenceNumber | None = None
+        self._version: str | None = None
+        self._committing: ExtendedSequenceNumber | None = None
+        self._confirmed: str | None = None
+        self._collect_instant: Instant | None = None
         self._post = post
         self._hold = hold
         self._now = now
@@ -175,7 +215,10 @@ class Outputs:
         start = min(reached) if may_adopt else checkpoint
         for lane in self._lanes:
             lane.clear = start
-        self._settled = self._handed = self._told = start
+        self._settled = self._handed = self._told = self._whole = start
+        if self._state is not None:
+            self._version = self._state.versions.version
+            self._lanes[0].is_dirty = self._state.versions.must_write
         return start, tuple(sorted({each for each in reached if each > start}))
 
     def cursors(self) -> dict[str, Cursor]:
@@ -187,6 +230,22 @@ class Outputs:
         }
 
     # User code's side: the main thread, and threads of user code.
+
+    def change_state(self, change: Callable[[], Undoable | None]) -> None:
+        """Implements `state.keyed.Journal`. Raises: SinkError outside a batch; LimitExceeded."""
+        with self._changed:
+            if self._batch_start is None:
+                raise SinkError(
+                    "context.state is changed in process_records and shard_ended, while they run"
+                )
+            lane = self._lanes[0]
+            if lane.emitted_bytes - self._batch_start[0].size > CALL_BYTES_MAX:
+                raise LimitExceeded(f"one call changed more than {CALL_BYTES_MAX} bytes of state")
+            made = change()
+            if made is not None:
+                key, name, value, before = made
+                held = len(key) + len(name) + len(value or b"") + len(before or b"")
+                lane.append(made, held + CHANGE_BYTES)
 
     def emit_to(self, name: str) -> Callable[[Row], None]:
         """The function that adds one row to an output. It raises: SinkError outside a batch;
@@ -218,10 +277,7 @@ class Outputs:
     def place(self, row: KeptRow) -> None:
         """Add a row that was prepared, within a batch. Its record's limit was looked at then."""
         with self._lock:
-            lane = self._by_name[row.to]
-            lane.rows.append(row.encoded)
-            lane.emitted_rows += 1
-            lane.emitted_bytes += row.size
+            self._by_name[row.to].append(row.encoded, row.size)
 
     def begin_batch(self) -> None:
         """As `RowScope`: a call of user code starts."""
@@ -249,7 +305,10 @@ class Outputs:
             kept = covered[-1].marks if covered else self._batch_start
             kept = tuple(map(_longest, kept, self._batch_start, self._added()))
             for lane, mark in zip(self._lanes, kept, strict=True):
-                lane.take_back(mark)
+                taken = lane.take_back(mark)
+                if self._state is not None and lane.index == 0:
+                    for change in reversed(taken):
+                        self._state.undo(change)
             while self._notes and any(map(_exceeds, self._notes[-1].marks, kept)):
                 self._notes.pop()
             self._batch_start = None
@@ -307,6 +366,13 @@ class Outputs:
             self._asked = asked
             self._changed.notify_all()
 
+    def confirm(self, version: str | None) -> None:
+        """A checkpoint of ours put this version of the state on the row."""
+        if self._state is not None and version != self._confirmed:
+            with self._changed:
+                self._confirmed = version
+                self._changed.notify_all()
+
     @property
     def waiting_since(self) -> Instant:
         """Since when rows of settled records wait for an output; 0 if none do."""
@@ -362,7 +428,17 @@ class Outputs:
     def _has_work(self) -> bool:
         limit = self._limit()
         may_add = bool(self._notes) and limit is not None and self._notes[0].position <= limit
-        return self._is_closed or self._asked is not None or may_add
+        is_under_way = self._asked is not None or self._committing is not None
+        return self._is_closed or is_under_way or may_add or self._may_collect()
+
+    def _may_collect(self) -> bool:
+        """Whether versions that nothing names may be deleted: once an hour, while the row names the
+        newest one, by a checkpoint of ours [K15]."""
+        state = self._state
+        if state is None or self._confirmed is None or self._committing is not None:
+            return False
+        is_due = self._collect_instant is None or self._now() >= self._collect_instant
+        return is_due and self._confirmed == state.versions.version
 
     def _rest_s(self) -> float | None:
         """Until the next roll is due by its age."""
@@ -383,6 +459,29 @@ class Outputs:
         with self._changed:
             asked, limit = self._asked, self._limit()
         assert limit is not None, "rows leave after begin()"
+        covered = (self._send_apart if self._state is None else self._send_together)(asked, limit)
+        with self._changed:
+            # A request that came meanwhile is answered by the next turn.
+            is_answered = asked is not None and asked is self._asked
+            if is_answered:
+                self._asked = None
+            if covered == limit:
+                self._waiting_since = Instant(0.0)
+            self._look_at_room()
+        if is_answered or covered != self._told:
+            self._told = covered
+            self._post(
+                events.OutputsCommitted(
+                    covered, self.cursors(), asked if is_answered else None, self._version
+                )
+            )
+        if self._may_collect():
+            self._collect()
+
+    def _send_apart(
+        self, asked: CommitOutputs | None, limit: ExtendedSequenceNumber
+    ) -> ExtendedSequenceNumber:
+        """Each output commits at its own pace; returns where all of them have their rows."""
         for lane in self._lanes:
             if lane.is_unresolved:
                 _commit(lane)
@@ -394,19 +493,54 @@ class Outputs:
             for lane in self._lanes:
                 if not lane.is_dirty and (not self._notes or self._notes[0].position > limit):
                     lane.clear = limit
-            covered = min(lane.clear or limit for lane in self._lanes)
-            # A request that came meanwhile is answered by the next turn.
-            is_answered = asked is not None and asked is self._asked
-            if is_answered:
-                self._asked = None
-            if covered == limit:
-                self._waiting_since = Instant(0.0)
-            self._look_at_room()
-        if is_answered or covered != self._told:
-            self._told = covered
-            self._post(
-                events.OutputsCommitted(covered, self.cursors(), asked if is_answered else None)
-            )
+            return min(lane.clear or limit for lane in self._lanes)
+
+    def _send_together(
+        self, asked: CommitOutputs | None, limit: ExtendedSequenceNumber
+    ) -> ExtendedSequenceNumber:
+        """One commit of the state and of all outputs at one position, the state first [K5]. One
+        that failed half-way is finished, at its own position, before anything is added."""
+        assert self._state is not None, "there is state"
+        self._finish_commit()
+        self._add(limit)
+        is_clean = not any(lane.is_dirty for lane in self._lanes)
+        with self._changed:
+            is_added = not self._notes or self._notes[0].position > limit
+        if is_added and (is_clean or self._commits_together(asked)):
+            self._committing = limit
+            self._finish_commit()
+        assert self._whole is not None, "begin() comes first"
+        return self._whole
+
+    def _finish_commit(self) -> None:
+        if self._committing is None:
+            return
+        assert self._state is not None, "there is state"
+        for lane in self._lanes:
+            if lane.is_unresolved or lane.is_dirty:
+                _commit(lane)
+        self._whole, self._version = self._committing, self._state.versions.version
+        self._committing = None
+
+    def _commits_together(self, asked: CommitOutputs | None) -> bool:
+        """Whether all outputs commit now: at the pace of the slowest one that has rows."""
+        dirty = [lane for lane in self._lanes if lane.is_dirty]
+        if asked is not None and asked.must:
+            is_large = any(lane.output.unsent_bytes > OFFER_BYTES_MAX for lane in dirty)
+            return not (asked.is_leaving and is_large)
+        now, held = self._now(), self._held
+        if any(lane.is_due(now, is_asked=False, is_held=held) for lane in dirty):
+            return True
+        return asked is not None and all(
+            lane.is_due(now, is_asked=True, is_held=held) for lane in dirty
+        )
+
+    def _collect(self) -> None:
+        """Delete versions that nothing names. A store that is away is asked an hour later."""
+        assert self._state is not None, "there is state"
+        self._collect_instant = Instant(self._now() + _COLLECT_EVERY_S)
+        with contextlib.suppress(SinkError):
+            self._state.versions.collect(self._state.retain_s)
 
     def _commits(self, lane: _Lane, asked: CommitOutputs | None) -> bool:
         if asked is not None and asked.must and lane.is_dirty:

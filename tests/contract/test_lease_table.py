@@ -82,6 +82,11 @@ OWNERS_CHANGES: dict[str, LeaseChange] = {
     "checkpoint": checkpoint(),
     "checkpoint with a load": Checkpoint(KEY, ME, 4, AT_7_2, AT_5, Load(120.5, 0.0125)),
     "checkpoint with outputs": Checkpoint(KEY, ME, 4, AT_7_2, AT_5, cursors=CURSORS),
+    "checkpoint with state": Checkpoint(KEY, ME, 4, AT_7_2, AT_5, None, CURSORS, "v2"),
+    "checkpoint without state again": Checkpoint(KEY, ME, 4, AT_7_2, AT_5, None, CURSORS, ""),
+    "end with state": End(KEY, ME, 4, AT_5, (), "v2"),
+    "release with state": Release(KEY, ME, 4, AT_9, AT_5, (), "v2"),
+    "offer with state": Offer(KEY, ME, 4, AT_5, AT_5, cursors=(), state_version="v2"),
     "end with outputs": End(KEY, ME, 4, AT_5, CURSORS),
     "release with outputs": Release(KEY, ME, 4, AT_9, AT_5, CURSORS),
     "offer with outputs": Offer(KEY, ME, 4, AT_5, AT_5, cursors=CURSORS),
@@ -184,6 +189,29 @@ def test_a_position_and_the_cursors_of_the_outputs_are_written_at_once(
     assert table.read(KEY).outputs == outcome.row.outputs
     table.write(ResumeLease(KEY, forgets_outputs=True))
     assert table.read(KEY).outputs is None
+
+
+@pytest.mark.parametrize(
+    ("name", "at"), [("checkpoint", AT_7_2), ("end", SHARD_END), ("release", AT_9), ("offer", AT_5)]
+)
+def test_a_position_and_the_version_of_the_state_are_written_at_once(
+    subject: Subject, name: str, at: ExtendedSequenceNumber
+) -> None:
+    held = changed(HELD, state_version="v1")
+    assert subject.with_rows(held).write(OWNERS_CHANGES[name]).row.state_version == "v1"
+    table = subject.with_rows(held)
+
+    outcome = table.write(OWNERS_CHANGES[f"{name} with state"])
+
+    assert (outcome.row.checkpoint, outcome.row.state_version) == (at, "v2")
+    assert outcome.row.outputs.at == at
+    assert table.read(KEY) == outcome.row
+
+
+def test_a_checkpoint_without_state_takes_the_version_off_the_row(subject: Subject) -> None:
+    table = subject.with_rows(changed(HELD, state_version="v1"))
+    table.write(OWNERS_CHANGES["checkpoint without state again"])
+    assert table.read(KEY).state_version is None
 
 
 def test_a_checkpoint_moves_the_position_and_clears_switches_and_pending(subject: Subject) -> None:

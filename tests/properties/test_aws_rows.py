@@ -59,6 +59,7 @@ leases = st.builds(
         st.dictionaries(texts, st.builds(Cursor, positions, st.integers(0, 9))).map(sorted_cursors),
     ),
     generation=st.integers(0, 9),
+    state_version=st.none() | texts,
     load=st.none() | st.builds(Load, st.floats(0, 1e9), st.floats(0, 64)),
 )
 

@@ -1,6 +1,6 @@
 """The traces that broke a commit rule as it was first written, step by step: the rule as built
 holds, and the former one breaks. V-numbers are those of the model; K-numbers are in
-docs/explanation/commits.md. Traces with state (V5, V6, V8, V9) wait for it to be built.
+docs/explanation/commits.md. Traces with state are in `test_state_traces.py`.
 """
 
 from __future__ import annotations

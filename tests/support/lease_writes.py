@@ -46,6 +46,8 @@ WHOLE, INSIDE, NEXT, NEXT_INSIDE = (
     ExtendedSequenceNumber("9", 3),
 )
 CURSORS = (("rows", Cursor(NEXT)), ("sql", Cursor(ExtendedSequenceNumber("12", 1), 2)))
+# Cursors of outputs and the version of the state, as a write carries them: none, and each part.
+KEPT = ((None, None), (CURSORS, None), (CURSORS, "v2"), (CURSORS, ""), (None, "v2"))
 CHANGES = (
     *(Take(KEY, ME, seen, 4, 10.0, "LATEST") for seen in (OTHER, None, ME)),
     Take(KEY, ME, OTHER, 4, 10.0, "LATEST", forced=True),
@@ -80,37 +82,37 @@ CHANGES = (
     DeleteEnded(KEY),
     *(DeleteTrimmed(KEY, seen, 4) for seen in (OTHER, None)),
     *(
-        Checkpoint(KEY, ME, 4, NEXT, last, load, cursors)
+        Checkpoint(KEY, ME, 4, NEXT, last, load, *kept)
         for last in (INSIDE, WHOLE)
         for load in (None, Load(1.5, 0.25))
-        for cursors in (None, CURSORS)
+        for kept in KEPT
     ),
-    *(End(KEY, ME, 4, last, cursors) for last in (INSIDE, WHOLE) for cursors in (None, CURSORS)),
+    *(End(KEY, ME, 4, last, *kept) for last in (INSIDE, WHOLE) for kept in KEPT),
     *(
-        Release(KEY, ME, 4, to, last, cursors)
+        Release(KEY, ME, 4, to, last, *kept)
         for last in (INSIDE, WHOLE)
         for to in (last, NEXT)
-        for cursors in (None, CURSORS)
+        for kept in KEPT
     ),
     *(
-        Offer(KEY, ME, 4, to, last, asker, cursors=cursors)
+        Offer(KEY, ME, 4, to, last, asker, None, *kept)
         for last in (INSIDE, WHOLE)
         for to in (last, NEXT)
         for asker in (OTHER, None)
-        for cursors in (None, CURSORS)
+        for kept in KEPT
     ),
     *(Offer(KEY, ME, 4, last, last, None, DiedOn("h", last)) for last in (INSIDE, WHOLE)),
     *(
-        HandOver(KEY, ME, OTHER, 4, to, last, cursors)
+        HandOver(KEY, ME, OTHER, 4, to, last, *kept)
         for last in (INSIDE, WHOLE)
         for to in (last, NEXT)
-        for cursors in (None, CURSORS)
+        for kept in KEPT
     ),
     *(
-        LateCheckpoint(KEY, ME, last, to, cursors, generation)
+        LateCheckpoint(KEY, ME, last, to, *kept, generation=generation)
         for last in (INSIDE, WHOLE)
         for to in (NEXT_INSIDE, NEXT)
-        for cursors in (None, CURSORS)
+        for kept in KEPT
         for generation in (2, 0)
     ),
     *(

@@ -40,7 +40,7 @@ from kclrun.model.wire import WireCredentials
 PART_BYTES: Final = 5 * 2**20
 # Readers of folders of objects (Athena, Spark, Hive) skip names that begin with an underscore.
 _OURS: Final = "_kclrun"
-_ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound"})
+ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound"})
 _REFUSED: Final = "PreconditionFailed"
 _NO_UPLOAD: Final = "NoSuchUpload"
 
@@ -67,87 +67,32 @@ def open_object_rolls(
     return ObjectRolls(client, place.s3, of, form)
 
 
-class ObjectRolls:
-    """`s3://bucket/prefix/<application>/<stream>/<created>/<shard>/<generation>/<begin>.<suffix>`.
+class Bucket:
+    """`s3://bucket/prefix`: objects are created, never replaced. `prefix` ends with a slash, or is
+    empty."""
 
-    An object of one PUT has its record in its metadata. The metadata of a larger one are fixed with
-    its first part, when its end is not known: its record is an object of its own, whose name
-    contains the random `commit`, below `_kclrun/`; it is there before the rows appear.
-    """
-
-    def __init__(
-        self, client: Callable[[], Client], url: str, of: RowsOf, form: tuple[str, str]
-    ) -> None:
+    def __init__(self, client: Callable[[], Client], url: str) -> None:
         parts = urlsplit(url)
         self.client = client
         self.bucket, prefix = parts.netloc, parts.path.strip("/")
-        self._prefix = f"{prefix}/" if prefix else ""
-        self._folder = roll_folder(of)
-        self._suffix, self.content_type = form
-
-    def key(self, begin: Cursor) -> str:
-        """The key of the roll that begins there [K8]."""
-        return f"{self._prefix}{self._folder}/{roll_name(begin)}.{self._suffix}"
-
-    def record_key(self, begin: Cursor, commit: str) -> str:
-        """The key of the record of a roll of several parts."""
-        return f"{self._prefix}{_OURS}/{self._folder}/{roll_name(begin)}.{commit}.json"
-
-    def where(self, begin: Cursor) -> str:
-        """The URL of the roll."""
-        return self.url(self.key(begin))
+        self.prefix = f"{prefix}/" if prefix else ""
 
     def url(self, key: str) -> str:
         """The URL of an object of this bucket."""
         return f"s3://{self.bucket}/{key}"
 
-    def find(self, begin: Cursor) -> RollRecord | None:
-        """As `Rolls.find`."""
-        key = self.key(begin)
-        try:
-            with self.doing(HEAD_OBJECT, f"look for {self.url(key)}"):
-                found = self.client().head_object(Bucket=self.bucket, Key=key)
-        except ServiceError as error:
-            if error.code in _ABSENT:
-                return None
-            raise _sink_error(error) from None
-        known = found.get("Metadata", {})
-        if "kclrun-commit" not in known:
-            raise SettingsError(f"{self.url(key)} is not an object of kclrun, and has its name")
-        if "kclrun-end" not in known:
-            return self._record(self.record_key(begin, known["kclrun-commit"]))
-        return _record_of(known)
-
-    def _record(self, key: str) -> RollRecord:
-        try:
-            with self.doing(GET_OBJECT, f"read {self.url(key)}"):
-                found = self.client().get_object(Bucket=self.bucket, Key=key)
-                return msgspec.json.decode(found["Body"].read(), type=RollRecord)
-        except msgspec.MsgspecError:
-            raise SettingsError(f"{self.url(key)} is not a record of a roll") from None
-        except ServiceError as error:
-            if error.code in _ABSENT:
-                raise SettingsError(
-                    f"{self.url(key)} is gone: it says where the rows end of the object that it"
-                    " names, and a lease begins there. Restore it"
-                ) from None
-            raise _sink_error(error) from None
-
-    def new(self, begin: Cursor, commit: str) -> ObjectUpload:
-        """As `Rolls.new`."""
-        return ObjectUpload(self, begin, commit)
-
     def check(self) -> str:
-        """As `Output.check`: an object of our own is created twice, and S3 has to refuse the second
-        time. It stays, empty, so that no permission to delete is needed."""
-        url = self.url(f"{self._prefix}{_OURS}/probe")
-        key = f"{self._prefix}{_OURS}/probe"
+        """The place in words: an object of our own is created twice, and S3 has to refuse the
+        second time. It stays, empty, so that no permission to delete is needed. Raises:
+        SettingsError, a ServiceError leaf."""
+        url = self.url(f"{self.prefix}{_OURS}/probe")
+        key = f"{self.prefix}{_OURS}/probe"
         for _ in range(2):
             is_refused = not self.create(PUT_OBJECT, f"create {url}", key, Body=b"")
         if not is_refused:
             raise SettingsError(
                 f"the service of {url} does not honour If-None-Match: two owners of a lease could"
-                " replace each other's rows. S3 itself does"
+                " replace what the other one wrote. S3 itself does"
             )
         try:
             with self.doing(HEAD_OBJECT, f"look for {url}"):
@@ -160,9 +105,9 @@ class ObjectRolls:
                 code=error.code,
             ) from None
         except ServiceError as error:
-            if error.code not in _ABSENT:
+            if error.code not in ABSENT:
                 raise
-        return f"s3://{self.bucket}/{self._prefix}"
+        return f"s3://{self.bucket}/{self.prefix}"
 
     def create(self, operation: Operation, what: str, key: str, **arguments: Any) -> bool:
         """PutObject that creates; False if the name is taken. Raises: a ServiceError leaf."""
@@ -190,10 +135,74 @@ class ObjectRolls:
         raise type(failure)(text, operation=failure.operation, code=failure.code) from None
 
     def close(self) -> None:
-        """As `Rolls.close`."""
+        """Release the connections."""
         close = getattr(self.client, "close", None)
         if close is not None:
             close()
+
+
+class ObjectRolls(Bucket):
+    """`s3://bucket/prefix/<application>/<stream>/<created>/<shard>/<generation>/<begin>.<suffix>`.
+
+    An object of one PUT has its record in its metadata. The metadata of a larger one are fixed with
+    its first part, when its end is not known: its record is an object of its own, whose name
+    contains the random `commit`, below `_kclrun/`; it is there before the rows appear.
+    """
+
+    def __init__(
+        self, client: Callable[[], Client], url: str, of: RowsOf, form: tuple[str, str]
+    ) -> None:
+        super().__init__(client, url)
+        self._folder = roll_folder(of)
+        self._suffix, self.content_type = form
+
+    def key(self, begin: Cursor) -> str:
+        """The key of the roll that begins there [K8]."""
+        return f"{self.prefix}{self._folder}/{roll_name(begin)}.{self._suffix}"
+
+    def record_key(self, begin: Cursor, commit: str) -> str:
+        """The key of the record of a roll of several parts."""
+        return f"{self.prefix}{_OURS}/{self._folder}/{roll_name(begin)}.{commit}.json"
+
+    def where(self, begin: Cursor) -> str:
+        """The URL of the roll."""
+        return self.url(self.key(begin))
+
+    def find(self, begin: Cursor) -> RollRecord | None:
+        """As `Rolls.find`."""
+        key = self.key(begin)
+        try:
+            with self.doing(HEAD_OBJECT, f"look for {self.url(key)}"):
+                found = self.client().head_object(Bucket=self.bucket, Key=key)
+        except ServiceError as error:
+            if error.code in ABSENT:
+                return None
+            raise _sink_error(error) from None
+        known = found.get("Metadata", {})
+        if "kclrun-commit" not in known:
+            raise SettingsError(f"{self.url(key)} is not an object of kclrun, and has its name")
+        if "kclrun-end" not in known:
+            return self._record(self.record_key(begin, known["kclrun-commit"]))
+        return _record_of(known)
+
+    def _record(self, key: str) -> RollRecord:
+        try:
+            with self.doing(GET_OBJECT, f"read {self.url(key)}"):
+                found = self.client().get_object(Bucket=self.bucket, Key=key)
+                return msgspec.json.decode(found["Body"].read(), type=RollRecord)
+        except msgspec.MsgspecError:
+            raise SettingsError(f"{self.url(key)} is not a record of a roll") from None
+        except ServiceError as error:
+            if error.code in ABSENT:
+                raise SettingsError(
+                    f"{self.url(key)} is gone: it says where the rows end of the object that it"
+                    " names, and a lease begins there. Restore it"
+                ) from None
+            raise _sink_error(error) from None
+
+    def new(self, begin: Cursor, commit: str) -> ObjectUpload:
+        """As `Rolls.new`."""
+        return ObjectUpload(self, begin, commit)
 
 
 class ObjectUpload:

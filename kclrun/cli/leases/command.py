@@ -406,7 +406,7 @@ def _resume_plan(lease: Lease) -> str:
 
 
 def _write(aws: Aws, lease: Lease) -> int:
-    outcome = aws.table.write(ResumeLease(lease.key, lease.is_moved_past_outputs))
+    outcome = aws.table.write(ResumeLease(lease.key, lease.may_forget_outputs))
     match outcome:
         case Applied():
             click.echo(f"{lease.key}: resumed")

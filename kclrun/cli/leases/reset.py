@@ -24,6 +24,7 @@ from kclrun.config.outputs import output_places
 from kclrun.config.schema import stream_name
 from kclrun.config.units import StartPosition, parse_start
 from kclrun.errors import SettingsError, TableRefused
+from kclrun.leases.lines import shortened
 from kclrun.leases.reset import (
     ResetPlan,
     ResetStart,
@@ -139,6 +140,11 @@ def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
     from kclrun.cli.doctor import refuse_native
     from kclrun.cli.streams import open_streams, refuse_other_kind
 
+    if aws.settings.state is not None:
+        raise SettingsError(
+            "state: is kept with the checkpoint, and a reset does not change it yet\n"
+            "Begin anew with another table (leases.table) and another state.store"
+        )
     opened = open_streams(aws)
     keys = frozenset(lease_of(aws, shard).key for shard in asked.shards)
     chosen = _chosen(opened, asked.streams, keys)
@@ -287,7 +293,7 @@ def _begun(write: ResetWrite, rows: Mapping[LeaseKey, Lease], to: str) -> str:
 
 
 def _place(row: Lease) -> str:
-    return views.shortened(str(row.checkpoint))
+    return shortened(str(row.checkpoint))
 
 
 def _fate(place: OutputPlace, generation: int) -> str:

@@ -44,6 +44,11 @@ def process_again(
     settings = configuration.settings
     if source.processor is None:
         raise SettingsError(f"processor: is missing for {source.name}; add --to stream")
+    if settings.state is not None:
+        raise SettingsError(
+            "the processor's state is changed by its lease alone: add --to stream, and the fleet"
+            " processes the records again"
+        )
     places = _places(settings, letters[0].letter.stream)
     settled = _settled(settings, letters) if places else letters
     rows = _GrowingRows(output_folder(settings))
@@ -78,7 +83,7 @@ def _settled(settings: Settings, letters: Sequence[KeptLetter]) -> list[KeptLett
     """The letters whose records no lease process will read again.
 
     A letter is there before the checkpoint passes its record. Until then the record may be read
-    again, and by a mended processor: its rows would come from both [K13]. A shard without a lease
+    again, and by a mended processor: its rows would come from both [K20]. A shard without a lease
     is not read any more.
     """
     from kclrun.cli.world import Aws

@@ -1,4 +1,4 @@
-"""The rows of redriven letters on their way to the outputs of the fleet [K13].
+"""The rows of redriven letters on their way to the outputs of the fleet [K20].
 
 A letter lies below the cursor of its shard at every destination. So its rows have an identity of
 their own, the position of its record, and are written by the outputs' own code as those of a shard

@@ -28,6 +28,7 @@ from kclrun.cli.config_options import Configuration
 from kclrun.cli.user_code import own_module
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
+from kclrun.config.state import state_place
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.loading import import_paths
 from kclrun.local.filling import (
@@ -132,18 +133,22 @@ def furnished(
 
 
 def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
-    """The streams, buckets, queues and topics of the outputs: they exist as long as the run."""
+    """The streams, buckets, queues and topics of the outputs, and the bucket of the state: they
+    exist as long as the run."""
     if settings.engine != "fleet":
         return
     own = EndpointSettings(region=LOOPBACK_REGION, endpoint_url=settings.aws.endpoint)
     control = ControlPlane(open_session(own), own, LOOPBACK_CREDENTIALS)
-    for place in output_places(settings, ONLY_STREAM):
+    state = state_place(settings)
+    places = output_places(settings, ONLY_STREAM)
+    urls = [each.s3 for each in places] + ([] if state is None else [state.s3])
+    for bucket in sorted({urlsplit(url).netloc for url in urls if url is not None}):
+        control.s3().create_bucket(Bucket=bucket)
+    for place in places:
         named = place.sqs or place.sns or ""
         is_fifo = named.endswith(".fifo")
         if place.kinesis is not None:
             make_stream(kinesis, place.kinesis, 1)
-        elif place.s3 is not None:
-            control.s3().create_bucket(Bucket=urlsplit(place.s3).netloc)
         elif place.sqs is not None:
             control.sqs().create_queue(
                 QueueName=named.rpartition("/")[2],

@@ -170,7 +170,7 @@ def _halted(lease: Lease, pair: Pair) -> Iterator[Finding]:
         keys=(lease.key,),
         evidence=f"halted for {for_s / 3600:.1f} h of the {facts.retention_s / 3600:g} h that"
         f" records are kept: {lease.halt.reason}",
-        mend=(ResumeLease(lease.key, lease.is_moved_past_outputs),),
+        mend=(ResumeLease(lease.key, lease.may_forget_outputs),),
         advice="mend the processor first: else it halts at the same record again; what has expired"
         f" is gone. The same as  kclrun leases resume {called(lease.key)} --yes",
     )

@@ -26,6 +26,7 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
 from kclrun.ports import ScanPage
 from kclrun.protocol.writes import NameChildren
+from kclrun.state.versions import version_name
 
 PENDING = ExtendedSequenceNumber("21")
 STATE_MAX = 400 * 1024
@@ -103,6 +104,7 @@ OWN_ROW: dict[str, Any] = {
     "outputsAt": {"S": "20"},
     "outputCursors": {"M": {"rows": {"S": "20"}, "sql": {"S": "21/3+2"}}},
     "outputGeneration": {"N": "2"},
+    "stateVersion": {"S": "0000000007-000002-0badcafe"},
 }
 OWN_LEASE = Lease(
     key=LeaseKey("shardId-000000000003"),
@@ -128,6 +130,7 @@ OWN_LEASE = Lease(
         ),
     ),
     generation=2,
+    state_version="0000000007-000002-0badcafe",
 )
 
 
@@ -153,6 +156,7 @@ def test_a_row_of_ours_has_an_attribute_for_each_field_and_is_understood_whole()
         ({"loadCpu": {"N": "0"}}, {"load": Load(120.5, 0.0)}),
         ({"outputsAt": None}, {"outputs": None}),
         ({"outputGeneration": None}, {"generation": 0}),
+        ({"stateVersion": None}, {"state_version": None}),
         ({"failoverMs": {"N": "1000"}}, {"failover_s": 1.0}),
         ({"failoverMs": {"N": "900000"}}, {"failover_s": 900.0}),
         ({"startingHashKey": {"S": "5"}}, {"hash_range": None}),
@@ -205,6 +209,7 @@ def test_with_four_outputs_a_row_is_below_the_kilobyte_that_a_renewal_is_billed_
         load=Load(1234.5, 0.1234),
         outputs=StoredCursors(at[0], tuple((f"output{n}", Cursor(at[n])) for n in range(1, 5))),
         generation=3,
+        state_version=version_name(10**7, 10**5, "0badcafe"),
     )
 
     assert _bytes_of({"row": {"M": encode_row(row)}}) < 1024

@@ -52,6 +52,7 @@ class Stage:
             stream_name="clicks",
             shard_id=SHARD,
             outputs=places,
+            state=None,
             kinesis=None,
             checkpoint=SimpleNamespace(mode="auto"),
         )

@@ -1,0 +1,115 @@
+"""Versions of the keyed state as objects in S3: created, never replaced [K14].
+
+A process without state in S3 does not import this module, because it loads botocore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from kclrun.aws.control import ControlPlane, RenewedClient
+from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.operations import (
+    DELETE_OBJECTS,
+    GET_OBJECT,
+    LIST_OBJECTS_V2,
+    PUT_OBJECT,
+    Operation,
+)
+from kclrun.aws.outputs.s3 import ABSENT, Bucket
+from kclrun.errors import ServiceError, SinkError
+from kclrun.model.state import StatePlace
+from kclrun.model.wire import WireCredentials
+
+# DeleteObjects takes so many at most.
+_A_CALL: Final = 1000
+_SUFFIX: Final = ".state"
+
+
+def open_state_objects(
+    place: StatePlace, region: str | None, credentials: Callable[[], WireCredentials], folder: str
+) -> StateObjects:
+    """The versions below `folder` in the bucket of `place`; sends nothing."""
+    assert place.s3 is not None, "the settings name a bucket"
+    endpoint = EndpointSettings(region=region, endpoint_url=place.endpoint_url)
+    return StateObjects(
+        Bucket(RenewedClient(endpoint, credentials, ControlPlane.s3), place.s3), folder
+    )
+
+
+class StateObjects:
+    """Implements `VersionStore`: `s3://bucket/prefix/<folder>/<shard>/<name>.state`."""
+
+    def __init__(self, bucket: Bucket, folder: str) -> None:
+        self._bucket = bucket
+        self._folder = f"{bucket.prefix}{folder}"
+
+    def create(self, shard: str, name: str, content: bytes) -> None:
+        """As `VersionStore`. A name that is taken is that of an attempt of ours which arrived."""
+        key = self._key(shard, name)
+        with self._asking(PUT_OBJECT, f"create {self._bucket.url(key)}"):
+            self._bucket.create(PUT_OBJECT, f"create {self._bucket.url(key)}", key, Body=content)
+
+    def read(self, shard: str, name: str) -> bytes | None:
+        """As `VersionStore`."""
+        key, bucket = self._key(shard, name), self._bucket
+        try:
+            with bucket.doing(GET_OBJECT, f"read {bucket.url(key)}"):
+                content: bytes = (
+                    bucket.client().get_object(Bucket=bucket.bucket, Key=key)["Body"].read()
+                )
+        except ServiceError as error:
+            if error.code in ABSENT:
+                return None
+            raise SinkError(str(error)) from None
+        return content
+
+    def list(self, shard: str) -> Iterator[tuple[str, float]]:
+        """As `VersionStore`."""
+        bucket, prefix = self._bucket, self._key(shard, "").removesuffix(_SUFFIX)
+        arguments: dict[str, Any] = {"Bucket": bucket.bucket, "Prefix": prefix}
+        is_more = True
+        while is_more:
+            with self._asking(LIST_OBJECTS_V2, f"list {bucket.url(prefix)}"):
+                page = bucket.client().list_objects_v2(**arguments)
+            now = datetime.now(UTC)
+            for found in page.get("Contents", ()):
+                name = found["Key"].removeprefix(prefix)
+                if name.endswith(_SUFFIX):
+                    age_s = (now - found["LastModified"]).total_seconds()
+                    yield name.removesuffix(_SUFFIX), age_s
+            is_more = page["IsTruncated"]
+            arguments["ContinuationToken"] = page.get("NextContinuationToken")
+
+    def delete(self, shard: str, names: Sequence[str]) -> None:
+        """As `VersionStore`."""
+        bucket = self._bucket
+        for at in range(0, len(names), _A_CALL):
+            keys = [{"Key": self._key(shard, each)} for each in names[at : at + _A_CALL]]
+            with self._asking(DELETE_OBJECTS, f"remove versions of {shard}"):
+                bucket.client().delete_objects(
+                    Bucket=bucket.bucket, Delete={"Objects": keys, "Quiet": True}
+                )
+
+    def check(self) -> str:
+        """As `VersionStore`."""
+        return self._bucket.check()
+
+    def close(self) -> None:
+        """As `VersionStore`."""
+        self._bucket.close()
+
+    def _key(self, shard: str, name: str) -> str:
+        return f"{self._folder}/{shard}/{name}{_SUFFIX}"
+
+    @contextlib.contextmanager
+    def _asking(self, operation: Operation, what: str) -> Iterator[None]:
+        """Raises: SinkError for any failure of the service."""
+        try:
+            with self._bucket.doing(operation, what):
+                yield
+        except ServiceError as error:
+            raise SinkError(str(error)) from None

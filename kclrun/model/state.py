@@ -1,0 +1,42 @@
+"""Where the keyed state of an application is kept, as the settings say it, resolved."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from kclrun.model.output import refuse_bad_name
+
+# Instead of a name, on the row of a child whose parents had keyed state: it begins with theirs
+# [K16]. No version has this name.
+OF_PARENTS: Final = "parents"
+
+
+def is_own_version(state_version: str | None) -> bool:
+    """Whether a row names a version of its own shard, which rests on no other shard's."""
+    return state_version is not None and state_version != OF_PARENTS
+
+
+def version_folder(application: str, stream: str) -> str:
+    """Where the versions of a stream are below the place of the store. Names of versions are unique
+    for ever, so that a later stream of this name needs no other folder. Raises: SettingsError for a
+    name that is not one of AWS."""
+    for name in (application, stream):
+        refuse_bad_name(name)
+    return f"{application}/{stream}"
+
+
+class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """The store of the versions: exactly one of `path` and `s3` is set.
+
+    `s3` is an URL `s3://bucket/prefix`. Above `max_bytes` of keys, names and values the lease
+    halts. Versions that nothing names are deleted when they are older than `retain_s`.
+    `endpoint_url` replaces the address of S3.
+    """
+
+    path: str | None = None
+    s3: str | None = None
+    max_bytes: int = 2**30
+    retain_s: float = 86400.0
+    endpoint_url: str | None = None

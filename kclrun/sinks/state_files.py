@@ -1,0 +1,77 @@
+"""Versions of the keyed state as files of a folder, which all machines of the application share.
+
+It implements `ports.VersionStore`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from kclrun.errors import SinkError
+from kclrun.sinks.durable_files import make_folder, publish_file
+from kclrun.sinks.rolled_files import failing
+
+_SUFFIX: Final = ".state"
+
+
+class StateFiles:
+    """`<root>/<folder>/<shard>/<name>.state`. A name is written by one process only, whole or not
+    at all."""
+
+    def __init__(self, root: Path, folder: str) -> None:
+        self._root = root
+        self._folder = root / folder
+
+    def create(self, shard: str, name: str, content: bytes) -> None:
+        """As `VersionStore`."""
+        path = self._path(shard, name)
+        with failing(path, "write"):
+            make_folder(path.parent)
+            publish_file(path, content)
+
+    def read(self, shard: str, name: str) -> bytes | None:
+        """As `VersionStore`."""
+        path = self._path(shard, name)
+        with failing(path, "read"):
+            try:
+                return path.read_bytes()
+            except FileNotFoundError:
+                return None
+
+    def list(self, shard: str) -> Iterator[tuple[str, float]]:
+        """As `VersionStore`."""
+        folder = self._folder / shard
+        with failing(folder, "list"):
+            now = time.time()
+            for path in sorted(folder.glob(f"*{_SUFFIX}")):
+                try:
+                    written_at = path.stat().st_mtime
+                except FileNotFoundError:
+                    continue
+                yield path.name.removesuffix(_SUFFIX), now - written_at
+
+    def delete(self, shard: str, names: Sequence[str]) -> None:
+        """As `VersionStore`."""
+        for name in names:
+            path = self._path(shard, name)
+            with failing(path, "remove"):
+                path.unlink(missing_ok=True)
+
+    def check(self) -> str:
+        """As `VersionStore`: a file of our own is written, read and removed."""
+        shard, name = "probe", secrets.token_hex(8)
+        self.create(shard, name, b"")
+        if self.read(shard, name) != b"":
+            raise SinkError(f"{self._path(shard, name)} was not there after it was written")
+        self.delete(shard, [name])
+        return f"the folder {self._root}"
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _path(self, shard: str, name: str) -> Path:
+        return self._folder / shard / f"{name}{_SUFFIX}"

@@ -1,0 +1,99 @@
+"""The state with which a lease begins, by its row and the rows of its parents [K13, K16]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from kclrun.codec.kpl import effective_hash_key
+from kclrun.errors import SettingsError
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.shard import HashRange
+from kclrun.model.state import OF_PARENTS
+from kclrun.state.chain import Entries
+
+
+class Empty(msgspec.Struct, frozen=True):
+    """Nothing was processed before: the state is empty."""
+
+
+class OwnVersion(msgspec.Struct, frozen=True):
+    """The version that the row names."""
+
+    name: str
+
+
+class ParentVersions(msgspec.Struct, frozen=True):
+    """What the parents' rows name, each by its lease key."""
+
+    versions: tuple[tuple[LeaseKey, str], ...]
+
+
+Beginning = Empty | OwnVersion | ParentVersions
+
+
+def parents_to_read(row: Lease) -> tuple[LeaseKey, ...]:
+    """The parents whose rows decide where this lease begins; none if its own row does."""
+    if row.state_version not in {None, OF_PARENTS}:
+        return ()
+    return tuple(LeaseKey(each) for each in sorted(row.parents))
+
+
+def beginning(row: Lease, parents: Mapping[LeaseKey, Lease | None]) -> Beginning:
+    """Where the claimed lease takes its state from; `parents` has the rows of `parents_to_read`.
+
+    Raises: SettingsError, in words, where only an empty state would be left for records that were
+    processed. [V8]
+    """
+    own = row.state_version
+    if own is not None and own != OF_PARENTS:
+        return OwnVersion(own)
+    if not row.checkpoint.is_sentinel:
+        raise SettingsError(
+            f"the lease is at {row.checkpoint}, and its row names no version of the state: records"
+            " were processed without state. Begin again under a new name of the application, or"
+            " take `state` out of the settings"
+        )
+    known = {key: parent for key, parent in parents.items() if parent is not None}
+    if own == OF_PARENTS and len(known) < len(parents):
+        gone = ", ".join(sorted(set(parents) - set(known)))
+        raise SettingsError(
+            f"the row of {gone} is gone, and this shard's state begins with the version that it"
+            " named: restore that row"
+        )
+    if own == OF_PARENTS or known:
+        return ParentVersions(tuple((key, _version_of(known[key])) for key in sorted(known)))
+    return Empty()
+
+
+def _version_of(parent: Lease) -> str:
+    version = parent.state_version
+    if version is None or version == OF_PARENTS or parent.is_moved_past_outputs:
+        raise SettingsError(
+            f"the row of its parent {parent.key} names no version of the state at"
+            f" {parent.checkpoint}: that shard was read without state"
+        )
+    if not parent.is_ended:
+        raise SettingsError(f"its parent {parent.key} has not ended, at {parent.checkpoint}")
+    return version
+
+
+def inherited(parts: Iterable[Entries], hash_range: HashRange | None) -> Entries:
+    """The entries of a child: those of its parents whose keys belong to its hash range.
+
+    Raises: SettingsError if the range is not known, or both parents have a key.
+    """
+    if hash_range is None:
+        raise SettingsError(
+            "the row has no hash range, so the keys of its parents' state cannot be told apart:"
+            " `kclrun doctor --yes` writes it"
+        )
+    entries: Entries = {}
+    for part in parts:
+        for key, values in part.items():
+            if effective_hash_key(key, None) in hash_range:
+                if key in entries:
+                    raise SettingsError("both parents have state for one key")
+                entries[key] = dict(values)
+    return entries

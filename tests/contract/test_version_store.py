@@ -1,0 +1,135 @@
+"""One contract for every store of state versions: a folder, S3, and the memory of other tests."""
+
+import itertools
+
+import pytest
+
+from kclrun.aws.control import ControlPlane, RenewedClient
+from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.outputs import state_objects
+from kclrun.aws.outputs.s3 import Bucket
+from kclrun.aws.outputs.state_objects import StateObjects
+from kclrun.errors import ServiceError, SettingsError, SinkError
+from kclrun.local.server import start_embedded
+from kclrun.sinks.state_files import StateFiles
+from kclrun.state.versions import version_name
+from tests.contract.output_places import KEYS, FaultyClient
+from tests.support.memory_versions import MemoryVersions, Versions
+
+SHARD = "shardId-000000000007"
+FOLDER = "orders/clicks"
+NAMES = [version_name(9, number, "0badcafe") for number in range(6)]
+BUCKETS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def aws():
+    with start_embedded() as embedded:
+        yield embedded
+
+
+class Objects:
+    """A bucket, with a client in front that loses, delays and refuses requests."""
+
+    def __init__(self, aws):
+        endpoint = EndpointSettings(region="us-east-1", endpoint_url=aws.endpoint)
+        s3 = RenewedClient(endpoint, lambda: KEYS, ControlPlane.s3)()
+        self.name = f"state-{next(BUCKETS)}"
+        s3.create_bucket(Bucket=self.name)
+        self.faulty = FaultyClient(s3, {"put_object"})
+        self.store = self.in_bucket(self.name)
+
+    def in_bucket(self, name):
+        return StateObjects(Bucket(lambda: self.faulty, f"s3://{name}/some/prefix"), FOLDER)
+
+
+@pytest.fixture(params=["folder", "s3", "memory"])
+def store(request, tmp_path):
+    if request.param == "s3":
+        return Objects(request.getfixturevalue("aws")).store
+    return StateFiles(tmp_path, FOLDER) if request.param == "folder" else MemoryVersions(Versions())
+
+
+def names(store, shard=SHARD):
+    return sorted(name for name, _ in store.list(shard))
+
+
+def test_a_version_is_there_as_it_was_written_and_another_shard_has_none(store):
+    store.create(SHARD, NAMES[0], b"\0" * 1000)
+    store.create(SHARD, NAMES[1], b"")
+    assert store.read(SHARD, NAMES[0]) == b"\0" * 1000
+    assert store.read(SHARD, NAMES[1]) == b""
+    assert store.read("shardId-8", NAMES[0]) is None
+    assert names(store) == NAMES[:2]
+    assert names(store, "shardId-8") == []
+    assert all(age_s > -60 for _, age_s in store.list(SHARD))
+
+
+def test_a_repetition_after_a_reply_that_was_lost_is_no_error(store):
+    store.create(SHARD, NAMES[0], b"once")
+    store.create(SHARD, NAMES[0], b"once")
+    assert store.read(SHARD, NAMES[0]) == b"once"
+    assert names(store) == NAMES[:1]
+
+
+def test_what_is_deleted_is_gone_and_deleting_it_again_is_no_error(store):
+    for name in NAMES[:3]:
+        store.create(SHARD, name, b"x")
+    store.delete(SHARD, NAMES[:2])
+    store.delete(SHARD, NAMES[:2])
+    store.delete(SHARD, [])
+    assert names(store) == NAMES[2:3]
+    assert store.read(SHARD, NAMES[0]) is None
+
+
+def test_a_check_says_the_place_and_leaves_no_version(store):
+    assert store.check()
+    assert names(store) == []
+    store.close()
+
+
+def test_more_versions_than_a_page_or_a_call_takes_are_listed_and_deleted(aws, monkeypatch):
+    monkeypatch.setattr(state_objects, "_A_CALL", 2)
+    objects = Objects(aws)
+    client = objects.faulty
+    listed = client.list_objects_v2
+    client.list_objects_v2 = lambda **asked: listed(**asked, MaxKeys=2)
+    for name in NAMES:
+        objects.store.create(SHARD, name, b"")
+    assert names(objects.store) == NAMES
+    objects.store.delete(SHARD, NAMES[1:])
+    assert names(objects.store) == NAMES[:1]
+
+
+@pytest.mark.parametrize("fault", ["throttled", "lost request", "lost reply", "late"])
+def test_a_version_whose_answer_is_lost_is_there_after_the_repetition(aws, fault):
+    objects = Objects(aws)
+    objects.faulty.fail(fault)
+    with pytest.raises(SinkError):
+        objects.store.create(SHARD, NAMES[0], b"x")
+    objects.store.create(SHARD, NAMES[0], b"x")
+    objects.faulty.land()
+    assert objects.store.read(SHARD, NAMES[0]) == b"x"
+    assert names(objects.store) == NAMES[:1]
+
+
+def test_a_bucket_that_is_missing_is_an_error_and_no_missing_version(aws):
+    store = Objects(aws).in_bucket("never-made")
+    for use in (
+        lambda: store.read(SHARD, NAMES[0]),
+        lambda: store.create(SHARD, NAMES[0], b""),
+        lambda: list(store.list(SHARD)),
+    ):
+        with pytest.raises(SinkError, match=r"never-made|bucket"):
+            use()
+    with pytest.raises((ServiceError, SettingsError)):
+        store.check()
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_its_path(tmp_path):
+    (tmp_path / "orders").write_text("a file")
+    store = StateFiles(tmp_path, FOLDER)
+    with pytest.raises(SinkError, match="orders"):
+        store.create(SHARD, NAMES[0], b"")
+    with pytest.raises(SinkError, match="orders"):
+        store.check()
