@@ -385,7 +385,7 @@ def _struct_check(columns: Iterable[Column]) -> Callable[[object], dict[str, Any
             raise _Misfit("is not in the schema", f".{_shown(unknown)}")
         checked = {}
         for name, as_it_is, limit, check, nullable in plan:
-            each = row.get(name)
+            each: Any = row.get(name)
             kind = type(each)
             if kind is as_it_is and (
                 each.isascii() if kind is str else kind is not int or -limit <= each < limit
