@@ -31,7 +31,6 @@ def run_bench(*arguments):
         ("aggregates", 2),
         ("start", 2),
         ("local", 2),
-        ("outputs", 1),
         ("poison", 1),
         ("spark-sink", 1),
     ],
