@@ -71,7 +71,6 @@ class Report:
     letters_kept: int = 0
     redrives: int = 0
     redrives_killed: int = 0
-    superseded: int = 0
     processes_started: int = 0
     read_s: float = 0.0
     redrive_s: float = 0.0
@@ -340,7 +339,6 @@ class OutcomesRun:
         for app in self._apps:
             report.letters_kept += len(app.of("record_dead_lettered"))
             report.processes_started += len(app.of("lease_claimed"))
-            report.superseded += sum("another owner" in str(each) for each in app.lines())
             halted = app.of("lease_halted")
             if halted:
                 self._violated(f"a lease was halted: {halted[0]}")

@@ -16,16 +16,15 @@ from tests.support.letters import letter
 
 
 def test_a_letter_is_one_line_of_json_in_a_file_named_by_its_record(tmp_path: Path) -> None:
-    LetterFolder(tmp_path).keep(letter(11, 4))
+    kept = letter(11, 4, stream_created_at=5.5, generation=1)
+    LetterFolder(tmp_path).keep(kept)
 
     (file,) = tmp_path.rglob("*.json")
     assert file == tmp_path / "orders" / "shardId-000000000002" / "11-4.json"
     (line,) = file.read_text().splitlines()
     assert json.loads(line) == {
         **{
-            name: value
-            for name, value in msgspec.structs.asdict(letter(11, 4)).items()
-            if name not in {"stream_created_at", "generation", "data_at"}
+            name: value for name, value in msgspec.structs.asdict(kept).items() if name != "data_at"
         },
         "data": "AP8=",
     }
