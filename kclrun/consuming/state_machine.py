@@ -404,8 +404,8 @@ class LeaseStateMachine:
     def _late_checkpoint(self) -> writes.LateCheckpoint | None:
         """The late checkpoint that a lost lease leaves for the next owner, if there is one [P19].
 
-        None with keyed state (a snapshot belongs to each position), or if the row is gone. Below the
-        last position acknowledged to us, or in another generation, an operator has reset the lease.
+        None with keyed state (a snapshot belongs to each position), or if the row is gone. Below
+        the last position acknowledged to us, or in another generation, it was reset by an operator.
         """
         own, ledger = self.own, self.ledger
         position = self._covered(self._requests.unacknowledged(ledger))
