@@ -22,7 +22,7 @@ from kclrun.config.units import Duration
 from kclrun.errors import ServiceError
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.locks import LockFolder, state_folder
-from kclrun.manager.runtime import _policy, _start_filter, _starts, run_fleet
+from kclrun.manager.runtime import _policy, _starts, run_fleet
 from kclrun.manager.service_calls import _scanned
 from kclrun.manager.world import ExitReason, SourceStream, World
 from kclrun.model.lease import Lease, Owner
@@ -136,7 +136,8 @@ def test_shards_are_listed_from_where_a_stream_begins(start, shown):
 
     starts = _starts(world, 1_000.0)
 
-    assert _start_filter(starts[ONLY_STREAM]) == shown
+    start = starts[ONLY_STREAM]
+    assert ShardFilter.at(start.sentinel, start.at) == shown
 
 
 # A scan, page by page.
