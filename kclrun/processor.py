@@ -392,7 +392,7 @@ def takes_records(processor: object, called: str) -> bool:
     own = [
         name
         for name in ("process_records", "process_record")
-        if getattr(kind, name, None) is not getattr(RecordProcessor, name)
+        if getattr(kind, name) is not getattr(RecordProcessor, name)
     ]
     if len(own) == 1:
         return own[0] == "process_record"

@@ -74,12 +74,10 @@ class Delivery:
         self._call: Call | None = None
         self._is_stop_asked = self._is_halted = self._is_held = False
         self._has_end = self._is_end_confirmed = False
-        self._fence = Instant(0.0)  # of the last permit, also once stopped
 
     def allow(self, permit: AllowDelivery) -> None:
         """The core allows batches; a later permit replaces this one."""
         self.permit = permit
-        self._fence = permit.fence
 
     def stop(self) -> None:
         """No batch starts from here on; ConfirmStop follows as soon as user code is idle.
@@ -153,11 +151,6 @@ class Delivery:
         """Whether single records of a batch that has begun are to come to their end: delivery was
         stopped, or user code asked to give the lease away."""
         return self._is_stop_asked or self._is_halted
-
-    def may_go_on(self, now: Instant) -> bool:
-        """Whether single records of a batch that has begun may start, as far as the fence decides:
-        that of the last permit, also once stopped [P7]."""
-        return now < self._fence
 
     def repetition(self, now: Instant, *, is_batch: bool) -> Repetition:
         """Whether a call that raised may be made again now.

@@ -36,7 +36,7 @@ from kclrun.errors import FailedRecords, HostFailed
 from kclrun.model.lease import Lease
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.model.time import WallTime
+from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import Failure, describe
 from kclrun.processor import Context, RecordProcessor, call_method
 from kclrun.protocol.reports import (
@@ -132,7 +132,7 @@ class Deliverer:
         decoding: Decoding | None,
         rows: RowPlaces,
         *,
-        is_lost: Callable[[], bool],
+        fence: Callable[[], Instant | None],
         make_thread: MakeThread,
     ) -> None:
         """Batches are given record by record from here on. Called by `prepare`."""
@@ -146,7 +146,7 @@ class Deliverer:
             decoding=decoding,
             delivered=self._note_delivered,
             processed=self._record_processed,
-            is_lost=is_lost,
+            fence=fence,
             make_thread=make_thread,
         )
 

@@ -408,10 +408,11 @@ class DeliveryQueue:
         """Whether the calls of single records are to come to their end."""
         return self._closed or self._delivery.is_ending
 
-    def may_go_on(self) -> bool:
-        """Whether a single record of the batches under way may start [P7]."""
+    def may_go_on(self, fence: Instant) -> bool:
+        """Whether a single record of the batches under way may start: before the fence, which a
+        stop does not end, and in turn [P7]."""
         with self._changed:
-            if self._closed or not self._delivery.may_go_on(self._now()):
+            if self._closed or self._now() >= fence:
                 return False
             return self._turn is None or self._turn.ask(self._changed)
 

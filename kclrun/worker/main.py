@@ -58,7 +58,7 @@ from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import shard_id_of, stream_of
-from kclrun.model.time import WallTime
+from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.failures import Failure
 from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
@@ -445,9 +445,14 @@ class LeaseProcess:
             self._spec.concurrency or Concurrency(),
             decoding,
             self._rows,
-            is_lost=lambda: self._life.state is State.LOSING,
+            fence=self._fence,
             make_thread=self._make_thread,
         )
+
+    def _fence(self) -> Instant | None:
+        """Until when the lease is proven ours; None once it is lost. Any thread."""
+        life = self._life
+        return None if life.state in {State.LOSING, State.LOST} else life.own.fence
 
     def _emit_of_shard(self, row: Row, to: str) -> None:
         if self._deliverer.runs_records:

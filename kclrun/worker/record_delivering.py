@@ -22,8 +22,8 @@ from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import Batch, DeliveryQueue
 from kclrun.worker.giving_up import GivingUp, Trouble
 
-# While a stop waits for the calls under way, it looks so often whether the lease was lost; and in a
-# shared process, whether it is this lease's turn.
+# While a stop waits for the calls under way, it looks so often whether the lease was renewed or
+# lost; and in a shared process, whether it is this lease's turn.
 _LOOK_S: Final = 0.5
 
 
@@ -36,7 +36,8 @@ class RowPlaces(RowScope, Protocol):
 class RecordDelivery:
     """The `RecordHost` of a lease. Its methods are called on the main thread, within `deliver`.
 
-    `processed` is told how far every record is done. `is_lost`: whether the lease is lost.
+    `processed` is told how far every record is done. `fence`: until when the lease is proven ours;
+    None once it is lost.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class RecordDelivery:
         decoding: Decoding | None,
         delivered: Callable[[Batch], None],
         processed: Callable[[ExtendedSequenceNumber], None],
-        is_lost: Callable[[], bool],
+        fence: Callable[[], Instant | None],
         make_thread: MakeThread,
     ) -> None:
         self._queue = queue
@@ -65,7 +66,7 @@ class RecordDelivery:
         self._giving_up = giving_up
         self._delivered = delivered
         self._processed = processed
-        self._is_lost = is_lost
+        self._fence = fence
         self._troubles: dict[int, tuple[Trouble, Failure]] = {}
         self._batches: list[Batch] = []
         self.calls = RecordCalls(
@@ -92,10 +93,11 @@ class RecordDelivery:
         return WallTime(time.time())
 
     def stop(self) -> Stop | None:
-        return Stop(self._is_lost()) if self._queue.is_ending() else None
+        return Stop(self._fence() is None) if self._queue.is_ending() else None
 
     def may_start(self) -> bool:
-        return self._queue.may_go_on()
+        fence = self._fence()
+        return fence is not None and self._queue.may_go_on(fence)
 
     def more(self) -> Batch | None:
         batch = self._queue.more()

@@ -85,7 +85,7 @@ def _deliver(processor: RecordProcessor, pages: list[Page], concurrency: int) ->
         if not isinstance(processor, _NothingOfBatches):
             deliverer.take_records(
                 *(processor, _context(), Concurrency(concurrency), None, _NoRows()),
-                is_lost=lambda: False,
+                fence=lambda: Instant(boottime() + 3600),
                 make_thread=daemon_thread,
             )
         return processor, None, None

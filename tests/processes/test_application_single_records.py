@@ -26,7 +26,7 @@ class Singles:
         self.app = application(
             stream,
             processor=f"single_processor:{kind}",
-            concurrency={"records": 16},
+            **settings.pop("at_once", {"concurrency": {"records": 16}}),
             options=options,
             output={
                 "sql": f"sqlite:///{self.database}",
@@ -77,7 +77,7 @@ def test_killed_in_the_middle_each_row_is_there_once_and_the_poisons_are_letters
         options={"poisons": sorted(f"{key}:{n}" for key, n in poisons)},
         on_error={"retries": 1, "backoff": "20ms", "then": "dead-letter", "dead_letter": place},
     )
-    source = producer(stream, 2_500, seed=7, keys=KEYS).start()
+    source = producer(stream, 2_500, seed=7, keys=KEYS, reshards=[(1_200, "split", 0)]).start()
     source.join()
     app, chance, killed = singles.app.start(), random.Random(7), []
 
@@ -115,6 +115,27 @@ def test_drained_in_the_middle_and_started_again_each_record_is_called_once(
     assert app.stop() == 0
     assert len(singles.calls()) == source.total_put
     singles.judge(source)
+
+
+def test_leases_that_share_a_process_give_single_records_in_the_order_of_the_shard(
+    embedded_aws, application, producer, tmp_path
+):
+    stream = embedded_aws.stream(shards=3)
+    shared = {"at_once": {"leases": {"per_process": 4}}}
+    singles = Singles(application, stream, tmp_path, "Tasks", **shared)
+    source = producer(stream, 600, seed=10, keys=KEYS).start()
+    source.join()
+    app = singles.app.start()
+
+    singles.until_rows(source.total_put)
+
+    assert app.stop() == 0
+    singles.judge(source)
+    assert not app.of("process_stalled")
+    for rows in source.put.values():
+        own = {(key, n) for _, key, n in rows}
+        called = [(key, n) for _, key, n in singles.calls() if (key, n) in own]
+        assert called == [(key, n) for _, key, n in rows]
 
 
 def test_a_coroutine_that_stands_still_is_named_with_its_stack_and_its_record_goes_on_elsewhere(

@@ -332,6 +332,38 @@ def test_a_processor_runs_in_a_program_of_ones_own(spark, stream, tmp_path):
     assert max(given) <= 20
 
 
+SINGLE = """
+import asyncio
+from kclrun import RecordProcessor
+
+class Single(RecordProcessor):
+    async def process_record(self, record, context):
+        number = int(record.data)
+        await asyncio.sleep(0.001 * (number % 7))
+        context.emit({"n": number})
+"""
+
+
+def test_records_at_the_same_time_leave_their_rows_in_order(spark, stream, tmp_path):
+    module = f"single_{uuid.uuid4().hex[:8]}"
+    (tmp_path / f"{module}.py").write_text(SINGLE)
+    stream.put(50, size=8)
+    source = {**stream.options, "startingOffsets": "earliest"}
+    rows = kclrun.spark.process(spark, f"{module}:Single", source, paths=[tmp_path], concurrency=16)
+    seen = []
+    writer = rows.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    writer = writer.trigger(availableNow=True)
+    query = writer.foreachBatch(lambda batch, _: seen.extend(batch.collect())).start()
+
+    assert query.awaitTermination(HUNG_S)
+    assert query.exception() is None
+    assert sorted(json.loads(row.row)["n"] for row in seen) == list(range(50))
+    by_shard = defaultdict(list)
+    for row in seen:
+        by_shard[row.shardId].append(json.loads(row.row)["n"])
+    assert all(numbers == sorted(numbers) for numbers in by_shard.values())
+
+
 POISONED = """
 from kclrun import RecordProcessor
 

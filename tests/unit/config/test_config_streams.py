@@ -112,3 +112,19 @@ def test_the_schema_wants_one_stream_or_several() -> None:
 
     assert schema["oneOf"] == [{"required": ["stream"]}, {"required": ["streams"]}]
     assert schema["properties"]["streams"]["items"]["required"] == ["name"]
+
+
+def test_a_stream_may_have_a_concurrency_of_its_own() -> None:
+    text = (
+        "application: shop\nprocessor: m:C\nconcurrency: {records: 8}\nstreams:\n"
+        "  - {name: orders}\n  - {name: audits, concurrency: {order: none, timeout: 5s}}\n"
+    )
+    settings = load(text)
+
+    found = [
+        (each.records, each.order, each.timeout)
+        for source in settings.sources
+        if (each := source.concurrency) is not None
+    ]
+    assert found == [(8, "key", None), (64, "none", 5.0)]
+    assert settings.of_stream("audits").concurrency == settings.sources[1].concurrency

@@ -12,6 +12,7 @@ from kclrun.config.schema import OutputSettings
 from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import DataLoss, EngineFailed, ProcessorLoadError, SettingsError
 from kclrun.model.time import WallTime
+from kclrun.processor import RecordProcessor
 from kclrun.spark.options import Reached, SourceSettings
 from kclrun.spark.processors import source as processors
 from kclrun.spark.processors.source import ProcessorReader, process
@@ -175,10 +176,11 @@ def test_what_spark_refuses_is_told_as_ours(spark):
 # Processors as a source of rows.
 
 
-class Word:
+class Word(RecordProcessor):
     """What `load_processor` returns."""
 
-    decode_as = None
+    def process_records(self, batch, checkpointer):
+        pass
 
 
 def job_of(monkeypatch, spark, **given):

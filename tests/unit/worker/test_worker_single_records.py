@@ -137,7 +137,7 @@ class Main:
         self.queue = DeliveryQueue(limits, lambda: self.clock.now + 1.0)
         self.concurrency = Concurrency(records, "key", timeout_s, grace_s)
         self.decoding = decode
-        self.is_lost = False
+        self.fence = 0.0
         self.checkpoints = CheckpointCalls(self.post, lambda _: None, lambda: False)
         self.deliverer = Deliverer(
             self.queue,
@@ -161,7 +161,7 @@ class Main:
         )  # fmt: skip
         self.deliverer.take_records(
             *(self.processor, context, self.concurrency, self.decoding, self.rows),
-            is_lost=lambda: self.is_lost,
+            fence=lambda: self.fence,
             make_thread=daemon_thread,
         )
         return self.processor, None, None
@@ -179,6 +179,7 @@ class Main:
         return self
 
     def allow(self, fence=1_000.0):
+        self.fence = fence
         self.queue.allow_delivery(commands.AllowDelivery(fence, 10**6, 10**6))
 
     def wait_for(self, kind):
@@ -280,7 +281,7 @@ def test_after_half_of_the_grace_coroutines_are_cancelled_and_one_that_swallows_
 def test_a_lost_lease_cancels_at_once_and_starts_nothing(start):
     main = start(Tasks, held=[11], records=1).begin(page(11, 12))
     main.held.until_began(11)
-    main.is_lost = True
+    main.fence = None
     main.queue.stop_delivery()
 
     main.wait_for(events.DeliveryStopped)
@@ -300,6 +301,23 @@ def test_past_the_fence_no_record_starts_until_the_lease_is_renewed(start, kind)
     main.allow()
 
     main.until_processed(12)
+
+
+def test_a_stop_fills_a_gap_only_before_the_fence_and_goes_on_once_it_moves(start):
+    main = start(Tasks, held=[11, 13], records=2)
+    main.begin(page(11, 12, 13, key=lambda number: "a" if number < 13 else "b"), fence=50.0)
+    main.held.until_began(11, 13)
+    main.queue.stop_delivery()
+    main.clock.now = 60.0
+    for gate in main.held.gates.values():
+        gate.set()
+    main.until_processed(11)
+    assert main.held.began == [11, 13]
+
+    main.fence = 100.0  # a renewal, which gives no permit any more
+
+    main.until_processed(13)
+    assert main.held.began == [11, 13, 12]
 
 
 @KINDS
