@@ -22,7 +22,7 @@ PAGES: Final = (
     ("/settings", "Settings"),
 )
 # In a list; the page of a shard shows the rest.
-_TOLD_MAX: Final = 160
+_TOLD_MAX: Final = 110
 _NAMED_MAX: Final = 4
 # Columns of numbers, which are aligned at the right.
 _NUMBERS: Final = frozenset(
@@ -135,7 +135,7 @@ def _problem(problem: Problem) -> Html:
 
 
 def _ago(at: WallTime | None, now: WallTime, never: str) -> str:
-    return never if at is None else f"read {spelled(max(0.0, now - at))} before"
+    return never if at is None else f"read {spelled(max(0.0, now - at))} ago"
 
 
 def instant(at: WallTime | None) -> str:

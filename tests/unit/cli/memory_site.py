@@ -30,7 +30,15 @@ BEGUN = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 FAILOVER_S = 1.0
 A, B, JAVA = map(OwnerId, ("kclrun:az1:host1:nonce", "kclrun:az2:host2:nonce", "java-worker"))
 # Where verbs look at a clock, or wait.
-CLOCKED = ("doctor", "lag", "leases.command", "leases.views", "migrate.spark", "world")
+CLOCKED = (
+    "doctor",
+    "lag",
+    "leases.command",
+    "leases.views",
+    "migrate.spark",
+    "page.reading",
+    "world",
+)
 CONFIG = "application: orders\nstream: orders\nleases: {failover: 1s}\naws: {region: us-east-1}\n"
 
 
@@ -86,7 +94,7 @@ class Rows(LeaseRows):
     def write(self, change: LeaseChange) -> Any:
         return self.outcomes.pop(0) if self.outcomes else super().write(change)
 
-    def items(self) -> Iterator[Sequence[Item]]:
+    def items(self, *, consistent: bool = True) -> Iterator[Sequence[Item]]:
         self._require()
         keys = sorted(self._rows.keys() | self._unreadable.keys())
         yield [item for each in keys if (item := self.raw(each)) is not None]
