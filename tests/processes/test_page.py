@@ -102,7 +102,8 @@ def test_it_begins_before_the_first_start_and_shows_the_fleet_and_a_split_as_the
     until_shown(url, "/", "there is no lease table page", ">2</b><a[^>]*>without an owner")
 
     site.put([(f"key{n}", "x") for n in range(100)])
-    fleet = programs("run", "--config", site.config)
+    output = site.config.with_name("rows")
+    fleet = programs("run", "--config", site.config, "--set", f"output.path={output}")
     until_shown(url, "/", r"1 owners\.", "renewing", ">2</b><a[^>]*>owned", "table is healthy")
     until_shown(url, "/shards", "<svg", r"2 shards, the most urgent first")
 
