@@ -135,8 +135,8 @@ def _look(aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> tuple[Look, tupl
 
 
 def with_surroundings(look: Look, aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> Look:
-    """The look at a table, with what is to be read after it: the listings of the streams, and the
-    mode of a KCL 3 fleet. Raises: a ServiceError leaf."""
+    """The look at a table, with the values that are read after it: the listings of the streams,
+    and the mode of a KCL 3 fleet. Raises: a ServiceError leaf."""
     listings = {key: _listing(key, stream) for key, stream in streams.items()}
     mode = look.kcl3_mode if look.kcl3_mode is not None else _mode_elsewhere(aws)
     return msgspec.structs.replace(look, listings=listings, kcl3_mode=mode)

@@ -1,1 +1,1 @@
-"""The web page of a fleet: views of what was read, made into HTML, and their server."""
+"""The web page of a fleet: views of the values that were read, as HTML, and their server."""

@@ -1,4 +1,4 @@
-"""The page of the fleet: what needs a person, the figures, the owners and groups. Pure."""
+"""The page of the fleet: figures, halted leases, findings, owners and groups. Pure."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _findings(about: About, snapshot: Snapshot) -> Html:
 
 
 def finding_box(about: About, finding: Finding) -> Html:
-    """One finding: its evidence, what it means for the records, and the command."""
+    """One finding: its evidence, its effect on the records, and the command."""
     tone = {Gravity.ERROR: "bad", Gravity.WARNING: "warn"}.get(finding.gravity, "")
     mend = None
     if finding.mend:
@@ -163,7 +163,11 @@ def finding_box(about: About, finding: Finding) -> Html:
         element("p", f"Seen: {finding.evidence}", class_="words"),
         element("p", f"Records: {finding.kind.means}."),
         element("p", f"You: {finding.advice}.", class_="words") if finding.advice else None,
-        element("p", "It can be mended: ", element("code", mend)) if mend is not None else None,
+        element(
+            "p", "The doctor can mend it, with all findings of its kind: ", element("code", mend)
+        )
+        if mend is not None
+        else None,
         class_=f"box {tone}".rstrip(),
     )
 

@@ -1,4 +1,4 @@
-"""The lag of each shard while the page runs, as levels: what the heat strips show.
+"""The lag of each shard while the page runs, as levels: the values of the heat strips.
 
 Pure. Bounded: so many samples of one byte for each shard of the latest sample.
 """
@@ -10,8 +10,8 @@ from typing import Final
 
 # At a sample in 30 s this is the last hour; 10,000 shards are 1.2 MB.
 SAMPLES_MAX: Final = 120
-# Seconds up to which a level reaches. Ten seconds is the default of `checkpoint.every`, so what is
-# up to date stays in the first level; the last one is beyond an hour of a day's retention.
+# Seconds up to which a level reaches. Ten seconds is the default of `checkpoint.every`, so a lease
+# that is up to date stays in the first level; the last one is beyond an hour of a day's retention.
 _UP_TO_S: Final = (10.0, 60.0, 600.0, 3_600.0)
 LEVELS: Final = ("not known", "up to 10 s", "up to 1 min", "up to 10 min", "up to 1 h", "over 1 h")
 _UNKNOWN: Final = 0

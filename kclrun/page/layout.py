@@ -22,7 +22,7 @@ PAGES: Final = (
     ("/settings", "Settings"),
 )
 # In a list; the page of a shard shows the rest.
-_TOLD_MAX: Final = 160
+_TOLD_MAX: Final = 110
 _NAMED_MAX: Final = 4
 # Columns of numbers, which are aligned at the right.
 _NUMBERS: Final = frozenset(
@@ -81,7 +81,7 @@ def page(
             element(
                 "footer",
                 "This page only reads: it changes nothing in the table, the stream or the fleet."
-                " What changes something is a command to copy.",
+                " The commands on it are to be copied.",
             ),
         ),
         lang="en",
@@ -135,7 +135,7 @@ def _problem(problem: Problem) -> Html:
 
 
 def _ago(at: WallTime | None, now: WallTime, never: str) -> str:
-    return never if at is None else f"read {spelled(max(0.0, now - at))} before"
+    return never if at is None else f"read {spelled(max(0.0, now - at))} ago"
 
 
 def instant(at: WallTime | None) -> str:
@@ -169,7 +169,7 @@ def table(caption: Child, heads: Sequence[str], rows: Iterable[Html], *, label: 
 
 
 def facts(pairs: Iterable[tuple[str, Child]]) -> Html:
-    """Names and values; what has no value (None) is left out."""
+    """Names and values; a name without a value (None) is left out."""
     return element(
         "dl",
         [
@@ -256,7 +256,7 @@ def strip(levels: bytes | None, *, class_: str = "strip") -> Html:
 
 
 def legend(about: About) -> Html:
-    """What the colours and heights of the strips mean."""
+    """The meaning of the colours and heights of the strips."""
     items = [
         element(
             "li",

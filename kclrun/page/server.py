@@ -1,4 +1,4 @@
-"""The server of the pages: which path is which view, and what browsers may do with them."""
+"""The server of the pages: the view of each path, and the rules for browsers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FIELDS: Final = {
 
 
 def serve_pages(host: str, port: int, about: About, look: Callable[[], Snapshot]) -> HttpEndpoint:
-    """Serve the pages of what `look` returns, until `close`.
+    """Serve the pages of the snapshots that `look` returns, until `close`.
 
     Raises: SettingsError if the address is not usable.
     """

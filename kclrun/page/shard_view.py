@@ -93,7 +93,7 @@ def _owner(lease: Lease) -> Iterator[tuple[str, Child]]:
     if lease.owner is None:
         yield "owner", "none"
     elif lease.owner == OFFERED:
-        yield "owner", "none: it was given away, and waits for the one who takes it"
+        yield "owner", "none: it was given away, and waits for its taker"
     else:
         yield "owner", _id(lease.owner)
         owner = Owner.parse(lease.owner)

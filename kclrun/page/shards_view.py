@@ -170,6 +170,8 @@ def _descent(of: Descent, row: Row | None) -> Html:
         element("td", of.depth + 1, class_="n"),
         element("td", state(row.state if row is not None else "not in the table")),
         element("td", lag_text(row) if row is not None else "-", class_="n"),
-        element("td", began, shard_links(of.parents) if of.parents else None, class_="id"),
-        element("td", became, shard_links(of.children), class_="id"),
+        element(
+            "td", began, shard_links(of.parents, in_short=True) if of.parents else None, class_="id"
+        ),
+        element("td", became, shard_links(of.children, in_short=True), class_="id"),
     )

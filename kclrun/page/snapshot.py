@@ -1,4 +1,4 @@
-"""What a page shows: the values that were read, and when. Pure; readers make it, views show it."""
+"""The values that a page shows, and when they were read. Pure; readers make it, views show it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from kclrun.model.shard import Shard
 from kclrun.model.stream import called
 from kclrun.model.time import Instant, WallTime
 
-# Of the rows in a list: what needs a person, what does not move, what works, what is over.
+# Of the rows in a list: a person is needed, it does not move, it works, it is over.
 URGENT, IDLE, WORKING, OVER = range(4)
 _NOBODY: Final = OwnerId("kclrun::page:0")
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What stays the same while the page runs. The commands name the table as its operator does.
+    """The values that stay the same while the page runs. The commands name the table as its
+    operator does.
 
     `plan` are the settings, in sections of names and values, without secrets. `letters` is where
     dead letters are, in words; empty if none are kept.
@@ -49,7 +50,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Owners(msgspec.Struct, frozen=True):
-    """What several scans tell: `silent` owners wrote none of their rows for a failover, and
+    """The result of several scans: `silent` owners wrote none of their rows for a failover, and
     `expired` are the keys of those rows."""
 
     silent: frozenset[OwnerId] = frozenset()
@@ -90,7 +91,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 def owners_seen(
     leases: tuple[Lease, ...], broken: Iterable[str], observation: Observation, now: Instant
 ) -> Owners:
-    """Who writes, by the counters of the scans so far [P9]: as every manager judges it."""
+    """The owners that write no more, by the counters of the scans so far [P9], as every manager
+    judges them."""
     observation.update(leases, now)
     view = TableView(leases, tuple(broken), observation, me=_NOBODY, gone=frozenset(), now=now)
     return Owners(view.silent, view.expired)

@@ -1,0 +1,1 @@
+"""`kclrun page`: a web page of the whole fleet."""

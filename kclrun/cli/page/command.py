@@ -36,7 +36,7 @@ _EVERY_MAX_S: Final = 3_600.0
     default="127.0.0.1",
     show_default=True,
     metavar="ADDRESS",
-    help="Another address than loopback: whoever reaches it can read the page.",
+    help="Another address than loopback: there is no password.",
 )
 @click.option(
     "--every",
@@ -77,7 +77,10 @@ def page(
         reader.start()
         click.echo(f"The fleet of {about.application}: {server.url}/ (Ctrl-C ends it)")
         if not is_loopback_host(listen):
-            click.echo("There is no password: whoever reaches this address reads it.", err=True)
+            click.echo(
+                "There is no password: everyone that reaches this address can read the page.",
+                err=True,
+            )
         asked.wait()
     finally:
         reader.close()

@@ -1,7 +1,7 @@
 """The settings as the page shows them: sections of names and values, without secrets. Pure.
 
-Rule: only what is named here is shown. A setting that is new is hidden until someone decides that
-it can hold no secret. Of options and tags only the names are shown, of a database nothing.
+Rule: only settings that are named here are shown, and those cannot hold a secret. Of options and
+tags only the names are shown, of a database nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads what the page shows: the table and the lag, each again and again in a thread of its own.
+"""Reads the table and the lag for the page, each again and again in a thread of its own.
 
 It only reads. Viewers do not cause reads: however many there are, the table is scanned once in
 `every_s`, eventually consistent.
@@ -87,7 +87,7 @@ class FleetReader:
         self._is_closed.set()
 
     def look(self) -> Snapshot:
-        """What was read so far."""
+        """The values read so far."""
         with self._lock:
             return msgspec.structs.replace(
                 self._snapshot,

@@ -37,6 +37,7 @@ CLOCKED = (
     "leases.reset",
     "leases.views",
     "migrate.spark",
+    "page.reading",
     "world",
 )
 CONFIG = "application: orders\nstream: orders\nleases: {failover: 1s}\naws: {region: us-east-1}\n"
@@ -94,7 +95,7 @@ class Rows(LeaseRows):
     def write(self, change: LeaseChange) -> Any:
         return self.outcomes.pop(0) if self.outcomes else super().write(change)
 
-    def items(self) -> Iterator[Sequence[Item]]:
+    def items(self, *, consistent: bool = True) -> Iterator[Sequence[Item]]:
         self._require()
         keys = sorted(self._rows.keys() | self._unreadable.keys())
         yield [item for each in keys if (item := self.raw(each)) is not None]

@@ -1,0 +1,169 @@
+"""`kclrun page` as a program, beside a fleet on the embedded AWS; and the page in a browser."""
+
+import contextlib
+import http.client
+import itertools
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+from kclrun.local.server import start_embedded
+from kclrun.page.server import serve_pages
+from tests.patience import HUNG_S
+from tests.processes.cli_rig import Program, Site
+from tests.unit.page.fleet import ABOUT, behind, key, lease, snapshot_of
+
+pytestmark = pytest.mark.slow
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+
+@pytest.fixture
+def programs():
+    with contextlib.ExitStack() as stack:
+
+        def start(*arguments):
+            program = Program(*arguments)
+            stack.callback(program.close)
+            return program
+
+        yield start
+
+
+@pytest.fixture
+def site(tmp_path):
+    with start_embedded() as embedded:
+        yield Site(tmp_path, embedded.endpoint, "page", 2)
+
+
+def fetched(url, path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", urlsplit(url).port, timeout=HUNG_S)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def until_shown(url, path, *parts):
+    over = time.monotonic() + HUNG_S
+    while True:
+        _, page = fetched(url, path)
+        if all(re.search(part, page) for part in parts):
+            return page
+        assert time.monotonic() < over, page
+        time.sleep(0.2)
+
+
+def url_of(program):
+    (line,) = program.until_lines(1)
+    return re.search(r"http://127\.0\.0\.1:\d+", line)[0]
+
+
+def browser(profile, *arguments):
+    """The headless browser; without its sandbox, which a container does not have."""
+    return [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        f"--user-data-dir={profile}",
+        *arguments,
+    ]
+
+
+def rendered(profile, url):
+    """The document that the browser has made of the page, after it was loaded."""
+    done = subprocess.run(
+        browser(profile, "--dump-dom", url),
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+        check=True,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_begins_before_the_first_start_and_shows_the_fleet_and_a_split_as_they_come(
+    site, programs, number
+):
+    page = programs("page", "--config", site.config, "--port", "0", "--every", "5s")
+    url = url_of(page)
+    until_shown(url, "/", "there is no lease table page", ">2</b><a[^>]*>without an owner")
+
+    site.put([(f"key{n}", "x") for n in range(100)])
+    output = site.config.with_name("rows")
+    fleet = programs("run", "--config", site.config, "--set", f"output.path={output}")
+    until_shown(url, "/", r"1 owners\.", "renewing", ">2</b><a[^>]*>owned", "table is healthy")
+    until_shown(url, "/shards", "<svg", r"2 shards, the most urgent first")
+
+    site.split(site.open_shards()[0])
+    until_shown(url, "/lineage", "shardId-000000000002", "split of ")
+    assert "kclrun.samples.hello:Hello" in fetched(url, "/settings")[1]
+    assert fetched(url, "/", Host="evil.example")[0] == 403
+
+    assert page.end(number) == 0
+    assert fleet.end() == 0
+
+
+def test_a_port_that_is_taken_is_named(site, programs):
+    first = programs("page", "--config", site.config, "--port", "0")
+    port = urlsplit(url_of(first)).port
+
+    second = programs("page", "--config", site.config, "--port", str(port))
+
+    assert second.wait() == 78
+    assert any(f"cannot listen on 127.0.0.1:{port}" in line for line in second.told)
+
+
+@needs_chromium
+def test_in_a_browser_a_thousand_shards_are_shown_with_their_strips(tmp_path):
+    leases = [lease(number) for number in range(1_000)]
+    lags = {each.key: behind(number, 1.0) for number, each in enumerate(leases)}
+    history = {each.key: bytes([1, 2, 1]) for each in leases}
+    fleet = snapshot_of(*leases, lags=lags, history=history)
+    server = serve_pages("127.0.0.1", 0, ABOUT, lambda: fleet)
+    try:
+        document = rendered(tmp_path, f"{server.url}/shards?live=off")
+    finally:
+        server.close()
+
+    assert document.count('<th scope="row"') == 1_000
+    # Two levels a strip, which are siblings; and six of the legend.
+    assert document.count("</path><path") == 1_000
+    assert document.count("<path") == 2_006
+    assert f"key={key(999)}" in document
+
+
+@needs_chromium
+def test_in_a_browser_the_page_loads_itself_again_without_scripts(tmp_path):
+    numbers, shown_twice = itertools.count(1), threading.Event()
+    about = msgspec.structs.replace(ABOUT, refresh_s=1)
+
+    def look():
+        if next(numbers) == 3:
+            shown_twice.set()
+        return snapshot_of(lease(0))
+
+    server = serve_pages("127.0.0.1", 0, about, look)
+    process = subprocess.Popen(
+        browser(tmp_path, "--remote-debugging-port=0", f"{server.url}/"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert shown_twice.wait(HUNG_S)
+    finally:
+        process.terminate()
+        process.wait(HUNG_S)
+        server.close()

@@ -1,0 +1,115 @@
+"""The server of the pages over real sockets: what a browser, and an attacker through one, gets."""
+
+import http.client
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from kclrun.observe.endpoint import HttpEndpoint
+from kclrun.page.server import serve_pages
+from tests.patience import HUNG_S
+from tests.unit.page.fleet import ABOUT, key, small_fleet
+
+PATHS = ("/", "/shards", f"/shard?key={key(1)}", "/lineage", "/outputs", "/settings", "/style.css")
+
+
+@pytest.fixture
+def server() -> Iterator[HttpEndpoint]:
+    made = serve_pages("127.0.0.1", 0, ABOUT, small_fleet)
+    yield made
+    made.close()
+
+
+def ask(
+    server: HttpEndpoint, path: str, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], str]:
+    parts = urlsplit(server.url)
+    connection = http.client.HTTPConnection("127.0.0.1", parts.port, timeout=HUNG_S)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_page_forbids_scripts_frames_and_other_origins(
+    server: HttpEndpoint, path: str
+) -> None:
+    status, headers, body = ask(server, path)
+
+    assert (status, bool(body)) == (200, True)
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; style-src 'self';")
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert "script" not in policy
+    assert headers["X-Frame-Options"] == "DENY"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert not any(name.lower().startswith("access-control") for name in headers)
+
+
+def test_a_page_loads_nothing_but_its_own_style_sheet(server: HttpEndpoint) -> None:
+    for path in PATHS[:-1]:
+        _, _, page = ask(server, path)
+        assert page.count("<link ") == 1
+        assert "<script" not in page
+        assert "style=" not in page
+        assert "src=" not in page
+        assert "http:" not in page
+        assert "https:" not in page
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", ""],
+)
+def test_a_site_that_points_its_name_at_this_address_gets_nothing(
+    server: HttpEndpoint, host: str
+) -> None:
+    status, _, body = ask(server, "/", Host=host)
+
+    assert status == 403
+    assert "orders" not in body
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
+def test_a_script_of_another_site_gets_nothing(server: HttpEndpoint, origin: str) -> None:
+    status, _, body = ask(server, "/", Origin=origin)
+
+    assert status == 403
+    assert "orders" not in body
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_only_get_and_head_are_served(server: HttpEndpoint, method: str) -> None:
+    assert ask(server, "/", method)[0] == 405
+    assert ask(server, "/", "HEAD")[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("192.0.2.7:8080", 200), ("[2001:db8::7]:8080", 200), ("evil.example", 403)],
+)
+def test_on_another_address_than_loopback_it_is_asked_by_an_address(host: str, status: int) -> None:
+    made = serve_pages("0.0.0.0", 0, ABOUT, small_fleet)
+    try:
+        assert ask(made, "/", Host=host)[0] == status
+    finally:
+        made.close()
+
+
+@pytest.mark.seconds
+def test_clients_that_say_nothing_do_not_keep_the_page_from_others(server: HttpEndpoint) -> None:
+    address = ("127.0.0.1", urlsplit(server.url).port or 0)
+    silent = [socket.create_connection(address, timeout=HUNG_S) for _ in range(4)]
+    try:
+        assert ask(server, "/")[0] == 200
+    finally:
+        for connection in silent:
+            connection.close()
