@@ -189,15 +189,15 @@ def run_processor(
     """Run a processor over the records of one shard, as the runtime would.
 
     Records at or below `position` are dropped. `checkpoint` is the setting of the same name:
-    `batch` writes one after each batch; `auto` only where the runtime must (at the end, and before
-    `uncheckpointed_max` is exceeded); with `manual` only the processor does. After the last record
-    the shard ends, or, with `end_of_shard=False`, the lease is given away. A call that raises is
-    repeated `retries` times, with its rows taken back and without the records it checkpointed;
-    then the error is raised to you, or with `then` as in `on_error.then` the records at fault are
-    given up. As in production `shutdown_requested` is called once, `initialize` again with a new
-    instance, and an error of the settings is not repeated. `schema` is `output.schema`; `decode` is
-    the setting, or a type or a function itself (for `glue` a function); without it `decode_as`.
-    `state` is what `context.state` holds at first, as key → name → value.
+    `batch` writes one after each batch; `auto` only where the runtime must (at the end, and for
+    `uncheckpointed_max`); with `manual` only the processor does. Then the shard ends, or, with
+    `end_of_shard=False`, the lease is given away. A call that raises is repeated `retries` times,
+    its rows taken back, without the records it checkpointed; then the error is raised to you, or
+    with `then` as in `on_error.then` the records at fault are given up. As in production
+    `shutdown_requested` is called once, `initialize` again with a new instance, and an error of the
+    settings is not repeated. `schema` is `output.schema`; `decode` is the setting, or a type or a
+    function itself (for `glue` a function); without it `decode_as`. `state` is what `context.state`
+    holds at first: key → name → value.
 
     `crash_after` ends the process after so many records, when the call with the last of them has
     returned and before anything is checkpointed for it. `crash_at_checkpoint=n` ends it in the

@@ -120,7 +120,7 @@ def test_a_bucket_that_is_missing_is_an_error_and_no_missing_version(aws):
         lambda: store.create(SHARD, NAMES[0], b""),
         lambda: list(store.list(SHARD)),
     ):
-        with pytest.raises(SinkError, match="never-made|bucket"):
+        with pytest.raises(SinkError, match=r"never-made|bucket"):
             use()
     with pytest.raises((ServiceError, SettingsError)):
         store.check()
