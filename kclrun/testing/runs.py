@@ -220,8 +220,6 @@ def run_processor(
     [{'text': 'A'}, {'text': 'B'}, {'text': 'C'}]
     >>> [call.name for call in run.calls]
     ['initialize', 'process_records', 'process_records', 'shard_ended']
-    >>> str(run.position)
-    'SHARD_END'
     """
     ledger = Ledger(position, state)
     run = Run(ledger.rows, ledger.checkpoints, position, outputs=ledger.outputs)
