@@ -64,6 +64,11 @@ class Ledger:
         self._covered: dict[str, int] = {}
         self._batch_start: dict[str, int] | None = None  # None outside a call that may emit
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """Its part of a context."""
+        return {"emit": self.emit, "state": self.state.state}
+
     def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
         if self._batch_start is None:
             raise SinkError("emit() is for process_records and shard_ended, while they run")
@@ -220,6 +225,8 @@ def run_processor(
     [{'text': 'A'}, {'text': 'B'}, {'text': 'C'}]
     >>> [call.name for call in run.calls]
     ['initialize', 'process_records', 'process_records', 'shard_ended']
+    >>> str(run.position)
+    'SHARD_END'
     """
     ledger = Ledger(position, state)
     run = Run(ledger.rows, ledger.checkpoints, position, outputs=ledger.outputs)
@@ -246,9 +253,8 @@ def run_processor(
                 fencing_token=fencing_token,
                 uncheckpointed_max=uncheckpointed_max,
                 checkpoint_mode=checkpoint,
-                emit=ledger.emit,
                 release=life.release,
-                state=ledger.state.state,
+                **ledger.given,
                 schemas=None if schema is None else {MAIN_OUTPUT: RowSchema.parse(schema)},
             ),
         )
