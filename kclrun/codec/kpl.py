@@ -19,7 +19,7 @@ from google.protobuf.message_factory import GetMessageClass
 from kclrun.errors import LimitExceeded, MalformedAggregate, RecordError
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, hash_key_of
 
 # 2**128 - 1 has 39 digits. Checked first, so that `int` never gets a text of unbounded length.
 _DIGITS_MAX: Final = 39
@@ -36,12 +36,7 @@ def effective_hash_key(partition_key: str, explicit_hash_key: str | None) -> int
     """
     if explicit_hash_key is not None:
         return parse_hash_key(explicit_hash_key)
-    try:
-        encoded = partition_key.encode()
-    except UnicodeEncodeError:
-        # Not chained: the original names the key.
-        raise LimitExceeded("a partition key holds a lone surrogate and has no UTF-8") from None
-    return int.from_bytes(hashlib.md5(encoded, usedforsecurity=False).digest(), "big")
+    return hash_key_of(partition_key)
 
 
 def parse_hash_key(text: str) -> int:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
+from kclrun.errors import LimitExceeded
+
 # Partition keys are hashed with MD5: 128 bits.
 HASH_KEY_MAX: Final = 2**128 - 1
 # Every shard id of the service begins with this; its number follows.
 _NUMBERED: Final = "shardId-"
+
+
+def hash_key_of(partition_key: str) -> int:
+    """The hash key of a record without an explicit one: the MD5 of its partition key. Raises:
+    LimitExceeded if the key cannot be written as UTF-8."""
+    try:
+        encoded = partition_key.encode()
+    except UnicodeEncodeError:
+        # Not chained: the original names the key.
+        raise LimitExceeded("a partition key holds a lone surrogate and has no UTF-8") from None
+    return int.from_bytes(hashlib.md5(encoded, usedforsecurity=False).digest(), "big")
 
 
 class HashRange(msgspec.Struct, frozen=True, order=True, gc=False):

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.shard import HashRange
+from kclrun.model.shard import HashRange, hash_key_of
 from kclrun.model.state import OF_PARENTS
 from kclrun.state.chain import Entries
 
@@ -92,7 +91,7 @@ def inherited(parts: Iterable[Entries], hash_range: HashRange | None) -> Entries
     entries: Entries = {}
     for part in parts:
         for key, values in part.items():
-            if effective_hash_key(key, None) in hash_range:
+            if hash_key_of(key) in hash_range:
                 if key in entries:
                     raise SettingsError("both parents have state for one key")
                 entries[key] = dict(values)

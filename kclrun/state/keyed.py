@@ -7,10 +7,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 import msgspec
 
-from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import HaltShard, LimitExceeded
 from kclrun.model.record import Record
-from kclrun.model.shard import HashRange
+from kclrun.model.shard import HashRange, hash_key_of
 from kclrun.state.chain import Entries
 
 # Of a partition key Kinesis allows 256 characters; the names of its values are shorter.
@@ -72,7 +71,7 @@ class LiveEntries:
 
     def _is_ours(self, key: str) -> bool:
         """A split gives each child the keys of its hash range: any other key would be lost then."""
-        return self._hash_range is None or effective_hash_key(key, None) in self._hash_range
+        return self._hash_range is None or hash_key_of(key) in self._hash_range
 
     def undo(self, change: Undoable) -> None:
         """Take the last change back."""

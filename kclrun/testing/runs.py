@@ -68,6 +68,11 @@ class Ledger:
         self._covered: dict[str, int] = {}
         self._batch_start: dict[str, int] | None = None  # None outside a call that may emit
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """Its part of a context."""
+        return {"emit": self.emit, "state": self.state.state}
+
     def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
         if self._batch_start is None:
             raise SinkError("emit() is for process_records and shard_ended, while they run")

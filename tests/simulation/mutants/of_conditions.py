@@ -15,7 +15,7 @@ _TO_OFFERS = """\
             *_without("owner"),
             *_WITHOUT_HANDOFF,
             _MOVED_IF_IT_MOVES,
-            _OUTPUTS_IF_GIVEN,
+            *_OUTPUTS_IF_GIVEN,
         ),
     ),
     writes.Offer: Write(

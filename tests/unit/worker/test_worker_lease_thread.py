@@ -97,6 +97,9 @@ class Rows:
     def commit(self, asked):
         self.asked.append(asked)
 
+    def confirm(self, state_version):
+        """This lease has no state."""
+
     def waiting_since(self):
         return 0.0
 

@@ -1,0 +1,69 @@
+"""The settings of the state: where it is, its limits, and how often it is committed."""
+
+import pytest
+
+from kclrun.config.load import settings_of
+from kclrun.config.state import checkpoint_every, state_place
+from kclrun.errors import SettingsError
+from kclrun.model.state import StatePlace
+from kclrun.model.time import WallTime
+
+BASE = "application: orders\nstream: clicks\nprocessor: a:B\n"
+
+
+def settings(text):
+    return settings_of(BASE + text, environment={}, now=WallTime(1e9))
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("", None),
+        ("state: {store: kept}", StatePlace(path="kept")),
+        ("state: {store: s3://bucket/a/b}", StatePlace(s3="s3://bucket/a/b")),
+        (
+            "state: {store: /mnt/x, max_bytes: 1MiB, retain: 1h}",
+            StatePlace(path="/mnt/x", max_bytes=2**20, retain_s=3600.0),
+        ),
+        (
+            "state: {store: s3://bucket}\naws: {endpoints: {s3: 'http://127.0.0.1:1'}}",
+            StatePlace(s3="s3://bucket", endpoint_url="http://127.0.0.1:1"),
+        ),
+    ],
+)
+def test_the_store_is_a_folder_or_a_bucket(text, place):
+    assert state_place(settings(text)) == place
+
+
+@pytest.mark.parametrize(
+    ("text", "every"),
+    [
+        ("", 10.0),
+        ("state: {store: kept}", 10.0),
+        ("state: {store: s3://bucket}", 30.0),
+        ("state: {store: s3://bucket}\ncheckpoint: {every: 5s}", 5.0),
+        ("state: {store: s3://bucket}\ncheckpoint: {every: batch}", "batch"),
+    ],
+)
+def test_a_commit_to_s3_is_each_30_s_unless_the_settings_say(text, every):
+    assert checkpoint_every(settings(text)) == every
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("state: {}", "state.store: is missing"),
+        ("state: {store: ''}", "state.store: expected a folder"),
+        ("state: {store: 'gs://bucket'}", "state.store: expected a folder"),
+        ("state: {store: 's3:/bucket'}", "state.store: expected a text like s3://bucket/prefix"),
+        ("state: {store: kept, max_bytes: 0B}", "state.max_bytes: expected more than nothing"),
+        (
+            "state: {store: kept}\nengine: spark\nspark: {checkpoint: /x}\noutput: {path: out}",
+            "state: is for engine: fleet",
+        ),
+    ],
+)
+def test_what_is_no_store_is_refused_in_words(text, words):
+    with pytest.raises(SettingsError) as refused:
+        settings(text)
+    assert words in str(refused.value)
