@@ -45,7 +45,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
-_FOLDERS: Final = frozenset({"leases", "migrate", "page", "run", "tail"})
+_FOLDERS: Final = frozenset({"dead-letters", "leases", "migrate", "page", "run", "tail"})
 # A verb of its own that changes leases, as those of `leases` do.
 _OF_LEASES: Final = frozenset({"reset"})
 

@@ -71,7 +71,7 @@ class Ledger:
     @property
     def given(self) -> dict[str, Any]:
         """Its part of a context."""
-        return {"emit": self.emit, "state": self.state.state}
+        return {"emit": self.emit, "prepare": self.prepare, "state": self.state.state}
 
     def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
         if self._batch_start is None:
@@ -278,10 +278,8 @@ def run_processor(
         fencing_token=fencing_token,
         uncheckpointed_max=uncheckpointed_max,
         checkpoint_mode=checkpoint,
-        emit=ledger.emit,
-        prepare=ledger.prepare,
+        **ledger.given,
         release=life.release,
-        state=ledger.state.state,
         schemas=_schemas(schema),
     )
     made = [record for record in make_records(records) if record.position > position]

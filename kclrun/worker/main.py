@@ -323,9 +323,8 @@ class LeaseProcess:
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
         self._rows = self._outputs()
         self._checkpoints = CheckpointCalls(self._inbox.post, self._cover, self._is_over)
-        self._line = ManagerLine(
-            channel, self._services.credentials.replace, self._tell_stacks_of_records
-        )
+        replace = self._services.credentials.replace
+        self._line = ManagerLine(channel, replace, self._tell_stacks_of_records)
         self._lease_thread = LeaseThread(
             self._life,
             self._inbox,

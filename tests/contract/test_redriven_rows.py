@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from kclrun.cli.letters.rows import LetterRefused, LetterRows
+from kclrun.cli.dead_letters.rows import LetterRefused, LetterRows
 from kclrun.errors import SinkError
 from kclrun.local.server import start_embedded
 from kclrun.model.output import OutputPlace

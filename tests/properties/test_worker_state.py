@@ -216,7 +216,7 @@ class Life:
         for number in range(self.done + 1, end + 1):
             key = keys_of(self.shard)[number - 1]
             values = self.state[key]
-            self.outputs.emit({"n": 100 * number + counts.add(key)}, SQL)
+            self.outputs.emit_to(SQL)({"n": 100 * number + counts.add(key)})
             if number % 3 == 0:
                 values.delete("odd")
             else:

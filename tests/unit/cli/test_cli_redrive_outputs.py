@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from kclrun.cli.config_options import load_configuration
-from kclrun.cli.letters.redrive import _settled
+from kclrun.cli.dead_letters.redrive import _settled
 from kclrun.cli.program import run_program
 from kclrun.errors import NotFound
 from kclrun.model.lease import Lease, LeaseKey

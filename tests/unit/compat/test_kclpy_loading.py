@@ -212,7 +212,9 @@ def checked(reference, folder):
 
 @pytest.mark.parametrize("reference", ["kclpy:consumer:Consumer", "kclpy:consumer.py"])
 def test_a_consumer_is_checked_without_being_made(folder, reference):
-    assert checked(reference, folder) == (0, "")
+    code, said = checked(reference, folder)
+
+    assert (code, said.strip()) == (0, "\x1dkind processor process_records")
 
 
 def test_what_a_script_imports_in_vain_is_said(folder):

@@ -20,7 +20,7 @@ from kclrun.cli.config_options import (
     config_options,
     load_configuration,
 )
-from kclrun.cli.letters.redrive import process_again
+from kclrun.cli.dead_letters.redrive import process_again
 from kclrun.cli.user_code import dead_letter_folder
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.errors import SettingsError

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from kclrun.cli.letters.rows import LetterRefused, LetterRows, Open, Rows
+from kclrun.cli.dead_letters.rows import LetterRefused, LetterRows, Open, Rows
 from kclrun.codec.values import Decode
 from kclrun.errors import KclrunError, SinkError
 from kclrun.loading import load_decoder, load_processor

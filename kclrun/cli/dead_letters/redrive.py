@@ -16,8 +16,8 @@ import click
 import msgspec
 
 from kclrun.cli.config_options import Configuration
-from kclrun.cli.letters import user_process
-from kclrun.cli.letters.user_process import RedriveJob, Redriven, ServiceAccess
+from kclrun.cli.dead_letters import user_process
+from kclrun.cli.dead_letters.user_process import RedriveJob, Redriven, ServiceAccess
 from kclrun.cli.user_code import output_folder, own_module
 from kclrun.codec.row_lines import encode_row
 from kclrun.config.outputs import output_places

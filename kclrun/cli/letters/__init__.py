@@ -1,6 +1,0 @@
-"""`kclrun dead-letters redrive` runs the processor over letters.
-
-The verb (`redrive.py`) chooses the letters and removes them; user code runs in a process of its own
-(`user_process.py`), which writes the rows where they belong (`rows.py`) before it says that a
-letter is done.
-"""
