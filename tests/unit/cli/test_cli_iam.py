@@ -37,6 +37,23 @@ def test_a_machines_policy_names_the_stream_and_the_table_of_the_file(tmp_path, 
     assert statements["NeverDropTheTable"]["Effect"] == "Deny"
 
 
+@pytest.mark.parametrize("store", ["s3://kept/some", "folder"])
+def test_the_versions_of_the_state_are_kept_listed_and_removed_in_their_bucket(
+    tmp_path, capsys, store
+):
+    assert iam(tmp_path, f"{FLEET}state: {{store: '{store}'}}\n", *ACCOUNT) == 0
+
+    statements = printed(capsys)
+    if store == "folder":
+        assert not [sid for sid in statements if "State" in sid]
+        return
+    assert statements["KeepVersionsOfTheState"]["Action"] == [
+        *("s3:DeleteObject", "s3:GetObject", "s3:PutObject"),
+    ]
+    assert statements["KeepVersionsOfTheState"]["Resource"] == "arn:aws:s3:::kept/some/*"
+    assert statements["ListVersionsOfTheState"]["Resource"] == "arn:aws:s3:::kept"
+
+
 def test_the_file_may_be_named_without_the_option(tmp_path, capsys):
     assert iam(tmp_path, FLEET, *ACCOUNT) == 0
     with_option = printed(capsys)

@@ -1,0 +1,92 @@
+"""A lease process with keyed state: it begins with what its row names, or halts in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kclrun.consuming import events
+from kclrun.consuming.commands import CommitOutputs
+from kclrun.errors import SettingsError, SinkError
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.output import StoredCursors
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.model.state import StatePlace
+from kclrun.protocol.reports import STATE, ProcessorRaised
+from tests.patience import HUNG_S
+from tests.unit.worker.test_lease_outputs import SHARD, Stage, at
+
+ROW = Lease(
+    key=LeaseKey(SHARD),
+    checkpoint=TRIM_HORIZON,
+    counter=7,
+    hash_range=HashRange(0, HASH_KEY_MAX),
+)
+
+
+def stage_with_state(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Stage:
+    stage = Stage(monkeypatch)
+    stage.rows._spec.state = StatePlace(path=str(folder))
+    return stage
+
+
+def test_the_next_process_begins_with_the_state_of_its_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first = stage_with_state(monkeypatch, tmp_path)
+    first.rows.open(ROW)
+    assert isinstance(first.events[0], events.OutputsBegan)
+    state = first.rows.state
+    assert state is not None
+    with pytest.raises(SinkError, match="while they run"):
+        state["a"]["n"] = 1
+    first.rows.begin_batch()
+    state["a"]["n"] = 1
+    first.rows.end_batch(at(5))
+    first.rows.settle(at(5))
+    first.rows.commit(CommitOutputs(at(5), must=True))
+    assert first.committed.wait(HUNG_S)
+    committed = next(each for each in first.events if isinstance(each, events.OutputsCommitted))
+    assert (committed.upto, committed.cursors) == (at(5), {})
+    first.rows.close()
+
+    row = msgspec.structs.replace(
+        ROW,
+        checkpoint=at(5),
+        counter=9,
+        state_version=committed.state_version,
+        outputs=StoredCursors(at(5), ()),
+    )
+    second = stage_with_state(monkeypatch, tmp_path)
+    assert second.rows.open(row).checkpoint == at(5)
+    assert second.rows.state is not None
+    assert dict(second.rows.state["a"]) == {"n": 1}
+    second.rows.close()
+
+    for path in tmp_path.rglob("*.state"):
+        path.unlink()
+    third = stage_with_state(monkeypatch, tmp_path)
+    with pytest.raises(SettingsError, match=r"is missing from state\.store"):
+        third.rows.open(row)
+    assert third.events == [], "no batch starts"
+
+
+def test_a_store_that_is_away_is_tried_again_until_delivery_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "orders").write_text("a file where the folder should be")
+    stage = stage_with_state(monkeypatch, tmp_path)
+    row = msgspec.structs.replace(
+        ROW,
+        checkpoint=at(5),
+        state_version="0000000007-000001-0badcafe",
+        outputs=StoredCursors(at(5), ()),
+    )
+    with pytest.raises(SinkError, match="cannot read"):
+        stage.rows.open(row)
+    assert stage.waits == 3
+    told = [each for each in stage.reports if isinstance(each, ProcessorRaised)]
+    assert {each.where for each in told} == {STATE}
