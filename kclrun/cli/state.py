@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The state of one shard: what its row names, and what was read of it; or what is `wrong`."""
+    """The state of one shard: the version that its row names and its content; or the reason why it is `wrong`."""
 
     shard: str
     checkpoint: str

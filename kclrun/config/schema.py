@@ -10,7 +10,6 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from kclrun.config.concurrency import ConcurrencySettings
 from kclrun.config.names import (
     BucketUrl,
     ConsumerName,
@@ -25,6 +24,7 @@ from kclrun.config.names import (
     TopicArn,
     VariableName,
 )
+from kclrun.config.processing import ConcurrencySettings, StateSettings
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
 from kclrun.model.letter import LetterPlace
@@ -405,20 +405,6 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
             "columns that each emitted row must fit, such as `carrier string NOT NULL, miles long`"
         ),
     ] = None
-
-
-class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the values of context.state are kept. A shard's are in memory while it is read."""
-
-    store: Annotated[
-        str, documented("folder that all machines of the application share, or s3://bucket/prefix")
-    ]
-    max_bytes: Annotated[ByteSize, documented("of one shard; a lease above it halts")] = ByteSize(
-        2**30
-    )
-    retain: Annotated[
-        Duration, documented("how long versions are kept that no lease begins with any more")
-    ] = Duration(86400)
 
 
 class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kclrun.config.concurrency import ConcurrencySettings
+from kclrun.config.processing import ConcurrencySettings
 from kclrun.consuming.concurrency import Concurrency
 from kclrun.errors import ProcessorLoadError
 from kclrun.processor import is_asynchronous, takes_records

@@ -11,6 +11,7 @@ from kclrun.errors import SettingsError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "simulate.md").read_text()
+FLEET_PAGE = ROOT / "docs" / "how-to" / "see-the-fleet.md"
 COMMANDS = re.findall(r"kclrun simulate --\S+ \d[^\n`]*", PAGE)
 PICTURES = re.findall(r"!\[([^\]]*)\]\(\.\./pictures/([^)]+)\)", PAGE)
 PICTURES_FOLDER = ROOT / "docs" / "pictures"
@@ -54,5 +55,6 @@ def test_each_picture_of_the_page_is_there_small_and_named_by_the_command_that_m
 
 def test_no_picture_is_left_over():
     there = {path.name for path in PICTURES_FOLDER.glob("*.png")}
+    of_the_page = re.findall(r"pictures/(page-[a-z]+\.png)", FLEET_PAGE.read_text())
 
-    assert there == {path for _, path in PICTURES}
+    assert there == {*(path for _, path in PICTURES), *of_the_page}

@@ -36,6 +36,10 @@ def test_no_package_named_processors_is_installed_and_the_samples_are_in_kclrun(
     assert samples == {path.name for path in (ROOT / "processors").glob("*.py")}
 
 
+def test_the_style_sheet_of_the_page_is_in_the_wheel(wheel):
+    assert "kclrun/page/style.css" in zipfile.ZipFile(wheel).namelist()
+
+
 def test_from_a_wheel_samples_load_and_a_folder_of_the_users_is_not_shadowed(wheel, tmp_path):
     environment = Environment(tmp_path / "venv")
     environment.install(wheel)

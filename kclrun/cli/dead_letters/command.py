@@ -122,7 +122,7 @@ def redrive(
     """Process letters again, or put them back into their streams.
 
     The order of each key is kept. A letter is removed once it is processed and its rows are in all
-    outputs, or once its record is in the stream. What is interrupted can be run again: SQL, S3 and
+    outputs, or once its record is in the stream. An interrupted run can be repeated: SQL, S3 and
     rolled files have each row once, other outputs have what was under way at that moment twice.
     With such outputs a letter waits until the checkpoint of its shard has passed it.
     """

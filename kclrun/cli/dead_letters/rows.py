@@ -22,7 +22,7 @@ from kclrun.model.time import WallTime, backoff_s
 from kclrun.ports import Output
 
 # Pauses of 0.5, 1 and 2 s: a connection is repaired in them. Its operator waits for the verb, and
-# what is away for longer keeps the letters: the verb is run again.
+# if a destination is away for longer, the letters stay: the verb is run again.
 _TRIES: Final = 4
 _PAUSE_S: Final = 0.5
 _PAUSE_MAX_S: Final = 2.0
@@ -58,7 +58,7 @@ class LetterRows:
         try:
             self._write(letter, rows)
         except Superseded:
-            # Another redrive wrote them at this moment, or what was sent is gone: look again.
+            # Another redrive wrote them at this moment, or the rows that were sent are gone: look again.
             try:
                 self._write(letter, rows)
             except Superseded as error:

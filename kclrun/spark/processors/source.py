@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from kclrun.config.concurrency import RECORDS_MAX
+from kclrun.config.processing import RECORDS_MAX
 from kclrun.config.schema import CheckpointSettings, DeadLetterSettings, Settings
 from kclrun.consuming.concurrency import Concurrency, Order
 from kclrun.consuming.delivery import ErrorPolicy, Then

@@ -1,4 +1,4 @@
-"""The section `concurrency`: records of a shard that are processed at the same time."""
+"""How the records of a shard are processed: the sections `concurrency` and `state`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from kclrun.config.units import Duration
+from kclrun.config.units import ByteSize, Duration
 
 # So many threads take 8 GB of address space and some 30 MB of memory; tasks take less. More calls
 # at a time than a service takes from one client only wait there.
@@ -37,3 +37,21 @@ class ConcurrencySettings(msgspec.Struct, frozen=True, kw_only=True):
             description="with `async def`: a call that takes longer is cancelled, and has failed"
         ),
     ] = None
+
+
+class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the values of context.state are kept. A shard's are in memory while it is read."""
+
+    store: Annotated[
+        str,
+        msgspec.Meta(
+            description="folder that all machines of the application share, or s3://bucket/prefix"
+        ),
+    ]
+    max_bytes: Annotated[
+        ByteSize, msgspec.Meta(description="of one shard; a lease above it halts")
+    ] = ByteSize(2**30)
+    retain: Annotated[
+        Duration,
+        msgspec.Meta(description="how long versions are kept that no lease begins with any more"),
+    ] = Duration(86400)
