@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The state of one shard: the version that its row names and its content; or the reason why it is `wrong`."""
+    """The state of one shard: the version that its row names, and its content; or the reason why it
+    is `wrong`."""
 
     shard: str
     checkpoint: str
