@@ -58,7 +58,7 @@ class LetterRows:
         try:
             self._write(letter, rows)
         except Superseded:
-            # Another redrive wrote them at this moment, or rows that were sent are gone: look again.
+            # Another redrive wrote them at this moment, or sent rows are gone: look again.
             try:
                 self._write(letter, rows)
             except Superseded as error:
