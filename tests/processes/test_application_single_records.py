@@ -66,7 +66,7 @@ class Singles:
         assert all(numbers == sorted(set(numbers)) for numbers in by_key.values())
 
 
-@pytest.mark.parametrize("kind", ["Tasks", "Threads"])
+@pytest.mark.parametrize("kind", ["Tasks", pytest.param("Threads", marks=pytest.mark.slow)])
 def test_killed_in_the_middle_each_row_is_there_once_and_the_poisons_are_letters(
     embedded_aws, application, producer, tmp_path, kind
 ):
@@ -94,7 +94,7 @@ def test_killed_in_the_middle_each_row_is_there_once_and_the_poisons_are_letters
     assert len(letters_at(place, embedded_aws)) == len(poisons)
 
 
-@pytest.mark.parametrize("kind", ["Tasks", "Threads"])
+@pytest.mark.parametrize("kind", ["Tasks", pytest.param("Threads", marks=pytest.mark.slow)])
 def test_drained_in_the_middle_and_started_again_each_record_is_called_once(
     embedded_aws, application, producer, tmp_path, kind
 ):

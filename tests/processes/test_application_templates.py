@@ -21,7 +21,14 @@ from tests.support.postgres import running_postgres
 README_LINES_MAX = 40
 
 
-@pytest.mark.parametrize("template", [name for name in templates() if name != "hello"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        pytest.param(name, marks=() if name == "dead-letters" else pytest.mark.slow)
+        for name in templates()
+        if name != "hello"
+    ],
+)
 def test_a_template_does_what_its_readme_shows(template: str, tmp_path: Path) -> None:
     project = tmp_path / template
     assert run_program(["init", "--template", template, str(project)]) == 0
@@ -45,6 +52,7 @@ def test_a_readme_of_a_template_is_short(template: str) -> None:
     assert len(starter_files(template)["README.md"].splitlines()) <= README_LINES_MAX
 
 
+@pytest.mark.slow
 def test_the_template_of_a_database_writes_to_the_one_that_the_environment_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,7 +92,7 @@ class Owner:
         self.outputs.begin_batch()
         self.state["key"]["n"] = f"{self.mark}{number}"
         if emits:
-            self.outputs.emit({"n": number}, "rows")
+            self.outputs.emit_to("rows")({"n": number})
         self.outputs.end_batch(at(number))
         self.outputs.settle(at(number))
 

@@ -32,7 +32,7 @@ def _begins_at_the_row(begin):
 BUGS = {
     "K7: the token alone": (Table, "holds", lambda table, token, _: token >= table.token, "K5", 4),
     "K5: the checkpoint does not wait": (
-        *(OutputCommits, "covered", lambda _, wanted, __: wanted, "I13", 3),
+        *(OutputCommits, "covered", lambda _, wanted, *__: wanted, "I13", 3),
     ),
     "K12: rows that are there come again": (
         *(Outputs, "begin", _begins_at_the_row(Outputs.begin), "K5", 7),
