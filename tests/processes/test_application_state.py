@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 
 import msgspec
+import pytest
 
 from kclrun.sinks.state_files import StateFiles
 from kclrun.state.chain import read_chain
