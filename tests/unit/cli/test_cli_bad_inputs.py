@@ -256,6 +256,7 @@ MANUAL = "checkpoint: {every: manual}\n"
         ("Threads", IN_TIME, "concurrency.timeout: is for `async def process_record`"),
         ("Tasks", MANUAL, "checkpoint.every: manual is for process_records"),
         ("Tasks", AT_ONCE + "leases: {per_process: 4}\n", "leases that share a process take turns"),
+        ("Tasks", "state: {store: kept}\n", "state: is for process_records: changes of records"),
         ("Tasks", "concurrency: {records: 0}\n", "concurrency.records"),
         ("Tasks", "concurrency: {timeout: 0s}\n", "expected more than 0s"),
     ],

@@ -142,6 +142,7 @@ def test_one_letter_is_shown_whole_and_its_payload_harmless(
         (["list"], "--set on_error={}", 78, "this application keeps no dead letters"),
         (["redrive", "--to", "stream", "--yes"], "--set stream=b", 78, "letters of orders: not"),
         (["redrive", "--yes"], "--set processor=", 78, "processor"),
+        (["redrive", "--yes"], "--set state.store=kept", 78, "state is changed by its lease"),
     ],
 )
 def test_what_is_asked_wrongly_is_refused_in_words(
