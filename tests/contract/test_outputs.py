@@ -19,11 +19,8 @@ from tests.contract import dynamodb_places, message_places, output_places, sql_p
 
 PLACES = output_places.PLACES | sql_places.PLACES | message_places.PLACES | dynamodb_places.PLACES
 START = Cursor(TRIM_HORIZON)
-# A history takes up to seconds, most of them waits for a disk: three of each place in `bin/test`.
-SEEDS = (
-    *range(104_000, 104_003),
-    *(pytest.param(n, marks=pytest.mark.slow) for n in range(104_003, 104_012)),
-)
+# A history takes up to seconds, most of them waits for a disk.
+SEEDS = range(104_000, 104_003)
 OF = RowsOf(
     application="orders",
     stream="clicks",
