@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -123,7 +124,7 @@ def redrive(config: Path, *more: str) -> int:
 
 def in_sql(config: Path) -> list[int]:
     try:
-        with sqlite3.connect(config.parent / "rows.db") as database:
+        with closing(sqlite3.connect(config.parent / "rows.db")) as database:
             return [n for (n,) in database.execute("SELECT n FROM orders ORDER BY n")]
     except sqlite3.OperationalError:
         return []
