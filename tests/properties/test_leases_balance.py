@@ -200,6 +200,7 @@ def test_random_fleets_settle_from_anywhere(seed):
     settles(Fleet(seed, groups, work, counts), seed)
 
 
+@pytest.mark.seconds
 def test_the_stable_imbalance_of_300_and_200_is_undone_by_fifty_moves_and_no_more():
     held = {**named("a", [3] * 100), **named("b", [2] * 100)}
     fleet = Fleet(1, {"a": 100, "b": 100}, 500, held)

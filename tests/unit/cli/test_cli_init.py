@@ -19,6 +19,7 @@ def test_a_starter_project_is_right_from_the_start(tmp_path: Path) -> None:
     assert run_program(["check", "--config", str(folder / "app.yaml")]) == 0
 
 
+@pytest.mark.seconds
 def test_the_tests_of_a_starter_project_pass(tmp_path: Path) -> None:
     run_program(["init", str(tmp_path)])
 

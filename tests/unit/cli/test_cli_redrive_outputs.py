@@ -23,6 +23,9 @@ from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.sinks.dead_letters import LetterFolder
 from tests.support.letters import letter
 
+# Each redrive is a process.
+pytestmark = pytest.mark.seconds
+
 FIRST, SECOND = "shardId-000000000001", "shardId-000000000002"
 CREATED = 1_700_000_000.5
 PROCESSOR = """

@@ -303,6 +303,7 @@ def test_past_the_fence_no_record_starts_until_the_lease_is_renewed(start, kind)
     main.until_processed(12)
 
 
+@pytest.mark.seconds
 def test_a_stop_fills_a_gap_only_before_the_fence_and_goes_on_once_it_moves(start):
     main = start(Tasks, held=[11, 13], records=2)
     main.begin(page(11, 12, 13, key=lambda number: "a" if number < 13 else "b"), fence=50.0)
@@ -372,6 +373,7 @@ def test_a_halt_covers_what_is_before_it_and_names_its_record(start, kind, recor
     assert (main.processed, main.rows.all) == (11, [11])
 
 
+@pytest.mark.seconds
 def test_a_place_that_takes_no_row_is_tried_again_and_reported(start):
     main = start(Tasks)
     main.rows.full = 1
