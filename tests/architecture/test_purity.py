@@ -94,6 +94,7 @@ def loops_over_bare_sets(source):
             yield node.lineno, "iterates over a bare set"
 
 
+@pytest.mark.seconds
 def test_a_pure_module_imports_nothing_that_acts():
     found = broken(acting_imports, pure_modules())
 

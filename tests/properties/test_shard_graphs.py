@@ -212,6 +212,7 @@ def check_rest(graph, rows):
             assert row is None or row.is_ended, f"{row.key} never ends"
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("start", STARTS, ids=str)
 def test_whatever_comes_about_is_read_in_order_and_once(start):
     """One plan is written while everything else goes on."""

@@ -10,6 +10,7 @@ class HttpService:
 
     def __init__(self, answer):
         class Handler(BaseHTTPRequestHandler):
+            disable_nagle_algorithm = True  # else 40 ms between head and body
             protocol_version = "HTTP/1.1"
 
             def handle(self):

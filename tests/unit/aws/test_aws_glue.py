@@ -244,6 +244,7 @@ def test_a_format_of_the_future_is_refused_in_words() -> None:
         decode(of_number(1))
 
 
+@pytest.mark.seconds
 def test_calls_have_bounded_attempts_and_times(moto_url: str) -> None:
     client = registry_client(moto_url)()
     config: SimpleNamespace = client.meta.config

@@ -210,6 +210,7 @@ def test_in_the_foreground_it_says_what_is_ready_and_ends_with_zero(
     assert more == (["Streams: orders (shards: 2), returns (shards: 1)"] if streams else [])
 
 
+@pytest.mark.seconds
 def test_in_the_foreground_it_ends_when_one_of_its_processes_does(in_the_foreground, capsys):
     def kill(running):
         os.kill(running.pids[1], signal.SIGKILL)

@@ -18,6 +18,7 @@ def profiles():
     return [draw_profile(seed) for seed in range(SEEDS)]
 
 
+@pytest.mark.seconds
 def test_a_seed_draws_the_same_storm_every_time_and_another_seed_another(profiles):
     assert [draw_profile(seed) for seed in range(20)] == profiles[:20]
     texts = [msgspec.json.encode(profile) for profile in profiles]

@@ -625,6 +625,7 @@ def life(folder: Path, acknowledged: int, last: int) -> Iterator[int]:
         crash(rows)
 
 
+@pytest.mark.seconds
 def test_whatever_single_system_call_fails_each_row_is_there_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

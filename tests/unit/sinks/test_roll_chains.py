@@ -141,6 +141,7 @@ _ROLLS = st.lists(
 )
 
 
+@pytest.mark.seconds
 @settings(max_examples=500)
 @given(_ROLLS)
 def test_each_row_is_still_visible_when_all_that_is_there_twice_is_removed(drawn):

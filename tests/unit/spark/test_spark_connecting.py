@@ -111,6 +111,7 @@ def test_connections_are_kept_within_a_bound_and_the_longest_unused_leaves_first
     assert kept.get(b) == 5
 
 
+@pytest.mark.seconds
 def test_a_forked_worker_makes_its_own_connection(endpoint):
     made_here(endpoint, "forked")
     mine = connected(reached(endpoint, "forked"))

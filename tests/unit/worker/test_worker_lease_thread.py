@@ -305,6 +305,7 @@ def test_the_manager_says_that_others_are_in_sight_and_the_lease_is_offered(stag
     assert stage.told(reports.LeaseReleased)[0].how == "offered to any owner"
 
 
+@pytest.mark.seconds
 def test_a_late_checkpoint_keeps_the_rows_it_covers_first_and_is_no_owners_send(stage):
     stage.life._put_off_until = boottime() + 60.0
     stage.batch(20)
@@ -534,6 +535,7 @@ def test_user_code_that_returned_early_in_a_stall_did_not_cause_it():
 # A fetch thread that hangs
 
 
+@pytest.mark.seconds
 def test_a_request_for_records_that_never_comes_back_ends_the_lease_thread_with_its_reason(stage):
     stage.fetch_view = FetchView(asking_since_instant=boottime())
 
