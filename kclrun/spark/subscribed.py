@@ -22,7 +22,7 @@ from kclrun.model.reading import FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import ShardReader, ShardSubscriber, StreamAdmin, Subscription, open_iterator
-from kclrun.spark.planning.shard_cursor import RECORD_OVERHEAD_BYTES
+from kclrun.spark.planning.shard_cursor import size_of
 from kclrun.spark.positions import Position, after
 
 _log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class PushedRecords:
         if self._skips_to is not None:
             new = [each for each in new if not self._skips_to.covers(each.sequence_number)]
         self._unread += new
-        self.size_bytes += _size(new)
+        self.size_bytes += size_of(new)
         return bool(new) or event.is_end or (was_behind and not event.millis_behind_latest)
 
     def is_at(self, place: StartPoint) -> bool:
@@ -120,7 +120,7 @@ class PushedRecords:
                 return False
             self._begin, self._skips_to = place, wanted
             self._unread = [e for e in self._unread if not wanted.covers(e.sequence_number)]
-            self.size_bytes = _size(self._unread)
+            self.size_bytes = size_of(self._unread)
         has_caught_up = self._skips_to is None or (
             self._reached is not None and self._skips_to <= self._reached
         )
@@ -140,7 +140,7 @@ class PushedRecords:
         assert self._last is not None, "as `has_page` says"
         last, records = self._last, self._unread[:limit]
         self._unread = self._unread[limit:]
-        self.size_bytes -= _size(records)
+        self.size_bytes -= size_of(records)
         if records:
             number = records[-1].sequence_number
             self._begin = StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, number)
@@ -156,10 +156,6 @@ class PushedRecords:
             continuation=last.continuation or records[-1].sequence_number,
         )
         return page, self._begin
-
-
-def _size(records: Collection[Record]) -> int:
-    return sum([len(each.data) + RECORD_OVERHEAD_BYTES for each in records])
 
 
 def _position_of(start: StartPoint) -> Position | None:

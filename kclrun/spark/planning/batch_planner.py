@@ -13,7 +13,6 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.errors import DataLoss
-from kclrun.model.record import Record
 from kclrun.model.shard import ShardGraph
 from kclrun.spark.lineage import superseded
 from kclrun.spark.offsets import Hint, Offset
@@ -21,7 +20,6 @@ from kclrun.spark.options import SourceSettings
 from kclrun.spark.planning.batch_target import BATCH_INLINE_BYTES_MAX, ServiceTime, TargetSearch
 from kclrun.spark.planning.bound_search import BatchTarget
 from kclrun.spark.planning.shard_cursor import (
-    RECORD_OVERHEAD_BYTES,
     Answer,
     AskListing,
     AskPage,
@@ -32,6 +30,7 @@ from kclrun.spark.planning.shard_cursor import (
     Refused,
     ShardCursor,
     Slowed,
+    size_of,
 )
 from kclrun.spark.planning.shard_listing import ShardListing
 from kclrun.spark.planning.shard_search import (
@@ -65,16 +64,12 @@ def hints_for(
         if cursor.bound != cursor.position and end.shards.get(cursor.shard_id) == cursor.bound
     }
     left = BATCH_INLINE_BYTES_MAX
-    for size, shard_id in sorted((_size(hint.rows), each) for each, hint in hints.items()):
+    for size, shard_id in sorted((size_of(hint.rows or ()), each) for each, hint in hints.items()):
         if size > min(left, shard_bytes_max) or not shard_bytes_max:
             hints[shard_id] = msgspec.structs.replace(hints[shard_id], rows=None)
         else:
             left -= size
     return hints
-
-
-def _size(rows: tuple[Record, ...] | None) -> int:
-    return sum(len(row.data) + RECORD_OVERHEAD_BYTES for row in rows or ())
 
 
 # Retention is at least a day: an idle stream's offset records once an hour that nothing was missed.

@@ -276,6 +276,6 @@ def _read(cursor: ShardCursor, page_run: PageRun, limit: int) -> _Reading:
         # A time falls between two bursts of records more often than into one: the time before the
         # first record counts as well.
         seen_s = (arrival_ms(records[-1]) - sought_ms) / 1000
-    cursor.density = density_of(records, seen_s) or cursor.density
+    cursor.density = density_of(records, page_run.page_bytes, seen_s) or cursor.density
     cursor.lag_ms = answer.page.millis_behind_latest
     return records

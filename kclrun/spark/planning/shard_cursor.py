@@ -5,7 +5,7 @@ It decides nothing about when to read: `shard_search.py` does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -116,19 +116,26 @@ def arrival_ms(record: Record) -> int:
     return round(record.approximate_arrival_timestamp * 1000)
 
 
-def density_of(records: Sequence[Record], span_s: float | None = None) -> Density | None:
+def size_of(records: Collection[Record]) -> int:
+    """About the bytes that these records have in an answer of the service."""
+    # A list: a generator costs half as much again, for each record of each look.
+    return _RECORD_OVERHEAD_BYTES * len(records) + sum([len(each.data) for each in records])
+
+
+def density_of(
+    records: Sequence[Record], size_bytes: int, span_s: float | None = None
+) -> Density | None:
     """The density of one page, over its own span or the given one; None for a single record, which
     does not show a rate."""
     if not records:
         return None
-    size = sum(len(record.data) + RECORD_OVERHEAD_BYTES for record in records)
     steps = len(records)
     if span_s is None:
         steps -= 1
         span_s = (arrival_ms(records[-1]) - arrival_ms(records[0])) / 1000
     if steps < 1:
         return None
-    mean = size / len(records)
+    mean = size_bytes / len(records)
     rate = steps / max(_SPAN_MIN_S, span_s)
     return Density(rate, rate * mean, mean)
 
@@ -140,7 +147,7 @@ def density_of(records: Sequence[Record], span_s: float | None = None) -> Densit
 # Iterators live five minutes; executors get half a minute to begin with one.
 TOKEN_AGE_MAX_S: Final = 270.0
 # The key, the sequence number and the JSON around a record.
-RECORD_OVERHEAD_BYTES: Final = 100
+_RECORD_OVERHEAD_BYTES: Final = 100
 
 
 class PageRun:
@@ -151,6 +158,7 @@ class PageRun:
     page was the shard's last. `is_whole` is False where the record that `base` names was not
     found any more: such a stretch finds bounds, but the reader must judge its rows. `is_pushed`
     means that the last page came from a subscription; `read_bytes` are those of the other pages.
+    `page_bytes` is the size of the last page's records.
     """
 
     def __init__(
@@ -165,7 +173,7 @@ class PageRun:
         self.last: Record | None = None
         self.rows: list[Record] | None = []
         self.count = 0
-        self.size_bytes = 0
+        self.size_bytes = self.page_bytes = 0
         self.tip_ms: int | None = None
         self.tip_seen_at: float | None = None
         self.is_ended = False
@@ -228,10 +236,11 @@ class PageRun:
         self.is_ended = page.next_iterator is None
         is_tip = not self.is_ended and page.millis_behind_latest == 0
         self.tip_ms, self.tip_seen_at = (asked_ms, paged.sent_at) if is_tip else (None, None)
+        self.page_bytes = size_of(records)
         if records:
             self.first = self.first or records[0]
             self.last = records[-1]
-            self._keep(records)
+            self._keep(records, self.page_bytes)
         return records
 
     def rest_after(self, bound: Position) -> PageRun | None:
@@ -254,7 +263,7 @@ class PageRun:
         rest.first, rest.last = kept[0], kept[-1]
         rest.tip_ms, rest.tip_seen_at = self.tip_ms, self.tip_seen_at
         rest.is_pushed = self.is_pushed
-        rest._keep(kept)
+        rest._keep(kept, size_of(kept))
         return rest
 
     def rows_to(self, bound: Position) -> tuple[Record, ...] | None:
@@ -302,9 +311,8 @@ class PageRun:
         self.first = None if self.first is None else _without_data(self.first)
         self.last = self.first if is_one or self.last is None else _without_data(self.last)
 
-    def _keep(self, records: list[Record]) -> None:
+    def _keep(self, records: list[Record], size_bytes: int) -> None:
         self.count += len(records)
-        size_bytes = sum(len(row.data) + RECORD_OVERHEAD_BYTES for row in records)
         self.size_bytes += size_bytes
         self.read_bytes += 0 if self.is_pushed else size_bytes
         if self.size_bytes > self._rows_bytes_max:

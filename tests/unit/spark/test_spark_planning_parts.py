@@ -26,6 +26,7 @@ from kclrun.spark.planning.shard_cursor import (
     ShardCursor,
     Slowed,
     density_of,
+    size_of,
 )
 from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch, Tick
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
@@ -177,7 +178,8 @@ def test_limits_of_a_trigger_are_times_at_the_density_of_all_shards(records_max,
 )
 def test_a_density_needs_two_records_or_a_span(arrivals, span_s, density):
     """A record has 100 bytes of data and 100 around them."""
-    assert density_of([record(n, at) for n, at in enumerate(arrivals)], span_s) == density
+    records = [record(n, at) for n, at in enumerate(arrivals)]
+    assert density_of(records, size_of(records), span_s) == density
 
 
 @pytest.mark.parametrize(
