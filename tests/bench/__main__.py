@@ -124,6 +124,12 @@ ROWS: Final = {
             3,
         ),
         Row(
+            "consumers",
+            "five applications of one shard at 0.9 MB/s, under limits: fan-out p99 ≤ 1 s",
+            "bench.latency:consumers",
+            3,
+        ),
+        Row(
             "fleet",
             "planned move: p50 ≤ 0.6 s, p99 ≤ 1.5 s; host lost: p99 ≤ failover + 7 s; requests",
             "bench.fleet:fleet",

@@ -1,7 +1,8 @@
-"""Row `latency`: from putting a record to user code, by enhanced fan-out and by polling."""
+"""Rows `latency` and `consumers`: records to user code, by enhanced fan-out and by polling."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 import time
@@ -27,6 +28,10 @@ _PATIENCE_S: Final = 60.0
 # CPU for each MB: one shard with 32 MB of records of 1 kB, read from its beginning.
 _BACKLOG_RECORDS: Final = 32_000
 _RECORD_BYTES: Final = 1_000
+# Five applications of one shard, which takes 90 % of the 1 MB/s that the service lets through.
+_CONSUMERS: Final = 5
+_FULL_REQUEST: Final = 45
+_FULL_EVERY_S: Final = 0.05
 
 
 def latency(rounds: int) -> list[Figure]:
@@ -69,7 +74,7 @@ def _lags(folder: Path, embedded: Embedded, mode: str) -> list[float]:
     options = {"marks": str(marks)}
     with (
         program(folder, embedded, "lags", "Lags", options, fetch={"mode": mode}),
-        repeated(partial(_put_some, client, itertools.count()), _PUT_EVERY_S),
+        repeated(partial(_put, client, "lags", itertools.count(), _A_REQUEST, 0), _PUT_EVERY_S),
     ):
         wait_until(lambda: marks.stat().st_size > 0, "the first batch", _PATIENCE_S)
         time.sleep(2.0)  # an observation, no wait: the first second has imports in it
@@ -78,13 +83,16 @@ def _lags(folder: Path, embedded: Embedded, mode: str) -> list[float]:
         return [float(line) for line in marks.read_text().splitlines()[before:]]
 
 
-def _put_some(client: Any, numbers: Iterator[int]) -> None:
+def _put(client: Any, stream: str, numbers: Iterator[int], count: int, size_bytes: int) -> None:
     """Records to keys of their own, each with the instant of its put."""
     records = [
-        {"Data": repr(time.monotonic()).encode(), "PartitionKey": str(next(numbers))}
-        for _ in range(_A_REQUEST)
+        {
+            "Data": repr(time.monotonic()).encode().ljust(size_bytes),
+            "PartitionKey": str(next(numbers)),
+        }
+        for _ in range(count)
     ]
-    client.put_records(StreamName="lags", Records=records)
+    client.put_records(StreamName=stream, Records=records)
 
 
 def _cpu_ms_a_mb(folder: Path, embedded: Embedded, mode: str, number: int) -> float:
@@ -101,3 +109,50 @@ def _cpu_ms_a_mb(folder: Path, embedded: Embedded, mode: str, number: int) -> fl
         wait_until(marks.exists, "the last record", _PATIENCE_S)
         wait_until(lambda: marks.read_text().endswith("\n"), "its line", _PATIENCE_S)
     return float(marks.read_text()) * 1000 / (_BACKLOG_RECORDS * _RECORD_BYTES / 1e6)
+
+
+def consumers(rounds: int) -> list[Figure]:
+    """Five applications read one shard, which takes 0.9 MB/s, under the service's limits: a shard
+    gives 2 MB/s to all pollers together, and 2 MB/s to each consumer of enhanced fan-out. From
+    putting a record to user code, over all five: pollers fall behind for as long as it goes on.
+    """
+    figures = []
+    for mode, target in (("fan-out", Target(at_most=1_000.0)), ("polling", None)):
+        lags = [lag for _ in range(rounds) for lag in _lags_of_five(mode)]
+        label = f"{mode}, {_CONSUMERS} applications: put → process_records"
+        figures += [
+            figure("consumers", label, "ms", lags),
+            figure(
+                *("consumers", f"{mode}: … its p99", "ms", lags),
+                target=target,
+                judged_percentile=99,
+            ),
+        ]
+    return figures
+
+
+def _lags_of_five(mode: str) -> list[float]:
+    with (
+        start_embedded(limits=True) as embedded,
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.ExitStack() as running,
+    ):
+        client = stock_client("kinesis", embedded.kinesis_endpoint)
+        client.create_stream(StreamName="shared", ShardCount=1)
+        all_marks = []
+        for number in range(_CONSUMERS):
+            place = Path(folder, str(number))
+            place.mkdir()
+            (marks := place / "lags").touch()
+            all_marks.append(marks)
+            settings = {"fetch": {"mode": mode}, "application": f"bench-{number}"}
+            options = {"marks": str(marks)}
+            running.enter_context(program(place, embedded, "shared", "Lags", options, **settings))
+        _put(client, "shared", itertools.count(), 1, 0)
+        for marks in all_marks:
+            wait_until(lambda marks=marks: marks.stat().st_size > 0, "a batch", _PATIENCE_S)
+        put = partial(_put, client, "shared", itertools.count(), _FULL_REQUEST, _RECORD_BYTES)
+        with repeated(put, _FULL_EVERY_S):
+            time.sleep(_MEASURED_S)
+        # The first line is of the record that came before all had started.
+        return [float(line) for each in all_marks for line in each.read_text().splitlines()[1:]]
