@@ -50,11 +50,15 @@ class Stop(NamedTuple):
 
 
 class RecordHost(Protocol):
-    """What surrounds the calls. All is called on the thread of `RecordCalls.run`."""
+    """What surrounds the calls. All is called on the thread of `RecordCalls.run`.
+
+    A host that inherits from it has no lease that could be lost, and no queue: nothing joins.
+    """
 
     def now(self) -> Instant: ...
 
-    def wall(self) -> WallTime: ...
+    def wall(self) -> WallTime:
+        return WallTime(time.time())
 
     def stop(self) -> Stop | None:
         """Whether the calls are to end."""
@@ -62,15 +66,15 @@ class RecordHost(Protocol):
 
     def may_start(self) -> bool:
         """Whether records may start now: the lease is proven ours [P7]. Else `wake` follows."""
-        ...
+        return True
 
     def more(self) -> Records | None:
         """Records behind those before that may join now."""
-        ...
+        return None
 
-    def busy(self, since: Instant) -> None:
+    def busy(self, since: Instant) -> None:  # noqa: ARG002
         """Since when the oldest call runs; 0 if none does."""
-        ...
+        return
 
     def raised(self, number: int, record: Record, error: BaseException) -> None:
         """A call raised; before it is decided what follows."""
@@ -80,9 +84,9 @@ class RecordHost(Protocol):
         """The call that raised is repeated after a pause, or is not repeated."""
         ...
 
-    def recovered(self, number: int, calls: int) -> None:
+    def recovered(self, number: int, calls: int) -> None:  # noqa: ARG002
         """A record is done whose calls raised before."""
-        ...
+        return
 
     def let_go(self, number: int, record: Record, calls: int) -> bool:
         """Keep its letter durably, or count it as skipped; False if that was called off."""
@@ -97,9 +101,9 @@ class RecordHost(Protocol):
         False if the rows could not be taken before a stop: the records count as not done."""
         ...
 
-    def done_with(self, batch: Records) -> None:
+    def done_with(self, batch: Records) -> None:  # noqa: ARG002
         """All records of this batch are settled."""
-        ...
+        return
 
 
 class _Batch(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TextIO
@@ -21,7 +20,7 @@ from kclrun.consuming.failures import Breaker
 from kclrun.errors import ProcessorError, RetryLater
 from kclrun.model.record import Decoding, Record
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.time import Instant, WallTime
+from kclrun.model.time import Instant
 from kclrun.observe.failures import describe
 from kclrun.processor import (
     Context,
@@ -30,7 +29,7 @@ from kclrun.processor import (
     RecordProcessor,
     is_asynchronous,
 )
-from kclrun.record_calls.calls import RecordCalls, Records, Stop
+from kclrun.record_calls.calls import RecordCalls, RecordHost, Records, Stop
 from kclrun.record_calls.runners import Call, Ended, InlineRunner, LoopRunner, MakeThread, Runner
 
 # A record that asks to be repeated for ever would never end its test.
@@ -145,7 +144,7 @@ class Places(Protocol):
     def settle(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> None: ...
 
 
-class RecordKit:
+class RecordKit(RecordHost):
     """The `RecordHost` of a test. Without a `seed` calls take their time, and one that returns
     first is done first. `given_up` and `told` are called with a record that is given up,
     and with the words of an error; `called` at each call, `returned` once it returned."""
@@ -232,19 +231,8 @@ class RecordKit:
     def now(self) -> Instant:
         return self._now
 
-    def wall(self) -> WallTime:
-        return WallTime(time.time())
-
     def stop(self) -> Stop | None:
         return Stop() if self._is_released() else None
-
-    def may_start(self) -> bool:
-        return True
-
-    def more(self) -> Records | None:
-        return None
-
-    def busy(self, since: Instant) -> None: ...
 
     def raised(self, number: int, record: Record, error: BaseException) -> None:
         if not isinstance(error, Exception):
@@ -257,8 +245,6 @@ class RecordKit:
             self._rests += 1
             if self._rests > RESTS_MAX:
                 raise self._errors[number]
-
-    def recovered(self, number: int, calls: int) -> None: ...
 
     def let_go(self, number: int, record: Record, calls: int) -> bool:  # noqa: ARG002
         self._given_up(record)
@@ -275,8 +261,6 @@ class RecordKit:
         self._places.settle(position, rows)
         self.position = position
         return True
-
-    def done_with(self, batch: Records) -> None: ...
 
     def _wait(self, pause_s: float | None) -> None:
         assert pause_s is not None, "a call ends, or time passes"

@@ -49,17 +49,30 @@ def main(arguments=None):
     replay = f"bin/chaos --minutes {given.minutes:g} --seed {seed} --rate {given.rate}"
     replay += f" --fetch {given.fetch}"
     replay += "".join(f" --weight {blow}={weight}" for blow, weight in given.weight)
-    folder = given.keep or Path(tempfile.mkdtemp(prefix="kclrun-chaos-"))
+    return judged(
+        lambda folder: _blown(folder, seed, given),
+        given.keep,
+        named="chaos",
+        same=f"seed {seed}; the same storm again: {replay}",
+        kept="every promise was kept",
+    )
+
+
+def judged(run, keep, *, named, same, kept):
+    """The exit code of a run in a folder, which stays if a promise was broken or `keep` says so."""
+    # As an exception, so that every process is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    folder = keep or Path(tempfile.mkdtemp(prefix=f"kclrun-{named}-"))
     folder.mkdir(parents=True, exist_ok=True)
-    print(f"seed {seed}; files in {folder}; the same storm again: {replay}", flush=True)
-    report = _blown(folder, seed, given)
+    print(f"files in {folder}; {same}", flush=True)
+    report = run(folder)
     (folder / "report.json").write_text(report.as_json())
     print(report)
     if report.violations:
-        print(f"{len(report.violations)} VIOLATIONS. All files are in {folder}; again: {replay}")
+        print(f"{len(report.violations)} VIOLATIONS. All files are in {folder}; {same}")
         return 1
-    print("every promise was kept")
-    if given.keep is None:
+    print(kept)
+    if keep is None:
         shutil.rmtree(folder)
     return 0
 
@@ -81,8 +94,6 @@ def _blown(folder, seed, given):
         storm.end_early()
 
     signal.signal(signal.SIGINT, interrupted)
-    # As an exception, so that every process is ended on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return storm.run()
 
 

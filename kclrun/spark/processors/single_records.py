@@ -17,9 +17,9 @@ from kclrun.consuming.delivery import ErrorPolicy, error_words
 from kclrun.consuming.failures import Breaker
 from kclrun.model.record import Decoding, Record
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.time import Instant, WallTime
+from kclrun.model.time import Instant
 from kclrun.processor import Context, KeptRow, RecordProcessor
-from kclrun.record_calls.calls import RecordCalls, Records, Stop
+from kclrun.record_calls.calls import RecordCalls, RecordHost, Stop
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class _Given(NamedTuple):
     last: ExtendedSequenceNumber
 
 
-class SingleRecords:
+class SingleRecords(RecordHost):
     """The `RecordHost` of one instance. `let_go` keeps a letter, or raises; `place` takes rows."""
 
     def __init__(
@@ -82,19 +82,8 @@ class SingleRecords:
     def now(self) -> Instant:
         return Instant(time.monotonic())
 
-    def wall(self) -> WallTime:
-        return WallTime(time.time())
-
     def stop(self) -> Stop | None:
         return None
-
-    def may_start(self) -> bool:
-        return True
-
-    def more(self) -> Records | None:
-        return None
-
-    def busy(self, since: Instant) -> None: ...
 
     def raised(self, number: int, record: Record, error: BaseException) -> None:
         _, _, calls = self._errors.get(number, (record, error, 0))
@@ -108,8 +97,6 @@ class SingleRecords:
                 *(error_words(error), record.position, pause_s),
             )
 
-    def recovered(self, number: int, calls: int) -> None: ...
-
     def let_go(self, number: int, record: Record, calls: int) -> bool:
         self._let_go(record, self._errors[number][1], calls)
         return True
@@ -121,8 +108,6 @@ class SingleRecords:
     def settled(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> bool:
         self._place(position, rows)
         return True
-
-    def done_with(self, batch: Records) -> None: ...
 
 
 def _daemon(target: Callable[[], None], name: str) -> threading.Thread:

@@ -8,13 +8,11 @@ Exit code 1 if an output is not what the flights say; all files stay then.
 
 import argparse
 import random
-import shutil
-import signal
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+from tests.chaos.command import judged
 from tests.chaos.outcomes.rig import OutcomesRun, Plan
 from tests.support.postgres import running_postgres
 
@@ -36,21 +34,13 @@ def main(arguments=None):
         f"bin/chaos outcomes --flights {given.flights} --poisons {given.poisons} --seed {seed}"
         f" --rate {given.rate} --letters {given.letters} --database {given.database}"
     )
-    folder = given.keep or Path(tempfile.mkdtemp(prefix="kclrun-outcomes-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    # As an exception, so that every process is ended on the way out.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    print(f"seed {seed}; files in {folder}; the same run again: {again}", flush=True)
-    report = _run(folder, seed, given)
-    (folder / "report.json").write_text(report.as_json())
-    print(report.as_json())
-    if report.violations:
-        print(f"{len(report.violations)} VIOLATIONS. All files are in {folder}; again: {again}")
-        return 1
-    print("both outputs have every row once, and every letter was redriven once")
-    if given.keep is None:
-        shutil.rmtree(folder)
-    return 0
+    return judged(
+        lambda folder: _run(folder, seed, given),
+        given.keep,
+        named="outcomes",
+        same=f"seed {seed}; the same run again: {again}",
+        kept="both outputs have every row once, and every letter was redriven once",
+    )
 
 
 def _run(folder, seed, given):

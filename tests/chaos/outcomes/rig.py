@@ -78,6 +78,8 @@ class Report:
     def as_json(self):
         return json.dumps(asdict(self), indent=2)
 
+    __str__ = as_json
+
 
 class OutcomesRun:
     """`run` returns a Report. `database` has `url`, and, if it is PostgreSQL, `crash` and

@@ -101,7 +101,9 @@ def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
             raise Unavailable("away")
         sent.append([each.partition_key for each in batch])
 
-    monkeypatch.setattr("kclrun.cli.world.Aws", lambda _: SimpleNamespace(kinesis_client="client"))
+    monkeypatch.setattr(
+        "kclrun.cli.services.Aws", lambda _: SimpleNamespace(kinesis_client="client")
+    )
     monkeypatch.setattr(put_records, "send_all", send)
 
     def one_by_one(entries: Iterable[PutEntry], *, one_a_key: bool) -> list[list[PutEntry]]:

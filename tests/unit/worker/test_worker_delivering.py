@@ -21,9 +21,8 @@ from kclrun.errors import (
     SinkError,
     StaleCheckpoint,
 )
-from kclrun.model.lease import Lease
 from kclrun.model.record import Record
-from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.model.sequence import SHARD_END
 from kclrun.processor import RecordProcessor
 from kclrun.protocol.reports import (
     ProcessorFailed,
@@ -31,20 +30,9 @@ from kclrun.protocol.reports import (
     ProcessorRecovered,
     RecordGivenUp,
 )
-from kclrun.worker.delivering import Deliverer
-from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Page, QueueLimits
+from kclrun.worker.delivery_queue import CheckpointCalls, Page
 from tests.patience import HUNG_S
-
-ROW = Lease(key="s0", checkpoint=ExtendedSequenceNumber("10"), counter=7)
-
-
-def p(number):
-    return ExtendedSequenceNumber(str(number))
-
-
-def page(*numbers, last=None):
-    records = [Record(b"x", "k", str(number)) for number in numbers]
-    return Page(records, p(last or numbers[-1]), len(records), None)
+from tests.unit.worker.main_stage import ROW, Stage, p, page
 
 
 class Rows:
@@ -95,31 +83,16 @@ class Scripted(RecordProcessor):
         return self._step()
 
 
-class Main:
-    """A deliverer on a thread; the test is the lease thread."""
+class Main(Stage):
+    """A deliverer of batches."""
 
     def __init__(self, *script, retries=3, initialize=(), then="halt", bury=None, limit=100,
                  decode=None):  # fmt: skip
         self.processor = Scripted(script)
         self.decoding = None if decode is None else decoding(decode)
         self.rows = Rows()
-        self.events, self.told, self.initialize = [], [], list(initialize)
-        self.posted = threading.Condition()
-        self.queue = DeliveryQueue(QueueLimits(buffer_bytes=100_000, batch_max=100), time.monotonic)
-        self.over = False
-        self.checkpoints = CheckpointCalls(self.post, lambda position: None, lambda: self.over)
-        self.deliverer = Deliverer(
-            self.queue,
-            self.post,
-            ErrorPolicy(retries, 0.0, then, None, limit),
-            prepare=self.prepare,
-            checkpoints=self.checkpoints,
-            report=self.told.append,
-            broke=self.post,
-            bury=bury,
-        )
-        self.thread = threading.Thread(target=self.deliverer.serve, daemon=True)
-        self.thread.start()
+        self.initialize = list(initialize)
+        super().__init__(ErrorPolicy(retries, 0.0, then, None, limit), time.monotonic, bury=bury)
 
     def prepare(self, row):
         if self.initialize:
@@ -127,9 +100,7 @@ class Main:
         return self.processor, self.rows, self.decoding
 
     def post(self, event):
-        with self.posted:
-            self.events.append(event)
-            self.posted.notify_all()
+        super().post(event)
         if isinstance(event, events.CheckpointRequested) and not self.over:
             position = event.position or self.deliverer.delivered
             self.checkpoints.note_durable(position)
@@ -139,26 +110,7 @@ class Main:
     def begin(self, *pages):
         self.queue.call(commands.CallInitialize(ROW))
         self.wait_for(events.CallReturned)
-        for each in pages:
-            self.queue.put(each)
-        self.queue.allow_delivery(commands.AllowDelivery(time.monotonic() + 60, 10**6, 10**6))
-        return self
-
-    def wait_for(self, kind, count=1):
-        with self.posted:
-            assert self.posted.wait_for(lambda: len(self.of(kind)) >= count, timeout=HUNG_S), (
-                self.events
-            )
-        return self.of(kind)[count - 1]
-
-    def wait_until_processed(self, number):
-        """To the end of a batch; parts of it may count as processed before."""
-        with self.posted:
-            done = events.BatchProcessed(p(number))
-            assert self.posted.wait_for(lambda: done in self.events, timeout=HUNG_S), self.events
-
-    def of(self, kind):
-        return [event for event in self.events if isinstance(event, kind)]
+        return self.deliver(*pages, fence=time.monotonic() + 60)
 
 
 @pytest.fixture
@@ -268,7 +220,7 @@ def test_a_record_at_fault_is_buried_and_the_batch_is_processed_around_it(start)
     main = start(*poisoned(13), retries=1, then="dead-letter", bury=letters)
     main.begin(page(11, 12, 13, 14, last=19))
 
-    main.wait_until_processed(19)
+    main.until_processed(19)
 
     assert main.processor.batches == [[11, 12, 13, 14]] * 2 + [[11, 12], [13], [14]]
     assert letters.kept == [(13, "ValueError: bad 13", 3)]
@@ -299,7 +251,7 @@ def test_a_record_that_cannot_be_decoded_is_buried_with_its_reason_and_without_r
     records = [Record(b"%d" % number, "k", str(number)) for number in (11, 12, 13, 14)]
     main.begin(Page(records, p(19), 8, None))
 
-    main.wait_until_processed(19)
+    main.until_processed(19)
 
     assert main.processor.batches == [[11, 12, 13, 14], [11, 12], [14]]
     words = "UndecodableRecord: the record at 13 cannot be decoded: it raised ValueError"
@@ -321,7 +273,7 @@ def test_a_value_without_a_decoder_halts_the_shard_with_the_setting(start):
 def test_a_record_that_is_skipped_leaves_a_report_and_no_letter(start):
     main = start(*poisoned(12), retries=0, then="skip").begin(page(11, 12))
 
-    main.wait_until_processed(12)
+    main.until_processed(12)
 
     (given_up,) = [each for each in main.told if isinstance(each, RecordGivenUp)]
     assert (given_up.position, given_up.error, given_up.is_skipped) == (
@@ -351,7 +303,7 @@ def test_nothing_goes_on_before_the_letter_is_kept(start):
     pauses = []
     main.begin(page(11, 12))
 
-    main.wait_until_processed(12)
+    main.until_processed(12)
 
     assert letters.kept == [(11, "ValueError: bad 11", 2)]
     assert [pause_s for pause_s in pauses if pause_s] == [1.0, 2.0]
@@ -400,7 +352,7 @@ def test_user_code_names_the_records_that_failed_and_the_rows_of_the_others_stay
     main = start(*[names_the_second] * 3, retries=2, then="dead-letter", bury=letters)
     main.begin(page(11, 12, 13))
 
-    main.wait_until_processed(13)
+    main.until_processed(13)
 
     assert main.processor.batches == [[11, 12, 13], [12], [12]]
     assert letters.kept == [(12, "FailedRecords: no", 3)]
@@ -426,7 +378,7 @@ def test_a_checkpoint_inside_the_batch_is_not_given_again_to_the_search(start):
     main = start(checkpoints_and_raises, *poisoned(14), retries=0, then="dead-letter", bury=letters)
     main.begin(page(11, 12, 13, 14))
 
-    main.wait_until_processed(14)
+    main.until_processed(14)
 
     assert main.processor.batches == [[11, 12, 13, 14], [13], [14]]
     assert [number for number, _, _ in letters.kept] == [14]
@@ -480,7 +432,7 @@ def test_a_checkpoint_in_a_part_of_a_batch_covers_that_part_and_letters_come_fir
     main = start(*[checkpoints] * 9, retries=0, then="dead-letter", bury=letters)
     main.begin(page(11, 12, 13, last=19))
 
-    main.wait_until_processed(19)
+    main.until_processed(19)
 
     assert main.processor.batches == [[11, 12, 13], [11, 12], [11], [12, 13]]
     assert order == ["letter 11", "checkpointed 19"]
@@ -498,7 +450,7 @@ def test_a_checkpoint_that_a_letter_is_missing_for_is_none(start):
     main = start(*[checkpoints] * 9, retries=0, then="dead-letter", bury=letters)
     main.begin(page(11, 12))
 
-    main.wait_until_processed(12)
+    main.until_processed(12)
 
     # The call raised what the folder did, so its record was given alone, and up.
     assert [number for number, _, _ in letters.kept] == [11, 12]

@@ -13,9 +13,6 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import HaltShard, SinkError
-from kclrun.model.lease import Lease
-from kclrun.model.record import Record
-from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.protocol.reports import (
     ProcessorFailed,
@@ -23,21 +20,14 @@ from kclrun.protocol.reports import (
     ProcessorRecovered,
     RecordGivenUp,
 )
-from kclrun.worker.delivering import Deliverer
-from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Page, QueueLimits
 from kclrun.worker.sharing import daemon_thread
 from tests.patience import HUNG_S
-
-ROW = Lease(key="s0", checkpoint=ExtendedSequenceNumber("10"), counter=7)
-
-
-def p(number):
-    return ExtendedSequenceNumber(str(number))
+from tests.unit.worker import main_stage as stage
+from tests.unit.worker.main_stage import Stage, p
 
 
 def page(*numbers, key=str, last=None):
-    records = [Record(b"%d" % number, key(number), str(number)) for number in numbers]
-    return Page(records, p(last or numbers[-1]), len(records), None)
+    return stage.page(*numbers, key=key, last=last, data=lambda number: b"%d" % number)
 
 
 class Rows:
@@ -122,35 +112,24 @@ class Swallows(Tasks):
             self.held.end(int(record.data), record, context)
 
 
-class Main:
-    """A deliverer of single records on a thread; the test is the lease thread."""
+class Main(Stage):
+    """A deliverer of single records."""
 
     def __init__(self, kind, held=(), *, records=8, retries=0, then="halt", timeout_s=None,
                  grace_s=60.0, clock=None, decode=None):  # fmt: skip
         self.held = Held()
         self.held.gates = {number: threading.Event() for number in held}
         self.processor = kind(self.held)
-        self.rows, self.events, self.told, self.letters = Rows(), [], [], []
-        self.posted = threading.Condition()
+        self.rows, self.letters = Rows(), []
         self.clock = clock or SimpleNamespace(now=0.0)
-        limits = QueueLimits(buffer_bytes=100_000, batch_max=100)
-        self.queue = DeliveryQueue(limits, lambda: self.clock.now + 1.0)
         self.concurrency = Concurrency(records, "key", timeout_s, grace_s)
         self.decoding = decode
         self.fence = 0.0
-        self.checkpoints = CheckpointCalls(self.post, lambda _: None, lambda: False)
-        self.deliverer = Deliverer(
-            self.queue,
-            self.post,
+        super().__init__(
             ErrorPolicy(retries, 0.0, then),
-            prepare=self.prepare,
-            checkpoints=self.checkpoints,
-            report=self.told.append,
-            broke=self.post,
+            lambda: self.clock.now + 1.0,
             bury=lambda record, failure, calls: self.letters.append((int(record.data), calls)),
         )
-        self.thread = threading.Thread(target=self.deliverer.serve, daemon=True)
-        self.thread.start()
 
     def prepare(self, row):
         context = Context(
@@ -166,34 +145,13 @@ class Main:
         )
         return self.processor, None, None
 
-    def post(self, event):
-        with self.posted:
-            self.events.append(event)
-            self.posted.notify_all()
-
     def begin(self, *pages, fence=1_000.0):
-        self.queue.call(commands.CallInitialize(ROW))
-        for each in pages:
-            self.queue.put(each)
-        self.allow(fence)
-        return self
+        self.fence = fence
+        return super().begin(*pages, fence=fence)
 
     def allow(self, fence=1_000.0):
         self.fence = fence
         self.queue.allow_delivery(commands.AllowDelivery(fence, 10**6, 10**6))
-
-    def wait_for(self, kind):
-        with self.posted:
-            assert self.posted.wait_for(lambda: self.of(kind), HUNG_S), self.events
-        return self.of(kind)[-1]
-
-    def until_processed(self, number):
-        done = events.BatchProcessed(p(number))
-        with self.posted:
-            assert self.posted.wait_for(lambda: done in self.events, HUNG_S), self.events
-
-    def of(self, kind):
-        return [event for event in (*self.events, *self.told) if isinstance(event, kind)]
 
     @property
     def processed(self):

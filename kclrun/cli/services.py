@@ -1,0 +1,384 @@
+"""The AWS services of an application's settings, and its streams. Only `cli/` assembles `aws/`.
+
+Every verb that uses AWS starts here. Making an `Aws` sends nothing: each client is made when it is
+first needed. `open_streams` finds and describes the streams, and advises on a missing one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from kclrun.aws.cloudwatch import CloudWatchOutlet
+from kclrun.aws.control import ControlPlane
+from kclrun.aws.credentials import CredentialSource
+from kclrun.aws.dead_letters import open_letters
+from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
+from kclrun.aws.fan_out import StreamConsumers
+from kclrun.aws.instance import BotoLifecycleActions, Imds, open_imds
+from kclrun.aws.kinesis import PollingReader, WireStreamAdmin, stream_names
+from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
+from kclrun.aws.wire import WireClient
+from kclrun.cli.config_options import load_configuration
+from kclrun.config.convert import nearest
+from kclrun.config.outputs import output_places
+from kclrun.config.rules import EMBEDDED
+from kclrun.config.schema import Settings, StreamSettings, stream_name
+from kclrun.config.state import state_place
+from kclrun.errors import (
+    ConfigError,
+    InvalidRequest,
+    NotFound,
+    ServiceError,
+    SettingsError,
+    SinkError,
+    TableRefused,
+    Unavailable,
+)
+from kclrun.leases.auditing import why_another_stream
+from kclrun.model.lease import Lease
+from kclrun.model.output import OutputPlace, RowsOf, setting_of
+from kclrun.model.stream import ONLY_STREAM, StreamKey, called, is_loopback, stream_key, stream_of
+from kclrun.model.time import WallTime
+from kclrun.model.wire import WireEndpoint
+from kclrun.ports import LetterStore, ShardReader, StreamAdmin, StreamSummary
+from kclrun.sinks.dead_letters import letter_store
+from kclrun.worker.opening import open_output, open_versions
+
+# For tests of a destination: no rows are sent.
+_NO_ROWS: Final = RowsOf(
+    application="check",
+    stream="check",
+    stream_created_at=WallTime(0.0),
+    shard_id="check",
+    generation=0,
+    token=0,
+)
+
+_READABLE: Final = frozenset({"ACTIVE", "UPDATING"})
+
+# Operations on the stream. A NotFound of another operation, on the lease table, gets no advice.
+_OF_STREAMS: Final = frozenset({"DescribeStreamSummary", "ListShards", "PutRecords"})
+
+Patiently = Callable[[Callable[[], StreamSummary]], StreamSummary]
+
+
+class Checkable(Protocol):
+    """A destination or a store, as far as `kclrun check` needs it."""
+
+    def check(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+def _checked(named: str, open_it: Callable[[], Checkable]) -> str:
+    """The destination in words. Raises: SettingsError if it is missing or does not fit;
+    AccessDenied, Throttled, Unavailable; each with the name of the setting."""
+    try:
+        with closing(open_it()) as opened:
+            return opened.check()
+    except (ConfigError, NotFound, InvalidRequest) as error:
+        raise SettingsError(f"{named}: {error}") from None
+    except ServiceError as error:
+        raise type(error)(f"{named}: {error}", operation=error.operation, code=error.code) from None
+    except SinkError as error:
+        raise Unavailable(f"{named}: {error}") from None
+
+
+class Aws:
+    """The AWS services of these settings. Makes each client when it is first needed.
+
+    Raises: SettingsError (no region, unknown profile, `embedded` outside of `run`).
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.aws.endpoint == EMBEDDED:
+            raise SettingsError(
+                "aws.endpoint: embedded is an AWS that lives only while `kclrun run` does\n"
+                "To keep one:  kclrun local --port 4567\n"
+                "and use it:   --set aws.endpoint=http://127.0.0.1:4567"
+            )
+        self.settings = settings
+        dynamodb = self._endpoint_settings("dynamodb")
+        aws = settings.aws
+        self._session = open_session(EndpointSettings(region=aws.region, profile=aws.profile))
+        self.kinesis: WireEndpoint = resolve_endpoint(
+            self._session, "kinesis", self._endpoint_settings("kinesis")
+        )
+        self.dynamodb: WireEndpoint = resolve_endpoint(self._session, "dynamodb", dynamodb)
+        self._dynamodb_settings = msgspec.structs.replace(dynamodb, region=self.dynamodb.region)
+        self.credentials = CredentialSource(
+            self._session,
+            endpoint_url=self.kinesis.url,
+            role_arn=settings.aws.role_arn,
+            sts_endpoint_url=settings.aws.url_of("sts"),
+        )
+
+    @cached_property
+    def kinesis_client(self) -> WireClient:
+        return WireClient(self.kinesis, self.credentials.current, service="kinesis")
+
+    @cached_property
+    def dynamodb_client(self) -> WireClient:
+        return WireClient(self.dynamodb, self.credentials.current, service="dynamodb")
+
+    @cached_property
+    def table(self) -> DynamoLeaseTable:
+        return DynamoLeaseTable(self.dynamodb_client, self.settings.table)
+
+    @cached_property
+    def coordinator(self) -> DynamoCoordinatorState:
+        """The table in which a KCL 3 fleet of an early version keeps its mode."""
+        return DynamoCoordinatorState(self.dynamodb_client, self.settings.application)
+
+    @cached_property
+    def stream(self) -> WireStreamAdmin:
+        """The only stream. Raises: SettingsError if there are several."""
+        return self.admin_of(self.settings.only_stream)
+
+    @cached_property
+    def reader(self) -> PollingReader:
+        """The reader of the only stream. Raises: SettingsError if there are several."""
+        return self.reader_of(self.settings.only_stream)
+
+    def admin_of(self, stream: str) -> WireStreamAdmin:
+        return WireStreamAdmin(self.kinesis_client, stream)
+
+    def reader_of(self, stream: str) -> PollingReader:
+        return PollingReader(self.kinesis_client, stream)
+
+    def consumers_of(self, stream_arn: str) -> StreamConsumers:
+        return StreamConsumers(self.kinesis_client, stream_arn)
+
+    @cached_property
+    def letters(self) -> LetterStore:
+        """The place of `on_error.dead_letter`; sends nothing."""
+        place = self.settings.letter_place
+        return letter_store(
+            place, lambda: open_letters(place, self.kinesis, self.credentials.current)
+        )
+
+    @property
+    def outputs(self) -> tuple[tuple[str, Callable[[], str]], ...]:
+        """The store of the state, and the outputs of the fleet that are destinations of their own,
+        each by its setting, with a test of it. A file that grows is a folder of this machine, which
+        the start makes."""
+        places = tuple(
+            (setting_of(place.name), partial(self._check_output, place))
+            for place in output_places(self.settings, ONLY_STREAM)
+            if not place.grows
+        )
+        state = state_place(self.settings)
+        if state is None:
+            return places
+        store = partial(open_versions, state, "check", self.kinesis, self.credentials.current)
+        return (("state", partial(_checked, "state", store)), *places)
+
+    def _check_output(self, place: OutputPlace) -> str:
+        """The destination in words, as `_checked`."""
+        return _checked(
+            setting_of(place.name),
+            partial(open_output, place, _NO_ROWS, self.kinesis, self.credentials.current),
+        )
+
+    @property
+    def metrics(self) -> CloudWatchOutlet | None:
+        """The outlet for metrics of `observe.cloudwatch`, if it is set."""
+        cloudwatch = self.settings.observe.cloudwatch
+        if cloudwatch is None:
+            return None
+        return CloudWatchOutlet(
+            self._endpoint_settings("cloudwatch"), cloudwatch.namespace, self.credentials.current
+        )
+
+    @property
+    def imds(self) -> Imds | None:
+        """The instance metadata, if `instance` wants it watched. Sends nothing.
+
+        Raises: SettingsError if it must be watched but is switched off or has no address.
+        """
+        watch = self.settings.instance.watch
+        # With its own endpoint, an application does not run on a machine of an autoscaling group.
+        is_elsewhere = watch == "auto" and self.settings.aws.endpoint is not None
+        if watch is False or is_elsewhere:
+            return None
+        imds = open_imds(self._session, os.environ)
+        if imds is None and watch is True:
+            raise SettingsError("instance.watch is on, and AWS_EC2_METADATA_DISABLED says no")
+        return imds
+
+    @property
+    def lifecycle(self) -> BotoLifecycleActions:
+        """The hooks of this machine's group. Sends nothing."""
+        return BotoLifecycleActions(self._endpoint_settings("autoscaling"))
+
+    @cached_property
+    def control(self) -> ControlPlane:
+        """botocore's clients for DynamoDB, with the present credentials."""
+        return ControlPlane(self._session, self._dynamodb_settings, self.credentials.current())
+
+    def _endpoint_settings(self, service: str) -> EndpointSettings:
+        aws = self.settings.aws
+        return EndpointSettings(
+            region=aws.region, profile=aws.profile, endpoint_url=aws.url_of(service)
+        )
+
+
+def fleet_aws(config: Path | None, overrides: Sequence[str]) -> Aws:
+    """Table and stream of the configuration. Raises: SettingsError, also on Spark: no leases."""
+    settings = load_configuration(config, overrides).settings
+    if settings.engine == "spark":
+        raise SettingsError(
+            "engine: spark keeps no leases: positions are in the query's checkpoint,"
+            f" {settings.spark.checkpoint or 'made by each run'}\n"
+            "Lag and progress by shard:  kclrun --config … on a terminal, or --report FILE"
+        )
+    return Aws(settings)
+
+
+class OpenStream(msgspec.Struct, frozen=True):
+    """One stream that was found, with its clients and the settings that apply to it."""
+
+    settings: StreamSettings
+    summary: StreamSummary
+    admin: StreamAdmin
+    reader: ShardReader
+
+
+def open_streams(
+    aws: Aws, patiently: Patiently = lambda call: call()
+) -> Mapping[StreamKey, OpenStream]:
+    """Describe every stream; a single stream has the key ONLY_STREAM.
+
+    Raises: NotFound, with the names of all missing streams and advice; another ServiceError leaf at
+    once.
+    """
+    with advising_on_streams(aws):
+        return _opened(aws, patiently)
+
+
+def _opened(aws: Aws, patiently: Patiently) -> Mapping[StreamKey, OpenStream]:
+    found: dict[StreamKey, OpenStream] = {}
+    missing: list[NotFound] = []
+    for source in aws.settings.sources:
+        admin = aws.admin_of(source.name)
+        try:
+            summary = patiently(partial(_summary, admin))
+        except NotFound as error:
+            missing.append(error)
+            continue
+        several = bool(aws.settings.streams)
+        key = stream_key(summary.arn, summary.created_at) if several else ONLY_STREAM
+        found[key] = OpenStream(source, summary, admin, aws.reader_of(source.name))
+    if len(missing) == 1:
+        raise missing[0]
+    if missing:
+        first = missing[0]
+        raise NotFound(
+            "\n".join([f"{len(missing)} streams are not there", *map(str, missing)]),
+            operation=first.operation,
+            code=first.code,
+        )
+    return found
+
+
+@contextmanager
+def advising_on_streams(aws: Aws) -> Iterator[None]:
+    """Add advice to the error for a missing stream of the application.
+
+    Raises: NotFound in place of the service's NotFound, with a similar stream name, or with the
+    command that creates the stream on an emulator; any other error unchanged.
+    """
+    try:
+        yield
+    except NotFound as error:
+        if error.operation not in _OF_STREAMS:
+            raise
+        lines = [str(error), *_advice(aws)]
+        raise NotFound("\n".join(lines), code=error.code) from None
+
+
+def _advice(aws: Aws) -> Iterator[str]:
+    """Lines of advice for one or several missing streams."""
+    try:
+        names = stream_names(aws.kinesis_client)
+    except ServiceError:  # usual, because none of our policies grants it
+        names = ()
+    wanted = [stream_name(source.name) for source in aws.settings.sources]
+    missing = [name for name in wanted if name not in names]
+    for name in missing:
+        near = nearest(name, names)
+        if near is not None:
+            yield f"Did you mean {near}?"
+    if not is_loopback(aws.kinesis.url):
+        yield "Check the name, aws.region, and the account of the credentials"
+        return
+    url = aws.kinesis.url.rstrip("/")
+    for name in missing:
+        yield "It is made on this emulator with:"
+        yield f"  kclrun put --create 2 --stream {name} --endpoint {url} FILE"
+        yield f"or when kclrun's own emulator starts:  kclrun local --stream {name}:2"
+
+
+def _summary(admin: StreamAdmin) -> StreamSummary:
+    return readable(admin.summary())
+
+
+def readable(summary: StreamSummary) -> StreamSummary:
+    """The summary of a stream that can be read now.
+
+    Raises: NotFound for one that is being deleted; Unavailable for one that is being created.
+    """
+    if summary.status == "DELETING":
+        raise NotFound(f"stream {summary.name} is being deleted", code="DELETING")
+    if summary.status not in _READABLE:
+        raise Unavailable(f"stream {summary.name} is {summary.status}", code=summary.status)
+    return summary
+
+
+def refuse_other_kind(aws: Aws, created: Mapping[StreamKey, WallTime]) -> None:
+    """Scan the whole table. Raises: TableRefused for leases of the other kind of application, or of
+    a stream that was deleted and created again since [P13].
+
+    The kind does not change after the table's creation, and a row's creation time does not change
+    after its first take. So the scan need not be consistent, which costs half, at each start.
+    """
+    for page in aws.table.scan(consistent=False):
+        why = why_other_kind(
+            page.leases, aws.settings.table, is_of_several=bool(aws.settings.streams)
+        )
+        if why is not None:
+            raise TableRefused(why)
+        for key, created_at in created.items():
+            leases = [lease for lease in page.leases if stream_of(lease.key) == key]
+            why = why_another_stream(leases, created_at, table=aws.settings.table)
+            if why is not None:
+                raise TableRefused(why)
+
+
+def why_other_kind(leases: Iterable[Lease], table: str, *, is_of_several: bool) -> str | None:
+    """Why this table cannot be used, if it was begun with one stream and now there are several, or
+    the reverse. The keys differ, so every lease would be orphaned and every shard would begin again
+    at the start position. This is never wanted (the KCL does it, and its FAQ warns of it)."""
+    wrong = next(
+        (lease.key for lease in leases if (stream_of(lease.key) == ONLY_STREAM) == is_of_several),
+        None,
+    )
+    if wrong is None:
+        return None
+    if is_of_several:
+        begun, here, advice = "stream:", "streams:", "keep `stream:` for this application"
+    else:
+        begun, here, advice = "streams:", "stream:", "keep `streams:`, with one entry if need be"
+    return (
+        f"lease table {table} was begun with `{begun}` (its lease {called(wrong)} says so); with"
+        f" `{here}` leases have other keys, and every shard would begin anew at the start\n"
+        f"Either {advice},\n"
+        "or begin anew on purpose: name another table (leases.table)"
+    )
