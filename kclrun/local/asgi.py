@@ -42,15 +42,19 @@ async def read_body(receive: Receive, bytes_max: int) -> bytes:
 
 
 async def respond(
-    send: Send, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+    send: Send,
+    status: int,
+    headers: Iterable[tuple[bytes, bytes]],
+    body: bytes,
+    clock: Callable[[], float] = time.time,
 ) -> None:
     """A complete answer with its length and the date."""
     length = (b"content-length", str(len(body)).encode())
-    all_headers = [*headers, length, date_header()]
+    all_headers = [*headers, length, date_header(clock)]
     await send({"type": "http.response.start", "status": status, "headers": all_headers})
     await send({"type": "http.response.body", "body": body})
 
 
-def date_header() -> tuple[bytes, bytes]:
+def date_header(clock: Callable[[], float] = time.time) -> tuple[bytes, bytes]:
     """The present second. The server's own Date header may be more than a second old."""
-    return b"date", formatdate(time.time(), usegmt=True).encode()
+    return b"date", formatdate(clock(), usegmt=True).encode()

@@ -368,14 +368,19 @@ _SCOPE: Final = re.compile(rb"Credential=[^/,]*/\d{8}/([a-z0-9-]{1,64})/([a-z0-9
 
 class HttpFace:
     """Kinesis over HTTP. `elsewhere` answers other requests; with `credentials` None every request
-    is accepted."""
+    is accepted. `clock` is the time of the service, in seconds since the epoch."""
 
     def __init__(
-        self, kinesis: Kinesis, elsewhere: App | None, credentials: Credentials | None = None
+        self,
+        kinesis: Kinesis,
+        elsewhere: App | None,
+        credentials: Credentials | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._kinesis = kinesis
         self._elsewhere = elsewhere
         self._credentials = credentials
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. The server calls it for HTTP only (lifespan and web sockets are off)."""
@@ -403,18 +408,17 @@ class HttpFace:
             given = self._answer(scope, operation, body, region, encoding)
         request_id = (b"x-amzn-requestid", str(uuid.uuid4()).encode())
         if isinstance(given, Subscription):
-            start = [(b"content-type", CONTENT_TYPE), request_id, date_header()]
+            start = [(b"content-type", CONTENT_TYPE), request_id, date_header(self._clock)]
             await send({"type": "http.response.start", "status": 200, "headers": start})
-            await _push(given, encoding, receive, send)
+            await _push(given, encoding, receive, send, self._clock)
             return
-        await respond(
-            send, given.status, ((b"content-type", encoding.value), request_id), given.body
-        )
+        about = ((b"content-type", encoding.value), request_id)
+        await respond(send, given.status, about, given.body, self._clock)
 
     def _answer(
         self, scope: Scope, operation: str, body: bytes, region: str, encoding: Encoding
     ) -> Answer | Subscription:
-        now = time.time()
+        now = self._clock()
         if self._credentials is not None:
             try:
                 verify(SignedRequest.of(scope, body), self._credentials, now)
@@ -424,7 +428,11 @@ class HttpFace:
 
 
 async def _push(
-    subscription: Subscription, encoding: Encoding, receive: Receive, send: Send
+    subscription: Subscription,
+    encoding: Encoding,
+    receive: Receive,
+    send: Send,
+    clock: Callable[[], float],
 ) -> None:
     """Send the events of a subscription until its end, or until its client has gone. A client that
     does not read stops the sending: `send` waits for it."""
@@ -436,7 +444,7 @@ async def _push(
         await _send_part(send, initial_response(encoding))
         while not gone.done():
             changed.clear()
-            event = subscription.next_event(WallTime(time.time()))
+            event = subscription.next_event(WallTime(clock()))
             if isinstance(event, SubscriptionEvent):
                 await _send_part(send, event_message(event, encoding))
             elif isinstance(event, SubscriptionEnd):
@@ -445,7 +453,7 @@ async def _push(
                 await send({"type": "http.response.body", "body": b""})
                 return
             else:
-                timer = loop.call_later(subscription.due_at() - time.time(), changed.set)
+                timer = loop.call_later(subscription.due_at() - clock(), changed.set)
                 await changed.wait()
                 timer.cancel()
     finally:

@@ -51,16 +51,16 @@ class ProcessSettings(msgspec.Struct, frozen=True):
 _LOOPBACK: Final = "127.0.0.1"
 _BACKLOG: Final = 512
 # The import of moto takes about a second. On a machine busy with tests it has taken ten.
-_START_MAX_S: Final = 60.0
+START_MAX_S: Final = 60.0
 # The children abort requests after one second and have nothing to save.
 _END_MAX_S: Final = 5.0
 _NEEDED: Final = ("cbor2", "h2", "httptools", "moto", "uvicorn")
 _UNAVAILABLE: Final = 69
 _KINESIS: Final = "kclrun.local.kinesis_process"
-_MOTO: Final = "kclrun.local.moto_process"
+MOTO: Final = "kclrun.local.moto_process"
 
 
-class _Child:
+class ServiceProcess:
     """One process: started with a listening socket, ready when it writes `READY`."""
 
     def __init__(self, module: str, listener: socket.socket, settings: bytes) -> None:
@@ -90,7 +90,7 @@ class _Child:
         poller.register(self.process.stdout, select.POLLIN)
         left_ms = max(0, int((deadline - time.monotonic()) * 1000))
         if not poller.poll(left_ms):
-            raise Unavailable(f"{self.module} was not ready within {_START_MAX_S:.0f} s")
+            raise Unavailable(f"{self.module} was not ready within {START_MAX_S:.0f} s")
         if self.process.stdout.readline() != READY:
             raise Unavailable(
                 f"{self.module} ended while starting (exit code {self.process.wait()}); its"
@@ -118,7 +118,7 @@ class _Child:
 class Embedded:
     """The running embedded AWS. A context manager; `close` ends it. Pids: `pids`."""
 
-    def __init__(self, kinesis: _Child, moto: _Child) -> None:
+    def __init__(self, kinesis: ServiceProcess, moto: ServiceProcess) -> None:
         self._children = (kinesis, moto)
         # This process answers Kinesis itself and forwards everything else.
         self.endpoint = f"http://{_LOOPBACK}:{kinesis.port}"
@@ -171,9 +171,9 @@ def start_embedded(
 
     Raises: SettingsError (the extra is not installed; the port is taken), Unavailable.
     """
-    _require_extra()
-    deadline = time.monotonic() + _START_MAX_S
-    face, behind = _listen(port), _listen(0)
+    require_extra()
+    deadline = time.monotonic() + START_MAX_S
+    face, behind = listen(port), listen(0)
     settings = ProcessSettings(
         credentials=None if credentials is None else Credentials(*credentials),
         limits=limits,
@@ -182,7 +182,7 @@ def start_embedded(
         elsewhere_port=behind.getsockname()[1],
     )
     encoded = msgspec.json.encode(settings)
-    children = (_Child(_KINESIS, face, encoded), _Child(_MOTO, behind, encoded))
+    children = (ServiceProcess(_KINESIS, face, encoded), ServiceProcess(MOTO, behind, encoded))
     embedded = Embedded(*children)
     try:
         for child in children:
@@ -240,10 +240,10 @@ def _make_streams(
         make_stream(endpoint, name, shards, keys)
 
 
-def _require_extra() -> None:
+def require_extra(what: str = "aws.endpoint: embedded") -> None:
     """Raises: SettingsError if the packages of the extra `local` are missing."""
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
-        raise SettingsError("aws.endpoint: embedded needs the extra: pip install 'kclrun[local]'")
+        raise SettingsError(f"{what} needs the extra: pip install 'kclrun[local]'")
 
 
 def _python_path() -> str:
@@ -252,7 +252,7 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
 
 
-def _listen(port: int) -> socket.socket:
+def listen(port: int) -> socket.socket:
     listener = socket.socket()
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -6,7 +6,11 @@ It knows the public interface and the model, and not the lease process. Both kee
 `kclrun.processor`.
 """
 
-from kclrun.testing.any_order import assert_any_order_gives_the_same
+from kclrun.testing.contracts import (
+    assert_any_order_gives_the_same,
+    assert_idempotent,
+    assert_order_independent,
+)
 from kclrun.testing.records import make_aggregate, make_record, make_records
 from kclrun.testing.runs import Call, Crash, Run, replay, run_processor
 
@@ -15,6 +19,8 @@ __all__ = [
     "Crash",
     "Run",
     "assert_any_order_gives_the_same",
+    "assert_idempotent",
+    "assert_order_independent",
     "make_aggregate",
     "make_record",
     "make_records",

@@ -26,6 +26,7 @@ ENTRIES = (
     "kclrun.errors",
     "kclrun.processor",
     "kclrun.samples",
+    "kclrun.pytest_plugin.registration",
     "kclrun.spark.registration",
     *(f"kclrun.spark.{home}" for home in spark._HOMES.values()),
     "kclrun.testing",

@@ -31,7 +31,11 @@ def test_no_package_named_processors_is_installed_and_the_samples_are_in_kclrun(
     names = zipfile.ZipFile(wheel).namelist()
 
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"kclrun", "pyspark_kclrun"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {
+        "kclrun",
+        "pyspark_kclrun",
+        "pytest_kclrun",
+    }
     samples = {name.rpartition("/")[2] for name in names if name.startswith("kclrun/samples/")}
     assert samples == {path.name for path in (ROOT / "processors").glob("*.py")}
 
@@ -64,3 +68,22 @@ def test_from_a_wheel_samples_load_and_a_folder_of_the_users_is_not_shadowed(whe
     assert name == "Mine"
     assert sample == str(environment.packages / "kclrun" / "samples" / "flight_pipelines.py")
     assert starters == {name: sorted(starter_files(name)) for name in templates()}
+
+
+def test_pytest_finds_the_fixtures_where_the_wheel_is_installed(wheel, tmp_path):
+    environment = Environment(tmp_path / "venv")
+    environment.install(wheel)
+    (tmp_path / "project").mkdir()
+
+    ran = subprocess.run(
+        [environment.python, "-m", "pytest", "--fixtures"],
+        cwd=tmp_path / "project",
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+    )
+
+    assert "fixtures defined from pytest_kclrun" in ran.stdout, ran.stdout + ran.stderr
+    for name in ("kclrun_aws", "kclrun_stream", "run_application"):
+        assert f"\n{name} -- " in ran.stdout

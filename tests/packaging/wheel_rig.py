@@ -12,7 +12,15 @@ from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[2]
 # What an environment for development has and an installation of the dependencies has not.
-_OURS = ("kclrun", "pyspark_kclrun", "__editable__", "_distutils_hack", "distutils-", "__pycache__")
+_OURS = (
+    "kclrun",
+    "pyspark_kclrun",
+    "pytest_kclrun",
+    "__editable__",
+    "_distutils_hack",
+    "distutils-",
+    "__pycache__",
+)
 
 
 def build_wheel(folder):

@@ -12,7 +12,7 @@ from botocore.config import Config
 from kclrun.local import server
 
 QUICK = "tests.processes.ledger_rig.quick_dynamodb"
-MOTO = server._MOTO
+MOTO = server.MOTO
 REGION = "us-east-1"
 # Loopback lets every key in. No retries: a put that is sent twice would make the producer lie.
 _CLIENT = {
@@ -28,7 +28,7 @@ class Aws:
 
     def __init__(self, *, dynamodb=QUICK):
         """`dynamodb` is the module of its second process: `QUICK`, or `MOTO` with all services."""
-        with mock.patch.object(server, "_MOTO", dynamodb):
+        with mock.patch.object(server, "MOTO", dynamodb):
             self.embedded = server.start_embedded()
         self.kinesis = boto3.client(
             "kinesis", endpoint_url=self.embedded.kinesis_endpoint, **_CLIENT

@@ -24,7 +24,7 @@ from tests.unit.local.serving import code_of, post
 @pytest.fixture(autouse=True, scope="module")
 def light():
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(server, "_MOTO", server._KINESIS)
+        patched.setattr(server, "MOTO", server._KINESIS)
         yield
 
 
@@ -71,7 +71,7 @@ def test_a_process_that_ends_by_itself_is_named():
         os.kill(running.pids[1], signal.SIGKILL)
         os.waitid(os.P_PID, running.pids[1], os.WEXITED | os.WNOWAIT)
 
-        assert running.ended() == server._MOTO
+        assert running.ended() == server.MOTO
         running.close()
         running.close()
     assert all(gone(pid) for pid in running.pids)
@@ -92,7 +92,7 @@ def test_a_process_that_does_not_heed_its_end_is_killed(monkeypatch):
     ("name", "value", "said"),
     [
         ("_KINESIS", "kclrun.local.absent", r"absent ended while starting \(exit code 1\)"),
-        ("_START_MAX_S", 0.0, "kinesis_process was not ready within 0 s"),
+        ("START_MAX_S", 0.0, "kinesis_process was not ready within 0 s"),
     ],
 )
 def test_what_does_not_start_leaves_nothing_behind(monkeypatch, name, value, said):
