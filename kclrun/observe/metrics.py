@@ -17,6 +17,10 @@ from kclrun.observe.sample import LeaseSample, ManagerSample
 APPLICATION: Final = "Application"
 SHARD: Final = "Shard"
 
+# The labels of a series; their values come from the lease table.
+OF_MANAGER: Final = ("application",)
+OF_LEASE: Final = ("application", "shard")
+
 _Dimensions = tuple[tuple[str, str], ...]
 
 
@@ -196,3 +200,49 @@ COUNTED: Final = tuple(
     for name, kind in METRICS.items()
     if kind.is_of_lease and kind.prometheus.endswith("_total")
 )
+
+
+class SeriesKind(msgspec.Struct, frozen=True):
+    """A series that only Prometheus and OTLP get, for CloudWatch bills each by the month."""
+
+    meaning: str
+    labels: tuple[str, ...] = OF_MANAGER
+
+
+SERIES: Final[dict[str, SeriesKind]] = {
+    "kclrun_healthy": SeriesKind("1 while /health answers 200, 0 while it answers 503"),
+    "kclrun_worker_leases_max": SeriesKind("most leases this manager takes: leases.max"),
+    "kclrun_leases": SeriesKind(
+        "leases of this manager, by what they do", ("application", "state")
+    ),
+    "kclrun_outages": SeriesKind(
+        "requests to AWS that fail and are repeated, by operation counted once"
+    ),
+    "kclrun_metrics_unpublished_total": SeriesKind("points of metrics that CloudWatch did not get"),
+    "kclrun_still_seconds": SeriesKind(
+        "for how long a lease that should move has made no progress", OF_LEASE
+    ),
+    "kclrun_restarts_total": SeriesKind("restarts of the lease's process", OF_LEASE),
+    "kclrun_hot": SeriesKind("1 while the shard is hot, else 0", OF_LEASE),
+    "kclrun_in_bytes_per_second": SeriesKind(
+        "bytes put into the shard, over one or two minutes", OF_LEASE
+    ),
+    "kclrun_in_records_per_second": SeriesKind(
+        "records put into the shard, as Kinesis counts", OF_LEASE
+    ),
+    "kclrun_reads_throttled_ratio": SeriesKind("share of the reads that were throttled", OF_LEASE),
+    "kclrun_heaviest_key_ratio": SeriesKind(
+        "least share of the bytes of the heaviest key", OF_LEASE
+    ),
+    "kclrun_info": SeriesKind(
+        "which manager this is", ("application", "stream", "owner", "version")
+    ),
+}
+
+
+def labels_by_series() -> dict[str, tuple[str, ...]]:
+    """Every series that a manager has, with its labels."""
+    named = {
+        kind.prometheus: OF_LEASE if kind.is_of_lease else OF_MANAGER for kind in METRICS.values()
+    }
+    return named | {name: kind.labels for name, kind in SERIES.items()}

@@ -2,7 +2,7 @@
 
 All series are made anew from the last sample, so the series of a lease end when it leaves, and
 labels never accumulate. As Prometheus requires, units are seconds and bytes, and counts only grow.
-`metrics.METRICS` has the names.
+`metrics.METRICS` and `metrics.SERIES` have the names.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kclrun.observe.health import Verdict
-from kclrun.observe.metrics import COUNTED, METRICS
+from kclrun.observe.metrics import COUNTED, METRICS, SERIES, labels_by_series
 from kclrun.observe.sample import LeaseSample, ManagerSample
 
-# All labels that a series may have, in this order; the values come from the lease table.
-_LABELS = ("application",)
-_LEASE_LABELS = ("application", "shard")
+_LABELS = labels_by_series()
+_MEANINGS = {kind.prometheus: kind.meaning for kind in METRICS.values()} | {
+    name: kind.meaning for name, kind in SERIES.items()
+}
 
 
 class Exposition(Collector):
@@ -44,18 +45,13 @@ class Exposition(Collector):
         if sample is None:
             return
         yield self._info(sample)
-        yield _gauge(
-            "kclrun_healthy",
-            "1 while /health answers 200, 0 while it answers 503",
-            (sample.application,),
-            float(verdict.is_healthy),
-        )
+        yield _one("kclrun_healthy", sample, float(verdict.is_healthy))
         yield from _of_fleet(sample)
         yield from _of_manager(sample)
         yield from _of_leases(sample)
 
     def _info(self, sample: ManagerSample) -> Metric:
-        info = InfoMetricFamily("kclrun", "which manager this is")
+        info = InfoMetricFamily("kclrun", _MEANINGS["kclrun_info"])
         info.add_metric(
             (),
             {
@@ -70,52 +66,25 @@ class Exposition(Collector):
 
 def _of_fleet(sample: ManagerSample) -> Iterator[Metric]:
     for name, value in sample.of_fleet.items():
-        kind = METRICS[name]
-        yield _gauge(kind.prometheus, kind.meaning, (sample.application,), float(value))
+        yield _one(METRICS[name].prometheus, sample, float(value))
 
 
 def _of_manager(sample: ManagerSample) -> Iterator[Metric]:
-    yield _gauge(
-        "kclrun_worker_leases_max",
-        "most leases this manager takes: leases.max",
-        (sample.application,),
-        float(sample.worker_leases_max),
-    )
-    states = GaugeMetricFamily(
-        "kclrun_leases",
-        "leases of this manager, by what they do",
-        labels=("application", "state"),
-    )
+    yield _one("kclrun_worker_leases_max", sample, float(sample.worker_leases_max))
+    states = _family("kclrun_leases")
     for state, count in sorted(collections.Counter(one.state for one in sample.leases).items()):
         states.add_metric((sample.application, state), count)
     yield states
-    yield _gauge(
-        "kclrun_outages",
-        "requests to AWS that fail and are repeated, by operation counted once",
-        (sample.application,),
-        float(len(sample.outages)),
-    )
-    unpublished = CounterMetricFamily(
-        "kclrun_metrics_unpublished",
-        "points of metrics that CloudWatch did not get",
-        labels=_LABELS,
-    )
-    unpublished.add_metric((sample.application,), sample.unpublished_total)
-    yield unpublished
+    yield _one("kclrun_outages", sample, float(len(sample.outages)))
+    yield _one("kclrun_metrics_unpublished_total", sample, sample.unpublished_total)
 
 
 def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
-    lag = _family_of_lease(GaugeMetricFamily, "millis_behind_latest")
-    output_lag = _family_of_lease(GaugeMetricFamily, "output_lag")
-    counters = {name: _family_of_lease(CounterMetricFamily, name) for name in COUNTED}
-    still = GaugeMetricFamily(
-        "kclrun_still_seconds",
-        "for how long a lease that should move has made no progress",
-        labels=_LEASE_LABELS,
-    )
-    restarts = CounterMetricFamily(
-        "kclrun_restarts", "restarts of the lease's process", labels=_LEASE_LABELS
-    )
+    lag = _family(METRICS["millis_behind_latest"].prometheus)
+    output_lag = _family(METRICS["output_lag"].prometheus)
+    counters = {name: _family(METRICS[name].prometheus) for name in COUNTED}
+    still = _family("kclrun_still_seconds")
+    restarts = _family("kclrun_restarts_total")
     traffic = _Traffic()
     for lease in sample.leases:
         labels = (sample.application, lease.shard)
@@ -139,13 +108,13 @@ class _Traffic:
 
     def __init__(self) -> None:
         self.families = tuple(
-            GaugeMetricFamily(name, meaning, labels=_LEASE_LABELS)
-            for name, meaning in (
-                ("kclrun_hot", "1 while the shard is hot, else 0"),
-                ("kclrun_in_bytes_per_second", "bytes put into the shard, over one or two minutes"),
-                ("kclrun_in_records_per_second", "records put into the shard, as Kinesis counts"),
-                ("kclrun_reads_throttled_ratio", "share of the reads that were throttled"),
-                ("kclrun_heaviest_key_ratio", "least share of the bytes of the heaviest key"),
+            _family(name)
+            for name in (
+                "kclrun_hot",
+                "kclrun_in_bytes_per_second",
+                "kclrun_in_records_per_second",
+                "kclrun_reads_throttled_ratio",
+                "kclrun_heaviest_key_ratio",
             )
         )
 
@@ -164,14 +133,13 @@ class _Traffic:
             family.add_metric(labels, value)
 
 
-def _family_of_lease(
-    family: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str
-) -> GaugeMetricFamily | CounterMetricFamily:
-    kind = METRICS[name]
-    return family(kind.prometheus, kind.meaning, labels=_LEASE_LABELS)
+def _family(name: str) -> GaugeMetricFamily | CounterMetricFamily:
+    """A family of the catalogue; as Prometheus requires, the name of a counter ends in _total."""
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    return kind(name, _MEANINGS[name], labels=_LABELS[name])
 
 
-def _gauge(name: str, meaning: str, labels: tuple[str, ...], value: float) -> Metric:
-    gauge = GaugeMetricFamily(name, meaning, labels=_LABELS)
-    gauge.add_metric(labels, value)
-    return gauge
+def _one(name: str, sample: ManagerSample, value: float) -> Metric:
+    family = _family(name)
+    family.add_metric((sample.application,), value)
+    return family

@@ -15,6 +15,7 @@ from moto import mock_aws
 from kclrun.aws.policies import Site, run_policy
 from kclrun.config.load import settings_of
 from kclrun.model.time import WallTime
+from kclrun.observe.alarms import ALARMS
 from kclrun.observe.metrics import APPLICATION, METRICS
 from tests.deploy.templates import Stack, read_template
 from tests.patience import HUNG_S
@@ -294,8 +295,8 @@ def numbers(properties, *names):
 # Alarms.
 
 
-def test_the_alarms_are_those_of_the_page(moto):
-    """Each row: name, metric and statistic, condition, what missing data means."""
+def test_the_alarms_are_those_of_the_catalogue(moto):
+    """Each row: name, text, metric and statistic, condition, what missing data means."""
     made = Made("watched", AlarmTopicArn=f"arn:aws:sns:{REGION}:{ACCOUNT}:people")
     cloudwatch = boto3.client("cloudwatch", REGION)
     for name in made.stack.of_type("AWS::CloudWatch::Alarm"):
@@ -304,7 +305,7 @@ def test_the_alarms_are_those_of_the_page(moto):
         cloudwatch.put_metric_alarm(**alarm | numbers(alarm, "Threshold"))
     alarms = cloudwatch.describe_alarms(AlarmNamePrefix="watched ")["MetricAlarms"]
 
-    assert sorted(map(page_row, alarms)) == sorted(rows_of_the_page())
+    assert sorted(map(alarm_row, alarms)) == sorted(rows_of_the_catalogue())
     for alarm in alarms:
         assert alarm["AlarmActions"] == [f"arn:aws:sns:{REGION}:{ACCOUNT}:people"]
 
@@ -344,7 +345,7 @@ def test_what_alarms_and_scaling_ask_for_is_what_machines_publish(moto, by):
 SIGNS = {"GreaterThanThreshold": ">", "LessThanOrEqualToThreshold": "<="}
 
 
-def page_row(alarm):
+def alarm_row(alarm):
     metrics = alarm.get("Metrics") or []
     asked = sorted(
         f"{one['MetricStat']['Metric']['MetricName']} {one['MetricStat']['Stat']}"
@@ -358,6 +359,7 @@ def page_row(alarm):
     assert periods or {alarm["Period"]} == {60}
     return (
         alarm["AlarmName"].removeprefix("watched "),
+        alarm["AlarmDescription"],
         asked,
         f"{SIGNS[alarm['ComparisonOperator']]} {alarm['Threshold'] + offset:g}",
         f"{alarm['DatapointsToAlarm']} of {alarm['EvaluationPeriods']}",
@@ -365,21 +367,18 @@ def page_row(alarm):
     )
 
 
-def rows_of_the_page():
-    text = (ROOT / "docs" / "how-to" / "metrics-and-alarms.md").read_text()
-    table = text.split("| alarm | metric and statistic | condition | missing data |\n")[1]
-    for line in table.split("\n\n")[0].splitlines()[1:]:
-        name, metric, condition, missing = (cell.strip() for cell in line.strip("|").split("|"))
-        asked = re.findall(r"`(\w+)`,? (Minimum|Maximum|Average|Sum)", metric)
-        limit, shown = condition.split(" in ")
-        sign, number = limit.split()
-        yield (
-            name,
-            sorted(" ".join(each) for each in asked),
-            f"{sign} {float(number):g}",
-            shown,
-            "breaching" if missing == "**breaching**" else "notBreaching",
-        )
+def rows_of_the_catalogue():
+    for alarm in ALARMS:
+        if (watch := alarm.watch) is not None:
+            sign, limit = watch.condition.split()
+            yield (
+                alarm.name,
+                alarm.summary,
+                sorted(f"{metric} {statistic}" for _, metric, statistic in watch.metrics),
+                f"{sign} {float(limit):g}",
+                f"{watch.minutes} of {watch.minutes}",
+                "breaching" if watch.is_breached_by_silence else "notBreaching",
+            )
 
 
 def test_a_deploy_leaves_as_many_machines_as_there_should_be(made):

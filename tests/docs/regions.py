@@ -10,7 +10,8 @@ from kclrun.leases.doctor.findings import Kind
 from kclrun.leases.table_view import STEADY_AFTER_S
 from kclrun.model.lease import ASK_STALE_AFTER_S, LOAD_MEAN_S
 from kclrun.observe import events
-from kclrun.observe.metrics import METRICS
+from kclrun.observe.alarms import ALARMS, prometheus_rules
+from kclrun.observe.metrics import METRICS, SERIES
 from kclrun.protocol import fence
 from kclrun.protocol.conditions import WRITES, When
 from kclrun.spark.option_table import default_texts
@@ -109,6 +110,52 @@ def metrics():
             for name, kind in METRICS.items()
         ],
     )
+
+
+def series():
+    """Every series that only Prometheus and OTLP have."""
+    return table(
+        ("series", "labels", "meaning"),
+        [
+            (f"`{name}`", ", ".join(f"`{label}`" for label in kind.labels), escaped(kind.meaning))
+            for name, kind in SERIES.items()
+        ],
+    )
+
+
+def alarms():
+    """What each alarm means."""
+    return table(
+        ("alarm", "meaning", "what to do"),
+        [(each.sign, each.meaning, each.action) for each in ALARMS],
+    )
+
+
+def alarms_of_prometheus():
+    """The rules that `kclrun dashboards alerts` prints."""
+    rules = prometheus_rules()["groups"][0]["rules"]
+    return table(
+        ("alert", "severity", "for", "expression"),
+        [
+            (one["alert"], one["labels"]["severity"], one.get("for", "0m"), f"`{one['expr']}`")
+            for one in rules
+        ],
+    )
+
+
+def alarms_of_cloudwatch():
+    """The alarms of the CloudFormation template."""
+    rows = []
+    for each in ALARMS:
+        if (watch := each.watch) is not None:
+            asked = [f"`{metric}` {statistic}" for _, metric, statistic in watch.metrics]
+            ids = [f"`{name}` = " for name, _, _ in watch.metrics]
+            with_ids = " and ".join(map("".join, zip(ids, asked, strict=True)))
+            metric = f"`{watch.expression}`, with {with_ids}" if watch.expression else asked[0]
+            silence = "**breaching**" if watch.is_breached_by_silence else "not breaching"
+            limit = f"{watch.condition} in {watch.minutes} of {watch.minutes}"
+            rows.append((each.name, metric, limit, silence))
+    return table(("alarm", "metric and statistic", "condition", "missing data"), rows)
 
 
 def log_events():
@@ -359,6 +406,10 @@ def _lease_timers():
 REGIONS = {
     "settings": settings,
     "metrics": metrics,
+    "series": series,
+    "alarms": alarms,
+    "alarms-of-prometheus": alarms_of_prometheus,
+    "alarms-of-cloudwatch": alarms_of_cloudwatch,
     "log-events": log_events,
     "findings": findings,
     "expressions": expressions,

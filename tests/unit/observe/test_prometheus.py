@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kclrun.consuming.hot_keys import HotKey, ShardHeat
 from kclrun.consuming.hot_shards import HotShard
 from kclrun.observe.health import Reason, Verdict
-from kclrun.observe.metrics import METRICS
+from kclrun.observe.metrics import labels_by_series
 from kclrun.observe.prometheus import Exposition
 from kclrun.observe.sample import LeaseSample, ManagerSample, Outage
 
@@ -86,13 +86,15 @@ def test_restarts_outages_and_points_that_were_lost_are_counted():
     assert value(series, "kclrun_metrics_unpublished_total") == 5
 
 
-def test_every_metric_of_the_table_has_its_series():
+def test_the_series_and_their_labels_are_those_of_the_catalogue():
     fleet = {"total_leases": 1, "total_shards": 1, "unclaimed_leases": 0, "needed_workers": 1}
+    heat = ShardHeat(90.0, 9e5, 312.0, 9e5, 0.25, 0, 0.05, "keys", (HotKey("77", 0.5),))
 
-    series = read(sample(lease("a", output_lag_ms=2500), **fleet, worker_leases=1))
+    series = read(sample(lease("a", output_lag_ms=2500, heat=heat), **fleet, worker_leases=1))
+
     assert value(series, "kclrun_output_lag_seconds", shard="a") == 2.5
-
-    assert {kind.prometheus for kind in METRICS.values()} <= {name for name, _ in series}
+    labels = {name: {label for label, _ in labelled} for name, labelled in series}
+    assert labels == {name: set(known) for name, known in labels_by_series().items()}
 
 
 def test_what_is_not_known_has_no_series():
