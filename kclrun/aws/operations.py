@@ -145,6 +145,9 @@ CREATE_TABLE: Final = Operation(
 )
 # The policy of a running machine denies it expressly. This is for the operator who provisions.
 UPDATE_TABLE: Final = Operation("dynamodb", "UpdateTable", is_write=True, grants=(Grant.INDEX,))
+# The lease tables of replays, which an operator lists and removes. None of our policies grants it.
+LIST_TABLES: Final = Operation("dynamodb", "ListTables", grants=())
+DELETE_TABLE: Final = Operation("dynamodb", "DeleteTable", is_write=True, grants=())
 # Only with `observe.cloudwatch`. It adds to the stored values, so a repeated one counts twice.
 PUT_METRIC_DATA: Final = Operation(
     "cloudwatch", "PutMetricData", is_write=True, grants=(Grant.METRICS,)
@@ -276,6 +279,8 @@ OPERATIONS: Final = (
     TRANSACT_WRITE_ITEMS,
     CREATE_TABLE,
     UPDATE_TABLE,
+    LIST_TABLES,
+    DELETE_TABLE,
     PUT_METRIC_DATA,
     RECORD_LIFECYCLE_ACTION_HEARTBEAT,
     COMPLETE_LIFECYCLE_ACTION,

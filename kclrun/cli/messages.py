@@ -47,6 +47,7 @@ _CANNOT: Final[Mapping[str, str]] = {
     "leases": "Cannot show the leases",
     "reset": "Cannot reset",
     "page": "Cannot show the fleet",
+    "replay": "Cannot replay",
     "tail": "Cannot tail",
 }
 # Error codes for an unknown caller: another permission would not help.

@@ -35,6 +35,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "state": "Show and check what the processors remember.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
         "reset": "Read a stream again from a time on, or skip to its tip.",
+        "replay": "Run the processor over a time range, beside the fleet.",
     },
     "Find what is wrong": {
         "check": "Check settings, processor and AWS; change nothing.",
@@ -45,7 +46,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
-_FOLDERS: Final = frozenset({"dead-letters", "leases", "migrate", "page", "run", "tail"})
+_FOLDERS: Final = frozenset({"dead-letters", "leases", "migrate", "page", "replay", "run", "tail"})
 # A verb of its own that changes leases, as those of `leases` do.
 _OF_LEASES: Final = frozenset({"reset"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +13,7 @@ import msgspec
 from kclrun.aws.kinesis import stream_names
 from kclrun.config.convert import nearest
 from kclrun.config.schema import StreamSettings, stream_name
-from kclrun.errors import NotFound, ServiceError, TableRefused, Unavailable
+from kclrun.errors import NotFound, ServiceError, SettingsError, TableRefused, Unavailable
 from kclrun.leases.auditing import why_another_stream
 from kclrun.model.lease import Lease
 from kclrun.model.stream import ONLY_STREAM, StreamKey, called, is_loopback, stream_key, stream_of
@@ -128,6 +129,22 @@ def readable(summary: StreamSummary) -> StreamSummary:
     if summary.status not in _READABLE:
         raise Unavailable(f"stream {summary.name} is {summary.status}", code=summary.status)
     return summary
+
+
+def refuse_expired(summary: StreamSummary, at: WallTime | None, now: WallTime, option: str) -> None:
+    """Raises: SettingsError for a time that the stream does not keep, or of before its creation."""
+    kept_from = max(summary.created_at, now - summary.retention_hours * 3600.0)
+    if at is not None and at < kept_from:
+        raise SettingsError(
+            f"{option}: {summary.name} keeps records for {summary.retention_hours} h, and was"
+            f" created at {utc(summary.created_at)}\nTo read all that it has: {option} TRIM_HORIZON"
+        )
+
+
+def utc(at: float) -> str:
+    """An instant for people, to the millisecond."""
+    whole, fraction = divmod(round(at * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{fraction:03d}Z"
 
 
 def refuse_other_kind(aws: Aws, created: Mapping[StreamKey, WallTime]) -> None:

@@ -33,6 +33,7 @@ from kclrun.manager.sampling import Sampler, SampleReader, Watch, Watchdog
 from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.reading import Replay
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
@@ -66,6 +67,7 @@ def run_fleet(
     source_is_done: Callable[[], bool] = lambda: True,
     launcher: Launcher | None = None,
     leases_command: str | None = LEASES_COMMAND,
+    replay: Replay | None = None,
 ) -> ExitReason:
     """Run the lease manager of this machine until it is asked to stop. From the main thread only.
 
@@ -76,7 +78,8 @@ def run_fleet(
     called about once a second, in this thread. `source_is_done` says, for `until`, that no more
     records are expected. `launcher` may have been started before the world was opened, so that it
     loads meanwhile; it decides where the output of lease processes goes. `leases_command` is named
-    in the instructions for resuming a halted shard (`sample.how_to_resume`).
+    in the instructions for resuming a halted shard (`sample.how_to_resume`). With `replay` each
+    shard ends where that time range does.
 
     Raises: SettingsError without a usable folder for lock files; AccessDenied or Unavailable
     without credentials; InvariantViolation for a bug of ours (the lease processes then drain by
@@ -99,6 +102,7 @@ def run_fleet(
             loop=loop,
             pool=pool,
             leases_command=leases_command,
+            replay=replay,
         )
         launcher = launcher or Launcher(WORKER_ENTRY, only=settings.environment.only)
         run.assemble(launcher, tuple(import_paths))
@@ -127,7 +131,9 @@ class _Run:
         loop: Loop,
         pool: IoPool,
         leases_command: str | None,
+        replay: Replay | None,
     ) -> None:
+        self._replay = replay
         self._settings = settings
         self._world = world
         self._identity = identity
@@ -137,7 +143,7 @@ class _Run:
         self._pool = pool
         self._began_instant = loop.now()
         self._report = ReportWriter()
-        self._policy = _policy(settings, world, starts, identity)
+        self._policy = _policy(settings, world, starts, identity, is_bounded=replay is not None)
         self._core = LeaseManager(self._policy, random.random)
         self._watch: Watch | None = None
         self._metering: Metering | None = None
@@ -300,6 +306,7 @@ class _Run:
             row_of=self._row_of,
             failover_s=self._fleet_failover_s,
             others_in_sight=lambda: self._manager.others_in_sight,
+            replay=self._replay,
         )
 
     def _row_of(self, key: LeaseKey) -> Lease | None:
@@ -360,6 +367,8 @@ def _policy(
     world: World,
     starts: Mapping[StreamKey, StreamStart],
     identity: Identity,
+    *,
+    is_bounded: bool = False,
 ) -> ManagerPolicy:
     return ManagerPolicy(
         me=identity.id,
@@ -373,4 +382,5 @@ def _policy(
         created={key: stream.summary.created_at for key, stream in world.streams.items()},
         described_instant=world.described_instant,
         reads_kcl3_mode=world.coordinator is not None,
+        is_bounded=is_bounded,
     )
