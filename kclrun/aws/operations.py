@@ -52,6 +52,7 @@ class Grant(enum.Enum):
     # Keyed state: its versions, also those that nothing names any more.
     KEEP_VERSIONS = "KeepVersionsOfTheState"
     LIST_VERSIONS = "ListVersionsOfTheState"
+    KEEP_STORY = "KeepTheStoryOfShards"
     SCHEMAS = "ReadSchemas"
     # For the identity that assumes `role_arn`; the role's own policy does not contain it.
     ROLE = "AssumeRole"
@@ -165,7 +166,7 @@ PUT_OBJECT: Final = Operation(
     "s3",
     "PutObject",
     is_write=True,
-    grants=(Grant.KEEP_OBJECTS, Grant.WRITE_OBJECTS, Grant.KEEP_VERSIONS),
+    grants=(Grant.KEEP_OBJECTS, Grant.WRITE_OBJECTS, Grant.KEEP_VERSIONS, Grant.KEEP_STORY),
 )
 # Outputs do not list. But S3 says that an object is absent only to a caller who may list.
 LIST_OBJECTS_V2: Final = Operation(

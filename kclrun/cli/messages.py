@@ -48,6 +48,7 @@ _CANNOT: Final[Mapping[str, str]] = {
     "reset": "Cannot reset",
     "page": "Cannot show the fleet",
     "replay": "Cannot replay",
+    "why": "Cannot tell why",
     "tail": "Cannot tail",
 }
 # Error codes for an unknown caller: another permission would not help.

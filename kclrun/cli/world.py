@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -59,6 +59,9 @@ from kclrun.model.wire import WireEndpoint
 from kclrun.ports import LetterStore, StreamSummary
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.worker.opening import open_output, open_versions
+
+if TYPE_CHECKING:
+    from kclrun.aws.outputs.story_objects import StoryObjects
 
 T = TypeVar("T")
 
@@ -209,6 +212,17 @@ class Aws:
         )
 
     @property
+    def story(self) -> StoryObjects | None:
+        """Stories in S3, if `observe.story` names a bucket. Sends nothing."""
+        place = self.settings.observe.story
+        if not place.startswith("s3:"):
+            return None
+        from kclrun.aws.outputs.story_objects import StoryObjects
+
+        endpoint = self._endpoint_settings("s3")
+        return StoryObjects(place, self.settings.application, endpoint, self.credentials.current)
+
+    @property
     def imds(self) -> Imds | None:
         """The instance metadata, if `instance` wants it watched. Sends nothing.
 
@@ -292,6 +306,7 @@ def open_world(settings: Settings) -> World:
         dynamodb=aws.dynamodb,
         service_time=aws.kinesis_client.service_time,
         metrics=aws.metrics,
+        story=aws.story,
         instance=InstanceServices(imds, aws.lifecycle) if imds is not None else None,
         coordinator=aws.coordinator,
         described_instant=described_instant,

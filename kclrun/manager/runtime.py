@@ -31,6 +31,7 @@ from kclrun.manager.metering import SAMPLE_EVERY_S, Metering, open_announcer, op
 from kclrun.manager.ring_reader import Child
 from kclrun.manager.sampling import Sampler, SampleReader, Watch, Watchdog
 from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
+from kclrun.manager.story import StoryKeeper
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.reading import Replay
@@ -91,8 +92,11 @@ def run_fleet(
     loop = Loop()
     pool = IoPool(loop.post)
     run: _Run | None = None
+    story: StoryKeeper | None = None
     try:
         log = log_of(settings, identity.id, sink)
+        if settings.observe.story != "nowhere":
+            story = StoryKeeper(settings, identity.folder.folder, identity.id, log, world.story)
         run = _Run(
             settings,
             world,
@@ -106,11 +110,15 @@ def run_fleet(
         )
         launcher = launcher or Launcher(WORKER_ENTRY, only=settings.environment.only)
         run.assemble(launcher, tuple(import_paths))
+        if story is not None:
+            run.keep(story)
         reason = run.run(on_sample, until, source_is_done)
         if report_path is not None:
             run.write_report(report_path, reason)
         return reason
     finally:
+        if story is not None:
+            story.close()
         pool.close()
         loop.close()
         identity.retire(is_named=run is not None and run.holds_leases)
@@ -195,6 +203,10 @@ class _Run:
             stall_s=float(self._settings.stall),
             failover_s=self._fleet_failover_s,
         )
+
+    def keep(self, story: StoryKeeper) -> None:
+        """Record what no line of the log says, too."""
+        self._loop.after(0.0, lambda: story.watch(self._manager.processes, self._loop))
 
     def _departed(self, child: Child) -> None:
         self._report.departed(child.key, child.last_status)

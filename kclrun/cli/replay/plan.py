@@ -142,7 +142,9 @@ def settings_of_replay(settings: Settings, asked: Asked, folder: Path) -> Settin
         if settings.on_error.then == "dead-letter"
         else settings.on_error,
         # The endpoint, the metrics and the instance are those of the fleet.
-        observe=msgspec.structs.replace(settings.observe, listen=None, cloudwatch=None),
+        observe=msgspec.structs.replace(
+            settings.observe, listen=None, cloudwatch=None, story="disk"
+        ),
         instance=InstanceSettings(watch=False),
     )
 
