@@ -42,6 +42,7 @@ RECORDED: Final[Mapping[str, tuple[str, ...]]] = {
     "stop_hurried": ("action",),
     "stop_incomplete": ("leases",),
     "former_owners_gone": ("owners",),
+    "lock_file_removed": (),
     "launcher_died": ("status",),
     "launcher_silent": (),
     "service_unreachable": ("operation", "code"),
@@ -206,6 +207,8 @@ _SENTENCES: Final[Mapping[str, str]] = {
     "stop_hurried": "The stop of {who} was hurried: {action}.",
     "stop_incomplete": "{who} ended before it gave {leases} leases away: they are left to expire.",
     "former_owners_gone": "{who} proved that a former manager of its host is gone.",
+    "lock_file_removed": "The lock file of {who} was removed: if it ends, its leases wait for a"
+    " failover.",
     "launcher_died": "The launcher of {who}, which forks its lease processes, died.",
     "launcher_silent": "The launcher of {who} did not answer in time, and was killed.",
     "service_unreachable": "{who} got no answer to {operation} ({code}), and tries again.",
@@ -393,11 +396,11 @@ class _Teller:
         self._raised = []
         shown = _Shown(first)
         text = f"{shown['where']} raised {shown['error']}{shown['place']}"
-        attempts = last.fields.get("attempts")
-        if (len(self._told) and attempts == 1) or first is last:
+        if first is last:
             text += "; the call is repeated."
         else:
-            text += f", at least {attempts} times in {last.at - first.at:.0f} s."
+            attempts = last.fields.get("attempts")
+            text += f", at least {attempts} times in {last.at - first.at:.1f} s."
         self._told.append(Told(first.at, text))
 
     # Sentences with a cause from earlier entries.
