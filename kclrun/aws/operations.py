@@ -52,6 +52,7 @@ class Grant(enum.Enum):
     # Keyed state: its versions, also those that nothing names any more.
     KEEP_VERSIONS = "KeepVersionsOfTheState"
     LIST_VERSIONS = "ListVersionsOfTheState"
+    KEEP_STORY = "KeepTheStoryOfShards"
     SCHEMAS = "ReadSchemas"
     # For the identity that assumes `role_arn`; the role's own policy does not contain it.
     ROLE = "AssumeRole"
@@ -145,6 +146,9 @@ CREATE_TABLE: Final = Operation(
 )
 # The policy of a running machine denies it expressly. This is for the operator who provisions.
 UPDATE_TABLE: Final = Operation("dynamodb", "UpdateTable", is_write=True, grants=(Grant.INDEX,))
+# The lease tables of replays, which an operator lists and removes. None of our policies grants it.
+LIST_TABLES: Final = Operation("dynamodb", "ListTables", grants=())
+DELETE_TABLE: Final = Operation("dynamodb", "DeleteTable", is_write=True, grants=())
 # Only with `observe.cloudwatch`. It adds to the stored values, so a repeated one counts twice.
 PUT_METRIC_DATA: Final = Operation(
     "cloudwatch", "PutMetricData", is_write=True, grants=(Grant.METRICS,)
@@ -162,7 +166,7 @@ PUT_OBJECT: Final = Operation(
     "s3",
     "PutObject",
     is_write=True,
-    grants=(Grant.KEEP_OBJECTS, Grant.WRITE_OBJECTS, Grant.KEEP_VERSIONS),
+    grants=(Grant.KEEP_OBJECTS, Grant.WRITE_OBJECTS, Grant.KEEP_VERSIONS, Grant.KEEP_STORY),
 )
 # Outputs do not list. But S3 says that an object is absent only to a caller who may list.
 LIST_OBJECTS_V2: Final = Operation(
@@ -276,6 +280,8 @@ OPERATIONS: Final = (
     TRANSACT_WRITE_ITEMS,
     CREATE_TABLE,
     UPDATE_TABLE,
+    LIST_TABLES,
+    DELETE_TABLE,
     PUT_METRIC_DATA,
     RECORD_LIFECYCLE_ACTION_HEARTBEAT,
     COMPLETE_LIFECYCLE_ACTION,

@@ -184,6 +184,8 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
     if state is not None and state.s3 is not None:
         yield _allow(Grant.KEEP_VERSIONS, [site.objects(state.s3)])
         yield _allow(Grant.LIST_VERSIONS, [site.bucket(state.s3)])
+    if settings.observe.story.startswith("s3:"):
+        yield _allow(Grant.KEEP_STORY, [site.objects(settings.observe.story)])
     if settings.aws.role_arn is None:
         yield from _hooks(settings, site)
     yield {

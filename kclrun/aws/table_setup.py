@@ -17,9 +17,11 @@ from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, from_botocor
 from kclrun.aws.lease_table import INDEX_KEYS, OWNER_INDEX
 from kclrun.aws.operations import (
     CREATE_TABLE,
+    DELETE_TABLE,
     DESCRIBE_TABLE,
     GET_ITEM,
     HOW_TO_PROVISION,
+    LIST_TABLES,
     UPDATE_TABLE,
 )
 from kclrun.errors import (
@@ -260,6 +262,27 @@ def inspect_table(client: Client, name: str) -> TableReport | None:
         if index.get("IndexStatus") != "CREATING"
     }
     return TableReport(name, table["TableStatus"], False, OWNER_INDEX in indexes)  # noqa: FBT003
+
+
+def list_tables(client: Client, prefix: str) -> list[str]:
+    """The names of the tables that begin so, in order. Raises: AccessDenied, Unavailable, …"""
+    try:
+        pages = client.get_paginator("list_tables").paginate()
+        return sorted(
+            name for page in pages for name in page["TableNames"] if name.startswith(prefix)
+        )
+    except BOTO_FAILURES as error:
+        raise from_botocore(LIST_TABLES, error) from None
+
+
+def delete_table(client: Client, name: str) -> None:
+    """Request the deletion; a table that is gone already is no error. Raises: AccessDenied, …"""
+    try:
+        client.delete_table(TableName=name)
+    except BOTO_FAILURES as error:
+        failure = from_botocore(DELETE_TABLE, error)
+        if not isinstance(failure, NotFound):
+            raise failure from None
 
 
 def describe_lease_table(client: Client, name: str) -> Any | None:

@@ -47,6 +47,8 @@ _CANNOT: Final[Mapping[str, str]] = {
     "leases": "Cannot show the leases",
     "reset": "Cannot reset",
     "page": "Cannot show the fleet",
+    "replay": "Cannot replay",
+    "why": "Cannot tell why",
     "tail": "Cannot tail",
 }
 # Error codes for an unknown caller: another permission would not help.

@@ -35,8 +35,10 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "state": "Show and check what the processors remember.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
         "reset": "Read a stream again from a time on, or skip to its tip.",
+        "replay": "Run the processor over a time range, beside the fleet.",
     },
     "Find what is wrong": {
+        "why": "Tell the story of a shard: who had it, why it stands still.",
         "check": "Check settings, processor and AWS; change nothing.",
         "doctor": "Find what is wrong with the lease table; mend it with --yes.",
         "files": "Find files of rows that are there twice, missing or unfinished.",
@@ -47,10 +49,10 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
 _FOLDERS: Final = frozenset(
-    {"dashboards", "dead-letters", "leases", "migrate", "page", "run", "tail"}
+    {"dashboards", "dead-letters", "leases", "migrate", "page", "replay", "run", "tail"}
 )
-# A verb of its own that changes leases, as those of `leases` do.
-_OF_LEASES: Final = frozenset({"reset"})
+# Verbs of their own about leases, as those of `leases` are.
+_OF_LEASES: Final = frozenset({"reset", "why"})
 
 
 def module_of(verb: str) -> str:

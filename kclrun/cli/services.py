@@ -7,11 +7,12 @@ first needed. `open_streams` finds and describes the streams, and advises on a m
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -50,6 +51,9 @@ from kclrun.model.wire import WireEndpoint
 from kclrun.ports import LetterStore, ShardReader, StreamAdmin, StreamSummary
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.worker.opening import open_output, open_versions
+
+if TYPE_CHECKING:
+    from kclrun.aws.outputs.story_objects import StoryObjects
 
 # For tests of a destination: no rows are sent.
 _NO_ROWS: Final = RowsOf(
@@ -198,6 +202,17 @@ class Aws:
         )
 
     @property
+    def story(self) -> StoryObjects | None:
+        """Stories in S3, if `observe.story` names a bucket. Sends nothing."""
+        place = self.settings.observe.story
+        if not place.startswith("s3:"):
+            return None
+        from kclrun.aws.outputs.story_objects import StoryObjects
+
+        endpoint = self._endpoint_settings("s3")
+        return StoryObjects(place, self.settings.application, endpoint, self.credentials.current)
+
+    @property
     def imds(self) -> Imds | None:
         """The instance metadata, if `instance` wants it watched. Sends nothing.
 
@@ -340,6 +355,22 @@ def readable(summary: StreamSummary) -> StreamSummary:
     if summary.status not in _READABLE:
         raise Unavailable(f"stream {summary.name} is {summary.status}", code=summary.status)
     return summary
+
+
+def refuse_expired(summary: StreamSummary, at: WallTime | None, now: WallTime, option: str) -> None:
+    """Raises: SettingsError for a time that the stream does not keep, or of before its creation."""
+    kept_from = max(summary.created_at, now - summary.retention_hours * 3600.0)
+    if at is not None and at < kept_from:
+        raise SettingsError(
+            f"{option}: {summary.name} keeps records for {summary.retention_hours} h, and was"
+            f" created at {utc(summary.created_at)}\nTo read all that it has: {option} TRIM_HORIZON"
+        )
+
+
+def utc(at: float) -> str:
+    """An instant for people, to the millisecond."""
+    whole, fraction = divmod(round(at * 1000), 1000)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{fraction:03d}Z"
 
 
 def refuse_other_kind(aws: Aws, created: Mapping[StreamKey, WallTime]) -> None:

@@ -80,6 +80,7 @@ def open_world(settings: Settings) -> World:
         dynamodb=aws.dynamodb,
         service_time=aws.kinesis_client.service_time,
         metrics=aws.metrics,
+        story=aws.story,
         instance=InstanceServices(imds, aws.lifecycle) if imds is not None else None,
         coordinator=aws.coordinator,
         described_instant=described_instant,

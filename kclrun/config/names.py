@@ -47,6 +47,13 @@ BucketUrl = Annotated[
         extra={"words": " like s3://bucket/prefix"},
     ),
 ]
+StoryPlace = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^(disk|nowhere|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?)$",
+        extra={"words": " that is disk, nowhere, or like s3://bucket/prefix"},
+    ),
+]
 QueueName = Annotated[
     str,
     msgspec.Meta(

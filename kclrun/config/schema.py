@@ -19,6 +19,7 @@ from kclrun.config.names import (
     HookName,
     ProcessorRef,
     QueueName,
+    StoryPlace,
     StreamName,
     TableName,
     TopicArn,
@@ -487,6 +488,10 @@ class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True):
             " 0s: they are not measured"
         ),
     ] = Duration(60)
+    story: Annotated[
+        StoryPlace,
+        documented("what `kclrun why` tells: on `disk`; s3://bucket/prefix: there, too; `nowhere`"),
+    ] = "disk"
 
 
 class StartAtLeases(msgspec.Struct, frozen=True, kw_only=True):

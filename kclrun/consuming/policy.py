@@ -32,7 +32,8 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
     snapshot, so there is no late checkpoint [P19]. `has_outputs`: emitted rows go to outputs that
     commit in a thread of their own, so that a checkpoint waits for OutputsCommitted [K5].
     `has_storing_outputs`: one of them keeps its cursor with its rows, so that a position on the row
-    which another program wrote is never adopted [K2, K3].
+    which another program wrote is never adopted [K2, K3]. `is_bounded`: a time range is read, which
+    may end before the shard does, and then without children.
     """
 
     key: LeaseKey
@@ -48,6 +49,7 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
     has_keyed_state: bool = False
     has_outputs: bool = False
     has_storing_outputs: bool = False
+    is_bounded: bool = False
 
     @property
     def is_manual(self) -> bool:

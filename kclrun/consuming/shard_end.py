@@ -61,7 +61,9 @@ class ShardEnd:
     If another parent's row stays away for a failover and the children have rows, then the parent's
     row was deleted: it was there when they were created, and a live owner would have written it
     again [P2]. Then the shard ends; otherwise its children would wait for ever. A trimmed shard
-    (`is_expired`) ends without children if a listing shows none any more.
+    (`is_expired`) ends without children if a listing shows none any more. So does one that is read
+    for a time range (`is_bounded`), where the range ends before the shard: what comes later is not
+    of the range, in the shard or in its children.
 
     Call `next_step`; after a `Deferred`, or a write that did not apply, call `begin_again`. All ids
     are lease keys: with several streams they are qualified before they come here.
@@ -74,9 +76,11 @@ class ShardEnd:
         *,
         is_expired: bool = False,
         has_state: bool = False,
+        is_bounded: bool = False,
     ) -> None:
         self.key = key
         self._has_state = has_state
+        self._is_bounded = is_bounded
         self._is_expired = is_expired
         self.children = tuple(children)
         self.not_before = Instant(0.0)
@@ -91,11 +95,23 @@ class ShardEnd:
 
     def exhausted(self, children: Iterable[ChildShard], *, is_expired: bool) -> ShardEnd:
         """The same shard, read to its end."""
-        return ShardEnd(self.key, children, is_expired=is_expired, has_state=self._has_state)
+        return ShardEnd(
+            self.key,
+            children,
+            is_expired=is_expired,
+            has_state=self._has_state,
+            is_bounded=self._is_bounded,
+        )
 
     @property
     def child_ids(self) -> tuple[str, ...]:
         return tuple(child.shard_id for child in self.children)
+
+    @property
+    def _is_range_end(self) -> bool:
+        """Whether a time range ends here, before the shard does. The end of a shard names children
+        then."""
+        return self._is_bounded and not self._is_expired and not self.children
 
     def next_step(
         self, own: Lease, now: Instant, failover_s: float
@@ -118,7 +134,7 @@ class ShardEnd:
         """The write; or why it must wait; or None while a look-up is under way."""
         if self.is_looking:
             return None
-        if not self.children and self._is_expired and self._is_trimmed:
+        if not self.children and (self._is_range_end or (self._is_expired and self._is_trimmed)):
             return ChildrenExist()
         if not self.children:
             return Deferred("the service names no children of the closed shard yet")
@@ -204,7 +220,7 @@ class ShardEnd:
     def _question(self) -> ReadRows | ListShards | None:
         others = self._other_parents()
         if not self.children:
-            return ListShards() if self._listed is None else None
+            return ListShards() if self._listed is None and not self._is_range_end else None
         if self._rows is None and others:
             return ReadRows(others)
         has_missing = any(row is None for row in (self._rows or {}).values())

@@ -23,6 +23,7 @@ from kclrun.ipc.ring import RING_BYTES, EventRing
 from kclrun.ipc.seqlock import NoValue, SeqlockCell
 from kclrun.model.letter import LetterPlace
 from kclrun.model.output import OutputPlace
+from kclrun.model.reading import Replay
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.state import StatePlace
 from kclrun.model.time import Instant, WallTime
@@ -85,7 +86,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     `glue_url` is that of the schema registry, if it is not AWS's own.
     `options` are values of the YAML types. `has_waited`: a failover has passed since a forced take
     [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
-    `concurrency` is None where the settings have none.
+    `concurrency` is None where the settings have none. With `replay` a time range is read.
     """
 
     application: str
@@ -123,6 +124,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     lock_path: str
     log: LogSpec
     nice: int = 0
+    replay: Replay | None = None
 
     def __repr__(self) -> str:
         return (
@@ -140,7 +142,7 @@ _I64_MAX: Final = 2**63 - 1
 
 # Sequence numbers have at most 129 digits, all ASCII: 136 is the next multiple of eight. Fixed
 # sizes and no native alignment make the layout the same on every machine and Python.
-_LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?dd?dqqqd")
+_LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?dd?dqqqdq")
 # A cache line for the instant of the last send, so that no other store shares its line.
 _SEND_BYTES: Final = 64
 SLOT_BYTES: Final = _SEND_BYTES + SeqlockCell.size_bytes(_LAYOUT.size)
@@ -225,6 +227,7 @@ def _pack(status: LeaseStatus) -> bytes:
         status.dead_letters_total,
         status.skipped_total,
         status.output_waiting_since_instant,
+        status.passed_over_total,
     )
 
 
@@ -267,6 +270,7 @@ def _unpack(payload: bytes) -> LeaseStatus | NoValue:
             dead_letters_total=fields[27],
             skipped_total=fields[28],
             output_waiting_since_instant=fields[29],
+            passed_over_total=fields[30],
         )
     except (ValueError, LimitExceeded):
         return NoValue.UNREADABLE

@@ -300,7 +300,7 @@ class Auditor:
         commands += self._note_change("shard_sync_refused", plan.problem or 0, level="warning")
         # Children of shards with a row first: they are read from their beginning, whatever
         # `start` says.
-        for created in children_to_create(view, listing):
+        for created in () if self._policy.is_bounded else children_to_create(view, listing):
             children = tuple(map(self._of_this_stream, created.children))
             commands += self._write((CreateChildren(children, created.parents),))
         commands += self._write(CreateLease(self._of_this_stream(lease)) for lease in plan.leases)

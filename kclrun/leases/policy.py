@@ -148,7 +148,7 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     it at the start; `described_instant` is when it was asked. `ended_rows_stay_s`: how long the row
     of an ended shard outlives its use. `reads_kcl3_mode`: there may be a KCL 3 fleet that keeps its
     mode outside of the lease table. `balance`: what is evened out, the counts of leases alone or
-    also their loads.
+    also their loads. `is_bounded`: a time range is read, and children beyond its end have no rows.
     """
 
     me: OwnerId
@@ -166,6 +166,7 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     described_instant: Instant | None = None
     reads_kcl3_mode: bool = False
     balance: Balance = "load"
+    is_bounded: bool = False
 
     def of_stream(self, stream: StreamKey) -> ManagerPolicy:
         """The settings for one stream: with its own start, if it has one."""

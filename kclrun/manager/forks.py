@@ -38,6 +38,7 @@ from kclrun.manager.launcher import lease_environment
 from kclrun.manager.loop import Loop, Timer
 from kclrun.manager.world import World
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.reading import Replay
 from kclrun.model.stream import StreamKey, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
@@ -66,7 +67,9 @@ class StartCommands:
         row_of: Callable[[LeaseKey], Lease | None],
         failover_s: Callable[[], float],
         others_in_sight: Callable[[], bool],
+        replay: Replay | None = None,
     ) -> None:
+        self._replay = replay
         self._settings = settings
         self._world = world
         self._owner = owner
@@ -122,6 +125,7 @@ class StartCommands:
             lock_path=str(self._lock_path),
             log=ipc.LogSpec(level=settings.log.level, json=self._log_as_json),
             nice=source.settings.priority,
+            replay=self._replay,
         )
 
 

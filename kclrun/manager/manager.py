@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Final
 
 import msgspec
+from msgspec import UNSET
 
 from kclrun.errors import HostRefused, InvariantViolation, ServiceError, host_error
 from kclrun.ipc.messages import OthersInSight
@@ -142,6 +143,7 @@ def _with(past: ShardReport, living: LeaseStatus | None) -> ShardReport:
         retries=(past.retries or 0) + living.retries_total,
         dead_letters=(past.dead_letters or 0) + living.dead_letters_total,
         skipped=(past.skipped or 0) + living.skipped_total,
+        passed_over=((past.passed_over or 0) + living.passed_over_total) or UNSET,
     )
 
 
@@ -162,6 +164,7 @@ def _totals(shards: Mapping[str, ShardReport]) -> Totals:
         retries=sum(shard.retries or 0 for shard in every),
         dead_letters=sum(shard.dead_letters or 0 for shard in every),
         skipped=sum(shard.skipped or 0 for shard in every),
+        passed_over=sum(shard.passed_over or 0 for shard in every) or UNSET,
     )
 
 

@@ -31,8 +31,10 @@ from kclrun.manager.metering import SAMPLE_EVERY_S, Metering, open_announcer, op
 from kclrun.manager.ring_reader import Child
 from kclrun.manager.sampling import Sampler, SampleReader, Watch, Watchdog
 from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
+from kclrun.manager.story import StoryKeeper
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.reading import Replay
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import WallTime
@@ -66,6 +68,7 @@ def run_fleet(
     source_is_done: Callable[[], bool] = lambda: True,
     launcher: Launcher | None = None,
     leases_command: str | None = LEASES_COMMAND,
+    replay: Replay | None = None,
 ) -> ExitReason:
     """Run the lease manager of this machine until it is asked to stop. From the main thread only.
 
@@ -76,7 +79,8 @@ def run_fleet(
     called about once a second, in this thread. `source_is_done` says, for `until`, that no more
     records are expected. `launcher` may have been started before the world was opened, so that it
     loads meanwhile; it decides where the output of lease processes goes. `leases_command` is named
-    in the instructions for resuming a halted shard (`sample.how_to_resume`).
+    in the instructions for resuming a halted shard (`sample.how_to_resume`). With `replay` each
+    shard ends where that time range does.
 
     Raises: SettingsError without a usable folder for lock files; AccessDenied or Unavailable
     without credentials; InvariantViolation for a bug of ours (the lease processes then drain by
@@ -88,8 +92,11 @@ def run_fleet(
     loop = Loop()
     pool = IoPool(loop.post)
     run: _Run | None = None
+    story: StoryKeeper | None = None
     try:
         log = log_of(settings, identity.id, sink)
+        if settings.observe.story != "nowhere":
+            story = StoryKeeper(settings, identity.folder.folder, identity.id, log, world.story)
         run = _Run(
             settings,
             world,
@@ -99,14 +106,19 @@ def run_fleet(
             loop=loop,
             pool=pool,
             leases_command=leases_command,
+            replay=replay,
         )
         launcher = launcher or Launcher(WORKER_ENTRY, only=settings.environment.only)
         run.assemble(launcher, tuple(import_paths))
+        if story is not None:
+            run.keep(story)
         reason = run.run(on_sample, until, source_is_done)
         if report_path is not None:
             run.write_report(report_path, reason)
         return reason
     finally:
+        if story is not None:
+            story.close()
         pool.close()
         loop.close()
         identity.retire(is_named=run is not None and run.holds_leases)
@@ -127,7 +139,9 @@ class _Run:
         loop: Loop,
         pool: IoPool,
         leases_command: str | None,
+        replay: Replay | None,
     ) -> None:
+        self._replay = replay
         self._settings = settings
         self._world = world
         self._identity = identity
@@ -137,7 +151,7 @@ class _Run:
         self._pool = pool
         self._began_instant = loop.now()
         self._report = ReportWriter()
-        self._policy = _policy(settings, world, starts, identity)
+        self._policy = _policy(settings, world, starts, identity, is_bounded=replay is not None)
         self._core = LeaseManager(self._policy, random.random)
         self._watch: Watch | None = None
         self._metering: Metering | None = None
@@ -189,6 +203,10 @@ class _Run:
             stall_s=float(self._settings.stall),
             failover_s=self._fleet_failover_s,
         )
+
+    def keep(self, story: StoryKeeper) -> None:
+        """Record what no line of the log says, too."""
+        self._loop.after(0.0, lambda: story.watch(self._manager.processes, self._loop))
 
     def _departed(self, child: Child) -> None:
         self._report.departed(child.key, child.last_status)
@@ -300,6 +318,7 @@ class _Run:
             row_of=self._row_of,
             failover_s=self._fleet_failover_s,
             others_in_sight=lambda: self._manager.others_in_sight,
+            replay=self._replay,
         )
 
     def _row_of(self, key: LeaseKey) -> Lease | None:
@@ -360,6 +379,8 @@ def _policy(
     world: World,
     starts: Mapping[StreamKey, StreamStart],
     identity: Identity,
+    *,
+    is_bounded: bool = False,
 ) -> ManagerPolicy:
     return ManagerPolicy(
         me=identity.id,
@@ -373,4 +394,5 @@ def _policy(
         created={key: stream.summary.created_at for key, stream in world.streams.items()},
         described_instant=world.described_instant,
         reads_kcl3_mode=world.coordinator is not None,
+        is_bounded=is_bounded,
     )

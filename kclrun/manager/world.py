@@ -15,6 +15,7 @@ from kclrun.config.schema import StreamSettings
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.observe.story import StoryOutlet
 from kclrun.ports import (
     CoordinatorState,
     InstanceMetadata,
@@ -72,6 +73,7 @@ class World:
     `metrics` is the outlet for metrics; None if they are not published. `instance` is None if the
     life of this EC2 instance is not watched. `coordinator` is None if a KCL 3 fleet of an early
     version cannot exist. `described_instant`: when the streams were described, by the loop's clock.
+    `story` is where stories are kept besides this machine; None if nowhere.
     """
 
     table: LeaseTable
@@ -84,6 +86,7 @@ class World:
     instance: InstanceServices | None = None
     coordinator: CoordinatorState | None = None
     described_instant: Instant | None = None
+    story: StoryOutlet | None = None
 
     @property
     def stream_names(self) -> str:

@@ -66,6 +66,54 @@ class Fetch(msgspec.Struct, frozen=True):
     limit: int
 
 
+# A record becomes readable within some 200 ms after it was put, and `served_at` is rounded down to
+# the second: so long after its end, no record of a time range is still to come.
+RANGE_SETTLED_S: Final = 2.5
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """A reading of a time range, for `kclrun replay`: records that arrived before `until_at`.
+
+    With `keys`, only records of these partition keys reach the processor. `row_names` are the
+    outputs whose rows are kept in one file with the cursor of their record, for a comparison.
+    """
+
+    until_at: WallTime
+    keys: tuple[str, ...] = ()
+    row_names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Without the keys: representations reach logs."""
+        return f"Replay(until_at={self.until_at})"
+
+    def cut(self, page: FetchedPage) -> tuple[FetchedPage, bool]:
+        """The page up to its first record at or after the end, and whether there was one.
+
+        Arrival times may go back by some milliseconds; the first record decides, so the range is
+        the same each time it is read.
+        """
+        for index, record in enumerate(page.records):
+            if record.approximate_arrival_timestamp >= self.until_at:
+                return msgspec.structs.replace(page, records=page.records[:index]), True
+        return page, False
+
+    def is_past(self, page: FetchedPage) -> bool:
+        """Whether reading stands behind the end: an open shard gets no more records of the range.
+
+        A closed shard is read to its end instead, because children may have records of the range.
+        """
+        if page.served_at is None or page.millis_behind_latest is None:
+            return False
+        stands_at = page.served_at - page.millis_behind_latest / 1000
+        return stands_at >= self.until_at + RANGE_SETTLED_S
+
+    def chosen(self, records: list[Record]) -> list[Record]:
+        """The records for the processor."""
+        if not self.keys:
+            return records
+        return [record for record in records if record.partition_key in self.keys]
+
+
 class PageCursor:
     """The pages of one shard, in order, from `start` on.
 

@@ -186,7 +186,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     reads records that were not checkpointed again, and counts them again. On Spark they bound the
     records of committed batches, `checkpoint` is the position in the checkpoint, `records` counts
     rows (None where this Spark cannot count them by shard) and `lag_ms` is the lag after the last
-    batch.
+    batch. `passed_over` counts records of other keys than those of a replay.
     """
 
     records: int | None = 0
@@ -201,6 +201,7 @@ class ShardReport(msgspec.Struct, frozen=True, kw_only=True):
     retries: int | UnsetType = UNSET
     dead_letters: int | UnsetType = UNSET
     skipped: int | UnsetType = UNSET
+    passed_over: int | UnsetType = UNSET
     lag_ms: int | UnsetType | None = UNSET
 
     @property
@@ -228,6 +229,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     retries: int | UnsetType = UNSET
     dead_letters: int | UnsetType = UNSET
     skipped: int | UnsetType = UNSET
+    passed_over: int | UnsetType = UNSET
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

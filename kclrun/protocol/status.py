@@ -39,7 +39,8 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     time, by the service's clock, of the oldest record that was read and not processed; 0 for none
     known. `retries_total` counts calls that raised and were, or were to be, repeated; the other two
     count records that were given up. `output_waiting_since_instant` is since when rows of processed
-    records wait for an output, 0 while none do. The last send is not in here:
+    records wait for an output, 0 while none do. `passed_over_total` counts records of other keys
+    than those of a replay. The last send is not in here:
     `StatusSlot.last_send_instant`.
     """
 
@@ -69,6 +70,7 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     dead_letters_total: int = 0
     skipped_total: int = 0
     output_waiting_since_instant: Instant = _NEVER
+    passed_over_total: int = 0
 
     def output_lag_ms(self, now: Instant) -> int | None:
         """For how long rows of processed records wait for an output; None if none do."""

@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from kclrun.codec.row_lines import encode_row
 from kclrun.errors import InvariantViolation, SinkError
+from kclrun.model.output import Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.sinks.durable_files import SyncFailed, close_locked, sync, write_at
 from kclrun.sinks.marks import Mark, MarksFile, failure, mark_at, open_at
@@ -260,3 +261,46 @@ class EmittedRows:
             raise failure(self.path, "sync", error) from error
         except OSError as error:
             raise failure(self.path, "write", error) from error
+
+
+class CursorRows(EmittedRows):
+    """The rows of all outputs of one shard in one file, each with the cursor of its record, so that
+    the rows of two processor versions can be compared.
+
+    A line is `{"at": …, "ordinal": n, "to": output, "row": {…}}`. The record of a row is known when
+    its call has returned, so rows wait until then; a call gets one record, which bounds them.
+    """
+
+    _waiting: list[tuple[str, bytes]]
+
+    def begin_batch(self) -> None:
+        super().begin_batch()
+        self._waiting, self._ordinal = [], 0
+
+    def keep(self, to: str, line: bytes) -> None:
+        """Add an encoded row for the output `to`. Raises: SinkError, as `emit`."""
+        with self._lock:
+            self._check_usable()
+            if self._batch_start is None:
+                raise SinkError("emit() is for process_records and shard_ended, while they run")
+            if len(self._buffer) >= BUFFER_BYTES_MAX:
+                self._write_buffer()
+            self._waiting.append((to, line))
+
+    def end_batch(self, position: ExtendedSequenceNumber) -> None:
+        self._name(position)
+        super().end_batch(position)
+
+    def cover(self, position: ExtendedSequenceNumber) -> None:
+        self._name(position)
+        super().cover(position)
+
+    def _name(self, position: ExtendedSequenceNumber) -> None:
+        """The rows that wait are those of this record."""
+        at = str(Cursor(position))
+        with self._lock:
+            for to, line in self._waiting:
+                head = encode_row({"at": at, "ordinal": self._ordinal, "to": to})
+                self._buffer += head.rstrip()[:-1] + b',"row":' + line.rstrip() + b"}\n"
+                self._ordinal += 1
+            self._waiting.clear()

@@ -24,10 +24,10 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
-from kclrun.model.reading import FetchedPage, HeadWatch, PageCursor
+from kclrun.model.reading import FetchedPage, HeadWatch, PageCursor, Replay
 from kclrun.model.record import Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.shard import HashRange
+from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM, StreamKey, qualified_child
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
@@ -89,7 +89,8 @@ class FetchPlan(msgspec.Struct, frozen=True, kw_only=True):
     iterator.
 
     `stream` qualifies the children that the end of the shard names, if there are several streams.
-    `expiry` decides when a shard that the service does not find was trimmed; by bare ids.
+    `expiry` decides when a shard that the service does not find was trimmed; by bare ids. With
+    `replay` reading ends at the end of that time range.
     """
 
     shard_id: str
@@ -99,16 +100,19 @@ class FetchPlan(msgspec.Struct, frozen=True, kw_only=True):
     hash_range: HashRange | None = None
     kpl_range: KplRange = "keep"
     stream: StreamKey = ONLY_STREAM
+    replay: Replay | None = None
 
 
 class FetchView(msgspec.Struct, frozen=True):
-    """The fetch thread as the status slot shows it. `asking_since_instant` is 0 between calls."""
+    """The fetch thread as the status slot shows it. `asking_since_instant` is 0 between calls.
+    `passed_over_total` counts records of other keys than those of a replay."""
 
     last_fetch_instant: Instant = Instant(0.0)
     fetched: ExtendedSequenceNumber | None = None
     millis_behind_latest: int | None = None
     at_tip: bool = False
     asking_since_instant: Instant = Instant(0.0)
+    passed_over_total: int = 0
 
 
 class FetchThread:
@@ -163,6 +167,7 @@ class FetchThread:
         self._is_above_checkpoint = False
         self._meter = meter
         self._heat = heat
+        self._passed_over = 0
 
     def start(self) -> None:
         self._thread.start()
@@ -194,7 +199,11 @@ class FetchThread:
                     pause_s = 0.0
                     continue
                 self._check_head(page)
+                page, is_over = self._within_range(page)
                 if not self._lay_down(page):
+                    return
+                if is_over or self._is_behind_range(page):
+                    self._queue.finish(())
                     return
                 if page.is_end and self._finish(page):
                     return
@@ -248,6 +257,16 @@ class FetchThread:
         if text := self._head.loss():
             self._lost(self.view.fetched or self._plan.checkpoint, text)
 
+    def _within_range(self, page: FetchedPage) -> tuple[FetchedPage, bool]:
+        """The part of the page to deliver, and whether a replay ends in it."""
+        replay = self._plan.replay
+        return (page, False) if replay is None else replay.cut(page)
+
+    def _is_behind_range(self, page: FetchedPage) -> bool:
+        """Whether an open shard is read beyond the time range of a replay."""
+        replay = self._plan.replay
+        return replay is not None and replay.is_past(page) and self._is_open_shard()
+
     def _lay_down(self, page: FetchedPage) -> bool:
         """Open the page and put it on the queue; False once the queue is closed."""
         fetched = self.view.fetched
@@ -261,7 +280,9 @@ class FetchThread:
             last_fetch_instant=self._now(),
             fetched=fetched,
             millis_behind_latest=page.millis_behind_latest,
-            at_tip=page.is_empty_tip,
+            # A replay is over where the shard is: at the end of its range, never at a tip before.
+            at_tip=page.is_empty_tip and self._plan.replay is None,
+            passed_over_total=self._passed_over,
         )
         return True
 
@@ -304,6 +325,10 @@ class FetchThread:
         # A page whose user records were all dropped still advances the position. Otherwise a shard
         # full of such pages would never be checkpointed.
         last = records[-1].position if records else last_raw
+        if self._plan.replay is not None:
+            chosen = self._plan.replay.chosen(records)
+            self._passed_over += len(records) - len(chosen)
+            records = chosen
         return Page(records, last, _payload_bytes(records), page.millis_behind_latest)
 
     def _finish(self, page: FetchedPage) -> bool:
@@ -311,15 +336,34 @@ class FetchThread:
         children = page.children
         if not children and not self._is_closed_shard():
             return False
+        if not children and self._plan.replay is not None:
+            # There, an end without children is that of the time range: name them here.
+            children = self._children_listed()
+            if not children:
+                return False
         stream = self._plan.stream
         self._queue.finish(tuple(qualified_child(stream, child) for child in children))
         return True
 
     def _is_closed_shard(self) -> bool:
         """A null iterator without children: trust the listing, not the answer."""
-        shards = {shard.shard_id: shard for shard in self._awaited(self._admin.list_shards)}
-        shard = shards.get(self._plan.shard_id)
+        shard = self._listed()
         return shard is not None and not shard.is_open
+
+    def _is_open_shard(self) -> bool:
+        shard = self._listed()
+        return shard is not None and shard.is_open
+
+    def _listed(self) -> Shard | None:
+        shards = self._awaited(self._admin.list_shards)
+        return next((shard for shard in shards if shard.shard_id == self._plan.shard_id), None)
+
+    def _children_listed(self) -> tuple[ChildShard, ...]:
+        return tuple(
+            ChildShard(shard.shard_id, shard.parents, shard.hash_range)
+            for shard in self._awaited(self._admin.list_shards)
+            if self._plan.shard_id in shard.parents
+        )
 
     def _was_trimmed(self) -> bool:
         """The service does not find the shard: check whether it was trimmed [P13]."""

@@ -26,7 +26,7 @@ from kclrun.model.wire import WireCredentials
 from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
 from kclrun.protocol.reports import OUTPUT, STATE, ProcessorRaised, ProcessWarned, Report
-from kclrun.sinks.emitted_rows import EmittedRows
+from kclrun.sinks.emitted_rows import CursorRows, EmittedRows
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State, Undoable
 from kclrun.worker.clock import boottime
@@ -77,6 +77,8 @@ class LeaseOutputs:
         self._places = [place for place in spec.outputs if not place.grows]
         self._begun: Lease | None = None
         self._emit_to: dict[str, Callable[[Row], None]] = {}
+        # The outputs whose rows are kept with their cursors, all in one file.
+        self._compared = () if spec.replay is None else spec.replay.row_names
 
     def open(self, row: Lease) -> Lease:
         """Open every output, the state first; returns the row with the position from which reading
@@ -91,11 +93,22 @@ class LeaseOutputs:
         for place in spec.outputs:
             if place.grows and place.path is not None and self._file is None:
                 name = file_name(spec.shard_id, row.generation)
-                self._file = EmittedRows.open(Path(place.path), name, row.checkpoint)
-                self._emit_to[place.name] = self._file.emit
+                self._file = self._opened_file(Path(place.path), name, row.checkpoint)
         has_lanes = self._places or spec.state is not None
         self._begun = self._open_outputs(row) if has_lanes else row
         return self._begun
+
+    def _opened_file(
+        self, folder: Path, name: str, position: ExtendedSequenceNumber
+    ) -> EmittedRows:
+        if not self._compared:
+            file = EmittedRows.open(folder, name, position)
+            self._emit_to[MAIN_OUTPUT] = file.emit
+            return file
+        rows = CursorRows.open(folder, name, position)
+        for to in self._compared:
+            self._emit_to[to] = lambda row, to=to: rows.keep(to, encode_row(row))  # type: ignore[misc]
+        return rows
 
     def _open_outputs(self, row: Lease) -> Lease:
         keyed = None if self._spec.state is None else self._restored(self._spec.state, row)
@@ -203,7 +216,7 @@ class LeaseOutputs:
         `emit`, but for a full disk."""
         if to not in self._emit_to:
             raise self._unknown(to)
-        if to == MAIN_OUTPUT and self._file is not None:
+        if self._is_in_file(to):
             line = encode_row(row)
             return KeptRow(to, line, len(line))
         assert self._outputs is not None, "a name without a file is of an output"
@@ -211,11 +224,16 @@ class LeaseOutputs:
 
     def place(self, row: KeptRow) -> None:
         """Add a row that was prepared. Raises: SinkError for a full disk."""
-        if row.to == MAIN_OUTPUT and self._file is not None:
+        if isinstance(self._file, CursorRows):
+            self._file.keep(row.to, row.encoded)
+        elif self._file is not None and row.to == MAIN_OUTPUT:
             self._file.place(row.encoded)
         else:
             assert self._outputs is not None, "it was prepared by them"
             self._outputs.place(row)
+
+    def _is_in_file(self, to: str) -> bool:
+        return self._file is not None and (to == MAIN_OUTPUT or to in self._compared)
 
     def _unknown(self, to: str) -> SettingsError:
         if to == MAIN_OUTPUT:

@@ -204,6 +204,7 @@ class Reporter:
                 dead_letters_total=self._dead_letters,
                 skipped_total=self._skipped,
                 output_waiting_since_instant=output_waiting_since,
+                passed_over_total=fetch.passed_over_total,
             )
         )
 

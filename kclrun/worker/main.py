@@ -147,6 +147,7 @@ def life_policy(spec: StartSpec) -> LifePolicy:
         has_outputs=spec.state is not None or any(not place.grows for place in spec.outputs),
         has_storing_outputs=spec.state is not None
         or any(place.stores_cursor for place in spec.outputs),
+        is_bounded=spec.replay is not None,
     )
 
 
@@ -538,6 +539,7 @@ class LeaseProcess:
             hash_range=hash_range(spec),
             kpl_range=spec.fetch.kpl_range,
             stream=stream_of(spec.lease_key),
+            replay=spec.replay,
         )
         self._fetching = FetchThread(
             plan,

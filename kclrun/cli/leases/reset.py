@@ -20,6 +20,7 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, config_options
 from kclrun.cli.leases import views
 from kclrun.cli.leases.command import Failure, lease_of, tell_failure
+from kclrun.cli.services import refuse_expired, utc
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import stream_name
 from kclrun.config.units import StartPosition, parse_start
@@ -221,7 +222,7 @@ def _planned(
     if not mine:
         raise SettingsError(f"{name} has no lease yet: a fleet that starts begins at `start`")
     now, start = WallTime(time.time()), asked.start
-    _refuse_expired(start, stream, now)
+    refuse_expired(stream.summary, start.at, now, "--to")
     listed = qualified_shards(key, stream.admin.list_shards())
     there = stream.admin.list_shards(ShardFilter.at(start.sentinel, start.at))
     listing = Listing(listed, aws.kinesis_client.service_time(), Instant(time.monotonic()))
@@ -239,27 +240,12 @@ def _planned(
     return _Reset(key, name, plan, {row.key: row for row in mine})
 
 
-def _refuse_expired(start: StartPosition, stream: OpenStream, now: WallTime) -> None:
-    summary = stream.summary
-    kept_from = max(summary.created_at, now - summary.retention_hours * 3600.0)
-    if start.at is not None and start.at < kept_from:
-        raise SettingsError(
-            f"--to: {summary.name} keeps records for {summary.retention_hours} h, and was created"
-            f" at {_utc(summary.created_at)}\nTo read all that it has: --to TRIM_HORIZON"
-        )
-
-
 def _reason(to: str, now: WallTime) -> str:
     """On halted rows until the reset is complete; to the millisecond, so of this reset alone."""
     return (
-        f"a reset to {to} was begun at {_utc(now)} and is not complete\nStop every manager of the"
+        f"a reset to {to} was begun at {utc(now)} and is not complete\nStop every manager of the"
         " application, and repeat  kclrun reset"
     )
-
-
-def _utc(at: float) -> str:
-    whole, fraction = divmod(round(at * 1000), 1000)
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole)) + f".{fraction:03d}Z"
 
 
 def _show(each: _Reset, settings: Settings, to: str) -> None:

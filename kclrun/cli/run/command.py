@@ -33,6 +33,7 @@ from kclrun.cli.user_code import (
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError, host_error
 from kclrun.loading import import_paths, load_function
+from kclrun.model.reading import Replay
 from kclrun.model.text import harmless
 
 if TYPE_CHECKING:
@@ -98,6 +99,13 @@ def run(
     return _run_fleet(configuration, report, lambda: True)
 
 
+def run_replay(configuration: Configuration, report: Path, replay: Replay) -> int:
+    """Run a replay with its own settings, as the fleet runs; the exit code. `report` is written."""
+    for warning in require_user_code(configuration):
+        click.echo(f"warning: {harmless(warning)}", err=True)
+    return _run_fleet(configuration, report, lambda: True, replay=replay)
+
+
 def _run_embedded(configuration: Configuration, report: Path | None) -> int:
     from kclrun.cli.run.embedded import embedded_run
 
@@ -147,6 +155,7 @@ def _run_fleet(
     filling: Callable[[], Filling | None] = lambda: None,
     *,
     outlives_run: bool = True,
+    replay: Replay | None = None,
 ) -> int:
     """Run the lease manager until the end. Raises: KclrunError before the first take.
 
@@ -169,6 +178,7 @@ def _run_fleet(
             source_is_done=source_is_done,
             launcher=launcher,
             leases_command=command if outlives_run else None,
+            replay=replay,
         )
     tell_rows(configuration.settings)
     return reason.exit_code

@@ -53,6 +53,7 @@ class Driver:
         has_waited=False,
         others_in_sight=False,
         has_keyed_state=False,
+        is_bounded=False,
         outputs=None,
         **row,
     ):
@@ -72,6 +73,7 @@ class Driver:
             has_waited=has_waited,
             others_in_sight=others_in_sight,
             has_keyed_state=has_keyed_state,
+            is_bounded=is_bounded,
             has_outputs=outputs is not None,
             has_storing_outputs=outputs == "storing",
         )

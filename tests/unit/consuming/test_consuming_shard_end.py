@@ -410,3 +410,22 @@ def test_h5_a_checkpoint_that_lands_late_is_not_taken_for_the_end_of_the_shard(f
     assert driver.state is State.ENDED
     assert driver.stored.is_ended
     assert len(driver.sent(changes.End)) == 1
+
+
+def test_the_end_of_a_time_range_ends_the_lease_without_children_and_without_a_listing():
+    driver = Driver(is_bounded=True).begin()
+    driver.batch(20)
+
+    driver.exhaust()
+
+    assert driver.state is State.ENDED
+    assert (driver.stored.checkpoint, driver.stored.children) == (SHARD_END, frozenset())
+    assert driver.of(commands.ListShards) == []
+
+
+def test_within_a_time_range_the_end_of_the_shard_makes_its_children():
+    driver = Driver(is_bounded=True).begin()
+
+    driver.exhaust(child("s1"), child("s2"))
+
+    assert driver.stored.children == {"s1", "s2"}

@@ -53,6 +53,7 @@ class Stage:
             shard_id=SHARD,
             outputs=places,
             state=None,
+            replay=None,
             kinesis=None,
             checkpoint=SimpleNamespace(mode="auto"),
         )

@@ -17,8 +17,8 @@ from kclrun.errors import (
     Unavailable,
 )
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType, PutEntry, StartPoint
+from kclrun.model.reading import FetchedPage, Replay
+from kclrun.model.record import IteratorType, PutEntry, Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
@@ -403,3 +403,65 @@ def test_a_page_without_aggregates_is_measured_once(shard):
         assert fetching.payloads(1) == [b"a"]
 
     assert meter.users == []
+
+
+T2 = WallTime(1_000.0)
+
+
+def page(arrivals, *, behind=0, served_at=None, following="next"):
+    records = [Record(b"%d" % n, "k", str(n), float(at)) for n, at in arrivals]
+    return FetchedPage(records, following, behind, served_at=served_at)
+
+
+@pytest.mark.parametrize(
+    ("pages", "delivered"),
+    [
+        # The first record at or after the end decides, also where a later one is before it.
+        ([page([(1, 998), (2, 999.999), (3, 1000), (4, 999)])], [b"1", b"2"]),
+        ([page([(1, 1)]), page([(2, 1000)])], [b"1"]),
+        # Without such a record: the open shard is read beyond the end, and the service says so.
+        ([page([(1, 1)]), page([], behind=0, served_at=1002.4), page([(2, 999)]),
+          page([], behind=7_500, served_at=1010.0)], [b"1", b"2"]),
+    ],
+)  # fmt: skip
+def test_a_replay_ends_at_its_first_record_behind_the_range_or_behind_the_range_itself(
+    shard, pages, delivered
+):
+    shard.trouble.extend(pages)
+
+    with Fetching(shard, replay=Replay(until_at=T2)) as fetching:
+        assert fetching.payloads(len(delivered)) == delivered
+        tasks = [fetching.task()]
+        while not isinstance(tasks[-1], Exhausted):
+            tasks.append(fetching.task())
+        assert not fetching.thread.view.at_tip
+
+    assert [task.records for task in tasks[:-1]] == [[]] * (len(tasks) - 1)
+    assert tasks[-1] == Exhausted(())
+    assert not shard.trouble
+
+
+def test_a_replay_reads_a_closed_shard_to_its_end_because_children_may_be_of_the_range(shard):
+    shard.silent_end = True
+    shard.split()
+    shard.trouble.append(page([], served_at=9_999.0))  # past the range, and the shard is closed
+
+    with Fetching(shard, replay=Replay(until_at=T2)) as fetching:
+        end = fetching.task()
+
+    assert [child.shard_id for child in end.children] == [
+        "shardId-000000000001",
+        "shardId-000000000002",
+    ]
+
+
+def test_records_of_other_keys_than_those_of_a_replay_are_counted_and_move_the_position_on(shard):
+    records = [Record(b"%d" % n, f"key-{n % 3}", str(n), 1.0) for n in range(1, 6)]
+    shard.trouble.append(FetchedPage(records, "next", 0))
+
+    with Fetching(shard, replay=Replay(until_at=T2, keys=("key-1",))) as fetching:
+        batch = fetching.task()
+        until(lambda: fetching.thread.view.passed_over_total == 3)
+
+    assert [record.data for record in batch.records] == [b"1", b"4"]
+    assert batch.last == ExtendedSequenceNumber("5")

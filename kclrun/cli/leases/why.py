@@ -1,0 +1,123 @@
+"""`kclrun why`: the story of a shard in sentences, from what managers recorded, and its row.
+
+`leases/story.py` has the sentences. This module gathers the entries: of this machine, of folders
+that were copied from others, and from S3.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kclrun.cli import exit_codes
+from kclrun.cli.config_options import ConfigCommand, config_options
+from kclrun.config.units import parse_start
+from kclrun.leases.story import Story, Told, present, tell
+from kclrun.manager.locks import state_folder
+from kclrun.manager.story import FOLDER
+from kclrun.model.stream import called
+from kclrun.model.text import harmless
+from kclrun.model.time import WallTime
+from kclrun.observe.story import ReadStory, read_story
+
+if TYPE_CHECKING:
+    from kclrun.cli.services import Aws
+
+_LINES_MAX: Final = 40
+
+
+@click.command(cls=ConfigCommand)
+@click.argument("shard", metavar="SHARD")
+@config_options
+@click.option("--at", "at", metavar="TIME", help="As it was then: 2026-03-01T06:00:00Z.")
+@click.option(
+    "--story",
+    "folders",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A story folder that was copied from another machine; may be repeated.",
+)
+@click.option("--all", "shows_all", is_flag=True, help=f"Not only the last {_LINES_MAX} lines.")
+def why(
+    shard: str,
+    config: Path | None,
+    overrides: tuple[str, ...],
+    *,
+    at: str | None,
+    folders: tuple[Path, ...],
+    shows_all: bool,
+) -> int:
+    """Tell the story of a shard: who had it, what it met, why it stands still.
+
+    It reads what the managers of this machine recorded, and what all recorded with observe.story
+    in S3. Times are those of the clock of each machine.
+
+    \b
+    kclrun why 2
+    kclrun why 2 --at 2026-03-01T06:00:00Z
+    kclrun why 2 --story copied/host-1 --story copied/host-2
+    """
+    from kclrun.cli.leases.command import lease_of
+    from kclrun.cli.services import fleet_aws
+
+    aws = fleet_aws(config, overrides)
+    until = None if at is None else parse_start(at, WallTime(time.time()), "--at").at
+    if at is not None and until is None:
+        raise click.UsageError("--at: expected an instant such as 2026-03-01T06:00:00Z.")
+    lease = lease_of(aws, shard)
+    found = _gathered(aws, folders)
+    story = tell(lease.key, found.entries.values(), until)
+    click.echo(called(lease.key))
+    _show(story, shows_all=shows_all)
+    if until is None:
+        for line in present(lease, story):
+            click.echo(harmless(line))
+    else:
+        click.echo(harmless(f"At {_day(until)} {_clock(until)} {story.state}."))
+    if not story.told:
+        click.echo("No transition of this shard is recorded where this command looked.", err=True)
+    if found.damaged or found.unread:
+        click.echo(
+            f"{found.damaged} damaged entries and {found.unread} unreadable files were passed over",
+            err=True,
+        )
+    return exit_codes.DRAINED
+
+
+def _gathered(aws: Aws, folders: tuple[Path, ...]) -> ReadStory:
+    """Raises: a ServiceError leaf if S3 does not answer."""
+    own = state_folder(aws.settings.application, os.environ) / FOLDER
+    found = read_story((own, *folders))
+    objects = aws.story
+    for content in objects.read() if objects is not None else ():
+        found.take(content)
+    return found
+
+
+def _show(story: Story, *, shows_all: bool) -> None:
+    told = story.told if shows_all else story.told[-_LINES_MAX:]
+    if len(told) < len(story.told):
+        click.echo(f"… {len(story.told) - len(told)} lines before these: --all shows them")
+    day = ""
+    for each in told:
+        if day != (day := _day(each.at)):
+            click.echo(day)
+        click.echo(harmless(_line(each)))
+
+
+def _line(each: Told) -> str:
+    return f"{_clock(each.at)}  {each.text}"
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S.%f")[:-3] + "Z"

@@ -1,0 +1,1 @@
+"""`kclrun replay`: runs the processor over a time range, beside the fleet."""

@@ -1,0 +1,345 @@
+"""`kclrun replay`: runs the processor over a time range, with leases and outputs of its own.
+
+The fleet's own run does the work: manager, lease processes, checkpoints. This module shows the
+plan, keeps a replay from what belongs to another one, and reports its end.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from kclrun.cli import exit_codes
+from kclrun.cli.config_options import (
+    ConfigCommand,
+    Configuration,
+    config_options,
+    load_configuration,
+)
+from kclrun.cli.replay import plan
+from kclrun.cli.replay.comparing import Comparison, Difference, compare
+from kclrun.cli.replay.plan import Asked, table_prefix
+from kclrun.config.rules import EMBEDDED
+from kclrun.config.units import parse_start
+from kclrun.errors import NotFound, SettingsError
+from kclrun.model.reading import Replay
+from kclrun.model.sequence import LATEST
+from kclrun.model.text import harmless
+from kclrun.model.time import WallTime
+from kclrun.observe.sample import Report
+from kclrun.sinks.durable_files import publish_file
+
+if TYPE_CHECKING:
+    from kclrun.aws.control import ControlPlane
+    from kclrun.cli.services import Aws
+    from kclrun.config.schema import Settings
+
+# Of the differences on the terminal; a file has all of them.
+_SHOWN_MAX: Final = 20
+_VALUE_CHARACTERS_MAX: Final = 60
+# In the folder of a replay: the lease table that its rows belong to, and the report of its run.
+_MARK: Final = ".kclrun-replay"
+_REPORT: Final = "report.json"
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """One replay: what was asked for, its settings, its folder."""
+
+    asked: Asked
+    configuration: Configuration
+    folder: Path
+    replay: Replay
+
+    @property
+    def settings(self) -> Settings:
+        return self.configuration.settings
+
+
+@click.command(cls=ConfigCommand)
+@config_options
+@click.option("--from", "begin", metavar="TIME", help="The first arrival time, or TRIM_HORIZON.")
+@click.option("--to", "end", metavar="TIME", help="Records that arrived at this time are left out.")
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="This partition key alone.")
+@click.option("--stream", metavar="NAME|ARN", help="One of several streams.")
+@click.option("--as", "label", default="", metavar="NAME", help="A name besides the range.")
+@click.option(
+    "--folder", metavar="DIR", type=click.Path(path_type=Path), help="For rows; else replay-NAME."
+)
+@click.option(
+    "--outputs",
+    type=click.Choice(["redirected", "same"]),
+    default="redirected",
+    show_default=True,
+    help="redirected: JSON lines in --folder. same: those of the settings; needs --yes.",
+)
+@click.option(
+    "--compare",
+    multiple=True,
+    metavar="MODULE:CLASS",
+    help="Show how its rows differ from the processor's; twice: of these two.",
+)
+@click.option("--list", "lists", is_flag=True, help="Show the replays that there are.")
+@click.option("--remove", metavar="NAME", help="Delete the leases of a replay; needs --yes.")
+@click.option("--yes", is_flag=True, help="Do what was shown as a plan.")
+def replay(config: Path | None, overrides: tuple[str, ...], *, yes: bool, **said: Any) -> int:
+    """Run the processor over the records of a time range, beside the fleet; ends by itself.
+
+    The same command goes on with a replay that was interrupted.
+
+    \b
+    kclrun replay --from 2026-03-01T06:00:00Z --to 2026-03-01T07:00:00Z
+    kclrun replay --from … --to … --key customer-7
+    kclrun replay --from … --to … --compare orders:NewOrders
+    kclrun replay --list
+    kclrun replay --remove NAME --yes
+    """
+    configuration = load_configuration(config, overrides)
+    if said["stream"] is not None:
+        narrowed = configuration.settings.of_stream(said["stream"])
+        configuration = msgspec.structs.replace(configuration, settings=narrowed)
+    if configuration.settings.aws.endpoint == EMBEDDED:
+        raise SettingsError(
+            "aws.endpoint: embedded begins with an empty stream: there is nothing to replay\n"
+            "Use one that stays:  kclrun local --config app.yaml"
+        )
+    if said["lists"]:
+        return _list(configuration.settings)
+    if said["remove"] is not None:
+        return _remove(configuration.settings, said["remove"], is_confirmed=yes)
+    asked = _asked(said)
+    folder = (said["folder"] or Path(f"replay-{asked.name}")).absolute()
+    if said["compare"]:
+        return _compare(configuration, asked, said["compare"], folder)
+    place = _place(configuration, asked, folder)
+    for line in plan.plan_lines(configuration.settings, place.settings, asked):
+        click.echo(harmless(line), err=True)
+    if asked.has_same_outputs and not yes:
+        click.echo("Nothing was done. To write to these outputs again, add --yes", err=True)
+        return exit_codes.DRAINED
+    return _run(place)
+
+
+def _asked(said: dict[str, Any]) -> Asked:
+    """Raises: click.UsageError, SettingsError."""
+    now = WallTime(time.time())
+    if said["begin"] is None or said["end"] is None:
+        raise click.UsageError("Which time range? Name it with --from TIME and --to TIME.")
+    if said["compare"] and said["outputs"] == "same":
+        raise click.UsageError("--compare keeps rows in files of its own: leave --outputs out.")
+    if len(said["compare"]) > 2:
+        raise click.UsageError("--compare names one processor, or two.")
+    start = parse_start(said["begin"], now, "--from")
+    until = parse_start(said["end"], now, "--to")
+    if start.sentinel == LATEST or until.at is None:
+        raise SettingsError("--from and --to: a replay ends by itself, so its range is in the past")
+    if start.at is not None and start.at >= until.at:
+        raise SettingsError("--from: is not before --to: the range is empty")
+    if said["label"]:
+        plan.refuse_label(said["label"])
+    return Asked(
+        start=start,
+        until_at=until.at,
+        keys=tuple(dict.fromkeys(said["keys"])),
+        label=said["label"],
+        has_same_outputs=said["outputs"] == "same",
+    )
+
+
+def _place(configuration: Configuration, asked: Asked, folder: Path) -> _Place:
+    settings = plan.settings_of_replay(configuration.settings, asked, folder)
+    # What a halted lease is resumed with must name its table, not that of the fleet.
+    overrides = (*configuration.overrides, f"leases.table={settings.table}")
+    replayed = msgspec.structs.replace(configuration, settings=settings, overrides=overrides)
+    return _Place(asked, replayed, folder, plan.replay_of(configuration.settings, asked))
+
+
+def _run(place: _Place) -> int:
+    """Run it to its end, and tell how it went; the exit code."""
+    from kclrun.cli.run.command import run_replay
+    from kclrun.cli.services import Aws
+
+    aws = Aws(place.settings)
+    _refuse_expired(aws, place.asked)
+    _claim_folder(place, is_new=not _exists(aws))
+    report = place.folder / _REPORT
+    code = run_replay(place.configuration, report, place.replay)
+    return _tell_end(place, aws, code, msgspec.json.decode(report.read_bytes(), type=Report))
+
+
+def _refuse_expired(aws: Aws, asked: Asked) -> None:
+    """Raises: SettingsError for a begin that a stream does not keep; NotFound for a stream."""
+    from kclrun.cli.services import open_streams, refuse_expired
+
+    for stream in open_streams(aws).values():
+        refuse_expired(stream.summary, asked.start.at, WallTime(time.time()), "--from")
+
+
+def _exists(aws: Aws) -> bool:
+    from kclrun.aws.table_setup import inspect_table
+
+    return inspect_table(aws.control.dynamodb_reads(), aws.settings.table) is not None
+
+
+def _claim_folder(place: _Place, *, is_new: bool) -> None:
+    """Let the folder belong to this replay. Raises: SettingsError if it has rows of another one:
+    they would be taken for rows of this one, or be cut off."""
+    folder, mark = place.folder, place.folder / _MARK
+    mine = mark.exists() and mark.read_text() == place.settings.table
+    if is_new and mine and place.asked.processor is not None:
+        shutil.rmtree(folder)  # rows of a comparison are made again; only it writes there
+    elif folder.exists() and any(folder.iterdir()) and (is_new or not mine):
+        raise SettingsError(
+            f"--folder: {folder} has files already, which are not of this replay\n"
+            "Remove them, or name another folder"
+        )
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        publish_file(mark, place.settings.table.encode())
+    except OSError as error:
+        raise SettingsError(f"--folder: {folder}: {error.strerror}") from None
+
+
+def _tell_end(place: _Place, aws: Aws, code: int, report: Report) -> int:
+    from kclrun.cli.leases.views import scan_leases
+
+    open_leases = [lease for lease in scan_leases(aws) if not lease.is_ended]
+    totals = report.totals
+    passed = f", {totals.passed_over or 0:,} of other keys passed over" if place.asked.keys else ""
+    given_up = (totals.dead_letters or 0) + (totals.skipped or 0)
+    click.echo(
+        f"{totals.records:,} records of {totals.shards} shards in {report.seconds:.1f} s{passed};"
+        f" {given_up} given up, {totals.restarts} restarts.",
+        err=True,
+    )
+    if open_leases:
+        click.echo(
+            f"The replay is not complete: {len(open_leases)} shards are left."
+            " The same command goes on with it.",
+            err=True,
+        )
+        return code or exit_codes.CUT_SHORT
+    click.echo(
+        "The replay is complete. Its leases are removed with"
+        f"  kclrun replay --remove {_name(aws.settings, place)} --yes",
+        err=True,
+    )
+    return code
+
+
+def _name(settings: Settings, place: _Place) -> str:
+    assert settings.table.endswith(place.asked.name), "the table is named by the replay"
+    return place.asked.name
+
+
+# Two versions of a processor.
+
+
+def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], folder: Path) -> int:
+    """Replay each of two versions, and compare their rows; 1 if they differ."""
+    settings = configuration.settings
+    if settings.streams:
+        raise SettingsError("--compare: the application has several streams: name one (--stream)")
+    if settings.output is None and not settings.outputs:
+        raise SettingsError("--compare: the processor has no output, so there are no rows")
+    first = settings.processor if len(named) == 1 else named[0]
+    sides = {}
+    for side, processor in (("A", first), ("B", named[-1])):
+        each = msgspec.structs.replace(asked, processor=processor, side=side)
+        sides[side] = _place(configuration, each, folder / side)
+    for side, place in sides.items():
+        click.echo(f"{side}: {place.settings.processor}", err=True)
+    click.echo("  A call gets one record, so that each row is known by its record.", err=True)
+    for place in sides.values():
+        code = _run(place)
+        if code != exit_codes.DRAINED:
+            return code
+    counts = Comparison()
+    found = compare(sides["A"].folder, sides["B"].folder, counts)
+    _show(found, counts, folder / "differences.jsonl")
+    for place in sides.values():  # what is replayed next may be edited code: it begins anew
+        _delete(place.settings, place.settings.table)
+    return exit_codes.DRAINED if counts.is_same else exit_codes.UNMET
+
+
+def _show(found: Iterator[Difference], counts: Comparison, path: Path) -> None:
+    with path.open("wb") as file:
+        for number, each in enumerate(found):
+            file.write(msgspec.json.encode(each) + b"\n")
+            if number < _SHOWN_MAX:
+                click.echo(harmless(_line(each)))
+    differing = counts.only_a + counts.only_b + counts.changed
+    if differing > _SHOWN_MAX:
+        click.echo(f"… and {differing - _SHOWN_MAX} more")
+    click.echo(
+        f"{counts.equal:,} rows are equal, {counts.changed:,} changed, {counts.only_a:,} only in A,"
+        f" {counts.only_b:,} only in B." + (f" All differences: {path}" if differing else "")
+    )
+
+
+def _line(each: Difference) -> str:
+    head = f"{each.shard} {each.at} {each.to}[{each.ordinal}] {each.kind}"
+    if each.a is None or each.b is None:
+        return f"{head}: {_short(each.a or each.b)}"
+    fields = (
+        f"{name}: {_short(each.a.get(name))} → {_short(each.b.get(name))}" for name in each.changed
+    )
+    return f"{head}: {', '.join(fields)}"
+
+
+def _short(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _VALUE_CHARACTERS_MAX else f"{text[:_VALUE_CHARACTERS_MAX]}…"
+
+
+# The replays that there are.
+
+
+def _list(settings: Settings) -> int:
+    from kclrun.cli.leases.views import scan_leases
+    from kclrun.cli.services import Aws
+
+    names = _tables(Aws(settings).control, settings)
+    for table in names:
+        of_table = msgspec.structs.replace(settings.leases, table=table)
+        rows = scan_leases(Aws(msgspec.structs.replace(settings, leases=of_table)))
+        ended = sum(row.is_ended for row in rows)
+        state = "complete" if rows and ended == len(rows) else "not complete"
+        name = table.removeprefix(table_prefix(settings))
+        click.echo(harmless(f"{name}  {state}: {ended} of {len(rows)} shards have ended"))
+    if not names:
+        click.echo("There are no replays.")
+    return exit_codes.DRAINED
+
+
+def _tables(control: ControlPlane, settings: Settings) -> list[str]:
+    from kclrun.aws.table_setup import list_tables
+
+    return list_tables(control.dynamodb_reads(), table_prefix(settings))
+
+
+def _remove(settings: Settings, name: str, *, is_confirmed: bool) -> int:
+    from kclrun.cli.services import Aws
+
+    table = table_prefix(settings) + name
+    if table not in _tables(Aws(settings).control, settings):
+        raise NotFound(f"there is no replay {name}\nShow them:  kclrun replay --list")
+    if not is_confirmed:
+        click.echo(f"Would delete lease table {table}. Its rows in files stay. Do it with --yes.")
+        return exit_codes.DRAINED
+    _delete(settings, table)
+    click.echo(f"Deleted lease table {table}. Its rows in files stay.")
+    return exit_codes.DRAINED
+
+
+def _delete(settings: Settings, table: str) -> None:
+    from kclrun.aws.table_setup import delete_table
+    from kclrun.cli.services import Aws
+
+    assert "-replay-" in table, "no other table is ever deleted"
+    delete_table(Aws(settings).control.dynamodb_writes(), table)
