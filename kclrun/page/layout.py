@@ -37,6 +37,7 @@ _TONES: Final[Mapping[str, str]] = {
     "unreadable": "bad",
     "unowned": "warn",
     "offered": "warn",
+    "paused": "warn",
     "no lease": "warn",
     "silent": "warn",
     "owned": "good",
