@@ -46,6 +46,8 @@ _CANNOT: Final[Mapping[str, str]] = {
     "lag": "Cannot measure the lag",
     "leases": "Cannot show the leases",
     "reset": "Cannot reset",
+    "pause": "Cannot pause",
+    "resume": "Cannot resume",
     "page": "Cannot show the fleet",
     "tail": "Cannot tail",
 }

@@ -34,6 +34,8 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "dead-letters": "Show, put back and drop the records that were given up.",
         "state": "Show and check what the processors remember.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
+        "pause": "Read a shard, a stream or nothing at all no more, for a while.",
+        "resume": "End a pause.",
         "reset": "Read a stream again from a time on, or skip to its tip.",
     },
     "Find what is wrong": {
@@ -46,15 +48,15 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
 _FOLDERS: Final = frozenset({"dead-letters", "leases", "migrate", "page", "run", "tail"})
-# A verb of its own that changes leases, as those of `leases` do.
-_OF_LEASES: Final = frozenset({"reset"})
+# Verbs of their own that change leases, as those of `leases` do, and their modules.
+_OF_LEASES: Final = {"reset": "reset", "pause": "pause", "resume": "pause"}
 
 
 def module_of(verb: str) -> str:
     """The name of the module with the command; a folder has the parts of a large verb."""
     name = verb.replace("-", "_")
     if verb in _OF_LEASES:
-        return f"kclrun.cli.leases.{name}"
+        return f"kclrun.cli.leases.{_OF_LEASES[verb]}"
     return f"kclrun.cli.{name}.command" if verb in _FOLDERS else f"kclrun.cli.{name}"
 
 

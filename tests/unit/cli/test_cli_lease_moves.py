@@ -2,15 +2,14 @@ import click
 import pytest
 
 from kclrun.cli.leases.command import (
-    CannotAsk,
     Explanation,
     find_owner,
     owners_alive,
-    plan_ask,
     print_explanations,
 )
 from kclrun.leases.explaining import Explained
 from kclrun.leases.lines import line_of
+from kclrun.leases.operating import CannotAsk, plan_ask
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import WallTime

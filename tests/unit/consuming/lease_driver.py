@@ -54,6 +54,7 @@ class Driver:
         others_in_sight=False,
         has_keyed_state=False,
         outputs=None,
+        past_pause=None,
         **row,
     ):
         self.now = START
@@ -70,6 +71,7 @@ class Driver:
             checkpoint_every_s=every_s,
             uncheckpointed_max=cap,
             has_waited=has_waited,
+            past_pause=past_pause,
             others_in_sight=others_in_sight,
             has_keyed_state=has_keyed_state,
             has_outputs=outputs is not None,
