@@ -31,6 +31,13 @@ _NUMBERS: Final = frozenset(
 # Account, stream (128 characters), creation and shard (128): a longer key is of no shard.
 _KEY_MAX: Final = 300
 _STRIP_HEIGHT: Final = 12
+_READS_ONLY: Final = (
+    "This page only reads: it changes nothing in the table, the stream or the fleet. The commands"
+    " on it are to be copied."
+)
+_CHANGES: Final = (
+    "This page changes a lease only by a form that shows its plan and asks for the token."
+)
 _RUN: Final = re.compile(rb"(.)\1*", re.DOTALL)
 _TONES: Final[Mapping[str, str]] = {
     "halted": "bad",
@@ -79,11 +86,7 @@ def page(
                 body,
                 id="content",
             ),
-            element(
-                "footer",
-                "This page only reads: it changes nothing in the table, the stream or the fleet."
-                " The commands on it are to be copied.",
-            ),
+            element("footer", _CHANGES if about.has_actions else _READS_ONLY),
         ),
         lang="en",
     )

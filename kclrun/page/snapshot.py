@@ -36,6 +36,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     doctor_command: str
     letters_command: str
     letters: str = ""
+    has_actions: bool = False
     refresh_s: int = 10
     lag_every_s: float = 30.0
     plan: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()

@@ -1,4 +1,4 @@
-"""`kclrun pause` and `resume` over a whole application: nothing is read meanwhile, nothing is lost."""
+"""`kclrun pause` and `resume` over a whole application: nothing is read meanwhile, none lost."""
 
 import json
 import urllib.request
@@ -21,7 +21,7 @@ def test_a_paused_application_keeps_its_leases_over_a_restart_and_reads_nothing_
     embedded_aws, application, producer
 ):
     stream = embedded_aws.stream(shards=2)
-    app = application(stream, observe={"port": 0})
+    app = application(stream, observe={"listen": 0})
     first = producer(stream, 2_000, seed=21)
     first.start().join()
     app.start()
@@ -42,8 +42,8 @@ def test_a_paused_application_keeps_its_leases_over_a_restart_and_reads_nothing_
     )
     listed = json.loads(app.cli("leases", "--config", str(app.config), "--json").stdout)
     assert {line["state"] for line in listed} == {"paused"}
-    (line,) = [line for line in app.of("endpoint_open")][-1:]
-    with urllib.request.urlopen(f"{line['endpoint']}/health", timeout=10) as answer:
+    endpoint = app.of("endpoint_listening")[-1]["endpoint"]
+    with urllib.request.urlopen(f"{endpoint}/health", timeout=10) as answer:
         health = json.load(answer)
     assert health["status"] == "degraded"
     assert {lease["state"] for lease in health["leases"]} == {"paused"}
