@@ -49,6 +49,7 @@ _CANNOT: Final[Mapping[str, str]] = {
     "pause": "Cannot pause",
     "resume": "Cannot resume",
     "page": "Cannot show the fleet",
+    "top": "Cannot show the fleet",
     "tail": "Cannot tail",
 }
 # Error codes for an unknown caller: another permission would not help.

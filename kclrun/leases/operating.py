@@ -133,7 +133,7 @@ def plan_pause(
             continue
         words = f"{lease.key}: {_pausing(lease)}"
         if seen is not None and stands:
-            words += f"; it is {pause_words(seen)} now"
+            words += f"; now it is {pause_words(seen)}"
         basis = f"pause {lease.key} {reach.scope.value} {for_s} {seen}"
         plans.append(Plan(lease.key, words, ChangePause(lease.key, pause, seen), basis))
     return tuple(plans)

@@ -172,7 +172,6 @@ def _asking(do: Do, key: str, more: Html | None = None, name: str = "") -> Html:
         "form",
         _hidden("do", do.value),
         _hidden("key", key) if key else None,
-        _hidden("live", "off"),
         more,
         element("button", f"{name or do.value} …", type="submit"),
         method="get",

@@ -60,9 +60,11 @@ def page(
     *,
     title: str,
     body: Child,
+    is_still: bool = False,
 ) -> bytes:
-    """A whole page. It loads itself again every `refresh_s`, unless the query has `live=off`."""
-    is_live = query.get("live") != "off"
+    """A whole page. It loads itself again every `refresh_s`, unless the query has `live=off`, or
+    never (`is_still`): a form is filled in on it."""
+    is_live = query.get("live") != "off" and not is_still
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -81,7 +83,7 @@ def page(
             element(
                 "main",
                 element("h1", title),
-                _read_at(about, snapshot, path, query, is_live=is_live),
+                None if is_still else _read_at(about, snapshot, path, query, is_live=is_live),
                 [_problem(each) for each in snapshot.problems],
                 body,
                 id="content",

@@ -83,8 +83,7 @@ def forms(about: About, look: Callable[[], Snapshot], actions: Actions) -> dict[
         if wish is None:
             return Answer(b"no such action\n", status=400)
         status, body = act(actions, wish, fields)
-        query = {"live": "off"}
-        answer = page(about, look(), PATH, query, title=wish.title, body=body)
+        answer = page(about, look(), PATH, {}, title=wish.title, body=body, is_still=True)
         return Answer(answer, _HTML, status)
 
     return {PATH: done}
@@ -119,8 +118,8 @@ def routes(
             return Answer(b"no such action\n", status=400)
         plans = plans_of(wish, tuple(snapshot.leases.values()), snapshot.taken_at)
         body = plan_body(wish, plans)
-        query = {"live": "off"}
-        return Answer(page(about, snapshot, PATH, query, title=wish.title, body=body), _HTML)
+        answer = page(about, snapshot, PATH, {}, title=wish.title, body=body, is_still=True)
+        return Answer(answer, _HTML)
 
     def fleet(snapshot: Snapshot, _: Query) -> Html:
         return joined(fleet_body(about, snapshot), fleet_actions(snapshot) if has_actions else None)

@@ -124,7 +124,7 @@ def test_a_pause_that_stands_is_told_and_replaced_unless_it_is_the_same(site, ca
     since = "paused since 2023-11-14T22:14:20Z, until it is resumed"
     assert call("pause 0 --yes") == (0, [f"{ZERO}: is {since} already", "Nothing to do."], [])
     code, said, _ = call("pause 0 --for 10s --yes")
-    assert (code, said[0]) == (0, f"{ZERO}: {A} {STOPS}; it is {since} now")
+    assert (code, said[0]) == (0, f"{ZERO}: {A} {STOPS}; now it is {since}")
     assert site.row(0).pause == Pause(NOW, WallTime(NOW + 10))
 
 
