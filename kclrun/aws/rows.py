@@ -27,7 +27,9 @@ from kclrun.model.lease import (
     LeaseKey,
     Load,
     OwnerId,
+    Pause,
     PendingCheckpoint,
+    Scope,
 )
 from kclrun.model.output import Cursor, Cursors, StoredCursors, sorted_cursors
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -160,6 +162,7 @@ def _lease(item: Item) -> Lease:
         outputs=_outputs(item),
         generation=_integer(item, "outputGeneration") or 0,
         state_version=_text(item, "stateVersion", most=STATE_VERSION_CHARACTERS_MAX),
+        pause=_pause(item),
     )
 
 
@@ -271,6 +274,9 @@ COLUMNS: Final = (
     Column("outputCursors", "outputs.cursors", _cursors_map),
     Column("outputGeneration", "generation", number, absent=0, unwritten=0),
     Column("stateVersion", "state_version"),
+    Column("pausedAt", "pause.paused_at", milliseconds),
+    Column("pausedUntil", "pause.until", milliseconds, absent=0),
+    Column("pauseScope", "pause.scope", lambda scope: text(scope.value)),
 )
 _EMPTY: Final[frozenset[str]] = frozenset()
 
@@ -416,6 +422,16 @@ def _halt(item: Item) -> Halt | None:
         return None
     waiting_since = _wall_time(item, "haltWaitingSince")
     return Halt(reason, _wall_time(item, "haltedAt") or WallTime(0.0), waiting_since)
+
+
+def _pause(item: Item) -> Pause | None:
+    """A scope of another version counts as a shard's: the row is paused in any case."""
+    paused_at = _wall_time(item, "pausedAt")
+    if paused_at is None:
+        return None
+    named = _text(item, "pauseScope")
+    scope = next((each for each in Scope if each.value == named), Scope.SHARD)
+    return Pause(paused_at, _wall_time(item, "pausedUntil") or WallTime(0.0), scope)
 
 
 def _load(item: Item) -> Load | None:

@@ -382,7 +382,7 @@ def _of_lease(
     leases: Mapping[str, Lease],
     start_at: WallTime | None,
 ) -> LagLine:
-    line = line_of(lease)
+    line = line_of(lease, WallTime(time.time()))
     parents = [called(parent) for parent in waiting_for(lease, leases)]
     waits = f"waits for {' and '.join(parents)}" if parents else ""
     return lag_line(

@@ -46,9 +46,12 @@ _CANNOT: Final[Mapping[str, str]] = {
     "lag": "Cannot measure the lag",
     "leases": "Cannot show the leases",
     "reset": "Cannot reset",
+    "pause": "Cannot pause",
+    "resume": "Cannot resume",
     "page": "Cannot show the fleet",
     "replay": "Cannot replay",
     "why": "Cannot tell why",
+    "top": "Cannot show the fleet",
     "tail": "Cannot tail",
 }
 # Error codes for an unknown caller: another permission would not help.

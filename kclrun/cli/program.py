@@ -29,11 +29,14 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "put": "Put records from a file or a pipe into a stream.",
         "tail": "Print the records of a stream as they arrive.",
         "lag": "Show how far each shard is behind; answer a monitor.",
-        "page": "Show the whole fleet as a web page; changes nothing.",
+        "page": "Show the whole fleet as a web page; with --actions, change leases there.",
+        "top": "Show the whole fleet as a live table in the terminal.",
         "consumers": "Show and remove the consumers of enhanced fan-out.",
         "dead-letters": "Show, put back and drop the records that were given up.",
         "state": "Show and check what the processors remember.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
+        "pause": "Read a shard, a stream or nothing at all no more, for a while.",
+        "resume": "End a pause.",
         "reset": "Read a stream again from a time on, or skip to its tip.",
         "replay": "Run the processor over a time range, beside the fleet.",
     },
@@ -51,15 +54,21 @@ _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
 _FOLDERS: Final = frozenset(
     {"dashboards", "dead-letters", "leases", "migrate", "page", "replay", "run", "tail"}
 )
-# Verbs of their own about leases, as those of `leases` are.
-_OF_LEASES: Final = frozenset({"reset", "why"})
+# Verbs that share a folder with another one, and their modules.
+_SHARING: Final = {
+    "reset": "leases.reset",
+    "pause": "leases.pause",
+    "resume": "leases.pause",
+    "why": "leases.why",
+    "top": "page.top",
+}
 
 
 def module_of(verb: str) -> str:
     """The name of the module with the command; a folder has the parts of a large verb."""
     name = verb.replace("-", "_")
-    if verb in _OF_LEASES:
-        return f"kclrun.cli.leases.{name}"
+    if verb in _SHARING:
+        return f"kclrun.cli.{_SHARING[verb]}"
     return f"kclrun.cli.{name}.command" if verb in _FOLDERS else f"kclrun.cli.{name}"
 
 

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from kclrun.errors import SettingsError
-from kclrun.model.lease import LOAD_MEAN_S, Lease, LeaseKey, Load, OwnerId
+from kclrun.model.lease import LOAD_MEAN_S, Lease, LeaseKey, Load, OwnerId, Pause
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime, backoff_s
@@ -33,7 +33,8 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
     commit in a thread of their own, so that a checkpoint waits for OutputsCommitted [K5].
     `has_storing_outputs`: one of them keeps its cursor with its rows, so that a position on the row
     which another program wrote is never adopted [K2, K3]. `is_bounded`: a time range is read, which
-    may end before the shard does, and then without children.
+    may end before the shard does, and then without children. `past_pause`: the pause that was on
+    the row at the start, and was over; another one ends this process.
     """
 
     key: LeaseKey
@@ -45,6 +46,7 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every_s: float = 10.0
     uncheckpointed_max: int = 100_000
     has_waited: bool = False
+    past_pause: Pause | None = None
     others_in_sight: bool = False
     has_keyed_state: bool = False
     has_outputs: bool = False

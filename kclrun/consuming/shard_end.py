@@ -24,8 +24,10 @@ from kclrun.model.lease import (
     Lease,
     LeaseKey,
     OwnerId,
+    Pause,
     are_children_lost,
     highest_generation,
+    inherited_pause,
 )
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -148,12 +150,13 @@ class ShardEnd:
         if missing and self._is_listing_old:
             return Deferred(f"ListShards shows neither the children yet, nor {missing[0]}")
         assert own.owner is not None, "the row at a shard's end is ours"
-        held = writes.HeldParent(own.key, own.owner, own.counter)
+        held = writes.HeldParent(own.key, own.owner, own.counter, own.pause)
         others = tuple(writes.ExistingParent(key) for key in rows if key not in missing)
         parents = (own, *(row for row in rows.values() if row is not None))
-        generation = highest_generation(parents)
+        generation, pause = highest_generation(parents), inherited_pause(parents)
         children = tuple(
-            _lease(child, own, generation, has_state=self._has_state) for child in self.children
+            _lease(child, own, generation, pause, has_state=self._has_state)
+            for child in self.children
         )
         return writes.CreateChildren(children, (held, *others))
 
@@ -234,7 +237,9 @@ class ShardEnd:
         return tuple(LeaseKey(parent) for parent in sorted(named - {self.key}))
 
 
-def _lease(child: ChildShard, own: Lease, generation: int, *, has_state: bool) -> Lease:
+def _lease(
+    child: ChildShard, own: Lease, generation: int, pause: Pause | None, *, has_state: bool
+) -> Lease:
     """The row of a child. It is always read from its beginning, because its parents were read to
     their ends. It belongs to the stream of its parent, and to the generation of the parent that was
     reset last [K4]. With keyed state it says that it begins with that of its parents [K16]."""
@@ -245,6 +250,7 @@ def _lease(child: ChildShard, own: Lease, generation: int, *, has_state: bool) -
         hash_range=child.hash_range,
         stream_created_at=own.stream_created_at,
         generation=generation,
+        pause=pause,
         outputs=StoredCursors(TRIM_HORIZON, ()) if has_state else None,
         state_version=OF_PARENTS if has_state else None,
     )

@@ -141,6 +141,10 @@ class LeaseStateMachine:
         if self.state not in FINAL:
             if self._is_asked_for(now):
                 result += self._withdraw()
+            elif (
+                self.own.is_paused_after(self.policy.past_pause) and self.state is State.PROCESSING
+            ):
+                result += self._withdraw(keeps_lease=True)
             result += self._watch_time(now)
             if self._is_manual:
                 self._watch_cap()
@@ -237,9 +241,7 @@ class LeaseStateMachine:
                 self._manager_gone |= isinstance(event, events.ManagerGone)
                 return self._withdraw()
             case events.RestartRequested() if self.state is State.PROCESSING:
-                withdrawn = self._withdraw()
-                self._keeps_lease = True
-                return withdrawn
+                return self._withdraw(keeps_lease=True)
             case events.OthersInSight(others):
                 self._graceful.others_in_sight = others
             case events.FailoverChanged(failover_s):
@@ -439,13 +441,10 @@ class LeaseStateMachine:
             return False
         return self._graceful.is_asked_for(self.state, now)
 
-    def _withdraw(self) -> Commands:
-        """Give the lease up in good order, from every state that allows it.
-
-        A claim under way is waited for. A shard whose children exist is ended: that takes less
-        time.
-        """
-        self._is_withdrawn, self._keeps_lease = True, False
+    def _withdraw(self, *, keeps_lease: bool = False) -> Commands:
+        """Give the lease up in good order, or only end, from every state that allows it. A claim
+        under way is waited for. A shard whose children exist is ended: that takes less time."""
+        self._is_withdrawn, self._keeps_lease = True, keeps_lease
         if self.state not in MAY_WITHDRAW:
             return ()
         self._move(Step.WITHDRAWN)
@@ -581,7 +580,8 @@ class LeaseStateMachine:
         is_over = not self.commits.is_last_awaited(now)
         is_last = self.state is State.RELEASING and not self._has_last_checkpoint_to_write
         if is_last and is_over:
-            return self._finish(Step.RELEASE_WRITTEN, reports.LeaseKept(), ExitCause.DONE)
+            kept = reports.LeaseKept(own.is_paused_after(self.policy.past_pause))
+            return self._finish(Step.RELEASE_WRITTEN, kept, ExitCause.DONE)
         if change is None and self.state is State.FAILING and is_over:
             assert self._failure is not None, "failing without a failure"
             is_host_fault = self._failure.is_host_fault

@@ -21,6 +21,7 @@ from kclrun.consuming.delivery import Then
 from kclrun.errors import LimitExceeded, SegmentRefused, host_error
 from kclrun.ipc.ring import RING_BYTES, EventRing
 from kclrun.ipc.seqlock import NoValue, SeqlockCell
+from kclrun.model.lease import Pause
 from kclrun.model.letter import LetterPlace
 from kclrun.model.output import OutputPlace
 from kclrun.model.reading import Replay
@@ -87,6 +88,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     `options` are values of the YAML types. `has_waited`: a failover has passed since a forced take
     [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
     `concurrency` is None where the settings have none. With `replay` a time range is read.
+    `past_pause` is as in LifePolicy.
     """
 
     application: str
@@ -102,6 +104,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     expires_instant: Instant
     failover_s: float
     has_waited: bool = False
+    past_pause: Pause | None = None
     others_in_sight: bool = False
     start_timestamp: WallTime | None = None
     hash_range_start: str | None = None

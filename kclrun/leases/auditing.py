@@ -38,6 +38,7 @@ from kclrun.model.lease import (
     LeaseKey,
     are_children_lost,
     highest_generation,
+    pause_of_stream,
 )
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
@@ -360,6 +361,7 @@ class Auditor:
                 lambda key: self._has_row(key, view),
                 self._policy.start,
                 highest_generation(view.rows.values()),
+                pause_of_stream(view.rows.values()),
             )
         if self._has_seen_rows:
             return SyncPlan(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from kclrun.leases.events import Event, WriteResolved
-from kclrun.model.lease import LeaseKey
+from kclrun.model.lease import LeaseKey, Pause
 from kclrun.model.stream import ONLY_STREAM, StreamKey
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol.writes import LeaseChange, Outcome, keys_of
@@ -74,7 +74,8 @@ class StartProcess(msgspec.Struct, frozen=True):
 
     Comes back as ProcessStarted or StartFailed, then as the reports of the process. `has_waited`: a
     failover has passed since a take by force, so its claim removes `takenFrom` [P18]. `is_alone`:
-    the process must not be shared with other leases.
+    the process must not be shared with other leases. `past_pause`: the pause on the row, which is
+    over.
     """
 
     key: LeaseKey
@@ -82,6 +83,7 @@ class StartProcess(msgspec.Struct, frozen=True):
     expires_instant: Instant
     has_waited: bool = False
     is_alone: bool = False
+    past_pause: Pause | None = None
 
 
 class DrainProcess(msgspec.Struct, frozen=True):

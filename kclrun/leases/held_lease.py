@@ -22,6 +22,7 @@ from kclrun.leases.events import (
     ProcessStarted,
     StartFailed,
 )
+from kclrun.leases.lines import pause_words
 from kclrun.leases.table_view import is_nobody
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
@@ -173,6 +174,7 @@ class State(enum.Enum):
     EXITING = "exiting"  # it reported its end; its exit is not proven yet
     HALTING = "halting"  # the reason of the halt is being written
     HALTED = "halted"  # ours and renewed, not processed, until an operator resumes it
+    PAUSED = "paused"  # the same by an operator's pause, which may end by itself
     RELEASING = "releasing"  # the release, or the offer, is under way
     GONE = "gone"  # not ours any more
 
@@ -187,7 +189,7 @@ class Step(enum.Enum):
     TAKEN = "taken"
     FOUND_HALTED = "found halted"
     STILL_OURS = "still ours"
-    PAUSE_OVER = "pause over"
+    REST_OVER = "rest over"
     PARENTS_OVER = "parents over"
     TO_QUARANTINE = "to quarantine"
     QUARANTINE_OVER = "quarantine over"
@@ -200,6 +202,7 @@ class Step(enum.Enum):
     GIVEN_UP = "given up"
     TO_BE_HALTED = "to be halted"
     HALTED = "halted"
+    TO_BE_PAUSED = "to be paused"
     RESUMED = "resumed"
     TO_BE_RELEASED = "to be released"
     TO_LEAVE_HOST = "to leave this host"
@@ -222,7 +225,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
         Step.NOT_OURS: State.GONE,
     },
     State.BACKING_OFF: {
-        Step.PAUSE_OVER: State.WAITING,
+        Step.REST_OVER: State.WAITING,
         Step.TO_BE_RELEASED: State.RELEASING,
         Step.TO_LEAVE_HOST: State.RELEASING,
         Step.NOT_OURS: State.GONE,
@@ -234,6 +237,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
     },
     State.RENEWING_BEFORE_START: {
         Step.STARTED: State.STARTING,
+        Step.TO_BE_PAUSED: State.PAUSED,
         Step.TO_QUARANTINE: State.QUARANTINED,
         Step.TO_BE_RELEASED: State.RELEASING,
         Step.NOT_OURS: State.GONE,
@@ -270,6 +274,11 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
         Step.NOT_OURS: State.GONE,
     },
     State.HALTED: {
+        Step.RESUMED: State.WAITING,
+        Step.TO_BE_RELEASED: State.RELEASING,
+        Step.NOT_OURS: State.GONE,
+    },
+    State.PAUSED: {
         Step.RESUMED: State.WAITING,
         Step.TO_BE_RELEASED: State.RELEASING,
         Step.NOT_OURS: State.GONE,
@@ -339,6 +348,25 @@ class HeldLease(msgspec.Struct, kw_only=True):
         """A line for the log about this lease."""
         return Note(event, level, self.key, dict(fields))
 
+    @property
+    def standing(self) -> str:
+        """Why the lease stands still by decision, in words; empty if it does not."""
+        if self.row is not None and self.row.halt is not None:
+            return self.row.halt.reason
+        paused = self.row.pause if self.row is not None and self.state is State.PAUSED else None
+        return pause_words(paused) if paused is not None else ""
+
+    @property
+    def known_to_wait_since(self) -> WallTime | None:
+        """Since when its oldest record is known to wait while no process reads it. A row of a
+        former version has only the time of the halt: the record had arrived by then. The records
+        of a paused lease wait since the pause at most, unless its process was behind before."""
+        halt = self.row.halt if self.row is not None else None
+        if halt is not None:
+            return halt.waiting_since or halt.halted_at or None
+        paused = self.row.pause if self.row is not None and self.state is State.PAUSED else None
+        return self.waiting_since or (paused.paused_at if paused is not None else None)
+
     def on_report(self, event: ProcessEvent, now: Instant, failover_s: float) -> list[Command]:
         """Take in a report of its live process, or of the end of that process.
 
@@ -361,7 +389,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
 
     def _on_reported(self, report: CoreReport, now: Instant, failover_s: float) -> list[Command]:
         notes: list[Command] = []
-        self.needs_own_process |= isinstance(report, LeaseKept)
+        self.needs_own_process |= isinstance(report, LeaseKept) and not report.is_paused
         match report:
             case LeaseClaimed():
                 if self.state is State.STARTING:
@@ -477,6 +505,16 @@ class HeldLease(msgspec.Struct, kw_only=True):
             return [taken]
         self.step(Step.FOUND_HALTED)
         return [taken, self.note("lease_still_halted", "warning", reason=row.halt.reason)]
+
+    def on_step(self, step: Step) -> list[Command]:
+        """Move on, with a line for the log where a pause begins or ends."""
+        was, pause = self.state, self.row.pause if self.row is not None else None
+        self.step(step)
+        if pause is not None and self.state is State.PAUSED:
+            return [self.note("lease_paused", "warning", reason=pause_words(pause))]
+        if was is State.PAUSED and step is Step.RESUMED:
+            return [self.note("lease_resumed", reason="its pause is over")]
+        return []
 
     def lose(self, row: Lease | None) -> list[Command]:
         """The row is not ours any more. Losing a race for a take or an adoption is not logged."""

@@ -2,8 +2,8 @@
 
 Knows: each lease's `HeldLease`. Must not know: other owners, shards, the scan. Rule: a row has one
 writer at a time. While a process lives, it is the process. Before its first start, between two
-starts, while halted or waiting for parents, it is this manager, which renews the row and answers
-asks [P5, P15, P16].
+starts, while halted, paused or waiting for parents, it is this manager, which renews the row and
+answers asks [P5, P15, P16].
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ from kclrun.protocol.writes import (
 
 # States without a process and without a task of their own: a drain gives these leases up at once.
 _IDLE = frozenset(
-    {State.BACKING_OFF, State.WAITING, State.RENEWING_BEFORE_START, State.QUARANTINED, State.HALTED}
+    {
+        *(State.BACKING_OFF, State.WAITING, State.RENEWING_BEFORE_START, State.QUARANTINED),
+        *(State.HALTED, State.PAUSED),
+    }
 )
 
 
@@ -256,6 +259,8 @@ class HeldLeases:
                     due.append(held_lease.rest_until)
                 elif held_lease.state is State.QUARANTINED and held_lease.ours_instant is not None:
                     due.append(self._quarantined_until(held_lease.ours_instant))
+                elif held_lease.state is State.PAUSED and (until := self._paused_until(held_lease)):
+                    due.append(until)
         return Instant(max(now, min(due))) if due else None
 
     def _take_in_late(self, event: ProcessEvent, held_lease: HeldLease | None) -> None:
@@ -433,7 +438,7 @@ class HeldLeases:
         commands: list[Command] = []
         if held_lease.in_flight.change is None and not held_lease.is_reading:
             while (step := self._next_step(held_lease, now)) is not None:
-                held_lease.step(step)
+                commands += held_lease.on_step(step)
                 if step is Step.TO_LEAVE_HOST:
                     running = self._running()
                     commands += self.host_places.failed(running, held_lease.trouble, now)
@@ -455,12 +460,17 @@ class HeldLeases:
         if state is State.BACKING_OFF:
             if self._verdict(held_lease, row) is Verdict.GIVE_AWAY:
                 return Step.TO_LEAVE_HOST
-            return Step.PAUSE_OVER if now >= held_lease.rest_until else None
+            return Step.REST_OVER if now >= held_lease.rest_until else None
         if state is State.WAITING:
             held_lease.are_parents_over = held_lease.are_parents_over or not row.parents
             return Step.PARENTS_OVER if held_lease.are_parents_over else None
+        is_paused = row.pause is not None and row.pause.stands_at(self._observation.wall_time(now))
+        if state is State.PAUSED:
+            return None if is_paused else Step.RESUMED
         if state is not State.RENEWING_BEFORE_START:
             return None
+        if is_paused:
+            return Step.TO_BE_PAUSED
         # After a take by force, by us or by a previous owner: the former owner may work on until
         # its own renewals have failed for a failover [P18].
         if row.taken_from is not None and not held_lease.has_waited:
@@ -502,6 +512,12 @@ class HeldLeases:
 
     def _quarantined_until(self, ours_instant: Instant) -> Instant:
         return Instant(ours_instant + self._policy.failover_s)
+
+    def _paused_until(self, held_lease: HeldLease) -> Instant | None:
+        pause = held_lease.row.pause if held_lease.row is not None else None
+        if pause is None or not pause.until:
+            return None
+        return Instant(pause.until - self._observation.wall_offset_s)
 
     def _verdict(self, held_lease: HeldLease, row: Lease) -> Verdict:
         """Whether our host runs it again, another owner tries, or it halts."""
@@ -549,4 +565,5 @@ class HeldLeases:
             expires_instant,
             has_waited=held_lease.has_waited and row.taken_from is not None,
             is_alone=held_lease.needs_own_process or row.died_on is not None,
+            past_pause=row.pause,
         )

@@ -11,12 +11,13 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner
+from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner, Pause, Scope
 from kclrun.model.time import WallTime
 
 
 class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One printed lease. `state`: ended, halted, unowned, offered or owned.
+    """One printed lease. `state`: ended, halted, paused, unowned, offered or owned. A pause that
+    is over is not shown; one on a halted lease, or on one without an owner, is in `note`.
 
     `is_renewed` None is "not watched". The loads are those of the row: KiB/s, and the share of a
     core; None before they were measured.
@@ -39,12 +40,15 @@ class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-def line_of(lease: Lease) -> LeaseLine:
-    """The line of one row."""
+def line_of(lease: Lease, now: WallTime) -> LeaseLine:
+    """The line of one row. `now` judges a pause."""
+    pause = lease.pause
+    is_paused = pause is not None and pause.stands_at(now) and not lease.is_ended
+    paused = pause_words(pause) if pause is not None and is_paused else ""
     owner = Owner.parse(lease.owner) if lease.owner is not None else None
     return LeaseLine(
         shard=lease.key,
-        state=_state(lease),
+        state=_state(lease, is_paused=is_paused),
         owner=lease.owner or "",
         group=owner.group if owner is not None else "",
         checkpoint=str(lease.checkpoint),
@@ -56,18 +60,36 @@ def line_of(lease: Lease) -> LeaseLine:
         children=tuple(sorted(lease.children)),
         load_kbps=lease.load.kbps if lease.load is not None else None,
         load_cpu=lease.load.cpu if lease.load is not None else None,
-        note=_hand_off(lease),
+        note="; ".join(note for note in (paused, _hand_off(lease)) if note),
     )
 
 
-def _state(lease: Lease) -> str:
+def _state(lease: Lease, *, is_paused: bool) -> str:
     if lease.is_ended:
         return "ended"
     if lease.halt is not None:
         return "halted"
     if lease.owner == OFFERED:
         return "offered"
+    if is_paused and lease.owner is not None and Owner.parse(lease.owner) is not None:
+        return "paused"
     return "unowned" if lease.owner is None else "owned"
+
+
+_COVERS = {Scope.SHARD: "", Scope.STREAM: " with its stream", Scope.ALL: " with all others"}
+
+
+def pause_words(pause: Pause) -> str:
+    """`paused since 2026-03-01T06:00:00Z with its stream, until 2026-03-01T06:30:00Z`."""
+    end = f", until {_second(pause.until)}" if pause.until else ", until it is resumed"
+    return f"paused since {_second(pause.paused_at)}{_COVERS[pause.scope]}{end}"
+
+
+def _second(at: float) -> str:
+    try:
+        return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):  # the row holds a number that is not a time
+        return "an unknown time"
 
 
 def _hand_off(lease: Lease) -> str:

@@ -10,7 +10,14 @@ from typing import Final
 import msgspec
 
 from kclrun.leases.table_view import TableView, covers_all_hash_keys, is_nobody, parent_keys
-from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey, highest_generation
+from kclrun.model.lease import (
+    OWNER_PREFIX,
+    Lease,
+    LeaseKey,
+    Pause,
+    highest_generation,
+    inherited_pause,
+)
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange, Shard, ShardGraph, is_older, is_too_new_for
@@ -39,11 +46,12 @@ def child_lease(
     hash_range: HashRange,
     generation: int = 0,
     *,
+    pause: Pause | None = None,
     has_state: bool = False,
 ) -> Lease:
     """The row of a child whose parents were read to their ends: from its first record on [P12].
-    `generation`: the highest of its parents' [K4]. With keyed state it says that it begins with
-    that of its parents [K16]."""
+    `generation`: the highest of its parents' [K4]. `pause`: that of its parents. With keyed
+    state it says that it begins with that of its parents [K16]."""
     return Lease(
         key=LeaseKey(key),
         checkpoint=TRIM_HORIZON,
@@ -52,6 +60,7 @@ def child_lease(
         generation=generation,
         outputs=StoredCursors(TRIM_HORIZON, ()) if has_state else None,
         state_version=OF_PARENTS if has_state else None,
+        pause=pause,
     )
 
 
@@ -74,6 +83,7 @@ def sync_table(
     has_row: Callable[[str], bool],
     start: ExtendedSequenceNumber,
     generation: int = 0,
+    pause: Pause | None = None,
 ) -> SyncPlan:
     """The leases that a table with rows lacks, as the Java KCL decides it.
 
@@ -90,7 +100,7 @@ def sync_table(
     The Java KCL would create the child at the start position, and with LATEST lose its records.
 
     `generation`: the highest of the table's rows. Destinations may have rows of a shard whose row
-    was deleted since [K4].
+    was deleted since [K4]. `pause`: that of the whole stream, if it is paused.
     """
     if listing.inconsistency is not None:
         return SyncPlan(problem=listing.inconsistency)
@@ -99,7 +109,7 @@ def sync_table(
         if not has_row(shard.shard_id):
             trace.visit(shard)
     leases = (
-        _lease_at(shard, trace.created[shard.shard_id], listing.listed_at, generation)
+        _lease_at(shard, trace.created[shard.shard_id], listing.listed_at, generation, pause)
         for shard in _in_order(listing.graph[shard_id] for shard_id in trace.created)
     )
     return SyncPlan(tuple(leases))
@@ -171,10 +181,14 @@ class _Trace:
 
 
 def _lease_at(
-    shard: Shard, start: ExtendedSequenceNumber, listed_at: WallTime, generation: int = 0
+    shard: Shard,
+    start: ExtendedSequenceNumber,
+    listed_at: WallTime,
+    generation: int = 0,
+    pause: Pause | None = None,
 ) -> Lease:
     """A row at the start sentinel, sub-sequence 0 as the Java KCL; LATEST is pinned [P14]."""
-    lease = child_lease(shard.shard_id, shard.parents, shard.hash_range, generation)
+    lease = child_lease(shard.shard_id, shard.parents, shard.hash_range, generation, pause=pause)
     sentinel = ExtendedSequenceNumber(start.sequence_number)
     pinned_at = listed_at if sentinel == LATEST else None
     return msgspec.structs.replace(lease, checkpoint=sentinel, latest_pinned_at=pinned_at)
@@ -338,6 +352,7 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[CreateChildre
             parents = [view.rows[each.key] for each in conditions]
             child = child_lease(
                 *(shard.shard_id, shard.parents, shard.hash_range, highest_generation(parents)),
+                pause=inherited_pause(parents),
                 has_state=any(each.state_version for each in parents),
             )
             groups.setdefault(conditions, []).append(child)

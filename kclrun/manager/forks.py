@@ -103,6 +103,7 @@ class StartCommands:
             expires_instant=start.expires_instant,
             failover_s=self._failover_s(),
             has_waited=start.has_waited,
+            past_pause=start.past_pause,
             others_in_sight=self._others_in_sight(),
             start_timestamp=pinned_at if pinned_at is not None else self._start_at_of(stream),
             hash_range_start=str(hash_range.start) if hash_range is not None else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,13 +27,22 @@ from kclrun.protocol.status import LeaseStatus, WorkerState
 
 # Some year after 5000: user code shares the memory with the slot, and may have written any value.
 _WALL_TIME_MAX: Final = WallTime(1e11)
+# Kinesis keeps records for 365 days at most.
+_RETENTION_MS_MAX: Final = 366 * 86_400_000
 
 
 def waiting_since(status: LeaseStatus | None) -> WallTime | None:
-    """The arrival time of the oldest record that a process read and did not process."""
-    if status is None or not 0.0 < status.unprocessed_since < _WALL_TIME_MAX:
+    """The arrival time of the oldest record that a process read and did not process. If there was
+    none, and its last read was behind the present: that of the record at its position, by this
+    host's clock."""
+    if status is None:
         return None
-    return status.unprocessed_since
+    if 0.0 < status.unprocessed_since < _WALL_TIME_MAX:
+        return status.unprocessed_since
+    if not 0 < status.millis_behind_latest < _RETENTION_MS_MAX:
+        return None
+    read_s = time.clock_gettime(time.CLOCK_BOOTTIME) - status.last_fetch_instant
+    return WallTime(time.time() - max(0.0, read_s) - status.millis_behind_latest / 1000)
 
 
 @dataclass

@@ -64,6 +64,7 @@ _WORDS_OF_STATES: Final = {
     State.EXITING: "ending",
     State.HALTING: "halted",
     State.HALTED: "halted",
+    State.PAUSED: "paused",
     State.RELEASING: "ending",
     State.GONE: "ended",
 }
@@ -176,8 +177,8 @@ def note_of(held_lease: HeldLease | None, now: Instant, trouble: str = "") -> st
     """Why a lease does not advance; empty if it advances."""
     if held_lease is None:
         return trouble
-    if held_lease.row is not None and held_lease.row.halt is not None:
-        return held_lease.row.halt.reason
+    if held_lease.standing:
+        return held_lease.standing
     if held_lease.failure is not None or trouble:
         return held_lease.failure or trouble
     if held_lease.state is State.BACKING_OFF and held_lease.rest_until > now:
@@ -217,22 +218,14 @@ def lag_of(
     """How far a lease is behind; None while nothing is known. `wall` is the service's `now`.
 
     The live table, the metrics and /health all use this value. If no process reads the lease
-    (halted, between two processes), it is at least the age of the oldest record known to wait. It
-    keeps growing, so that alarms see a halted shard come near the loss of its records.
+    (halted, paused, between two processes), it is at least the age of the oldest record known to
+    wait. It keeps growing, so that alarms see a halted shard come near the loss of its records.
     """
     measured_ms = lag_ms(status, now) if status is not None else None
-    since = _known_to_wait_since(held_lease) if held_lease is not None else None
+    since = held_lease.known_to_wait_since if held_lease is not None else None
     if measured_ms is not None or since is None:
         return measured_ms
     return max(0, round((wall - since) * 1000))
-
-
-def _known_to_wait_since(held_lease: HeldLease) -> WallTime | None:
-    halt = held_lease.row.halt if held_lease.row is not None else None
-    if halt is None:
-        return held_lease.waiting_since
-    # A row of a former version has only the time of the halt: the record had arrived by then.
-    return halt.waiting_since or halt.halted_at or None
 
 
 # A busy machine may be late with a read.
@@ -252,7 +245,9 @@ _NOT_VITAL: Final = frozenset({LOOK_FOR_OFFERS, READ_KCL3_MODE})
 
 # States in which a lease does not advance by design: until its parents are ended, until its former
 # owner has surely stopped, until it is resumed.
-_STANDING: Final = frozenset({State.WAITING, State.QUARANTINED, State.HALTING, State.HALTED})
+_STANDING: Final = frozenset(
+    {State.WAITING, State.QUARANTINED, State.HALTING, State.HALTED, State.PAUSED}
+)
 
 # Counting a table of 10,000 leases takes 20 ms; scans bring a new count every 5 s at most.
 _TOTALS_EVERY_S: Final = 10.0

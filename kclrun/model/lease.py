@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable
 from typing import Final, NewType
 
@@ -110,6 +111,27 @@ class Halt(msgspec.Struct, frozen=True):
     waiting_since: WallTime | None = None
 
 
+class Scope(enum.Enum):
+    """How much one pause covers. Wider scopes come later."""
+
+    SHARD = "shard"
+    STREAM = "stream"
+    ALL = "all"
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """An operator's pause: the lease is owned, renewed, and not read, until an operator resumes it
+    or `until` is over. `until` 0 is a pause without an end. Both times are the service's."""
+
+    paused_at: WallTime
+    until: WallTime = WallTime(0.0)
+    scope: Scope = Scope.SHARD
+
+    def stands_at(self, at: WallTime) -> bool:
+        """Whether it is not over at this time of the service."""
+        return not self.until or at < self.until
+
+
 class DiedOn(msgspec.Struct, frozen=True):
     """The host, by its slot, where the lease's processes died again and again at `position`.
 
@@ -155,7 +177,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     died without progress. `load` is the last measured one; it stays when the owner changes.
     `outputs` is how far the outputs have the rows, None before their first checkpoint [K2];
     `generation` counts the resets by an operator [K4]. `state_version` names the version of the
-    keyed state at `outputs.at`. All three change only with the checkpoint.
+    keyed state at `outputs.at`. All three change only with the checkpoint. `pause` may be over.
     """
 
     key: LeaseKey
@@ -183,6 +205,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     outputs: StoredCursors | None = None
     generation: int = 0
     state_version: str | None = None
+    pause: Pause | None = None
 
     @property
     def is_ended(self) -> bool:
@@ -218,6 +241,23 @@ def highest_generation(rows: Iterable[Lease]) -> int:
     """How many resets these rows have seen: a row that is created after them, or from them, belongs
     to that generation [K4]."""
     return max((row.generation for row in rows), default=0)
+
+
+def inherited_pause(rows: Iterable[Lease]) -> Pause | None:
+    """The pause of a row that is created from these: the widest, and of those the one that ends
+    last. It may be over: then it is over for the new row, too."""
+    pauses = (row.pause for row in rows if row.pause is not None)
+    return max(pauses, key=_reach, default=None)
+
+
+def pause_of_stream(rows: Iterable[Lease]) -> Pause | None:
+    """The pause of a stream with these rows as a whole: a row that comes without a parent has it,
+    too."""
+    return inherited_pause(row for row in rows if row.pause and row.pause.scope is not Scope.SHARD)
+
+
+def _reach(pause: Pause) -> tuple[int, float]:
+    return list(Scope).index(pause.scope), pause.until or float("inf")
 
 
 # The mode of a KCL 3 fleet on the same table: its possible states, and the advice for each.

@@ -1,4 +1,5 @@
-"""A small HTTP server: GET /health and GET /metrics of a manager, or the pages of a fleet.
+"""A small HTTP server: GET /health and GET /metrics of a manager, or the pages of a fleet and the
+forms on them.
 
 It does not know the content of the answers.
 """
@@ -25,6 +26,8 @@ _THREADS: Final = 4
 _BACKLOG: Final = 16
 # A request head of Prometheus has 400 bytes; that of a browser with its cookies, 2 KiB.
 _HEAD_BYTES_MAX: Final = 8192
+# A form of the pages has 600 bytes: a lease key, an owner, a token.
+_BODY_BYTES_MAX: Final = 4096
 # For the whole request, and for its answer: a client on the same host or network needs
 # milliseconds, and a slow client occupies one of four threads.
 _REQUEST_S_MAX: Final = 2.0
@@ -44,8 +47,9 @@ class Answer(msgspec.Struct, frozen=True):
 # A path's query: each name with its first value.
 Query = Mapping[str, str]
 Route = Callable[[Query], Answer]
-# The pages' longest query has four fields.
+# The pages' longest form has eight fields.
 _FIELDS_MAX: Final = 8
+_FORM: Final = "application/x-www-form-urlencoded"
 
 
 class _Refused(Exception):
@@ -63,7 +67,8 @@ class HttpEndpoint:
     made. Everything is bounded: threads, bytes of a request, its time. There is no password, so it
     listens for this host only, unless the operator configures another address. A web page in a
     browser on this host gets nothing by pointing its own host name at this address, and a script of
-    another site (its request has an `Origin`) gets nothing at all.
+    another site (its request has an `Origin`) gets nothing at all. A form is taken only with the
+    `Origin` of our own pages, which a browser sends and no other site can forge.
 
     A route is called in a thread of the server. If it raises any error, the response is a 500.
     """
@@ -74,12 +79,14 @@ class HttpEndpoint:
         port: int,
         routes: Mapping[str, Route],
         *,
+        forms: Mapping[str, Route] = types.MappingProxyType({}),
         fields: Mapping[str, str] = types.MappingProxyType({}),
         is_our_name: Callable[[str], bool] | None = None,
         setting: str = "observe.listen",
     ) -> None:
         """Listen. Port 0 takes a free one.
 
+        `forms` are the paths that take a POST, each with the function that answers its fields.
         `fields` are further fields of every answer. `is_our_name` judges the host that a request
         names; without it, on loopback a name of this host is required, and elsewhere any name does.
         `setting` chose the address, and is named in the error.
@@ -87,6 +94,7 @@ class HttpEndpoint:
         Raises: SettingsError if the address is not usable.
         """
         self._routes = routes
+        self._forms = forms
         self._fields = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         on_loopback = is_loopback_host if is_loopback_host(host) else None
         self._is_our_name = is_our_name or on_loopback
@@ -136,8 +144,12 @@ class HttpEndpoint:
     def _converse(self, connection: socket.socket) -> None:
         method = "GET"
         try:
-            asked = _parsed(_head(connection))
+            head, more = _head(connection)
+            asked = _parsed(head)
             method = asked.method
+            if method == "POST":
+                self._require_own_form(asked)
+                asked = msgspec.structs.replace(asked, query=_form(connection, asked, more))
             answer = self._answer(asked)
         except _Refused as refused:
             answer = refused.answer
@@ -145,14 +157,28 @@ class HttpEndpoint:
         connection.sendall(_rendered(answer, self._fields, with_body=method != "HEAD"))
         connection.shutdown(socket.SHUT_WR)
 
-    def _answer(self, asked: _Asked) -> Answer:
+    def _require_own_form(self, asked: _Asked) -> None:
+        """Before a byte of the body is read: it is a form of our own pages, on a path that takes
+        one."""
+        self._require_ours(asked)
+        if asked.path not in self._forms:
+            raise _Refused(405, "only GET")
+        if asked.origin is None:
+            raise _Refused(403, "this address takes only forms of its own pages")
+        if asked.content_type.partition(";")[0].strip().lower() != _FORM:
+            raise _Refused(415, "not a form")
+
+    def _require_ours(self, asked: _Asked) -> None:
         if self._is_our_name is not None and not self._is_our_name(asked.host):
             raise _Refused(403, "this address serves only this host, by a loopback name")
         if asked.origin is not None and asked.origin not in _own_origins(asked.authority):
             raise _Refused(403, "this address serves no page of another site")
-        if asked.method not in {"GET", "HEAD"}:
+
+    def _answer(self, asked: _Asked) -> Answer:
+        self._require_ours(asked)
+        if asked.method not in {"GET", "HEAD", "POST"}:
             raise _Refused(405, "only GET")
-        route = self._routes.get(asked.path)
+        route = (self._forms if asked.method == "POST" else self._routes).get(asked.path)
         if route is None:
             raise _Refused(404, "the paths are: " + ", ".join(sorted(self._routes)))
         try:
@@ -161,9 +187,9 @@ class HttpEndpoint:
             raise _Refused(500, f"the answer could not be made: {type(error).__name__}") from None
 
 
-def _head(connection: socket.socket) -> bytes:
-    """The request up to its empty line. Raises: _Refused, OSError (the client is too slow or
-    disconnected)."""
+def _head(connection: socket.socket) -> tuple[bytes, bytes]:
+    """The request up to its empty line, and what came with it of the body. Raises: _Refused,
+    OSError (the client is too slow or disconnected)."""
     deadline = time.monotonic() + _REQUEST_S_MAX
     received = b""
     while b"\r\n\r\n" not in received:
@@ -177,7 +203,32 @@ def _head(connection: socket.socket) -> bytes:
         received += piece
         if len(received) > _HEAD_BYTES_MAX:
             raise _Refused(400, f"a request of more than {_HEAD_BYTES_MAX} bytes")
-    return received.partition(b"\r\n\r\n")[0]
+    head, _, more = received.partition(b"\r\n\r\n")
+    return head, more
+
+
+def _form(connection: socket.socket, asked: _Asked, received: bytes) -> Query:
+    """The fields of the form in the body. Raises: as `_head`."""
+    length = asked.content_length
+    if not (length.isascii() and length.isdecimal() and len(length) <= 5):
+        raise _Refused(411, "a form needs its Content-Length")
+    if int(length) > _BODY_BYTES_MAX:
+        raise _Refused(413, f"a form of more than {_BODY_BYTES_MAX} bytes")
+    deadline = time.monotonic() + _REQUEST_S_MAX
+    while len(received) < int(length):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        connection.settimeout(left_s)
+        piece = connection.recv(int(length) - len(received))
+        if not piece:
+            raise ConnectionAbortedError
+        received += piece
+    try:
+        text = received[: int(length)].decode("ascii")
+        return dict(reversed(parse_qsl(text, max_num_fields=_FIELDS_MAX)))
+    except ValueError:
+        raise _Refused(400, "not a form") from None
 
 
 class _Asked(msgspec.Struct, frozen=True):
@@ -190,6 +241,8 @@ class _Asked(msgspec.Struct, frozen=True):
     authority: str
     host: str
     origin: str | None
+    content_type: str = ""
+    content_length: str = ""
 
 
 def _parsed(head: bytes) -> _Asked:
@@ -210,7 +263,10 @@ def _parsed(head: bytes) -> _Asked:
     except ValueError:
         raise _Refused(400, "invalid Host header or query") from None
     query = dict(reversed(pairs))
-    return _Asked(parts[0], target.path, query, authority, host, named.get("origin"))
+    return _Asked(
+        *(parts[0], target.path, query, authority, host, named.get("origin")),
+        *(named.get("content-type", ""), named.get("content-length", "")),
+    )
 
 
 def _own_origins(authority: str) -> tuple[str, str]:

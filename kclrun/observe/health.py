@@ -13,7 +13,7 @@ import msgspec
 from kclrun.consuming.hot_keys import ShardHeat
 from kclrun.consuming.hot_shards import HotShard
 from kclrun.observe.logs import clean_text
-from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume
+from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume, how_to_unpause
 
 Status = Literal["ok", "starting", "draining", "degraded", "failing"]
 
@@ -66,8 +66,9 @@ def judge(sample: ManagerSample | None, *, age_s: float, limits: HealthLimits) -
     that cannot start lease processes or keep one alive, or whose stop does not end; and leases that
     do not advance, all of them and at least two, after a restart did not help.
     One lease that does not advance, or is halted, is degraded and answers 200: its own records are
-    the likely cause, and would stop the next machine, too. The metrics and the log show such a
-    lease. Idle is healthy: with fewer shards than machines, some machines have no lease.
+    the likely cause, and would stop the next machine, too. A paused lease is degraded, never
+    stalled. The metrics and the log show such a lease. Idle is healthy: with fewer shards than
+    machines, some machines have no lease.
     """
     if sample is None or age_s >= limits.look_age_max_s:
         return _unseen(sample, age_s, limits)
@@ -146,6 +147,9 @@ def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
         if lease.state == "halted":
             remedy = how_to_resume(sample.leases_command, lease.shard)
             yield Reason(text=f"{_with_note('halted', lease)}; {remedy}", shard=lease.shard)
+        elif lease.state == "paused":
+            remedy = how_to_unpause(sample.leases_command, lease.shard)
+            yield Reason(text=f"{_note(lease)}; {remedy}", shard=lease.shard)
         elif lease.still_s is not None and lease.still_s >= limits.stall_s:
             text = f"{lease.state}, and no progress for {lease.still_s:.0f} s"
             yield Reason(text=_with_note(text, lease), shard=lease.shard)

@@ -131,6 +131,11 @@ METRICS: Final[dict[str, MetricKind]] = {
         "Count",
         "kclrun_halted_leases",
     ),
+    "paused_leases": MetricKind(
+        "leases of this manager that an operator has paused",
+        "Count",
+        "kclrun_paused_leases",
+    ),
     # Nor does the KCL know which of its shards are hot.
     "hot_leases": MetricKind(
         "leases of this manager whose shard is hot: near a limit of Kinesis, throttled, or far"
@@ -147,8 +152,8 @@ METRICS: Final[dict[str, MetricKind]] = {
     ),
     "millis_behind_latest": MetricKind(
         "age of the read position: MillisBehindLatest of the last GetRecords, and the time since"
-        " if that was not 0; of a lease that is not read, halted or between two processes, the age"
-        " of the oldest record known to wait (it may be older)",
+        " if that was not 0; of a lease that is not read, halted, paused or between two processes,"
+        " the age of the oldest record known to wait (it may be older)",
         "Milliseconds",
         "kclrun_lag_seconds",
         is_of_lease=True,

@@ -34,20 +34,28 @@ def resume_command(leases_command: str, shard: str) -> str:
     return f"{leases_command} resume {shard} --yes"
 
 
+def how_to_unpause(leases_command: str | None, shard: str) -> str:
+    """How an operator ends the pause of a shard, in words. `leases_command` as above."""
+    if leases_command is None:
+        return "it goes on when the pause is over"
+    command = leases_command.replace(" leases", " resume", 1)
+    return f"to go on: {command} {shard} --yes"
+
+
 class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     """One lease of a manager; on Spark, one shard that is read.
 
-    `state` is one short word (starting, running, failing, ending, ended, halted, backing off,
-    waiting). Failing: user code raised, and the call is repeated.
+    `state` is one short word (starting, running, failing, ending, ended, halted, paused, backing
+    off, waiting). Failing: user code raised, and the call is repeated.
     `records_total` and `bytes_total` count the records that the processor returned for since this
     manager started, over restarts of the lease process; the other totals count as `LeaseStatus`
     says; `records_per_s` is over the last few
     samples. `lag_ms` is that of `millis_behind_latest` in `metrics.py`, `output_lag_ms` that of
     `output_lag`, None while no row waits. `still_s` is the time
     without progress; None while no progress is expected (its parents are not ended, or it is
-    halted). `cpu_percent` and `memory_bytes` are measured for the live table only. `note` says why
-    a lease does not advance, or is empty. `heat` is the traffic of the shard, None while it is not
-    known; `hot` is set while the shard is hot.
+    halted or paused). `cpu_percent` and `memory_bytes` are measured for the live table only. `note`
+    says why a lease does not advance, or is empty. `heat` is the traffic of the shard, None while
+    it is not known; `hot` is set while the shard is hot.
     """
 
     shard: str
@@ -173,6 +181,7 @@ class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
             "unclaimed_leases": self.unclaimed_leases,
             "worker_leases": self.worker_leases,
             "halted_leases": sum(lease.state == "halted" for lease in self.leases),
+            "paused_leases": sum(lease.state == "paused" for lease in self.leases),
             "hot_leases": sum(lease.hot is not None for lease in self.leases),
             "needed_workers": self.needed_workers,
         }

@@ -69,6 +69,11 @@ def _figures(snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
         _figure(len(rows) - states.get("ended", 0), "shards to read", "/shards"),
         _figure(states.get("owned", 0), "owned", "/shards", state="owned"),
         _figure(halted, "halted", "/shards", tone="bad" if halted else "", state="halted"),
+        *(
+            [_figure(paused, "paused", "/shards", tone="warn", state="paused")]
+            if (paused := states.get("paused", 0))
+            else []
+        ),
         _figure(idle, "without an owner", "/shards", tone="warn" if idle else "", state="idle"),
         _figure(
             len(snapshot.owners.expired),

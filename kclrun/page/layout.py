@@ -31,12 +31,20 @@ _NUMBERS: Final = frozenset(
 # Account, stream (128 characters), creation and shard (128): a longer key is of no shard.
 _KEY_MAX: Final = 300
 _STRIP_HEIGHT: Final = 12
+_READS_ONLY: Final = (
+    "This page only reads: it changes nothing in the table, the stream or the fleet. The commands"
+    " on it are to be copied."
+)
+_CHANGES: Final = (
+    "This page changes a lease only by a form that shows its plan and asks for the token."
+)
 _RUN: Final = re.compile(rb"(.)\1*", re.DOTALL)
 _TONES: Final[Mapping[str, str]] = {
     "halted": "bad",
     "unreadable": "bad",
     "unowned": "warn",
     "offered": "warn",
+    "paused": "warn",
     "no lease": "warn",
     "silent": "warn",
     "owned": "good",
@@ -52,9 +60,11 @@ def page(
     *,
     title: str,
     body: Child,
+    is_still: bool = False,
 ) -> bytes:
-    """A whole page. It loads itself again every `refresh_s`, unless the query has `live=off`."""
-    is_live = query.get("live") != "off"
+    """A whole page. It loads itself again every `refresh_s`, unless the query has `live=off`, or
+    never (`is_still`): a form is filled in on it."""
+    is_live = query.get("live") != "off" and not is_still
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -73,16 +83,12 @@ def page(
             element(
                 "main",
                 element("h1", title),
-                _read_at(about, snapshot, path, query, is_live=is_live),
+                None if is_still else _read_at(about, snapshot, path, query, is_live=is_live),
                 [_problem(each) for each in snapshot.problems],
                 body,
                 id="content",
             ),
-            element(
-                "footer",
-                "This page only reads: it changes nothing in the table, the stream or the fleet."
-                " The commands on it are to be copied.",
-            ),
+            element("footer", _CHANGES if about.has_actions else _READS_ONLY),
         ),
         lang="en",
     )

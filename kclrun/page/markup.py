@@ -25,7 +25,7 @@ _NAMES: Final = {
     "aria_current": "aria-current",
     "http_equiv": "http-equiv",
 }
-_EMPTY: Final = frozenset({"meta", "link"})
+_EMPTY: Final = frozenset({"meta", "link", "input"})
 
 
 class Html(str):

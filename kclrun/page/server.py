@@ -1,4 +1,4 @@
-"""The server of the pages: the view of each path, and the rules for browsers."""
+"""The server of the pages: the view of each path, its actions, and the rules for browsers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Final
 
 from kclrun.model.stream import called, is_loopback_host
 from kclrun.observe.endpoint import Answer, HttpEndpoint, Query, Route
+from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plans_of, wish_of
 from kclrun.page.fleet_view import fleet_body
 from kclrun.page.layout import page
-from kclrun.page.markup import Html, element, short
+from kclrun.page.markup import Html, element, joined, short
 from kclrun.page.plan_views import outputs_body, settings_body
 from kclrun.page.shard_view import shard_body
 from kclrun.page.shards_view import lineage_body, shards_body
@@ -31,16 +32,34 @@ _FIELDS: Final = {
 }
 
 
-def serve_pages(host: str, port: int, about: About, look: Callable[[], Snapshot]) -> HttpEndpoint:
-    """Serve the pages of the snapshots that `look` returns, until `close`.
+# With actions: forms go to this page alone. A browser hides the origin of a form where no referrer
+# may be sent, and without its origin a form is refused.
+_FIELDS_OF_ACTIONS: Final = _FIELDS | {
+    "Content-Security-Policy": _FIELDS["Content-Security-Policy"].replace(
+        "form-action 'none'", "form-action 'self'"
+    ),
+    "Referrer-Policy": "same-origin",
+}
+
+
+def serve_pages(
+    host: str,
+    port: int,
+    about: About,
+    look: Callable[[], Snapshot],
+    actions: Actions | None = None,
+) -> HttpEndpoint:
+    """Serve the pages of the snapshots that `look` returns, until `close`; with `actions`, changes
+    of leases, too.
 
     Raises: SettingsError if the address is not usable.
     """
     return HttpEndpoint(
         host,
         port,
-        routes(about, look),
-        fields=_FIELDS,
+        routes(about, look, has_actions=actions is not None),
+        forms=forms(about, look, actions) if actions is not None else {},
+        fields=_FIELDS if actions is None else _FIELDS_OF_ACTIONS,
         is_our_name=is_loopback_host if is_loopback_host(host) else is_address,
         setting="--listen, --port",
     )
@@ -56,7 +75,23 @@ def is_address(host: str) -> bool:
     return True
 
 
-def routes(about: About, look: Callable[[], Snapshot]) -> dict[str, Route]:
+def forms(about: About, look: Callable[[], Snapshot], actions: Actions) -> dict[str, Route]:
+    """The paths that take a form, each with the function that does it and makes its answer."""
+
+    def done(fields: Query) -> Answer:
+        wish = wish_of(fields)
+        if wish is None:
+            return Answer(b"no such action\n", status=400)
+        status, body = act(actions, wish, fields)
+        answer = page(about, look(), PATH, {}, title=wish.title, body=body, is_still=True)
+        return Answer(answer, _HTML, status)
+
+    return {PATH: done}
+
+
+def routes(
+    about: About, look: Callable[[], Snapshot], *, has_actions: bool = False
+) -> dict[str, Route]:
     """The paths, each with the function that makes its answer of a query."""
 
     def titled(path: str, title: str, body: Callable[[Snapshot, Query], Html]) -> Route:
@@ -70,16 +105,29 @@ def routes(about: About, look: Callable[[], Snapshot]) -> dict[str, Route]:
 
     def one_shard(query: Query) -> Answer:
         snapshot, key = look(), query.get("key", "")
-        body = shard_body(about, snapshot, key)
+        body = shard_body(about, snapshot, key, has_actions=has_actions)
         status, title = 200, short(called(key), 80)
         if body is None:
             status, title = 404, "No such shard"
             body = element("p", f"Neither the table nor the stream has a shard {short(key)}.")
         return Answer(page(about, snapshot, "/shard", query, title=title, body=body), _HTML, status)
 
+    def plan(query: Query) -> Answer:
+        wish, snapshot = wish_of(query), look()
+        if wish is None:
+            return Answer(b"no such action\n", status=400)
+        plans = plans_of(wish, tuple(snapshot.leases.values()), snapshot.taken_at)
+        body = plan_body(wish, plans)
+        answer = page(about, snapshot, PATH, {}, title=wish.title, body=body, is_still=True)
+        return Answer(answer, _HTML)
+
+    def fleet(snapshot: Snapshot, _: Query) -> Html:
+        return joined(fleet_body(about, snapshot), fleet_actions(snapshot) if has_actions else None)
+
     style = Answer(Path(__file__).with_name("style.css").read_bytes(), "text/css; charset=utf-8")
     return {
-        "/": titled("/", "Fleet", lambda snapshot, _: fleet_body(about, snapshot)),
+        **({PATH: plan} if has_actions else {}),
+        "/": titled("/", "Fleet", fleet),
         "/shards": titled(
             "/shards", "Shards", lambda snapshot, query: shards_body(about, snapshot, query)
         ),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kclrun.leases.lines import spelled
+from kclrun.leases.lines import pause_words, spelled
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.stream import called
+from kclrun.page.acting import about_letters, shard_actions
 from kclrun.page.fleet_view import finding_box, resume_command
 from kclrun.page.layout import (
     facts,
@@ -23,7 +24,9 @@ from kclrun.page.markup import Child, Html, element, joined
 from kclrun.page.snapshot import About, Row, Snapshot, rows_of
 
 
-def shard_body(about: About, snapshot: Snapshot, key: str) -> Html | None:
+def shard_body(
+    about: About, snapshot: Snapshot, key: str, *, has_actions: bool = False
+) -> Html | None:
     """The page of this key; None if there is neither a row nor a listed shard of it."""
     row = next((row for row in rows_of(snapshot) if row.key == key), None)
     lease = snapshot.leases.get(key)
@@ -32,6 +35,8 @@ def shard_body(about: About, snapshot: Snapshot, key: str) -> Html | None:
     findings = [finding_box(about, each) for each in snapshot.findings or () if key in each.keys]
     return joined(
         _halt(about, lease),
+        _pause(about, lease, snapshot),
+        _actions(about, lease, snapshot) if has_actions else None,
         element("h2", "Now"),
         facts(_now(row)),
         strip(snapshot.history.get(key), class_="strip wide")
@@ -63,6 +68,28 @@ def _halt(about: About, lease: Lease | None) -> Html | None:
         element("p", "Mend the cause, then: ", element("code", resume_command(about, lease.key))),
         class_="box bad",
     )
+
+
+def _pause(about: About, lease: Lease | None, snapshot: Snapshot) -> Html | None:
+    pause = lease.pause if lease is not None and not lease.is_ended else None
+    if lease is None or pause is None or not pause.stands_at(snapshot.taken_at):
+        return None
+    command = f"{about.leases_command.replace(' leases', ' resume', 1)} {lease.key} --yes"
+    return element(
+        "div",
+        element("p", element("strong", f"{pause_words(pause).capitalize()}.")),
+        element("p", "Its owner keeps and renews it, and reads nothing; its records expire."),
+        element("p", "To go on: ", element("code", command)),
+        class_="box warn",
+    )
+
+
+def _actions(about: About, lease: Lease | None, snapshot: Snapshot) -> Html | None:
+    if lease is None:
+        return None
+    owners = {row.owner for row in snapshot.leases.values() if row.owner and not row.is_ended}
+    kclrun_owners = sorted(each for each in owners if Owner.parse(each) is not None)
+    return joined(shard_actions(lease, kclrun_owners), about_letters(about, lease))
 
 
 def _now(row: Row | None) -> Iterator[tuple[str, Child]]:

@@ -36,6 +36,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     doctor_command: str
     letters_command: str
     letters: str = ""
+    has_actions: bool = False
     refresh_s: int = 10
     lag_every_s: float = 30.0
     plan: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
@@ -100,7 +101,10 @@ def owners_seen(
 
 def rows_of(snapshot: Snapshot) -> tuple[Row, ...]:
     """Every lease, listed shard without one, and broken row, in the order of their keys."""
-    rows = [_of_lease(line_of(lease), lease, snapshot) for lease in snapshot.leases.values()]
+    rows = [
+        _of_lease(line_of(lease, snapshot.taken_at), lease, snapshot)
+        for lease in snapshot.leases.values()
+    ]
     rows += [
         Row(key=key, state="unreadable", urgency=URGENT, note=why)
         for key, why in snapshot.broken.items()

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.errors import InvariantViolation
-from kclrun.model.lease import OFFERED, OWNER_PREFIX, Halt, Handoff
+from kclrun.model.lease import OFFERED, OWNER_PREFIX, Halt, Handoff, Pause
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
@@ -171,6 +171,12 @@ def _halt(change: writes.HaltLease | writes.ResetLease | writes.HaltForReset) ->
     return Halt(halt.reason, WallTime(_ms(halt.halted_at)), WallTime(_ms(since)))
 
 
+def _to_ms(pause: Pause | None) -> Pause | None:
+    if pause is None:
+        return None
+    return Pause(WallTime(_ms(pause.paused_at)), WallTime(_ms(pause.until)), pause.scope)
+
+
 def _stored(change: Any) -> StoredCursors | None:
     """The cursors of the outputs with the checkpoint of the same write [K2]."""
     if change.cursors is None:
@@ -194,6 +200,12 @@ _SEEN_ASK: Final = _value(":seenTo :seenAt", lambda c: _as_kept(c.seen), may_be_
 _PINNED_AT: Final = _value(":pinnedAt", lambda c: _ms(c.latest_pinned_at))
 _NO_CHILDREN: Final = Value((), lambda _: frozenset())
 _GENERATION: Final = _value(":generation", "generation")
+_PAUSE: Final = _value(
+    ":pausedAt :pausedUntil :pauseScope", lambda c: _to_ms(c.pause), may_be_absent=True
+)
+_SEEN_PAUSE: Final = _value(
+    ":seenPausedAt :seenPausedUntil :seenPauseScope", lambda c: _to_ms(c.seen), may_be_absent=True
+)
 _CREATED_AT: Final = _value(":createdAt", lambda c: _ms_or_none(c.stream_created_at))
 
 # Conditions. An owner's write names the owner and the counter last seen [P2]; a write that carries
@@ -448,6 +460,9 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             When("the outputs begin anew", lambda c: c.forgets_outputs, _without("outputs")),
         ),
     ),
+    writes.ChangePause: Write(
+        "pause or resume", (Equals("pause", _SEEN_PAUSE),), (Set("pause", _PAUSE),)
+    ),
     writes.DeleteEnded: Write("delete an ended lease", (_ENDED,)),
     writes.DeleteTrimmed: Write("delete a trimmed shard's lease", _AS_SEEN),
     writes.ResetLease: Write(
@@ -482,7 +497,11 @@ WRITES: Final[Mapping[type[Any], Write]] = {
     ),
     writes.HeldParent: Write(
         "the ending parent is held",
-        (Equals("owner", _ME), Equals("counter", _value(":seen", "counter"))),
+        (
+            Equals("owner", _ME),
+            Equals("counter", _value(":seen", "counter")),
+            Equals("pause", _PAUSE),
+        ),
     ),
     writes.EndedParent: Write("the parent has ended", (_ENDED,)),
     writes.ExistingParent: Write("the other parent has a row", ()),

@@ -59,7 +59,9 @@ class LeaseReleased(Report, frozen=True):
 
 class LeaseKept(Report, frozen=True):
     """The process ended its work in good order and gave nothing away: its manager asked it to, and
-    goes on with the lease in a process of its own."""
+    goes on with the lease in a process of its own; or `is_paused`: an operator paused the lease."""
+
+    is_paused: bool = False
 
 
 class LeaseLost(Report, frozen=True):

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.model.lease import DiedOn, Halt, Handoff, Lease, LeaseKey, Load, OwnerId
+from kclrun.model.lease import DiedOn, Halt, Handoff, Lease, LeaseKey, Load, OwnerId, Pause
 from kclrun.model.output import Cursors
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
@@ -69,11 +69,13 @@ class CreateLease(msgspec.Struct, frozen=True):
 
 
 class HeldParent(msgspec.Struct, frozen=True):
-    """The parent's row exists, with this owner and counter: its owner is ending it."""
+    """The parent's row exists, with this owner and counter: its owner is ending it. `pause` is that
+    of its children: an operator has not paused or resumed the parent since."""
 
     key: LeaseKey
     owner: OwnerId
     counter: int
+    pause: Pause | None = None
 
 
 class EndedParent(msgspec.Struct, frozen=True):
@@ -326,6 +328,16 @@ class ResumeLease(msgspec.Struct, frozen=True):
     forgets_outputs: bool = False
 
 
+class ChangePause(msgspec.Struct, frozen=True):
+    """An operator pauses a lease, or resumes it (`pause` is None): not an owner's write, so the
+    counter is untouched. Requires the pause that the operator saw: of two operators at once, one
+    is refused."""
+
+    key: LeaseKey
+    pause: Pause | None
+    seen: Pause | None
+
+
 class DeleteEnded(msgspec.Struct, frozen=True):
     """Delete a row that is SHARD_END [P13]."""
 
@@ -404,6 +416,7 @@ RowChange = (
     | Amend
     | HaltLease
     | ResumeLease
+    | ChangePause
     | DeleteEnded
     | DeleteTrimmed
     | ResetLease

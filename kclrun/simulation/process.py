@@ -117,6 +117,7 @@ class LeaseProcess:
             checkpoint_every_s=settings.checkpoint_every_s,
             uncheckpointed_max=settings.uncheckpointed_max,
             has_waited=start.has_waited,
+            past_pause=start.past_pause,
             others_in_sight=host.others_in_sight,
         )
 

@@ -142,6 +142,7 @@ def life_policy(spec: StartSpec) -> LifePolicy:
         checkpoint_every_s=spec.checkpoint.every_s,
         uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
         has_waited=spec.has_waited,
+        past_pause=spec.past_pause,
         others_in_sight=spec.others_in_sight,
         has_keyed_state=spec.state is not None,
         has_outputs=spec.state is not None or any(not place.grows for place in spec.outputs),

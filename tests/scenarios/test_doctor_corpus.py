@@ -14,7 +14,7 @@ from kclrun.leases.doctor.diagnosis import diagnose
 from kclrun.leases.doctor.findings import Circumstances, Kind, StreamFacts
 from kclrun.leases.shard_sync import Listing
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, PendingCheckpoint
+from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, Pause, PendingCheckpoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM, qualified_shards
@@ -70,6 +70,7 @@ def lease_of(key, fields, listing):
         start=fields.get("start"),
         latest_pinned_at=fields.get("pinned"),
         halt=Halt("poison", fields["halted"]) if "halted" in fields else None,
+        pause=Pause(fields["paused"], fields.get("until", 0.0)) if "paused" in fields else None,
         handoff=Handoff(who(asked), 5.0) if asked else None,
         offered_to=who(fields.get("to")),
         offered_by=who(fields.get("by")),

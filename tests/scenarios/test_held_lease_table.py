@@ -17,7 +17,7 @@ from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.held_lease import TRANSITIONS, HeldLease, State
 from kclrun.local.lease_rows import change_row
-from kclrun.model.lease import Halt, Handoff
+from kclrun.model.lease import Halt, Handoff, Pause
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
@@ -126,6 +126,10 @@ def halted():
     return written(halting())
 
 
+def paused(until=0.0):
+    return adopted(pause=Pause(1.0, until))
+
+
 def failing():
     """Three starts failed in a row, beside another owner, and the row is written."""
     life = written(ManagerLife(row(), row("p", OTHER)))
@@ -168,6 +172,9 @@ SITUATIONS = {
     "halting": halting,
     "halted": halted,
     "halted (renewing)": lambda: renewed_late(halted),
+    "paused": paused,
+    "paused (renewing)": lambda: renewed_late(paused),
+    "paused (with an end)": lambda: paused(until=5110.0),
     "releasing": lambda: after(backing_off, e.DrainRequested("SIGTERM")),
 }
 
@@ -221,7 +228,8 @@ EVENTS = {
     "write applied": applied(),
     "write applied, asked for": applied(handoff=Handoff(OTHER, 1.0)),
     "write applied, halted": applied(halt=HALT),
-    "write applied, resumed": applied(halt=None),
+    "write applied, resumed": applied(halt=None, pause=None),
+    "write applied, paused": applied(pause=Pause(1.0)),
     "write applied, ended": applied(checkpoint=SHARD_END),
     "write failed, ours": resolved(lambda life, _: ch.ConditionFailed(ours(life))),
     "write failed, of another": resolved(lambda li, _: ch.ConditionFailed(ours(li, owner=OTHER))),

@@ -5,7 +5,7 @@ The first of each kind has a value for all that it expects, and a position insid
 
 from __future__ import annotations
 
-from kclrun.model.lease import DiedOn, Halt, Handoff, LeaseKey, Load, OwnerId
+from kclrun.model.lease import DiedOn, Halt, Handoff, LeaseKey, Load, OwnerId, Pause, Scope
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
@@ -13,6 +13,7 @@ from kclrun.model.time import WallTime
 from kclrun.protocol.writes import (
     Amend,
     Ask,
+    ChangePause,
     Checkpoint,
     Claim,
     Decline,
@@ -79,6 +80,9 @@ CHANGES = (
     HaltLease(KEY, ME, 4, Halt("why", WallTime(1.0))),
     ResumeLease(KEY),
     ResumeLease(KEY, forgets_outputs=True),
+    ChangePause(KEY, Pause(WallTime(7.0)), None),
+    ChangePause(KEY, Pause(WallTime(7.0), WallTime(9.0), Scope.ALL), Pause(WallTime(7.0))),
+    ChangePause(KEY, None, Pause(WallTime(7.0), WallTime(9.0), Scope.ALL)),
     DeleteEnded(KEY),
     *(DeleteTrimmed(KEY, seen, 4) for seen in (OTHER, None)),
     *(
@@ -125,5 +129,10 @@ CHANGES = (
     *(DeleteReset(KEY, seen, 4) for seen in (OTHER, None)),
     *(FinishReset(KEY, generation, "why") for generation in (2, 0)),
 )
-PARENTS = (HeldParent(KEY, ME, 4), EndedParent(KEY), ExistingParent(KEY))
+PARENTS = (
+    HeldParent(KEY, ME, 4),
+    HeldParent(KEY, ME, 4, Pause(WallTime(7.0))),
+    EndedParent(KEY),
+    ExistingParent(KEY),
+)
 ALL = (*CHANGES, *PARENTS)

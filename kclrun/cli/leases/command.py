@@ -24,7 +24,8 @@ from kclrun.cli.messages import leases_command, naming_table
 from kclrun.config.units import Duration
 from kclrun.errors import NotFound
 from kclrun.leases import explaining
-from kclrun.leases.lines import LeaseLine, shortened
+from kclrun.leases.lines import LeaseLine
+from kclrun.leases.operating import plan_move, plan_resume
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.model.lease import (
     ANYBODY,
@@ -384,49 +385,36 @@ def resume_leases(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int
     """
     # By lease key: the operator may name both `2` and the full id.
     rows = {lease.key: lease for lease in (lease_of(aws, shard) for shard in shards)}.values()
-    halted = [lease for lease in rows if lease.halt is not None]
-    for lease in rows:
-        click.echo(_resume_plan(lease))
-    if not halted:
+    plans = [plan_resume(lease) for lease in rows]
+    changes = [(each.key, each.change) for each in plans if isinstance(each.change, ResumeLease)]
+    for each in plans:
+        click.echo(each.words)
+    if not changes:
         click.echo("Nothing to do.")
         return exit_codes.DRAINED
     if not is_confirmed:
         click.echo("Nothing was changed. To do it, add --yes")
         return exit_codes.DRAINED
-    codes = [_write(aws, lease) for lease in halted]
+    codes = [_write(aws, key, change) for key, change in changes]
     return next((code for code in codes if code), exit_codes.DRAINED)
 
 
-def _resume_plan(lease: Lease) -> str:
-    if lease.halt is None:
-        return f"{lease.key}: is not halted"
-    reason = harmless(lease.halt.reason).partition("\n")[0]
-    position = shortened(str(lease.checkpoint))
-    return f"{lease.key}: goes on after {position}; it was halted because: {reason}"
-
-
-def _write(aws: Aws, lease: Lease) -> int:
-    outcome = aws.table.write(ResumeLease(lease.key, lease.may_forget_outputs))
+def _write(aws: Aws, key: LeaseKey, change: ResumeLease) -> int:
+    outcome = aws.table.write(change)
     match outcome:
         case Applied():
-            click.echo(f"{lease.key}: resumed")
+            click.echo(f"{key}: resumed")
             return exit_codes.DRAINED
         case ConditionFailed():
-            click.echo(f"{lease.key}: was not halted any more")
+            click.echo(f"{key}: was not halted any more")
             return exit_codes.DRAINED
         case _:
-            return tell_failure(lease.key, outcome)
+            return tell_failure(key, outcome)
 
 
 # The owner sees the request in the answer to its next renewal, within some three seconds.
 _LOOK_EVERY_S: Final = 0.5
 _NAMED_MAX: Final = 20
-
-
-class CannotAsk(msgspec.Struct, frozen=True):
-    """The reason why this lease cannot be requested now, and advice for the operator."""
-
-    why: str
 
 
 def give_away(aws: Aws, shard: str, *, to: str | None, wait_s: float, is_confirmed: bool) -> int:
@@ -439,45 +427,17 @@ def give_away(aws: Aws, shard: str, *, to: str | None, wait_s: float, is_confirm
     lease = lease_of(aws, shard)
     leases = scan_leases(aws)
     target = None if to is None else find_owner(to, leases)
-    planned = plan_ask(lease, target, _now())
-    if isinstance(planned, CannotAsk):
-        click.echo(harmless(f"{lease.key}: {planned.why}"), err=True)
+    planned = plan_move(lease, target, _now())
+    ask = planned.change
+    click.echo(planned.words, err=ask is None)
+    if not isinstance(ask, Ask):
         return exit_codes.UNMET
-    position = shortened(str(lease.checkpoint))
-    click.echo(f"{lease.key}: {planned.asked} has it, at {position}")
-    taker = target or "another owner"
-    click.echo(f"It finishes its batch, checkpoints and gives it away; {taker} takes it")
     if not is_confirmed:
         click.echo("Nothing was changed. To do it, add --yes")
         return exit_codes.DRAINED
     if target is not None and not _renews(aws, target, leases):
         return exit_codes.UNMET
-    return _ask(aws, planned, wait_s)
-
-
-def plan_ask(lease: Lease, target: OwnerId | None, now: WallTime) -> Ask | CannotAsk:
-    """The handoff request to write, if this lease can be requested. Pure."""
-    owner = lease.owner
-    if lease.is_ended:
-        return CannotAsk("has ended: everything in the shard was processed, it has no owner")
-    if owner is None:
-        return CannotAsk("has no owner: the next manager with room takes it by itself")
-    if owner == OFFERED:
-        meant = f", meant for {lease.offered_to}" if lease.offered_to else ""
-        return CannotAsk(f"was given away already{meant}, and waits for its taker")
-    if Owner.parse(owner) is None:
-        return CannotAsk(
-            f"belongs to {owner}, which is not a kclrun manager and cannot be asked\n"
-            "kclrun managers take from it by themselves while it has more than its share"
-        )
-    if owner == target:
-        return CannotAsk(f"is with {owner} already")
-    if lease.handoff is not None:
-        asker = "an operator" if lease.handoff.to == ANYBODY else lease.handoff.to
-        return CannotAsk(
-            f"was asked for by {asker} already; {owner} answers or drops that within 30 s"
-        )
-    return Ask(lease.key, target or ANYBODY, asked=owner, asked_at=now)
+    return _ask(aws, ask, wait_s)
 
 
 def find_owner(named: str, leases: Iterable[Lease]) -> OwnerId:

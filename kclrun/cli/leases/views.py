@@ -18,6 +18,7 @@ from kclrun.leases.lines import LeaseLine, line_of, shortened
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.stream import called
 from kclrun.model.text import harmless
+from kclrun.model.time import WallTime
 from kclrun.observe.sample import how_to_resume
 from kclrun.ports import ScanPage
 
@@ -40,8 +41,8 @@ def lease_lines(aws: Aws, *, with_age: bool) -> tuple[LeaseLine, ...]:
         renewed = {lease.key: counters.get(lease.key) != lease.counter for lease in leases}
     lines = []
     for lease in leases:
-        line = line_of(lease)
-        if with_age and line.state in {"owned", "halted"}:
+        line = line_of(lease, WallTime(time.time()))
+        if with_age and line.state in {"owned", "halted", "paused"}:
             line = msgspec.structs.replace(line, is_renewed=renewed[lease.key])
         lines.append(line)
     return tuple(sorted(lines, key=lambda line: line.shard))
@@ -160,7 +161,7 @@ def _note(line: LeaseLine) -> str:
 
 def print_totals(counted: Mapping[str, Mapping[str, int]], by: str) -> None:
     """The totals as a table, one line an owner or group."""
-    states = ("owned", "halted", "offered", "unowned")
+    states = ("owned", "halted", "paused", "offered", "unowned")
     rows = [
         [name, *(str(states_of.get(state, 0)) for state in states)]
         for name, states_of in counted.items()

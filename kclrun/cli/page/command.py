@@ -1,31 +1,46 @@
 """`kclrun page`: a web page of the whole fleet, from the lease table and the stream's tip.
 
-It only reads, as `kclrun leases`, `kclrun lag` and `kclrun doctor` without `--yes` do.
+It only reads, as `kclrun leases`, `kclrun lag` and `kclrun doctor` without `--yes` do; with
+`--actions` it also writes what the verbs with `--yes` write, for those who have the token.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DEFAULT_CONFIG, DURATION, ConfigCommand, config_options
 from kclrun.cli.messages import command_of, leases_command
+from kclrun.config.file_permissions import read_secret
 from kclrun.config.units import Duration
+from kclrun.errors import SettingsError
+from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.stream import is_loopback_host
+from kclrun.model.time import WallTime
 
 if TYPE_CHECKING:
+    from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import Aws
+    from kclrun.leases.operating import Plan
+    from kclrun.page.acting import Actions
     from kclrun.page.snapshot import About
+    from kclrun.protocol.writes import Outcome
 
 # More often it would take too much of the reads that a shard's applications share (`reading.py`).
 _EVERY_MIN_S: Final = 5.0
 _EVERY_MAX_S: Final = 3_600.0
+_ENVIRONMENT: Final = "KCLRUN_PAGE_TOKEN"
+# 16 random hexadecimal digits are 64 bits, which nobody guesses over four connections.
+_TOKEN_CHARACTERS_MIN: Final = 16
 
 
 @click.command(cls=ConfigCommand)
@@ -46,18 +61,41 @@ _EVERY_MAX_S: Final = 3_600.0
     metavar="DURATION",
     help="How often the table is read, however many people look; the lag every third time.",
 )
+@click.option(
+    "--actions",
+    "has_actions",
+    is_flag=True,
+    help="Also release, move, pause and resume, for those who have the token.",
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=f"With --actions: the token is in this file, not in the environment as {_ENVIRONMENT}.",
+)
 def page(
-    config: Path | None, overrides: tuple[str, ...], *, port: int, listen: str, every: Duration
+    config: Path | None,
+    overrides: tuple[str, ...],
+    *,
+    port: int,
+    listen: str,
+    every: Duration,
+    has_actions: bool,
+    token_file: Path | None,
 ) -> int:
     """Show the whole fleet as a web page: owners, shards, lag, halts, findings of the doctor.
 
-    It only reads, with your credentials, and changes nothing; it runs on a laptop until Ctrl-C.
-    Without credentials for the stream it shows the table, and no lag.
+    It only reads, with your credentials, and changes nothing unless --actions is given; it runs on
+    a laptop until Ctrl-C. Without credentials for the stream it shows the table, and no lag.
 
     \b
     kclrun page --config app.yaml
     kclrun page --config app.yaml --port 0            takes a free port, and prints it
+    KCLRUN_PAGE_TOKEN=$(openssl rand -hex 16) kclrun page --config app.yaml --actions
     """
+    token = page_token(token_file, listen) if has_actions else None
+    if token_file is not None and not has_actions:
+        raise click.UsageError("--token-file goes with --actions.")
     if not _EVERY_MIN_S <= every <= _EVERY_MAX_S:
         raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
     from kclrun.cli.page.reading import FleetReader
@@ -66,13 +104,15 @@ def page(
 
     aws = fleet_aws(config, overrides)
     about = _about(aws, config or DEFAULT_CONFIG, overrides, every_s=float(every))
+    about = msgspec.structs.replace(about, has_actions=has_actions)
     # Credentials that are missing end the start, not each reading.
     aws.credentials.current()
     reader = FleetReader(aws, every_s=float(every))
     asked = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: asked.set())
-    server = serve_pages(listen, port, about, reader.look)
+    actions = _actions(aws, token, reader) if token is not None else None
+    server = serve_pages(listen, port, about, reader.look, actions)
     try:
         reader.start()
         click.echo(f"The fleet of {about.application}: {server.url}/ (Ctrl-C ends it)")
@@ -86,6 +126,54 @@ def page(
         reader.close()
         server.close()
     return exit_codes.DRAINED
+
+
+def page_token(file: Path | None, listen: str) -> str:
+    """The token for actions: from the file, or from the environment, which it then leaves.
+
+    Raises: SettingsError if there is none, if it is short, or if others may read the file; also for
+    an address where it would travel in clear text.
+    """
+    if not is_loopback_host(listen):
+        raise SettingsError(
+            "--actions: the token would cross the network in clear text\n"
+            "Leave --listen out, and reach the page through a tunnel:"
+            " ssh -L 8080:127.0.0.1:8080 HOST"
+        )
+    if file is None:
+        token, source = os.environ.pop(_ENVIRONMENT, ""), _ENVIRONMENT
+    else:
+        token, source = read_secret(file), str(file)
+        if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise SettingsError(f"--token-file: others may use {file}\nTo go on:  chmod 600 {file}")
+    if len(token) < _TOKEN_CHARACTERS_MIN:
+        raise SettingsError(
+            f"--actions: {source} holds {'no' if not token else 'a short'} token; it has at least"
+            f" {_TOKEN_CHARACTERS_MIN} characters, such as the output of  openssl rand -hex 16"
+        )
+    return token
+
+
+def _actions(aws: Aws, token: str, reader: FleetReader) -> Actions:
+    from kclrun.cli.leases import views
+    from kclrun.cli.leases.pause import write_all
+    from kclrun.page.acting import Actions
+
+    def read(key: LeaseKey | None) -> tuple[Lease, ...]:
+        if key is None:
+            return views.scan_table(aws).leases
+        lease = aws.table.read(key)
+        return () if lease is None else (lease,)
+
+    def write(plans: Sequence[Plan]) -> Mapping[LeaseKey, Outcome]:
+        outcomes = write_all(aws, plans)
+        reader.read_table()
+        return outcomes
+
+    def now() -> WallTime:
+        return aws.dynamodb_client.service_time()
+
+    return Actions(token, read=read, write=write, now=now)
 
 
 def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) -> About:

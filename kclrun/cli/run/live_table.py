@@ -40,11 +40,12 @@ _WHOLE_LINES_MAX: Final = 3
 _WIDE: Final = 100
 _HIGH: Final = 30
 # The states that are shown first, the worst first.
-_TROUBLES: Final = ("halted", "failing", "backing off")
+_TROUBLES: Final = ("halted", "failing", "backing off", "paused")
 _STYLES: Final = {
     "halted": "bold red",
     "failing": "yellow",
     "backing off": "yellow",
+    "paused": "cyan",
     "running": "green",
 }
 _LONG_NUMBER: Final = re.compile(r"\b(\d{5})\d{20,}(\d{6})\b")

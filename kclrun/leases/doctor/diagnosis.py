@@ -23,6 +23,7 @@ from kclrun.leases.doctor.findings import (
     freed,
     settled,
 )
+from kclrun.leases.lines import pause_words
 from kclrun.leases.shard_sync import (
     Listing,
     child_lease,
@@ -43,6 +44,7 @@ from kclrun.model.lease import (
     highest_generation,
     is_native,
     mode_advice,
+    pause_of_stream,
 )
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
@@ -138,6 +140,7 @@ def row_findings(pair: Pair) -> Iterator[Finding]:
             yield from _went_back(lease, before)
         if not lease.is_ended:
             yield from _halted(lease, pair)
+            yield from _paused(lease, pair)
             yield from _start(lease, pair)
     yield from _unserved(pair)
 
@@ -173,6 +176,23 @@ def _halted(lease: Lease, pair: Pair) -> Iterator[Finding]:
         mend=(ResumeLease(lease.key, lease.may_forget_outputs),),
         advice="mend the processor first: else it halts at the same record again; what has expired"
         f" is gone. The same as  kclrun leases resume {called(lease.key)} --yes",
+    )
+
+
+def _paused(lease: Lease, pair: Pair) -> Iterator[Finding]:
+    now, pause = pair.circumstances.now, lease.pause
+    if pause is None or not pause.stands_at(now):
+        return
+    facts = pair.circumstances.streams.get(stream_of(lease.key), StreamFacts())
+    heeds = lease.owner is None or Owner.parse(lease.owner) is not None
+    reads_on = "" if heeds else f"; {lease.owner} is not a kclrun manager, and reads on"
+    yield Finding(
+        # Half of the time is left to react.
+        kind=Kind.PAUSED_LONG if now - pause.paused_at > facts.retention_s / 2 else Kind.PAUSED,
+        keys=(lease.key,),
+        evidence=f"{pause_words(pause)}; records are kept for {facts.retention_s / 3600:g}"
+        f" h{reads_on}",
+        advice=f"to end the pause:  kclrun resume {called(lease.key)} --yes",
     )
 
 
@@ -404,6 +424,7 @@ def _missing(view: TableView, listing: Listing, start: ExtendedSequenceNumber) -
         return
     beside_others = _beside_others(view, listing)
     generation = highest_generation(view.rows.values())
+    pause = pause_of_stream(view.rows.values())
     for shard in beside_others:
         yield Finding(
             kind=Kind.HOLE,
@@ -412,12 +433,17 @@ def _missing(view: TableView, listing: Listing, start: ExtendedSequenceNumber) -
             " in the table",
             mend=(
                 CreateLease(
-                    child_lease(shard.shard_id, shard.parents, shard.hash_range, generation)
+                    child_lease(
+                        *(shard.shard_id, shard.parents, shard.hash_range, generation),
+                        pause=pause,
+                    )
                 ),
             ),
         )
     known = {shard.shard_id for shard in beside_others}
-    plan = sync_table(listing, lambda key: view.has_row(key) or key in known, start, generation)
+    plan = sync_table(
+        listing, lambda key: view.has_row(key) or key in known, start, generation, pause
+    )
     for lease in plan.leases:
         yield Finding(
             kind=Kind.HOLE,

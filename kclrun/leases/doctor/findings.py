@@ -77,6 +77,7 @@ class Kind(enum.Enum):
     ORPHAN = "orphan"
     HALT_EXPIRED = "halt-expired"
     HALTED = "halted"
+    PAUSED_LONG = "paused-long"
     UNSERVED = "unserved"
     STUCK_ASK = "stuck-ask"
     STUCK_OFFER = "stuck-offer"
@@ -87,6 +88,7 @@ class Kind(enum.Enum):
     HOPPING = "hopping"
     ORPHAN_ENDED = "orphan-ended"
     OTHER_STREAM = "other-stream"
+    PAUSED = "paused"
     OFFER_LEFT = "offer-left"
     TAKEN_FROM_LEFT = "taken-from-left"
     PENDING_LEFT = "pending-left"
@@ -164,6 +166,7 @@ _ABOUT: Final = {
     Kind.ORPHAN: (_E, "lost: what was not read of this shard has expired with it"),
     Kind.HALT_EXPIRED: (_E, "lost: what arrived before or soon after the halt has expired"),
     Kind.HALTED: (_W, "delayed until it is resumed; lost once the retention has passed"),
+    Kind.PAUSED_LONG: (_W, "lost soon: records that came with the pause expire next"),
     Kind.UNSERVED: (_W, "delayed: nobody reads this shard now"),
     Kind.STUCK_ASK: (_W, "none: the lease cannot move"),
     Kind.STUCK_OFFER: (_W, "delayed: the lease was given away and nobody took it"),
@@ -174,6 +177,7 @@ _ABOUT: Final = {
     Kind.HOPPING: (_W, "delayed, and doubled: each owner begins it anew and none gets on"),
     Kind.ORPHAN_ENDED: (_N, "none: it was read to its end and has expired"),
     Kind.OTHER_STREAM: (_N, "none here: this application does not read that stream"),
+    Kind.PAUSED: (_N, "delayed by an operator, until the pause is over"),
     Kind.OFFER_LEFT: (_N, "none: the next take by kclrun removes it"),
     Kind.TAKEN_FROM_LEFT: (_N, "delayed by one failover when it is taken"),
     Kind.PENDING_LEFT: (_N, "none: a two-phase checkpoint of the Java KCL that was not finished"),

@@ -14,6 +14,7 @@ from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON
 from kclrun.protocol.writes import (
     Ask,
+    ChangePause,
     Checkpoint,
     Claim,
     CreateChildren,
@@ -169,7 +170,7 @@ _OWNERS_WRITES: Final = frozenset(
     {Claim, Renew, Checkpoint, NameChildren, End, Release, Offer, HaltLease}
 )
 # These leave the owner and the counter as they are.
-_NOBODYS_WRITES: Final = frozenset({Ask, Withdraw, LateCheckpoint, ResumeLease})
+_NOBODYS_WRITES: Final = frozenset({Ask, Withdraw, LateCheckpoint, ResumeLease, ChangePause})
 _CREATIONS: Final = frozenset({CreateLease, CreateChildren})
 _OURS: Final = (
     _OWNERS_WRITES

@@ -14,6 +14,7 @@ from kclrun.model.sequence import SENTINELS, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.protocol.conditions import WRITES, When
 from kclrun.protocol.writes import (
     Ask,
+    ChangePause,
     Checkpoint,
     CreateChildren,
     FinishReset,
@@ -26,7 +27,7 @@ from kclrun.protocol.writes import (
 from tests.support.lease_writes import ALL, CHANGES, KEY, ME
 
 # Not written as owner: the counter stays as it is.
-OTHERS_WRITES = (ResumeLease, Withdraw, Ask, LateCheckpoint, FinishReset)
+OTHERS_WRITES = (ResumeLease, ChangePause, Withdraw, Ask, LateCheckpoint, FinishReset)
 BOUND = [(type(change), bind(change)) for change in ALL]
 UPDATES = [each for each in BOUND if each[1].expression.update]
 Rule = Callable[[type, BoundWrite], None]
@@ -196,7 +197,8 @@ def test_lengths_and_times_go_as_numbers_and_names_as_text() -> None:
         is_number = name in {
             ":seen", ":next", ":failoverMs", ":one", ":askedAt", ":seenAt", ":throughput",
             ":haltedAt", ":waitingSince", ":pinnedAt", ":createdAt", ":lastSub", ":sub", ":zero",
-            ":digits", ":lastDigits", ":loadKBps", ":loadCpu", ":generation",
+            ":digits", ":lastDigits", ":loadKBps", ":loadCpu", ":generation", ":pausedAt",
+                ":pausedUntil", ":seenPausedAt", ":seenPausedUntil",
         }  # fmt: skip
         others = {":children": "SS", ":parents": "SS", ":outputCursors": "M"}
         kind = "N" if is_number else others.get(name, "S")

@@ -2,15 +2,14 @@ import click
 import pytest
 
 from kclrun.cli.leases.command import (
-    CannotAsk,
     Explanation,
     find_owner,
     owners_alive,
-    plan_ask,
     print_explanations,
 )
 from kclrun.leases.explaining import Explained
 from kclrun.leases.lines import line_of
+from kclrun.leases.operating import CannotAsk, plan_ask
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import WallTime
@@ -85,13 +84,13 @@ def test_owners_of_ended_leases_are_no_owners() -> None:
 
 
 def test_a_row_says_who_asks_and_who_gave() -> None:
-    asked = line_of(lease(handoff=Handoff(B, NOW)))
-    offered = line_of(lease(OFFERED, offered_to=B, offered_by=A))
+    asked = line_of(lease(handoff=Handoff(B, NOW)), NOW)
+    offered = line_of(lease(OFFERED, offered_to=B, offered_by=A), NOW)
 
     assert (asked.state, asked.note) == ("owned", f"asked for by {B}")
     assert (offered.state, offered.note) == ("offered", f"given away by {A}, meant for {B}")
-    assert line_of(lease(OFFERED)).note == "given away"
-    assert line_of(lease(handoff=Handoff(ANYBODY, NOW))).note == "asked for by an operator"
+    assert line_of(lease(OFFERED), NOW).note == "given away"
+    assert line_of(lease(handoff=Handoff(ANYBODY, NOW)), NOW).note == "asked for by an operator"
 
 
 def test_only_owners_that_were_seen_to_renew_or_take_are_alive() -> None:

@@ -323,10 +323,10 @@ def test_totals_and_json_come_without_a_remedy(site: Site, call: Callable[..., C
     site.plant(3, JAVA)
 
     assert call("leases --by group")[1] == [
-        "group   owned  halted  offered  unowned",
-        "(none)  1      0       0        0",
-        "az1     1      0       0        0",
-        "az2     0      1       0        0",
+        "group   owned  halted  paused  offered  unowned",
+        "(none)  1      0       0       0        0",
+        "az1     1      0       0       0        0",
+        "az2     0      1       0       0        0",
     ]
     totals = json.loads("\n".join(call("leases --by owner --json")[1]))
     assert totals == {JAVA: {"owned": 1}, A: {"owned": 1}, B: {"halted": 1}}

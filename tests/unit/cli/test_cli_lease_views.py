@@ -2,11 +2,12 @@ import pytest
 
 from kclrun.cli.leases.views import as_plain, print_lines, totals
 from kclrun.leases.lines import LeaseLine, line_of, shortened
-from kclrun.model.lease import Halt, Lease, LeaseKey, Load, OwnerId
+from kclrun.model.lease import OFFERED, Halt, Lease, LeaseKey, Load, OwnerId, Pause, Scope
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
 KEY = LeaseKey("shardId-000000000001")
+NOW = WallTime(2_000.0)
 NUMBER = "49671234567890123456789012345678901234567890123456789012"
 
 
@@ -23,14 +24,31 @@ def lease(owner: str | None = "kclrun:az1:host:abc", **fields: object) -> Lease:
         (lease(checkpoint=SHARD_END), "ended"),
         (lease(halt=Halt("bad row", WallTime(1.0))), "halted"),
         (lease(checkpoint=SHARD_END, halt=Halt("was", WallTime(1.0))), "ended"),
+        (lease(pause=Pause(WallTime(1.0))), "paused"),
+        (lease(pause=Pause(WallTime(1.0), until=WallTime(2_000.5))), "paused"),
+        (lease(pause=Pause(WallTime(1.0), until=NOW)), "owned"),
+        (lease(pause=Pause(WallTime(1.0)), halt=Halt("bad row", WallTime(1.0))), "halted"),
+        (lease(pause=Pause(WallTime(1.0)), checkpoint=SHARD_END), "ended"),
+        (lease(None, pause=Pause(WallTime(1.0))), "unowned"),
+        (lease(OFFERED, pause=Pause(WallTime(1.0))), "offered"),
+        (lease("java", pause=Pause(WallTime(1.0))), "owned"),
     ],
 )
 def test_a_row_is_in_one_state(row: Lease, state: str) -> None:
-    assert line_of(row).state == state
+    assert line_of(row, NOW).state == state
+
+
+def test_a_pause_is_told_with_its_reach_and_its_end():
+    paused = lease(None, pause=Pause(WallTime(0.0), WallTime(3_600.0), Scope.STREAM))
+
+    assert line_of(paused, NOW).note == (
+        "paused since 1970-01-01T00:00:00Z with its stream, until 1970-01-01T01:00:00Z"
+    )
+    assert line_of(paused, WallTime(3_600.0)).note == ""
 
 
 def test_a_checkpoint_is_shortened_for_people_and_whole_for_programs() -> None:
-    line = line_of(lease())
+    line = line_of(lease(), NOW)
 
     assert shortened(line.checkpoint) == "49671…789012/3"
     assert as_plain(line)["checkpoint"] == f"{NUMBER}/3"
@@ -38,14 +56,18 @@ def test_a_checkpoint_is_shortened_for_people_and_whole_for_programs() -> None:
 
 
 def test_totals_leave_ended_leases_out() -> None:
-    lines = [line_of(lease()), line_of(lease("java")), line_of(lease(checkpoint=SHARD_END))]
+    lines = [
+        line_of(lease(), NOW),
+        line_of(lease("java"), NOW),
+        line_of(lease(checkpoint=SHARD_END), NOW),
+    ]
 
     assert totals(lines, "owner") == {"java": {"owned": 1}, "kclrun:az1:host:abc": {"owned": 1}}
     assert totals(lines, "group") == {"(none)": {"owned": 1}, "az1": {"owned": 1}}
 
 
 def test_loads_are_shown_where_a_row_has_one(capsys: pytest.CaptureFixture[str]) -> None:
-    measured, new = line_of(lease(load=Load(812.34, 0.0625))), line_of(lease())
+    measured, new = line_of(lease(load=Load(812.34, 0.0625)), NOW), line_of(lease(), NOW)
 
     print_lines([new])
     without = capsys.readouterr().out

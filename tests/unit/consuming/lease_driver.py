@@ -55,6 +55,7 @@ class Driver:
         has_keyed_state=False,
         is_bounded=False,
         outputs=None,
+        past_pause=None,
         **row,
     ):
         self.now = START
@@ -71,6 +72,7 @@ class Driver:
             checkpoint_every_s=every_s,
             uncheckpointed_max=cap,
             has_waited=has_waited,
+            past_pause=past_pause,
             others_in_sight=others_in_sight,
             has_keyed_state=has_keyed_state,
             is_bounded=is_bounded,

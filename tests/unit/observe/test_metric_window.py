@@ -74,7 +74,12 @@ def test_a_sample_sums_its_leases_with_those_that_left_and_shows_the_greatest_la
 
     assert (shown.records_total, shown.records_per_s, shown.lag_ms_max) == (107, 3.5, 9)
     assert sample(leases=(lease("c"),)).lag_ms_max is None
-    assert shown.of_fleet == {"worker_leases": 3, "halted_leases": 1, "hot_leases": 0}
+    assert shown.of_fleet == {
+        "worker_leases": 3,
+        "halted_leases": 1,
+        "paused_leases": 0,
+        "hot_leases": 0,
+    }
 
 
 def test_the_table_is_measured_three_times_a_minute_and_a_lease_six_times():
@@ -108,7 +113,7 @@ def test_what_is_not_known_is_left_out_and_not_zero():
 
     names = {name for name, _ in closed(window)}
 
-    assert names == {"worker_leases", "halted_leases", "hot_leases", *COUNTED}
+    assert names == {"worker_leases", "halted_leases", "paused_leases", "hot_leases", *COUNTED}
 
 
 def test_counts_are_of_the_interval():

@@ -23,12 +23,12 @@ def server() -> Iterator[HttpEndpoint]:
 
 
 def ask(
-    server: HttpEndpoint, path: str, method: str = "GET", **headers: str
+    server: HttpEndpoint, path: str, method: str = "GET", body: str | None = None, **headers: str
 ) -> tuple[int, dict[str, str], str]:
     parts = urlsplit(server.url)
     connection = http.client.HTTPConnection("127.0.0.1", parts.port, timeout=HUNG_S)
     try:
-        connection.request(method, path, headers=headers)
+        connection.request(method, path, body, headers)
         answer = connection.getresponse()
         return answer.status, dict(answer.getheaders()), answer.read().decode()
     finally:

@@ -1,0 +1,207 @@
+"""`kclrun pause` and `kclrun resume`: leases that are kept and renewed, and not read for a while.
+
+The rows say it, so that it survives restarts and moves. `leases/operating.py` plans; this writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from kclrun.cli import exit_codes
+from kclrun.cli.config_options import DURATION, ConfigCommand, config_options
+from kclrun.cli.leases import views
+from kclrun.cli.leases.command import lease_of, tell_failure
+from kclrun.cli.messages import some_of
+from kclrun.config.units import Duration
+from kclrun.leases.operating import Plan, Reach, plan_pause, plan_unpause
+from kclrun.model.lease import LeaseKey, Scope
+from kclrun.model.stream import ONLY_STREAM, StreamKey, called, stream_name_of, stream_of
+from kclrun.protocol.fence import renew_interval_s
+from kclrun.protocol.writes import Applied, ConditionFailed, Outcome
+
+if TYPE_CHECKING:
+    from kclrun.cli.services import Aws
+
+# One write a row, at some 5 ms: 1,000 shards take a second.
+_THREADS: Final = 8
+# Rows that appear while the others are written are found by another scan; children inherit the
+# pause of their parents, so that a second one finds nothing unless shards are created all the time.
+_PASSES_MAX: Final = 5
+# A fleet's plan in the terminal; --all of 1,000 shards would fill 20 screens.
+_PLANS_SHOWN_MAX: Final = 20
+
+_shards = click.argument("shards", nargs=-1, metavar="[SHARD]...")
+_stream = click.option("--stream", metavar="NAME", help="Every shard of this stream.")
+_all = click.option("--all", "is_all", is_flag=True, help="Every shard of the application.")
+_yes = click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
+
+
+@click.command(cls=ConfigCommand)
+@_shards
+@config_options
+@_stream
+@_all
+@click.option(
+    "--for", "lasting", type=DURATION, metavar="DURATION", help="Ends by itself after so long."
+)
+@_yes
+def pause(
+    shards: tuple[str, ...],
+    config: Path | None,
+    overrides: tuple[str, ...],
+    *,
+    stream: str | None,
+    is_all: bool,
+    lasting: Duration | None,
+    yes: bool,
+) -> int:
+    """Stop reading a shard, a stream or everything, and keep the leases.
+
+    An owner finishes its batch, checkpoints, goes on renewing, and fetches nothing. Records wait in
+    the stream, and expire there: `kclrun lag` shows the time that is left.
+
+    \b
+    kclrun pause --config app.yaml --all --for 30m           what would happen
+    kclrun pause --config app.yaml --all --for 30m --yes
+    kclrun pause --config app.yaml 2 --yes                   one shard, until it is resumed
+    """
+    if lasting is not None and lasting <= 0:
+        raise click.UsageError("--for is more than 0s.")
+
+    def plan(aws: Aws, reach: Reach) -> tuple[Plan, ...]:
+        leases = views.scan_leases(aws)
+        return plan_pause(leases, reach, aws.dynamodb_client.service_time(), lasting)
+
+    return _change(_aws(config, overrides), (shards, stream, is_all), plan, is_confirmed=yes)
+
+
+@click.command(cls=ConfigCommand)
+@_shards
+@config_options
+@_stream
+@_all
+@_yes
+def resume(
+    shards: tuple[str, ...],
+    config: Path | None,
+    overrides: tuple[str, ...],
+    *,
+    stream: str | None,
+    is_all: bool,
+    yes: bool,
+) -> int:
+    """End a pause: reading goes on after the checkpoint, and nothing is skipped.
+
+    A lease that is halted stays halted: `kclrun leases resume` ends that.
+
+    \b
+    kclrun resume --config app.yaml --all                    what would happen
+    kclrun resume --config app.yaml --all --yes
+    kclrun resume --config app.yaml 2 --yes                  one shard of those paused
+    """
+
+    def plan(aws: Aws, reach: Reach) -> tuple[Plan, ...]:
+        leases = views.scan_leases(aws)
+        return plan_unpause(leases, reach, aws.dynamodb_client.service_time())
+
+    return _change(_aws(config, overrides), (shards, stream, is_all), plan, is_confirmed=yes)
+
+
+def _aws(config: Path | None, overrides: Sequence[str]) -> Aws:
+    from kclrun.cli.services import fleet_aws
+
+    return fleet_aws(config, overrides)
+
+
+def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: bool) -> Reach:
+    """The leases that are meant.
+
+    Raises: click.UsageError unless exactly one of the three is given, or for an unknown stream;
+    NotFound for a shard without a lease; a ServiceError leaf.
+    """
+    if bool(shards) + (stream is not None) + is_all != 1:
+        raise click.UsageError("Name shards, or give --stream NAME, or --all.")
+    if is_all:
+        return Reach(Scope.ALL)
+    if stream is None:
+        return Reach(Scope.SHARD, frozenset(lease_of(aws, each).key for each in shards))
+    return Reach(Scope.STREAM, stream=_stream_named(aws, stream))
+
+
+def _stream_named(aws: Aws, name: str) -> StreamKey:
+    """By the rows, whose keys name their streams; an application of one stream has bare keys."""
+    if not aws.settings.streams:
+        if name != aws.settings.stream_names:
+            raise click.UsageError(f"--stream: the stream is {aws.settings.stream_names}.")
+        return ONLY_STREAM
+    keys = {stream_of(lease.key) for lease in views.scan_leases(aws)}
+    named = [key for key in keys if name in (key, stream_name_of(key))]
+    if len(named) != 1:
+        known = ", ".join(sorted(stream_name_of(key) or key for key in keys)) or "none"
+        raise click.UsageError(f"--stream: {name} is not one stream of the table: {known}.")
+    return named[0]
+
+
+def _change(
+    aws: Aws,
+    named: tuple[Sequence[str], str | None, bool],
+    plan: Callable[[Aws, Reach], tuple[Plan, ...]],
+    *,
+    is_confirmed: bool,
+) -> int:
+    shards, stream, is_all = named
+    reach = reach_of(aws, shards, stream, is_all=is_all)
+    plans = plan(aws, reach)
+    for each in plans[:_PLANS_SHOWN_MAX]:
+        click.echo(each.words)
+    if len(plans) > _PLANS_SHOWN_MAX:
+        click.echo(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases")
+    if not any(each.change is not None for each in plans):
+        click.echo("Nothing to do.")
+        return exit_codes.DRAINED
+    if not is_confirmed:
+        click.echo("Nothing was changed. To do it, add --yes")
+        return exit_codes.DRAINED
+    written: dict[LeaseKey, Outcome] = {}
+    for _ in range(_PASSES_MAX):
+        due = [each for each in plans if each.change is not None and each.key not in written]
+        if not due:
+            break
+        written |= write_all(aws, due)
+        plans = plan(aws, reach)
+    return _tell(aws, written)
+
+
+def write_all(aws: Aws, plans: Sequence[Plan]) -> dict[LeaseKey, Outcome]:
+    """Write the changes of these plans; the outcome of each."""
+    changes = [each.change for each in plans if each.change is not None]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return dict(
+            zip((each.key for each in changes), pool.map(aws.table.write, changes), strict=True)
+        )
+
+
+def _tell(aws: Aws, written: dict[LeaseKey, Outcome]) -> int:
+    done = [key for key, outcome in written.items() if isinstance(outcome, Applied)]
+    seen_s = renew_interval_s(float(aws.settings.leases.failover))
+    if done:
+        leases = "1 lease" if len(done) == 1 else f"{len(done)} leases"
+        click.echo(
+            f"{leases} changed. Owners see it with their next renewal, within {seen_s:.1f} s"
+        )
+    moved = [called(key) for key, each in written.items() if isinstance(each, ConditionFailed)]
+    if moved:
+        click.echo(
+            f"Changed by another operator just now, or gone, and left alone: {some_of(moved)}",
+            err=True,
+        )
+    codes = [exit_codes.UNMET] if moved else []
+    for key, outcome in written.items():
+        if not isinstance(outcome, Applied | ConditionFailed):
+            codes.append(tell_failure(key, outcome))
+    return max(codes, default=exit_codes.DRAINED)

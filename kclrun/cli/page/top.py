@@ -1,0 +1,213 @@
+"""`kclrun top`: the whole fleet as a live table in one terminal; without one, as one snapshot.
+
+It reads as the page does, through the same reader, and only reads.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kclrun.cli import exit_codes
+from kclrun.cli.config_options import DURATION, ConfigCommand, config_options
+from kclrun.config.units import Duration
+from kclrun.leases.lines import soonest, spelled, worst
+from kclrun.model.lease import Owner
+from kclrun.model.stream import short_name
+from kclrun.model.text import harmless
+from kclrun.page.snapshot import Row, Snapshot, most_urgent_first, rows_of
+
+if TYPE_CHECKING:
+    from kclrun.config.schema import Settings
+
+_EVERY_MIN_S: Final = 5.0
+_EVERY_MAX_S: Final = 3_600.0
+# A new reading comes every 5 s at the soonest; the ages in the first line go by the second.
+_DRAW_EVERY_S: Final = 1.0
+# Without a terminal everything is printed, as wide as it is.
+_WIDE: Final = 200
+# A row of ours has some 400 bytes, and half a unit reads 4 KB, eventually consistent.
+_UNITS_A_ROW: Final = 400 / 4096 / 2
+_STYLES: Final = {
+    "halted": "bold red",
+    "unreadable": "bold red",
+    "paused": "cyan",
+    "unowned": "yellow",
+    "offered": "yellow",
+    "no lease": "yellow",
+}
+_SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
+    "urgency": most_urgent_first,
+    "lag": lambda row: (-((row.lag and row.lag.behind_s) or 0.0), row.key),
+    "owner": lambda row: (row.owner, row.key),
+    "shard": lambda row: row.key,
+}
+
+
+@click.command(cls=ConfigCommand)
+@config_options
+@click.option(
+    "--once", is_flag=True, help="Print one snapshot and end; so it is without a terminal."
+)
+@click.option("--sort", type=click.Choice(list(_SORTS)), default="urgency", show_default=True)
+@click.option(
+    "--every",
+    type=DURATION,
+    default="10s",
+    show_default=True,
+    metavar="DURATION",
+    help="How often the table is read; the lag every third time.",
+)
+def top(
+    config: Path | None, overrides: tuple[str, ...], *, once: bool, sort: str, every: Duration
+) -> int:
+    """Show the whole fleet as a live table: shards, states, owners, lag, time to loss.
+
+    It only reads, as `kclrun page`, and its last line says how much. Ctrl-C ends it.
+
+    \b
+    kclrun top --config app.yaml
+    kclrun top --config app.yaml --once --sort lag
+    """
+    if not _EVERY_MIN_S <= every <= _EVERY_MAX_S:
+        raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
+    from kclrun.cli.page.reading import FleetReader
+    from kclrun.cli.services import fleet_aws
+
+    aws = fleet_aws(config, overrides)
+    aws.credentials.current()
+    reader = FleetReader(aws, every_s=float(every))
+    console = Console()
+    if once or not sys.stdout.isatty():
+        reader.read_table()
+        reader.read_lags()
+        shown = render_fleet(aws.settings, reader.look(), sort=sort, every_s=None)
+        Console(width=console.width if console.is_terminal else _WIDE).print(shown)
+        return exit_codes.DRAINED if reader.look().table_at is not None else exit_codes.UNAVAILABLE
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        reader.start()
+        with Live(console=console, auto_refresh=False, screen=True) as live:
+            while not ended.is_set():
+                shown = render_fleet(
+                    aws.settings,
+                    reader.look(),
+                    sort=sort,
+                    every_s=float(every),
+                    height=console.height,
+                )
+                live.update(shown, refresh=True)
+                ended.wait(_DRAW_EVERY_S)
+    finally:
+        reader.close()
+    return exit_codes.DRAINED
+
+
+def render_fleet(
+    settings: Settings,
+    snapshot: Snapshot,
+    *,
+    sort: str,
+    every_s: float | None,
+    height: int | None = None,
+) -> RenderableType:
+    """The fleet of a snapshot. `every_s` None: read once. `height` None: every row is shown; else
+    the rows that do not fit are counted in one line. Ended shards are only counted. Every foreign
+    text is escaped."""
+    rows = sorted(rows_of(snapshot), key=_SORTS[sort])
+    living = [row for row in rows if row.state != "ended"]
+    head = [_line(f"{settings.application} on {settings.stream_names}, table {settings.table}")]
+    head += [_line(_figures(rows, snapshot)), _line(_ages(snapshot))]
+    head += [
+        _line(f"{each.about}: {each.message.partition(chr(10))[0]}", "red")
+        for each in snapshot.problems
+    ]
+    foot = _line(_cost(len(rows), len(living), every_s), "dim")
+    # Besides: the titles, and the count of the rows that are hidden.
+    room = len(living) if height is None else max(1, height - len(head) - 3)
+    hidden = Counter(row.state for row in living[room:])
+    more = ", ".join(f"{count:,} {state}" for state, count in hidden.most_common())
+    left = [_line(f"… and {len(living) - room:,} more: {more}", "dim")] if hidden else []
+    return Group(*head, _table(living[:room], snapshot), *left, foot)
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(harmless(text), style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _figures(rows: Sequence[Row], snapshot: Snapshot) -> str:
+    counted = ", ".join(
+        f"{n:,} {state}" for state, n in Counter(r.state for r in rows).most_common()
+    )
+    lags = tuple(snapshot.lags.values())
+    furthest, first = worst(lags), soonest(lags)
+    behind = "lag not known" if furthest is None else f"at most {spelled(furthest.behind_s)} behind"
+    lost = "" if first is None else f", {spelled(first.loss_in_s)} to the first loss"
+    owners = {lease.owner for lease in snapshot.leases.values() if lease.owner}
+    silent = f" ({len(snapshot.owners.silent)} silent)" if snapshot.owners.silent else ""
+    return f"{len(owners)} owners{silent}; {counted or 'no leases'}; {behind}{lost}"
+
+
+def _ages(snapshot: Snapshot) -> str:
+    def ago(at: float | None) -> str:
+        return "not read yet" if at is None else f"read {spelled(snapshot.taken_at - at)} ago"
+
+    return f"table {ago(snapshot.table_at)}, lag {ago(snapshot.lags_at)}"
+
+
+def _cost(rows: int, shards: int, every_s: float | None) -> str:
+    from kclrun.cli.page.reading import SCANS_A_MEASUREMENT
+
+    units = rows * _UNITS_A_ROW
+    if every_s is None:
+        return f"cost: one scan, about {max(0.5, units):.1f} read units; a read of {shards} shards"
+    return (
+        f"cost: about {units / every_s:.1f} read units a second; a read of {shards} shards every"
+        f" {every_s * SCANS_A_MEASUREMENT:g} s; no write. Ctrl-C ends it"
+    )
+
+
+def _table(rows: Sequence[Row], snapshot: Snapshot) -> Table:
+    table = Table(expand=True, box=None, pad_edge=False, header_style="bold")
+    for title in ("shard", "state"):
+        table.add_column(title, no_wrap=True)
+    for title in ("behind", "loss in", "KiB/s", "CPU"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("owner", no_wrap=True, overflow="ellipsis", max_width=32)
+    table.add_column("note", no_wrap=True, overflow="ellipsis", ratio=1)
+    for row in rows:
+        lease = snapshot.leases.get(row.key)
+        load = lease.load if lease is not None else None
+        loss_in_s = row.lag.loss_in_s if row.lag is not None else None
+        cells = (
+            short_name(row.key),
+            row.state,
+            "-" if row.lag is None else spelled(row.lag.behind_s),
+            "-" if loss_in_s is None else spelled(loss_in_s),
+            "-" if load is None else f"{load.kbps:.1f}",
+            "-" if load is None else f"{load.cpu:.3f}",
+            _host(row.owner),
+            row.note.partition("\n")[0],
+        )
+        style = "yellow" if row.key in snapshot.owners.expired else _STYLES.get(row.state, "")
+        table.add_row(*(Text(harmless(cell)) for cell in cells), style=style)
+    return table
+
+
+def _host(owner: str) -> str:
+    """Group and host slot of one of our owners; of another, its id."""
+    parsed = Owner.parse(owner)
+    return owner or "-" if parsed is None else f"{parsed.group} {parsed.slot}".lstrip()

@@ -1,0 +1,149 @@
+"""`top`: the fleet in a terminal, from a table and a stream in memory; and live on a real one."""
+
+import io
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from kclrun.cli.page.top import render_fleet
+from kclrun.errors import AccessDenied
+from kclrun.local.server import start_embedded
+from kclrun.model.lease import Halt, Pause
+from kclrun.model.sequence import SHARD_END
+from kclrun.model.time import WallTime
+from tests.patience import HUNG_S
+from tests.unit.cli.memory_site import A, B, caller, key, site_for
+from tests.unit.page.fleet import NOW, behind, lease, snapshot_of
+
+
+@pytest.fixture
+def site(monkeypatch, tmp_path):
+    made = site_for(monkeypatch, tmp_path)
+    aws = made.aws
+    credentials = type("Known", (), {"current": lambda _: None})()
+    monkeypatch.setattr(
+        "kclrun.cli.world.Aws",
+        lambda settings: vars(world := aws(settings)).update(credentials=credentials) or world,
+    )
+    return made
+
+
+@pytest.fixture
+def call(site, capsys):
+    return caller(site, capsys)
+
+
+def lines_of(snapshot, site, *, width=100, **options):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(
+        render_fleet(site.settings(), snapshot, **({"sort": "urgency", "every_s": 10.0} | options))
+    )
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def test_one_snapshot_without_a_terminal_has_every_lease_its_lag_and_its_cost(site, call):
+    site.plant(0, A, halt=Halt("ValueError: bad row\nline 7", WallTime(site.clock.now)))
+    site.plant(1, B, pause=Pause(WallTime(site.clock.now)))
+    site.put(0, after_s=5.0)
+    site.clock.sleep(60.0)
+
+    code, said, told = call("top")
+
+    assert (code, told) == (0, [])
+    assert said[0] == "orders on orders, table orders"
+    assert said[1].startswith("2 owners; 1 halted, 1 paused; at most 1m behind, 23h 59m to the")
+    assert said[2] == "table read 0.0s ago, lag read 0.0s ago"
+    assert said[3].split() == [
+        "shard",
+        "state",
+        "behind",
+        "loss",
+        "in",
+        "KiB/s",
+        "CPU",
+        "owner",
+        "note",
+    ]
+    assert said[4].split()[:5] == ["0", "halted", "1m", "23h", "59m"]
+    assert said[4].endswith("ValueError: bad row")
+    assert said[5].split()[:2] == ["1", "paused"]
+    assert "paused since" in said[5]
+    assert said[6] == "cost: one scan, about 0.5 read units; a read of 2 shards"
+
+
+def test_a_table_that_cannot_be_read_is_told_with_its_own_code(site, call, monkeypatch):
+    def refuse(_, *, consistent=True):
+        raise AccessDenied("no Scan for you", operation="Scan")
+
+    monkeypatch.setattr(type(site.rows), "items", refuse)
+
+    code, said, _ = call("top --once")
+
+    assert code == 69
+    assert any("The lease table cannot be read: " in line for line in said)
+
+
+def test_a_fleet_that_does_not_fit_is_counted_and_the_urgent_rows_are_shown(site):
+    leases = [lease(number) for number in range(1_000)]
+    leases[777] = lease(777, halt=Halt("bad row\x1b[2J", NOW))
+    leases[778] = lease(778, checkpoint=SHARD_END)
+    lags = {each.key: behind(number, float(number)) for number, each in enumerate(leases)}
+
+    lines = lines_of(snapshot_of(*leases, lags=lags), site, height=20)
+
+    assert len(lines) == 20
+    assert lines[4].split()[:2] == ["777", "halted"]
+    assert lines[5].split()[:2] == ["999", "owned"]
+    assert lines[-2] == "… and 985 more: 985 owned"
+    assert lines[-1] == (
+        "cost: about 4.9 read units a second; a read of 999 shards every 30 s; no write."
+        " Ctrl-C ends it"
+    )
+    assert not any("\x1b" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"), [("shard", "0"), ("lag", "1"), ("owner", "2"), ("urgency", "1")]
+)
+def test_rows_are_sorted_as_asked(site, sort, first):
+    leases = (lease(0, B), lease(1, B), lease(2, A))
+    lags = {key(number): behind(number, seconds) for number, seconds in enumerate((1.0, 9.0, 2.0))}
+
+    lines = lines_of(snapshot_of(*leases, lags=lags), site, sort=sort)
+
+    assert lines[4].split()[0] == first
+
+
+@pytest.mark.slow
+def test_on_a_terminal_it_goes_on_until_it_is_interrupted(tmp_path):
+    config = tmp_path / "app.yaml"
+    with start_embedded() as embedded:
+        config.write_text(
+            "application: orders\nstream: orders\n"
+            f"aws: {{region: us-east-1, endpoint: '{embedded.endpoint}'}}\n"
+        )
+        config.chmod(0o600)
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kclrun", "top", "--config", config],
+            stdout=theirs,
+            stderr=theirs,
+            env=os.environ
+            | {"TERM": "xterm", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"},
+        )
+        os.close(theirs)
+        shown, over = b"", time.monotonic() + HUNG_S
+        while shown.count(b"there is no lease table orders") < 2:
+            assert time.monotonic() < over, shown
+            if select.select([ours], [], [], 1.0)[0]:
+                shown += os.read(ours, 65_536)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(HUNG_S) == 0
+        os.close(ours)

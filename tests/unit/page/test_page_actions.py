@@ -1,0 +1,227 @@
+"""The actions of the page over real sockets: plan, token, origin; and what an attacker gets."""
+
+import re
+from urllib.parse import urlencode
+
+import msgspec
+import pytest
+
+from kclrun.leases.operating import plan_move
+from kclrun.local.lease_rows import LeaseRows
+from kclrun.model.lease import ANYBODY, Halt, Pause, Scope
+from kclrun.model.sequence import SHARD_END
+from kclrun.page.acting import Actions
+from kclrun.page.server import serve_pages
+from kclrun.protocol.writes import CreateLease, Renew
+from tests.unit.page.fleet import ABOUT, JAVA, NOW, A, B, key, lease, snapshot_of
+from tests.unit.page.test_page_server import ask
+
+TOKEN = "not-a-secret-of-anyone"
+HALT = Halt("ValueError: bad row", NOW)
+
+
+class Site:
+    """A table in memory, and the page of it with actions."""
+
+    def __init__(self, *leases):
+        self.rows, self.written = LeaseRows(), 0
+        for each in leases:
+            self.rows.write(CreateLease(each))
+        about = msgspec.structs.replace(ABOUT, has_actions=True)
+        actions = Actions(TOKEN, read=self._read, write=self._write, now=lambda: NOW)
+        self.server = serve_pages("127.0.0.1", 0, about, self.look, actions)
+
+    def look(self):
+        return snapshot_of(*(each for page in self.rows.scan() for each in page.leases))
+
+    def _read(self, key):
+        return tuple(e for page in self.rows.scan() for e in page.leases if key in {None, e.key})
+
+    def _write(self, plans):
+        self.written += 1
+        return {each.key: self.rows.write(each.change) for each in plans}
+
+    def plan(self, **fields):
+        status, _, page = ask(self.server, f"/act?{urlencode(fields)}")
+        return status, page
+
+    def fields(self, page):
+        """The fields that the page's form sends, by their names."""
+        (form,) = re.findall(r'<form method="post".*?</form>', page)
+        return dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', form))
+
+    def post(self, fields, origin=None, **headers):
+        named = {
+            "Content-Type": "application/x-www-form-urlencoded",
+            "Origin": self.server.url if origin is None else origin,
+        } | headers
+        named = {name: value for name, value in named.items() if value}
+        return ask(self.server, "/act", "POST", body=urlencode(fields), **named)
+
+    def done(self, **wish):
+        """The plan is shown, and its form sent with the token."""
+        status, page = self.plan(**wish)
+        assert status == 200
+        assert self.written == 0, "a plan changed something"
+        return self.post(self.fields(page) | {"token": TOKEN})
+
+
+@pytest.fixture
+def made():
+    sites = []
+
+    def make(*leases):
+        sites.append(Site(*leases))
+        return sites[-1]
+
+    yield make
+    for site in sites:
+        site.server.close()
+
+
+@pytest.mark.parametrize(
+    ("row", "wish", "changed"),
+    [
+        (lease(0), {"do": "pause"}, {"pause": Pause(NOW)}),
+        (lease(0), {"do": "pause", "lasting": "30m"}, {"pause": Pause(NOW, NOW + 1_800)}),
+        (lease(0, pause=Pause(NOW)), {"do": "end the pause"}, {"pause": None}),
+        (lease(0, halt=HALT), {"do": "resume"}, {"halt": None}),
+    ],
+)
+def test_each_action_shows_its_plan_and_is_done_with_the_token(made, row, wish, changed):
+    site = made(row, lease(1, B))
+
+    status, _, page = site.done(key=key(0), **wish)
+
+    assert (status, "written" in page) == (200, True)
+    after = site.rows.read(key(0))
+    assert {name: getattr(after, name) for name in changed} == changed
+    assert site.rows.read(key(1)) == lease(1, B)
+
+
+@pytest.mark.parametrize(
+    ("wish", "to"), [({"do": "release"}, ANYBODY), ({"do": "move", "to": B}, B)]
+)
+def test_the_plan_is_that_of_the_command_line(made, wish, to):
+    site = made(lease(0), lease(1, B))
+
+    _, page = site.plan(key=key(0), **wish)
+    site.done(key=key(0), **wish)
+
+    for line in plan_move(lease(0), None if to == ANYBODY else B, NOW).words.split("\n"):
+        assert line in page
+    assert site.rows.read(key(0)).handoff.to == to
+
+
+def test_all_shards_are_paused_and_resumed_at_once(made):
+    site = made(lease(0), lease(1, B), lease(2, JAVA), lease(3, checkpoint=SHARD_END))
+
+    _, page = site.plan(do="pause")
+    site.done(do="pause")
+
+    assert "READS ON" in page
+    pauses = [site.rows.read(key(number)).pause for number in range(4)]
+    assert pauses == [Pause(NOW, scope=Scope.ALL)] * 3 + [None]
+    site.written = 0
+    site.done(do="end the pause")
+    assert {site.rows.read(key(number)).pause for number in range(4)} == {None}
+
+
+def test_a_plan_that_holds_no_more_is_shown_again_and_not_done(made):
+    site = made(lease(0))
+    fields = site.fields(site.plan(do="release", key=key(0))[1])
+    site.rows.write(Renew(key(0), A, 7))
+    assert site.post(fields | {"token": TOKEN})[0] == 200, "a renewal is no other plan"
+    site = made(lease(0, pause=Pause(NOW)))
+    fields = site.fields(site.plan(do="end the pause", key=key(0))[1])
+    site.rows._put(key(0), lease(0, pause=Pause(NOW + 9)))
+
+    status, _, page = site.post(fields | {"token": TOKEN})
+
+    assert (status, site.written) == (409, 0)
+    assert "has changed since that plan was shown" in page
+    assert site.rows.read(key(0)).pause == Pause(NOW + 9)
+    assert site.post(site.fields(page) | {"token": TOKEN})[0] == 200
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN + "x", TOKEN[:-1], "é" * 20])
+def test_without_its_token_nothing_is_read_or_done(made, token):
+    site = made(lease(0))
+    fields = site.fields(site.plan(do="pause", key=key(0))[1])
+
+    status, _, page = site.post(fields | {"token": token})
+
+    assert (status, site.written) == (403, 0)
+    assert "The token is wrong" in page
+    assert TOKEN not in page
+    assert site.rows.read(key(0)).pause is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": ""}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": "application/json"}, 415),
+        ({"Content-Length": "9999999"}, 411),
+        ({"Content-Length": "5000"}, 413),
+    ],
+)
+def test_a_form_of_another_site_is_refused_even_with_the_token(made, headers, status):
+    site = made(lease(0))
+    fields = site.fields(site.plan(do="pause", key=key(0))[1])
+
+    answer = site.post(fields | {"token": TOKEN}, **headers)
+
+    assert (answer[0], site.written) == (status, 0)
+
+
+def test_nothing_is_done_by_a_get_and_nothing_without_actions(made):
+    site = made(lease(0))
+    fields = site.fields(site.plan(do="pause", key=key(0))[1]) | {"token": TOKEN}
+
+    assert ask(site.server, f"/act?{urlencode(fields)}")[0] == 200
+    assert ask(site.server, "/", "POST", body=urlencode(fields), Origin=site.server.url)[0] == 405
+    assert site.written == 0
+    reading = serve_pages("127.0.0.1", 0, ABOUT, site.look)
+    try:
+        assert ask(reading, "/act?do=pause")[0] == 404
+        assert ask(reading, "/act", "POST", Origin=reading.url)[0] == 405
+        assert "<form" not in ask(reading, f"/shard?key={key(0)}")[2]
+        assert "form-action 'none'" in ask(reading, "/")[1]["Content-Security-Policy"]
+    finally:
+        reading.close()
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"do": "delete", "key": key(0)},
+        {"do": "release"},
+        {"do": "pause", "lasting": "1y"},
+        {},
+    ],
+)
+def test_an_action_that_there_is_not_is_refused(made, wish):
+    site = made(lease(0))
+
+    assert site.plan(**wish)[0] == 400
+    assert site.post(wish | {"token": TOKEN})[0] == 400
+
+
+def test_an_action_that_is_not_possible_has_no_form(made):
+    site = made(lease(0, JAVA), lease(1))
+
+    for wish in (
+        {"do": "release", "key": key(0)},
+        {"do": "move", "key": key(1), "to": "<script>"},
+        {"do": "resume", "key": key(1)},
+        {"do": "end the pause", "key": key(1)},
+        {"do": "pause", "key": "no such"},
+    ):
+        status, page = site.plan(**wish)
+        assert (status, "Nothing can be done." in page) == (200, True), wish
+        assert "<script" not in page
