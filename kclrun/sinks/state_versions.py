@@ -55,7 +55,7 @@ class StateVersions:
         self._attempt = 0
         self._at: Cursor | None = None
         self._chain = Chain()
-        self._entries: Entries = {}  # those of the last version, and of the changes added since
+        self._entries: Entries = {}  # those of the last version, or of the one under way
         self._pending: dict[tuple[str, str], bytes | None] = {}
         self._pending_bytes = 0
         # The version under way: a repetition has the same name and the same contents [K6].
@@ -85,7 +85,7 @@ class StateVersions:
                 self._entries = inherited(parts, hash_range)
             case Empty():
                 self._entries = {}
-        return {key: dict(values) for key, values in self._entries.items()}
+        return {key: values.copy() for key, values in self._entries.items()}
 
     def _read(self, shard: str, name: str) -> tuple[Entries, Chain]:
         entries, chain, _ = read_chain(name, shard, lambda each: self._store.read(shard, each))
@@ -103,10 +103,10 @@ class StateVersions:
     def add(self, rows: Sequence[Undoable], upto: Cursor) -> None:
         """As `Output.add`."""
         assert self._sealed is None, "a commit under way is repeated before anything is added"
-        for key, name, value, _ in rows:
-            self._pending[key, name] = value
-            self._pending_bytes += CHANGE_BYTES + len(key) + len(name) + len(value or b"")
-        apply_changes(self._entries, ((key, name, value) for key, name, value, _ in rows))
+        self._pending.update({(key, name): value for key, name, value, _ in rows})
+        self._pending_bytes += sum(
+            [CHANGE_BYTES + len(key) + len(of) + len(value or b"") for key, of, value, _ in rows]
+        )
         self._at = upto
 
     @property
@@ -131,6 +131,7 @@ class StateVersions:
         self._attempt += 1
         name = version_name(self._token, self._attempt, self._nonce)
         changes = [(key, of, value) for (key, of), value in self._pending.items()]
+        apply_changes(self._entries, changes)  # again, if it is repeated: they are the same
         delta = self._encoded(name, at, self._chain.newest, changes)
         if self._chain.takes_delta(len(delta)):
             return name, delta, True

@@ -82,12 +82,14 @@ def read_chain(
 def apply_changes(entries: Entries, changes: Iterable[Change]) -> None:
     """Put the changes into the entries, in order."""
     for key, name, value in changes:
-        if value is not None:
-            entries.setdefault(key, {})[name] = value
-        elif key in entries:
-            entries[key].pop(name, None)
-            if not entries[key]:
+        values = entries.get(key)
+        if value is None:
+            if values is not None and values.pop(name, None) is not None and not values:
                 del entries[key]
+        elif values is None:
+            entries[key] = {name: value}
+        else:
+            values[name] = value
 
 
 def all_changes(entries: Entries) -> list[Change]:

@@ -233,19 +233,21 @@ class Outputs:
 
     def change_state(self, change: Callable[[], Undoable | None]) -> None:
         """Implements `state.keyed.Journal`. Raises: SinkError outside a batch; LimitExceeded."""
-        with self._changed:
+        lane = self._lanes[0]
+        with self._lock:  # the condition's own, without its calls in Python
             if self._batch_start is None:
                 raise SinkError(
                     "context.state is changed in process_records and shard_ended, while they run"
                 )
-            lane = self._lanes[0]
             if lane.emitted_bytes - self._batch_start[0].size > CALL_BYTES_MAX:
                 raise LimitExceeded(f"one call changed more than {CALL_BYTES_MAX} bytes of state")
             made = change()
             if made is not None:
                 key, name, value, before = made
                 held = len(key) + len(name) + len(value or b"") + len(before or b"")
-                lane.append(made, held + CHANGE_BYTES)
+                lane.rows.append(made)
+                lane.emitted_rows += 1
+                lane.emitted_bytes += held + CHANGE_BYTES
 
     def emit_to(self, name: str) -> Callable[[Row], None]:
         """The function that adds one row to an output. It raises: SinkError outside a batch;

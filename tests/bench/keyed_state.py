@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from bench.figures import Figure, Sample, Target, figure
+from bench.figures import Figure, Sample, Target, figure, paired_ratios
 from bench.measuring import timed
-from bench.servers import CREDENTIALS, REGION, endpoint_at, stock_client
+from bench.servers import CREDENTIALS, endpoint_at, stock_client
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.local.server import start_embedded
 from kclrun.model.lease import Lease, LeaseKey
@@ -23,7 +23,7 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import StatePlace
 from kclrun.ports import VersionStore
 from kclrun.sinks.state_versions import StateVersions
-from kclrun.state.keyed import LiveEntries, State
+from kclrun.state.keyed import LiveEntries, State, Undoable
 from kclrun.state.versions import Version, encode_version, version_name
 from kclrun.worker.clock import boottime
 from kclrun.worker.opening import open_versions
@@ -45,7 +45,9 @@ def state(rounds: int) -> list[Figure]:
     """The state of a lease with a million keys of 100 bytes, by the path of its process.
 
     Changes: 50 batches of 10,000 updates of random keys, each by `context.state`, and one commit
-    into a folder; the CPU is that of all threads, the version's included. A commit: 10,000 changed
+    into a folder; the CPU is that of all threads, the version's included. By hand: the same values,
+    encoded, into a dict of dicts, and one file of those that changed; nothing is checked, nor can
+    be taken back. A commit: 10,000 changed
     keys; all of its CPU is an upper bound of what it takes from the thread of user code. Restoring:
     a snapshot from the embedded S3, whose server is another process, until user code could begin.
     """
@@ -53,16 +55,24 @@ def state(rounds: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder, _bucket() as in_s3:
         in_folder = open_versions(StatePlace(path=folder), "bench/bench", *_NOWHERE)
         size = sum(_snapshot(store, keys) for store in (in_folder, in_s3)) / 2
-        lease = _Lease(in_folder)
-        changes = [timed(lambda: lease.change(keys)) for _ in range(rounds)]
-        commits = [lease.timed_commit(keys) for _ in range(rounds * 5)]
-        del lease
+        lease = _Lease(in_folder, keys)
+        by_hand = _ByHand(keys, Path(folder) / "by-hand")
+        changes, plain = [], []
+        for _ in range(rounds):
+            changes.append(timed(lease.change))
+            plain.append(timed(by_hand.change))
+        commits = [lease.timed_commit() for _ in range(rounds * 5)]
+        del lease, by_hand
         restores = [timed(lambda: _restored(in_s3, size)) for _ in range(rounds)]
     return [
         figure(
             *(_ROW, "updates of 1 M keys x 100 B, committed", "k/s/core"),
             [each.per_cpu_s / 1000 for each in changes],
             target=Target(at_least=150.0),
+        ),
+        figure(
+            *(_ROW, "updates ÷ by hand", "x"),
+            paired_ratios([each.per_cpu_s for each in changes], [e.per_cpu_s for e in plain]),
         ),
         figure(
             *(_ROW, "a commit of 10,000 changed keys, CPU of all threads", "ms"),
@@ -127,15 +137,33 @@ def _restored(store: VersionStore, size: float) -> float:
     return size
 
 
+class _ByHand:
+    """What one writes for one's own program."""
+
+    def __init__(self, keys: list[str], path: Path) -> None:
+        self._keys = keys
+        self._path = path
+        self._entries = {key: {"n": msgspec.msgpack.encode(_VALUE)} for key in keys}
+        self._random = random.Random(_SEED)
+
+    def change(self) -> float:
+        changed = {}
+        for number in range(_BATCHES):
+            value = number.to_bytes(98, "big")
+            for key in self._random.choices(self._keys, k=_BATCH):
+                changed[key] = self._entries[key]["n"] = msgspec.msgpack.encode(value)
+        self._path.write_bytes(msgspec.msgpack.encode(changed))
+        return float(_BATCHES * _BATCH)
+
+
 class _Lease:
     """The state of a lease among its outputs; this thread is that of user code, and theirs."""
 
-    def __init__(self, store: VersionStore) -> None:
+    def __init__(self, store: VersionStore, keys: list[str]) -> None:
+        self._keys = keys
         versions = StateVersions(store, _SHARD, 2, f"{next(_numbers):08x}")
         entries = versions.restore(_row(), lambda keys: {}, _EVERYTHING)
-        live = LiveEntries(
-            entries, lambda change: self._outputs.change_state(change), _EVERYTHING, 2**30
-        )
+        live = LiveEntries(entries, self._journal, _EVERYTHING, 2**30)
         self._state = State(live)
         self._outputs = Outputs(
             [],
@@ -148,16 +176,19 @@ class _Lease:
         self._random = random.Random(_SEED)
         self._batch = 0
 
-    def change(self, keys: list[str]) -> float:
+    def _journal(self, change: Callable[[], Undoable | None]) -> None:
+        self._outputs.change_state(change)  # as LeaseOutputs does
+
+    def change(self) -> float:
         """Fifty batches and a commit; the number of changes."""
         for _ in range(_BATCHES):
-            self._update(self._random.choices(keys, k=_BATCH))
+            self._update(self._random.choices(self._keys, k=_BATCH))
         self._commit()
         return float(_BATCHES * _BATCH)
 
-    def timed_commit(self, keys: list[str]) -> Sample:
+    def timed_commit(self) -> Sample:
         """A commit of 10,000 changed keys."""
-        self._update(self._random.sample(keys, _BATCH))
+        self._update(self._random.sample(self._keys, _BATCH))
         return timed(self._commit)
 
     def _update(self, keys: list[str]) -> None:
