@@ -18,8 +18,9 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -40,8 +41,9 @@ _KEY_BYTES: Final = 400
 _VALUE_BYTES: Final = 60
 # The working set's share of `state.memory`. The rest are pages of SQLite, and the changes since the
 # last commit: they are there as rows, as changes, and as the bytes of the next version.
-_WORKING_SHARE: Final = 0.5
+_WORKING_SHARE: Final = 0.45
 _PAGES_SHARE: Final = 0.05  # of each of two connections
+_LOADING_SHARE: Final = 0.15
 # Folders of shards that are looked at when a lease begins, for copies that nothing uses any more.
 _SWEPT_MAX: Final = 100
 _TABLE: Final = "(key TEXT, name TEXT, value BLOB, PRIMARY KEY (key, name)) WITHOUT ROWID"
@@ -173,7 +175,8 @@ class LocalEntries:
             self._remove()
         with self._writing():
             self._place = _Place.made(self._root)
-            writer = self._writer = self._connected(self._place.file)
+            # Nothing else is in memory yet.
+            writer = self._writer = self._connected(self._place.file, _LOADING_SHARE)
             try:
                 writer.execute("PRAGMA journal_mode = OFF")
                 writer.execute("PRAGMA page_size = 8192")
@@ -184,6 +187,8 @@ class LocalEntries:
                 writer.execute("COMMIT")
                 writer.execute("PRAGMA journal_mode = WAL")  # its reader waits for no writer
                 (self._size_bytes,) = writer.execute(_SIZE).fetchone()
+                self._limit_pages(writer, _PAGES_SHARE)
+                writer.execute("PRAGMA shrink_memory")
             except BaseException:
                 self._remove()
                 raise
@@ -280,13 +285,15 @@ class LocalEntries:
         self._broke(HostFailed(message))
         return SinkError(message)
 
-    def _connected(self, file: Path) -> sqlite3.Connection:
+    def _connected(self, file: Path, share: float = _PAGES_SHARE) -> sqlite3.Connection:
         connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-        pages_kib = int(self._memory_bytes * _PAGES_SHARE / 1024)
-        connection.execute(f"PRAGMA cache_size = -{pages_kib}")
+        self._limit_pages(connection, share)
         # Safe from the end of the process, and of no use after that of the machine.
         connection.execute("PRAGMA synchronous = OFF")
         return connection
+
+    def _limit_pages(self, connection: sqlite3.Connection, share: float) -> None:
+        connection.execute(f"PRAGMA cache_size = -{int(self._memory_bytes * share / 1024)}")
 
     def _remove(self) -> None:
         place = self._place
@@ -404,7 +411,7 @@ class WorkingSet:
         else:
             del self._changes[key]
 
-    def _read(self, query: str, argument: str) -> list[tuple[str, bytes]]:
+    def _read(self, query: str, argument: str) -> list[Any]:
         with self._lock:
             try:
                 return self._reader.execute(query, (argument,)).fetchall()
@@ -439,13 +446,14 @@ def _insert(
     """The entries of a chain whose newest version comes first: what is there already is newer. A
     value that a later version removed is NULL there."""
     for version in versions:
+        changes = [change for change in reversed(version.changes) if is_ours(change[0])]
+        changes.sort(key=itemgetter(0, 1))  # neighbours are in one page
         writer.executemany(
             query,
-            (
+            [
                 (key, name, None if value is None else _sealed(value))
-                for key, name, value in reversed(version.changes)
-                if is_ours(key)
-            ),
+                for key, name, value in changes
+            ],
         )
 
 

@@ -37,7 +37,7 @@ from kclrun.state.keyed import Undoable
 # are more than a mistake of the processor should cost its host.
 CALL_BYTES_MAX: Final = 256 * 2**20
 # Changes of the state that wait for a commit; beyond this one is made before it is due.
-_STATE_BUFFER_BYTES: Final = 64 * 2**20
+STATE_BUFFER_BYTES: Final = 64 * 2**20
 # Versions that nothing names are looked for once an hour: one LIST.
 _COLLECT_EVERY_S: Final = 3600.0
 # An offer leaves a larger roll to the next owner: sending it takes longer than the gap of a move
@@ -61,11 +61,13 @@ class Pace(msgspec.Struct, frozen=True):
 
 class Keyed(msgspec.Struct, frozen=True):
     """The keyed state among the outputs. `undo` takes a change back from what user code sees;
-    versions that nothing names are deleted when they are older than `retain_s`."""
+    versions that nothing names are deleted when they are older than `retain_s`. A commit is made
+    before it is due when changes of `buffer_bytes` wait for it."""
 
     versions: StateVersions
     undo: Callable[[Undoable], None]
     retain_s: float
+    buffer_bytes: int = STATE_BUFFER_BYTES
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
@@ -163,7 +165,7 @@ class Outputs:
         self._is_manual = is_manual
         self._state = state
         if state is not None:
-            pace = Pace(0.0, 0, _STATE_BUFFER_BYTES)
+            pace = Pace(0.0, 0, state.buffer_bytes)
             outputs = [("", state.versions, pace), *outputs]
         self._lanes = [_Lane(index, *each) for index, each in enumerate(outputs)]
         self._by_name = {lane.name: lane for lane in self._lanes if lane.name}

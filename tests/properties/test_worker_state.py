@@ -311,7 +311,9 @@ STEPS = st.tuples(
 )
 
 
-@pytest.mark.parametrize("is_on_disk", [False, True])
+@pytest.mark.parametrize(
+    "is_on_disk", [False, pytest.param(True, marks=pytest.mark.seconds)], ids=["memory", "disk"]
+)
 @given(steps=st.lists(STEPS, max_size=70))
 @examples(400)
 def test_the_state_at_every_checkpoint_is_the_fold_of_the_records_up_to_it(  # type: ignore[no-untyped-def]
