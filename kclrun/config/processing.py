@@ -40,7 +40,8 @@ class ConcurrencySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the values of context.state are kept. A shard's are in memory while it is read."""
+    """Where the values of context.state are kept. While a shard is read, they are in memory, or
+    with `local` on a disk, too."""
 
     store: Annotated[
         str,
@@ -51,6 +52,17 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: Annotated[
         ByteSize, msgspec.Meta(description="of one shard; a lease above it halts")
     ] = ByteSize(2**30)
+    local: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="folder on a disk of this machine for the values that `memory` does not"
+            " hold; a process that starts again on this machine begins with what is there"
+        ),
+    ] = None
+    memory: Annotated[
+        ByteSize | None,
+        msgspec.Meta(description="of one shard, with `local`; 256MiB if it is left out"),
+    ] = None
     retain: Annotated[
         Duration,
         msgspec.Meta(description="how long versions are kept that no lease begins with any more"),

@@ -20,6 +20,9 @@ _BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!
 # A version in S3 costs one PUT: 1,000 leases pay $430 a month at 30 s, and $1,300 at 10 s.
 _EVERY_S: Final = 10.0
 _EVERY_IN_S3_S: Final = 30.0
+_MEMORY_BYTES: Final = 256 * 2**20
+# Of less, the pages of SQLite and a part of a snapshot, which is encoded at once, are the most.
+_MEMORY_MIN_BYTES: Final = 64 * 2**20
 
 
 def state_place(settings: Settings) -> StatePlace | None:
@@ -34,6 +37,8 @@ def state_place(settings: Settings) -> StatePlace | None:
         max_bytes=int(state.max_bytes),
         retain_s=float(state.retain),
         endpoint_url=settings.aws.url_of("s3") if is_bucket else None,
+        local=state.local,
+        memory_bytes=_MEMORY_BYTES if state.memory is None else int(state.memory),
     )
 
 
@@ -60,5 +65,10 @@ def state_rules(settings: Settings) -> Iterator[Problem]:
             at,
             "expected a folder that all machines of the application share, or s3://bucket/prefix",
         )
+    if state.memory is not None:
+        if state.local is None:
+            yield Problem(("state", "local"), "expected a folder of this machine, for `memory`")
+        if state.memory < _MEMORY_MIN_BYTES:
+            yield Problem(("state", "memory"), "expected 64MiB or more")
     if state.max_bytes <= 0:
         yield Problem(("state", "max_bytes"), "expected more than nothing, such as 1GiB")

@@ -32,7 +32,8 @@ class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
 
     `s3` is an URL `s3://bucket/prefix`. Above `max_bytes` of keys, names and values the lease
     halts. Versions that nothing names are deleted when they are older than `retain_s`.
-    `endpoint_url` replaces the address of S3.
+    `endpoint_url` replaces the address of S3. `local` is a folder of this machine for a copy of the
+    state, of which some `memory_bytes` are in memory then.
     """
 
     path: str | None = None
@@ -40,3 +41,5 @@ class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 2**30
     retain_s: float = 86400.0
     endpoint_url: str | None = None
+    local: str | None = None
+    memory_bytes: int = 256 * 2**20

@@ -21,18 +21,11 @@ from kclrun.state.beginning import (
     OwnVersion,
     ParentVersions,
     beginning,
-    inherited,
     parents_to_read,
 )
-from kclrun.state.chain import (
-    Chain,
-    Entries,
-    all_changes,
-    apply_changes,
-    garbage,
-    read_chain,
-)
-from kclrun.state.keyed import Undoable
+from kclrun.state.chain import Chain, ChainReader, garbage, parts_of
+from kclrun.state.kept import KeptEntries, MemoryEntries
+from kclrun.state.keyed import KeyValues, Undoable
 from kclrun.state.versions import Change, Version, encode_version, version_name
 
 ReadRows = Callable[[Sequence[LeaseKey]], Mapping[LeaseKey, Lease | None]]
@@ -43,23 +36,31 @@ CHANGE_BYTES: Final = 64
 
 class StateVersions:
     """Implements `Output`. `restore` comes before `begin`, and everything but `restore` is called
-    by one thread. `nonce` is random, of this process (`version_name`)."""
+    by one thread. `nonce` is random, of this process (`version_name`). `kept` is where the entries
+    of the last version are, for the next snapshot: in memory if it is left out."""
 
     stores_cursor = False
 
-    def __init__(self, store: VersionStore, shard_id: str, token: int, nonce: str) -> None:
+    def __init__(
+        self,
+        store: VersionStore,
+        shard_id: str,
+        token: int,
+        nonce: str,
+        kept: KeptEntries | None = None,
+    ) -> None:
         self._store = store
+        self._kept = MemoryEntries() if kept is None else kept
         self._shard_id = shard_id
         self._token = token
         self._nonce = nonce
         self._attempt = 0
         self._at: Cursor | None = None
         self._chain = Chain()
-        self._entries: Entries = {}  # those of the last version, and of the changes added since
         self._pending: dict[tuple[str, str], bytes | None] = {}
         self._pending_bytes = 0
-        # The version under way: a repetition has the same name and the same contents [K6].
-        self._sealed: tuple[str, bytes, bool] | None = None
+        # A commit failed: it is repeated with the same names and the same contents [K6].
+        self._is_under_way = False
 
     @property
     def version(self) -> str | None:
@@ -72,24 +73,31 @@ class StateVersions:
         initial position names one, and that of a child rests on no parent [K13, K16]."""
         return self._chain.newest is None
 
-    def restore(self, row: Lease, read_rows: ReadRows, hash_range: HashRange | None) -> Entries:
-        """The entries at the row's checkpoint, for user code to change: a copy. Reads the version
-        that the row names, or those of its parents' rows. Raises: SinkError, a ServiceError leaf
-        (again later); SettingsError where a version is missing or damaged. [K13, K16]"""
+    def restore(self, row: Lease, read_rows: ReadRows, hash_range: HashRange | None) -> KeyValues:
+        """The values at the row's checkpoint, for user code to change. Reads the version that the
+        row names, unless it is there, or those of its parents' rows. Raises: SinkError, a
+        ServiceError leaf (again later); SettingsError where a version is missing or damaged. [K13,
+        K16]"""
         keys = parents_to_read(row)
         match beginning(row, read_rows(keys) if keys else {}):
             case OwnVersion(name):
-                self._entries, self._chain = self._read(self._shard_id, name)
+                self._chain = self._kept.adopt(name) or self._loaded(name)
             case ParentVersions(versions):
-                parts = [self._read(shard_id_of(key), name)[0] for key, name in versions]
-                self._entries = inherited(parts, hash_range)
+                self._kept.inherit(
+                    [self._read(shard_id_of(key), name) for key, name in versions], hash_range
+                )
             case Empty():
-                self._entries = {}
-        return {key: dict(values) for key, values in self._entries.items()}
+                self._kept.load([])
+        return self._kept.live()
 
-    def _read(self, shard: str, name: str) -> tuple[Entries, Chain]:
-        entries, chain, _ = read_chain(name, shard, lambda each: self._store.read(shard, each))
-        return entries, chain
+    def _loaded(self, name: str) -> Chain:
+        reader = self._read(self._shard_id, name)
+        self._kept.load(reader)
+        self._kept.keep(reader.chain)
+        return reader.chain
+
+    def _read(self, shard: str, name: str) -> ChainReader:
+        return ChainReader(name, shard, lambda each: self._store.read(shard, each))
 
     def encode(self, _row: Row) -> tuple[Any, int]:
         """Changes come as values of their own, never as rows."""
@@ -102,11 +110,12 @@ class StateVersions:
 
     def add(self, rows: Sequence[Undoable], upto: Cursor) -> None:
         """As `Output.add`."""
-        assert self._sealed is None, "a commit under way is repeated before anything is added"
-        for key, name, value, _ in rows:
-            self._pending[key, name] = value
-            self._pending_bytes += CHANGE_BYTES + len(key) + len(name) + len(value or b"")
-        apply_changes(self._entries, ((key, name, value) for key, name, value, _ in rows))
+        assert not self._is_under_way, "a commit under way is repeated before anything is added"
+        self._pending.update({(key, name): value for key, name, value, _ in rows})
+        self._pending_bytes += sum(
+            [CHANGE_BYTES + len(key) + len(of) + len(value or b"") for key, of, value, _ in rows]
+        )
+        self._kept.note(rows)
         self._at = upto
 
     @property
@@ -117,42 +126,53 @@ class StateVersions:
     def commit(self) -> Cursor:
         """As `Output.commit`: `version` is durable and holds every change that was added."""
         assert self._at is not None, "begin() comes first"
-        if self._sealed is None and (self._pending or self.must_write):
-            self._sealed = self._seal(self._at)
-        if self._sealed is not None:
-            name, content, is_delta = self._sealed
-            self._store.create(self._shard_id, name, content)
-            self._chain = self._chain.followed_by(name, len(content), is_delta=is_delta)
+        if self._pending or self.must_write:
+            self._is_under_way = True
+            changes = [(key, of, value) for (key, of), value in self._pending.items()]
+            self._kept.apply(changes)
+            chain, attempt = self._written(self._at, changes)
+            self._kept.keep(chain)
+            self._chain, self._attempt = chain, attempt
             self._pending.clear()
-            self._pending_bytes, self._sealed = 0, None
+            self._pending_bytes, self._is_under_way = 0, False
         return self._at
 
-    def _seal(self, at: Cursor) -> tuple[str, bytes, bool]:
-        self._attempt += 1
-        name = version_name(self._token, self._attempt, self._nonce)
-        changes = [(key, of, value) for (key, of), value in self._pending.items()]
-        delta = self._encoded(name, at, self._chain.newest, changes)
-        if self._chain.takes_delta(len(delta)):
-            return name, delta, True
-        return name, self._encoded(name, at, None, all_changes(self._entries)), False
-
-    def _encoded(self, name: str, at: Cursor, base: str | None, changes: list[Change]) -> bytes:
-        return encode_version(
-            Version(
-                name=name,
-                shard=self._shard_id,
-                cursor=str(at),
-                token=self._token,
-                attempt=self._attempt,
-                base=base,
-                changes=changes,
+    def _written(self, at: Cursor, changes: list[Change]) -> tuple[Chain, int]:
+        """The next version is durable: its chain, and the last attempt that it took."""
+        attempt, chain = self._attempt + 1, self._chain
+        name, delta = self._encoded(attempt, at, chain.newest, changes, is_part=False)
+        if chain.takes_delta(len(delta)):
+            self._store.create(self._shard_id, name, delta)
+            return chain.followed_by(name, len(delta), is_delta=True), attempt
+        chain = Chain()
+        for number, part in enumerate(parts_of(self._kept.changes())):
+            name, content = self._encoded(
+                attempt + number, at, chain.newest, part, is_part=number > 0
             )
+            self._store.create(self._shard_id, name, content)
+            chain = chain.with_part(name, len(content))
+        return chain, attempt + len(chain.names) - 1
+
+    def _encoded(
+        self, attempt: int, at: Cursor, base: str | None, changes: list[Change], *, is_part: bool
+    ) -> tuple[str, bytes]:
+        name = version_name(self._token, attempt, self._nonce)
+        version = Version(
+            name=name,
+            shard=self._shard_id,
+            cursor=str(at),
+            token=self._token,
+            attempt=attempt,
+            base=base,
+            changes=changes,
+            is_part=is_part,
         )
+        return name, encode_version(version)
 
     def collect(self, retain_s: float) -> int:
         """Delete the versions that the row does not need, and say how many they were. Called
         between two commits, once the row names `version` by a checkpoint of ours. [K15]"""
-        assert self._sealed is None, "a version is under way"
+        assert not self._is_under_way, "a version is under way"
         if self._chain.newest is None:
             return 0
         names = garbage(self._store.list(self._shard_id), self._chain, self._token, retain_s)
@@ -166,4 +186,5 @@ class StateVersions:
 
     def close(self) -> None:
         """As `Output.close`."""
+        self._kept.close()
         self._store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -11,6 +12,8 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.shard import HashRange, hash_key_of
 from kclrun.model.state import OF_PARENTS
 from kclrun.state.chain import Entries
+
+BOTH_HAVE: Final = "both parents have state for one key"
 
 
 class Empty(msgspec.Struct, frozen=True):
@@ -83,16 +86,22 @@ def inherited(parts: Iterable[Entries], hash_range: HashRange | None) -> Entries
 
     Raises: SettingsError if the range is not known, or both parents have a key.
     """
+    known = known_range(hash_range)
+    entries: Entries = {}
+    for part in parts:
+        for key, values in part.items():
+            if hash_key_of(key) in known:
+                if key in entries:
+                    raise SettingsError(BOTH_HAVE)
+                entries[key] = dict(values)
+    return entries
+
+
+def known_range(hash_range: HashRange | None) -> HashRange:
+    """Raises: SettingsError if it is not known."""
     if hash_range is None:
         raise SettingsError(
             "the row has no hash range, so the keys of its parents' state cannot be told apart:"
             " `kclrun doctor --yes` writes it"
         )
-    entries: Entries = {}
-    for part in parts:
-        for key, values in part.items():
-            if hash_key_of(key) in hash_range:
-                if key in entries:
-                    raise SettingsError("both parents have state for one key")
-                entries[key] = dict(values)
-    return entries
+    return hash_range

@@ -3,27 +3,33 @@ read, and which versions are garbage [K13, K15]."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import msgspec
 
 from kclrun.errors import SettingsError
-from kclrun.state.versions import Change, decode_version, token_of
+from kclrun.state.versions import Change, Version, decode_version, token_of
 
 # A restore reads one object for each: 64 of 20 to 40 ms are 2 s.
 DELTAS_MAX: Final = 64
+# A part of a snapshot is encoded in one call, while no other thread of the process runs: 8 MiB are
+# some 20 ms. A state of 1 GiB is read as 128 objects, in 4 s beside the 20 s for its bytes.
+PART_BYTES: Final = 8 * 2**20
+# 512 GiB in a shard.
+PARTS_MAX: Final = 65_536
 
 # The entries of a shard: partition key → name → the value's bytes.
 Entries = dict[str, dict[str, bytes]]
 
 
 class Chain(msgspec.Struct, frozen=True):
-    """The versions that a state rests on, the snapshot first. Empty: there is none yet."""
+    """The versions that a state rests on, the parts of its snapshot first. Empty: there is none."""
 
     names: tuple[str, ...] = ()
     snapshot_bytes: int = 0
     delta_bytes: int = 0
+    parts: int = 1
 
     @property
     def newest(self) -> str | None:
@@ -32,67 +38,114 @@ class Chain(msgspec.Struct, frozen=True):
 
     def takes_delta(self, size: int) -> bool:
         """Whether the next version, with so many bytes of changes, is a delta."""
-        is_short = 0 < len(self.names) <= DELTAS_MAX
+        is_short = 0 < len(self.names) < self.parts + DELTAS_MAX
         return is_short and self.delta_bytes + size <= self.snapshot_bytes
 
     def followed_by(self, name: str, size: int, *, is_delta: bool) -> Chain:
         """The chain once this version of `size` bytes is written."""
         if not is_delta:
             return Chain((name,), size)
-        return Chain((*self.names, name), self.snapshot_bytes, self.delta_bytes + size)
+        names = (*self.names, name)
+        return Chain(names, self.snapshot_bytes, self.delta_bytes + size, self.parts)
+
+    def with_part(self, name: str, size: int) -> Chain:
+        """A chain that is a snapshot only, with a further part of it."""
+        names = (*self.names, name)
+        return Chain(names, self.snapshot_bytes + size, 0, len(names))
+
+
+class ChainReader:
+    """The versions of a chain, the newest first; once all are read, `chain` is known, and from the
+    first one on the `cursor` of the state. `read` gives the bytes of a version of this shard, None
+    if it is not there."""
+
+    def __init__(self, newest: str, shard: str, read: Callable[[str], bytes | None]) -> None:
+        self._newest = newest
+        self._shard = shard
+        self._read = read
+        self.chain = Chain()
+        self.cursor = ""
+
+    def __iter__(self) -> Iterator[Version]:
+        """Raises: SettingsError, naming the version, for one that is missing or damaged: an empty
+        state in its place would lose what the keys hold."""
+        names, delta_bytes, snapshot_bytes, deltas = [self._newest], 0, 0, 0
+        while True:
+            version, size = self._version(names[-1])
+            self.cursor = self.cursor or version.cursor
+            if version.base is None or version.is_part:
+                snapshot_bytes += size
+            else:
+                deltas, delta_bytes = deltas + 1, delta_bytes + size
+            if deltas > DELTAS_MAX:
+                raise SettingsError(
+                    f"the state version {self._newest} rests on more than {DELTAS_MAX}"
+                )
+            yield version
+            if version.base is None:
+                break
+            if len(names) >= DELTAS_MAX + PARTS_MAX:
+                raise SettingsError(f"the snapshot of {self._newest} has no end")
+            names.append(version.base)
+        parts = len(names) - deltas
+        self.chain = Chain(tuple(reversed(names)), snapshot_bytes, delta_bytes, parts)
+
+    def _version(self, name: str) -> tuple[Version, int]:
+        content = self._read(name)
+        if content is None:
+            rests = "" if name == self._newest else f", which {self._newest} rests on,"
+            raise SettingsError(
+                f"the state version {name} of {self._shard}{rests} is missing from state.store:"
+                " restore it, and resume the lease"
+            )
+        version = decode_version(name, content)
+        if version.shard != self._shard:
+            raise SettingsError(
+                f"the state version {name} is of {version.shard}, not of {self._shard}"
+            )
+        return version, len(content)
 
 
 def read_chain(
     newest: str, shard: str, read: Callable[[str], bytes | None]
 ) -> tuple[Entries, Chain, str]:
-    """The entries that a version holds, its chain, and its cursor. `read` gives the bytes of a
-    version of this shard, None if it is not there.
+    """The entries that a version holds, its chain, and its cursor. Raises: as `ChainReader`."""
+    reader = ChainReader(newest, shard, read)
+    return entries_of(reader), reader.chain, reader.cursor
 
-    Raises: SettingsError, naming the version, for one that is missing or damaged: an empty state in
-    its place would lose what the keys hold.
-    """
-    found: list[tuple[str, int, list[Change]]] = []
-    cursor, name = "", newest
-    while True:
-        content = read(name)
-        if content is None:
-            rests = "" if name == newest else f", which {newest} rests on,"
-            raise SettingsError(
-                f"the state version {name} of {shard}{rests} is missing from state.store: restore"
-                " it, and resume the lease"
-            )
-        version = decode_version(name, content)
-        if version.shard != shard:
-            raise SettingsError(f"the state version {name} is of {version.shard}, not of {shard}")
-        cursor = cursor or version.cursor
-        found.append((name, len(content), version.changes))
-        if version.base is None:
-            break
-        if len(found) > DELTAS_MAX:
-            raise SettingsError(f"the state version {newest} rests on more than {DELTAS_MAX}")
-        name = version.base
+
+def entries_of(versions: Iterable[Version]) -> Entries:
+    """The entries that a chain holds; its newest version comes first."""
     entries: Entries = {}
-    for _, _, changes in reversed(found):
+    for changes in reversed([version.changes for version in versions]):
         apply_changes(entries, changes)
-    sizes = [size for _, size, _ in reversed(found)]
-    names = tuple(each for each, _, _ in reversed(found))
-    return entries, Chain(names, sizes[0], sum(sizes[1:])), cursor
+    return entries
 
 
 def apply_changes(entries: Entries, changes: Iterable[Change]) -> None:
     """Put the changes into the entries, in order."""
     for key, name, value in changes:
-        if value is not None:
-            entries.setdefault(key, {})[name] = value
-        elif key in entries:
-            entries[key].pop(name, None)
-            if not entries[key]:
+        values = entries.get(key)
+        if value is None:
+            if values is not None and values.pop(name, None) is not None and not values:
                 del entries[key]
+        elif values is None:
+            entries[key] = {name: value}
+        else:
+            values[name] = value
 
 
-def all_changes(entries: Entries) -> list[Change]:
-    """The entries as the changes of a snapshot."""
-    return [(key, name, value) for key, of in entries.items() for name, value in of.items()]
+def parts_of(changes: Iterable[Change]) -> Iterator[list[Change]]:
+    """The changes of a snapshot, in lists of some `PART_BYTES`: one at least."""
+    part: list[Change] = []
+    size = 0
+    for change in changes:
+        if size >= PART_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(change)
+        size += len(change[0]) + len(change[1]) + len(change[2] or b"")
+    yield part
 
 
 def garbage(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 import msgspec
@@ -19,6 +19,7 @@ KEY_CHARACTERS_MAX: Final = 256
 Undoable = tuple[str, str, bytes | None, bytes | None]
 T = TypeVar("T")
 _MISSING: Final = object()
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Journal(Protocol):
@@ -30,6 +31,62 @@ class Journal(Protocol):
         ...
 
 
+class KeyValues(Protocol):
+    """The values of every key of a shard, as user code sees them."""
+
+    size_bytes: int  # of keys, names and values, when the lease begins
+
+    def get(self, key: str) -> Mapping[str, bytes] | None:
+        """The values of one key, by name; None or empty if it has none."""
+        ...
+
+    def change(self, key: str, name: str, value: bytes | None) -> None:
+        """Set a value, or remove it with None."""
+        ...
+
+    def undo(self, key: str, name: str, before: bytes | None) -> None:
+        """Take the last change of this value back, which was `before` then."""
+        ...
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys that have values."""
+        ...
+
+    def __len__(self) -> int:
+        """How many keys have values."""
+        ...
+
+
+class MemoryValues:
+    """Implements `KeyValues`: all of them are in memory."""
+
+    def __init__(self, entries: Entries) -> None:
+        self._entries = entries
+        self.get = entries.get
+        self.size_bytes = size_of(entries)
+
+    def change(self, key: str, name: str, value: bytes | None) -> None:
+        """As `KeyValues`."""
+        values = self._entries.get(key)
+        if value is not None:
+            if values is None:
+                self._entries[key] = {name: value}
+            else:
+                values[name] = value
+        elif values is not None:
+            values.pop(name, None)
+            if not values:
+                del self._entries[key]
+
+    undo = change
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 class LiveEntries:
     """The entries as user code sees them: every change made so far, durable or not.
 
@@ -38,35 +95,31 @@ class LiveEntries:
     """
 
     def __init__(
-        self, entries: Entries, journal: Journal, hash_range: HashRange | None, max_bytes: int
+        self,
+        entries: Entries | KeyValues,
+        journal: Journal,
+        hash_range: HashRange | None,
+        max_bytes: int,
     ) -> None:
-        self._entries = entries
+        self._values = MemoryValues(entries) if isinstance(entries, dict) else entries
         self._journal = journal
         self._hash_range = hash_range
         self._max_bytes = max_bytes
-        self.size_bytes = sum(
-            _size(key, name, value) for key, of in entries.items() for name, value in of.items()
-        )
+        self.size_bytes = self._values.size_bytes
 
-    def values_of(self, key: str) -> dict[str, bytes]:
+    def values_of(self, key: str) -> Mapping[str, bytes]:
         """The values of one key, by name; empty if it has none."""
-        return self._entries.get(key) or {}
+        return self._values.get(key) or {}
 
-    def keys(self) -> list[str]:
-        """The keys that have values."""
-        return list(self._entries)
+    def keys(self) -> KeyValues:
+        """The keys that have values, to iterate over and to count."""
+        return self._values
 
+    # This is the hot path of every change.
     def put(self, key: str, name: str, value: bytes | None) -> None:
         """Set a value, or remove it with None. Raises: LimitExceeded, HaltShard, SinkError."""
-        for text in (key, name):
-            if not 0 < len(text) <= KEY_CHARACTERS_MAX:
-                raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
-        if key not in self._entries and not self._is_ours(key):
-            raise LimitExceeded(
-                "the MD5 hash of a state key is not in the hash range of this shard: state belongs"
-                " to the partition keys of the shard's own records, and to records put without an"
-                " explicit hash key"
-            )
+        if not (0 < len(key) <= KEY_CHARACTERS_MAX and 0 < len(name) <= KEY_CHARACTERS_MAX):
+            raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
         self._journal(lambda: self._change(key, name, value))
 
     def _is_ours(self, key: str) -> bool:
@@ -76,38 +129,50 @@ class LiveEntries:
     def undo(self, change: Undoable) -> None:
         """Take the last change back."""
         key, name, value, before = change
-        self._set(key, name, before, value)
+        self.size_bytes += growth(key, name, before, value)
+        self._values.undo(key, name, before)
 
     def _change(self, key: str, name: str, value: bytes | None) -> Undoable | None:
-        before = self.values_of(key).get(name)
+        values = self._values.get(key)
+        if values:
+            before = values.get(name)
+        elif self._is_ours(key):
+            before = None
+        else:
+            raise LimitExceeded(
+                "the MD5 hash of a state key is not in the hash range of this shard: state belongs"
+                " to the partition keys of the shard's own records, and to records put without an"
+                " explicit hash key"
+            )
         if value == before:
             return None
-        grown = self._growth(key, name, value, before)
-        if grown > 0 and self.size_bytes + grown > self._max_bytes:
+        size_bytes = self.size_bytes + growth(key, name, value, before)
+        if self._max_bytes < size_bytes > self.size_bytes:
             raise HaltShard(
                 f"the state of this shard would exceed state.max_bytes ({self._max_bytes} bytes):"
                 " delete keys that are done, raise the limit, or split the shard"
             )
-        self._set(key, name, value, before)
+        self.size_bytes = size_bytes
+        self._values.change(key, name, value)
         return key, name, value, before
 
-    def _set(self, key: str, name: str, value: bytes | None, before: bytes | None) -> None:
-        self.size_bytes += self._growth(key, name, value, before)
-        if value is not None:
-            self._entries.setdefault(key, {})[name] = value
-        elif before is not None:
-            values = self._entries[key]
-            del values[name]
-            if not values:
-                del self._entries[key]
 
-    @staticmethod
-    def _growth(key: str, name: str, value: bytes | None, before: bytes | None) -> int:
-        return _size(key, name, value) - _size(key, name, before)
+def size_of(entries: Entries) -> int:
+    """The bytes of keys, names and values."""
+    return sum(
+        [
+            len(key) + len(name) + len(value)
+            for key, values in entries.items()
+            for name, value in values.items()
+        ]
+    )
 
 
-def _size(key: str, name: str, value: bytes | None) -> int:
-    return 0 if value is None else len(key) + len(name) + len(value)
+def growth(key: str, name: str, value: bytes | None, before: bytes | None) -> int:
+    """By how many bytes the state grows with this change."""
+    if value is None:
+        return 0 if before is None else -len(key) - len(name) - len(before)
+    return len(key) + len(name) + len(value) if before is None else len(value) - len(before)
 
 
 class State:
@@ -164,7 +229,7 @@ class KeyState(MutableMapping[str, Any]):
         return default if value is None else msgspec.msgpack.decode(value, type=type)
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._live.put(self._key, name, msgspec.msgpack.encode(value))
+        self._live.put(self._key, name, _encode(value))
 
     def set(self, name: str, value: Any) -> None:
         """As `state[name] = value`."""

@@ -28,7 +28,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     """One version: `changes` on top of `base`, or all entries if it has none.
 
     `shard` and `cursor` say which records it holds. `token` is the fencing token of the owner that
-    wrote it, `attempt` counts that owner's versions.
+    wrote it, `attempt` counts that owner's versions. A large snapshot is several: each but the
+    first `is_part`, and has further keys than its base.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     base: str | None
     changes: list[Change]
     format: int = FORMAT
+    is_part: bool = False
 
 
 def version_name(token: int, attempt: int, nonce: str) -> str:

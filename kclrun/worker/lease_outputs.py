@@ -31,13 +31,16 @@ from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State, Undoable
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import DeliveryQueue
-from kclrun.worker.opening import open_output, open_versions
-from kclrun.worker.outputs import Keyed, Outputs, Pace
+from kclrun.worker.opening import open_kept, open_output, open_versions
+from kclrun.worker.outputs import STATE_BUFFER_BYTES, Keyed, Outputs, Pace
 from kclrun.worker.sharing import MakeThread
 
 # Reading so much takes some 5 s at each start of the lease, in which no record is processed.
 WARN_BYTES: Final = 256 * 2**20
 T = TypeVar("T")
+# Of `state.memory` a commit is made before it is due when an eighth are changes: while it is under
+# way they are there as rows, as changes, and twice as bytes of the version.
+_CHANGES_SHARE: Final = 8
 # A request under way when the lease is over may end late: its outcome is for the next owner to see.
 _CLOSE_WAIT_S: Final = 1.0
 
@@ -153,7 +156,9 @@ class LeaseOutputs:
         spec = self._spec
         folder = version_folder(spec.application, spec.stream_name)
         store = open_versions(place, folder, spec.kinesis, self._credentials)
-        versions = StateVersions(store, spec.shard_id, row.counter, secrets.token_hex(4))
+        kept = open_kept(place, folder, spec.shard_id, self._broke)
+        nonce = secrets.token_hex(4)
+        versions = StateVersions(store, spec.shard_id, row.counter, nonce, kept)
         entries = self._until_there(
             STATE, lambda: versions.restore(row, self._read_rows, row.hash_range)
         )
@@ -161,7 +166,10 @@ class LeaseOutputs:
         if live.size_bytes > WARN_BYTES:
             self._report(ProcessWarned(_large(live.size_bytes, place.max_bytes)))
         self.state = State(live)
-        return Keyed(versions, live.undo, place.retain_s)
+        buffer_bytes = STATE_BUFFER_BYTES
+        if place.local is not None:
+            buffer_bytes = min(buffer_bytes, place.memory_bytes // _CHANGES_SHARE)
+        return Keyed(versions, live.undo, place.retain_s, buffer_bytes)
 
     def _read_rows(self, keys: Sequence[LeaseKey]) -> dict[LeaseKey, Lease | None]:
         try:

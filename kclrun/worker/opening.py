@@ -16,6 +16,7 @@ from kclrun.model.output import OutputPlace, RowsOf
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import Output, VersionStore
+from kclrun.state.kept import KeptEntries, MemoryEntries
 
 
 def open_output(
@@ -105,6 +106,20 @@ def open_versions(
     from kclrun.aws.outputs.state_objects import open_state_objects
 
     return open_state_objects(place, kinesis.region, credentials, folder)
+
+
+def open_kept(
+    place: StatePlace, folder: str, shard_id: str, broke: Callable[[BaseException], None]
+) -> KeptEntries:
+    """Where the entries of the last version are: in memory, or below `folder` of the local disk.
+    Raises: SinkError."""
+    if place.local is None:
+        return MemoryEntries()
+    from kclrun.sinks.local_state import LocalEntries, sweep
+
+    local = Path(place.local) / folder
+    sweep(local, place.retain_s)
+    return LocalEntries(local / shard_id, place.memory_bytes, broke)
 
 
 @contextmanager

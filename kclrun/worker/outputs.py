@@ -37,7 +37,7 @@ from kclrun.state.keyed import Undoable
 # are more than a mistake of the processor should cost its host.
 CALL_BYTES_MAX: Final = 256 * 2**20
 # Changes of the state that wait for a commit; beyond this one is made before it is due.
-_STATE_BUFFER_BYTES: Final = 64 * 2**20
+STATE_BUFFER_BYTES: Final = 64 * 2**20
 # Versions that nothing names are looked for once an hour: one LIST.
 _COLLECT_EVERY_S: Final = 3600.0
 # An offer leaves a larger roll to the next owner: sending it takes longer than the gap of a move
@@ -61,11 +61,13 @@ class Pace(msgspec.Struct, frozen=True):
 
 class Keyed(msgspec.Struct, frozen=True):
     """The keyed state among the outputs. `undo` takes a change back from what user code sees;
-    versions that nothing names are deleted when they are older than `retain_s`."""
+    versions that nothing names are deleted when they are older than `retain_s`. A commit is made
+    before it is due when changes of `buffer_bytes` wait for it."""
 
     versions: StateVersions
     undo: Callable[[Undoable], None]
     retain_s: float
+    buffer_bytes: int = STATE_BUFFER_BYTES
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
@@ -163,7 +165,7 @@ class Outputs:
         self._is_manual = is_manual
         self._state = state
         if state is not None:
-            pace = Pace(0.0, 0, _STATE_BUFFER_BYTES)
+            pace = Pace(0.0, 0, state.buffer_bytes)
             outputs = [("", state.versions, pace), *outputs]
         self._lanes = [_Lane(index, *each) for index, each in enumerate(outputs)]
         self._by_name = {lane.name: lane for lane in self._lanes if lane.name}
@@ -233,19 +235,21 @@ class Outputs:
 
     def change_state(self, change: Callable[[], Undoable | None]) -> None:
         """Implements `state.keyed.Journal`. Raises: SinkError outside a batch; LimitExceeded."""
-        with self._changed:
+        lane = self._lanes[0]
+        with self._lock:  # the condition's own, without its calls in Python
             if self._batch_start is None:
                 raise SinkError(
                     "context.state is changed in process_records and shard_ended, while they run"
                 )
-            lane = self._lanes[0]
             if lane.emitted_bytes - self._batch_start[0].size > CALL_BYTES_MAX:
                 raise LimitExceeded(f"one call changed more than {CALL_BYTES_MAX} bytes of state")
             made = change()
             if made is not None:
                 key, name, value, before = made
                 held = len(key) + len(name) + len(value or b"") + len(before or b"")
-                lane.append(made, held + CHANGE_BYTES)
+                lane.rows.append(made)
+                lane.emitted_rows += 1
+                lane.emitted_bytes += held + CHANGE_BYTES
 
     def emit_to(self, name: str) -> Callable[[Row], None]:
         """The function that adds one row to an output. It raises: SinkError outside a batch;

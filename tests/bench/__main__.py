@@ -149,6 +149,12 @@ ROWS: Final = {
             7,
         ),
         Row(
+            "state",
+            "1 M keys x 100 B: ≥ 150 k updates/s/core; a commit ≤ 60 ms; restored at ≥ 50 MB/s",
+            "bench.keyed_state:state",
+            5,
+        ),
+        Row(
             "poison",
             "one record at fault of 10,000: found in ≤ 15 calls, others done once more at most",
             "bench.poison:poison",

@@ -5,8 +5,13 @@ checkpoint is the fold of the records up to it, per key; and rows emitted from i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,9 +26,12 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant
+from kclrun.sinks.local_state import LocalEntries
 from kclrun.sinks.state_versions import StateVersions
+from kclrun.state import chain
 from kclrun.state.chain import Entries, read_chain
-from kclrun.state.keyed import Counter, LiveEntries, State
+from kclrun.state.kept import KeptEntries, MemoryEntries
+from kclrun.state.keyed import Counter, KeyValues, LiveEntries, State
 from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.examples import examples
 from tests.support.memory_output import Crash, Destination, MemoryOutput
@@ -80,17 +88,19 @@ def step(values: dict[str, int], number: int) -> None:
         values["odd"] = number
 
 
-def decoded(entries: Entries) -> dict[str, dict[str, int]]:
+def decoded(entries: Entries | KeyValues) -> dict[str, dict[str, int]]:
     return {
         key: {name: msgspec.msgpack.decode(value) for name, value in values.items()}
-        for key, values in entries.items()
+        for key in entries
+        if (values := entries.get(key))
     }
 
 
 class World:
     """The rows, the versions and the destinations: they outlive every process."""
 
-    def __init__(self) -> None:
+    def __init__(self, disk: Path | None) -> None:
+        self.disk = disk  # of the one machine, for copies of the state
         self.stored = Versions()
         self.rows: dict[str, Lease] = {}
         self.destinations = {shard: Destination(stores_cursor=True) for shard in RANGES}
@@ -171,7 +181,10 @@ class Life:
         self.is_over = self.is_waiting = False
         store = MemoryVersions(world.stored, self.fates[0])
         nonce = f"{world.lives:08x}"
-        self.versions = StateVersions(store, shard, self.row.counter, nonce)
+        self.kept: KeptEntries = MemoryEntries()
+        if world.disk is not None:  # with memory for a single key
+            self.kept = LocalEntries(world.disk / shard, 1000, self._broke)
+        self.versions = StateVersions(store, shard, self.row.counter, nonce, self.kept)
         entries = self.versions.restore(self.row, world.read, RANGES[shard])
         self.done = self.told = number_at(self.row.checkpoint, shard)
         assert decoded(entries) == fold(shard, self.done)
@@ -191,6 +204,9 @@ class Life:
         assert start == self.row.checkpoint, "what the state does not have is processed again"
         self.commits.begin(start, self.outputs.cursors())
         self.cuts = [number_at(cut, shard) for cut in cuts]
+
+    def _broke(self, error: BaseException) -> None:
+        raise AssertionError(error)
 
     def _sql(self, destination: Destination) -> MemoryOutput:
         return MemoryOutput(destination, self.world.lives, self.fates[1])
@@ -295,10 +311,24 @@ STEPS = st.tuples(
 )
 
 
-@given(st.lists(STEPS, max_size=70))
+@pytest.mark.parametrize(
+    "is_on_disk", [False, pytest.param(True, marks=pytest.mark.seconds)], ids=["memory", "disk"]
+)
+@given(steps=st.lists(STEPS, max_size=70))
 @examples(400)
-def test_the_state_at_every_checkpoint_is_the_fold_of_the_records_up_to_it(steps) -> None:  # type: ignore[no-untyped-def]
-    world = World()
+def test_the_state_at_every_checkpoint_is_the_fold_of_the_records_up_to_it(  # type: ignore[no-untyped-def]
+    is_on_disk, steps
+) -> None:
+    with ExitStack() as stack:
+        disk = None
+        if is_on_disk:
+            disk = Path(stack.enter_context(TemporaryDirectory()))
+            # A snapshot of two keys has two parts.
+            stack.enter_context(patch.object(chain, "PART_BYTES", 10))
+        live_through(World(disk), steps, stack)
+
+
+def live_through(world: World, steps: list[tuple[str, int, str]], stack: ExitStack) -> None:
     lives: dict[str, Life] = {}
     zombies: list[Life] = []
     for kind, number, fate in [*steps, *finish()]:
@@ -308,9 +338,12 @@ def test_the_state_at_every_checkpoint_is_the_fold_of_the_records_up_to_it(steps
         shard = world_shards[number % len(world_shards)]
         life = lives.get(shard)
         if life is None or life.is_over or life.is_waiting or kind == "claim":
-            if life is not None:
+            if life is not None and number % 2:
                 zombies.append(life)
+            elif life is not None:
+                life.kept.close()  # its process has ended
             life = lives[shard] = Life(world, shard)
+            stack.callback(life.kept.close)
         for of in life.fates:
             of.clear()
         if fate and kind in {"turn", "save"}:

@@ -1,0 +1,485 @@
+"""The entries of a lease's last version on a disk of this machine, and the part of them that user
+code works with in memory: for a state that is larger than memory, and for a quick restart.
+
+It is a copy: what it lacks is in the version. It does not know how versions are stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+import shutil
+import sqlite3
+import sys
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.errors import HostFailed, OutputLocked, SettingsError, SinkError
+from kclrun.model.shard import HashRange, hash_key_of
+from kclrun.sinks.durable_files import close_locked, open_locked
+from kclrun.state.beginning import BOTH_HAVE, known_range
+from kclrun.state.chain import Chain
+from kclrun.state.kept import Versions
+from kclrun.state.keyed import KeyValues, Undoable, growth
+from kclrun.state.versions import Change
+
+_FORMAT: Final = 1
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+# What a key costs in memory beside its characters, and each of its values beside its bytes: two
+# entries of a dict, the dict of its values, and the heads of a text and of bytes.
+_KEY_BYTES: Final = 400
+_VALUE_BYTES: Final = 60
+# The working set's share of `state.memory`. The rest are pages of SQLite, and the changes since the
+# last commit: they are there as rows, as changes, and as the bytes of the next version.
+_WORKING_SHARE: Final = 0.45
+_PAGES_SHARE: Final = 0.05  # of each of two connections
+_LOADING_SHARE: Final = 0.15
+# Folders of shards that are looked at when a lease begins, for copies that nothing uses any more.
+_SWEPT_MAX: Final = 100
+_TABLE: Final = "(key TEXT, name TEXT, value BLOB, PRIMARY KEY (key, name)) WITHOUT ROWID"
+_INTO_ENTRIES: Final = "INSERT OR IGNORE INTO entries VALUES (?, ?, ?)"
+_INTO_PART: Final = "INSERT OR IGNORE INTO part VALUES (?, ?, ?)"
+_SIZE: Final = (
+    "SELECT COALESCE(SUM(LENGTH(key) + LENGTH(name) + LENGTH(value) - 4), 0) FROM entries"
+)
+_KEYS: Final = "SELECT DISTINCT key FROM entries WHERE key > ? ORDER BY key LIMIT 1000"
+
+
+class _CopyOf(msgspec.Struct, frozen=True):
+    """What a file is a copy of. Nothing is synced to the disk, so that a power cut may leave a mix
+    of old and new pages: a copy is of use within one `boot`."""
+
+    format: int
+    boot: str
+    chain: Chain
+    size_bytes: int
+
+
+class _Place:
+    """A folder with one copy, which no other process uses while this one is open."""
+
+    def __init__(self, folder: Path, lock: int) -> None:
+        self.folder = folder
+        self.file = folder / "state.db"
+        self._lock = lock
+
+    @classmethod
+    def locked(cls, folder: Path) -> _Place | None:
+        """The place, if it is there and no process uses it. Raises: OSError."""
+        try:
+            return cls(folder, open_locked(folder / "lock", 0.0))
+        except (OutputLocked, FileNotFoundError):
+            return None
+
+    @classmethod
+    def made(cls, root: Path) -> _Place:
+        """A new one. Raises: OSError."""
+        while True:
+            folder = root / secrets.token_hex(8)
+            folder.mkdir(mode=0o700, parents=True)  # it will hold what users keep
+            place = cls.locked(folder)  # a sweep may have been quicker
+            if place is not None:
+                return place
+
+    def is_unused_since(self, age_s: float) -> bool:
+        return time.time() - (self.folder / "lock").stat().st_mtime >= age_s
+
+    def mark_used(self) -> None:
+        os.utime(self.folder / "lock")
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        if self._lock >= 0:
+            close_locked(self._lock)
+            self._lock = -1
+
+
+class LocalEntries:
+    """Implements `KeptEntries` with SQLite below `root`, a folder of this shard alone.
+
+    With the changes that no version has yet, it takes some `memory_bytes` of memory. `broke` ends
+    the process: a damaged file is removed, and the next process reads the version.
+    """
+
+    def __init__(
+        self, root: Path, memory_bytes: int, broke: Callable[[BaseException], None]
+    ) -> None:
+        self._root = root
+        self._memory_bytes = memory_bytes
+        self._broke = broke
+        self._place: _Place | None = None
+        self._writer: sqlite3.Connection | None = None
+        self._working: WorkingSet | None = None
+        self._size_bytes = 0  # of the last version
+        # Of the changes that no version has yet: their number for each key, and the growth.
+        self._noted: Counter[str] = Counter()
+        self._grown_bytes = 0
+
+    # The beginning of a lease.
+
+    def adopt(self, version: str) -> Chain | None:
+        """As `KeptEntries`: the copy that a former process of this machine left, if it is of this
+        version. Every other one of this shard is removed."""
+        self.close()
+        chain = None
+        with self._writing():
+            for folder in sorted(self._root.glob("*/")):
+                place = _Place.locked(folder)
+                if place is None:
+                    continue  # of a process that is about to end
+                copy = _copy_in(place.file) if chain is None else None
+                if copy is None or copy.chain.newest != version:
+                    place.remove()
+                    continue
+                chain, self._place, self._size_bytes = copy.chain, place, copy.size_bytes
+                self._writer = self._connected(place.file)
+        return chain
+
+    def load(self, versions: Versions) -> None:
+        """As `KeptEntries`."""
+        with self._loading() as writer:
+            _insert(writer, _INTO_ENTRIES, versions, lambda _: True)
+            writer.execute("DELETE FROM entries WHERE value IS NULL")
+
+    def inherit(self, chains: Iterable[Versions], hash_range: HashRange | None) -> None:
+        """As `KeptEntries`."""
+        known = known_range(hash_range)
+        with self._loading() as writer:
+            writer.execute(f"CREATE TABLE part {_TABLE}")
+            for versions in chains:
+                _insert(writer, _INTO_PART, versions, lambda key: hash_key_of(key) in known)
+                writer.execute("DELETE FROM part WHERE value IS NULL")
+                if writer.execute("SELECT 1 FROM part JOIN entries USING (key) LIMIT 1").fetchone():
+                    raise SettingsError(BOTH_HAVE)
+                writer.execute("INSERT INTO entries SELECT * FROM part ORDER BY key, name")
+                writer.execute("DELETE FROM part")
+            writer.execute("DROP TABLE part")
+
+    @contextlib.contextmanager
+    def _loading(self) -> Iterator[sqlite3.Connection]:
+        """A new file, which is there whole or not at all."""
+        if self._place is not None:
+            self._remove()
+        with self._writing():
+            self._place = _Place.made(self._root)
+            # Nothing else is in memory yet.
+            writer = self._writer = self._connected(self._place.file, _LOADING_SHARE)
+            try:
+                writer.execute("PRAGMA journal_mode = OFF")
+                writer.execute("PRAGMA page_size = 8192")
+                writer.execute(f"CREATE TABLE entries {_TABLE}")
+                writer.execute("CREATE TABLE copy (of BLOB)")
+                writer.execute("BEGIN")
+                yield writer
+                writer.execute("COMMIT")
+                writer.execute("PRAGMA journal_mode = WAL")  # its reader waits for no writer
+                (self._size_bytes,) = writer.execute(_SIZE).fetchone()
+                self._limit_pages(writer, _PAGES_SHARE)
+                writer.execute("PRAGMA shrink_memory")
+            except BaseException:
+                self._remove()
+                raise
+
+    def live(self) -> KeyValues:
+        """As `KeptEntries`."""
+        assert self._place is not None, "adopt(), load() or inherit() comes first"
+        reader = self._connected(self._place.file)
+        limit = int(self._memory_bytes * _WORKING_SHARE)
+        self._working = WorkingSet(reader, self._size_bytes, limit, self._damaged)
+        return self._working
+
+    # The thread that commits.
+
+    def note(self, rows: Sequence[Undoable]) -> None:
+        """As `KeptEntries`."""
+        self._noted.update([row[0] for row in rows])
+        self._grown_bytes += sum([growth(*row) for row in rows])
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """As `KeptEntries`."""
+        with self._writing() as writer:
+            if not writer.in_transaction:
+                writer.execute("BEGIN")
+            writer.executemany(
+                "INSERT OR REPLACE INTO entries VALUES (?, ?, ?)",
+                [
+                    (key, of, _sealed(value))
+                    for key, of, value in sorted(changes)
+                    if value is not None
+                ],
+            )
+            writer.executemany(
+                "DELETE FROM entries WHERE key = ? AND name = ?",
+                [(key, of) for key, of, value in changes if value is None],
+            )
+
+    def changes(self) -> Iterator[Change]:
+        """As `KeptEntries`."""
+        with self._writing() as writer:
+            for key, name, value in writer.execute("SELECT * FROM entries ORDER BY key, name"):
+                yield key, name, _opened(value)
+
+    def keep(self, chain: Chain) -> None:
+        """As `KeptEntries`."""
+        size_bytes = self._size_bytes + self._grown_bytes
+        copy = _CopyOf(_FORMAT, _boot(), chain, size_bytes)
+        with self._writing() as writer:
+            if not writer.in_transaction:
+                writer.execute("BEGIN")
+            writer.execute("DELETE FROM copy")
+            writer.execute("INSERT INTO copy VALUES (?)", [msgspec.msgpack.encode(copy)])
+            writer.execute("COMMIT")
+            assert self._place is not None, "it has a connection"
+            self._place.mark_used()
+        self._size_bytes, self._grown_bytes = size_bytes, 0
+        if self._working is not None:
+            self._working.release(self._noted)
+        self._noted.clear()
+
+    def close(self) -> None:
+        """As `KeptEntries`. The file stays, for the next process of this machine."""
+        if self._working is not None:
+            self._working.close()
+        if self._writer is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._writer.close()
+        self._working = self._writer = None
+        if self._place is not None:
+            self._place.close()
+        self._place = None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """Raises: SinkError, after a rollback, if the disk is full; and if the file is damaged,
+        which ends the process."""
+        try:
+            yield self._writer  # type: ignore[misc]  # None before there is a file
+        except OSError as error:
+            raise SinkError(f"{self._root}: {error.strerror}") from error
+        except sqlite3.Error as error:
+            if self._writer is not None and self._writer.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    self._writer.execute("ROLLBACK")
+            if getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":
+                raise SinkError(f"the disk of {self._root} is full") from error
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: sqlite3.Error) -> SinkError:
+        """A version has what the file had: the next process begins without it."""
+        if self._place is not None:
+            shutil.rmtree(self._place.folder, ignore_errors=True)
+        message = f"the local copy of the state in {self._root} is damaged ({error}): it is removed"
+        self._broke(HostFailed(message))
+        return SinkError(message)
+
+    def _connected(self, file: Path, share: float = _PAGES_SHARE) -> sqlite3.Connection:
+        connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        self._limit_pages(connection, share)
+        # Safe from the end of the process, and of no use after that of the machine.
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+    def _limit_pages(self, connection: sqlite3.Connection, share: float) -> None:
+        connection.execute(f"PRAGMA cache_size = -{int(self._memory_bytes * share / 1024)}")
+
+    def _remove(self) -> None:
+        place = self._place
+        self.close()
+        if place is not None:
+            shutil.rmtree(place.folder, ignore_errors=True)
+
+
+class WorkingSet:
+    """Implements `KeyValues`: keys used lately, and all keys with changes that the file lacks, are
+    in memory; every other key is read from the file when it is used.
+
+    The first `limit_bytes / 2` of keys are the recent ones; then they become the older ones, and
+    the older ones of that moment are forgotten, but for those with changes. One thread uses it at a
+    time, `release` is called by another one.
+    """
+
+    def __init__(
+        self,
+        reader: sqlite3.Connection,
+        size_bytes: int,
+        limit_bytes: int,
+        damaged: Callable[[sqlite3.Error], SinkError],
+    ) -> None:
+        self.size_bytes = size_bytes
+        self._reader = reader
+        self._limit_bytes = limit_bytes // 2
+        self._damaged = damaged
+        self._lock = threading.RLock()
+        self._recent: dict[str, dict[str, bytes]] = {}
+        self._older: dict[str, dict[str, bytes]] = {}
+        self._recent_bytes = 0
+        self._changes: dict[str, int] = {}  # of each key, those that the file lacks
+
+    def get(self, key: str) -> Mapping[str, bytes] | None:
+        """As `KeyValues`. Raises: SinkError if the file is damaged."""
+        with self._lock:
+            return self._values(key)
+
+    def change(self, key: str, name: str, value: bytes | None) -> None:
+        """As `KeyValues`."""
+        with self._lock:
+            self._changes[key] = self._changes.get(key, 0) + 1
+            self._set(key, name, value)
+
+    def undo(self, key: str, name: str, before: bytes | None) -> None:
+        """As `KeyValues`."""
+        with self._lock:
+            self._set(key, name, before)
+            self._let_go(key, 1)
+
+    def release(self, written: Mapping[str, int]) -> None:
+        """The file has so many changes of these keys."""
+        with self._lock:
+            for key, count in written.items():
+                self._let_go(key, count)
+
+    def __iter__(self) -> Iterator[str]:
+        with self._lock:
+            changed = dict.fromkeys(self._changes)
+        yield from (key for key in changed if self.get(key))
+        last = ""
+        while page := self._read(_KEYS, last):
+            for (key,) in page:
+                if key not in changed and (key not in self._changes or self.get(key)):
+                    yield key
+            last = page[-1][0]
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def close(self) -> None:
+        """The lease is over: what is not in memory cannot be read any more."""
+        with self._lock, contextlib.suppress(sqlite3.Error):
+            self._reader.close()
+
+    def _values(self, key: str) -> dict[str, bytes]:
+        values = self._recent.get(key)
+        if values is None:
+            values = self._older.get(key)
+            if values is None:
+                found = self._read("SELECT name, value FROM entries WHERE key = ?", key)
+                # A name is one object in memory, however many keys have it.
+                values = {sys.intern(name): self._checked(value) for name, value in found}
+            self._hold(key, values)
+        return values
+
+    def _hold(self, key: str, values: dict[str, bytes]) -> None:
+        if self._recent_bytes >= self._limit_bytes:
+            forgotten, self._older, self._recent = self._older, self._recent, {}
+            self._recent_bytes = 0
+            for changed in self._changes:
+                if changed in forgotten and changed not in self._older:
+                    self._add(changed, forgotten[changed])
+        self._add(key, values)
+
+    def _add(self, key: str, values: dict[str, bytes]) -> None:
+        self._recent[key] = values
+        held = sum([_VALUE_BYTES + len(value) for value in values.values()])
+        self._recent_bytes += _KEY_BYTES + len(key) + held
+
+    def _set(self, key: str, name: str, value: bytes | None) -> None:
+        values = self._values(key)
+        before = values.pop(name, None)
+        if before is not None:
+            self._recent_bytes -= _VALUE_BYTES + len(before)
+        if value is not None:
+            values[sys.intern(name)] = value
+            self._recent_bytes += _VALUE_BYTES + len(value)
+
+    def _let_go(self, key: str, count: int) -> None:
+        left = self._changes[key] - count
+        if left:
+            self._changes[key] = left
+        else:
+            del self._changes[key]
+
+    def _read(self, query: str, argument: str) -> list[Any]:
+        with self._lock:
+            try:
+                return self._reader.execute(query, (argument,)).fetchall()
+            except sqlite3.ProgrammingError:
+                raise SinkError("the lease is over, and its state is closed") from None
+            except sqlite3.Error as error:
+                raise self._damaged(error) from error
+
+    def _checked(self, value: bytes) -> bytes:
+        try:
+            return _opened(value)
+        except sqlite3.Error as error:
+            raise self._damaged(error) from error
+
+
+def sweep(folder: Path, retain_s: float) -> None:
+    """Remove the copies in the folders of shards in `folder` that were not used for so long: those
+    shards are read by other machines. Some of them; the next lease that begins goes on."""
+    for of_shard in itertools.islice(folder.glob("*/"), _SWEPT_MAX):
+        for each in of_shard.glob("*/"):
+            with contextlib.suppress(OSError):
+                place = _Place.locked(each)
+                if place is not None:
+                    place.remove() if place.is_unused_since(retain_s) else place.close()
+        with contextlib.suppress(OSError):
+            of_shard.rmdir()  # unless it holds a copy
+
+
+def _insert(
+    writer: sqlite3.Connection, query: str, versions: Versions, is_ours: Callable[[str], bool]
+) -> None:
+    """The entries of a chain whose newest version comes first: what is there already is newer. A
+    value that a later version removed is NULL there."""
+    for version in versions:
+        changes = [change for change in reversed(version.changes) if is_ours(change[0])]
+        changes.sort(key=itemgetter(0, 1))  # neighbours are in one page
+        writer.executemany(
+            query,
+            [
+                (key, name, None if value is None else _sealed(value))
+                for key, name, value in changes
+            ],
+        )
+
+
+def _sealed(value: bytes) -> bytes:
+    """With its checksum: SQLite has none."""
+    return zlib.crc32(value).to_bytes(4, "big") + value
+
+
+def _opened(sealed: bytes) -> bytes:
+    """Raises: sqlite3.DatabaseError, as for a page that SQLite finds damaged."""
+    value = sealed[4:]
+    if zlib.crc32(value).to_bytes(4, "big") != sealed[:4]:
+        raise sqlite3.DatabaseError("the checksum of a value differs")
+    return value
+
+
+def _copy_in(file: Path) -> _CopyOf | None:
+    """What the file is a copy of; None if it is not whole, or of a former boot."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{file}?mode=rw", uri=True)) as connection:
+            (of,) = connection.execute("SELECT of FROM copy").fetchone()
+        copy = msgspec.msgpack.decode(of, type=_CopyOf)
+    except (sqlite3.Error, TypeError, msgspec.MsgspecError):
+        return None
+    return copy if (copy.format, copy.boot) == (_FORMAT, _boot()) else None
+
+
+def _boot() -> str:
+    return _BOOT_ID.read_text().strip()

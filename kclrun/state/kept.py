@@ -1,0 +1,105 @@
+"""The entries of a lease's last version, from which its next snapshot is written; and the first of
+two places for them: memory. The other one is `sinks/local_state.py`.
+
+Must not know: the store of the versions, what user code does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from kclrun.model.shard import HashRange
+from kclrun.state.beginning import inherited
+from kclrun.state.chain import Chain, Entries, apply_changes, entries_of
+from kclrun.state.keyed import KeyValues, MemoryValues, Undoable
+from kclrun.state.versions import Change, Version
+
+# A chain of versions, the newest first.
+Versions = Iterable[Version]
+
+
+class KeptEntries(Protocol):
+    """`adopt`, `load`, `inherit` and `live` are for the beginning; then `note`, `apply`, `changes`
+    and `keep` as often as needed, by one thread. Every method raises SinkError while its place
+    cannot be written; the call is repeated then."""
+
+    def adopt(self, version: str) -> Chain | None:
+        """The chain of the version, if the entries are those of exactly this name [K14]; else
+        nothing is kept, and they are to be loaded."""
+        ...
+
+    def load(self, versions: Versions) -> None:
+        """Take the entries of a chain."""
+        ...
+
+    def inherit(self, chains: Iterable[Versions], hash_range: HashRange | None) -> None:
+        """Take the entries of the parents' chains that are in the hash range. Raises:
+        SettingsError, as `state.beginning.inherited`."""
+        ...
+
+    def live(self) -> KeyValues:
+        """The entries for user code to change, which changes none here."""
+        ...
+
+    def note(self, rows: Sequence[Undoable]) -> None:
+        """Changes that user code made will be in the next version."""
+        ...
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """Change the entries, until `keep` provisionally. Repeated, it does nothing more."""
+        ...
+
+    def changes(self) -> Iterator[Change]:
+        """All entries, in an order that only `apply` changes."""
+        ...
+
+    def keep(self, chain: Chain) -> None:
+        """The entries are those of the newest version of the chain, which is durable."""
+        ...
+
+    def close(self) -> None:
+        """Release what is open. Idempotent."""
+        ...
+
+
+class MemoryEntries:
+    """Implements `KeptEntries`: nothing is left when the process ends."""
+
+    def __init__(self) -> None:
+        self._entries: Entries = {}
+
+    def adopt(self, _version: str) -> Chain | None:
+        """As `KeptEntries`."""
+        return None
+
+    def load(self, versions: Versions) -> None:
+        """As `KeptEntries`."""
+        self._entries = entries_of(versions)
+
+    def inherit(self, chains: Iterable[Versions], hash_range: HashRange | None) -> None:
+        """As `KeptEntries`."""
+        self._entries = inherited(map(entries_of, chains), hash_range)
+
+    def live(self) -> KeyValues:
+        """As `KeptEntries`."""
+        return MemoryValues({key: values.copy() for key, values in self._entries.items()})
+
+    def note(self, rows: Sequence[Undoable]) -> None:
+        """As `KeptEntries`."""
+
+    def apply(self, changes: Sequence[Change]) -> None:
+        """As `KeptEntries`."""
+        apply_changes(self._entries, changes)
+
+    def changes(self) -> Iterator[Change]:
+        """As `KeptEntries`."""
+        for key, values in self._entries.items():
+            for name, value in values.items():
+                yield key, name, value
+
+    def keep(self, chain: Chain) -> None:
+        """As `KeptEntries`."""
+
+    def close(self) -> None:
+        """As `KeptEntries`."""
