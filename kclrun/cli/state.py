@@ -131,7 +131,7 @@ def _read(row: Lease, store: VersionStore) -> Kept:
     except SettingsError as error:
         return msgspec.structs.replace(kept, wrong=str(error))
     wrong = ""
-    if Cursor.parse(cursor) > Cursor(row.checkpoint):
+    if Cursor.parse(cursor) > Cursor.of(row.checkpoint):
         wrong = f"the version is of {cursor}, beyond the checkpoint {row.checkpoint}"
     return msgspec.structs.replace(
         kept,

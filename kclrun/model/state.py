@@ -27,12 +27,20 @@ def version_folder(application: str, stream: str) -> str:
     return f"{application}/{stream}"
 
 
+class Watermarks(msgspec.Struct, frozen=True):
+    """How the watermark of a shard follows its records, in seconds: `lateness_s` behind the latest,
+    in steps of `every_s`."""
+
+    lateness_s: float = 10.0
+    every_s: float = 1.0
+
+
 class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     """The store of the versions: exactly one of `path` and `s3` is set.
 
     `s3` is an URL `s3://bucket/prefix`. Above `max_bytes` of keys, names and values the lease
     halts. Versions that nothing names are deleted when they are older than `retain_s`.
-    `endpoint_url` replaces the address of S3.
+    `endpoint_url` replaces the address of S3. `watermarks` are those of the timers in the state.
     """
 
     path: str | None = None
@@ -40,3 +48,4 @@ class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = 2**30
     retain_s: float = 86400.0
     endpoint_url: str | None = None
+    watermarks: Watermarks = Watermarks()

@@ -33,7 +33,15 @@ from kclrun.state.chain import (
     read_chain,
 )
 from kclrun.state.keyed import Undoable
-from kclrun.state.versions import Change, Version, encode_version, version_name
+from kclrun.state.timers import is_reserved
+from kclrun.state.versions import (
+    FORMAT,
+    FORMAT_WITHOUT_TIMERS,
+    Change,
+    Version,
+    encode_version,
+    version_name,
+)
 
 ReadRows = Callable[[Sequence[LeaseKey]], Mapping[LeaseKey, Lease | None]]
 
@@ -137,6 +145,7 @@ class StateVersions:
         return name, self._encoded(name, at, None, all_changes(self._entries)), False
 
     def _encoded(self, name: str, at: Cursor, base: str | None, changes: list[Change]) -> bytes:
+        has_timers = any(is_reserved(of) for _, of, _ in changes)
         return encode_version(
             Version(
                 name=name,
@@ -146,6 +155,7 @@ class StateVersions:
                 attempt=self._attempt,
                 base=base,
                 changes=changes,
+                format=FORMAT if has_timers else FORMAT_WITHOUT_TIMERS,
             )
         )
 

@@ -8,9 +8,11 @@ import msgspec
 
 from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import SHARD_END
 from kclrun.model.shard import HashRange, hash_key_of
 from kclrun.model.state import OF_PARENTS
 from kclrun.state.chain import Entries
+from kclrun.state.timers import WATERMARK, merged_watermark
 
 
 class Empty(msgspec.Struct, frozen=True):
@@ -79,7 +81,8 @@ def _version_of(parent: Lease) -> str:
 
 
 def inherited(parts: Iterable[Entries], hash_range: HashRange | None) -> Entries:
-    """The entries of a child: those of its parents whose keys belong to its hash range.
+    """The entries of a child: those of its parents whose keys belong to its hash range, timers among
+    them; and their watermark, of two the smaller.
 
     Raises: SettingsError if the range is not known, or both parents have a key.
     """
@@ -89,9 +92,14 @@ def inherited(parts: Iterable[Entries], hash_range: HashRange | None) -> Entries
             " `kclrun doctor --yes` writes it"
         )
     entries: Entries = {}
+    shard, of = WATERMARK
+    parts = list(parts)
+    known = [part.get(shard, {}).get(of) for part in parts]
+    if (watermark := merged_watermark(known, SHARD_END)) is not None:
+        entries[shard] = {of: watermark}
     for part in parts:
         for key, values in part.items():
-            if hash_key_of(key) in hash_range:
+            if key != shard and hash_key_of(key) in hash_range:
                 if key in entries:
                     raise SettingsError("both parents have state for one key")
                 entries[key] = dict(values)

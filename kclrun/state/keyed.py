@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
+from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 import msgspec
 
-from kclrun.errors import HaltShard, LimitExceeded
+from kclrun.errors import HaltShard, LimitExceeded, SettingsError
 from kclrun.model.record import Record
 from kclrun.model.shard import HashRange, hash_key_of
 from kclrun.state.chain import Entries
+from kclrun.state.timers import Clock, ReservedEntries, Timer, entry_of, is_reserved, seconds_of
 
 # Of a partition key Kinesis allows 256 characters; the names of its values are shorter.
 KEY_CHARACTERS_MAX: Final = 256
@@ -47,6 +49,12 @@ class LiveEntries:
         self.size_bytes = sum(
             _size(key, name, value) for key, of in entries.items() for name, value in of.items()
         )
+        self.reserved = ReservedEntries()
+        for key, name in [(key, name) for key, of in entries.items() for name in of]:
+            if is_reserved(name):
+                self.reserved.set(key, name, entries[key].pop(name))
+                if not entries[key]:
+                    del entries[key]
 
     def values_of(self, key: str) -> dict[str, bytes]:
         """The values of one key, by name; empty if it has none."""
@@ -61,7 +69,23 @@ class LiveEntries:
         for text in (key, name):
             if not 0 < len(text) <= KEY_CHARACTERS_MAX:
                 raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
-        if key not in self._entries and not self._is_ours(key):
+        if is_reserved(name):
+            raise LimitExceeded("a name does not begin with the character NUL")
+        self.change(key, name, value)
+
+    def put_timer(self, timer: Timer, value: bytes | None) -> None:
+        """Set a timer, or remove the one of its key and name with None. Raises: as `put`."""
+        for text, least in ((timer.key, 1), (timer.name, 0)):
+            if not least <= len(text) <= KEY_CHARACTERS_MAX:
+                raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
+        key, name, _ = entry_of(timer)
+        if value is not None:
+            self.reserved.refuse(timer, key, name)
+        self.change(key, name, value)
+
+    def change(self, key: str, name: str, value: bytes | None) -> None:
+        """As `put`, also for a reserved name. The empty key is that of the shard."""
+        if key and key not in self._entries and not self._is_ours(key):
             raise LimitExceeded(
                 "the MD5 hash of a state key is not in the hash range of this shard: state belongs"
                 " to the partition keys of the shard's own records, and to records put without an"
@@ -79,11 +103,12 @@ class LiveEntries:
         self._set(key, name, before, value)
 
     def _change(self, key: str, name: str, value: bytes | None) -> Undoable | None:
-        before = self.values_of(key).get(name)
+        of_ours = is_reserved(name)
+        before = self.reserved.get(key, name) if of_ours else self.values_of(key).get(name)
         if value == before:
             return None
         grown = self._growth(key, name, value, before)
-        if grown > 0 and self.size_bytes + grown > self._max_bytes:
+        if grown > 0 and key and self.size_bytes + grown > self._max_bytes:
             raise HaltShard(
                 f"the state of this shard would exceed state.max_bytes ({self._max_bytes} bytes):"
                 " delete keys that are done, raise the limit, or split the shard"
@@ -93,7 +118,9 @@ class LiveEntries:
 
     def _set(self, key: str, name: str, value: bytes | None, before: bytes | None) -> None:
         self.size_bytes += self._growth(key, name, value, before)
-        if value is not None:
+        if is_reserved(name):
+            self.reserved.set(key, name, value)
+        elif value is not None:
             self._entries.setdefault(key, {})[name] = value
         elif before is not None:
             values = self._entries[key]
@@ -114,9 +141,10 @@ class State:
     """What the processor remembers of the keys of its shard: `context.state`.
 
     `state[record]` are the values of the record's partition key, `state["key"]` those of a key by
-    its name; iteration gives the keys that have values. Changes are made in `process_records` and
-    `shard_ended`, and become durable in one write with the checkpoint that covers their records: a
-    call that raises leaves none of them, and after a crash the state is that of the checkpoint.
+    its name; iteration gives the keys that have values. Changes are made in `process_records`,
+    `on_timer` and `shard_ended`, and become durable in one write with the checkpoint that covers
+    their records: a call that raises leaves none of them, and after a crash the state is that of
+    the checkpoint.
 
     A key is a partition key of this shard's own records, because a reshard moves each key to the
     shard that its records go to: another one raises LimitExceeded.
@@ -126,7 +154,7 @@ class State:
         self._live = live
 
     def __getitem__(self, key: Record | str) -> KeyState:
-        return KeyState(self._live, key if isinstance(key, str) else key.partition_key)
+        return KeyState(self._live, _name_of(key))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._live.keys())
@@ -138,6 +166,25 @@ class State:
     def __len__(self) -> int:
         return len(self._live.keys())
 
+    def set_timer(
+        self, key: Record | str, at: float | datetime, name: str = "", clock: Clock = "event"
+    ) -> None:
+        """As `Context.set_timer`."""
+        if not self._live.reserved.is_served:
+            raise SettingsError(
+                "a timer needs a processor that defines on_timer(self, timer, checkpointer)"
+            )
+        timer = Timer(seconds_of(at), _name_of(key), name, clock)
+        self._live.put_timer(timer, entry_of(timer)[2])
+
+    def delete_timer(self, key: Record | str, name: str = "") -> None:
+        """As `Context.delete_timer`."""
+        self._live.put_timer(Timer(0.0, _name_of(key), name), None)
+
+
+def _name_of(key: Record | str) -> str:
+    return key if isinstance(key, str) else key.partition_key
+
 
 class KeyState(MutableMapping[str, Any]):
     """The values of one key, by name: a mapping of texts to numbers, texts, bytes, lists, mappings,
@@ -146,8 +193,8 @@ class KeyState(MutableMapping[str, Any]):
     A value is stored as it is at that moment: change an object that was read, and set it again.
     Without a type a Struct is read as the mapping of its fields; `get(name, type=Order)` makes one.
     Raises: TypeError for a value that msgspec cannot encode; LimitExceeded for a name of more than
-    256 characters; HaltShard above `state.max_bytes`; SinkError outside of `process_records` and
-    `shard_ended`.
+    256 characters; HaltShard above `state.max_bytes`; SinkError outside of `process_records`,
+    `on_timer` and `shard_ended`.
     """
 
     def __init__(self, live: LiveEntries, key: str) -> None:

@@ -38,6 +38,8 @@ from kclrun.worker.sharing import MakeThread
 # Reading so much takes some 5 s at each start of the lease, in which no record is processed.
 WARN_BYTES: Final = 256 * 2**20
 T = TypeVar("T")
+# A commit of an SQL output and of the row takes some 50 ms.
+ROUND_EVERY_S: Final = 1.0
 # A request under way when the lease is over may end late: its outcome is for the next owner to see.
 _CLOSE_WAIT_S: Final = 1.0
 
@@ -71,6 +73,8 @@ class LeaseOutputs:
         self._make_thread = make_thread
         self._read_row = read_row
         self.state: State | None = None  # of user code, once the lease has begun
+        self.live: LiveEntries | None = None
+        self.cuts: tuple[ExtendedSequenceNumber, ...] = ()
         self._file: EmittedRows | None = None
         self._outputs: Outputs | None = None
         self._thread: threading.Thread | None = None
@@ -108,6 +112,7 @@ class LeaseOutputs:
             state=keyed,
         )
         start, cuts = self._begin(outputs, row)
+        self.cuts = cuts
         self._queue.cut_at(cuts)
         self._post(events.OutputsBegan(start, outputs.cursors()))
         self._outputs = outputs
@@ -147,7 +152,7 @@ class LeaseOutputs:
         live = LiveEntries(entries, self._change, row.hash_range, place.max_bytes)
         if live.size_bytes > WARN_BYTES:
             self._report(ProcessWarned(_large(live.size_bytes, place.max_bytes)))
-        self.state = State(live)
+        self.live, self.state = live, State(live)
         return Keyed(versions, live.undo, place.retain_s)
 
     def _read_rows(self, keys: Sequence[LeaseKey]) -> dict[LeaseKey, Lease | None]:
@@ -160,7 +165,8 @@ class LeaseOutputs:
         """Implements `state.keyed.Journal`."""
         if self._outputs is None:
             raise SinkError(
-                "context.state is changed in process_records and shard_ended, while they run"
+                "context.state is changed in process_records, on_timer and shard_ended, while they"
+                " run"
             )
         self._outputs.change_state(change)
 
@@ -279,6 +285,19 @@ class LeaseOutputs:
         """A checkpoint of ours put this version of the state on the row."""
         if self._outputs is not None:
             self._outputs.confirm(state_version)
+
+    @property
+    def round_every_s(self) -> float | None:
+        """How far apart rounds of wall timers are at least; None if no output stores its cursor.
+
+        Each round ends with a commit. It ends the rolls of the outputs, too: where there are any,
+        rounds are not more often than checkpoints are due.
+        """
+        storing = [place for place in self._spec.outputs if place.stores_cursor]
+        if not storing:
+            return None
+        rolls = any(place.roll_s for place in storing)
+        return max(ROUND_EVERY_S, self._spec.checkpoint.every_s if rolls else 0.0)
 
     def waiting_since(self) -> Instant:
         """Since when rows of processed records wait for an output; 0 if none do."""
