@@ -81,8 +81,8 @@ def _version_of(parent: Lease) -> str:
 
 
 def inherited(parts: Iterable[Entries], hash_range: HashRange | None) -> Entries:
-    """The entries of a child: those of its parents whose keys belong to its hash range, timers among
-    them; and their watermark, of two the smaller.
+    """The entries of a child: those of its parents whose keys belong to its hash range, with their
+    timers; and their watermark, of two the smaller.
 
     Raises: SettingsError if the range is not known, or both parents have a key.
     """

@@ -1,5 +1,5 @@
-"""What a test has in place of the lease table, the output and the store of the state: in memory, with
-the rules of the runtime for calls that raise, and for crashes."""
+"""What a test has in place of the lease table, the outputs and the store of the state: in memory,
+with the rules of the runtime for calls that raise, and for crashes."""
 
 from __future__ import annotations
 
