@@ -1,7 +1,7 @@
 """Timers on a row and stores in memory: any cut of batches, clocks that differ between hosts, calls
-that raise, refused, lost and late writes, crashes, zombies, new owners, a split and a merge. Rows of
-event timers are those of the records alone; rows of wall timers tell one history, and each is there
-once."""
+that raise, refused, lost and late writes, crashes, zombies, new owners, a split and a merge. Rows
+of event timers are those of the records alone; rows of wall timers tell one history, and each is
+there once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kclrun.consuming.timers import TimerRun
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import StoredCursors
 from kclrun.model.record import Record
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant
 from kclrun.processor import RecordProcessor
@@ -43,7 +43,7 @@ from kclrun.worker.delivery_queue import (
 )
 from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.examples import examples
-from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, at, keys_of, policy
+from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, keys_of, policy
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
 
@@ -73,8 +73,8 @@ class Boom(Exception):
 class Both(RecordProcessor):
     """A window of each key by event time, and a flush of its count by the clock."""
 
-    def __init__(self, state: State, emit, raises: list[bool]) -> None:  # type: ignore[no-untyped-def]
-        self.state, self.emit, self.raises = state, emit, raises
+    def __init__(self, state: State, emit, raises: list[bool], asks: list[bool]) -> None:  # type: ignore[no-untyped-def]
+        self.state, self.emit, self.raises, self.asks = state, emit, raises, asks
         self.window, self.count = Counter(state, "window"), Counter(state, "count")
 
     def process_records(self, batch, checkpointer):  # type: ignore[no-untyped-def]
@@ -84,15 +84,17 @@ class Both(RecordProcessor):
                 self.state.set_timer(record, arrived_at + WINDOW_S)
             self.state.set_timer(record, arrived_at + PATIENCE_S, "flush", "wall")
             self.emit({"n": ("record", record.partition_key, self.count.add(record))})
-        self._perhaps_raise()
+        self._end(checkpointer)
 
     def on_timer(self, timer, checkpointer):  # type: ignore[no-untyped-def]
         counter = self.count if timer.clock == "wall" else self.window
         self.emit({"n": (timer.clock, timer.key, counter[timer.key])})
         counter[timer.key] = 0
-        self._perhaps_raise()
+        self._end(checkpointer)
 
-    def _perhaps_raise(self) -> None:
+    def _end(self, checkpointer) -> None:  # type: ignore[no-untyped-def]
+        if self.asks and self.asks.pop():
+            checkpointer.checkpoint()
         if self.raises and self.raises.pop():
             raise Boom
 
@@ -106,7 +108,9 @@ def event_rows(shard: str) -> tuple[list[tuple[str, str, int]], dict[str, list[f
         _, left = event_rows(parent)
         marks += left.pop("", [])
         windows |= {
-            key: [*each] for key, each in left.items() if effective_hash_key(key, None) in RANGES[shard]
+            key: [*each]
+            for key, each in left.items()
+            if effective_hash_key(key, None) in RANGES[shard]
         }
     watermark = min(marks, default=-1.0)
     rows = []
@@ -186,9 +190,10 @@ class Life:
         self.world, self.shard, self.skew_s = world, shard, skew_s
         self.fates: tuple[list[str], list[str]] = ([], [])
         self.raises: list[bool] = []
+        self.asks: list[bool] = []
         self.row = world.claim(shard)
         self.is_over = self.is_waiting = False
-        self.processed = self.told = self.row.checkpoint
+        self.processed = self.delivered = self.told = self.row.checkpoint
         store = MemoryVersions(world.stored, self.fates[0])
         self.versions = StateVersions(store, shard, self.row.counter, f"{world.lives:08x}")
         entries = self.versions.restore(self.row, world.read, RANGES[shard])
@@ -212,7 +217,7 @@ class Life:
         self.queue.cut_at(self.cuts)
         self.queue.allow_delivery(AllowDelivery(Instant(10.0**12), 10**6, 10**6))
         self.calls = CheckpointCalls(
-            self._asked, lambda at: self.outputs.cover(at or self.processed), lambda: False
+            self._asked, lambda at: self.outputs.cover(at or self.delivered), lambda: False
         )
         self.deliverer = Deliverer(
             self.queue,
@@ -238,7 +243,7 @@ class Life:
         raise AssertionError from error
 
     def _prepare(self, row: Lease):  # type: ignore[no-untyped-def]
-        processor = Both(self.state, self.outputs.emit_to("sql"), self.raises)
+        processor = Both(self.state, self.outputs.emit_to("sql"), self.raises, self.asks)
         self.live.reserved.is_served = True
         run = TimerRun(
             self.live,
@@ -257,17 +262,20 @@ class Life:
                 self.commits.commit(upto, cursors, answers, Instant(1.0), version)
             case events.OutputsSuperseded() | events.OutputsRefused():
                 self.is_over = True
+            case events.BatchDelivered(last):
+                self.delivered = max(self.delivered, last)
             case events.BatchProcessed(last):
                 assert last >= self.processed, "processed moves forward"
                 self.told, self.processed = self.processed, last
 
     def _asked(self, asked: events.CheckpointRequested) -> None:
-        """A round of wall timers ends with a checkpoint, which is waited for."""
+        """User code asks for a checkpoint, or a round of wall timers ends: it is waited for."""
+        wanted = asked.position or self.delivered
         for _ in range(3):
-            if not self.is_over and self.row.checkpoint < self.processed:
-                self.told = self.processed
-                self.save("")
-        is_there = self.row.checkpoint >= self.processed and not self.is_over
+            if not self.is_over and self.row.checkpoint < wanted:
+                self.told = wanted
+                self.save("", may_end=False)
+        is_there = self.row.checkpoint >= wanted and not self.is_over
         answer = CheckpointAnswer.DURABLE if is_there else CheckpointAnswer.LOST
         self.is_over |= not is_there
         self.calls.answer(AnswerCheckpoint(asked.request, answer))
@@ -298,11 +306,11 @@ class Life:
             except Crash:
                 self.is_over = True
 
-    def save(self, fate: str) -> None:
+    def save(self, fate: str, *, may_end: bool = True) -> None:
         if self.is_over or self.is_waiting:
             return
         last = records_of(self.shard)[-1].position if RECORDS[self.shard] else TRIM_HORIZON
-        is_end = self.told.of_record >= last and not self.unread and not self.cuts_left
+        is_end = may_end and self.told.of_record >= last and not (self.unread or self.cuts_left)
         wanted = SHARD_END if is_end else self.told
         for asked in self.commits.ask(CommitOutputs(wanted, must=True), Instant(10.0**9)):
             self.outputs.commit(asked)
@@ -338,7 +346,12 @@ class Life:
 
 
 STEPS = st.tuples(
-    st.sampled_from(["go", "go", "idle", "raise", "turn", "save", "save", "claim", "zombie", "land"]),
+    st.sampled_from(
+        [
+            *("go", "go", "ask", "idle", "raise", "turn"),
+            *("save", "save", "claim", "zombie", "land"),
+        ]
+    ),
     st.integers(0, 5),
     st.sampled_from(("", "", "", "refused", "lost", "late")),
 )
@@ -362,15 +375,16 @@ def test_rows_of_timers_are_there_once_and_tell_one_history(steps) -> None:  # t
             life = lives[shard] = Life(world, shard, skew_s=float(number * 3 % 7 - 3))
         for of in life.fates:
             of.clear()
-        if fate and kind in {"turn", "save"}:
+        if fate and kind in {"turn", "save", "idle", "ask"}:
             if number % 2:
                 life.fates[1].extend([OF_ROWS[fate], ""])
             else:
                 life.fates[0].append(fate)
         world.wall += 0.4
         match kind:
-            case "go" | "raise":
+            case "go" | "raise" | "ask":
                 life.raises[:] = [False, True][: number + 1] if kind == "raise" else []
+                life.asks[:] = [True, *[False] * number] if kind == "ask" else []
                 life.go(number + 1)
             case "idle":
                 world.wall += number
