@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ from kclrun.model.record import Record, RecordBatch
 from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.state.keyed import Counter, State, Table
+from kclrun.state.timers import Clock, Timer
 
 __all__ = [
     "METHODS",
@@ -30,6 +32,7 @@ __all__ = [
     "RecordContext",
     "RecordProcessor",
     "call_method",
+    "fires_timers",
     "is_asynchronous",
     "refuse_deferred",
     "takes_records",
@@ -44,6 +47,7 @@ METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "initialize": ("context",),
     "process_records": ("batch", "checkpointer"),
     "process_record": ("record", "context"),
+    "on_timer": ("timer", "checkpointer"),
     "shard_ended": ("checkpointer",),
     "lease_lost": (),
     "shutdown_requested": ("checkpointer",),
@@ -90,6 +94,7 @@ class Context:
         emit: Callable[[Row, str], None],
         release: Callable[[], None],
         state: State | None = None,
+        watermark: Callable[[], float | None] = lambda: None,
         pending_checkpoint: PendingCheckpoint | None = None,
         schemas: Mapping[str, RowSchema] | None = None,
         prepare: Callable[[Row, str], KeptRow] | None = None,
@@ -109,11 +114,12 @@ class Context:
         self._release = release
         self._prepare = prepare
         self._state = state
+        self._watermark = watermark
 
     @property
     def state(self) -> State:
         """What is remembered of the keys of the shard; see `kclrun.state.keyed.State`. It is there
-        from `initialize` on, as of `position`, and is changed in `process_records` and
+        from `initialize` on, as of `position`, and is changed in `process_records`, `on_timer` and
         `shard_ended`. Raises: SettingsError if the settings have no `state`."""
         if self._state is None:
             raise SettingsError(
@@ -130,9 +136,38 @@ class Context:
         """A value of the type `of` for each key, in `state` under this name."""
         return Table(self.state, name, of)
 
+    def set_timer(
+        self, key: Record | str, at: float | datetime, name: str = "", *, clock: Clock = "event"
+    ) -> None:
+        """Have `on_timer` called for the key at a time: seconds since the epoch, or a datetime with
+        a zone. Call it from `process_records`, `on_timer` or `shard_ended`.
+
+        `event`: when the `watermark` has reached that time. `wall`: when the clock of the machine
+        has, also on a shard without records. A key (that of a record, or of the state) has one
+        timer of each `name`: setting it again replaces it. In `on_timer` the time has to be later
+        than that of the timer that fires, if both are of one clock.
+        Guaranteed: timers are a part of the state. A call that raises sets none; after a crash
+        those of the checkpoint are pending; a reshard moves them with their keys.
+        Raises: SettingsError without `state` in the settings, or without `on_timer`; LimitExceeded
+        for a time or a key that cannot be; HaltShard above 500,000 pending timers of a shard.
+        """
+        self.state.set_timer(key, at, name, clock)
+
+    def delete_timer(self, key: Record | str, name: str = "") -> None:
+        """Forget the timer of this key and name; nothing happens where none is pending."""
+        self.state.delete_timer(key, name)
+
+    @property
+    def watermark(self) -> float | None:
+        """No record before this time is expected any more, in seconds since the epoch: the latest
+        time of a record that is done, less `watermark.lateness`, in steps of `watermark.every`.
+        None before the first record. A record before it is late. It needs a processor with
+        `on_timer`, and moves between two calls, never in one."""
+        return self._watermark()
+
     def emit(self, row: object, to: str = MAIN_OUTPUT) -> None:
         """Send one row to `output:`, or to that of `outputs:` which `to` names. Call it from
-        `process_records` or `shard_ended`.
+        `process_records`, `on_timer` or `shard_ended`.
 
         `row` is a mapping of names to values, a dataclass instance or a msgspec.Struct.
 
@@ -304,6 +339,34 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         """
         raise NotImplementedError
 
+    def on_timer(self, timer: Timer, checkpointer: Checkpointer) -> None:  # noqa: B027 - optional
+        """A timer of `context.set_timer` fires; it is not pending any more.
+
+        Called between two calls of `process_records`, never concurrently: event timers in the order
+        of `(at, key, name)` once the watermark has reached them, before the next record; those of
+        the wall clock in the same order, at their time or when the call under way has returned.
+        With an output that stores its cursor (`sql:`, `s3:`, rolled files) a round of wall timers
+        ends with a checkpoint, and rounds are 1 s apart, or `checkpoint.every` if the output rolls.
+        Guaranteed: rows and changes of the state, among them new timers, become durable in the
+        commit that forgets the timer. After a crash a timer that no checkpoint covers fires again,
+        with the state of the checkpoint. Event timers do not depend on how records came in batches.
+        Must not: return before the work is done.
+        Raises: whatever you like; it is called again after a back-off, with its rows and changes
+        taken back. After the retries of `on_error` the lease is halted, whatever `then` says: a
+        timer is no record that could be put aside. HaltShard halts at once.
+        """
+
+    def event_time(self, record: Record) -> float:
+        """When the record happened, in seconds since the epoch, for the watermark: its arrival in
+        the stream, unless you override it. Only with `on_timer`.
+
+        Called once for each record, before `process_records` gets it, and again if it comes again.
+        A time after the arrival counts as the arrival, so that one producer with a wrong clock does
+        not close the windows of all others. Must not: depend on anything but the record, nor change
+        anything. Raises: whatever you like; such a record does not move the watermark.
+        """
+        return record.approximate_arrival_timestamp
+
     def shard_ended(self, checkpointer: Checkpointer) -> None:
         """Every record of the shard was processed; its children wait for this call.
 
@@ -406,6 +469,12 @@ def takes_records(processor: object, called: str) -> bool:
         "Write process_records(self, batch, checkpointer) for whole batches, or"
         " process_record(self, record, context) for single records"
     )
+
+
+def fires_timers(processor: object) -> bool:
+    """Whether a processor (a class or an instance) has `on_timer`."""
+    kind = processor if isinstance(processor, type) else type(processor)
+    return getattr(kind, "on_timer", None) not in {None, RecordProcessor.on_timer}
 
 
 def is_asynchronous(processor: object) -> bool:

@@ -136,6 +136,10 @@ def _lease(item: Item) -> Lease:
     if not key or counter is None or checkpoint is None:
         raise ValueError("leaseKey, leaseCounter or checkpoint is missing")
     stream = stream_of(key)
+    outputs = _outputs(item)
+    if outputs is not None and outputs.at.of_record == checkpoint:
+        # The tick is written in `outputsAt` alone: Java workers compare and keep the other two.
+        checkpoint = outputs.at
     return Lease(
         key=LeaseKey(key),
         checkpoint=checkpoint,
@@ -159,7 +163,7 @@ def _lease(item: Item) -> Lease:
         taken_from=_owner(item, "takenFrom"),
         died_on=_died_on(item),
         load=_load(item),
-        outputs=_outputs(item),
+        outputs=outputs,
         generation=_integer(item, "outputGeneration") or 0,
         state_version=_text(item, "stateVersion", most=STATE_VERSION_CHARACTERS_MAX),
         pause=_pause(item),
@@ -455,7 +459,7 @@ def _outputs(item: Item) -> StoredCursors | None:
     if not isinstance(known, dict) or len(known) > OUTPUTS_MAX:
         raise ValueError(f"outputCursors is not a map of at most {OUTPUTS_MAX} outputs")
     cursors = {name: Cursor.parse(_text(known, name) or "") for name in known}
-    return StoredCursors(Cursor.parse(at).position, sorted_cursors(cursors))
+    return StoredCursors(Cursor.parse(at).reached, sorted_cursors(cursors))
 
 
 def _died_on(item: Item) -> DiedOn | None:

@@ -17,6 +17,7 @@ from kclrun.model.output import Cursor
 from kclrun.model.state import OF_PARENTS, is_own_version, version_folder
 from kclrun.model.stream import shard_id_of, stream_of
 from kclrun.state.chain import read_chain
+from kclrun.state.timers import is_reserved, timer_of
 from kclrun.worker.opening import open_versions
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Kept(msgspec.Struct, frozen=True):
     checkpoint: str
     version: str = ""
     keys: int = 0
+    timers: int = 0
     size_bytes: int = 0
     versions: int = 0
     wrong: str = ""
@@ -52,7 +54,7 @@ def state() -> None:
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document a shard.")
 def show(config: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> int:
-    """Show each shard's version, its bytes and keys, and how many versions it rests on.
+    """Show each shard's version, its keys, pending timers and bytes, and its chain's length.
 
     Every version is read: the stored bytes are those of the chain.
     """
@@ -63,8 +65,8 @@ def show(config: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> i
             click.echo(f"{kept.shard:<24} {kept.wrong}")
         else:
             click.echo(
-                f"{kept.shard:<24} {kept.version:<28} {kept.keys:>9} keys {kept.size_bytes:>11} B"
-                f" in {kept.versions} versions"
+                f"{kept.shard:<24} {kept.version:<28} {kept.keys:>9} keys {kept.timers:>7} timers"
+                f" {kept.size_bytes:>11} B in {kept.versions} versions"
             )
     return exit_codes.DRAINED
 
@@ -130,11 +132,14 @@ def _read(row: Lease, store: VersionStore) -> Kept:
     except SettingsError as error:
         return msgspec.structs.replace(kept, wrong=str(error))
     wrong = ""
-    if Cursor.parse(cursor) > Cursor(row.checkpoint):
+    if Cursor.parse(cursor) > Cursor.of(row.checkpoint):
         wrong = f"the version is of {cursor}, beyond the checkpoint {row.checkpoint}"
     return msgspec.structs.replace(
         kept,
-        keys=len(entries),
+        keys=sum(not all(map(is_reserved, of)) for of in entries.values()),
+        timers=sum(
+            timer_of(key, *each) is not None for key, of in entries.items() for each in of.items()
+        ),
         size_bytes=chain.snapshot_bytes + chain.delta_bytes,
         versions=len(chain.names),
         wrong=wrong,

@@ -1,4 +1,4 @@
-"""How the records of a shard are processed: the sections `concurrency` and `state`."""
+"""How the records of a shard are processed: the sections `concurrency`, `state`, `watermark`."""
 
 from __future__ import annotations
 
@@ -67,3 +67,19 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
         Duration,
         msgspec.Meta(description="how long versions are kept that no lease begins with any more"),
     ] = Duration(86400)
+
+
+class WatermarkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the time of a shard has come, for timers and windows (`on_timer`)."""
+
+    lateness: Annotated[
+        Duration,
+        msgspec.Meta(description="how much later than others a record may come"),
+    ] = Duration(10)
+    every: Annotated[
+        Duration,
+        msgspec.Meta(
+            description="the steps in which the watermark moves: a call of process_records ends at"
+            " each of them"
+        ),
+    ] = Duration(1)

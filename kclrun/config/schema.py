@@ -25,7 +25,7 @@ from kclrun.config.names import (
     TopicArn,
     VariableName,
 )
-from kclrun.config.processing import ConcurrencySettings, StateSettings
+from kclrun.config.processing import ConcurrencySettings, StateSettings, WatermarkSettings
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
 from kclrun.model.letter import LetterPlace
@@ -552,6 +552,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         documented("further outputs by name: context.emit(row, to=name)"),
     ] = {}
     state: Annotated[StateSettings | None, documented("what context.state remembers")] = None
+    watermark: Annotated[
+        WatermarkSettings | None, documented("the time of a shard, for timers and windows")
+    ] = None
     start: Annotated[
         str | StartAtLeases,
         documented(

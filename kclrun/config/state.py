@@ -12,8 +12,9 @@ from typing import Final, Literal
 
 from kclrun.config.convert import Problem
 from kclrun.config.outputs import URL
+from kclrun.config.processing import WatermarkSettings
 from kclrun.config.schema import Settings
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StatePlace, Watermarks
 
 # As `names.BucketUrl`.
 _BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?")
@@ -30,6 +31,7 @@ def state_place(settings: Settings) -> StatePlace | None:
     state = settings.state
     if state is None:
         return None
+    watermark = settings.watermark or WatermarkSettings()
     is_bucket = state.store.startswith("s3:")
     return StatePlace(
         path=None if is_bucket else state.store,
@@ -39,6 +41,7 @@ def state_place(settings: Settings) -> StatePlace | None:
         endpoint_url=settings.aws.url_of("s3") if is_bucket else None,
         local=state.local,
         memory_bytes=_MEMORY_BYTES if state.memory is None else int(state.memory),
+        watermarks=Watermarks(float(watermark.lateness), float(watermark.every)),
     )
 
 
@@ -54,6 +57,11 @@ def checkpoint_every(settings: Settings) -> float | Literal["batch", "manual"]:
 def state_rules(settings: Settings) -> Iterator[Problem]:
     """The problems of the state of a fleet."""
     state = settings.state
+    if settings.watermark is not None:
+        if state is None:
+            yield Problem(("watermark",), "is for timers, which are kept with `state`: set that")
+        if settings.watermark.every <= 0:
+            yield Problem(("watermark", "every"), "expected more than nothing, such as 1s")
     if state is None:
         return
     at = ("state", "store")

@@ -152,6 +152,11 @@ class Delivery:
         stopped, or user code asked to give the lease away."""
         return self._is_stop_asked or self._is_halted
 
+    def may_fire(self, now: Instant) -> bool:
+        """Whether timers may fire: as a batch may start, and not once the shard has ended."""
+        is_taken = self._call is not None or self._is_stop_asked or self._is_end_confirmed
+        return not is_taken and self._valid_permit(now) is not None
+
     def repetition(self, now: Instant, *, is_batch: bool) -> Repetition:
         """Whether a call that raised may be made again now.
 

@@ -32,8 +32,8 @@ def setting_of(name: str) -> str:
 
 
 class Cursor(msgspec.Struct, frozen=True, gc=False):
-    """Every row of records up to `position` is accounted for, and of the wall-clock timers that
-    fired after that record those of the first `tick` rounds. Ordered and hashable [K1]."""
+    """Every row of records up to `position` is accounted for, and of the timers that fired after
+    that record those of the first `tick`. Ordered and hashable [K1]."""
 
     position: ExtendedSequenceNumber
     tick: int = 0
@@ -57,6 +57,16 @@ class Cursor(msgspec.Struct, frozen=True, gc=False):
         at = self.position
         sub = f"/{at.sub_sequence_number}" if at.sub_sequence_number else ""
         return f"{at.sequence_number}{sub}" + (f"+{self.tick}" if self.tick else "")
+
+    @classmethod
+    def of(cls, reached: ExtendedSequenceNumber) -> Cursor:
+        """The cursor of a position with its tick."""
+        return cls(reached.of_record, reached.tick)
+
+    @property
+    def reached(self) -> ExtendedSequenceNumber:
+        """The position with its tick."""
+        return self.position if not self.tick else self.position.at_tick(self.tick)
 
     @classmethod
     def parse(cls, text: str) -> Cursor:

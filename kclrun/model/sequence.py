@@ -6,7 +6,7 @@ four sentinels of the KCL (`kinesis.retrieval.kpl.ExtendedSequenceNumber`). The 
     AT_TIMESTAMP < TRIM_HORIZON < LATEST < any number < SHARD_END
 
 with numbers compared as numbers (their digit strings are up to 129 digits long, never zero
-padded, so length first, then text) and the sub-sequence number last.
+padded, so length first, then text), then the sub-sequence number, and the tick last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _AFTER_DIGITS: Final = ":"
 _RANK_OF_NUMBERS: Final = 0
 _RANKS: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1, "SHARD_END": 1}
 
-SortKey = tuple[int, int, str, int]
+SortKey = tuple[int, int, str, int, int]
 
 
 class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
@@ -35,12 +35,15 @@ class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
     `sequence_number` is a sentinel's name or a decimal number without leading zeros;
     `sub_sequence_number` counts the user records of one aggregate from 0. The Java KCL writes 0
     with a sentinel; kcl-rust writes milliseconds with AT_TIMESTAMP, so any number is accepted.
+    `tick` counts the timers that fired since that record: they change rows and state where no
+    record does [K1, R2]. The position of a record has tick 0.
 
     Raises: LimitExceeded for anything else.
     """
 
     sequence_number: str
     sub_sequence_number: int = 0
+    tick: int = 0
 
     def __post_init__(self) -> None:
         if self.sequence_number not in _RANKS and not _NUMBER.match(self.sequence_number):
@@ -62,8 +65,19 @@ class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
         text = self.sequence_number
         rank = _RANKS.get(text, _RANK_OF_NUMBERS)
         if rank != _RANK_OF_NUMBERS:
-            return (rank, 0, "", self.sub_sequence_number)
-        return (rank, len(text), text, self.sub_sequence_number)
+            return (rank, 0, "", self.sub_sequence_number, self.tick)
+        return (rank, len(text), text, self.sub_sequence_number, self.tick)
+
+    @property
+    def of_record(self) -> ExtendedSequenceNumber:
+        """The position without its tick: that of the record."""
+        if not self.tick:
+            return self
+        return ExtendedSequenceNumber(self.sequence_number, self.sub_sequence_number)
+
+    def at_tick(self, tick: int) -> ExtendedSequenceNumber:
+        """The position after so many timers since its record."""
+        return ExtendedSequenceNumber(self.sequence_number, self.sub_sequence_number, tick)
 
     def __lt__(self, other: ExtendedSequenceNumber) -> bool:
         return _is_below(self, other)
@@ -78,9 +92,10 @@ class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
         return not _is_below(self, other)
 
     def __str__(self) -> str:
+        tick = f"+{self.tick}" if self.tick else ""
         if self.is_sentinel or self.sub_sequence_number == 0:
-            return self.sequence_number
-        return f"{self.sequence_number}/{self.sub_sequence_number}"
+            return f"{self.sequence_number}{tick}"
+        return f"{self.sequence_number}/{self.sub_sequence_number}{tick}"
 
 
 def _is_below(one: ExtendedSequenceNumber, other: ExtendedSequenceNumber) -> bool:
@@ -88,6 +103,8 @@ def _is_below(one: ExtendedSequenceNumber, other: ExtendedSequenceNumber) -> boo
     compares positions some ten times an event."""
     mine, theirs = one.sequence_number, other.sequence_number
     if mine == theirs:
+        if one.sub_sequence_number == other.sub_sequence_number:
+            return one.tick < other.tick
         return one.sub_sequence_number < other.sub_sequence_number
     if mine < _AFTER_DIGITS and theirs < _AFTER_DIGITS:
         return mine < theirs if len(mine) == len(theirs) else len(mine) < len(theirs)

@@ -27,13 +27,22 @@ def version_folder(application: str, stream: str) -> str:
     return f"{application}/{stream}"
 
 
+class Watermarks(msgspec.Struct, frozen=True):
+    """How the watermark of a shard follows its records, in seconds: `lateness_s` behind the latest,
+    in steps of `every_s`."""
+
+    lateness_s: float = 10.0
+    every_s: float = 1.0
+
+
 class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     """The store of the versions: exactly one of `path` and `s3` is set.
 
     `s3` is an URL `s3://bucket/prefix`. Above `max_bytes` of keys, names and values the lease
     halts. Versions that nothing names are deleted when they are older than `retain_s`.
     `endpoint_url` replaces the address of S3. `local` is a folder of this machine for a copy of the
-    state, of which some `memory_bytes` are in memory then.
+    state, of which some `memory_bytes` are in memory then. `watermarks` are those of the timers in
+    the state.
     """
 
     path: str | None = None
@@ -43,3 +52,4 @@ class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     endpoint_url: str | None = None
     local: str | None = None
     memory_bytes: int = 256 * 2**20
+    watermarks: Watermarks = Watermarks()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kclrun.config.processing import ConcurrencySettings
 from kclrun.consuming.concurrency import Concurrency
 from kclrun.errors import ProcessorLoadError
-from kclrun.processor import is_asynchronous, takes_records
+from kclrun.processor import fires_timers, is_asynchronous, takes_records
 
 
 def concurrency_of(settings: ConcurrencySettings | None, grace_s: float) -> Concurrency | None:
@@ -23,8 +23,15 @@ def why_misfit(
     concurrency: Concurrency | None,
     is_manual: bool,
     has_state: bool = False,
+    has_timers: bool = False,
 ) -> str | None:
     """Why a processor of this kind does not fit these settings, in words; None if it does."""
+    if has_timers and (is_single or is_manual):
+        return (
+            "on_timer is for process_records, with checkpoints of the runtime: what a timer changes"
+            " is committed with the records before it\nWrite process_records, and a duration or"
+            " `batch` for checkpoint.every"
+        )
     if not is_single:
         if concurrency is None:
             return None
@@ -67,6 +74,7 @@ def require_fit(
         concurrency=concurrency,
         is_manual=is_manual,
         has_state=has_state,
+        has_timers=fires_timers(processor),
     )
     if wrong is not None:
         raise ProcessorLoadError(f"{called}: {wrong}")

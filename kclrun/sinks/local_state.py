@@ -25,12 +25,14 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.errors import HostFailed, OutputLocked, SettingsError, SinkError
+from kclrun.model.sequence import SHARD_END
 from kclrun.model.shard import HashRange, hash_key_of
 from kclrun.sinks.durable_files import close_locked, open_locked
 from kclrun.state.beginning import BOTH_HAVE, known_range
 from kclrun.state.chain import Chain
 from kclrun.state.kept import Versions
 from kclrun.state.keyed import KeyValues, Undoable, growth
+from kclrun.state.timers import WATERMARK, is_reserved, merged_watermark
 from kclrun.state.versions import Change
 
 _FORMAT: Final = 1
@@ -49,10 +51,16 @@ _SWEPT_MAX: Final = 100
 _TABLE: Final = "(key TEXT, name TEXT, value BLOB, PRIMARY KEY (key, name)) WITHOUT ROWID"
 _INTO_ENTRIES: Final = "INSERT OR IGNORE INTO entries VALUES (?, ?, ?)"
 _INTO_PART: Final = "INSERT OR IGNORE INTO part VALUES (?, ?, ?)"
+# Reserved names, which begin with NUL, come before all others.
 _SIZE: Final = (
     "SELECT COALESCE(SUM(LENGTH(key) + LENGTH(name) + LENGTH(value) - 4), 0) FROM entries"
+    " WHERE name >= CHAR(1)"
 )
-_KEYS: Final = "SELECT DISTINCT key FROM entries WHERE key > ? ORDER BY key LIMIT 1000"
+_KEYS: Final = (
+    "SELECT DISTINCT key FROM entries WHERE key > ? AND name >= CHAR(1) ORDER BY key LIMIT 1000"
+)
+_VALUES: Final = "SELECT name, value FROM entries WHERE key = ? AND name >= CHAR(1)"
+_RESERVED: Final = "SELECT key, name, value FROM entries WHERE name < ?"
 
 
 class _CopyOf(msgspec.Struct, frozen=True):
@@ -157,16 +165,26 @@ class LocalEntries:
     def inherit(self, chains: Iterable[Versions], hash_range: HashRange | None) -> None:
         """As `KeptEntries`."""
         known = known_range(hash_range)
+        shard, of = WATERMARK
+        watermarks = []
         with self._loading() as writer:
             writer.execute(f"CREATE TABLE part {_TABLE}")
             for versions in chains:
-                _insert(writer, _INTO_PART, versions, lambda key: hash_key_of(key) in known)
+                _insert(
+                    *(writer, _INTO_PART, versions),
+                    lambda key: key == shard or hash_key_of(key) in known,
+                )
                 writer.execute("DELETE FROM part WHERE value IS NULL")
+                found = writer.execute("SELECT value FROM part WHERE key = ?", (shard,)).fetchone()
+                watermarks.append(None if found is None else _opened(found[0]))
+                writer.execute("DELETE FROM part WHERE key = ?", (shard,))
                 if writer.execute("SELECT 1 FROM part JOIN entries USING (key) LIMIT 1").fetchone():
                     raise SettingsError(BOTH_HAVE)
                 writer.execute("INSERT INTO entries SELECT * FROM part ORDER BY key, name")
                 writer.execute("DELETE FROM part")
             writer.execute("DROP TABLE part")
+            if (watermark := merged_watermark(watermarks, SHARD_END)) is not None:
+                writer.execute(_INTO_ENTRIES, (shard, of, _sealed(watermark)))
 
     @contextlib.contextmanager
     def _loading(self) -> Iterator[sqlite3.Connection]:
@@ -205,8 +223,9 @@ class LocalEntries:
 
     def note(self, rows: Sequence[Undoable]) -> None:
         """As `KeptEntries`."""
-        self._noted.update([row[0] for row in rows])
-        self._grown_bytes += sum([growth(*row) for row in rows])
+        of_users = [row for row in rows if not is_reserved(row[1])]
+        self._noted.update([row[0] for row in of_users])
+        self._grown_bytes += sum([growth(*row) for row in of_users])
 
     def apply(self, changes: Sequence[Change]) -> None:
         """As `KeptEntries`."""
@@ -328,6 +347,11 @@ class WorkingSet:
         self._recent_bytes = 0
         self._changes: dict[str, int] = {}  # of each key, those that the file lacks
 
+    def reserved(self) -> Iterable[tuple[str, str, bytes]]:
+        """As `KeyValues`. Raises: SinkError if the file is damaged."""
+        found = self._read(_RESERVED, "\1")
+        return [(key, name, self._checked(value)) for key, name, value in found]
+
     def get(self, key: str) -> Mapping[str, bytes] | None:
         """As `KeyValues`. Raises: SinkError if the file is damaged."""
         with self._lock:
@@ -375,7 +399,7 @@ class WorkingSet:
         if values is None:
             values = self._older.get(key)
             if values is None:
-                found = self._read("SELECT name, value FROM entries WHERE key = ?", key)
+                found = self._read(_VALUES, key)
                 # A name is one object in memory, however many keys have it.
                 values = {sys.intern(name): self._checked(value) for name, value in found}
             self._hold(key, values)

@@ -34,9 +34,11 @@ from kclrun.sinks.durable_files import (
 MARKS_KEPT: Final = 256
 # One rewrite (two fsyncs) for every 768 checkpoints: at `every: 10s`, one in two hours.
 MARKS_MAX: Final = 1024
-# 8 + 20 + 129 + 20 digits and four separators; with MARKS_MAX lines under 200 KiB.
+# 8 + 20 + 129 + 20 + 18 digits and five separators; with MARKS_MAX lines under 210 KiB.
 _FILE_BYTES_MAX: Final = 1024 * 1024
-_LINE: Final = re.compile(r"([0-9a-f]{8}) ((\d{1,19}) (\w{1,129}) (\d{1,19}))\Z", re.ASCII)
+_LINE: Final = re.compile(
+    r"([0-9a-f]{8}) ((\d{1,19}) (\w{1,129}) (\d{1,19})(?:\+(\d{1,18}))?)\Z", re.ASCII
+)
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -48,7 +50,8 @@ class Mark(msgspec.Struct, frozen=True):
     @property
     def line(self) -> bytes:
         at = self.position
-        rest = f"{self.length} {at.sequence_number} {at.sub_sequence_number}".encode()
+        tick = f"+{at.tick}" if at.tick else ""
+        rest = f"{self.length} {at.sequence_number} {at.sub_sequence_number}{tick}".encode()
         return b"%08x %s\n" % (zlib.crc32(rest), rest)
 
 
@@ -89,7 +92,7 @@ def _parse_line(line: bytes) -> Mark | None:
     if match is None or int(match[1], 16) != zlib.crc32(match[2].encode()):
         return None
     try:
-        position = ExtendedSequenceNumber(match[4], int(match[5]))
+        position = ExtendedSequenceNumber(match[4], int(match[5]), int(match[6] or 0))
     except LimitExceeded:
         return None
     return Mark(position, int(match[3]))
@@ -102,6 +105,8 @@ class MarksFile:
     found is true. A line is
 
         <crc32 of the rest, 8 hex digits> <length in bytes> <sequence number> <sub-sequence number>
+
+    with `+<tick>` behind it if timers fired since that record.
 
     A crash can tear only the last line, because each line is synced before the next is written: a
     bad last line is ignored and cut, a bad line elsewhere is damage and refused.

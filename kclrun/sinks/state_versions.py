@@ -26,7 +26,15 @@ from kclrun.state.beginning import (
 from kclrun.state.chain import Chain, ChainReader, garbage, parts_of
 from kclrun.state.kept import KeptEntries, MemoryEntries
 from kclrun.state.keyed import KeyValues, Undoable
-from kclrun.state.versions import Change, Version, encode_version, version_name
+from kclrun.state.timers import is_reserved
+from kclrun.state.versions import (
+    FORMAT,
+    FORMAT_WITHOUT_TIMERS,
+    Change,
+    Version,
+    encode_version,
+    version_name,
+)
 
 ReadRows = Callable[[Sequence[LeaseKey]], Mapping[LeaseKey, Lease | None]]
 
@@ -157,6 +165,7 @@ class StateVersions:
         self, attempt: int, at: Cursor, base: str | None, changes: list[Change], *, is_part: bool
     ) -> tuple[str, bytes]:
         name = version_name(self._token, attempt, self._nonce)
+        has_timers = any(is_reserved(of) for _, of, _ in changes)
         version = Version(
             name=name,
             shard=self._shard_id,
@@ -165,6 +174,7 @@ class StateVersions:
             attempt=attempt,
             base=base,
             changes=changes,
+            format=FORMAT if has_timers else FORMAT_WITHOUT_TIMERS,
             is_part=is_part,
         )
         return name, encode_version(version)

@@ -9,9 +9,11 @@ import msgspec
 
 from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.sequence import SHARD_END
 from kclrun.model.shard import HashRange, hash_key_of
 from kclrun.model.state import OF_PARENTS
 from kclrun.state.chain import Entries
+from kclrun.state.timers import WATERMARK, merged_watermark
 
 BOTH_HAVE: Final = "both parents have state for one key"
 
@@ -82,18 +84,24 @@ def _version_of(parent: Lease) -> str:
 
 
 def inherited(parts: Iterable[Entries], hash_range: HashRange | None) -> Entries:
-    """The entries of a child: those of its parents whose keys belong to its hash range.
+    """The entries of a child: those of its parents whose keys belong to its hash range, with their
+    timers; and their watermark, of two the smaller.
 
     Raises: SettingsError if the range is not known, or both parents have a key.
     """
     known = known_range(hash_range)
     entries: Entries = {}
+    shard, of = WATERMARK
+    watermarks = []
     for part in parts:
+        watermarks.append(part.pop(shard, {}).get(of))
         for key, values in part.items():
             if hash_key_of(key) in known:
                 if key in entries:
                     raise SettingsError(BOTH_HAVE)
                 entries[key] = dict(values)
+    if (watermark := merged_watermark(watermarks, SHARD_END)) is not None:
+        entries[shard] = {of: watermark}
     return entries
 
 

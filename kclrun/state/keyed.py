@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 import msgspec
 
-from kclrun.errors import HaltShard, LimitExceeded
+from kclrun.errors import HaltShard, LimitExceeded, SettingsError
 from kclrun.model.record import Record
 from kclrun.model.shard import HashRange, hash_key_of
 from kclrun.state.chain import Entries
+from kclrun.state.timers import Clock, ReservedEntries, Timer, entry_of, is_reserved, seconds_of
 
 # Of a partition key Kinesis allows 256 characters; the names of its values are shorter.
 KEY_CHARACTERS_MAX: Final = 256
@@ -34,7 +36,12 @@ class Journal(Protocol):
 class KeyValues(Protocol):
     """The values of every key of a shard, as user code sees them."""
 
-    size_bytes: int  # of keys, names and values, when the lease begins
+    size_bytes: int  # of keys, names and values, when the lease begins; without reserved entries
+
+    def reserved(self) -> Iterable[tuple[str, str, bytes]]:
+        """The timers and the watermark that are among the entries when the lease begins: user code
+        does not see them, and `get`, `change` and iteration leave them out."""
+        ...
 
     def get(self, key: str) -> Mapping[str, bytes] | None:
         """The values of one key, by name; None or empty if it has none."""
@@ -62,8 +69,20 @@ class MemoryValues:
 
     def __init__(self, entries: Entries) -> None:
         self._entries = entries
+        self._reserved = [
+            (key, name, values[name])
+            for key, values in entries.items()
+            for name in values
+            if is_reserved(name)
+        ]
+        for key, name, _ in self._reserved:
+            self.change(key, name, None)
         self.get = entries.get
         self.size_bytes = size_of(entries)
+
+    def reserved(self) -> Iterable[tuple[str, str, bytes]]:
+        """As `KeyValues`."""
+        return self._reserved
 
     def change(self, key: str, name: str, value: bytes | None) -> None:
         """As `KeyValues`."""
@@ -106,6 +125,10 @@ class LiveEntries:
         self._hash_range = hash_range
         self._max_bytes = max_bytes
         self.size_bytes = self._values.size_bytes
+        self.reserved = ReservedEntries()
+        for key, name, value in self._values.reserved():
+            self.reserved.set(key, name, value)
+            self.size_bytes += growth(key, name, value, None)
 
     def values_of(self, key: str) -> Mapping[str, bytes]:
         """The values of one key, by name; empty if it has none."""
@@ -120,41 +143,74 @@ class LiveEntries:
         """Set a value, or remove it with None. Raises: LimitExceeded, HaltShard, SinkError."""
         if not (0 < len(key) <= KEY_CHARACTERS_MAX and 0 < len(name) <= KEY_CHARACTERS_MAX):
             raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
+        if is_reserved(name):
+            raise LimitExceeded("a name does not begin with the character NUL")
         self._journal(lambda: self._change(key, name, value))
 
-    def _is_ours(self, key: str) -> bool:
-        """A split gives each child the keys of its hash range: any other key would be lost then."""
-        return self._hash_range is None or hash_key_of(key) in self._hash_range
+    def put_timer(self, timer: Timer, value: bytes | None) -> None:
+        """Set a timer, or remove the one of its key and name with None. Raises: as `put`."""
+        for text, least in ((timer.key, 1), (timer.name, 0)):
+            if not least <= len(text) <= KEY_CHARACTERS_MAX:
+                raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
+        key, name, _ = entry_of(timer)
+        if value is not None:
+            self.reserved.refuse(timer, key, name)
+        self.change_reserved(key, name, value)
+
+    def change_reserved(self, key: str, name: str, value: bytes | None) -> None:
+        """As `put`, for a timer or the watermark. The empty key is that of the shard."""
+        self._journal(lambda: self._change_reserved(key, name, value))
 
     def undo(self, change: Undoable) -> None:
         """Take the last change back."""
         key, name, value, before = change
         self.size_bytes += growth(key, name, before, value)
-        self._values.undo(key, name, before)
+        if is_reserved(name):
+            self.reserved.set(key, name, before)
+        else:
+            self._values.undo(key, name, before)
 
     def _change(self, key: str, name: str, value: bytes | None) -> Undoable | None:
         values = self._values.get(key)
-        if values:
-            before = values.get(name)
-        elif self._is_ours(key):
-            before = None
+        if not values:
+            self._require_ours(key)
+        before = values.get(name) if values else None
+        if value == before:
+            return None
+        self._grow(growth(key, name, value, before))
+        self._values.change(key, name, value)
+        return key, name, value, before
+
+    def _change_reserved(self, key: str, name: str, value: bytes | None) -> Undoable | None:
+        if key:
+            self._require_ours(key)
+        before = self.reserved.get(key, name)
+        if value == before:
+            return None
+        if key:
+            self._grow(growth(key, name, value, before))
         else:
+            self.size_bytes += growth(key, name, value, before)  # the watermark has no limit
+        self.reserved.set(key, name, value)
+        return key, name, value, before
+
+    def _require_ours(self, key: str) -> None:
+        """A split gives each child the keys of its hash range: any other key would be lost then."""
+        if self._hash_range is not None and hash_key_of(key) not in self._hash_range:
             raise LimitExceeded(
                 "the MD5 hash of a state key is not in the hash range of this shard: state belongs"
                 " to the partition keys of the shard's own records, and to records put without an"
                 " explicit hash key"
             )
-        if value == before:
-            return None
-        size_bytes = self.size_bytes + growth(key, name, value, before)
+
+    def _grow(self, by_bytes: int) -> None:
+        size_bytes = self.size_bytes + by_bytes
         if self._max_bytes < size_bytes > self.size_bytes:
             raise HaltShard(
                 f"the state of this shard would exceed state.max_bytes ({self._max_bytes} bytes):"
                 " delete keys that are done, raise the limit, or split the shard"
             )
         self.size_bytes = size_bytes
-        self._values.change(key, name, value)
-        return key, name, value, before
 
 
 def size_of(entries: Entries) -> int:
@@ -179,9 +235,10 @@ class State:
     """What the processor remembers of the keys of its shard: `context.state`.
 
     `state[record]` are the values of the record's partition key, `state["key"]` those of a key by
-    its name; iteration gives the keys that have values. Changes are made in `process_records` and
-    `shard_ended`, and become durable in one write with the checkpoint that covers their records: a
-    call that raises leaves none of them, and after a crash the state is that of the checkpoint.
+    its name; iteration gives the keys that have values. Changes are made in `process_records`,
+    `on_timer` and `shard_ended`, and become durable in one write with the checkpoint that covers
+    their records: a call that raises leaves none of them, and after a crash the state is that of
+    the checkpoint.
 
     A key is a partition key of this shard's own records, because a reshard moves each key to the
     shard that its records go to: another one raises LimitExceeded.
@@ -191,7 +248,7 @@ class State:
         self._live = live
 
     def __getitem__(self, key: Record | str) -> KeyState:
-        return KeyState(self._live, key if isinstance(key, str) else key.partition_key)
+        return KeyState(self._live, _name_of(key))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._live.keys())
@@ -203,6 +260,25 @@ class State:
     def __len__(self) -> int:
         return len(self._live.keys())
 
+    def set_timer(
+        self, key: Record | str, at: float | datetime, name: str = "", clock: Clock = "event"
+    ) -> None:
+        """As `Context.set_timer`."""
+        if not self._live.reserved.is_served:
+            raise SettingsError(
+                "a timer needs a processor that defines on_timer(self, timer, checkpointer)"
+            )
+        timer = Timer(seconds_of(at), _name_of(key), name, clock)
+        self._live.put_timer(timer, entry_of(timer)[2])
+
+    def delete_timer(self, key: Record | str, name: str = "") -> None:
+        """As `Context.delete_timer`."""
+        self._live.put_timer(Timer(0.0, _name_of(key), name), None)
+
+
+def _name_of(key: Record | str) -> str:
+    return key if isinstance(key, str) else key.partition_key
+
 
 class KeyState(MutableMapping[str, Any]):
     """The values of one key, by name: a mapping of texts to numbers, texts, bytes, lists, mappings,
@@ -211,8 +287,8 @@ class KeyState(MutableMapping[str, Any]):
     A value is stored as it is at that moment: change an object that was read, and set it again.
     Without a type a Struct is read as the mapping of its fields; `get(name, type=Order)` makes one.
     Raises: TypeError for a value that msgspec cannot encode; LimitExceeded for a name of more than
-    256 characters; HaltShard above `state.max_bytes`; SinkError outside of `process_records` and
-    `shard_ended`.
+    256 characters; HaltShard above `state.max_bytes`; SinkError outside of `process_records`,
+    `on_timer` and `shard_ended`.
     """
 
     def __init__(self, live: LiveEntries, key: str) -> None:

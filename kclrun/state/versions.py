@@ -18,7 +18,10 @@ from kclrun.errors import SettingsError
 # The entry of a key: its partition key, the name of the value, and the value; None removes it.
 Change = tuple[str, str, bytes | None]
 
-FORMAT: Final = 1
+# 2 may hold timers and a watermark (`timers.py`). A version without them is written as 1, which
+# releases before timers read.
+FORMAT: Final = 2
+FORMAT_WITHOUT_TIMERS: Final = 1
 _MAGIC: Final = b"kclrun-state\n"
 _DIGEST_BYTES: Final = 16
 _NAME: Final = re.compile(r"(\d{10,})-(\d{6,})-[0-9a-f]{8}\Z", re.ASCII)

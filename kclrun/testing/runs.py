@@ -12,18 +12,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-import msgspec
-
 from kclrun.codec.kpl import drop_until
 from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
 from kclrun.consuming.concurrency import Concurrency, Order
 from kclrun.consuming.delivery import Attempts, ErrorPolicy, RetryAfter, Then, attempt
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
+from kclrun.consuming.timers import TimerRun
 from kclrun.errors import (
     ProcessorError,
     ProcessorLoadError,
     RetryLater,
-    SinkError,
     StaleCheckpoint,
 )
 from kclrun.loading import load_decoding
@@ -36,100 +34,16 @@ from kclrun.observe.failures import describe
 from kclrun.processor import (
     Checkpointer,
     Context,
-    KeptRow,
     RecordProcessor,
     call_method,
+    fires_timers,
     refuse_deferred,
 )
 from kclrun.record_calls.fitting import require_fit
+from kclrun.state.timers import Step, Timer
 from kclrun.testing.record_runs import RecordKit
 from kclrun.testing.records import RecordLike, make_records
-from kclrun.testing.states import TestedState
-
-
-class Ledger:
-    """Replaces the lease table and the output in a test, over crashes and restarts.
-
-    It keeps the rule of `kclrun.sinks.emitted_rows`: a checkpoint that user code asks for covers
-    the rows emitted until the call, and a crash removes rows that no checkpoint covers.
-    """
-
-    def __init__(
-        self,
-        position: ExtendedSequenceNumber,
-        state: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        self.state = TestedState(state)
-        self.position = position  # the last checkpoint: a restart reads from here
-        self.delivered = self.settled = position
-        self.checkpoints: list[ExtendedSequenceNumber] = []
-        self.rows: list[dict[str, Any]] = []
-        self.outputs = {MAIN_OUTPUT: self.rows}
-        self._covered: dict[str, int] = {}
-        self._batch_start: dict[str, int] | None = None  # None outside a call that may emit
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """Its part of a context."""
-        return {"emit": self.emit, "prepare": self.prepare, "state": self.state.state}
-
-    def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
-        if self._batch_start is None:
-            raise SinkError("emit() is for process_records and shard_ended, while they run")
-        if not isinstance(row, Mapping):
-            raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
-        msgspec.json.encode(dict(row))  # a row that raises TypeError here raises it in production
-        self.outputs.setdefault(to, []).append(dict(row))
-
-    def begin_batch(self) -> None:
-        self.state.begin_batch()
-        self._batch_start = self.lengths()
-
-    def prepare(self, row: Mapping[str, Any], to: str) -> KeptRow:
-        """A row that a record keeps until it is done."""
-        return KeptRow(to, dict(row), len(msgspec.json.encode(dict(row))))
-
-    def settle(self, position: ExtendedSequenceNumber, rows: Iterable[KeptRow]) -> None:
-        """Every record up to here is done; the rows are theirs."""
-        for row in rows:
-            self.outputs.setdefault(row.to, []).append(row.encoded)
-        self.settled = position
-
-    def end_batch(self, _: ExtendedSequenceNumber, /) -> None:
-        """User code returned: its rows stay until a crash, or for good once they are covered."""
-        self.state.end_batch()
-        self._batch_start = None
-
-    def take_back_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
-        """User code raised: remove its rows, except those that a checkpoint covers."""
-        self.state.take_back_batch()
-        start = self._batch_start or {}
-        for name, rows in self.outputs.items():
-            del rows[max(start.get(name, 0), self._covered.get(name, 0)) :]
-        self._batch_start = None
-
-    def checkpoint(self, position: ExtendedSequenceNumber) -> None:
-        """Write one checkpoint. Raises: StaleCheckpoint, as `Checkpointer.checkpoint` says."""
-        if position < self.position:
-            raise StaleCheckpoint(f"{position} is below the last checkpoint, {self.position}")
-        if position > self.delivered:
-            raise StaleCheckpoint(f"{position} is above what was delivered, {self.delivered}")
-        if position != self.position:
-            self.checkpoints.append(position)
-        self.position = position
-        self.state.checkpoint()
-        self._covered = self.lengths()
-
-    def crash(self) -> None:
-        """The process crashed: rows that no checkpoint covers are undone."""
-        self.state.crash()
-        for name, rows in self.outputs.items():
-            del rows[self._covered.get(name, 0) :]
-
-    def lengths(self) -> dict[str, int]:
-        """How many rows each output has."""
-        return {name: len(rows) for name, rows in self.outputs.items()}
-
+from kclrun.testing.states import Ledger, TestedState, Timing
 
 Mode = Literal["auto", "batch", "manual"]
 Returned = TypeVar("Returned")
@@ -164,7 +78,8 @@ class Run:
     name (`rows` are those of `output`); `checkpoints` the positions written;
     `position` the last of them, from which a restart would read; `calls` the calls made;
     `state` what `context.state` holds at the end, as key → name → value, after a crash as of the
-    last checkpoint; `delivered` the number of records delivered, repetitions included; `crashed`
+    last checkpoint, `timers` the timers that are pending then, and `watermark` the time of the
+    shard; `delivered` the number of records delivered, repetitions included; `crashed`
     and `released` how it ended; `given_up` the records that `then` made dead letters of, or
     skipped; `last_error` what a call for them raised last; `processors` the instances, one for each
     life; `row_counts` how many rows each output had after each batch.
@@ -183,6 +98,8 @@ class Run:
     outputs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     row_counts: list[dict[str, int]] = field(default_factory=list)
     state: dict[str, dict[str, Any]] = field(default_factory=dict)
+    timers: list[Timer] = field(default_factory=list)
+    watermark: Step = field(default_factory=Step)
 
 
 def run_processor(
@@ -210,6 +127,11 @@ def run_processor(
     timeout_s: float | None = None,
     seed: int | None = 0,
     state: Mapping[str, Mapping[str, Any]] | None = None,
+    timers: Iterable[Timer] = (),
+    watermark: Step | None = None,
+    lateness_s: float = 10.0,
+    every_s: float = 1.0,
+    wall_until: float | None = None,
 ) -> Run:
     """Run a processor over the records of one shard, as the runtime would.
 
@@ -223,7 +145,12 @@ def run_processor(
     instance, and an error of the settings is not repeated. `schema` is `output.schema`,
     or a schema for each output by its name; `decode` is
     the setting, or a type or a function itself (for `glue` a function); without it `decode_as`.
-    `state` is what `context.state` holds at first, as key → name → value.
+    `state` is what `context.state` holds at first, as key → name → value, with the pending `timers`
+    and the `watermark` of a former run.
+
+    Timers fire as they would in production, with `watermark: {lateness, every}` as `lateness_s` and
+    `every_s`. The test has the clock of the machine: it is the arrival time of the record that is
+    given next, and goes on to `wall_until` (seconds since the epoch) behind the last one.
 
     A `process_record` gets the records one by one, or with `concurrency` (and `order`, `timeout_s`)
     as the setting does: the `seed` says in which order the calls return. `async def` runs in a time
@@ -254,7 +181,7 @@ def run_processor(
     >>> str(run.position)
     'SHARD_END'
     """
-    ledger = Ledger(position, state)
+    ledger = Ledger(position, TestedState(state, timers, watermark))
     run = Run(ledger.rows, ledger.checkpoints, position, outputs=ledger.outputs)
     life = _Life(
         *(run, ledger, _decoding(processor, decode)),
@@ -267,6 +194,7 @@ def run_processor(
         then=then,
         crash_after=crash_after,
         crash_at_checkpoint=crash_at_checkpoint,
+        timing=Timing(lateness_s, every_s, wall_until),
     )
     context = Context(
         application=application,
@@ -280,6 +208,7 @@ def run_processor(
         checkpoint_mode=checkpoint,
         **ledger.given,
         release=life.release,
+        watermark=life.watermark,
         schemas=_schemas(schema),
     )
     made = [record for record in make_records(records) if record.position > position]
@@ -305,6 +234,7 @@ def _lived(
     finally:
         life.close()
         run.position, run.state = ledger.position, ledger.state.values()
+        run.timers, run.watermark = ledger.state.timers(), ledger.state.watermark
     return run
 
 
@@ -351,7 +281,13 @@ def replay(
         processor,
         kept,
         position=first.position,
-        **{"fencing_token": 2, **settings, "state": first.state},
+        **{
+            "fencing_token": 2,
+            **settings,
+            "state": first.state,
+            "timers": first.timers,
+            "watermark": first.watermark,
+        },
     )
     names = first.outputs | second.outputs
     outputs = {name: first.outputs.get(name, []) + second.outputs.get(name, []) for name in names}
@@ -359,6 +295,8 @@ def replay(
         rows=outputs[MAIN_OUTPUT],
         outputs=outputs,
         state=second.state,
+        timers=second.timers,
+        watermark=second.watermark,
         checkpoints=first.checkpoints + second.checkpoints,
         position=second.position,
         calls=first.calls + second.calls,
@@ -409,6 +347,7 @@ class _Life:
         then: Then,
         crash_after: int | None,
         crash_at_checkpoint: int | None,
+        timing: Timing,
     ) -> None:
         if batch_max < 1 or uncheckpointed_max < 1:
             raise ValueError("batch_max and uncheckpointed_max are at least 1")
@@ -424,6 +363,8 @@ class _Life:
         self._concurrency = concurrency
         self._seed = seed
         self._kit: RecordKit | None = None
+        self._timing = timing
+        self._timers: TimerRun | None = None
         self._returned = 0
         self._crash_after = crash_after
         self._crash_at_checkpoint = crash_at_checkpoint
@@ -450,6 +391,9 @@ class _Life:
         self._processor = processor() if isinstance(processor, type) else processor
         self.run.processors[:] = [self._processor]
         self.run.calls.append(Call("initialize"))
+        if fires_timers(self._processor):
+            time_of = self._processor.event_time
+            self._timers = self.ledger.state.run_timers(context.position, self._timing, time_of)
         call_method(self._processor, "initialize", context)
         if self._is_single:
             self._kit = self._make_kit(context)
@@ -466,6 +410,10 @@ class _Life:
             returned=self._note_returned,
             is_released=lambda: self.run.released,
         )
+
+    def watermark(self) -> float | None:
+        """As `Context.watermark`."""
+        return None if self._timers is None else self._timers.watermark
 
     def _note_error(self, words: str) -> None:
         self.run.last_error = words
@@ -489,7 +437,12 @@ class _Life:
         given = 0
         while given < len(records) and not self.run.released:
             batch = records[given : given + self._next_size()]
+            if self._timers is not None:
+                batch = self._fire_before(batch, self._timers)
             self._process(batch)
+            if self._timers is not None:
+                self._timers.arrive()
+                self._fire(self._timers, self._timers.next_event)
             self.run.row_counts.append(self.ledger.lengths())
             given += len(batch)
             is_given = self._crash_after is not None and given >= self._crash_after
@@ -499,6 +452,40 @@ class _Life:
                 self._checkpoint_processed()
         if self._crash_after == 0:
             raise Crash
+        if self._timers is not None and not self.run.released:
+            self._fire_wall(self._timers, self._timing.wall_until)
+
+    def _fire_before(self, batch: list[Record], timers: TimerRun) -> list[Record]:
+        """Fire what is due before these records. Returns: those of the next call."""
+        self._fire(timers, timers.next_event)
+        self._fire_wall(timers, batch[0].approximate_arrival_timestamp)
+        part = batch[: timers.part_end(batch, 0)]
+        if timers.must_note:
+            self.ledger.begin_batch()
+            timers.note()
+            self.ledger.end_batch(self.ledger.delivered)
+        return part
+
+    def _fire_wall(self, timers: TimerRun, now: float | None) -> None:
+        if now is not None:
+            self._fire(timers, lambda: timers.next_wall(now, is_forced=False))
+
+    def _fire(self, timers: TimerRun, next_timer: Callable[[], Timer | None]) -> None:
+        while not self.run.released and next_timer() is not None:
+            delivered = self.ledger.delivered
+            self.ledger.delivered = delivered.at_tick(delivered.tick + 1)
+            self._repeat("on_timer", lambda: self._call_timer(timers, next_timer))
+
+    def _call_timer(self, timers: TimerRun, next_timer: Callable[[], Timer | None]) -> None:
+        """One attempt: the next one fires what is due then."""
+        timer = next_timer()
+        if timer is None:
+            return
+        try:
+            at = self.ledger.delivered
+            self._call("on_timer", covers=at, timer=timer, taken=lambda: timers.take(timer))
+        finally:
+            timers.end_call()
 
     def end(self, *, end_of_shard: bool) -> None:
         """The shard ends, or the lease is given away."""
@@ -587,6 +574,8 @@ class _Life:
         name: str,
         records: list[Record] | None = None,
         covers: ExtendedSequenceNumber | None = None,
+        timer: Timer | None = None,
+        taken: Callable[[], None] = lambda: None,
     ) -> bool:
         """Call the processor; its rows are removed if it raises. Returns whether it
         checkpointed."""
@@ -594,13 +583,17 @@ class _Life:
         arguments: list[object] = [Checkpointer(writes)]
         if records is not None:
             arguments.insert(0, RecordBatch(records, 0, self._fencing_token, self._decoding))
+        if timer is not None:
+            arguments.insert(0, timer)
+
+        def call() -> None:
+            taken()
+            call_method(self._processor, name, *arguments)
+
         self.run.calls.append(Call(name, len(records or ())))
         self.run.delivered += len(records or ())
         try:
-            attempt(
-                lambda: call_method(self._processor, name, *arguments),
-                *(self.ledger, covers, lambda: self.ledger.position),
-            )
+            attempt(call, self.ledger, covers, lambda: self.ledger.position)
         finally:
             writes.open = False
         return writes.made

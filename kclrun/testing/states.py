@@ -1,31 +1,58 @@
-"""`context.state` in a test: in memory, with the rule of the runtime for calls that raise, and for
-crashes."""
+"""What a test has in place of the lease table, the outputs and the store of the state: in memory,
+with the rules of the runtime for calls that raise, and for crashes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kclrun.errors import SinkError
+from kclrun.consuming.timers import TimerRun
+from kclrun.errors import SinkError, StaleCheckpoint
+from kclrun.model.output import MAIN_OUTPUT
+from kclrun.model.record import Record
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.processor import KeptRow
 from kclrun.state.chain import Entries
 from kclrun.state.keyed import LiveEntries, State, Undoable
+from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 
 # The default of `state.max_bytes`.
 _MAX_BYTES: Final = 2**30
 
 
+class Timing(NamedTuple):
+    """The time of a test: the setting `watermark`, and the clock of the machine behind the last
+    record; up to there it is the arrival of the record that is given."""
+
+    lateness_s: float
+    every_s: float
+    wall_until: float | None
+
+
 class TestedState:
-    """The state of one shard, begun with `values`: key → name → value."""
+    """The state of one shard, begun with `values`: key → name → value, pending timers, and a
+    watermark."""
 
     __test__ = False
 
-    def __init__(self, values: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Mapping[str, Any]] | None = None,
+        timers: Iterable[Timer] = (),
+        watermark: Step | None = None,
+    ) -> None:
         self._entries: Entries = {
             key: {name: msgspec.msgpack.encode(value) for name, value in of.items()}
             for key, of in (values or {}).items()
         }
+        for timer in timers:
+            key, name, value = entry_of(timer)
+            self._entries.setdefault(key, {})[name] = value
+        if watermark is not None:
+            shard, name = WATERMARK
+            self._entries[shard] = {name: msgspec.msgpack.encode(watermark)}
         self._live = LiveEntries(self._entries, self._change, None, _MAX_BYTES)
         self.state = State(self._live)
         self._changes: list[Undoable] = []
@@ -38,6 +65,28 @@ class TestedState:
             key: {name: msgspec.msgpack.decode(value) for name, value in of.items()}
             for key, of in self._entries.items()
         }
+
+    def timers(self) -> list[Timer]:
+        """The pending timers, in the order in which those of a clock fire."""
+        return self._live.reserved.pending()
+
+    @property
+    def watermark(self) -> Step:
+        """The watermark as it was noted last."""
+        return self._live.reserved.step
+
+    def run_timers(
+        self,
+        position: ExtendedSequenceNumber,
+        timing: Timing,
+        time_of: Callable[[Record], float],
+    ) -> TimerRun:
+        """The rules by which the timers fire, from `position` on."""
+        self._live.reserved.is_served = True
+        lateness_s, every_s, _ = timing
+        return TimerRun(
+            self._live, position, lateness_s=lateness_s, every_s=every_s, time_of=time_of
+        )
 
     def begin_batch(self) -> None:
         """A call starts."""
@@ -67,8 +116,95 @@ class TestedState:
     def _change(self, change: Callable[[], Undoable | None]) -> None:
         if self._batch_start is None:
             raise SinkError(
-                "context.state is changed in process_records and shard_ended, while they run"
+                "context.state is changed in process_records, on_timer and shard_ended, while they"
+                " run"
             )
         made = change()
         if made is not None:
             self._changes.append(made)
+
+
+class Ledger:
+    """Replaces the lease table and the output in a test, over crashes and restarts.
+
+    It keeps the rule of `kclrun.sinks.emitted_rows`: a checkpoint that user code asks for covers
+    the rows emitted until the call, and a crash removes rows that no checkpoint covers.
+    """
+
+    def __init__(
+        self,
+        position: ExtendedSequenceNumber,
+        state: TestedState,
+    ) -> None:
+        self.state = state
+        self.position = position  # the last checkpoint: a restart reads from here
+        self.delivered = self.settled = position
+        self.checkpoints: list[ExtendedSequenceNumber] = []
+        self.rows: list[dict[str, Any]] = []
+        self.outputs = {MAIN_OUTPUT: self.rows}
+        self._covered: dict[str, int] = {}
+        self._batch_start: dict[str, int] | None = None  # None outside a call that may emit
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Its part of a context."""
+        return {"emit": self.emit, "prepare": self.prepare, "state": self.state.state}
+
+    def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
+        if self._batch_start is None:
+            raise SinkError(
+                "emit() is for process_records, on_timer and shard_ended, while they run"
+            )
+        if not isinstance(row, Mapping):
+            raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
+        msgspec.json.encode(dict(row))  # a row that raises TypeError here raises it in production
+        self.outputs.setdefault(to, []).append(dict(row))
+
+    def begin_batch(self) -> None:
+        self.state.begin_batch()
+        self._batch_start = self.lengths()
+
+    def prepare(self, row: Mapping[str, Any], to: str) -> KeptRow:
+        """A row that a record keeps until it is done."""
+        return KeptRow(to, dict(row), len(msgspec.json.encode(dict(row))))
+
+    def settle(self, position: ExtendedSequenceNumber, rows: Iterable[KeptRow]) -> None:
+        """Every record up to here is done; the rows are theirs."""
+        for row in rows:
+            self.outputs.setdefault(row.to, []).append(row.encoded)
+        self.settled = position
+
+    def end_batch(self, _: ExtendedSequenceNumber, /) -> None:
+        """User code returned: its rows stay until a crash, or for good once they are covered."""
+        self.state.end_batch()
+        self._batch_start = None
+
+    def take_back_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
+        """User code raised: remove its rows, except those that a checkpoint covers."""
+        self.state.take_back_batch()
+        start = self._batch_start or {}
+        for name, rows in self.outputs.items():
+            del rows[max(start.get(name, 0), self._covered.get(name, 0)) :]
+        self._batch_start = None
+
+    def checkpoint(self, position: ExtendedSequenceNumber) -> None:
+        """Write one checkpoint. Raises: StaleCheckpoint, as `Checkpointer.checkpoint` says."""
+        if position < self.position:
+            raise StaleCheckpoint(f"{position} is below the last checkpoint, {self.position}")
+        if position > self.delivered:
+            raise StaleCheckpoint(f"{position} is above what was delivered, {self.delivered}")
+        if position != self.position:
+            self.checkpoints.append(position)
+        self.position = position
+        self.state.checkpoint()
+        self._covered = self.lengths()
+
+    def crash(self) -> None:
+        """The process crashed: rows that no checkpoint covers are undone."""
+        self.state.crash()
+        for name, rows in self.outputs.items():
+            del rows[self._covered.get(name, 0) :]
+
+    def lengths(self) -> dict[str, int]:
+        """How many rows each output has."""
+        return {name: len(rows) for name, rows in self.outputs.items()}

@@ -32,6 +32,7 @@ from kclrun.consuming.delivery import (
     host_fault,
 )
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
+from kclrun.consuming.timers import TimerRun
 from kclrun.errors import FailedRecords, HostFailed
 from kclrun.model.lease import Lease
 from kclrun.model.record import Decoding, Record, RecordBatch
@@ -50,10 +51,12 @@ from kclrun.worker.delivery_queue import (
     CheckpointCalls,
     DeliveryQueue,
     Exhausted,
+    FireTimers,
     QueueClosed,
 )
 from kclrun.worker.giving_up import GivingUp, Trouble
 from kclrun.worker.record_delivering import RecordDelivery, RowPlaces
+from kclrun.worker.timer_delivering import TimerDelivery
 
 
 class Deliverer:
@@ -101,6 +104,7 @@ class Deliverer:
         self._settling = threading.Lock()
         self._processor: RecordProcessor | None = None
         self._records: RecordDelivery | None = None
+        self._timers: TimerDelivery | None = None
         self._rows: RowScope | None = None
         self._decoding: Decoding | None = None
         self._token = 0
@@ -121,6 +125,9 @@ class Deliverer:
                     self._post(events.DeliveryStopped())
                 case Exhausted(children, is_expired):
                     self._post(events.ShardExhausted(children, is_expired))
+                case FireTimers(upcoming):
+                    assert self._timers is not None, "the queue looks at timers"
+                    self._timers.fire(upcoming)
                 case call:
                     self._call(call)
 
@@ -150,6 +157,33 @@ class Deliverer:
             make_thread=make_thread,
         )
 
+    def take_timers(
+        self,
+        run: TimerRun,
+        processor: RecordProcessor,
+        rows: RowScope,
+        round_every_s: float | None,
+    ) -> None:
+        """`on_timer` is called from here on. Called by `prepare`."""
+
+        def processed(position: ExtendedSequenceNumber) -> None:
+            self.delivered = position
+            self._record_processed(position)
+
+        def attempt_timers(where: str, call: Callable[[], None]) -> bool:
+            return self._attempt_until_it_holds(where, call, is_batch=True)
+
+        self._timers = TimerDelivery(
+            *(run, processor, rows, self._checkpoints),
+            post=self._post,
+            attempt=attempt_timers,
+            processed=processed,
+            durable=self._durable,
+            round_every_s=round_every_s,
+        )
+        self._timers.done = self._done
+        self._queue.look_at_timers(self._timers.wait_s)
+
     @property
     def runs_records(self) -> bool:
         """Whether `process_record` runs, or may."""
@@ -169,6 +203,10 @@ class Deliverer:
         self._processed(position)
 
     def _deliver(self, batch: Batch) -> None:
+        if self._timers is not None:
+            if not self._deliver_parts(batch, self._timers):
+                self._checkpoints.given = self._done
+            return
         self._note_delivered(batch)
         if self._records is not None:
             if not self._records.deliver(batch):
@@ -181,6 +219,27 @@ class Deliverer:
         self._done = batch.last
         self._queue.note_returned(batch)
         self._processed(batch.last)
+
+    def _deliver_parts(self, batch: Batch, timers: TimerDelivery) -> bool:
+        """Give a batch in parts, each up to where the watermark moves, and fire the timers between
+        them. False if a part was given up, or delivery was stopped before the last one."""
+        start, records = 0, batch.records
+        while start < len(records):
+            if start and not self._queue.may_try_again(0.0, is_batch=True):
+                return False
+            end = timers.run.part_end(records, start)
+            timers.note()
+            part = _part(batch, start, end)
+            self._note_delivered(part)
+            if not self._is_done_with(part) or not timers.arrive(part.last):
+                return False
+            start = end
+        if self._done is None or self._done < batch.last:
+            self._note_delivered(Batch((), batch.last, 0, None))
+            self._record_processed(batch.last)
+            timers.done = batch.last
+        self._queue.note_returned(batch)
+        return True
 
     def _processed(self, position: ExtendedSequenceNumber) -> None:
         if self._settled is not None:
@@ -329,6 +388,8 @@ class Deliverer:
         where: str,
         call: Callable[[], None],
         covers: ExtendedSequenceNumber | None = None,
+        *,
+        is_batch: bool = False,
     ) -> bool:
         """Call until it returns; False if it was given up, or delivery was stopped meanwhile.
 
@@ -341,7 +402,7 @@ class Deliverer:
                 attempt(call, self._rows, covers, self._durable)
             except BaseException as error:  # noqa: BLE001 - user code: also asyncio's CancelledError
                 attempts = attempts or Attempts(where, self._policy)
-                if not self._may_repeat(error, attempts, trouble):
+                if not self._may_repeat(error, attempts, trouble, is_batch=is_batch):
                     return False
             else:
                 if attempts is not None:
@@ -354,7 +415,9 @@ class Deliverer:
         durable, sent = self._checkpoints.durable, self._sent()
         return sent if durable is None or (sent is not None and sent > durable) else durable
 
-    def _may_repeat(self, error: BaseException, attempts: Attempts, trouble: Trouble) -> bool:
+    def _may_repeat(
+        self, error: BaseException, attempts: Attempts, trouble: Trouble, *, is_batch: bool
+    ) -> bool:
         decision, where = attempts.raised(error), attempts.where
         fault = host_fault(error)
         trouble.note(describe(error), is_host_fault=fault is not None)
@@ -371,4 +434,14 @@ class Deliverer:
                 return False
             case RetryAfter(pause_s):
                 self._report(trouble.raised(pause_s))
-                return self._queue.may_try_again(pause_s, is_batch=False)
+                return self._queue.may_try_again(pause_s, is_batch=is_batch)
+
+
+def _part(batch: Batch, start: int, end: int) -> Batch:
+    """Some records of a batch; one that is whole is not copied."""
+    records = batch.records
+    size, last = batch.payload_bytes, records[end - 1].position
+    if start or end < len(records):
+        records = records[start:end]
+        size = sum(len(record.data) for record in records)
+    return Batch(records, last, size, batch.millis_behind_latest)

@@ -209,7 +209,15 @@ class QueueView(msgspec.Struct, frozen=True):
     unprocessed_since: WallTime | None = None
 
 
-Task = Batch | Call | Exhausted | ConfirmStop | QueueClosed
+class FireTimers(msgspec.Struct, frozen=True):
+    """Timers are due, before the record at `upcoming` if one waits."""
+
+    upcoming: ExtendedSequenceNumber | None
+
+
+# In how many seconds timers are due, before that record; None if none is pending.
+TimersDue = Callable[[Instant, ExtendedSequenceNumber | None], float | None]
+Task = Batch | Call | Exhausted | ConfirmStop | QueueClosed | FireTimers
 
 
 class Turn:
@@ -244,6 +252,10 @@ def _nothing() -> None:
     """No single records wait."""
 
 
+def _no_timers(_: Instant, __: ExtendedSequenceNumber | None) -> None:
+    """The processor has no `on_timer`."""
+
+
 class DeliveryQueue:
     """The pages and the decisions about them, under one lock with one condition. `now` is the
     fence's clock.
@@ -272,6 +284,7 @@ class DeliveryQueue:
         self._busy_since = Instant(0.0)
         self._under_way: deque[Batch] = deque()
         self._on_change: Callable[[], None] = _nothing
+        self._timers_due: TimersDue = _no_timers
         self._records_total = 0
         self._bytes_total = 0
         self._batches_total = 0
@@ -287,6 +300,10 @@ class DeliveryQueue:
         """Call this when a page comes, and when delivery is allowed, held or stopped: the calls of
         single records wait elsewhere. It must not wait."""
         self._on_change = on_change
+
+    def look_at_timers(self, due: TimersDue) -> None:
+        """Ask `due` before each batch, and while nothing waits."""
+        self._timers_due = due
 
     @property
     def records_ahead_max(self) -> int:
@@ -390,7 +407,8 @@ class DeliveryQueue:
                 task = self._ready_task(now)
                 if task is not None:
                     return task
-                self._changed.wait()  # a fence that passes starts nothing: no need to wake
+                # A fence that passes starts nothing: no need to wake.
+                self._changed.wait(self._until_timers_s(now))
                 now = self._now()
 
     # Single records: the calls under way are a batch, and `busy` says which of them is the oldest.
@@ -485,7 +503,21 @@ class DeliveryQueue:
         if self._turn is not None:
             self._turn.leave(self._changed)
 
+    def _until_timers_s(self, now: Instant) -> float | None:
+        """In how many seconds timers fire; None while they may not, or none is pending."""
+        if self._timers_due is _no_timers or not self._delivery.may_fire(now):
+            return None
+        return self._timers_due(now, self._upcoming)
+
+    @property
+    def _upcoming(self) -> ExtendedSequenceNumber | None:
+        has_record = self._pages and self._offset < len(self._pages[0].records)
+        return self._pages[0].records[self._offset].position if has_record else None
+
     def _next_start(self, now: Instant) -> Task | None:
+        if self._until_timers_s(now) == 0.0:
+            self._busy_since = now
+            return FireTimers(self._upcoming)
         waiting = self._waiting() if self._pages else None
         match self._delivery.next_start(waiting, now):
             case StartBatch(records):

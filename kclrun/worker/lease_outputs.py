@@ -41,6 +41,8 @@ T = TypeVar("T")
 # Of `state.memory` a commit is made before it is due when an eighth are changes: while it is under
 # way they are there as rows, as changes, and twice as bytes of the version.
 _CHANGES_SHARE: Final = 8
+# A commit of an SQL output and of the row takes some 50 ms.
+ROUND_EVERY_S: Final = 1.0
 # A request under way when the lease is over may end late: its outcome is for the next owner to see.
 _CLOSE_WAIT_S: Final = 1.0
 
@@ -74,6 +76,8 @@ class LeaseOutputs:
         self._make_thread = make_thread
         self._read_row = read_row
         self.state: State | None = None  # of user code, once the lease has begun
+        self.live: LiveEntries | None = None
+        self.cuts: tuple[ExtendedSequenceNumber, ...] = ()
         self._file: EmittedRows | None = None
         self._outputs: Outputs | None = None
         self._thread: threading.Thread | None = None
@@ -124,6 +128,7 @@ class LeaseOutputs:
             state=keyed,
         )
         start, cuts = self._begin(outputs, row)
+        self.cuts = cuts
         self._queue.cut_at(cuts)
         self._post(events.OutputsBegan(start, outputs.cursors()))
         self._outputs = outputs
@@ -165,7 +170,7 @@ class LeaseOutputs:
         live = LiveEntries(entries, self._change, row.hash_range, place.max_bytes)
         if live.size_bytes > WARN_BYTES:
             self._report(ProcessWarned(_large(live.size_bytes, place.max_bytes)))
-        self.state = State(live)
+        self.live, self.state = live, State(live)
         buffer_bytes = STATE_BUFFER_BYTES
         if place.local is not None:
             buffer_bytes = min(buffer_bytes, place.memory_bytes // _CHANGES_SHARE)
@@ -181,7 +186,8 @@ class LeaseOutputs:
         """Implements `state.keyed.Journal`."""
         if self._outputs is None:
             raise SinkError(
-                "context.state is changed in process_records and shard_ended, while they run"
+                "context.state is changed in process_records, on_timer and shard_ended, while they"
+                " run"
             )
         self._outputs.change_state(change)
 
@@ -305,6 +311,19 @@ class LeaseOutputs:
         """A checkpoint of ours put this version of the state on the row."""
         if self._outputs is not None:
             self._outputs.confirm(state_version)
+
+    @property
+    def round_every_s(self) -> float | None:
+        """How far apart rounds of wall timers are at least; None if no output stores its cursor.
+
+        Each round ends with a commit. It ends the rolls of the outputs, too: where there are any,
+        rounds are not more often than checkpoints are due.
+        """
+        storing = [place for place in self._spec.outputs if place.stores_cursor]
+        if not storing:
+            return None
+        rolls = any(place.roll_s for place in storing)
+        return max(ROUND_EVERY_S, self._spec.checkpoint.every_s if rolls else 0.0)
 
     def waiting_since(self) -> Instant:
         """Since when rows of processed records wait for an output; 0 if none do."""

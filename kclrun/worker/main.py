@@ -36,6 +36,7 @@ from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
+from kclrun.consuming.timers import TimerRun
 from kclrun.errors import HostFailed, SinkError
 from kclrun.ipc import exit_codes
 from kclrun.ipc.board import Segment, StartSpec
@@ -63,7 +64,7 @@ from kclrun.model.wire import WireEndpoint
 from kclrun.observe.failures import Failure
 from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
-from kclrun.processor import Context, RecordProcessor, Row, call_method
+from kclrun.processor import Context, RecordProcessor, Row, call_method, fires_timers
 from kclrun.protocol.reports import ProcessBroke, StartUnclaimed
 from kclrun.record_calls.fitting import require_fit
 from kclrun.sinks.dead_letters import letter_store
@@ -430,12 +431,29 @@ class LeaseProcess:
         decoding = load_decoding(self._spec.decode, kind, paths, self._registry)
         processor = kind()
         row = self._row = self._rows.open(row)
-        context = self._context(row, is_single=is_single)
+        timers = self._take_timers(processor, row)
+        context = self._context(row, timers, is_single=is_single)
         call_method(processor, "initialize", context)
         if is_single:
             self._take_records(processor, context, decoding)
         self._begin_fetching(row)
         return processor, self._rows, decoding
+
+    def _take_timers(self, processor: RecordProcessor, row: Lease) -> TimerRun | None:
+        place, live = self._spec.state, self._rows.live
+        if place is None or live is None or not fires_timers(processor):
+            return None
+        live.reserved.is_served = True
+        timers = TimerRun(
+            live,
+            row.checkpoint,
+            lateness_s=place.watermarks.lateness_s,
+            every_s=place.watermarks.every_s,
+            time_of=processor.event_time,
+            stored=self._rows.cuts,
+        )
+        self._deliverer.take_timers(timers, processor, self._rows, self._rows.round_every_s)
+        return timers
 
     def _take_records(
         self, processor: RecordProcessor, context: Context, decoding: Decoding | None
@@ -469,7 +487,7 @@ class LeaseProcess:
         spec = self._spec
         return open_registry(spec.kinesis.region, spec.glue_url, self._services.credentials)
 
-    def _context(self, row: Lease, *, is_single: bool) -> Context:
+    def _context(self, row: Lease, timers: TimerRun | None, *, is_single: bool) -> Context:
         spec = self._spec
         return Context(
             application=spec.application,
@@ -484,6 +502,7 @@ class LeaseProcess:
             emit=self._emit_of_shard if is_single else self._rows.emit,
             prepare=self._rows.prepare,
             state=self._rows.state,
+            watermark=lambda: None if timers is None else timers.watermark,
             release=self._release,
             pending_checkpoint=row.pending,
             schemas={

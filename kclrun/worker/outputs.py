@@ -210,9 +210,9 @@ class Outputs:
         """
         reached = []
         for lane in self._lanes:
-            at = cursors.get(lane.name, Cursor(checkpoint))
+            at = cursors.get(lane.name, Cursor.of(checkpoint))
             lane.committed = lane.output.begin(at)
-            lane.known = lane.committed.position if lane.output.stores_cursor else None
+            lane.known = lane.committed.reached if lane.output.stores_cursor else None
             reached.append(max(checkpoint, lane.known or checkpoint))
         start = min(reached) if may_adopt else checkpoint
         for lane in self._lanes:
@@ -239,7 +239,8 @@ class Outputs:
         with self._lock:  # the condition's own, without its calls in Python
             if self._batch_start is None:
                 raise SinkError(
-                    "context.state is changed in process_records and shard_ended, while they run"
+                    "context.state is changed in process_records, on_timer and shard_ended, while"
+                    " they run"
                 )
             if lane.emitted_bytes - self._batch_start[0].size > CALL_BYTES_MAX:
                 raise LimitExceeded(f"one call changed more than {CALL_BYTES_MAX} bytes of state")
@@ -262,7 +263,9 @@ class Outputs:
             encoded, size = encode(row)
             with lock:
                 if self._batch_start is None:
-                    raise SinkError("emit() is for process_records and shard_ended, while they run")
+                    raise SinkError(
+                        "emit() is for process_records, on_timer and shard_ended, while they run"
+                    )
                 emitted_bytes = lane.emitted_bytes + size
                 if emitted_bytes - self._batch_start[lane.index].size > CALL_BYTES_MAX:
                     raise LimitExceeded(
@@ -574,7 +577,7 @@ class Outputs:
         with self._changed:
             rows = lane.rows[: max(0, last.rows - lane.added.rows)]
         if rows:
-            lane.output.add(rows, Cursor(upto))
+            lane.output.add(rows, Cursor.of(upto))
             if not lane.is_dirty:
                 lane.is_dirty, lane.dirty_since = True, self._now()
             self._take(lane, last)

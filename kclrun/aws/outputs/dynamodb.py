@@ -385,7 +385,7 @@ def _age(shard_id: str) -> tuple[int, str]:
 def _ordered(cursor: Cursor) -> str:
     """The cursor as text in its order: a sequence number has up to 129 digits, never padded, and
     DynamoDB's own numbers have 38."""
-    rank, length, digits, sub = cursor.position.sort_key
+    rank, length, digits, sub, _ = cursor.position.sort_key
     return f"{rank + 5:02d}-{length:03d}-{digits}-{sub:010d}-{cursor.tick:018d}"
 
 

@@ -6,6 +6,7 @@ import sys
 from subprocess import run
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from kclrun.errors import HostFailed, SettingsError, SinkError
@@ -20,6 +21,7 @@ from kclrun.sinks.state_files import StateFiles
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state import chain
 from kclrun.state.keyed import LiveEntries
+from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 from tests.support.memory_versions import MemoryVersions, Versions
 
 SHARD = "shard"
@@ -321,6 +323,34 @@ def test_a_child_begins_with_what_its_parents_versions_hold(tmp_path, stored, bo
         return
     child = Owner(*given, shard="child", rows=rows)
     assert child.values() == {"of-left": {"n": b"left"}, "of-right": {"n": b"right"}}
+
+
+def test_timers_and_the_watermark_are_in_the_copy_and_are_no_values_of_their_keys(
+    tmp_path, stored, first
+):
+    step = msgspec.msgpack.encode(Step(9.0, 9.0))
+    first.live.change_reserved(*WATERMARK, step)
+    for timer in (late := Timer(8.0, "key-1", "n"), lonely := Timer(7.0, "alone")):
+        first.live.put_timer(timer, entry_of(timer)[2])
+    first.live.put_timer(Timer(5.0, "key-2"), entry_of(Timer(5.0, "key-2"))[2])
+    first.commit()
+    first.live.put_timer(Timer(5.0, "key-2"), None)
+    version = first.commit()
+    first.versions.close()
+    own = Owner(tmp_path, MemoryVersions(stored), 2, version)
+    parent = Lease(
+        key=LeaseKey(SHARD),
+        checkpoint=SHARD_END,
+        state_version=version,
+        outputs=StoredCursors(SHARD_END, ()),
+    )
+    rows = {parent.key: parent}
+    child = Owner(tmp_path, MemoryVersions(stored), 3, OF_PARENTS, shard="child", rows=rows)
+    for each in (own, child):
+        assert each.live.reserved.pending() == [lonely, late]
+        assert each.live.reserved.step == Step(9.0, 9.0)
+        assert each.values() == ALL
+        assert each.live.size_bytes == first.live.size_bytes
 
 
 def test_copies_that_nothing_used_for_long_are_removed_and_those_in_use_stay(

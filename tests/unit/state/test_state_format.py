@@ -24,6 +24,7 @@ from kclrun.state.beginning import (
 )
 from kclrun.state.chain import DELTAS_MAX, Chain, garbage, read_chain
 from kclrun.state.versions import (
+    FORMAT,
     Change,
     Version,
     decode_version,
@@ -77,7 +78,7 @@ def test_a_version_reads_back_as_it_was_written() -> None:
         (encoded(1, None)[:-1], "is damaged"),
         (encoded(1, None, ("a", "n", b"1"))[:-1] + b"2", "is damaged"),
         (encoded(2, None), "is a copy of"),
-        (encoded(1, None, format=2), "a newer kclrun wrote it"),
+        (encoded(1, None, format=FORMAT + 1), "a newer kclrun wrote it"),
     ],
 )
 def test_what_is_not_the_version_is_refused_in_words(content: bytes, words: str) -> None:

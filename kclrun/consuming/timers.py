@@ -1,0 +1,163 @@
+"""Which timer fires next, and where a batch ends because of it. Pure.
+
+The watermark moves in steps, each at a record that the records alone decide. There the batch ends,
+and event timers up to the watermark fire before the next record. So it does not matter how records
+were cut into batches, nor where a crash was. A timer of the wall clock is no function of the
+records: `docs/explanation/commits.md` has the rules that keep its rows there once [K18, R2].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from kclrun.model.record import Record
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.state.keyed import LiveEntries
+from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
+
+# The timers of one call of the shell: some 3 ms of fast ones between two looks at the fence.
+GROUP_MAX = 256
+
+
+class TimerRun:
+    """The timers and the watermark of one lease, from its beginning at `position` on.
+
+    `time_of` gives the time of a record: never after its arrival, so that one wrong clock among the
+    producers cannot move the watermark of all. `stored` are the cursors that outputs had ahead of
+    the row: between the row and the last of them timers of the wall clock fire only where, and as
+    many as, the tick of a cursor says.
+    """
+
+    def __init__(
+        self,
+        live: LiveEntries,
+        position: ExtendedSequenceNumber,
+        *,
+        lateness_s: float,
+        every_s: float,
+        time_of: Callable[[Record], float],
+        stored: Iterable[ExtendedSequenceNumber] = (),
+    ) -> None:
+        self._live = live
+        self._lateness_s = lateness_s
+        self._every_s = every_s
+        self._time_of = time_of
+        self._stored = sorted(stored)
+        step = live.reserved.step.at(position)
+        self.watermark, self._fired = step.watermark, step.fired
+        self._upcoming: Step | None = None
+
+    # Event time.
+
+    def part_end(self, records: Sequence[Record], start: int) -> int:
+        """Where the call ends that begins with `records[start]`: behind the record that moves the
+        watermark, or at the end of the batch."""
+        self._upcoming = None
+        least = -math.inf if self.watermark is None else self.watermark + self._every_s
+        for index in range(start, len(records)):
+            record = records[index]
+            watermark = self._seen_at(record)
+            if watermark >= least:
+                at = record.position
+                self._upcoming = Step(
+                    self.watermark,
+                    self.watermark,
+                    watermark,
+                    at.sequence_number,
+                    at.sub_sequence_number,
+                )
+                return index + 1
+        return len(records)
+
+    def _seen_at(self, record: Record) -> float:
+        arrived_at = record.approximate_arrival_timestamp
+        try:
+            seen_at = min(float(self._time_of(record)), arrived_at)
+        except Exception:  # noqa: BLE001 - user code; process_records will meet this record
+            return -math.inf
+        return math.floor((seen_at - self._lateness_s) / self._every_s) * self._every_s
+
+    @property
+    def must_note(self) -> bool:
+        """Whether `note` has something to write before the part is given to user code."""
+        return self._upcoming is not None
+
+    def note(self) -> None:
+        """Note the next watermark in the state, as a change of it."""
+        assert self._upcoming is not None, "must_note comes first"
+        self._write(self._upcoming)
+
+    def arrive(self) -> None:
+        """Every record of the part is done: the watermark moves if the part ended with its step."""
+        if self._upcoming is not None:
+            self._fired, self.watermark = self.watermark, self._upcoming.upcoming
+            self._upcoming = None
+
+    def next_event(self) -> Timer | None:
+        """The event timer that fires now. A timer that is set at or before the watermark fires when
+        the watermark moves again."""
+        if self.watermark is None or (self._fired is not None and self._fired >= self.watermark):
+            return None
+        timer = self._live.reserved.earliest("event")
+        if timer is not None and timer.at <= self.watermark:
+            return timer
+        self._fired = self.watermark
+        return None
+
+    def _write(self, step: Step) -> None:
+        self._live.change_reserved(*WATERMARK, msgspec.msgpack.encode(step))
+
+    # Wall time.
+
+    def is_event_due(self) -> bool:
+        """Whether event timers are to fire before anything else: the lease began between them."""
+        return self.next_event() is not None
+
+    def forced(
+        self, done: ExtendedSequenceNumber, upcoming: ExtendedSequenceNumber | None
+    ) -> ExtendedSequenceNumber | None:
+        """The stored cursor whose timers fire now, whatever the clock says: at its record, or
+        before the `upcoming` record that lies behind it."""
+        while self._stored and self._stored[0] <= done:
+            del self._stored[0]
+        for each in self._stored:
+            is_here = each.of_record == done.of_record
+            if is_here or (upcoming is not None and each.of_record < upcoming):
+                return each if each.tick else None
+        return None
+
+    def wall_at(self) -> float | None:
+        """When the next timer of the wall clock fires, in seconds since the epoch."""
+        timer = self._live.reserved.earliest("wall")
+        return None if timer is None or self._stored else timer.at
+
+    def next_wall(self, now: float, *, is_forced: bool) -> Timer | None:
+        """The timer of the wall clock that fires now."""
+        timer = self._live.reserved.earliest("wall")
+        return timer if timer is not None and (is_forced or timer.at <= now) else None
+
+    # Both.
+
+    def take(self, timer: Timer) -> None:
+        """The timer fires: it is not pending any more. A change of the state, taken back if
+        `on_timer` raises."""
+        if timer.clock == "wall" and self.watermark is not None:
+            # Event timers up to the watermark have fired: one that is set now waits for its step.
+            fired = Step(self.watermark, self.watermark)
+            if self._live.reserved.step != fired:
+                self._write(fired)
+        key, name, _ = entry_of(timer)
+        self._live.change_reserved(key, name, None)
+        self._live.reserved.firing = timer
+
+    def end_call(self) -> None:
+        """`on_timer` returned, or raised."""
+        self._live.reserved.firing = None
+
+
+def arrival_of(record: Record) -> float:
+    """The time of a record for a processor without `event_time`."""
+    return record.approximate_arrival_timestamp

@@ -1,0 +1,204 @@
+"""Windows of time over the records of each key: tumbling, hopping and session windows.
+
+They are a value of `context.state` and an event timer for each key, no more: what a window is
+closed with, and when, is that of `Context.set_timer`. It must not know how either is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from kclrun.errors import SettingsError
+from kclrun.model.record import Record
+from kclrun.processor import Context
+from kclrun.state.timers import Timer
+
+__all__ = ["Hopping", "Session", "Tumbling", "Window", "Windows"]
+
+T = TypeVar("T")
+# A record of a hopping window is merged into each of them, and a key's open windows are one value.
+HOPS_MAX: Final = 100
+
+
+class Tumbling(msgspec.Struct, frozen=True):
+    """Windows of `size_s` seconds that follow each other, the first from 1970 on, in UTC."""
+
+    size_s: float
+
+    def __post_init__(self) -> None:
+        _refuse_nothing(size_s=self.size_s)
+
+    def of(self, at: float) -> list[tuple[float, float]]:
+        """The windows of a time: begin (inclusive) and end (exclusive)."""
+        start = math.floor(at / self.size_s) * self.size_s
+        return [(start, start + self.size_s)]
+
+
+class Hopping(msgspec.Struct, frozen=True):
+    """Windows of `size_s` seconds, one from every `every_s` seconds on: a record is in several."""
+
+    size_s: float
+    every_s: float
+
+    def __post_init__(self) -> None:
+        _refuse_nothing(size_s=self.size_s, every_s=self.every_s)
+        if self.every_s > self.size_s or self.size_s > HOPS_MAX * self.every_s:
+            raise SettingsError(
+                f"a hopping window is as long as every_s, or up to {HOPS_MAX} times as long"
+            )
+
+    def of(self, at: float) -> list[tuple[float, float]]:
+        """As `Tumbling.of`, the earliest first."""
+        last = math.floor(at / self.every_s)
+        first = math.floor((at - self.size_s) / self.every_s) + 1
+        starts = [number * self.every_s for number in range(first, last + 1)]
+        return [(start, start + self.size_s) for start in starts]
+
+
+class Session(msgspec.Struct, frozen=True):
+    """A window goes on while the next record of the key comes within `gap_s` seconds."""
+
+    gap_s: float
+
+    def __post_init__(self) -> None:
+        _refuse_nothing(gap_s=self.gap_s)
+
+    def of(self, at: float) -> list[tuple[float, float]]:
+        """The session of one record alone."""
+        return [(at, at + self.gap_s)]
+
+
+class Window(msgspec.Struct, Generic[T], frozen=True):
+    """What the records of `key` from `start` on and before `end` came to; in seconds since the
+    epoch. The end of a session is `gap_s` behind its last record."""
+
+    key: str
+    start: float
+    end: float
+    value: T
+
+
+class Windows(Generic[T]):
+    """The windows of one processor, by `name` in its state.
+
+    `of` is the type of a value, and `merge` makes one of two: that of the window so far, and that
+    of a record (or of another session, if a record joins two). `time_of` is the time of a record:
+    the processor's `event_time`, if it has one of its own.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        kind: Tumbling | Hopping | Session,
+        of: type[T],
+        merge: Callable[[T, T], T],
+        *,
+        time_of: Callable[[Record], float] | None = None,
+    ) -> None:
+        self._context = context
+        self._name = name
+        self._timer = f"window/{name}"
+        self._kind = kind
+        self._type = list[tuple[float, float, of]]  # type: ignore[valid-type]  # made at run time
+        self._merge = merge
+        self._time_of = time_of
+
+    def add(self, record: Record, value: T) -> bool:
+        """Merge the value into the windows of the record, by its partition key. Call it from
+        `process_records`.
+
+        Returns: False for a late record, of which no window is open any more: the watermark has
+        passed their ends, and nothing was changed. Raises: as `context.state` and `set_timer`.
+        """
+        time_of = self._time_of
+        at = record.approximate_arrival_timestamp if time_of is None else time_of(record)
+        known = self._open(record.partition_key)
+        watermark = self._context.watermark
+        if isinstance(self._kind, Session):
+            changed = self._with_session(known, self._kind.of(at)[0], value, watermark)
+        else:
+            changed = self._with_value(known, self._kind.of(at), value, watermark)
+        if changed is None:
+            return False
+        self._keep(record.partition_key, changed)
+        return True
+
+    def closed(self, timer: Timer) -> list[Window[T]]:
+        """The windows that the timer closes, the earliest first; none if it is another's. Call it
+        from `on_timer`: each window is given once, and is forgotten."""
+        if timer.name != self._timer:
+            return []
+        known = self._open(timer.key)
+        self._keep(timer.key, [each for each in known if each[1] > timer.at])
+        return [Window(timer.key, *each) for each in known if each[1] <= timer.at]
+
+    def open(self, key: Record | str) -> list[Window[T]]:
+        """The windows of a key that are not closed yet, the earliest first."""
+        name = key if isinstance(key, str) else key.partition_key
+        return [Window(name, *each) for each in self._open(name)]
+
+    def _open(self, key: str) -> list[tuple[float, float, T]]:
+        found: list[tuple[float, float, T]]
+        found = self._context.state[key].get(self._name, [], type=self._type)
+        return found
+
+    def _keep(self, key: str, known: list[tuple[float, float, T]]) -> None:
+        values = self._context.state[key]
+        if not known:
+            values.delete(self._name)
+            self._context.delete_timer(key, self._timer)
+            return
+        values[self._name] = known
+        self._context.set_timer(key, min(end for _, end, _ in known), self._timer)
+
+    def _with_value(
+        self,
+        known: list[tuple[float, float, T]],
+        spans: list[tuple[float, float]],
+        value: T,
+        watermark: float | None,
+    ) -> list[tuple[float, float, T]] | None:
+        spans = [span for span in spans if not _is_past(span[1], watermark)]
+        if not spans:
+            return None
+        by_span = {(start, end): held for start, end, held in known}
+        for span in spans:
+            by_span[span] = self._merge(by_span[span], value) if span in by_span else value
+        return [(*span, by_span[span]) for span in sorted(by_span)]
+
+    def _with_session(
+        self,
+        known: list[tuple[float, float, T]],
+        span: tuple[float, float],
+        value: T,
+        watermark: float | None,
+    ) -> list[tuple[float, float, T]] | None:
+        start, end = span
+        joined = [each for each in known if each[0] <= end and start <= each[1]]
+        if not joined and _is_past(end, watermark):
+            return None
+        merged = value
+        if joined:
+            merged = joined[0][2]
+            for _, _, held in joined[1:]:
+                merged = self._merge(merged, held)
+            merged = self._merge(merged, value)
+        start = min([start, *(each[0] for each in joined)])
+        end = max([end, *(each[1] for each in joined)])
+        rest = [each for each in known if each not in joined]
+        return sorted([*rest, (start, end, merged)], key=lambda each: each[:2])
+
+
+def _is_past(end: float, watermark: float | None) -> bool:
+    return watermark is not None and end <= watermark
+
+
+def _refuse_nothing(**seconds: float) -> None:
+    for name, value in seconds.items():
+        if not value > 0:
+            raise SettingsError(f"{name} is {value}: expected more than 0 seconds")

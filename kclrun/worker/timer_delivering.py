@@ -1,0 +1,183 @@
+"""The timers of one lease on its main thread: `on_timer` is called between the batches.
+
+`consuming/timers.py` decides which timer fires; the delivery queue, when something may start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final
+
+from kclrun.consuming import events
+from kclrun.consuming.delivery import RowScope
+from kclrun.consuming.timers import GROUP_MAX, TimerRun
+from kclrun.errors import LeaseLost
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.time import Instant
+from kclrun.processor import RecordProcessor, call_method
+from kclrun.state.timers import Timer
+from kclrun.worker.clock import boottime
+from kclrun.worker.delivery_queue import CheckpointCalls
+
+NextTimer = Callable[[], Timer | None]
+Attempt = Callable[[str, Callable[[], None]], bool]
+# A machine's clock may be set back or forward: it is looked at this often at least.
+_LOOK_S: Final = 30.0
+
+
+class TimerDelivery:
+    """Calls `on_timer`, in groups whose rows and changes of the state belong to one position.
+
+    `round_every_s`: None where no output stores its cursor. Else a round of the wall clock ends
+    with a checkpoint, so that the next owner learns at which record it was, and begins so many
+    seconds after the one before at the earliest. `processed` tells that everything up to a position
+    is done; `attempt` repeats a call as `on_error` says, and is False if it was given up.
+    """
+
+    def __init__(
+        self,
+        run: TimerRun,
+        processor: RecordProcessor,
+        rows: RowScope,
+        checkpoints: CheckpointCalls,
+        *,
+        post: Callable[[events.Event], None],
+        attempt: Attempt,
+        processed: Callable[[ExtendedSequenceNumber], None],
+        durable: Callable[[], ExtendedSequenceNumber | None],
+        round_every_s: float | None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.run = run
+        self._processor = processor
+        self._rows = rows
+        self._checkpoints = checkpoints
+        self._post = post
+        self._attempt = attempt
+        self._processed = processed
+        self._durable = durable
+        self._round_every_s = round_every_s
+        self._next_round = Instant(0.0)
+        self._wall = wall
+        self.done: ExtendedSequenceNumber | None = None
+
+    def wait_s(self, now: Instant, upcoming: ExtendedSequenceNumber | None) -> float | None:
+        """In how many seconds timers are to fire, 0 for now; None while none is pending. Called
+        under the lock of the queue."""
+        assert self.done is not None, "the lease has begun"
+        if self.run.is_event_due() or self.run.forced(self.done, upcoming) is not None:
+            return 0.0
+        at = self.run.wall_at()
+        if at is None:
+            return None
+        return min(_LOOK_S, max(0.0, at - self._wall(), self._next_round - now))
+
+    def note(self) -> None:
+        """Before a part is given: the watermark that it leads to becomes part of the state."""
+        assert self.done is not None, "the lease has begun"
+        if self.run.must_note:
+            self._rows.begin_batch()
+            self.run.note()
+            self._rows.end_batch(self.done)
+
+    def arrive(self, done: ExtendedSequenceNumber) -> bool:
+        """Every record up to `done` is processed: fire the event timers that are due. False if a
+        call was given up, or delivery was stopped."""
+        self.done = done
+        self.run.arrive()
+        return self._fire(self.run.next_event)
+
+    def fire(self, upcoming: ExtendedSequenceNumber | None) -> None:
+        """Fire what `wait_s` found."""
+        assert self.done is not None, "the lease has begun"
+        if not self._fire(self.run.next_event):
+            return
+        now = self._wall()  # timers of a round are due at one instant
+        stored = self.run.forced(self.done, upcoming)
+        if stored is None:
+            begun = self.done
+            if not self._fire(lambda: self.run.next_wall(now, is_forced=False)):
+                return
+            self._end_round(begun)
+            return
+        if stored.of_record != self.done.of_record:
+            self._reach(stored.of_record)
+        begun = self.done
+        if self._fire(lambda: self.run.next_wall(now, is_forced=True), stored.tick):
+            if self.done < stored:  # the processor set fewer timers than before: no row is missing
+                self._reach(stored)
+            self._end_round(begun)
+
+    def _end_round(self, begun: ExtendedSequenceNumber) -> None:
+        assert self.done is not None, "the lease has begun"
+        if self._round_every_s is None or self.done == begun:
+            return
+        self._next_round = Instant(boottime() + self._round_every_s)
+        self._checkpoints.given = self.done
+        try:
+            # A lost lease is ended by the core.
+            with contextlib.suppress(LeaseLost):
+                self._checkpoints.checkpointer.checkpoint()
+        finally:
+            self._checkpoints.given = None
+
+    def _fire(self, next_timer: NextTimer, tick_max: int | None = None) -> bool:
+        """Fire one timer after the other, up to a tick."""
+        has_raised = False
+
+        def group() -> None:
+            nonlocal has_raised
+            is_single, has_raised = has_raised, True
+            self._fire_group(next_timer, 1 if is_single else GROUP_MAX, tick_max)
+            has_raised = False
+
+        while next_timer() is not None and (tick_max is None or self._tick < tick_max):
+            if not self._attempt("on_timer", group):
+                return False
+        return True
+
+    @property
+    def _tick(self) -> int:
+        assert self.done is not None, "the lease has begun"
+        return self.done.tick
+
+    def _fire_group(self, next_timer: NextTimer, most: int, tick_max: int | None) -> None:
+        """One attempt at the next timers. After an error they are called one by one, so that the
+        report is about one, and the others before it are done."""
+        assert self.done is not None, "the lease has begun"
+        at, durable = self.done, self._durable()
+        if durable is not None and durable > at and durable.of_record == at.of_record:
+            at = durable  # the attempt before made a checkpoint, and then raised
+        most = most if tick_max is None else min(most, tick_max - at.tick)
+        checkpoints = self._checkpoints
+        self._rows.begin_batch()
+        try:
+            for _ in range(most):
+                timer = next_timer()
+                if timer is None:
+                    break
+                at = at.at_tick(at.tick + 1)
+                self.run.take(timer)
+                checkpoints.given, checkpoints.before = at, self._deliver_given
+                call_method(self._processor, "on_timer", timer, checkpoints.checkpointer)
+        except BaseException:
+            self._rows.take_back_batch(self._durable())
+            raise
+        finally:
+            self.run.end_call()
+            checkpoints.given = checkpoints.before = None
+        self._rows.end_batch(at)
+        self._reach(at)
+
+    def _deliver_given(self) -> None:
+        """User code asks for a checkpoint in `on_timer`: the core learns of that position first."""
+        at = self._checkpoints.given
+        assert at is not None, "on_timer runs"
+        self._post(events.BatchDelivered(at, 0, 0))
+
+    def _reach(self, position: ExtendedSequenceNumber) -> None:
+        self._post(events.BatchDelivered(position, 0, 0))
+        self.done = position
+        self._processed(position)

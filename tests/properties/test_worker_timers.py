@@ -1,0 +1,442 @@
+"""Timers on a row and stores in memory: any cut of batches, clocks that differ between hosts, calls
+that raise, refused, lost and late writes, crashes, zombies, new owners, a split and a merge. Rows
+of event timers are those of the records alone; rows of wall timers tell one history, and each is
+there once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kclrun.codec.kpl import effective_hash_key
+from kclrun.consuming import events
+from kclrun.consuming.commands import (
+    AllowDelivery,
+    AnswerCheckpoint,
+    CheckpointAnswer,
+    CommitOutputs,
+)
+from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.consuming.outputs import OutputCommits
+from kclrun.consuming.timers import TimerRun
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.output import StoredCursors
+from kclrun.model.record import Record
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
+from kclrun.model.state import OF_PARENTS
+from kclrun.model.time import Instant
+from kclrun.processor import RecordProcessor
+from kclrun.sinks.state_versions import StateVersions
+from kclrun.state.keyed import Counter, LiveEntries, State
+from kclrun.state.timers import WATERMARK
+from kclrun.worker.delivering import Deliverer
+from kclrun.worker.delivery_queue import (
+    Batch,
+    CheckpointCalls,
+    DeliveryQueue,
+    FireTimers,
+    Page,
+    QueueLimits,
+)
+from kclrun.worker.outputs import Keyed, Outputs, Pace
+from tests.examples import examples
+from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, keys_of, policy
+from tests.support.memory_output import Crash, Destination, MemoryOutput
+from tests.support.memory_versions import MemoryVersions, Versions
+
+RECORDS = {shard: len(keys_of(shard)) for shard in RANGES}
+# Each shard begins where the one before was about to end.
+BEGINS_AT = {"root": 1000.0, "low": 1010.0, "high": 1010.0, "merged": 1018.0}
+LATENESS_S, WINDOW_S, PATIENCE_S = 1.0, 3.0, 2.5
+
+
+def records_of(shard: str) -> list[Record]:
+    """One record a second; each fourth one is late by two."""
+    return [
+        Record(
+            data=b"",
+            partition_key=key,
+            sequence_number=str(number),
+            approximate_arrival_timestamp=BEGINS_AT[shard] + number - 2 * (number % 4 == 3),
+        )
+        for number, key in enumerate(keys_of(shard), 1)
+    ]
+
+
+class Boom(Exception):
+    """User code fails here."""
+
+
+class Both(RecordProcessor):
+    """A window of each key by event time, and a flush of its count by the clock."""
+
+    def __init__(self, state: State, emit, raises: list[bool], asks: list[bool]) -> None:  # type: ignore[no-untyped-def]
+        self.state, self.emit, self.raises, self.asks = state, emit, raises, asks
+        self.window, self.count = Counter(state, "window"), Counter(state, "count")
+
+    def process_records(self, batch, checkpointer):  # type: ignore[no-untyped-def]
+        for record in batch:
+            arrived_at = record.approximate_arrival_timestamp
+            if self.window.add(record) == 1:
+                self.state.set_timer(record, arrived_at + WINDOW_S)
+            self.state.set_timer(record, arrived_at + PATIENCE_S, "flush", "wall")
+            self.emit({"n": ("record", record.partition_key, self.count.add(record))})
+        self._end(checkpointer)
+
+    def on_timer(self, timer, checkpointer):  # type: ignore[no-untyped-def]
+        counter = self.count if timer.clock == "wall" else self.window
+        self.emit({"n": (timer.clock, timer.key, counter[timer.key])})
+        counter[timer.key] = 0
+        self._end(checkpointer)
+
+    def _end(self, checkpointer) -> None:  # type: ignore[no-untyped-def]
+        if self.asks and self.asks.pop():
+            checkpointer.checkpoint()
+        if self.raises and self.raises.pop():
+            raise Boom
+
+
+def event_rows(shard: str) -> tuple[list[tuple[str, str, int]], dict[str, list[float]]]:
+    """The rows of a shard's event timers in order, and what its keys have at its end: their counts
+    and the times of their timers; computed record by record."""
+    windows: dict[str, list[float]] = {}
+    marks: list[float] = []
+    for parent in PARENTS[shard]:
+        _, left = event_rows(parent)
+        marks += left.pop("", [])
+        windows |= {
+            key: [*each]
+            for key, each in left.items()
+            if effective_hash_key(key, None) in RANGES[shard]
+        }
+    watermark = min(marks, default=-1.0)
+    rows = []
+    for record in records_of(shard):
+        window = windows.setdefault(record.partition_key, [0, 0.0])
+        window[0] += 1
+        if window[0] == 1:
+            window[1] = record.approximate_arrival_timestamp + WINDOW_S
+        moved = (record.approximate_arrival_timestamp - LATENESS_S) // 1.0
+        if moved > watermark:
+            watermark = moved
+            due = sorted((end, key) for key, (n, end) in windows.items() if n and end <= watermark)
+            rows += [("event", key, int(windows[key][0])) for _, key in due]
+            windows |= {key: [0, 0.0] for _, key in due}
+    if watermark >= 0:
+        windows[""] = [watermark]
+    return rows, windows
+
+
+class World:
+    def __init__(self) -> None:
+        self.stored = Versions()
+        self.rows: dict[str, Lease] = {}
+        self.destinations = {shard: Destination(stores_cursor=True) for shard in RANGES}
+        self.late: list[tuple[Life, Lease]] = []
+        self.lives, self.clock, self.wall = 0, 0.0, 1000.0
+        self.create("root", None)
+
+    def now(self) -> Instant:
+        self.clock += 4000
+        return Instant(self.clock)
+
+    def create(self, shard: str, state_version: str | None) -> None:
+        self.rows[shard] = Lease(
+            key=LeaseKey(shard),
+            checkpoint=TRIM_HORIZON,
+            parents=frozenset(PARENTS[shard]),
+            hash_range=RANGES[shard],
+            state_version=state_version,
+            outputs=None if state_version is None else StoredCursors(TRIM_HORIZON, ()),
+        )
+
+    def claim(self, shard: str) -> Lease:
+        row = self.rows[shard]
+        self.rows[shard] = msgspec.structs.replace(row, counter=row.counter + 2)
+        return self.rows[shard]
+
+    def read(self, keys: Sequence[LeaseKey]) -> Mapping[LeaseKey, Lease | None]:
+        return {key: self.rows.get(key) for key in keys}
+
+    def write(self, life: Life, row: Lease) -> bool:
+        now = self.rows[life.shard]
+        if (now.counter, now.checkpoint) != (life.row.counter, life.row.checkpoint):
+            return False
+        self.rows[life.shard] = row
+        for child, parents in PARENTS.items():
+            is_due = life.shard in parents and child not in self.rows
+            if row.is_ended and is_due and all(self.ended(parent) for parent in parents):
+                self.create(child, OF_PARENTS)
+        return True
+
+    def ended(self, shard: str) -> bool:
+        return shard in self.rows and self.rows[shard].is_ended
+
+    def land(self) -> None:
+        self.stored.land()
+        for life, row in self.late:
+            life.is_over |= not self.write(life, row)
+        self.late.clear()
+
+
+class Life:
+    """One lease process with its real main thread, queue and outputs; `skew_s` is its clock's."""
+
+    def __init__(self, world: World, shard: str, skew_s: float) -> None:
+        world.lives += 1
+        self.world, self.shard, self.skew_s = world, shard, skew_s
+        self.fates: tuple[list[str], list[str]] = ([], [])
+        self.raises: list[bool] = []
+        self.asks: list[bool] = []
+        self.row = world.claim(shard)
+        self.is_over = self.is_waiting = False
+        self.processed = self.delivered = self.told = self.row.checkpoint
+        store = MemoryVersions(world.stored, self.fates[0])
+        self.versions = StateVersions(store, shard, self.row.counter, f"{world.lives:08x}")
+        entries = self.versions.restore(self.row, world.read, RANGES[shard])
+        self.live = LiveEntries(entries, self._change, RANGES[shard], 10**6)
+        self.state = State(self.live)
+        sql = MemoryOutput(world.destinations[shard], world.lives, self.fates[1])
+        self.outputs = Outputs(
+            [("sql", sql, Pace(0, 0, 300))],
+            post=self._post,
+            hold=lambda _: None,
+            now=world.now,
+            state=Keyed(self.versions, self.live.undo, 0.0),
+        )
+        self.commits = OutputCommits(policy())
+        self.commits.claim(self.row)
+        cursors = dict(self.row.outputs.cursors) if self.row.outputs is not None else {}
+        start, self.cuts = self.outputs.begin(self.row.checkpoint, cursors, may_adopt=True)
+        assert start == self.row.checkpoint
+        self.commits.begin(start, self.outputs.cursors())
+        self.queue = DeliveryQueue(QueueLimits(10**6, 100), lambda: Instant(1.0))
+        self.queue.cut_at(self.cuts)
+        self.queue.allow_delivery(AllowDelivery(Instant(10.0**12), 10**6, 10**6))
+        self.calls = CheckpointCalls(
+            self._asked, lambda at: self.outputs.cover(at or self.delivered), lambda: False
+        )
+        self.deliverer = Deliverer(
+            self.queue,
+            self._post,
+            ErrorPolicy(10, 0.0),
+            prepare=self._prepare,
+            checkpoints=self.calls,
+            report=lambda _: None,
+            broke=self._broke,
+            settled=self.outputs.settle,
+            sent=lambda: self.outputs.handed,
+        )
+        self.deliverer._begin(self.row)
+        timers = self.deliverer._timers
+        assert timers is not None
+        timers._wall = lambda: self.world.wall + self.skew_s
+        self.unread = [each for each in records_of(shard) if each.position > start]
+
+    def _change(self, change):  # type: ignore[no-untyped-def]
+        self.outputs.change_state(change)
+
+    def _broke(self, error: BaseException) -> None:
+        raise AssertionError from error
+
+    def _prepare(self, row: Lease):  # type: ignore[no-untyped-def]
+        processor = Both(self.state, self.outputs.emit_to("sql"), self.raises, self.asks)
+        self.live.reserved.is_served = True
+        run = TimerRun(
+            self.live,
+            row.checkpoint,
+            lateness_s=LATENESS_S,
+            every_s=1.0,
+            time_of=processor.event_time,
+            stored=self.cuts,
+        )
+        self.deliverer.take_timers(run, processor, self.outputs, 0.0)
+        return processor, self.outputs, None
+
+    def _post(self, event: events.Event) -> None:
+        match event:
+            case events.OutputsCommitted(upto, cursors, answers, version):
+                self.commits.commit(upto, cursors, answers, Instant(1.0), version)
+            case events.OutputsSuperseded() | events.OutputsRefused():
+                self.is_over = True
+            case events.BatchDelivered(last):
+                self.delivered = max(self.delivered, last)
+            case events.BatchProcessed(last):
+                assert last >= self.processed, "processed moves forward"
+                self.told, self.processed = self.processed, last
+
+    def _asked(self, asked: events.CheckpointRequested) -> None:
+        """User code asks for a checkpoint, or a round of wall timers ends: it is waited for."""
+        wanted = asked.position or self.delivered
+        for _ in range(3):
+            if not self.is_over and self.row.checkpoint < wanted:
+                self.told = wanted
+                self.save("", may_end=False)
+        is_there = self.row.checkpoint >= wanted and not self.is_over
+        answer = CheckpointAnswer.DURABLE if is_there else CheckpointAnswer.LOST
+        self.is_over |= not is_there
+        self.calls.answer(AnswerCheckpoint(asked.request, answer))
+
+    def go(self, size: int) -> None:
+        """Fetch some records, and do what the queue has for the main thread."""
+        if size and self.unread:
+            page, self.unread = self.unread[:size], self.unread[size:]
+            self.queue.put(Page(page, page[-1].position, 0, 0))
+        while not self.is_over:
+            with self.queue._changed:
+                task = self.queue._next_start(Instant(1.0))
+            match task:
+                case Batch() as batch:
+                    self.deliverer._deliver(batch)
+                case FireTimers(upcoming):
+                    assert self.deliverer._timers is not None
+                    self.deliverer._timers.fire(upcoming)
+                case None:
+                    return
+                case other:
+                    raise AssertionError(other)
+
+    def turn(self) -> None:
+        if not self.is_over and self.outputs._has_work():
+            try:
+                self.is_over = not self.outputs.turn()
+            except Crash:
+                self.is_over = True
+
+    def save(self, fate: str, *, may_end: bool = True) -> None:
+        if self.is_over or self.is_waiting:
+            return
+        last = records_of(self.shard)[-1].position if RECORDS[self.shard] else TRIM_HORIZON
+        is_end = may_end and self.told.of_record >= last and not (self.unread or self.cuts_left)
+        wanted = SHARD_END if is_end else self.told
+        for asked in self.commits.ask(CommitOutputs(wanted, must=True), Instant(10.0**9)):
+            self.outputs.commit(asked)
+        self.turn()
+        self.told, told = self.processed, self.told
+        if self.is_over:
+            return
+        saved = self.row.checkpoint
+        position = self.commits.covered(SHARD_END if is_end else told, saved, saved)
+        if position == saved or (is_end and position != SHARD_END):
+            return
+        cursors, version = self.commits.to_write(self.row, position)
+        row = msgspec.structs.replace(
+            self.row,
+            checkpoint=position,
+            outputs=StoredCursors(position, cursors) if cursors is not None else self.row.outputs,
+            state_version=version if version is not None else self.row.state_version,
+        )
+        if fate == "late":
+            self.world.late.append((self, row))
+            self.is_waiting = True
+        elif self.world.write(self, row):
+            self.row = row
+            self.is_over |= is_end
+            self.calls.note_durable(position)
+            self.outputs.confirm(row.state_version)
+        else:
+            self.is_over = True
+
+    @property
+    def cuts_left(self) -> bool:
+        return any(cut > self.processed for cut in self.cuts)
+
+
+STEPS = st.tuples(
+    st.sampled_from(
+        [
+            *("go", "go", "ask", "idle", "raise", "turn"),
+            *("save", "save", "claim", "zombie", "land"),
+        ]
+    ),
+    st.integers(0, 5),
+    st.sampled_from(("", "", "", "refused", "lost", "late")),
+)
+
+
+@given(st.lists(STEPS, max_size=70))
+@examples(400)
+def test_rows_of_timers_are_there_once_and_tell_one_history(steps) -> None:  # type: ignore[no-untyped-def]
+    world = World()
+    lives: dict[str, Life] = {}
+    zombies: list[Life] = []
+    for kind, number, fate in [*steps, *finish()]:
+        open_shards = [shard for shard, row in world.rows.items() if not row.is_ended]
+        if not open_shards:
+            break
+        shard = open_shards[number % len(open_shards)]
+        life = lives.get(shard)
+        if life is None or life.is_over or life.is_waiting or kind == "claim":
+            if life is not None:
+                zombies.append(life)
+            life = lives[shard] = Life(world, shard, skew_s=float(number * 3 % 7 - 3))
+        for of in life.fates:
+            of.clear()
+        if fate and kind in {"turn", "save", "idle", "ask"}:
+            if number % 2:
+                life.fates[1].extend([OF_ROWS[fate], ""])
+            else:
+                life.fates[0].append(fate)
+        world.wall += 0.4
+        match kind:
+            case "go" | "raise" | "ask":
+                life.raises[:] = [False, True][: number + 1] if kind == "raise" else []
+                life.asks[:] = [True, *[False] * number] if kind == "ask" else []
+                life.go(number + 1)
+            case "idle":
+                world.wall += number
+                life.go(0)
+            case "turn":
+                life.turn()
+            case "save":
+                life.save(fate if number == 0 else "")
+            case "zombie" if zombies:
+                zombie = zombies[number % len(zombies)]
+                zombie.go(2)
+                zombie.save("")
+                zombie.turn()
+            case "land":
+                world.land()
+    assert all(world.ended(shard) for shard in RANGES)
+    _look_at_history(world)
+
+
+def finish() -> list[tuple[str, int, str]]:
+    one = [("go", 5, ""), ("go", 4, ""), ("save", 4, ""), ("turn", 4, ""), ("save", 5, "")]
+    return [*one, ("idle", 3, ""), ("land", 0, "")] * 40
+
+
+def _look_at_history(world: World) -> None:
+    """Every row follows from those before it: no record, no flush and no window is there twice,
+    lacks, or has the count of another history."""
+    left: dict[str, dict[str, int]] = {}
+    for shard, destination in world.destinations.items():
+        rows = destination.rows
+        windows = [row for row in rows if row[0] == "event"]
+        assert windows == event_rows(shard)[0]
+        counts = {
+            key: count
+            for parent in PARENTS[shard]
+            for key, count in left[parent].items()
+            if effective_hash_key(key, None) in RANGES[shard]
+        }
+        keys = iter(keys_of(shard))
+        for kind, key, count in rows:
+            if kind == "record":
+                assert key == next(keys)
+                counts[key] = counts.get(key, 0) + 1
+                assert count == counts[key]
+            elif kind == "wall":
+                assert count == counts[key], "the flush has what the records before it counted"
+                counts[key] = 0
+        assert next(keys, None) is None, "a record has no row"
+        left[shard] = counts
+        versions = StateVersions(MemoryVersions(world.stored), shard, 10**6, "f" * 8)
+        row = world.rows[shard]
+        entries = versions.restore(row, world.read, RANGES[shard])
+        state = State(LiveEntries(entries, lambda _: None, None, 10**6))
+        assert {key: state[key].get("count", 0) for key in counts} == counts
+        assert WATERMARK[0] not in list(state), "user code sees no entry of ours"
