@@ -8,7 +8,7 @@ what user code does, nor when a commit is due.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
@@ -32,13 +32,10 @@ from kclrun.state.chain import (
     garbage,
     read_chain,
 )
-from kclrun.state.keyed import Undoable
+from kclrun.state.keyed import CHANGE_BYTES, Undoable
 from kclrun.state.versions import Change, Version, encode_version, version_name
 
 ReadRows = Callable[[Sequence[LeaseKey]], Mapping[LeaseKey, Lease | None]]
-
-# Beside its bytes, a change costs about this much until it is written.
-CHANGE_BYTES: Final = 64
 
 
 class StateVersions:

@@ -1,19 +1,22 @@
-"""`context.state` and its typed views, over the entries of one shard."""
+"""`context.state` and its typed views, over the entries of one shard or of one record's key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 import msgspec
 
-from kclrun.errors import HaltShard, LimitExceeded
+from kclrun.errors import HaltShard, LimitExceeded, SinkError
 from kclrun.model.record import Record
 from kclrun.model.shard import HashRange, hash_key_of
 from kclrun.state.chain import Entries
 
 # Of a partition key Kinesis allows 256 characters; the names of its values are shorter.
 KEY_CHARACTERS_MAX: Final = 256
+# Beside its bytes, a change costs about this much until it is written.
+CHANGE_BYTES: Final = 64
 
 # A change of the live entries: partition key, name, the new value and the one before.
 Undoable = tuple[str, str, bytes | None, bytes | None]
@@ -30,34 +33,77 @@ class Journal(Protocol):
         ...
 
 
+class Reach(Protocol):
+    """The entries that a call may read and change."""
+
+    def values_of(self, key: str) -> dict[str, bytes]: ...
+
+    def keys(self) -> list[str]: ...
+
+    def put(self, key: str, name: str, value: bytes | None) -> None: ...
+
+
+def held_bytes(change: Undoable) -> int:
+    """What a change costs in memory until it is written."""
+    key, name, value, before = change
+    return len(key) + len(name) + len(value or b"") + len(before or b"") + CHANGE_BYTES
+
+
 class LiveEntries:
     """The entries as user code sees them: every change made so far, durable or not.
 
     `entries` are those that the lease began with. Values are kept as their bytes: what user code
-    does with an object that it read or stored changes nothing until it stores it again.
+    does with an object that it read or stored changes nothing until it stores it again. `lock` is
+    held while the entries change: records of several keys may change theirs at the same time.
+    While `is_of_records` is set, calls of `process_record` run, and each reaches its own key only.
     """
 
     def __init__(
-        self, entries: Entries, journal: Journal, hash_range: HashRange | None, max_bytes: int
+        self,
+        entries: Entries,
+        journal: Journal,
+        hash_range: HashRange | None,
+        max_bytes: int,
+        lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._entries = entries
         self._journal = journal
         self._hash_range = hash_range
         self._max_bytes = max_bytes
+        self._lock = lock or nullcontext()
+        self.is_of_records = False
         self.size_bytes = sum(
             _size(key, name, value) for key, of in entries.items() for name, value in of.items()
         )
 
     def values_of(self, key: str) -> dict[str, bytes]:
         """The values of one key, by name; empty if it has none."""
-        return self._entries.get(key) or {}
+        self._require_alone()
+        return self.found(key)
 
     def keys(self) -> list[str]:
         """The keys that have values."""
+        self._require_alone()
         return list(self._entries)
 
     def put(self, key: str, name: str, value: bytes | None) -> None:
         """Set a value, or remove it with None. Raises: LimitExceeded, HaltShard, SinkError."""
+        self._require_alone()
+        self.put_in(self._journal, key, name, value)
+
+    def _require_alone(self) -> None:
+        if self.is_of_records:
+            raise SinkError(
+                "in process_record the state is that of the call's own context: context.state of"
+                " its second argument, not that of initialize"
+            )
+
+    def found(self, key: str) -> dict[str, bytes]:
+        """As `values_of`, also for the call of a record."""
+        return self._entries.get(key) or {}
+
+    def put_in(self, journal: Journal, key: str, name: str, value: bytes | None) -> None:
+        """As `put`, with a journal of the call's own."""
         for text in (key, name):
             if not 0 < len(text) <= KEY_CHARACTERS_MAX:
                 raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
@@ -67,7 +113,7 @@ class LiveEntries:
                 " to the partition keys of the shard's own records, and to records put without an"
                 " explicit hash key"
             )
-        self._journal(lambda: self._change(key, name, value))
+        journal(lambda: self._change(key, name, value))
 
     def _is_ours(self, key: str) -> bool:
         """A split gives each child the keys of its hash range: any other key would be lost then."""
@@ -76,19 +122,27 @@ class LiveEntries:
     def undo(self, change: Undoable) -> None:
         """Take the last change back."""
         key, name, value, before = change
-        self._set(key, name, before, value)
+        with self._lock:
+            self._set(key, name, before, value)
+
+    def undo_all(self, changes: Sequence[Undoable]) -> None:
+        """Take changes back that are the last ones of their keys."""
+        for change in reversed(changes):
+            self.undo(change)
 
     def _change(self, key: str, name: str, value: bytes | None) -> Undoable | None:
-        before = self.values_of(key).get(name)
+        before = self.found(key).get(name)
         if value == before:
             return None
         grown = self._growth(key, name, value, before)
-        if grown > 0 and self.size_bytes + grown > self._max_bytes:
-            raise HaltShard(
-                f"the state of this shard would exceed state.max_bytes ({self._max_bytes} bytes):"
-                " delete keys that are done, raise the limit, or split the shard"
-            )
-        self._set(key, name, value, before)
+        with self._lock:
+            if grown > 0 and self.size_bytes + grown > self._max_bytes:
+                raise HaltShard(
+                    "the state of this shard would exceed state.max_bytes"
+                    f" ({self._max_bytes} bytes): delete keys that are done, raise the limit, or"
+                    " split the shard"
+                )
+            self._set(key, name, value, before)
         return key, name, value, before
 
     def _set(self, key: str, name: str, value: bytes | None, before: bytes | None) -> None:
@@ -110,6 +164,40 @@ def _size(key: str, name: str, value: bytes | None) -> int:
     return 0 if value is None else len(key) + len(name) + len(value)
 
 
+class OwnKey:
+    """The entries that the call of one record reaches: those of its key, with what earlier records
+    of the key changed, committed or not [K19]. `journal` keeps its changes for the record."""
+
+    def __init__(self, live: LiveEntries, key: str, journal: Journal) -> None:
+        self._live = live
+        self._key = key
+        self._journal = journal
+
+    def values_of(self, key: str) -> dict[str, bytes]:
+        """The values of the own key. Raises: LimitExceeded for another one."""
+        self._require_own(key)
+        return self._live.found(key)
+
+    def keys(self) -> list[str]:
+        """Raises: LimitExceeded."""
+        raise LimitExceeded(
+            "process_record reaches the state of its record's partition key: only shard_ended and"
+            " process_records see all keys"
+        )
+
+    def put(self, key: str, name: str, value: bytes | None) -> None:
+        """As `LiveEntries.put`, for the own key."""
+        self._require_own(key)
+        self._live.put_in(self._journal, key, name, value)
+
+    def _require_own(self, key: str) -> None:
+        if key != self._key:
+            raise LimitExceeded(
+                "process_record reaches the state of its record's partition key, and this is"
+                " another key: records of other keys run at the same time"
+            )
+
+
 class State:
     """What the processor remembers of the keys of its shard: `context.state`.
 
@@ -118,11 +206,14 @@ class State:
     `shard_ended`, and become durable in one write with the checkpoint that covers their records: a
     call that raises leaves none of them, and after a crash the state is that of the checkpoint.
 
+    In `process_record` it is `context.state` of the call, and has the record's own partition key
+    alone: another key, iteration and `len` raise LimitExceeded.
+
     A key is a partition key of this shard's own records, because a reshard moves each key to the
     shard that its records go to: another one raises LimitExceeded.
     """
 
-    def __init__(self, live: LiveEntries) -> None:
+    def __init__(self, live: Reach) -> None:
         self._live = live
 
     def __getitem__(self, key: Record | str) -> KeyState:
@@ -146,11 +237,11 @@ class KeyState(MutableMapping[str, Any]):
     A value is stored as it is at that moment: change an object that was read, and set it again.
     Without a type a Struct is read as the mapping of its fields; `get(name, type=Order)` makes one.
     Raises: TypeError for a value that msgspec cannot encode; LimitExceeded for a name of more than
-    256 characters; HaltShard above `state.max_bytes`; SinkError outside of `process_records` and
-    `shard_ended`.
+    256 characters; HaltShard above `state.max_bytes`; SinkError outside of the calls that may
+    change it.
     """
 
-    def __init__(self, live: LiveEntries, key: str) -> None:
+    def __init__(self, live: Reach, key: str) -> None:
         self._live = live
         self._key = key
 

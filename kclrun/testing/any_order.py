@@ -12,7 +12,8 @@ from kclrun.testing.runs import Run, run_processor
 
 def _result(run: Run) -> object:
     given_up = [record.position for record in run.given_up]
-    return {"rows": run.outputs, "given_up": given_up, "position": run.position}
+    kept = {"rows": run.outputs, "state": run.state}
+    return {**kept, "given_up": given_up, "position": run.position}
 
 
 def assert_any_order_gives_the_same(
@@ -27,9 +28,9 @@ def assert_any_order_gives_the_same(
     """Run a processor one record at a time, and then once for each seed with records at the same
     time, whose calls return in the order that the seed says.
 
-    `result` is what must be the same: the rows of each output, the records given up and the last
-    position, unless you say otherwise; `run.processors` has the instance. The other arguments are
-    those of `run_processor`, such as `order="none"`.
+    `result` is what must be the same: the rows of each output, the state, the records given up and
+    the last position, unless you say otherwise; `run.processors` has the instance. The other
+    arguments are those of `run_processor`, such as `order="none"`.
     Raises: AssertionError with the seed and both results; the errors of the processor.
 
     >>> from kclrun import RecordProcessor

@@ -41,7 +41,8 @@ from kclrun.processor import (
     call_method,
     refuse_deferred,
 )
-from kclrun.record_calls.fitting import require_fit
+from kclrun.record_calls.fitting import NO_ORDER, require_fit
+from kclrun.state.keyed import Undoable
 from kclrun.testing.record_runs import RecordKit
 from kclrun.testing.records import RecordLike, make_records
 from kclrun.testing.states import TestedState
@@ -71,7 +72,7 @@ class Ledger:
     @property
     def given(self) -> dict[str, Any]:
         """Its part of a context."""
-        return {"emit": self.emit, "prepare": self.prepare, "state": self.state.state}
+        return {"emit": self.emit, "prepare": self.prepare, "entries": self.state.live}
 
     def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
         if self._batch_start is None:
@@ -89,10 +90,16 @@ class Ledger:
         """A row that a record keeps until it is done."""
         return KeptRow(to, dict(row), len(msgspec.json.encode(dict(row))))
 
-    def settle(self, position: ExtendedSequenceNumber, rows: Iterable[KeptRow]) -> None:
-        """Every record up to here is done; the rows are theirs."""
+    def settle(
+        self,
+        position: ExtendedSequenceNumber,
+        rows: Iterable[KeptRow],
+        changes: Iterable[Undoable],
+    ) -> None:
+        """Every record up to here is done; the rows, and the changes of the state, are theirs."""
         for row in rows:
             self.outputs.setdefault(row.to, []).append(row.encoded)
+        self.state.settle(changes)
         self.settled = position
 
     def end_batch(self, _: ExtendedSequenceNumber, /) -> None:
@@ -278,7 +285,7 @@ def run_processor(
         fencing_token=fencing_token,
         uncheckpointed_max=uncheckpointed_max,
         checkpoint_mode=checkpoint,
-        **ledger.given,
+        **life.given(),
         release=life.release,
         schemas=_schemas(schema),
     )
@@ -429,6 +436,13 @@ class _Life:
         self._crash_at_checkpoint = crash_at_checkpoint
         self._checkpoint_calls = itertools.count(1)
         self._uncheckpointed: list[ExtendedSequenceNumber] = []
+
+    def given(self) -> dict[str, Any]:
+        """The part of a context that this life decides."""
+        several, given = self._concurrency, self.ledger.given
+        if several is None or several.keeps_keys_in_order:
+            return given
+        return {**given, "entries": None, "no_state": NO_ORDER}
 
     def start(
         self,

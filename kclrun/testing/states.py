@@ -3,14 +3,14 @@ crashes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from kclrun.errors import SinkError
 from kclrun.state.chain import Entries
-from kclrun.state.keyed import LiveEntries, State, Undoable
+from kclrun.state.keyed import LiveEntries, Undoable
 
 # The default of `state.max_bytes`.
 _MAX_BYTES: Final = 2**30
@@ -26,8 +26,7 @@ class TestedState:
             key: {name: msgspec.msgpack.encode(value) for name, value in of.items()}
             for key, of in (values or {}).items()
         }
-        self._live = LiveEntries(self._entries, self._change, None, _MAX_BYTES)
-        self.state = State(self._live)
+        self.live = LiveEntries(self._entries, self._change, None, _MAX_BYTES)
         self._changes: list[Undoable] = []
         self._covered = 0
         self._batch_start: int | None = None
@@ -52,6 +51,10 @@ class TestedState:
         self._undo(max(self._batch_start or 0, self._covered))
         self._batch_start = None
 
+    def settle(self, changes: Iterable[Undoable]) -> None:
+        """Records are done, with changes that they made and kept."""
+        self._changes += changes
+
     def checkpoint(self) -> None:
         """A checkpoint covers every change made so far."""
         self._covered = len(self._changes)
@@ -62,7 +65,7 @@ class TestedState:
 
     def _undo(self, kept: int) -> None:
         while len(self._changes) > kept:
-            self._live.undo(self._changes.pop())
+            self.live.undo(self._changes.pop())
 
     def _change(self, change: Callable[[], Undoable | None]) -> None:
         if self._batch_start is None:

@@ -481,7 +481,7 @@ class LeaseProcess:
             checkpoint_mode=spec.checkpoint.mode,
             emit=self._emit_of_shard if is_single else self._rows.emit,
             prepare=self._rows.prepare,
-            state=self._rows.state,
+            entries=self._rows.entries,
             release=self._release,
             pending_checkpoint=row.pending,
             schemas={

@@ -44,7 +44,7 @@ class Rows:
     """`places`: the rows by the position of their checkpoint; `full`: how often it takes none."""
 
     def __init__(self):
-        self.places, self.open, self.full = [], None, 0
+        self.places, self.open, self.full, self.changes = [], None, 0, []
 
     def begin_batch(self):
         self.open = []
@@ -54,6 +54,9 @@ class Rows:
             self.full -= 1
             raise SinkError("the disk is full")
         self.open.append(row.encoded)
+
+    def place_changes(self, changes):
+        self.changes += changes
 
     def end_batch(self, position):
         self.places.append((str(position), self.open))
