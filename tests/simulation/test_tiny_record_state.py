@@ -291,7 +291,8 @@ def context_of(live):
 
 
 def every_order(keys, raises=1):
-    """Play every sequence of choices with so many calls that raise. Returns: how many there are, and the commits of all."""
+    """Play every sequence of choices, with so many calls that raise. Returns: how many there are,
+    and the commits of all."""
     choices, played, commits = Choices(), 0, 0
     while True:
         world = World(keys, choices, raises)

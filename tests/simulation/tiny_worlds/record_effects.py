@@ -17,10 +17,10 @@ WAITING, RUNNING, DONE = range(3)
 
 class Rule(NamedTuple):
     """`in_place`: changes go to the one copy of the values when a call begins or returns, and a
-    commit writes that copy. `undoes`: a call that raises takes its changes back. `in_key_order`: a record begins
-    when the one before it of its key is done. `sees_done`: a record sees what done records of its
-    key changed. `to_highest`: a commit goes to the highest record that is done, not to the last
-    one below which all are."""
+    commit writes that copy. `undoes`: a call that raises takes its changes back. `in_key_order`: a
+    record begins when the one before it of its key is done. `sees_done`: a record sees what done
+    records of its key changed. `to_highest`: a commit goes to the highest record that is done, not
+    to the last one below which all are."""
 
     in_place: Literal["", "begins", "returns"] = ""
     undoes: bool = True
