@@ -23,7 +23,7 @@ import kclrun.worker.outputs
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.consuming import commands, events
 from kclrun.consuming.concurrency import Concurrency, RecordWindow, Settled
-from kclrun.consuming.delivery import ErrorPolicy, Repetition
+from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.consuming.failures import Halt, LetGo
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.states import State
@@ -38,6 +38,7 @@ from kclrun.processor import Context, RecordContext
 from kclrun.protocol import reports
 from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
 from kclrun.simulation.stories import RuleBroken
+from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.chain import Entries, read_chain
@@ -279,7 +280,10 @@ class RecordsQueue(SimulatedDeliveryQueue):
             super()._go_on()
 
     def _advance(self, window: RecordWindow) -> None:
-        if self._delivery.is_ending:
+        fence = self.process.life.own.fence
+        if self._delivery.is_ending and fence is None:
+            window.stop_at_once()
+        elif self._delivery.is_ending:
             window.stop()
         while (step := window.next_step(self._now())) is not None:
             match step:
@@ -292,13 +296,20 @@ class RecordsQueue(SimulatedDeliveryQueue):
                     self._delivery.halt()
                     failed = reports.ProcessorFailed("process_record", reason or "as drawn", 1)
                     self._post(failed)
-        if self._delivery.repetition(self._now(), is_batch=True) is Repetition.NOW:
+        if fence is not None and self._now() < fence:
             for number in window.starts(self._now()):
                 self._begin_call(window, number)
         if window.is_over:
             self._end(window)
         elif (due := window.wake_instant) is not None and due > self._now():
-            self._after(due - self._now() + 0.001, self._go_on)  # else it waits for a permit
+            self._after(due - self._now() + 0.001, self._go_on)
+        elif not window.running:
+            self._after(0.5, self._look)
+
+    def _look(self) -> None:
+        """As `RecordDelivery`: while a stop waits, whether the lease was renewed or lost."""
+        if self._window is not None and not self._window.running:
+            self._go_on()
 
     def _begin_call(self, window: RecordWindow, number: int) -> None:
         record = window.record(number)
@@ -552,7 +563,32 @@ def state_profile(seed: int, storm_s: float = STORM_S) -> Profile:
         settings=FleetSettings(checkpoint_every_s=5.0),
         storm_s=storm_s,
         strikes=strikes,
+        with_state=True,
     )
+
+
+# What ends a state for good, as its documents say: another program deletes its row, or the records
+# that it rests on are gone.
+_END_STATE: Final = ("delete_row", "recreate_stream", "expire_shards")
+
+
+def with_state(profile: Profile) -> Profile:
+    """A storm that was drawn, over processes with state: user code is that of this module, and all
+    members of the fleet have state."""
+    return msgspec.structs.replace(
+        profile,
+        java_workers=0,
+        user_code=UserCode(),
+        strikes=tuple(each for each in profile.strikes if each.kind not in _END_STATE),
+        with_state=True,
+    )
+
+
+def play_any(profile: Profile, replay: str = "") -> Played:
+    """Play a storm with what its profile says that processes have."""
+    if profile.with_state:
+        return play_with_state(profile, replay)[0]
+    return play(profile, replay=replay)
 
 
 def play_with_state(profile: Profile, replay: str = "") -> tuple[Played, VersionsOfWorld]:
