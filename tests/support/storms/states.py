@@ -572,12 +572,17 @@ def state_profile(seed: int, storm_s: float = STORM_S) -> Profile:
 _END_STATE: Final = ("delete_row", "recreate_stream", "expire_shards")
 
 
+# One shard keeps up with it: three keys of calls that take 0.2 s.
+_RECORDS_PER_S_MAX: Final = 12.0
+
+
 def with_state(profile: Profile) -> Profile:
     """A storm that was drawn, over processes with state: user code is that of this module, and all
     members of the fleet have state."""
     return msgspec.structs.replace(
         profile,
         java_workers=0,
+        records_per_s=min(profile.records_per_s, _RECORDS_PER_S_MAX),
         user_code=UserCode(),
         strikes=tuple(each for each in profile.strikes if each.kind not in _END_STATE),
         with_state=True,
