@@ -21,7 +21,15 @@ from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.state.keyed import Counter, State, Table
+from kclrun.state.keyed import (
+    Counter,
+    LiveEntries,
+    OwnKey,
+    State,
+    Table,
+    Undoable,
+    held_bytes,
+)
 from kclrun.state.timers import Clock, Timer
 
 __all__ = [
@@ -54,8 +62,9 @@ METHODS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-# The most bytes of rows that one `process_record` may emit: a row of the largest size. They wait in
-# memory until every record before is done, beside those of the records that run with it.
+# The most bytes of rows and changes of the state that one `process_record` may make: a row of the
+# largest size. They wait in memory until every record before is done, beside those of the records
+# that run with it.
 RECORD_ROWS_BYTES_MAX: Final = 16 * 2**20
 
 
@@ -93,11 +102,12 @@ class Context:
         checkpoint_mode: Literal["auto", "batch", "manual"],
         emit: Callable[[Row, str], None],
         release: Callable[[], None],
-        state: State | None = None,
+        entries: LiveEntries | None = None,
         watermark: Callable[[], float | None] = lambda: None,
         pending_checkpoint: PendingCheckpoint | None = None,
         schemas: Mapping[str, RowSchema] | None = None,
         prepare: Callable[[Row, str], KeptRow] | None = None,
+        no_state: str | None = None,
     ) -> None:
         self.application = application
         self.stream = stream
@@ -113,20 +123,25 @@ class Context:
         self._schemas = schemas or {}
         self._release = release
         self._prepare = prepare
-        self._state = state
+        self._entries = entries
         self._watermark = watermark
+        self._no_state = no_state or (
+            "context.state needs a place that survives this machine: set state.store in the"
+            " configuration to a folder or to s3://bucket/prefix (engine: fleet)"
+        )
 
     @property
     def state(self) -> State:
         """What is remembered of the keys of the shard; see `kclrun.state.keyed.State`. It is there
         from `initialize` on, as of `position`, and is changed in `process_records`, `on_timer` and
-        `shard_ended`. Raises: SettingsError if the settings have no `state`."""
-        if self._state is None:
-            raise SettingsError(
-                "context.state needs a place that survives this machine: set state.store in the"
-                " configuration to a folder or to s3://bucket/prefix (engine: fleet)"
-            )
-        return self._state
+        `shard_ended`; in `process_record` use that of the call's own context.
+        Raises: SettingsError if the settings have no `state`."""
+        return State(self._require_entries())
+
+    def _require_entries(self) -> LiveEntries:
+        if self._entries is None:
+            raise SettingsError(self._no_state)
+        return self._entries
 
     def counter(self, name: str) -> Counter:
         """A number for each key, in `state` under this name."""
@@ -151,11 +166,11 @@ class Context:
         Raises: SettingsError without `state` in the settings, or without `on_timer`; LimitExceeded
         for a time or a key that cannot be; HaltShard above 500,000 pending timers of a shard.
         """
-        self.state.set_timer(key, at, name, clock)
+        self._require_entries().set_timer(key, at, name, clock)
 
     def delete_timer(self, key: Record | str, name: str = "") -> None:
         """Forget the timer of this key and name; nothing happens where none is pending."""
-        self.state.delete_timer(key, name)
+        self._require_entries().delete_timer(key, name)
 
     @property
     def watermark(self) -> float | None:
@@ -202,13 +217,17 @@ class Context:
 class RecordContext(msgspec.Struct):
     """What one call of `process_record` may do. Usable during that call alone, from any thread.
 
+    What it emits and changes is kept for its record until a commit covers the record [K19].
+
     `options`, `stream` and `shard_id` are those of the processor's own context. The fields are the
     runtime's. (A Struct: one is made for each record, in half the time of a class.)
     """
 
     _of: Context
+    _record: Record
     is_open: bool = True
     kept: list[KeptRow] | None = None
+    changes: list[Undoable] | None = None
     kept_bytes: int = 0
 
     @property
@@ -222,6 +241,53 @@ class RecordContext(msgspec.Struct):
     @property
     def shard_id(self) -> str:
         return self._of.shard_id
+
+    @property
+    def state(self) -> State:
+        """What is remembered of the record's partition key: `context.state[record]`.
+
+        Guaranteed: it has what the records of the key before this one changed, and nothing else.
+        What this call changes becomes durable with the checkpoint that covers its record; a call
+        that raises leaves no change, also where it is repeated. Raises: as `Context.state`;
+        LimitExceeded for another key, for iteration, and for more than 16 MiB of one record;
+        SinkError when the call is over.
+        """
+        live = self._of._require_entries()  # noqa: SLF001 - the two are one interface
+        return State(OwnKey(live, self._record.partition_key, self._change))
+
+    def counter(self, name: str) -> Counter:
+        """A number for the record's key, in `state` under this name."""
+        return Counter(self.state, name)
+
+    def table(self, name: str, of: type[T]) -> Table[T]:
+        """A value of the type `of` for the record's key, in `state` under this name."""
+        return Table(self.state, name, of)
+
+    def take_back(self) -> None:
+        """For the runtime: the call raised, or its record is left. Nothing that it changed remains,
+        the last change first."""
+        self.is_open = False
+        if self.changes:
+            self._of._require_entries().undo_all(self.changes)  # noqa: SLF001 - as above
+            self.changes = None
+
+    def _change(self, change: Callable[[], Undoable | None]) -> None:
+        """Implements `state.keyed.Journal`."""
+        if not self.is_open:
+            raise SinkError(
+                "context.state of a record is changed in its call of process_record, while it runs"
+            )
+        if self.kept_bytes > RECORD_ROWS_BYTES_MAX:
+            raise LimitExceeded(
+                f"one record changed more than {RECORD_ROWS_BYTES_MAX} bytes of state, which wait"
+                " in memory until all records before it are done"
+            )
+        made = change()
+        if made is not None:
+            if self.changes is None:
+                self.changes = []
+            self.changes.append(made)
+            self.kept_bytes += held_bytes(made)
 
     def emit(self, row: object, to: str = MAIN_OUTPUT) -> None:
         """Send one row, as `Context.emit` does.
@@ -329,7 +395,7 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         follow each other, unless `concurrency.order` is `none`. No other method runs meanwhile.
         Guaranteed: the checkpoint never passes a record whose call has not returned, nor one that
         follows such a record [K19]. After a crash records beyond the checkpoint are given again,
-        also those that had returned; their rows have not left.
+        also those that had returned: none of their rows has left, and no change of the state.
         Must not: return before the work is done, keep `context`, checkpoint (`checkpoint.every:
         manual` is refused), or block the event loop in an `async def`.
         Raises: whatever you like; the same record is given again after a back-off, and its key

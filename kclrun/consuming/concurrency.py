@@ -43,9 +43,9 @@ Order = Literal["key", "none"]
 # as one batch may have. So memory holds two batches at most, and a record that takes long keeps
 # 10,000 behind it from being committed, as one call with a batch does.
 AHEAD_MAX: Final = 10_000
-# The rows of records that are done and not settled. With so much kept, only the first record that
-# is not done may start. Each record that runs then may add its own (RECORD_ROWS_BYTES_MAX of
-# `processor.py`).
+# The rows and changes of the state of records that are done and not settled. With so much kept,
+# only the first record that is not done may start. Each record that runs then may add its own
+# (RECORD_ROWS_BYTES_MAX of `processor.py`).
 KEPT_BYTES_MAX: Final = 64 * 2**20
 _NO_LIMIT: Final = 2**63
 
@@ -58,6 +58,11 @@ class Concurrency(msgspec.Struct, frozen=True):
     order: Order = "key"
     timeout_s: float | None = None
     grace_s: float = 60.0
+
+    @property
+    def keeps_keys_in_order(self) -> bool:
+        """Whether records of one key follow each other, as the state of a key needs it."""
+        return self.order == "key" or self.records == 1
 
     @property
     def cancel_after_s(self) -> float:
@@ -185,7 +190,7 @@ class RecordWindow:
     def starts(self, now: Instant, kept_bytes: int = 0) -> list[int]:
         """The numbers to start now, the lowest first; they count as running from here on.
 
-        `kept_bytes`: the rows of records that are done and not settled.
+        `kept_bytes`: what records that are done and not settled keep.
         """
         if self._resting:
             for number in [each for each, due in self._resting.items() if due <= now]:

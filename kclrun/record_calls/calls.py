@@ -26,10 +26,11 @@ from kclrun.record_calls.runners import (
     MakeThread,
     runner_of,
 )
+from kclrun.state.keyed import LiveEntries, Undoable
 
-# Rows and progress are passed on so often: a call for each record would cost more than the record.
+# Effects and progress are passed on so often: a call a record would cost more than the record.
 TELL_S: Final = 0.05
-# ... or with so many bytes of rows: a part of what an output holds before the lease waits (64 MiB).
+# ... or with so many bytes of them: a part of what an output holds before the lease waits (64 MiB).
 TELL_BYTES: Final = 4 * 2**20
 
 
@@ -96,9 +97,15 @@ class RecordHost(Protocol):
         """Halt the lease. `reason` is empty: the error's own words are."""
         ...
 
-    def settled(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> bool:
-        """All records up to `position` are done; `rows` are theirs since the last call, in order.
-        False if the rows could not be taken before a stop: the records count as not done."""
+    def settled(
+        self,
+        position: ExtendedSequenceNumber,
+        rows: Sequence[KeptRow],
+        changes: Sequence[Undoable],
+    ) -> bool:
+        """All records up to `position` are done; `rows` and `changes` of the state are theirs since
+        the last call, in order. False if the rows could not be taken before a stop: the records
+        count as not done."""
         ...
 
     def done_with(self, batch: Records) -> None:  # noqa: ARG002
@@ -144,6 +151,7 @@ class RecordCalls:
     ) -> None:
         self._host = host
         self._context = context
+        self._entries = context._entries  # noqa: SLF001 - of the runtime's side of a context
         self._decoding = decoding
         self._tell_s = tell_s
         self._concurrency = concurrency
@@ -165,6 +173,7 @@ class RecordCalls:
         self._is_cancelled = False
         # Settled and not passed on yet.
         self._rows: list[KeptRow] = []
+        self._changes: list[Undoable] = []
         self._rows_bytes = 0
         self._position: ExtendedSequenceNumber | None = None
         self._tell_at = 0.0
@@ -183,8 +192,11 @@ class RecordCalls:
         stop, or the lease is halted."""
         self.is_running = True
         self._tell_at = time.monotonic() + self._tell_s
-        self._rows, self._rows_bytes, self._position = [], 0, None
+        self._rows, self._changes, self._rows_bytes, self._position = [], [], 0, None
+        self._contexts = {}
         self._is_called_off = False
+        if self._entries is not None:
+            self._entries.is_of_records = True
         try:
             done, error = 0, None
             RecordBatch(batch.records, decoding=self._decoding)
@@ -193,6 +205,17 @@ class RecordCalls:
             return self._run_window(batch, done, error)
         finally:
             self.is_running = False
+            if self._entries is not None:
+                self._take_back_unsettled(self._entries)
+
+    def _take_back_unsettled(self, entries: LiveEntries) -> None:
+        """What records changed that are left to the next owner is gone, the last change first: the
+        state is as of the last settled record for the calls that follow."""
+        for _, context in sorted(self._contexts.items(), reverse=True):
+            context.take_back()
+        entries.undo_all(self._changes)
+        self._changes = []
+        entries.is_of_records = False
 
     def _run_in_order(
         self, call: Callable[..., Any], records: Sequence[Record]
@@ -207,18 +230,18 @@ class RecordCalls:
                 self.changed.clear()
                 if self._host.stop() is not None:
                     break
-            context = RecordContext(of)
+            context = RecordContext(of, record)
             try:
                 result = call(record, context)
                 if result is not None:
                     raise why_not_returned(PROCESS_RECORD, result)
             except BaseException as error:  # noqa: BLE001 - user code
-                context.is_open = False
+                context.take_back()
                 self._position = records[done - 1].position if done else None
                 return done, error
             context.is_open = False
             done += 1
-            if context.kept is not None:
+            if context.kept_bytes:
                 self._keep(context)
                 if self._rows_bytes >= TELL_BYTES:
                     tell_at = 0.0
@@ -242,7 +265,8 @@ class RecordCalls:
         self._admit(batch, done)
         if raised is not None:
             for number in window.starts(host.now()):
-                self._contexts[number] = RecordContext(self._context)
+                record = window.record(number)
+                self._contexts[number] = RecordContext(self._context, record)
                 self._ended(Ended(number, raised))
         while True:
             self.changed.clear()
@@ -277,9 +301,9 @@ class RecordCalls:
             return
         calls = []
         for number in numbers:
-            context = self._contexts[number] = RecordContext(self._context)
-            self._began[number] = now
             record = self._window.record(number)
+            context = self._contexts[number] = RecordContext(self._context, record)
+            self._began[number] = now
             RecordBatch((record,), decoding=self._decoding)  # it decodes anew
             calls.append((number, record, context))
         if self._runner.is_inline:
@@ -316,6 +340,7 @@ class RecordCalls:
                 self._host.recovered(number, raised + 1)
             return
         del self._contexts[number]  # its rows go with it
+        context.take_back()
         if ended.is_cancelled:
             window.abandoned(number)
             return
@@ -357,7 +382,7 @@ class RecordCalls:
             end = min(upto, batch.end)
             for number in range(self._upto, end):
                 context = self._contexts.pop(number, None)
-                if context is not None and context.kept is not None:
+                if context is not None and context.kept_bytes:
                     self._kept_bytes -= context.kept_bytes
                     self._keep(context)
             if end > self._upto:
@@ -373,16 +398,19 @@ class RecordCalls:
         return True
 
     def _keep(self, context: RecordContext) -> None:
-        assert context.kept is not None, "it has rows"
-        self._rows += context.kept
+        self._rows += context.kept or ()
+        self._changes += context.changes or ()
         self._rows_bytes += context.kept_bytes
 
     def _tell(self) -> bool:
-        """Pass rows and progress on. False if the rows could not be taken before a stop."""
+        """Pass effects and progress on. False if the rows could not be taken before a stop: the
+        changes of the state are kept, to take them back."""
         self._tell_at = time.monotonic() + self._tell_s
         if self._position is None or self._is_called_off:
             return not self._is_called_off
-        rows, position = self._rows, self._position
+        rows, changes, position = self._rows, self._changes, self._position
         self._rows, self._rows_bytes, self._position = [], 0, None
-        self._is_called_off = not self._host.settled(position, rows)
+        self._is_called_off = not self._host.settled(position, rows, changes)
+        if not self._is_called_off:
+            self._changes = []
         return not self._is_called_off

@@ -7,6 +7,13 @@ from kclrun.consuming.concurrency import Concurrency
 from kclrun.errors import ProcessorLoadError
 from kclrun.processor import fires_timers, is_asynchronous, takes_records
 
+# Two calls with one key would both begin from what the key held before them.
+NO_ORDER = (
+    "state: needs concurrency.order: key: without it records of one partition key run at the same"
+    " time, and one would undo what the other remembered\nUse order: key, or remove one of the two"
+    " settings"
+)
+
 
 def concurrency_of(settings: ConcurrencySettings | None, grace_s: float) -> Concurrency | None:
     """The setting `concurrency` as the runtime takes it; `grace_s` is `shutdown.grace`."""
@@ -45,11 +52,8 @@ def why_misfit(
             " covers the records that are done, which only the runtime knows\nUse a duration, or"
             " batch"
         )
-    if has_state:
-        return (
-            "state: is for process_records: changes of records that run at the same time are not"
-            " kept apart yet\nWrite process_records, or remove the setting"
-        )
+    if has_state and concurrency is not None and not concurrency.keeps_keys_in_order:
+        return NO_ORDER
     if concurrency is not None and concurrency.timeout_s is not None and not is_async:
         return (
             "concurrency.timeout: is for `async def process_record`: a thread cannot be stopped\n"

@@ -8,7 +8,7 @@ what user code does, nor when a commit is due.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
@@ -25,7 +25,7 @@ from kclrun.state.beginning import (
 )
 from kclrun.state.chain import Chain, ChainReader, garbage, parts_of
 from kclrun.state.kept import KeptEntries, MemoryEntries
-from kclrun.state.keyed import KeyValues, Undoable
+from kclrun.state.keyed import CHANGE_BYTES, KeyValues, Undoable
 from kclrun.state.timers import is_reserved
 from kclrun.state.versions import (
     FORMAT,
@@ -37,9 +37,6 @@ from kclrun.state.versions import (
 )
 
 ReadRows = Callable[[Sequence[LeaseKey]], Mapping[LeaseKey, Lease | None]]
-
-# Beside its bytes, a change costs about this much until it is written.
-CHANGE_BYTES: Final = 64
 
 
 class StateVersions:

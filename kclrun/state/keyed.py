@@ -1,14 +1,15 @@
-"""`context.state` and its typed views, over the entries of one shard."""
+"""`context.state` and its typed views, over the entries of one shard or of one record's key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 import msgspec
 
-from kclrun.errors import HaltShard, LimitExceeded, SettingsError
+from kclrun.errors import HaltShard, LimitExceeded, SettingsError, SinkError
 from kclrun.model.record import Record
 from kclrun.model.shard import HashRange, hash_key_of
 from kclrun.state.chain import Entries
@@ -16,6 +17,8 @@ from kclrun.state.timers import Clock, ReservedEntries, Timer, entry_of, is_rese
 
 # Of a partition key Kinesis allows 256 characters; the names of its values are shorter.
 KEY_CHARACTERS_MAX: Final = 256
+# Beside its bytes, a change costs about this much until it is written.
+CHANGE_BYTES: Final = 64
 
 # A change of the live entries: partition key, name, the new value and the one before.
 Undoable = tuple[str, str, bytes | None, bytes | None]
@@ -106,11 +109,23 @@ class MemoryValues:
         return len(self._entries)
 
 
+class Reach(Protocol):
+    """The entries that a call may read and change."""
+
+    def values_of(self, key: str) -> Mapping[str, bytes]: ...
+
+    def keys(self) -> KeyValues: ...
+
+    def put(self, key: str, name: str, value: bytes | None) -> None: ...
+
+
 class LiveEntries:
     """The entries as user code sees them: every change made so far, durable or not.
 
     `entries` are those that the lease began with. Values are kept as their bytes: what user code
-    does with an object that it read or stored changes nothing until it stores it again.
+    does with an object that it read or stored changes nothing until it stores it again. `lock` is
+    held while the entries change: records of several keys may change theirs at the same time.
+    While `is_of_records` is set, calls of `process_record` run, and each reaches its own key only.
     """
 
     def __init__(
@@ -119,11 +134,14 @@ class LiveEntries:
         journal: Journal,
         hash_range: HashRange | None,
         max_bytes: int,
+        lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._values = MemoryValues(entries) if isinstance(entries, dict) else entries
         self._journal = journal
         self._hash_range = hash_range
         self._max_bytes = max_bytes
+        self._lock = lock or nullcontext()
+        self.is_of_records = False
         self.size_bytes = self._values.size_bytes
         self.reserved = ReservedEntries()
         for key, name, value in self._values.reserved():
@@ -132,20 +150,53 @@ class LiveEntries:
 
     def values_of(self, key: str) -> Mapping[str, bytes]:
         """The values of one key, by name; empty if it has none."""
-        return self._values.get(key) or {}
+        self._require_alone()
+        return self.found(key)
 
     def keys(self) -> KeyValues:
         """The keys that have values, to iterate over and to count."""
+        self._require_alone()
         return self._values
 
     # This is the hot path of every change.
     def put(self, key: str, name: str, value: bytes | None) -> None:
         """Set a value, or remove it with None. Raises: LimitExceeded, HaltShard, SinkError."""
+        self._require_alone()
+        self.put_in(self._journal, key, name, value)
+
+    def _require_alone(self) -> None:
+        if self.is_of_records:
+            raise SinkError(
+                "in process_record the state is that of the call's own context: context.state of"
+                " its second argument, not that of initialize"
+            )
+
+    def found(self, key: str) -> Mapping[str, bytes]:
+        """As `values_of`, also for the call of a record."""
+        return self._values.get(key) or {}
+
+    def put_in(self, journal: Journal, key: str, name: str, value: bytes | None) -> None:
+        """As `put`, with a journal of the call's own."""
         if not (0 < len(key) <= KEY_CHARACTERS_MAX and 0 < len(name) <= KEY_CHARACTERS_MAX):
             raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
         if is_reserved(name):
             raise LimitExceeded("a name does not begin with the character NUL")
-        self._journal(lambda: self._change(key, name, value))
+        journal(lambda: self._change(key, name, value))
+
+    def set_timer(
+        self, key: Record | str, at: float | datetime, name: str = "", clock: Clock = "event"
+    ) -> None:
+        """As `Context.set_timer`."""
+        if not self.reserved.is_served:
+            raise SettingsError(
+                "a timer needs a processor that defines on_timer(self, timer, checkpointer)"
+            )
+        timer = Timer(seconds_of(at), _name_of(key), name, clock)
+        self.put_timer(timer, entry_of(timer)[2])
+
+    def delete_timer(self, key: Record | str, name: str = "") -> None:
+        """As `Context.delete_timer`."""
+        self.put_timer(Timer(0.0, _name_of(key), name), None)
 
     def put_timer(self, timer: Timer, value: bytes | None) -> None:
         """Set a timer, or remove the one of its key and name with None. Raises: as `put`."""
@@ -164,11 +215,17 @@ class LiveEntries:
     def undo(self, change: Undoable) -> None:
         """Take the last change back."""
         key, name, value, before = change
-        self.size_bytes += growth(key, name, before, value)
-        if is_reserved(name):
-            self.reserved.set(key, name, before)
-        else:
-            self._values.undo(key, name, before)
+        with self._lock:
+            self.size_bytes += growth(key, name, before, value)
+            if is_reserved(name):
+                self.reserved.set(key, name, before)
+            else:
+                self._values.undo(key, name, before)
+
+    def undo_all(self, changes: Sequence[Undoable]) -> None:
+        """Take changes back that are the last ones of their keys."""
+        for change in reversed(changes):
+            self.undo(change)
 
     def _change(self, key: str, name: str, value: bytes | None) -> Undoable | None:
         values = self._values.get(key)
@@ -177,8 +234,9 @@ class LiveEntries:
         before = values.get(name) if values else None
         if value == before:
             return None
-        self._grow(growth(key, name, value, before))
-        self._values.change(key, name, value)
+        with self._lock:
+            self._grow(growth(key, name, value, before))
+            self._values.change(key, name, value)
         return key, name, value, before
 
     def _change_reserved(self, key: str, name: str, value: bytes | None) -> Undoable | None:
@@ -231,6 +289,46 @@ def growth(key: str, name: str, value: bytes | None, before: bytes | None) -> in
     return len(key) + len(name) + len(value) if before is None else len(value) - len(before)
 
 
+def held_bytes(change: Undoable) -> int:
+    """What a change costs in memory until it is written."""
+    key, name, value, before = change
+    return len(key) + len(name) + len(value or b"") + len(before or b"") + CHANGE_BYTES
+
+
+class OwnKey:
+    """The entries that the call of one record reaches: those of its key, with what earlier records
+    of the key changed, committed or not [K19]. `journal` keeps its changes for the record."""
+
+    def __init__(self, live: LiveEntries, key: str, journal: Journal) -> None:
+        self._live = live
+        self._key = key
+        self._journal = journal
+
+    def values_of(self, key: str) -> Mapping[str, bytes]:
+        """The values of the own key. Raises: LimitExceeded for another one."""
+        self._require_own(key)
+        return self._live.found(key)
+
+    def keys(self) -> KeyValues:
+        """Raises: LimitExceeded."""
+        raise LimitExceeded(
+            "process_record reaches the state of its record's partition key: only shard_ended and"
+            " process_records see all keys"
+        )
+
+    def put(self, key: str, name: str, value: bytes | None) -> None:
+        """As `LiveEntries.put`, for the own key."""
+        self._require_own(key)
+        self._live.put_in(self._journal, key, name, value)
+
+    def _require_own(self, key: str) -> None:
+        if key != self._key:
+            raise LimitExceeded(
+                "process_record reaches the state of its record's partition key, and this is"
+                " another key: records of other keys run at the same time"
+            )
+
+
 class State:
     """What the processor remembers of the keys of its shard: `context.state`.
 
@@ -240,11 +338,14 @@ class State:
     their records: a call that raises leaves none of them, and after a crash the state is that of
     the checkpoint.
 
+    In `process_record` it is `context.state` of the call, and has the record's own partition key
+    alone: another key, iteration and `len` raise LimitExceeded.
+
     A key is a partition key of this shard's own records, because a reshard moves each key to the
     shard that its records go to: another one raises LimitExceeded.
     """
 
-    def __init__(self, live: LiveEntries) -> None:
+    def __init__(self, live: Reach) -> None:
         self._live = live
 
     def __getitem__(self, key: Record | str) -> KeyState:
@@ -260,21 +361,6 @@ class State:
     def __len__(self) -> int:
         return len(self._live.keys())
 
-    def set_timer(
-        self, key: Record | str, at: float | datetime, name: str = "", clock: Clock = "event"
-    ) -> None:
-        """As `Context.set_timer`."""
-        if not self._live.reserved.is_served:
-            raise SettingsError(
-                "a timer needs a processor that defines on_timer(self, timer, checkpointer)"
-            )
-        timer = Timer(seconds_of(at), _name_of(key), name, clock)
-        self._live.put_timer(timer, entry_of(timer)[2])
-
-    def delete_timer(self, key: Record | str, name: str = "") -> None:
-        """As `Context.delete_timer`."""
-        self._live.put_timer(Timer(0.0, _name_of(key), name), None)
-
 
 def _name_of(key: Record | str) -> str:
     return key if isinstance(key, str) else key.partition_key
@@ -287,11 +373,11 @@ class KeyState(MutableMapping[str, Any]):
     A value is stored as it is at that moment: change an object that was read, and set it again.
     Without a type a Struct is read as the mapping of its fields; `get(name, type=Order)` makes one.
     Raises: TypeError for a value that msgspec cannot encode; LimitExceeded for a name of more than
-    256 characters; HaltShard above `state.max_bytes`; SinkError outside of `process_records`,
-    `on_timer` and `shard_ended`.
+    256 characters; HaltShard above `state.max_bytes`; SinkError outside of the calls that may
+    change it.
     """
 
-    def __init__(self, live: LiveEntries, key: str) -> None:
+    def __init__(self, live: Reach, key: str) -> None:
         self._live = live
         self._key = key
 

@@ -31,6 +31,7 @@ from kclrun.processor import (
 )
 from kclrun.record_calls.calls import RecordCalls, RecordHost, Records, Stop
 from kclrun.record_calls.runners import Call, Ended, InlineRunner, LoopRunner, MakeThread, Runner
+from kclrun.state.keyed import Undoable
 
 # A record that asks to be repeated for ever would never end its test.
 RESTS_MAX: Final = 100
@@ -139,9 +140,14 @@ def _no_thread(_target: Callable[[], None], name: str) -> Any:
 
 
 class Places(Protocol):
-    """The rows and checkpoints of a test."""
+    """The rows, the state and the checkpoints of a test."""
 
-    def settle(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> None: ...
+    def settle(
+        self,
+        position: ExtendedSequenceNumber,
+        rows: Sequence[KeptRow],
+        changes: Sequence[Undoable],
+    ) -> None: ...
 
 
 class RecordKit(RecordHost):
@@ -257,8 +263,13 @@ class RecordKit(RecordHost):
             self._halt = ProcessorError(reason)
             self._halt.__cause__ = error
 
-    def settled(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> bool:
-        self._places.settle(position, rows)
+    def settled(
+        self,
+        position: ExtendedSequenceNumber,
+        rows: Sequence[KeptRow],
+        changes: Sequence[Undoable],
+    ) -> bool:
+        self._places.settle(position, rows, changes)
         self.position = position
         return True
 

@@ -39,7 +39,7 @@ from kclrun.processor import (
     fires_timers,
     refuse_deferred,
 )
-from kclrun.record_calls.fitting import require_fit
+from kclrun.record_calls.fitting import NO_ORDER, require_fit
 from kclrun.state.timers import Step, Timer
 from kclrun.testing.record_runs import RecordKit
 from kclrun.testing.records import RecordLike, make_records
@@ -206,7 +206,7 @@ def run_processor(
         fencing_token=fencing_token,
         uncheckpointed_max=uncheckpointed_max,
         checkpoint_mode=checkpoint,
-        **ledger.given,
+        **life.given(),
         release=life.release,
         watermark=life.watermark,
         schemas=_schemas(schema),
@@ -370,6 +370,13 @@ class _Life:
         self._crash_at_checkpoint = crash_at_checkpoint
         self._checkpoint_calls = itertools.count(1)
         self._uncheckpointed: list[ExtendedSequenceNumber] = []
+
+    def given(self) -> dict[str, Any]:
+        """The part of a context that this life decides."""
+        several, given = self._concurrency, self.ledger.given
+        if several is None or several.keeps_keys_in_order:
+            return given
+        return {**given, "entries": None, "no_state": NO_ORDER}
 
     def start(
         self,

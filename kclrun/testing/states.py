@@ -15,7 +15,7 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.processor import KeptRow
 from kclrun.state.chain import Entries
-from kclrun.state.keyed import LiveEntries, State, Undoable
+from kclrun.state.keyed import LiveEntries, Undoable
 from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 
 # The default of `state.max_bytes`.
@@ -53,8 +53,7 @@ class TestedState:
         if watermark is not None:
             shard, name = WATERMARK
             self._entries[shard] = {name: msgspec.msgpack.encode(watermark)}
-        self._live = LiveEntries(self._entries, self._change, None, _MAX_BYTES)
-        self.state = State(self._live)
+        self.live = LiveEntries(self._entries, self._change, None, _MAX_BYTES)
         self._changes: list[Undoable] = []
         self._covered = 0
         self._batch_start: int | None = None
@@ -68,12 +67,12 @@ class TestedState:
 
     def timers(self) -> list[Timer]:
         """The pending timers, in the order in which those of a clock fire."""
-        return self._live.reserved.pending()
+        return self.live.reserved.pending()
 
     @property
     def watermark(self) -> Step:
         """The watermark as it was noted last."""
-        return self._live.reserved.step
+        return self.live.reserved.step
 
     def run_timers(
         self,
@@ -82,10 +81,10 @@ class TestedState:
         time_of: Callable[[Record], float],
     ) -> TimerRun:
         """The rules by which the timers fire, from `position` on."""
-        self._live.reserved.is_served = True
+        self.live.reserved.is_served = True
         lateness_s, every_s, _ = timing
         return TimerRun(
-            self._live, position, lateness_s=lateness_s, every_s=every_s, time_of=time_of
+            self.live, position, lateness_s=lateness_s, every_s=every_s, time_of=time_of
         )
 
     def begin_batch(self) -> None:
@@ -101,6 +100,10 @@ class TestedState:
         self._undo(max(self._batch_start or 0, self._covered))
         self._batch_start = None
 
+    def settle(self, changes: Iterable[Undoable]) -> None:
+        """Records are done, with changes that they made and kept."""
+        self._changes += changes
+
     def checkpoint(self) -> None:
         """A checkpoint covers every change made so far."""
         self._covered = len(self._changes)
@@ -111,7 +114,7 @@ class TestedState:
 
     def _undo(self, kept: int) -> None:
         while len(self._changes) > kept:
-            self._live.undo(self._changes.pop())
+            self.live.undo(self._changes.pop())
 
     def _change(self, change: Callable[[], Undoable | None]) -> None:
         if self._batch_start is None:
@@ -148,7 +151,7 @@ class Ledger:
     @property
     def given(self) -> dict[str, Any]:
         """Its part of a context."""
-        return {"emit": self.emit, "prepare": self.prepare, "state": self.state.state}
+        return {"emit": self.emit, "prepare": self.prepare, "entries": self.state.live}
 
     def emit(self, row: Mapping[str, Any], to: str = MAIN_OUTPUT) -> None:
         if self._batch_start is None:
@@ -168,10 +171,16 @@ class Ledger:
         """A row that a record keeps until it is done."""
         return KeptRow(to, dict(row), len(msgspec.json.encode(dict(row))))
 
-    def settle(self, position: ExtendedSequenceNumber, rows: Iterable[KeptRow]) -> None:
-        """Every record up to here is done; the rows are theirs."""
+    def settle(
+        self,
+        position: ExtendedSequenceNumber,
+        rows: Iterable[KeptRow],
+        changes: Iterable[Undoable],
+    ) -> None:
+        """Every record up to here is done; the rows, and the changes of the state, are theirs."""
         for row in rows:
             self.outputs.setdefault(row.to, []).append(row.encoded)
+        self.state.settle(changes)
         self.settled = position
 
     def end_batch(self, _: ExtendedSequenceNumber, /) -> None:

@@ -28,7 +28,7 @@ from kclrun.processor import KeptRow, Row
 from kclrun.protocol.reports import OUTPUT, STATE, ProcessorRaised, ProcessWarned, Report
 from kclrun.sinks.emitted_rows import CursorRows, EmittedRows
 from kclrun.sinks.state_versions import StateVersions
-from kclrun.state.keyed import LiveEntries, State, Undoable
+from kclrun.state.keyed import LiveEntries, Undoable
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import DeliveryQueue
 from kclrun.worker.opening import open_kept, open_output, open_versions
@@ -75,8 +75,7 @@ class LeaseOutputs:
         self._credentials = credentials
         self._make_thread = make_thread
         self._read_row = read_row
-        self.state: State | None = None  # of user code, once the lease has begun
-        self.live: LiveEntries | None = None
+        self.entries: LiveEntries | None = None  # the state of user code, once the lease has begun
         self.cuts: tuple[ExtendedSequenceNumber, ...] = ()
         self._file: EmittedRows | None = None
         self._outputs: Outputs | None = None
@@ -167,10 +166,10 @@ class LeaseOutputs:
         entries = self._until_there(
             STATE, lambda: versions.restore(row, self._read_rows, row.hash_range)
         )
-        live = LiveEntries(entries, self._change, row.hash_range, place.max_bytes)
+        live = LiveEntries(entries, self._change, row.hash_range, place.max_bytes, threading.Lock())
         if live.size_bytes > WARN_BYTES:
             self._report(ProcessWarned(_large(live.size_bytes, place.max_bytes)))
-        self.live, self.state = live, State(live)
+        self.entries = live
         buffer_bytes = STATE_BUFFER_BYTES
         if place.local is not None:
             buffer_bytes = min(buffer_bytes, place.memory_bytes // _CHANGES_SHARE)
@@ -245,6 +244,12 @@ class LeaseOutputs:
         else:
             assert self._outputs is not None, "it was prepared by them"
             self._outputs.place(row)
+
+    def place_changes(self, changes: Sequence[Undoable]) -> None:
+        """Add changes of the state that records made; the last before `end_batch`."""
+        if changes:
+            assert self._outputs is not None, "the state is the first of them"
+            self._outputs.place_changes(changes)
 
     def _is_in_file(self, to: str) -> bool:
         return self._file is not None and (to == MAIN_OUTPUT or to in self._compared)

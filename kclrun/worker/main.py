@@ -440,7 +440,7 @@ class LeaseProcess:
         return processor, self._rows, decoding
 
     def _take_timers(self, processor: RecordProcessor, row: Lease) -> TimerRun | None:
-        place, live = self._spec.state, self._rows.live
+        place, live = self._spec.state, self._rows.entries
         if place is None or live is None or not fires_timers(processor):
             return None
         live.reserved.is_served = True
@@ -501,7 +501,7 @@ class LeaseProcess:
             checkpoint_mode=spec.checkpoint.mode,
             emit=self._emit_of_shard if is_single else self._rows.emit,
             prepare=self._rows.prepare,
-            state=self._rows.state,
+            entries=self._rows.entries,
             watermark=lambda: None if timers is None else timers.watermark,
             release=self._release,
             pending_checkpoint=row.pending,

@@ -30,8 +30,8 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
-from kclrun.sinks.state_versions import CHANGE_BYTES, StateVersions
-from kclrun.state.keyed import Undoable
+from kclrun.sinks.state_versions import StateVersions
+from kclrun.state.keyed import Undoable, held_bytes
 
 # The rows of one call wait in memory, because they are taken back if it raises. Beyond this they
 # are more than a mistake of the processor should cost its host.
@@ -246,11 +246,14 @@ class Outputs:
                 raise LimitExceeded(f"one call changed more than {CALL_BYTES_MAX} bytes of state")
             made = change()
             if made is not None:
-                key, name, value, before = made
-                held = len(key) + len(name) + len(value or b"") + len(before or b"")
-                lane.rows.append(made)
-                lane.emitted_rows += 1
-                lane.emitted_bytes += held + CHANGE_BYTES
+                lane.append(made, held_bytes(made))
+
+    def place_changes(self, changes: Sequence[Undoable]) -> None:
+        """Add, within a batch, changes of the state that records made and kept until they were
+        done. They are in what user code sees already, and `take_back_batch` is not for them."""
+        with self._lock:
+            for change in changes:
+                self._lanes[0].append(change, held_bytes(change))
 
     def emit_to(self, name: str) -> Callable[[Row], None]:
         """The function that adds one row to an output. It raises: SinkError outside a batch;

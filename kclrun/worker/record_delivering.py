@@ -18,6 +18,7 @@ from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.protocol.reports import OUTPUT, ProcessorFailed, ProcessorRecovered, Report
 from kclrun.record_calls.calls import RecordCalls, Records, Stop
 from kclrun.record_calls.runners import PROCESS_RECORD, MakeThread
+from kclrun.state.keyed import Undoable
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import Batch, DeliveryQueue
 from kclrun.worker.giving_up import GivingUp, Trouble
@@ -28,9 +29,11 @@ _LOOK_S: Final = 0.5
 
 
 class RowPlaces(RowScope, Protocol):
-    """Where rows go that records kept until they were done."""
+    """Where rows and changes of the state go that records kept until they were done."""
 
     def place(self, row: KeptRow, /) -> None: ...
+
+    def place_changes(self, changes: Sequence[Undoable], /) -> None: ...
 
 
 class RecordDelivery:
@@ -131,13 +134,20 @@ class RecordDelivery:
         self._queue.halt()
         self._post(self._troubles[number][0].given_up(reason))
 
-    def settled(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> bool:
+    def settled(
+        self,
+        position: ExtendedSequenceNumber,
+        rows: Sequence[KeptRow],
+        changes: Sequence[Undoable],
+    ) -> bool:
         failed = 0
-        while rows:
+        while rows or changes:
             self._rows.begin_batch()
             try:
                 for row in rows:
                     self._rows.place(row)
+                # Last: changes cannot be refused, so a batch that is taken back has none.
+                self._rows.place_changes(changes)
                 self._rows.end_batch(position)
                 break
             except SinkError as error:

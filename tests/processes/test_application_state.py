@@ -1,5 +1,6 @@
 """Counts per key over real managers and lease processes: with a kill, a move to another manager, a
-split and a merge, every key has counted each of its records once."""
+split and a merge, every key has counted each of its records once. Single records at the same time
+count so too, with calls that raise in between."""
 
 import json
 import os
@@ -16,10 +17,24 @@ pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 # Each record carries its number among those of its key.
 PROCESSOR = """
-import json
+import asyncio, json, random
 from kclrun import RecordProcessor
 
-class Count(RecordProcessor):
+class Tasks(RecordProcessor):
+    def initialize(self, context):
+        self.failed = set()
+
+    async def process_record(self, record, context):
+        count = context.counter("n").add(record)
+        await asyncio.sleep(random.random() / 50)
+        if count % 7 == 0 and record.position not in self.failed:
+            self.failed.add(record.position)
+            context.counter("n").add(record, 1000)
+            raise ValueError("as it is in the test")
+        number = json.loads(record.data)["n"]
+        context.emit({"key": record.partition_key, "number": number, "count": count})
+
+class Batches(RecordProcessor):
     def initialize(self, context):
         self.context, self.counts = context, context.counter("n")
 
@@ -56,14 +71,17 @@ def counts_of(folder, table, stream, rows):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Batches", "Tasks"])
 def test_every_key_has_counted_each_of_its_records_once(
-    embedded_aws, application, producer, tmp_path
+    embedded_aws, application, producer, tmp_path, kind
 ):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "counting.py").write_text(PROCESSOR)
     rows_folder, state_folder = tmp_path / "rows", tmp_path / "kept"
     settings = {
-        "processor": "counting:Count",
+        "processor": f"counting:{kind}",
+        **({"concurrency": {"records": 16}} if kind == "Tasks" else {}),
+        "on_error": {"backoff": "20ms"},
         "path": str(tmp_path / "code"),
         "state": {"store": str(state_folder)},
         "output": {"path": str(rows_folder), "roll": {"every": "1s"}},

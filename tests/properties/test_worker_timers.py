@@ -73,16 +73,17 @@ class Boom(Exception):
 class Both(RecordProcessor):
     """A window of each key by event time, and a flush of its count by the clock."""
 
-    def __init__(self, state: State, emit, raises: list[bool], asks: list[bool]) -> None:  # type: ignore[no-untyped-def]
-        self.state, self.emit, self.raises, self.asks = state, emit, raises, asks
+    def __init__(self, live: LiveEntries, emit, raises: list[bool], asks: list[bool]) -> None:  # type: ignore[no-untyped-def]
+        state = State(live)
+        self.live, self.emit, self.raises, self.asks = live, emit, raises, asks
         self.window, self.count = Counter(state, "window"), Counter(state, "count")
 
     def process_records(self, batch, checkpointer):  # type: ignore[no-untyped-def]
         for record in batch:
             arrived_at = record.approximate_arrival_timestamp
             if self.window.add(record) == 1:
-                self.state.set_timer(record, arrived_at + WINDOW_S)
-            self.state.set_timer(record, arrived_at + PATIENCE_S, "flush", "wall")
+                self.live.set_timer(record, arrived_at + WINDOW_S)
+            self.live.set_timer(record, arrived_at + PATIENCE_S, "flush", "wall")
             self.emit({"n": ("record", record.partition_key, self.count.add(record))})
         self._end(checkpointer)
 
@@ -243,7 +244,7 @@ class Life:
         raise AssertionError from error
 
     def _prepare(self, row: Lease):  # type: ignore[no-untyped-def]
-        processor = Both(self.state, self.outputs.emit_to("sql"), self.raises, self.asks)
+        processor = Both(self.live, self.outputs.emit_to("sql"), self.raises, self.asks)
         self.live.reserved.is_served = True
         run = TimerRun(
             self.live,

@@ -20,6 +20,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.record_calls.calls import RecordCalls, RecordHost, Stop
+from kclrun.state.keyed import Undoable
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +106,13 @@ class SingleRecords(RecordHost):
         record, error, calls = self._errors[number]
         self._failed = Failed(calls, error, (record,), reason)
 
-    def settled(self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow]) -> bool:
+    def settled(
+        self,
+        position: ExtendedSequenceNumber,
+        rows: Sequence[KeptRow],
+        changes: Sequence[Undoable],
+    ) -> bool:
+        assert not changes, "a context on Spark has no state"
         self._place(position, rows)
         return True
 

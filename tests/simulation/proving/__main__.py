@@ -34,6 +34,9 @@ def _parser() -> argparse.ArgumentParser:
     storms.add_argument("--hours", type=float, metavar="H", help="stop after so many fleet-hours")
     storms.add_argument("--minutes", type=float, metavar="M", help="only the first M of each storm")
     storms.add_argument("--lapse", type=float, default=1.0, help="strikes come this much faster")
+    storms.add_argument(
+        "--state", action="store_true", help="processes have keyed state, and get single records"
+    )
     storms.add_argument("--planted", metavar="NAME", help="with this planted bug")
     storms.add_argument(
         "--into", type=Path, metavar="DIR", help="where shrunk profiles go; the regressions' place"
@@ -82,6 +85,7 @@ def _storms(asked: argparse.Namespace) -> int:
             minutes=asked.minutes,
             lapse=asked.lapse,
             planted=asked.planted,
+            has_state=asked.state,
             into=asked.into,
         )
     )

@@ -13,8 +13,9 @@ import msgspec
 
 from kclrun.errors import InvariantViolation
 from tests.simulation.mutants.planting import plant_named
-from tests.support.storms.playing import Played, play
+from tests.support.storms.playing import Played
 from tests.support.storms.profile import Profile
+from tests.support.storms.states import play_any
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ def play_one(profile: Profile, replay: str) -> Result:
     began = time.process_time()
     played, violation = None, ""
     try:
-        played = play(profile, replay=replay)
+        played = play_any(profile, replay)
     except InvariantViolation as error:
         violation = str(error)
     except Exception:

@@ -15,6 +15,7 @@ from tests.simulation.proving.playing_many import Result, play_many, play_one, r
 from tests.support.storms.coverage import SITUATIONS
 from tests.support.storms.profile import Profile
 from tests.support.storms.shrinking import shrink
+from tests.support.storms.states import with_state
 from tests.support.storms.swarm import draw_profile
 
 REGRESSIONS = ROOT / "tests" / "simulation" / "regressions"
@@ -35,6 +36,7 @@ class AskedStorms(msgspec.Struct, frozen=True, kw_only=True):
     minutes: float | None = None
     lapse: float = 1.0
     planted: str | None = None
+    has_state: bool = False
     into: Path | None = None
 
 
@@ -115,10 +117,12 @@ def _profiles(asked: AskedStorms) -> Iterator[tuple[Profile, str]]:
         return
     if asked.minutes is not None:
         command += f" --minutes {asked.minutes:g}"
+    if asked.has_state:
+        command += " --state"
     if asked.lapse != 1:
         command += f" --lapse {asked.lapse:g}"
     for seed in asked.seeds or ():
-        drawn = draw_profile(seed)
+        drawn = with_state(draw_profile(seed)) if asked.has_state else draw_profile(seed)
         storm_s = drawn.storm_s if asked.minutes is None else asked.minutes * 60
         yield beginning(drawn, storm_s, lapse=asked.lapse), f"{command} --seeds {seed}:{seed + 1}"
 

@@ -169,6 +169,7 @@ class ProcessWithOutputs(LeaseProcess):
     """A lease process whose rows go to `kinds`, in this order [K5], by a thread of its own."""
 
     kinds: tuple[str, ...] = ("sql", "s3")
+    store_kind = Store
     # A roll, and the requests of one that has to be sent three times.
     rows_wait_s = ROLL_S + 3 * PATIENCE_S
     store: Store
@@ -188,7 +189,7 @@ class ProcessWithOutputs(LeaseProcess):
 
     def policy(self, host: Any, start: Any) -> LifePolicy:
         if id(host.world) not in self.stores:
-            self.stores[id(host.world)] = Store(host.world)
+            self.stores[id(host.world)] = self.store_kind(host.world)
         self.store = self.stores[id(host.world)]
         self._lanes = [_Lane(k, self.store.destination(k, start.key)) for k in self.kinds]
         self._asked: commands.CommitOutputs | None = None

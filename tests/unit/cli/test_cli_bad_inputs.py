@@ -240,6 +240,7 @@ class Few(RecordProcessor):
 """
 AT_ONCE = "concurrency: {records: 8}\n"
 IN_TIME = "concurrency: {timeout: 10s}\n"
+UNORDERED = "concurrency: {records: 8, order: none}\n"
 MANUAL = "checkpoint: {every: manual}\n"
 
 
@@ -256,7 +257,9 @@ MANUAL = "checkpoint: {every: manual}\n"
         ("Threads", IN_TIME, "concurrency.timeout: is for `async def process_record`"),
         ("Tasks", MANUAL, "checkpoint.every: manual is for process_records"),
         ("Tasks", AT_ONCE + "leases: {per_process: 4}\n", "leases that share a process take turns"),
-        ("Tasks", "state: {store: kept}\n", "state: is for process_records: changes of records"),
+        ("Tasks", "state: {store: kept}\n", None),
+        ("Threads", AT_ONCE + "state: {store: kept}\n", None),
+        ("Tasks", UNORDERED + "state: {store: kept}\n", "state: needs concurrency.order: key"),
         ("Tasks", "concurrency: {records: 0}\n", "concurrency.records"),
         ("Tasks", "concurrency: {timeout: 0s}\n", "expected more than 0s"),
     ],

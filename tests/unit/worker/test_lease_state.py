@@ -16,6 +16,7 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import StatePlace
 from kclrun.protocol.reports import STATE, ProcessorRaised
+from kclrun.state.keyed import State
 from tests.patience import HUNG_S
 from tests.unit.worker.test_lease_outputs import SHARD, Stage, at
 
@@ -39,8 +40,8 @@ def test_the_next_process_begins_with_the_state_of_its_row(
     first = stage_with_state(monkeypatch, tmp_path)
     first.rows.open(ROW)
     assert isinstance(first.events[0], events.OutputsBegan)
-    state = first.rows.state
-    assert state is not None
+    assert first.rows.entries is not None
+    state = State(first.rows.entries)
     with pytest.raises(SinkError, match="while they run"):
         state["a"]["n"] = 1
     first.rows.begin_batch()
@@ -62,8 +63,8 @@ def test_the_next_process_begins_with_the_state_of_its_row(
     )
     second = stage_with_state(monkeypatch, tmp_path)
     assert second.rows.open(row).checkpoint == at(5)
-    assert second.rows.state is not None
-    assert dict(second.rows.state["a"]) == {"n": 1}
+    assert second.rows.entries is not None
+    assert dict(State(second.rows.entries)["a"]) == {"n": 1}
     second.rows.close()
 
     for path in tmp_path.rglob("*.state"):

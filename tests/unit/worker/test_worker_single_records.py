@@ -2,10 +2,12 @@
 
 import asyncio
 import io
+import queue
 import threading
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from kclrun.codec.values import decoding
@@ -20,6 +22,7 @@ from kclrun.protocol.reports import (
     ProcessorRecovered,
     RecordGivenUp,
 )
+from kclrun.state.keyed import LiveEntries, State
 from kclrun.worker.sharing import daemon_thread
 from tests.patience import HUNG_S
 from tests.unit.worker import main_stage as stage
@@ -34,7 +37,7 @@ class Rows:
     """`places`: the rows by the position of their checkpoint; `full`: how often it takes none."""
 
     def __init__(self):
-        self.places, self.open, self.full = [], None, 0
+        self.places, self.open, self.full, self.changes = [], None, 0, []
 
     def begin_batch(self):
         self.open = []
@@ -44,6 +47,9 @@ class Rows:
             self.full -= 1
             raise SinkError("the disk is full")
         self.open.append(row.encoded)
+
+    def place_changes(self, changes):
+        self.changes += changes
 
     def end_batch(self, position):
         self.places.append((str(position), self.open))
@@ -75,6 +81,8 @@ class Held:
 
     def end(self, number, record, context):
         context.emit({"n": number})
+        context.counter("calls").add(record)
+        context.state[record]["last"] = number
         if self.then.get(number):
             self.then[number].pop(0)(record)
 
@@ -112,6 +120,14 @@ class Swallows(Tasks):
             self.held.end(int(record.data), record, context)
 
 
+def fails(_):
+    raise ValueError("as it is in the test")
+
+
+def refused(_):
+    raise AssertionError("single records keep their changes themselves")
+
+
 class Main(Stage):
     """A deliverer of single records."""
 
@@ -121,6 +137,7 @@ class Main(Stage):
         self.held.gates = {number: threading.Event() for number in held}
         self.processor = kind(self.held)
         self.rows, self.letters = Rows(), []
+        self.entries = LiveEntries({}, refused, None, 10**6, threading.Lock())
         self.clock = clock or SimpleNamespace(now=0.0)
         self.concurrency = Concurrency(records, "key", timeout_s, grace_s)
         self.decoding = decode
@@ -136,7 +153,7 @@ class Main(Stage):
             application="a", stream="s", shard_id="0", lease_key="0", position=row.checkpoint,
             options={}, fencing_token=7, uncheckpointed_max=100, checkpoint_mode="auto",
             emit=lambda row, to: None, release=lambda: None,
-            prepare=lambda row, to: KeptRow(to, row["n"], 1),
+            prepare=lambda row, to: KeptRow(to, row["n"], 1), entries=self.entries,
         )  # fmt: skip
         self.deliverer.take_records(
             *(self.processor, context, self.concurrency, self.decoding, self.rows),
@@ -152,6 +169,12 @@ class Main(Stage):
     def allow(self, fence=1_000.0):
         self.fence = fence
         self.queue.allow_delivery(commands.AllowDelivery(fence, 10**6, 10**6))
+
+    @property
+    def state(self):
+        """As user code sees it outside of calls."""
+        state = State(self.entries)
+        return {key: dict(state[key]) for key in state}
 
     @property
     def processed(self):
@@ -190,6 +213,72 @@ def test_records_behind_one_that_is_held_are_done_and_leave_only_after_it(start,
 
     assert main.rows.all == [11, 12, 13]
     assert main.queue.view().records_total == 3
+    assert [change[:2] for change in main.rows.changes] == [
+        (str(number), name) for number in (11, 12, 13) for name in ("calls", "last")
+    ]
+
+
+@KINDS
+def test_a_record_sees_what_those_of_its_key_before_it_changed_committed_or_not(start, kind):
+    main = start(kind, held=[11], retries=1)
+    main.held.then[14] = [fails]
+    main.begin(page(11, 12, 13, 14, key=lambda number: "b" if number == 11 else "a"))
+    main.held.until_began(14)
+    assert main.rows.changes == []
+    main.held.gates[11].set()
+
+    main.until_processed(14)
+
+    assert main.state == {"a": {"calls": 3, "last": 14}, "b": {"calls": 1, "last": 11}}
+    counts = [msgspec.msgpack.decode(each[2]) for each in main.rows.changes if each[1] == "calls"]
+    assert counts == [1, 1, 2, 3]
+
+
+def test_changes_of_rows_that_are_not_taken_before_a_stop_are_taken_back(start):
+    main = start(Tasks)
+    main.rows.full = 10**6
+    main.begin(page(11, 12))
+    main.wait_for(ProcessorRaised)
+    main.queue.stop_delivery()
+
+    main.wait_for(events.DeliveryStopped)
+
+    assert main.state == {}
+    assert main.entries.size_bytes == 0
+
+
+class LateChange(Tasks):
+    """Its first call runs out of time, and goes on in a task of its own."""
+
+    late = None
+
+    def __init__(self, held):
+        super().__init__(held)
+        self.refused = queue.SimpleQueue()
+
+    async def process_record(self, record, context):
+        context.counter("calls").add(record)
+        if self.late is None:
+            self.late = asyncio.create_task(self.change_later(record, context))
+            await asyncio.sleep(HUNG_S)
+
+    async def change_later(self, record, context):
+        while context.is_open:
+            await asyncio.sleep(0.001)
+        try:
+            context.counter("calls").add(record)
+        except SinkError as error:
+            self.refused.put(error)
+
+
+def test_a_call_that_ran_out_of_time_leaves_no_change_and_makes_none_later(start):
+    main = start(LateChange, timeout_s=0.02, retries=1).begin(page(11))
+
+    main.until_processed(11)
+
+    assert main.state == {"11": {"calls": 1}}
+    assert "while it runs" in str(main.processor.refused.get(timeout=HUNG_S))
+    assert main.state == {"11": {"calls": 1}}
 
 
 @KINDS
@@ -234,6 +323,8 @@ def test_after_half_of_the_grace_coroutines_are_cancelled_and_one_that_swallows_
 
     assert main.processed == processed
     assert not main.of(ProcessorRaised)
+    # What 13 changed is left to the next owner with its record.
+    assert main.state.keys() == {str(number) for number in range(11, processed + 1)}
 
 
 def test_a_lost_lease_cancels_at_once_and_starts_nothing(start):
