@@ -19,6 +19,7 @@ from kclrun.errors import FailedRecords, HaltShard, RetryLater
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.processor import Checkpointer, Context, RecordContext, RecordProcessor
+from kclrun.state.timers import Timer
 
 if TYPE_CHECKING:
     from kclrun.producer import Producer
@@ -35,6 +36,7 @@ __all__ = [
     "RecordContext",
     "RecordProcessor",
     "RetryLater",
+    "Timer",
 ]
 
 

@@ -426,7 +426,7 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         """When the record happened, in seconds since the epoch, for the watermark: its arrival in
         the stream, unless you override it. Only with `on_timer`.
 
-        Called once for each record, before `process_records` gets it, and again if it comes again.
+        Called before `process_records` gets a record that may move the watermark.
         A time after the arrival counts as the arrival, so that one producer with a wrong clock does
         not close the windows of all others. Must not: depend on anything but the record, nor change
         anything. Raises: whatever you like; such a record does not move the watermark.

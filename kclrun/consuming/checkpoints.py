@@ -116,7 +116,9 @@ class CheckpointLedger:
         Raises: StaleCheckpoint if it is below the last checkpoint, above the last delivered record,
         or a sentinel, which is not a position of a record.
         """
-        if position is not None and position.is_sentinel and position != self.checkpointed:
+        # A child of which no record was read has positions, too: those of the timers it inherited.
+        is_none = position is not None and position.is_sentinel and not position.tick
+        if is_none and position != self.checkpointed:
             raise StaleCheckpoint(
                 f"cannot checkpoint {position}: it is not the position of a record"
             )

@@ -19,7 +19,7 @@ from kclrun.consuming.commands import (
     CallShardEnded,
     CallShutdownRequested,
 )
-from kclrun.errors import ConfigError, FailedRecords, OutputLocked, is_host_shortage
+from kclrun.errors import ConfigError, FailedRecords, HaltShard, OutputLocked, is_host_shortage
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import DOUBLINGS_MAX, Instant, backoff_s
 
@@ -259,8 +259,8 @@ class Attempts:
     """The attempts at one call of user code, from its first failure until it returns or is given
     up. `where` is the name of the method.
 
-    An error of the settings would come again, and is given up at once; so are the calls of
-    `CALLED_ONCE`. For all others the error policy decides.
+    An error of the settings would come again, and is given up at once, as HaltShard is; so are the
+    calls of `CALLED_ONCE`. For all others the error policy decides.
     """
 
     def __init__(self, where: str, policy: ErrorPolicy) -> None:
@@ -271,7 +271,7 @@ class Attempts:
     def raised(self, error: BaseException) -> ErrorDecision:
         """Another attempt raised; the decision about the next one."""
         self.failed += 1
-        if isinstance(error, ConfigError) or self.where in CALLED_ONCE:
+        if isinstance(error, ConfigError | HaltShard) or self.where in CALLED_ONCE:
             return GiveUp()
         return self._policy.decide(self.failed)
 

@@ -56,11 +56,17 @@ class TimerRun:
         """Where the call ends that begins with `records[start]`: behind the record that moves the
         watermark, or at the end of the batch."""
         self._upcoming = None
-        least = -math.inf if self.watermark is None else self.watermark + self._every_s
+        known, every_s, lateness_s = self.watermark, self._every_s, self._lateness_s
+        least = -math.inf if known is None else known + every_s + lateness_s
+        time_of = self._time_of
+        # This is the hot path of every record.
         for index in range(start, len(records)):
             record = records[index]
-            watermark = self._seen_at(record)
-            if watermark >= least:
+            if record.approximate_arrival_timestamp < least:
+                continue
+            seen_at = _seen_at(record, time_of)
+            if seen_at >= least and seen_at != -math.inf:
+                watermark = math.floor((seen_at - lateness_s) / every_s) * every_s
                 at = record.position
                 self._upcoming = Step(
                     self.watermark,
@@ -71,14 +77,6 @@ class TimerRun:
                 )
                 return index + 1
         return len(records)
-
-    def _seen_at(self, record: Record) -> float:
-        arrived_at = record.approximate_arrival_timestamp
-        try:
-            seen_at = min(float(self._time_of(record)), arrived_at)
-        except Exception:  # noqa: BLE001 - user code; process_records will meet this record
-            return -math.inf
-        return math.floor((seen_at - self._lateness_s) / self._every_s) * self._every_s
 
     @property
     def must_note(self) -> bool:
@@ -156,6 +154,16 @@ class TimerRun:
     def end_call(self) -> None:
         """`on_timer` returned, or raised."""
         self._live.reserved.firing = None
+
+
+def _seen_at(record: Record, time_of: Callable[[Record], float]) -> float:
+    """The time of a record, not after its arrival; before all others if it has none."""
+    try:
+        seen_at = float(time_of(record))
+    except Exception:  # noqa: BLE001 - user code; process_records will meet this record
+        return -math.inf
+    arrived_at = record.approximate_arrival_timestamp
+    return min(seen_at, arrived_at)
 
 
 def arrival_of(record: Record) -> float:

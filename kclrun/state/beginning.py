@@ -94,9 +94,9 @@ def inherited(parts: Iterable[Entries], hash_range: HashRange | None) -> Entries
     shard, of = WATERMARK
     watermarks = []
     for part in parts:
-        watermarks.append(part.pop(shard, {}).get(of))
+        watermarks.append(part.get(shard, {}).get(of))
         for key, values in part.items():
-            if hash_key_of(key) in known:
+            if key != shard and hash_key_of(key) in known:
                 if key in entries:
                     raise SettingsError(BOTH_HAVE)
                 entries[key] = dict(values)

@@ -21,9 +21,11 @@ Clock = Literal["event", "wall"]
 # Names that begin so are ours: a timer is the entry (key, _TIMER + name) of the state.
 RESERVED: Final = "\0"
 _TIMER: Final = "\0timer/"
+_VALUE: Final = msgspec.msgpack.Decoder(tuple[float, bool])
+_ENCODER: Final = msgspec.msgpack.Encoder()
 # The watermark belongs to the shard, not to a key: no record has an empty partition key.
 WATERMARK: Final = ("", "\0watermark")
-# A pending timer takes some 500 bytes of memory (500,000 of them: 250 MiB, measured), and as many
+# A pending timer takes some 470 bytes of memory (measured; 500,000 of them: 225 MiB), and as many
 # calls of 10 µs that are due at once take 5 s, in which no record is processed.
 TIMERS_MAX: Final = 500_000
 
@@ -68,14 +70,14 @@ def is_reserved(name: str) -> bool:
 def entry_of(timer: Timer) -> tuple[str, str, bytes]:
     """The entry of the state that stands for a timer: key, name and value."""
     is_wall = timer.clock == "wall"
-    return timer.key, _TIMER + timer.name, msgspec.msgpack.encode((timer.at, is_wall))
+    return timer.key, _TIMER + timer.name, _ENCODER.encode((timer.at, is_wall))
 
 
 def timer_of(key: str, name: str, value: bytes) -> Timer | None:
     """The timer that an entry stands for; None for any other entry."""
     if not name.startswith(_TIMER):
         return None
-    at, is_wall = msgspec.msgpack.decode(value, type=tuple[float, bool])
+    at, is_wall = _VALUE.decode(value)
     return Timer(at, key, name.removeprefix(_TIMER), "wall" if is_wall else "event")
 
 

@@ -127,8 +127,7 @@ def run_processor(
     timeout_s: float | None = None,
     seed: int | None = 0,
     state: Mapping[str, Mapping[str, Any]] | None = None,
-    timers: Iterable[Timer] = (),
-    watermark: Step | None = None,
+    after: Run | None = None,
     lateness_s: float = 10.0,
     every_s: float = 1.0,
     wall_until: float | None = None,
@@ -145,8 +144,8 @@ def run_processor(
     instance, and an error of the settings is not repeated. `schema` is `output.schema`,
     or a schema for each output by its name; `decode` is
     the setting, or a type or a function itself (for `glue` a function); without it `decode_as`.
-    `state` is what `context.state` holds at first, as key → name → value, with the pending `timers`
-    and the `watermark` of a former run.
+    `state` is what `context.state` holds at first, as key → name → value. The timers that are
+    pending `after` another run, and its watermark, are there at first, too.
 
     Timers fire as they would in production, with `watermark: {lateness, every}` as `lateness_s` and
     `every_s`. The test has the clock of the machine: it is the arrival time of the record that is
@@ -181,7 +180,7 @@ def run_processor(
     >>> str(run.position)
     'SHARD_END'
     """
-    ledger = Ledger(position, TestedState(state, timers, watermark))
+    ledger = Ledger(position, TestedState(state, after))
     run = Run(ledger.rows, ledger.checkpoints, position, outputs=ledger.outputs)
     life = _Life(
         *(run, ledger, _decoding(processor, decode)),
@@ -206,27 +205,24 @@ def run_processor(
         fencing_token=fencing_token,
         uncheckpointed_max=uncheckpointed_max,
         checkpoint_mode=checkpoint,
-        **life.given(),
-        release=life.release,
-        watermark=life.watermark,
+        **life.given,
         schemas=_schemas(schema),
     )
-    made = [record for record in make_records(records) if record.position > position]
-    return _lived(life, processor, context, made, end_of_shard=end_of_shard)
+    return _lived(life, processor, context, records, end_of_shard=end_of_shard)
 
 
 def _lived(
     life: _Life,
     processor: type[RecordProcessor] | RecordProcessor,
     context: Context,
-    records: list[Record],
+    records: Iterable[RecordLike],
     *,
     end_of_shard: bool,
 ) -> Run:
     run, ledger = life.run, life.ledger
     try:
         life.start(processor, context)
-        life.deliver(records)
+        life.deliver([each for each in make_records(records) if each.position > context.position])
         life.end(end_of_shard=end_of_shard)
     except Crash:
         ledger.crash()
@@ -281,13 +277,7 @@ def replay(
         processor,
         kept,
         position=first.position,
-        **{
-            "fencing_token": 2,
-            **settings,
-            "state": first.state,
-            "timers": first.timers,
-            "watermark": first.watermark,
-        },
+        **{"fencing_token": 2, **settings, "state": first.state, "after": first},
     )
     names = first.outputs | second.outputs
     outputs = {name: first.outputs.get(name, []) + second.outputs.get(name, []) for name in names}
@@ -371,13 +361,6 @@ class _Life:
         self._checkpoint_calls = itertools.count(1)
         self._uncheckpointed: list[ExtendedSequenceNumber] = []
 
-    def given(self) -> dict[str, Any]:
-        """The part of a context that this life decides."""
-        several, given = self._concurrency, self.ledger.given
-        if several is None or several.keeps_keys_in_order:
-            return given
-        return {**given, "entries": None, "no_state": NO_ORDER}
-
     def start(
         self,
         processor: type[RecordProcessor] | RecordProcessor,
@@ -418,8 +401,16 @@ class _Life:
             is_released=lambda: self.run.released,
         )
 
-    def watermark(self) -> float | None:
-        """As `Context.watermark`."""
+    @property
+    def given(self) -> dict[str, Any]:
+        """Its part of a context."""
+        several = self._concurrency
+        ours: dict[str, Any] = {"release": self.release, "watermark": self._watermark}
+        if several is not None and not several.keeps_keys_in_order:
+            ours |= {"entries": None, "no_state": NO_ORDER}
+        return self.ledger.given | ours
+
+    def _watermark(self) -> float | None:
         return None if self._timers is None else self._timers.watermark
 
     def _note_error(self, words: str) -> None:

@@ -4,7 +4,7 @@ with the rules of the runtime for calls that raise, and for crashes."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -31,28 +31,34 @@ class Timing(NamedTuple):
     wall_until: float | None
 
 
+class Pending(Protocol):
+    """What a run left: its timers, and its watermark."""
+
+    timers: list[Timer]
+    watermark: Step
+
+
 class TestedState:
-    """The state of one shard, begun with `values`: key → name → value, pending timers, and a
-    watermark."""
+    """The state of one shard, begun with `values`: key → name → value, and with what another run
+    left pending."""
 
     __test__ = False
 
     def __init__(
         self,
         values: Mapping[str, Mapping[str, Any]] | None = None,
-        timers: Iterable[Timer] = (),
-        watermark: Step | None = None,
+        after: Pending | None = None,
     ) -> None:
         self._entries: Entries = {
             key: {name: msgspec.msgpack.encode(value) for name, value in of.items()}
             for key, of in (values or {}).items()
         }
-        for timer in timers:
-            key, name, value = entry_of(timer)
-            self._entries.setdefault(key, {})[name] = value
-        if watermark is not None:
+        if after is not None:
+            for timer in after.timers:
+                key, name, value = entry_of(timer)
+                self._entries.setdefault(key, {})[name] = value
             shard, name = WATERMARK
-            self._entries[shard] = {name: msgspec.msgpack.encode(watermark)}
+            self._entries[shard] = {name: msgspec.msgpack.encode(after.watermark)}
         self.live = LiveEntries(self._entries, self._change, None, _MAX_BYTES)
         self._changes: list[Undoable] = []
         self._covered = 0

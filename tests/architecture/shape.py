@@ -30,6 +30,7 @@ ENTRIES = (
     "kclrun.spark.registration",
     *(f"kclrun.spark.{home}" for home in spark._HOMES.values()),
     "kclrun.testing",
+    "kclrun.windows",
 )
 # The pure packages, between whose files a call is counted as crossing.
 PURE = ("leases", "consuming", "protocol", "lifecycle", "model")

@@ -8,6 +8,7 @@ from kclrun import ExtendedSequenceNumber
 
 MODULES = {
     "kclrun": "What a processor needs.",
+    "kclrun.windows": "Windows of time over the records of each key, with timers and state.",
     "kclrun.testing": "The test kit: it runs a processor over records that a test makes.",
     "kclrun.spark": "What a Spark program needs.",
     "kclrun.errors": "Every error that kclrun raises on purpose.",

@@ -12,6 +12,7 @@ import pytest
 
 from kclrun.sinks.state_files import StateFiles
 from kclrun.state.chain import read_chain
+from kclrun.state.keyed import LiveEntries, State
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -131,3 +132,114 @@ def test_every_key_has_counted_each_of_its_records_once(
     damaged = second.cli("state", "verify", "--config", str(second.config))
     assert damaged.returncode == 1
     assert "is damaged (its checksum differs)" in damaged.stderr
+
+
+# What each record adds is flushed by the clock, and counted in windows of its arrival.
+TIMED = """
+import operator
+from kclrun import RecordProcessor
+from kclrun.windows import Tumbling, Windows
+
+class Timed(RecordProcessor):
+    def initialize(self, context):
+        self.context, self.counts = context, context.counter("n")
+        self.windows = Windows(context, "w", Tumbling(1.0), int, operator.add)
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            if self.counts.add(record) == 1:
+                at = record.approximate_arrival_timestamp + 0.7
+                self.context.set_timer(record, at, "flush", clock="wall")
+            if not self.windows.add(record, 1):
+                self.context.emit({"key": record.partition_key, "windowed": 1, "late": True})
+            self.context.emit({"key": record.partition_key, "records": 1})
+
+    def on_timer(self, timer, checkpointer):
+        for window in self.windows.closed(timer):
+            self.context.emit({"key": window.key, "windowed": window.value})
+        if timer.name == "flush":
+            self.context.emit({"key": timer.key, "flushed": self.counts[timer.key]})
+            self.counts[timer.key] = 0
+"""
+
+
+def sums(rows, column):
+    found = Counter()
+    for row in rows:
+        found[row["key"]] += row.get(column, 0)
+    return +found
+
+
+@pytest.mark.slow
+def test_what_timers_emit_is_there_once_with_kills_a_move_a_split_and_a_merge(
+    embedded_aws, application, producer, tmp_path
+):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "timed.py").write_text(TIMED)
+    rows_folder, state_folder = tmp_path / "rows", tmp_path / "kept"
+    settings = {
+        "processor": "timed:Timed",
+        "path": str(tmp_path / "code"),
+        "state": {"store": str(state_folder)},
+        "watermark": {"lateness": "1s"},
+        "output": {"path": str(rows_folder), "roll": {"every": "1s"}},
+        "checkpoint": {"every": "1s"},
+        "leases": {"failover": "4s"},
+    }
+    stream = embedded_aws.stream(shards=2)
+    first = application(stream, machine="a", **settings)
+    second = application(stream, machine="b", **settings)
+    source = producer(
+        stream, TOTAL, seed=78, rate=500, reshards=[(1500, "split", 0), (3500, "merge", 0)]
+    )
+
+    def flushed():
+        return [row for row in emitted(rows_folder) if "flushed" in row]
+
+    def kill_one(machine):
+        rounds, exits = len(flushed()), len(machine.of("process_exited"))
+        machine.until(lambda: len(flushed()) > rounds)
+        os.kill(machine.lease_pids()[0], signal.SIGKILL)
+        machine.until(lambda: len(machine.of("process_exited")) > exits)
+
+    first.start()
+    first.until(lambda: len(first.of("lease_claimed")) >= 2)
+    source.start()
+    for _ in range(2):
+        kill_one(first)
+    second.start()
+    second.until(lambda: second.of("lease_claimed"))
+    assert first.stop() == 0
+    kill_one(second)
+    source.join()
+    # No record comes any more: the clock alone brings the last ones.
+    second.until(lambda: sums(emitted(rows_folder), "flushed").total() >= TOTAL)
+    assert second.stop() == 0
+
+    rows = emitted(rows_folder)
+    per_key = sums(rows, "records")
+    assert per_key.total() == TOTAL
+    assert sums(rows, "flushed") == per_key
+    # The last windows are open: nothing comes to close them.
+    kept, timers = windows_of(state_folder, first.table, stream, embedded_aws.rows(first.table))
+    assert sums(rows, "windowed") + kept == per_key
+    shown = second.cli("state", "show", "--json", "--config", str(second.config))
+    by_shard = [json.loads(line) for line in shown.stdout.splitlines()]
+    open_shards = [each for each in by_shard if each["checkpoint"] != "SHARD_END"]
+    assert sum(each["timers"] for each in open_shards) == timers > 0
+
+
+def windows_of(folder, table, stream, rows):
+    """The open windows of the open shards, summed up by key, and how many timers are pending."""
+    store, kept, timers = StateFiles(folder, f"{table}/{stream}"), Counter(), 0
+    for shard, row in rows.items():
+        if row["checkpoint"] != "SHARD_END":
+            entries, _, _ = read_chain(
+                row["stateVersion"], shard, lambda name, of=shard: store.read(of, name)
+            )
+            live = LiveEntries(entries, lambda _: None, None, 2**30)
+            timers += len(live.reserved)
+            for key in State(live):
+                open_windows = msgspec.msgpack.decode(live.values_of(key).get("w", b"\x90"))
+                kept[key] += sum(value for _, _, value in open_windows)
+    return +kept, timers

@@ -11,6 +11,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kclrun.aws.rows import decode_row, encode_row
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.consuming import events
 from kclrun.consuming.commands import (
@@ -43,7 +44,7 @@ from kclrun.worker.delivery_queue import (
 )
 from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.examples import examples
-from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, keys_of, policy
+from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, at, keys_of, policy
 from tests.support.memory_output import Crash, Destination, MemoryOutput
 from tests.support.memory_versions import MemoryVersions, Versions
 
@@ -218,7 +219,7 @@ class Life:
         self.queue.cut_at(self.cuts)
         self.queue.allow_delivery(AllowDelivery(Instant(10.0**12), 10**6, 10**6))
         self.calls = CheckpointCalls(
-            self._asked, lambda at: self.outputs.cover(at or self.delivered), lambda: False
+            self._asked, lambda each: self.outputs.cover(each or self.delivered), lambda: False
         )
         self.deliverer = Deliverer(
             self.queue,
@@ -441,3 +442,50 @@ def _look_at_history(world: World) -> None:
         state = State(LiveEntries(entries, lambda _: None, None, 10**6))
         assert {key: state[key].get("count", 0) for key in counts} == counts
         assert WATERMARK[0] not in list(state), "user code sees no entry of ours"
+
+
+def one_record(world: World) -> tuple[Life, str]:
+    """A lease whose first record is checkpointed, and whose timer of the clock is due."""
+    life = Life(world, "root", 0.0)
+    life.go(1)
+    for _ in range(2):  # the core learns of it a turn later
+        life.save("")
+    world.wall += 10
+    return life, keys_of("root")[0]
+
+
+def test_r2_a_timer_at_an_unchanged_position_has_a_version_and_rows_of_its_own() -> None:
+    world = World()
+    life, key = one_record(world)
+    before = world.rows["root"]
+    life.go(0)
+    after = world.rows["root"]
+
+    assert world.destinations["root"].rows == [("record", key, 1), ("wall", key, 1)]
+    assert (before.checkpoint, after.checkpoint) == (at(1), at(1).at_tick(1))
+    assert after.state_version != before.state_version
+    written = decode_row(encode_row(after))
+    assert written is not None
+    assert written.checkpoint == at(1).at_tick(1), "the tick is on the row"
+    following = Life(world, "root", 0.0)
+    following.go(0)
+    following.save("")
+    assert world.destinations["root"].rows == [("record", key, 1), ("wall", key, 1)]
+
+
+def test_r2_a_round_that_an_output_has_is_repeated_at_its_record_whatever_the_clock() -> None:
+    world = World()
+    life, key = one_record(world)
+    world.claim("root")  # the row is another's: the round reaches the output alone
+    life.go(0)
+    assert life.is_over
+    assert world.rows["root"].checkpoint == at(1)
+
+    following = Life(world, "root", skew_s=-1000.0)
+    following.go(1)
+    for _ in range(2):
+        following.save("")
+    rows = world.destinations["root"].rows
+    assert rows[:2] == [("record", key, 1), ("wall", key, 1)]
+    assert rows[2:] == [("record", keys_of("root")[1], 1)]
+    assert following.state[key]["count"] == 0

@@ -10,10 +10,11 @@ import pytest
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.output import StoredCursors
+from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS
+from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.beginning import (
     Empty,
     OwnVersion,
@@ -23,6 +24,7 @@ from kclrun.state.beginning import (
     parents_to_read,
 )
 from kclrun.state.chain import DELTAS_MAX, Chain, garbage, read_chain
+from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 from kclrun.state.versions import (
     FORMAT,
     Change,
@@ -32,6 +34,7 @@ from kclrun.state.versions import (
     token_of,
     version_name,
 )
+from tests.support.memory_versions import MemoryVersions, Versions
 
 SHARD = "shardId-000000000001"
 BEGUN = ExtendedSequenceNumber("7")
@@ -203,3 +206,41 @@ def test_keys_are_not_divided_without_a_range_nor_when_both_parents_have_one() -
         inherited([{}], None)
     with pytest.raises(SettingsError, match="both parents have state for one key"):
         inherited([{"a": {"n": b"1"}}] * 2, HashRange(0, HASH_KEY_MAX))
+
+
+def test_only_a_version_with_timers_needs_a_release_that_knows_them() -> None:
+    stored = Versions()
+    written = StateVersions(MemoryVersions(stored), SHARD, 2, "ffffffff")
+    written.begin(Cursor(TRIM_HORIZON))
+    formats = []
+    for number, change in enumerate([("a", "n", b"1"), entry_of(Timer(5.0, "a"))], 1):
+        at = Cursor(ExtendedSequenceNumber(str(number)))
+        written.add([(*change, None)], at)
+        written.commit()
+        assert written.version is not None
+        formats.append(
+            decode_version(written.version, stored.content[SHARD, written.version]).format
+        )
+    assert formats == [1, FORMAT] == [1, 2]
+
+
+def test_timers_go_with_their_keys_and_of_two_watermarks_the_smaller_counts() -> None:
+    whole = HashRange(0, HASH_KEY_MAX)
+    shard, name = WATERMARK
+
+    def parent(key: str, watermark: Step | None) -> dict[str, dict[str, bytes]]:
+        _, timer, value = entry_of(Timer(5.0, key))
+        step = {} if watermark is None else {shard: {name: msgspec.msgpack.encode(watermark)}}
+        return {key: {timer: value}, **step}
+
+    # The last record moved the watermark to 9, and nothing was written since.
+    ahead, behind = parent("a", Step(8.0, 8.0, 9.0, "77")), parent("b", Step(7.0, 7.0))
+    merged = inherited([ahead, behind], whole)
+    assert msgspec.msgpack.decode(merged.pop(shard)[name], type=Step) == Step(7.0, 7.0)
+    assert merged.keys() == {"a", "b"}
+    alone = inherited([ahead, parent("b", None)], whole)
+    assert msgspec.msgpack.decode(alone[shard][name], type=Step) == Step(9.0, 9.0)
+    a_half = effective_hash_key("a", None)
+    split = inherited([ahead | parent("b", Step(7.0, 7.0))], HashRange(a_half, a_half))
+    assert split.keys() == {shard, "a"}
+    assert shard not in inherited([parent("a", None)], whole)
