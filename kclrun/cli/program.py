@@ -32,7 +32,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "page": "Show the whole fleet as a web page; changes nothing.",
         "consumers": "Show and remove the consumers of enhanced fan-out.",
         "dead-letters": "Show, put back and drop the records that were given up.",
-        "state": "Show and check what the processors remember.",
+        "state": "Show, check and export what the processors remember.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
         "reset": "Read a stream again from a time on, or skip to its tip.",
     },

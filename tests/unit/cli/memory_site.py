@@ -146,6 +146,7 @@ class Site:
             reader_of=self.stream,
             kinesis=SimpleNamespace(url="https://kinesis", region="us-east-1"),
             kinesis_client=SimpleNamespace(service_time=lambda: WallTime(self.clock.now)),
+            credentials=SimpleNamespace(current=lambda: None),
             coordinator=SimpleNamespace(mode=lambda: None),
             control=SimpleNamespace(dynamodb_reads=lambda: self),
         )
