@@ -299,6 +299,10 @@ class VersionStore(Protocol):
         """The names of the shard's versions, each with its age in seconds."""
         ...
 
+    def shards(self) -> Iterable[str]:
+        """The shards that have versions here, in the order of their ids."""
+        ...
+
     def delete(self, shard: str, names: Sequence[str]) -> None:
         """Remove these versions; those that are gone already are no error."""
         ...

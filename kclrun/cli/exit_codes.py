@@ -40,7 +40,7 @@ INTERRUPTED: Final = 130
 MEANINGS: Final[Mapping[int, str]] = {
     DRAINED: "done; for run: drained",
     UNMET: "lag: behind --max-behind; leases move, release: not moved; doctor, files: findings;"
-    " state verify: a shard without its state",
+    " state verify, export: a shard without its state",
     USAGE: "the command line is wrong",
     NO_STREAM: "the stream (or table) does not exist",
     UNAVAILABLE: "AWS did not answer within aws.start_timeout, or this host has nothing to give: no"

@@ -33,7 +33,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "top": "Show the whole fleet as a live table in the terminal.",
         "consumers": "Show and remove the consumers of enhanced fan-out.",
         "dead-letters": "Show, put back and drop the records that were given up.",
-        "state": "Show and check what the processors remember.",
+        "state": "Show, check and export what the processors remember.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
         "pause": "Read a shard, a stream or nothing at all no more, for a while.",
         "resume": "End a pause.",

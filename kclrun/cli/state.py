@@ -1,8 +1,12 @@
-"""`kclrun state`: the versions of the keyed state that the lease table names, shown and checked."""
+"""`kclrun state`: the versions of the keyed state that the lease table names: shown, checked, and
+written as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +19,8 @@ from kclrun.config.state import state_place
 from kclrun.errors import SettingsError
 from kclrun.model.output import Cursor
 from kclrun.model.state import OF_PARENTS, is_own_version, version_folder
-from kclrun.model.stream import shard_id_of, stream_of
-from kclrun.state.chain import read_chain
+from kclrun.model.stream import called, shard_id_of, stream_of
+from kclrun.state.chain import Entries, read_chain
 from kclrun.state.timers import is_reserved, timer_of
 from kclrun.worker.opening import open_versions
 
@@ -42,11 +46,12 @@ class Kept(msgspec.Struct, frozen=True):
 
 @click.group(cls=ConfigGroup)
 def state() -> None:
-    """Show and check what the processors remember.
+    """Show, check and export what the processors remember.
 
     \b
     kclrun state show --config app.yaml
     kclrun state verify --config app.yaml
+    kclrun state export --config app.yaml --output state.jsonl
     """
 
 
@@ -58,7 +63,8 @@ def show(config: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> i
 
     Every version is read: the stored bytes are those of the chain.
     """
-    for kept in _kept(config, overrides):
+    for row, store in _leases(config, overrides):
+        kept, _ = _read(row, store)
         if as_json:
             click.echo(msgspec.json.encode(kept).decode())
         elif kept.wrong:
@@ -78,7 +84,7 @@ def verify(config: Path | None, overrides: tuple[str, ...]) -> int:
 
     Exit code 1 if one is missing or damaged, or a row names none for its checkpoint.
     """
-    found = list(_kept(config, overrides))
+    found = [_read(row, store)[0] for row, store in _leases(config, overrides)]
     wrong = [each for each in found if each.wrong]
     for each in wrong:
         click.echo(f"{each.shard}: {each.wrong}", err=True)
@@ -86,7 +92,76 @@ def verify(config: Path | None, overrides: tuple[str, ...]) -> int:
     return exit_codes.UNMET if wrong else exit_codes.DRAINED
 
 
-def _kept(config: Path | None, overrides: tuple[str, ...]) -> Iterator[Kept]:
+@state.command()
+@config_options
+@click.option(
+    "--shard", "shards", multiple=True, metavar="SHARD", help="This shard alone; may be repeated."
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write to this file, which must not exist, for its owner to read. Without it, to stdout.",
+)
+def export(
+    config: Path | None, overrides: tuple[str, ...], shards: tuple[str, ...], output: Path | None
+) -> int:
+    """Write the values of every key, one JSON document a line, as the checkpoints have them.
+
+    Each has the shard, its checkpoint, the key and its values by name; bytes are base64. This is
+    what records left behind: treat it as you treat the records. Exit code 1 if a version is missing
+    or damaged, or a row names none for its checkpoint; the other shards are written.
+
+    \b
+    kclrun state export --config app.yaml | jq -r .key
+    kclrun state export --config app.yaml --shard shardId-000000000003 --output state.jsonl
+    """
+    chosen = [
+        (row, store)
+        for row, store in _leases(config, overrides)
+        if not shards or {row.key, shard_id_of(row.key), called(row.key)} & set(shards)
+    ]
+    if shards and not chosen:
+        raise SettingsError(f"--shard: no lease of {', '.join(shards)}")
+    is_whole = True
+    with _to(output) as write:
+        for row, store in chosen:
+            kept, entries = _read(row, store)
+            if kept.wrong:
+                is_whole = False
+                click.echo(f"{kept.shard}: {kept.wrong}", err=True)
+            for key, values in entries.items():
+                own = {name: value for name, value in values.items() if not is_reserved(name)}
+                if own:
+                    write(_line(kept, key, own))
+    return exit_codes.DRAINED if is_whole else exit_codes.UNMET
+
+
+@contextmanager
+def _to(output: Path | None) -> Iterator[Callable[[bytes], object]]:
+    """Raises: SettingsError if the file is there, or cannot be written."""
+    if output is None:
+        yield sys.stdout.buffer.write
+        return
+    try:
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file.write
+    except OSError as error:
+        raise SettingsError(f"--output {output}: {error.strerror}") from None
+
+
+def _line(kept: Kept, key: str, values: Mapping[str, bytes]) -> bytes:
+    decoded = {name: msgspec.msgpack.decode(value) for name, value in values.items()}
+    of = {"shard": kept.shard, "checkpoint": kept.checkpoint, "key": key, "values": decoded}
+    # Of what msgpack has, JSON lacks an extension type of the user's own: its text.
+    return msgspec.json.encode(of, enc_hook=str) + b"\n"
+
+
+def _leases(
+    config: Path | None, overrides: tuple[str, ...]
+) -> Iterator[tuple[Lease, VersionStore]]:
+    """The rows of the application's streams, each with the store of its versions."""
     from kclrun.cli.services import Aws, open_streams
 
     settings = load_configuration(config, overrides).settings
@@ -103,7 +178,7 @@ def _kept(config: Path | None, overrides: tuple[str, ...]) -> Iterator[Kept]:
         if name not in stores:
             folder = version_folder(settings.application, name)
             stores[name] = open_versions(place, folder, aws.kinesis, aws.credentials.current)
-        yield _read(row, stores[name])
+        yield row, stores[name]
 
 
 def _rows(aws: Aws) -> list[Lease]:
@@ -111,30 +186,30 @@ def _rows(aws: Aws) -> list[Lease]:
     return sorted(rows, key=lambda row: row.key)
 
 
-def _read(row: Lease, store: VersionStore) -> Kept:
-    """What the row's version holds, read whole. Raises: SinkError while the store is away."""
+def _read(row: Lease, store: VersionStore) -> tuple[Kept, Entries]:
+    """What the row's version holds, read whole: nothing if it is wrong. Raises: SinkError while the
+    store is away."""
     kept = Kept(row.key, str(row.checkpoint), row.state_version or "")
     shard = shard_id_of(row.key)
     if not is_own_version(row.state_version):
         is_first = row.checkpoint.is_sentinel and not row.is_ended
         begins = "its parents' state" if row.state_version == OF_PARENTS else "no state"
         wrong = f"begins with {begins}" if is_first else "names no version"
-        return msgspec.structs.replace(kept, wrong="" if is_first else wrong, version=begins)
+        return msgspec.structs.replace(kept, wrong="" if is_first else wrong, version=begins), {}
     if row.is_moved_past_outputs:
-        return msgspec.structs.replace(
-            kept, wrong=f"the checkpoint {row.checkpoint} is not that of its version"
-        )
+        wrong = f"the checkpoint {row.checkpoint} is not that of its version"
+        return msgspec.structs.replace(kept, wrong=wrong), {}
     assert row.state_version is not None
     try:
         entries, chain, cursor = read_chain(
             row.state_version, shard, lambda name: store.read(shard, name)
         )
     except SettingsError as error:
-        return msgspec.structs.replace(kept, wrong=str(error))
-    wrong = ""
+        return msgspec.structs.replace(kept, wrong=str(error)), {}
     if Cursor.parse(cursor) > Cursor.of(row.checkpoint):
         wrong = f"the version is of {cursor}, beyond the checkpoint {row.checkpoint}"
-    return msgspec.structs.replace(
+        return msgspec.structs.replace(kept, wrong=wrong), {}
+    kept = msgspec.structs.replace(
         kept,
         keys=sum(not all(map(is_reserved, of)) for of in entries.values()),
         timers=sum(
@@ -142,5 +217,5 @@ def _read(row: Lease, store: VersionStore) -> Kept:
         ),
         size_bytes=chain.snapshot_bytes + chain.delta_bytes,
         versions=len(chain.names),
-        wrong=wrong,
     )
+    return kept, entries

@@ -43,7 +43,7 @@ _KEY_BYTES: Final = 400
 _VALUE_BYTES: Final = 60
 # The working set's share of `state.memory`. The rest are pages of SQLite, and the changes since the
 # last commit: they are there as rows, as changes, and as the bytes of the next version.
-_WORKING_SHARE: Final = 0.45
+_WORKING_SHARE: Final = 0.4
 _PAGES_SHARE: Final = 0.05  # of each of two connections
 _LOADING_SHARE: Final = 0.15
 # Folders of shards that are looked at when a lease begins, for copies that nothing uses any more.

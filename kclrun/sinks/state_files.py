@@ -54,6 +54,13 @@ class StateFiles:
                     continue
                 yield path.name.removesuffix(_SUFFIX), now - written_at
 
+    def shards(self) -> Iterator[str]:
+        """As `VersionStore`."""
+        with failing(self._folder, "list"):
+            for folder in sorted(self._folder.glob("*/")):
+                if any(folder.glob(f"*{_SUFFIX}")):
+                    yield folder.name
+
     def delete(self, shard: str, names: Sequence[str]) -> None:
         """As `VersionStore`."""
         for name in names:

@@ -8,12 +8,12 @@ what user code does, nor when a commit is due.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
 from kclrun.model.shard import HashRange
-from kclrun.model.stream import shard_id_of
+from kclrun.model.stream import ONLY_STREAM, qualified, shard_id_of, stream_of
 from kclrun.ports import VersionStore
 from kclrun.processor import Row
 from kclrun.state.beginning import (
@@ -23,7 +23,7 @@ from kclrun.state.beginning import (
     beginning,
     parents_to_read,
 )
-from kclrun.state.chain import Chain, ChainReader, garbage, parts_of
+from kclrun.state.chain import Chain, ChainReader, garbage, outlived, parts_of
 from kclrun.state.kept import KeptEntries, MemoryEntries
 from kclrun.state.keyed import CHANGE_BYTES, KeyValues, Undoable
 from kclrun.state.timers import is_reserved
@@ -37,6 +37,9 @@ from kclrun.state.versions import (
 )
 
 ReadRows = Callable[[Sequence[LeaseKey]], Mapping[LeaseKey, Lease | None]]
+
+# One GetItem each, an hour: a thousand leases look at 20,000 shards.
+_SHARDS_LOOKED_AT: Final = 20
 
 
 class StateVersions:
@@ -59,6 +62,11 @@ class StateVersions:
         self._shard_id = shard_id
         self._token = token
         self._nonce = nonce
+        self._read_rows: ReadRows = dict.fromkeys
+        self._stream = ONLY_STREAM
+        # Of shards without a row: those of former looks, and where the next look begins.
+        self._gone: set[str] = set()
+        self._looked_at = shard_id
         self._attempt = 0
         self._at: Cursor | None = None
         self._chain = Chain()
@@ -83,6 +91,7 @@ class StateVersions:
         row names, unless it is there, or those of its parents' rows. Raises: SinkError, a
         ServiceError leaf (again later); SettingsError where a version is missing or damaged. [K13,
         K16]"""
+        self._read_rows, self._stream = read_rows, stream_of(row.key)
         keys = parents_to_read(row)
         match beginning(row, read_rows(keys) if keys else {}):
             case OwnVersion(name):
@@ -177,15 +186,36 @@ class StateVersions:
         return name, encode_version(version)
 
     def collect(self, retain_s: float) -> int:
-        """Delete the versions that the row does not need, and say how many they were. Called
-        between two commits, once the row names `version` by a checkpoint of ours. [K15]"""
+        """Delete the versions that no row needs, and say how many they were. Called between two
+        commits, once the row names `version` by a checkpoint of ours. [K15, K17] Raises: SinkError;
+        the next call goes on."""
         assert not self._is_under_way, "a version is under way"
         if self._chain.newest is None:
             return 0
         names = garbage(self._store.list(self._shard_id), self._chain, self._token, retain_s)
         if names:
             self._store.delete(self._shard_id, names)
-        return len(names)
+        return len(names) + self._collect_ended(retain_s)
+
+    def _collect_ended(self, retain_s: float) -> int:
+        """Those of shards without a row, some shards at each call. A row goes when the shard has
+        ended and each child's row names a version of its own [K17]; one that a person removed comes
+        back, so that the second of two calls deletes."""
+        others = [shard for shard in self._store.shards() if shard != self._shard_id]
+        others.sort(key=lambda shard: (shard <= self._looked_at, shard))
+        shards = others[:_SHARDS_LOOKED_AT]
+        self._looked_at = shards[-1] if shards else self._looked_at
+        keys = {LeaseKey(qualified(self._stream, shard)): shard for shard in shards}
+        rows = self._read_rows(tuple(keys))
+        gone = {shard for key, shard in keys.items() if rows.get(key) is None}
+        deleted = 0
+        for shard in sorted(gone & self._gone):
+            names = outlived(self._store.list(shard), retain_s)
+            if names:
+                self._store.delete(shard, names)
+            deleted += len(names)
+        self._gone = (self._gone - set(shards)) | gone
+        return deleted
 
     def check(self) -> str:
         """As `Output.check`."""

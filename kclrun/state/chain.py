@@ -165,3 +165,11 @@ def garbage(
         and name not in kept
         and age_s >= retain_s
     )
+
+
+def outlived(listed: Iterable[tuple[str, float]], retain_s: float) -> tuple[str, ...]:
+    """The versions of a shard that needs none any more, if all of them are that old: a young one is
+    of an owner that this listing came too early for."""
+    found = [(name, age_s) for name, age_s in listed if token_of(name) is not None]
+    is_quiet = all(age_s >= retain_s for _, age_s in found)
+    return tuple(name for name, _ in found) if is_quiet else ()

@@ -170,10 +170,7 @@ class LeaseOutputs:
         if live.size_bytes > WARN_BYTES:
             self._report(ProcessWarned(_large(live.size_bytes, place.max_bytes)))
         self.entries = live
-        buffer_bytes = STATE_BUFFER_BYTES
-        if place.local is not None:
-            buffer_bytes = min(buffer_bytes, place.memory_bytes // _CHANGES_SHARE)
-        return Keyed(versions, live.undo, place.retain_s, buffer_bytes)
+        return keyed(place, versions, live)
 
     def _read_rows(self, keys: Sequence[LeaseKey]) -> dict[LeaseKey, Lease | None]:
         try:
@@ -341,6 +338,14 @@ class LeaseOutputs:
             self._thread.join(_CLOSE_WAIT_S)
         if self._file is not None:
             self._file.close()
+
+
+def keyed(place: StatePlace, versions: StateVersions, live: LiveEntries) -> Keyed:
+    """The state among the outputs of its lease."""
+    buffer_bytes = STATE_BUFFER_BYTES
+    if place.local is not None:
+        buffer_bytes = min(buffer_bytes, place.memory_bytes // _CHANGES_SHARE)
+    return Keyed(versions, live.undo, place.retain_s, buffer_bytes)
 
 
 def _large(size: int, most: int) -> str:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +31,9 @@ from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State, Undoable
 from kclrun.state.versions import Version, encode_version, version_name
 from kclrun.worker.clock import boottime
-from kclrun.worker.opening import open_versions
-from kclrun.worker.outputs import Keyed, Outputs
+from kclrun.worker.lease_outputs import keyed
+from kclrun.worker.opening import open_kept, open_versions
+from kclrun.worker.outputs import Outputs
 
 _ROW: Final = "state"
 _KEYS: Final = 1_000_000
@@ -37,6 +43,9 @@ _BATCHES: Final = 50
 _SHARD: Final = "shardId-000000000000"
 _EVERYTHING: Final = HashRange(0, HASH_KEY_MAX)
 _BUCKET: Final = "bench"
+_FOLDER: Final = "bench/bench"
+# More than `state.memory` has.
+_LARGE: Final = 800_000
 _SEED: Final = 15
 _numbers = itertools.count(1)
 
@@ -50,20 +59,25 @@ def state(rounds: int) -> list[Figure]:
     be taken back. A commit: 10,000 changed
     keys; all of its CPU is an upper bound of what it takes from the thread of user code. Restoring:
     a snapshot from the embedded S3, whose server is another process, until user code could begin.
+    On disk: a process of its own fills a state beyond its memory, updates random keys of all and
+    then of a fiftieth, and ends; its anonymous memory beyond that of the start is looked at after
+    each batch. Another lease of it begins with the copy.
     """
     keys = [f"user-{number:07}" for number in range(_KEYS)]
     with tempfile.TemporaryDirectory() as folder, _bucket() as in_s3:
-        in_folder = open_versions(StatePlace(path=folder), "bench/bench", *_NOWHERE)
+        place = StatePlace(path=folder)
+        in_folder = open_versions(place, _FOLDER, *_NOWHERE)
         size = sum(_snapshot(store, keys) for store in (in_folder, in_s3)) / 2
-        lease = _Lease(in_folder, keys)
+        lease = _Lease(place, _row())
         by_hand = _ByHand(keys, Path(folder) / "by-hand")
         changes, plain = [], []
         for _ in range(rounds):
-            changes.append(timed(lease.change))
+            changes.append(timed(partial(lease.change, keys)))
             plain.append(timed(by_hand.change))
-        commits = [lease.timed_commit() for _ in range(rounds * 5)]
+        commits = [lease.timed_commit(keys) for _ in range(rounds * 5)]
         del lease, by_hand
         restores = [timed(lambda: _restored(in_s3, size)) for _ in range(rounds)]
+    on_disk = [_on_disk() for _ in range(max(1, rounds // 4))]
     return [
         figure(
             *(_ROW, "updates of 1 M keys x 100 B, committed", "k/s/core"),
@@ -88,6 +102,20 @@ def state(rounds: int) -> list[Figure]:
             *(_ROW, "restoring from S3 (embedded), with the server's time", "MB/s"),
             [each.per_wall_s / 1e6 for each in restores],
         ),
+        figure(
+            *(_ROW, f"memory of {_LARGE} keys x 100 B ÷ state.memory of 64 MiB", "x"),
+            [each.memory_share for each in on_disk],
+            target=Target(at_most=1.2),
+        ),
+        figure(
+            *(_ROW, "their updates, a fiftieth of the keys", "k/s/core"),
+            [each.updates_per_cpu_s / 1000 for each in on_disk],
+        ),
+        figure(
+            *(_ROW, "beginning with their local copy", "s"),
+            [each.warm_s for each in on_disk],
+            target=Target(at_most=1.0),
+        ),
     ]
 
 
@@ -100,7 +128,7 @@ def _bucket() -> Iterator[VersionStore]:
         url = embedded.endpoint
         stock_client("s3", url).create_bucket(Bucket=_BUCKET)
         place = StatePlace(s3=f"s3://{_BUCKET}/state", endpoint_url=url)
-        yield open_versions(place, "bench/bench", endpoint_at(url), lambda: CREDENTIALS)
+        yield open_versions(place, _FOLDER, endpoint_at(url), lambda: CREDENTIALS)
 
 
 def _row() -> Lease:
@@ -137,6 +165,45 @@ def _restored(store: VersionStore, size: float) -> float:
     return size
 
 
+class _OnDisk(msgspec.Struct):
+    memory_share: float
+    updates_per_cpu_s: float
+    warm_s: float
+
+
+def _on_disk() -> _OnDisk:
+    """In a process of its own, whose memory is that of the state alone."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_beyond_memory).result()
+
+
+def _beyond_memory() -> _OnDisk:
+    with tempfile.TemporaryDirectory() as folder:
+        place = StatePlace(path=f"{folder}/kept", local=f"{folder}/local", memory_bytes=64 * 2**20)
+        began_kib = peak_kib = _anonymous_kib()
+        lease = _Lease(place, Lease(key=LeaseKey(_SHARD), checkpoint=TRIM_HORIZON))
+        every, few = range(_LARGE), range(_LARGE // 50)
+        chances = [lease.random.choices(every, k=_BATCH) for _ in range(10)]
+        for numbers in (*(every[at : at + _BATCH] for at in range(0, _LARGE, _BATCH)), *chances):
+            lease.update([f"user-{number:07}" for number in numbers])
+            peak_kib = max(peak_kib, _anonymous_kib())
+        keys = [f"user-{number:07}" for number in few]
+        taken = timed(lambda: lease.change(keys))
+        peak_kib = max(peak_kib, _anonymous_kib())
+        row = lease.closed()
+        shutil.rmtree(place.path or "")  # so that nothing but the copy can be read
+        warm = timed(lambda: _Lease(place, row).size_bytes)
+        assert warm.work == lease.size_bytes, "the copy is another state"
+        share = (peak_kib - began_kib) * 1024 / place.memory_bytes
+        return _OnDisk(share, taken.per_cpu_s, warm.wall_s)
+
+
+def _anonymous_kib() -> int:
+    """Memory of this process that no file backs."""
+    (line,) = re.findall(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(line)
+
+
 class _ByHand:
     """What one writes for one's own program."""
 
@@ -159,39 +226,46 @@ class _ByHand:
 class _Lease:
     """The state of a lease among its outputs; this thread is that of user code, and theirs."""
 
-    def __init__(self, store: VersionStore, keys: list[str]) -> None:
-        self._keys = keys
-        versions = StateVersions(store, _SHARD, 2, f"{next(_numbers):08x}")
-        entries = versions.restore(_row(), lambda keys: {}, _EVERYTHING)
-        live = LiveEntries(entries, self._journal, _EVERYTHING, 2**30)
-        self._state = State(live)
+    def __init__(self, place: StatePlace, row: Lease) -> None:
+        store = open_versions(place, _FOLDER, *_NOWHERE)
+        kept = open_kept(place, _FOLDER, _SHARD, print)
+        token = next(_numbers) + 1
+        self._versions = StateVersions(store, _SHARD, token, f"{token:08x}", kept)
+        values = self._versions.restore(row, lambda keys: {}, _EVERYTHING)
+        self._live = LiveEntries(values, self._journal, _EVERYTHING, 2**30)
+        self._state = State(self._live)
         self._outputs = Outputs(
             [],
             post=lambda event: None,
             hold=lambda is_held: None,
             now=boottime,
-            state=Keyed(versions, live.undo, 86400.0),
+            state=keyed(place, self._versions, self._live),
         )
-        self._outputs.begin(TRIM_HORIZON, {}, may_adopt=True)
-        self._random = random.Random(_SEED)
+        self._outputs.begin(row.checkpoint, {}, may_adopt=True)
+        self.random = random.Random(_SEED)
         self._batch = 0
 
     def _journal(self, change: Callable[[], Undoable | None]) -> None:
         self._outputs.change_state(change)  # as LeaseOutputs does
 
-    def change(self) -> float:
+    @property
+    def size_bytes(self) -> float:
+        return float(self._live.size_bytes)
+
+    def change(self, keys: list[str]) -> float:
         """Fifty batches and a commit; the number of changes."""
         for _ in range(_BATCHES):
-            self._update(self._random.choices(self._keys, k=_BATCH))
-        self._commit()
+            self.update(self.random.choices(keys, k=_BATCH))
+        self.commit()
         return float(_BATCHES * _BATCH)
 
-    def timed_commit(self) -> Sample:
+    def timed_commit(self, keys: list[str]) -> Sample:
         """A commit of 10,000 changed keys."""
-        self._update(self._random.sample(self._keys, _BATCH))
-        return timed(self._commit)
+        self.update(self.random.sample(keys, _BATCH))
+        return timed(self.commit)
 
-    def _update(self, keys: list[str]) -> None:
+    def update(self, keys: list[str]) -> float:
+        """A batch; the number of changes."""
         self._batch += 1
         value = self._batch.to_bytes(98, "big")
         state, at = self._state, _at(self._batch)
@@ -200,8 +274,16 @@ class _Lease:
             state[key]["n"] = value
         self._outputs.end_batch(at)
         self._outputs.settle(at)
+        self._outputs.turn()
+        return float(len(keys))
 
-    def _commit(self) -> float:
+    def commit(self) -> float:
         self._outputs.commit(CommitOutputs(_at(self._batch), must=True))
         self._outputs.turn()
         return 1.0
+
+    def closed(self) -> Lease:
+        """It ends; its row."""
+        version = self._versions.version
+        self._versions.close()
+        return Lease(key=LeaseKey(_SHARD), checkpoint=_at(self._batch), state_version=version)

@@ -82,6 +82,15 @@ def test_what_is_deleted_is_gone_and_deleting_it_again_is_no_error(store):
     assert store.read(SHARD, NAMES[0]) is None
 
 
+def test_the_shards_that_have_versions_are_listed(store):
+    for shard in ("shardId-2", "shardId-1"):
+        store.create(shard, NAMES[0], b"")
+    store.check()
+    assert list(store.shards()) == ["shardId-1", "shardId-2"]
+    store.delete("shardId-1", NAMES[:1])
+    assert list(store.shards()) == ["shardId-2"]
+
+
 def test_a_check_says_the_place_and_leaves_no_version(store):
     assert store.check()
     assert names(store) == []

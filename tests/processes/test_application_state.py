@@ -84,7 +84,8 @@ def test_every_key_has_counted_each_of_its_records_once(
         **({"concurrency": {"records": 16}} if kind == "Tasks" else {}),
         "on_error": {"backoff": "20ms"},
         "path": str(tmp_path / "code"),
-        "state": {"store": str(state_folder)},
+        # Both machines are this one: a copy is used by one process at a time.
+        "state": {"store": str(state_folder), "local": str(tmp_path / "local"), "memory": "64MiB"},
         "output": {"path": str(rows_folder), "roll": {"every": "1s"}},
         "leases": {"failover": "4s"},
     }
@@ -129,6 +130,8 @@ def test_every_key_has_counted_each_of_its_records_once(
 
     for path in state_folder.rglob("*.state"):
         path.write_bytes(path.read_bytes()[:-1])
+    copies = list((tmp_path / "local").rglob("state.db"))
+    assert copies, "the copies stay for the next process"
     damaged = second.cli("state", "verify", "--config", str(second.config))
     assert damaged.returncode == 1
     assert "is damaged (its checksum differs)" in damaged.stderr

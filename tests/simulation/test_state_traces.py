@@ -357,3 +357,36 @@ def test_the_store_that_is_away_is_no_empty_state(world):
     store.read = away
     with pytest.raises(SinkError, match="away"):
         StateVersions(store, SHARD, 6, "0badcafe").restore(world.row, lambda _: {}, EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are_deleted"),
+    [("gone", "gone", True), ("gone", "back", False), ("there", "gone", False)],
+)
+def test_k17_versions_of_an_ended_shard_go_at_the_second_look_that_finds_no_row(
+    world, first, second, are_deleted
+):
+    """A row goes once every child's chain is its own. One that a person removed comes back."""
+    parents = [("parent", f"000000000{number}-000001-0badcafe") for number in (1, 2)]
+    world.stored.content = dict.fromkeys(parents, b"")
+    owner = Owner(world, 1)
+    for number, row in enumerate((first, second), 1):
+        world.rows = {} if row == "gone" else {"parent": world.row}
+        owner.process(number)
+        owner.save(number)
+        owner.collect()
+    kept = {shard for shard, _ in world.stored.content}
+    assert kept == ({SHARD} if are_deleted else {SHARD, "parent"})
+
+
+def test_k17_a_pass_looks_at_some_shards_and_the_next_one_goes_on(world):
+    ended = [f"ended-{number:02}" for number in range(50)]
+    world.stored.content = {(shard, "0000000001-000001-0badcafe"): b"" for shard in ended}
+    owner = Owner(world, 1)
+    left = []
+    for number in range(1, 8):
+        owner.process(number)
+        owner.save(number)
+        owner.collect()
+        left.append(sum(1 for shard, _ in world.stored.content if shard != SHARD))
+    assert left == [50, 50, 40, 20, 0, 0, 0]

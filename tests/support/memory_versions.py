@@ -48,6 +48,9 @@ class MemoryVersions:
     def list(self, shard: str) -> Iterator[tuple[str, float]]:
         yield from [(name, 86400.0) for of, name in self.stored.content if of == shard]
 
+    def shards(self) -> list[str]:
+        return sorted({shard for shard, _ in self.stored.content})
+
     def delete(self, shard: str, names: Sequence[str]) -> None:
         for name in names:
             self.stored.late.append(("delete", (shard, name), None))

@@ -69,18 +69,30 @@ class StateObjects:
 
     def list(self, shard: str) -> Iterator[tuple[str, float]]:
         """As `VersionStore`."""
-        bucket, prefix = self._bucket, self._key(shard, "").removesuffix(_SUFFIX)
-        arguments: dict[str, Any] = {"Bucket": bucket.bucket, "Prefix": prefix}
-        is_more = True
-        while is_more:
-            with self._asking(LIST_OBJECTS_V2, f"list {bucket.url(prefix)}"):
-                page = bucket.client().list_objects_v2(**arguments)
+        prefix = self._key(shard, "").removesuffix(_SUFFIX)
+        for page in self._pages(prefix):
             now = datetime.now(UTC)
             for found in page.get("Contents", ()):
                 name = found["Key"].removeprefix(prefix)
                 if name.endswith(_SUFFIX):
                     age_s = (now - found["LastModified"]).total_seconds()
                     yield name.removesuffix(_SUFFIX), age_s
+
+    def shards(self) -> Iterator[str]:
+        """As `VersionStore`."""
+        prefix = f"{self._folder}/"
+        for page in self._pages(prefix, Delimiter="/"):
+            for found in page.get("CommonPrefixes", ()):
+                yield found["Prefix"].removeprefix(prefix).removesuffix("/")
+
+    def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
+        bucket = self._bucket
+        arguments: dict[str, Any] = {"Bucket": bucket.bucket, "Prefix": prefix, **more}
+        is_more = True
+        while is_more:
+            with self._asking(LIST_OBJECTS_V2, f"list {bucket.url(prefix)}"):
+                page = bucket.client().list_objects_v2(**arguments)
+            yield page
             is_more = page["IsTruncated"]
             arguments["ContinuationToken"] = page.get("NextContinuationToken")
 

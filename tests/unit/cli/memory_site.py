@@ -147,6 +147,7 @@ class Site:
             kinesis=SimpleNamespace(url="https://kinesis", region="us-east-1"),
             kinesis_client=SimpleNamespace(service_time=lambda: WallTime(self.clock.now)),
             dynamodb_client=SimpleNamespace(service_time=lambda: WallTime(self.clock.now)),
+            credentials=SimpleNamespace(current=lambda: None),
             coordinator=SimpleNamespace(mode=lambda: None),
             control=SimpleNamespace(dynamodb_reads=lambda: self),
         )

@@ -15,6 +15,7 @@ from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSeque
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import OF_PARENTS
 from kclrun.sinks.state_versions import StateVersions
+from kclrun.state import chain as chains
 from kclrun.state.beginning import (
     Empty,
     OwnVersion,
@@ -23,7 +24,7 @@ from kclrun.state.beginning import (
     inherited,
     parents_to_read,
 )
-from kclrun.state.chain import DELTAS_MAX, Chain, garbage, read_chain
+from kclrun.state.chain import DELTAS_MAX, Chain, garbage, outlived, parts_of, read_chain
 from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 from kclrun.state.versions import (
     FORMAT,
@@ -125,6 +126,46 @@ def test_the_next_version_is_a_snapshot_after_64_deltas_or_when_they_exceed_it()
         chain = chain.followed_by(name_of(number), 1, is_delta=True)
     assert not chain.takes_delta(1)
     assert chain.followed_by("next", 5, is_delta=False) == Chain(("next",), 5)
+
+
+def test_a_snapshot_in_parts_reads_back_and_its_parts_are_no_deltas() -> None:
+    stored = {
+        name_of(1): encoded(1, None, ("a", "n", b"1")),
+        name_of(2): encoded(2, 1, ("b", "n", b"1"), is_part=True),
+        name_of(3): encoded(3, 2, ("a", "n", b"2")),
+    }
+    entries, chain, _ = read_chain(name_of(3), SHARD, stored.get)
+    assert entries == {"a": {"n": b"2"}, "b": {"n": b"1"}}
+    sizes = [len(content) for content in stored.values()]
+    assert chain == Chain(tuple(stored), sizes[0] + sizes[1], sizes[2], parts=2)
+    many = Chain()
+    for number in range(100):
+        many = many.with_part(name_of(number), 10)
+    assert many.takes_delta(1000)
+    assert not many.takes_delta(1001)
+
+
+def test_a_large_state_is_divided_into_parts_and_an_empty_one_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chains, "PART_BYTES", 4)
+    changes: list[Change] = [(key, "n", b"12") for key in "abcde"]
+    assert list(parts_of(changes)) == [
+        changes[:1],
+        changes[1:2],
+        changes[2:3],
+        changes[3:4],
+        changes[4:],
+    ]
+    assert list(parts_of([])) == [[]]
+
+
+@pytest.mark.parametrize(("ages", "number"), [((100.0, 100.0), 2), ((100.0, 99.0), 0)])
+def test_versions_of_a_shard_without_a_row_go_once_all_are_old(
+    ages: tuple[float, ...], number: int
+) -> None:
+    listed = [(name_of(at), age_s) for at, age_s in enumerate(ages, 1)]
+    assert len(outlived([*listed, ("probe", 0.0)], 100.0)) == number
 
 
 @pytest.mark.parametrize(
