@@ -163,7 +163,7 @@ def _seen_at(record: Record, time_of: Callable[[Record], float]) -> float:
     except Exception:  # noqa: BLE001 - user code; process_records will meet this record
         return -math.inf
     arrived_at = record.approximate_arrival_timestamp
-    return min(seen_at, arrived_at)  # NaN stays, and is above nothing
+    return min(seen_at, arrived_at)
 
 
 def arrival_of(record: Record) -> float:
