@@ -215,10 +215,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def failed_slot(self) -> str | None:
         """The host where its processes died at the row's current position, if there is one."""
-        died = self.died_on
-        return (
-            died.slot if died is not None and died.position == self.checkpoint.of_record else None
-        )
+        died, at = self.died_on, self.checkpoint.of_record
+        return died.slot if died is not None and died.position == at else None
 
     @property
     def is_moved_past_outputs(self) -> bool:

@@ -179,6 +179,7 @@ class Deliverer:
             attempt=attempt_timers,
             processed=processed,
             durable=self._durable,
+            may_go=lambda: self._queue.may_try_again(0.0, is_batch=True),
             round_every_s=round_every_s,
         )
         self._timers.done = self._done

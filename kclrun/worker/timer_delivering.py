@@ -33,7 +33,8 @@ class TimerDelivery:
     `round_every_s`: None where no output stores its cursor. Else a round of the wall clock ends
     with a checkpoint, so that the next owner learns at which record it was, and begins so many
     seconds after the one before at the earliest. `processed` tells that everything up to a position
-    is done; `attempt` repeats a call as `on_error` says, and is False if it was given up.
+    is done; `attempt` repeats a call as `on_error` says, and is False if it was given up. `may_go`
+    is asked between two groups, and is False once delivery was stopped: what is left fires later.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class TimerDelivery:
         attempt: Attempt,
         processed: Callable[[ExtendedSequenceNumber], None],
         durable: Callable[[], ExtendedSequenceNumber | None],
+        may_go: Callable[[], bool],
         round_every_s: float | None,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -58,6 +60,7 @@ class TimerDelivery:
         self._attempt = attempt
         self._processed = processed
         self._durable = durable
+        self._may_go = may_go
         self._round_every_s = round_every_s
         self._next_round = Instant(0.0)
         self._wall = wall
@@ -125,7 +128,7 @@ class TimerDelivery:
 
     def _fire(self, next_timer: NextTimer, tick_max: int | None = None) -> bool:
         """Fire one timer after the other, up to a tick."""
-        has_raised = False
+        has_raised, is_first = False, True
 
         def group() -> None:
             nonlocal has_raised
@@ -134,7 +137,9 @@ class TimerDelivery:
             has_raised = False
 
         while next_timer() is not None and (tick_max is None or self._tick < tick_max):
-            if not self._attempt("on_timer", group):
+            may_go = is_first or self._may_go()
+            is_first = False
+            if not may_go or not self._attempt("on_timer", group):
                 return False
         return True
 

@@ -21,10 +21,13 @@ NUMBERS = st.one_of(
     st.integers(10 ** (SEQUENCE_DIGITS_MAX - 1), 10**SEQUENCE_DIGITS_MAX - 1),
 )
 SUBS = st.one_of(st.integers(0, 3), st.integers(0, 10**6))
-NUMBERED = st.builds(lambda number, sub: ExtendedSequenceNumber(str(number), sub), NUMBERS, SUBS)
+TICKS = st.sampled_from([0, 0, 1, 7])
+NUMBERED = st.builds(
+    lambda number, *rest: ExtendedSequenceNumber(str(number), *rest), NUMBERS, SUBS, TICKS
+)
 SENTINEL_NAMES = ("AT_TIMESTAMP", "TRIM_HORIZON", "LATEST", "SHARD_END")
 POSITIONS = st.one_of(
-    NUMBERED, st.builds(ExtendedSequenceNumber, st.sampled_from(SENTINEL_NAMES), SUBS)
+    NUMBERED, st.builds(ExtendedSequenceNumber, st.sampled_from(SENTINEL_NAMES), SUBS, TICKS)
 )
 
 
@@ -44,9 +47,9 @@ def test_the_order_is_transitive(one, two, three):
 
 
 @given(NUMBERED, NUMBERED)
-def test_numbers_are_ordered_as_numbers_then_by_sub_sequence(one, other):
+def test_numbers_are_ordered_as_numbers_then_by_sub_sequence_then_by_tick(one, other):
     def as_numbers(position):
-        return (int(position.sequence_number), position.sub_sequence_number)
+        return (int(position.sequence_number), position.sub_sequence_number, position.tick)
 
     assert (one < other) == (as_numbers(one) < as_numbers(other))
     assert (one == other) == (as_numbers(one) == as_numbers(other))

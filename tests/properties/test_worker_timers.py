@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,10 +30,11 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant
-from kclrun.processor import RecordProcessor
+from kclrun.processor import Checkpointer, RecordProcessor
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import Counter, LiveEntries, State
-from kclrun.state.timers import WATERMARK
+from kclrun.state.timers import WATERMARK, Timer
+from kclrun.worker import timer_delivering
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import (
     Batch,
@@ -359,6 +361,7 @@ STEPS = st.tuples(
 )
 
 
+@pytest.mark.seconds
 @given(st.lists(STEPS, max_size=70))
 @examples(400)
 def test_rows_of_timers_are_there_once_and_tell_one_history(steps) -> None:  # type: ignore[no-untyped-def]
@@ -489,3 +492,44 @@ def test_r2_a_round_that_an_output_has_is_repeated_at_its_record_whatever_the_cl
     assert rows[:2] == [("record", key, 1), ("wall", key, 1)]
     assert rows[2:] == [("record", keys_of("root")[1], 1)]
     assert following.state[key]["count"] == 0
+
+
+def test_a_stop_ends_between_two_timers_and_the_next_owner_fires_the_others_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timer_delivering, "GROUP_MAX", 1)
+    world = World()
+    life = Life(world, "root", 0.0)
+    life.go(1)
+    life.outputs.begin_batch()
+    for key in ("x", "y", "z"):
+        life.state.set_timer(key, BEGINS_AT["root"] + 1)
+    life.outputs.end_batch(life.processed)
+    processor = life.deliverer._processor
+    assert processor is not None
+    fire = processor.on_timer
+
+    def stop(timer: Timer, checkpointer: Checkpointer) -> None:
+        life.queue.stop_delivery()
+        fire(timer, checkpointer)
+
+    monkeypatch.setattr(processor, "on_timer", stop)
+    part, life.unread = life.unread[:3], life.unread[3:]
+    life.queue.put(Page(part, part[-1].position, 0, 0))
+    with life.queue._changed:
+        batch = life.queue._next_start(Instant(1.0))
+    assert isinstance(batch, Batch)
+    life.deliverer._deliver(batch)
+    for _ in range(2):
+        life.save("")
+
+    following = Life(world, "root", 0.0)
+    following.go(1)
+    for _ in range(2):
+        following.save("")
+    rows = [row[:2] for row in world.destinations["root"].rows]
+    first, second, third = [("event", key) for key in ("x", "y", "z")]
+    assert rows.index(first) + 1 == rows.index(second) == rows.index(third) - 1
+    assert [row for row in rows if row[0] == "event"][:3] == [first, second, third]
+    assert life.processed < following.processed
+    assert life.processed.tick == 1, "one timer had fired when delivery was stopped"

@@ -284,7 +284,7 @@ OF_MANAGERS = (
     Mutant(
         name="note-of-deaths-outlives-progress",
         file="kclrun/model/lease.py",
-        old="if died is not None and died.position == self.checkpoint else None",
+        old="if died is not None and died.position == at else None",
         new="if died is not None else None",
         breaks="deaths of long ago halt a lease that moved on since, by a Java worker too",
         source="L7",

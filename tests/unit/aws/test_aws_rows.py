@@ -435,3 +435,16 @@ def test_naming_children_writes_their_bare_ids() -> None:
 
     assert bound.key == key
     assert bound.values[":children"] == {"SS": ["shardId-000000000004", "shardId-000000000005"]}
+
+
+def test_a_tick_is_read_from_outputs_at_unless_another_program_moved_the_checkpoint() -> None:
+    """Java workers compare and write the other two attributes alone."""
+    row = decode_row(OWN_ROW | {"outputsAt": {"S": "20+3"}})
+    assert row is not None
+    assert row.checkpoint == ExtendedSequenceNumber("20", 0, 3)
+    assert not row.is_moved_past_outputs
+    assert encode_row(row)["outputsAt"] == {"S": "20+3"}
+    assert encode_row(row)["checkpoint"] == {"S": "20"}
+    moved = decode_row(OWN_ROW | {"outputsAt": {"S": "19+3"}})
+    assert moved is not None
+    assert (moved.checkpoint.tick, moved.is_moved_past_outputs) == (0, True)

@@ -5,7 +5,7 @@ import pytest
 from kclrun.config.load import settings_of
 from kclrun.config.state import checkpoint_every, state_place
 from kclrun.errors import SettingsError
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StatePlace, Watermarks
 from kclrun.model.time import WallTime
 
 BASE = "application: orders\nstream: clicks\nprocessor: a:B\n"
@@ -24,6 +24,10 @@ def settings(text):
         (
             "state: {store: /mnt/x, max_bytes: 1MiB, retain: 1h}",
             StatePlace(path="/mnt/x", max_bytes=2**20, retain_s=3600.0),
+        ),
+        (
+            "state: {store: kept}\nwatermark: {lateness: 1m, every: 5s}",
+            StatePlace(path="kept", watermarks=Watermarks(60.0, 5.0)),
         ),
         (
             "state: {store: s3://bucket}\naws: {endpoints: {s3: 'http://127.0.0.1:1'}}",
@@ -57,6 +61,8 @@ def test_a_commit_to_s3_is_each_30_s_unless_the_settings_say(text, every):
         ("state: {store: 'gs://bucket'}", "state.store: expected a folder"),
         ("state: {store: 's3:/bucket'}", "state.store: expected a text like s3://bucket/prefix"),
         ("state: {store: kept, max_bytes: 0B}", "state.max_bytes: expected more than nothing"),
+        ("watermark: {lateness: 1s}", "watermark: is for timers, which are kept with `state`"),
+        ("state: {store: kept}\nwatermark: {every: 0s}", "watermark.every: expected more"),
         (
             "state: {store: kept}\nengine: spark\nspark: {checkpoint: /x}\noutput: {path: out}",
             "state: is for engine: fleet",

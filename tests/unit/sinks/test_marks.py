@@ -36,6 +36,7 @@ BAD = {
 def test_a_line_of_marks_is_a_checksum_a_length_and_a_position():
     assert ONE == b"e903f9ba 10 1 0\n"
     assert line_of(b"20 SHARD_END 0") == Mark(SHARD_END, 20).line
+    assert line_of(b"20 7 3+2") == Mark(ExtendedSequenceNumber("7", 3, 2), 20).line
     small_checksum = next(n for n in range(1000) if zlib.crc32(b"%d 1 0" % n) < 2**28)
     assert Mark(MARKS[0].position, small_checksum).line[:1] == b"0", "eight digits always"
 
