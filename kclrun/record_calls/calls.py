@@ -204,11 +204,17 @@ class RecordCalls:
             if self._entries is not None:
                 self._take_back_unsettled(self._entries)
 
+    def _take_back(self, context: RecordContext) -> None:
+        """The call raised, or its record is left: nothing that it changed remains."""
+        context.is_open = False
+        if self._entries is not None and context.changes:
+            self._entries.undo_all(context.changes)
+
     def _take_back_unsettled(self, entries: LiveEntries) -> None:
         """What records changed that are left to the next owner is gone, the last change first: the
         state is as of the last settled record for the calls that follow."""
         for _, context in sorted(self._contexts.items(), reverse=True):
-            context.take_back()
+            self._take_back(context)
         entries.undo_all(self._changes)
         self._changes = []
         entries.is_of_records = False
@@ -232,7 +238,7 @@ class RecordCalls:
                 if result is not None:
                     raise why_not_returned(PROCESS_RECORD, result)
             except BaseException as error:  # noqa: BLE001 - user code
-                context.take_back()
+                self._take_back(context)
                 self._position = records[done - 1].position if done else None
                 return done, error
             context.is_open = False
@@ -336,7 +342,7 @@ class RecordCalls:
                 self._host.recovered(number, raised + 1)
             return
         del self._contexts[number]  # its rows go with it
-        context.take_back()
+        self._take_back(context)
         if ended.is_cancelled:
             window.abandoned(number)
             return

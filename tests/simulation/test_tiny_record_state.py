@@ -15,7 +15,7 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant, WallTime
-from kclrun.processor import Context, RecordContext, RecordProcessor
+from kclrun.processor import Context, RecordProcessor
 from kclrun.record_calls.calls import RecordCalls
 from kclrun.record_calls.runners import Ended, InlineRunner
 from kclrun.sinks.state_versions import StateVersions
@@ -326,16 +326,12 @@ def _as_returned(returned):
     return broken
 
 
-def _keeps(context):
-    context.is_open = False
-
-
 # What is planted in the product's code; the shard that shows it.
 PLANTED = {
     "R11: a commit writes the values in place": (
         *(Outputs, "place_changes", _as_returned(Outputs.place_changes), "baca"),
     ),
-    "a call that raises leaves its changes": (RecordContext, "take_back", _keeps, "aab"),
+    "a call that raises leaves its changes": (LiveEntries, "undo_all", lambda *_: None, "aab"),
 }
 
 

@@ -325,7 +325,7 @@ class RecordsQueue(SimulatedDeliveryQueue):
         context.is_open = False
         if self._raises(at):
             del self._contexts[number]
-            context.take_back()
+            self.process.take_back(context)
             error = window.checked(number, ValueError("as drawn"))
             window.raised(number, error, self._now(), WallTime(0.0))
             self.process.store.seen["raised"] += 1
@@ -361,7 +361,7 @@ class RecordsQueue(SimulatedDeliveryQueue):
         batch = self._batch
         assert batch is not None, "it is under way"
         for _, context in sorted(self._contexts.items(), reverse=True):
-            context.take_back()
+            self.process.take_back(context)
         if window.unsettled:
             self.process.store.seen["left"] += 1
             self._oracles.batch_raised(self._reader, batch.first + window.first)
@@ -449,6 +449,10 @@ class ProcessWithState(ProcessWithOutputs):
         self._uplink.read(
             needed, lambda row: self.os.act(functools.partial(came, row)), lambda _: again()
         )
+
+    def take_back(self, context: RecordContext) -> None:
+        """As `RecordCalls`."""
+        self._live.undo_all(context.changes or ())
 
     def _refuse(self, _: Any) -> None:
         raise AssertionError("only records change the state")
