@@ -243,7 +243,7 @@ class RecordCalls:
                 return done, error
             context.is_open = False
             done += 1
-            if context.kept_bytes:
+            if context.kept is not None or context.changes is not None:
                 self._keep(context)
                 if self._rows_bytes >= TELL_BYTES:
                     tell_at = 0.0
@@ -384,7 +384,7 @@ class RecordCalls:
             end = min(upto, batch.end)
             for number in range(self._upto, end):
                 context = self._contexts.pop(number, None)
-                if context is not None and context.kept_bytes:
+                if context is not None:
                     self._kept_bytes -= context.kept_bytes
                     self._keep(context)
             if end > self._upto:

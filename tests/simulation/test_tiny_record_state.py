@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from kclrun.consuming.commands import CommitOutputs
-from kclrun.consuming.concurrency import Concurrency
+from kclrun.consuming.concurrency import Concurrency, RecordWindow
 from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.consuming.failures import Breaker
 from kclrun.model.lease import Lease, LeaseKey
@@ -309,6 +309,19 @@ def test_the_state_of_every_commit_is_the_fold_of_its_records_in_every_order(key
 
     assert played > 300
     assert commits > played
+
+
+def test_changes_that_wait_count_as_kept_until_their_record_is_settled(monkeypatch):
+    kept, starts = [], RecordWindow.starts
+    monkeypatch.setattr(RecordWindow, "starts", lambda *of: kept.append(of[2]) or starts(*of))
+    choices = Choices()
+    choices.taken, choices.of = [2, 0], [3, 2]  # the third of the calls returns first
+
+    World("bac", choices, raises=0).live()
+
+    assert kept[0] == 0
+    assert kept[1] > 100  # what the third changed waits for the first two
+    assert kept[-1] == 0
 
 
 def _as_returned(returned):
