@@ -29,8 +29,8 @@ class ConcurrencySettings(msgspec.Struct, frozen=True, kw_only=True):
         Literal["key", "none"],
         msgspec.Meta(
             description=(
-                "`key`: records of a partition key follow each other; `none`: in any order (not with"
-                " `state`)"
+                "`key`: records of a partition key follow each other; `none`: in any order (not"
+                " with `state`)"
             )
         ),
     ] = "key"
