@@ -263,14 +263,6 @@ class RecordContext(msgspec.Struct):
         """A value of the type `of` for the record's key, in `state` under this name."""
         return Table(self.state, name, of)
 
-    def take_back(self) -> None:
-        """For the runtime: the call raised, or its record is left. Nothing that it changed remains,
-        the last change first."""
-        self.is_open = False
-        if self.changes:
-            self._of._require_entries().undo_all(self.changes)  # noqa: SLF001 - as above
-            self.changes = None
-
     def _change(self, change: Callable[[], Undoable | None]) -> None:
         """Implements `state.keyed.Journal`."""
         if not self.is_open:

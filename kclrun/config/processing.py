@@ -28,7 +28,10 @@ class ConcurrencySettings(msgspec.Struct, frozen=True, kw_only=True):
     order: Annotated[
         Literal["key", "none"],
         msgspec.Meta(
-            description="`key`: records of a partition key follow each other; `none`: in any order"
+            description=(
+                "`key`: records of a partition key follow each other; `none`: in any order (not"
+                " with `state`)"
+            )
         ),
     ] = "key"
     timeout: Annotated[

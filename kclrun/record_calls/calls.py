@@ -208,11 +208,17 @@ class RecordCalls:
             if self._entries is not None:
                 self._take_back_unsettled(self._entries)
 
+    def _take_back(self, context: RecordContext) -> None:
+        """The call raised, or its record is left: nothing that it changed remains."""
+        context.is_open = False
+        if self._entries is not None and context.changes:
+            self._entries.undo_all(context.changes)
+
     def _take_back_unsettled(self, entries: LiveEntries) -> None:
         """What records changed that are left to the next owner is gone, the last change first: the
         state is as of the last settled record for the calls that follow."""
         for _, context in sorted(self._contexts.items(), reverse=True):
-            context.take_back()
+            self._take_back(context)
         entries.undo_all(self._changes)
         self._changes = []
         entries.is_of_records = False
@@ -236,12 +242,12 @@ class RecordCalls:
                 if result is not None:
                     raise why_not_returned(PROCESS_RECORD, result)
             except BaseException as error:  # noqa: BLE001 - user code
-                context.take_back()
+                self._take_back(context)
                 self._position = records[done - 1].position if done else None
                 return done, error
             context.is_open = False
             done += 1
-            if context.kept_bytes:
+            if context.kept is not None or context.changes is not None:
                 self._keep(context)
                 if self._rows_bytes >= TELL_BYTES:
                     tell_at = 0.0
@@ -340,7 +346,7 @@ class RecordCalls:
                 self._host.recovered(number, raised + 1)
             return
         del self._contexts[number]  # its rows go with it
-        context.take_back()
+        self._take_back(context)
         if ended.is_cancelled:
             window.abandoned(number)
             return
@@ -382,7 +388,7 @@ class RecordCalls:
             end = min(upto, batch.end)
             for number in range(self._upto, end):
                 context = self._contexts.pop(number, None)
-                if context is not None and context.kept_bytes:
+                if context is not None:
                     self._kept_bytes -= context.kept_bytes
                     self._keep(context)
             if end > self._upto:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Final
 
 from bench.figures import Figure, Target, figure, paired_ratios
@@ -16,6 +17,7 @@ from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.processor import Checkpointer, Context, KeptRow, RecordContext, RecordProcessor
+from kclrun.state.keyed import Undoable
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Page, QueueLimits
@@ -56,6 +58,8 @@ class _NoRows:
     def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None, /) -> None: ...
 
     def place(self, row: KeptRow, /) -> None: ...
+
+    def place_changes(self, changes: Sequence[Undoable], /) -> None: ...
 
 
 def _page(records: int, keys: int) -> Page:

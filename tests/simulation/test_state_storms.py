@@ -11,10 +11,10 @@ import pytest
 from kclrun.consuming.outputs import OutputCommits
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import InvariantViolation
-from kclrun.processor import RecordContext
 from kclrun.protocol import writes
 from kclrun.sinks import state_versions
 from kclrun.state.beginning import Empty, ParentVersions, beginning
+from kclrun.state.keyed import LiveEntries
 from kclrun.worker import outputs
 from tests.support.storms import states
 from tests.support.storms.states import play_with_state, state_profile
@@ -65,10 +65,6 @@ def _in_place(rows, changes, of=outputs.Outputs.place_changes):
     of(rows, [(key, name, live.found(key).get(name), None) for key, name, *_ in changes])
 
 
-def _keeps(context):
-    context.is_open = False
-
-
 # What is broken, and the promise that then breaks.
 BROKEN = {
     "K15: versions of any owner are deleted": (state_versions, "garbage", _by_anybody, "K15"),
@@ -81,7 +77,7 @@ BROKEN = {
     ),
     "K3: a late checkpoint with state": (LeaseStateMachine, "_late_checkpoint", _late, "K19"),
     "R11: values in place": (outputs.Outputs, "place_changes", _in_place, "K19"),
-    "K19: a call that raises leaves its changes": (RecordContext, "take_back", _keeps, "K19"),
+    "K19: a call that raises leaves its changes": (LiveEntries, "undo_all", lambda *_: None, "K19"),
     "K19: no order of a key": (
         *(states, "Concurrency", functools.partial(states.Concurrency, order="none"), "K19"),
     ),

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from kclrun.consuming.commands import CommitOutputs
-from kclrun.consuming.concurrency import Concurrency
+from kclrun.consuming.concurrency import Concurrency, RecordWindow
 from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.consuming.failures import Breaker
 from kclrun.model.lease import Lease, LeaseKey
@@ -15,7 +15,7 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant, WallTime
-from kclrun.processor import Context, RecordContext, RecordProcessor
+from kclrun.processor import Context, RecordProcessor
 from kclrun.record_calls.calls import RecordCalls
 from kclrun.record_calls.runners import Ended, InlineRunner
 from kclrun.sinks.state_versions import StateVersions
@@ -311,6 +311,19 @@ def test_the_state_of_every_commit_is_the_fold_of_its_records_in_every_order(key
     assert commits > played
 
 
+def test_changes_that_wait_count_as_kept_until_their_record_is_settled(monkeypatch):
+    kept, starts = [], RecordWindow.starts
+    monkeypatch.setattr(RecordWindow, "starts", lambda *of: kept.append(of[2]) or starts(*of))
+    choices = Choices()
+    choices.taken, choices.of = [2, 0], [3, 2]  # the third of the calls returns first
+
+    World("bac", choices, raises=0).live()
+
+    assert kept[0] == 0
+    assert kept[1] > 100  # what the third changed waits for the first two
+    assert kept[-1] == 0
+
+
 def _as_returned(returned):
     """R11: a commit writes the values in place."""
 
@@ -326,16 +339,12 @@ def _as_returned(returned):
     return broken
 
 
-def _keeps(context):
-    context.is_open = False
-
-
 # What is planted in the product's code; the shard that shows it.
 PLANTED = {
     "R11: a commit writes the values in place": (
         *(Outputs, "place_changes", _as_returned(Outputs.place_changes), "baca"),
     ),
-    "a call that raises leaves its changes": (RecordContext, "take_back", _keeps, "aab"),
+    "a call that raises leaves its changes": (LiveEntries, "undo_all", lambda *_: None, "aab"),
 }
 
 

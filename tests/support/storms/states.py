@@ -52,6 +52,8 @@ from tests.support.storms.profile import Profile, Strike, StrikeKind
 KEYS, KEYS_MIN = 48, 3
 # Records of a shard at the same time, and how long a call takes at most.
 AT_ONCE, CALL_MAX_S = 6, 0.4
+# In the calm what was left in the storm has to be read within seconds.
+CALM_CALL_MAX_S = 0.002
 # Every so many-th record of a shard makes each call raise, and is skipped; of the others, the share
 # whose first call raises. User code is as it is in the calm, too: the fold is one of the records.
 POISON_EVERY, RAISING = 41, 0.05
@@ -315,7 +317,8 @@ class RecordsQueue(SimulatedDeliveryQueue):
         record = window.record(number)
         context = self._contexts[number] = RecordContext(self.process.context, record)
         begin_step(context.state[record], _number(record))
-        pause_s = self._chance() * CALL_MAX_S
+        is_storm = self._world_now() < self.process.faults_until_s
+        pause_s = self._chance() * (CALL_MAX_S if is_storm else CALM_CALL_MAX_S)
         self._after(pause_s, functools.partial(self._end_call, window, number))
 
     def _end_call(self, window: RecordWindow, number: int) -> None:
@@ -325,7 +328,7 @@ class RecordsQueue(SimulatedDeliveryQueue):
         context.is_open = False
         if self._raises(at):
             del self._contexts[number]
-            context.take_back()
+            self.process.take_back(context)
             error = window.checked(number, ValueError("as drawn"))
             window.raised(number, error, self._now(), WallTime(0.0))
             self.process.store.seen["raised"] += 1
@@ -361,7 +364,7 @@ class RecordsQueue(SimulatedDeliveryQueue):
         batch = self._batch
         assert batch is not None, "it is under way"
         for _, context in sorted(self._contexts.items(), reverse=True):
-            context.take_back()
+            self.process.take_back(context)
         if window.unsettled:
             self.process.store.seen["left"] += 1
             self._oracles.batch_raised(self._reader, batch.first + window.first)
@@ -449,6 +452,10 @@ class ProcessWithState(ProcessWithOutputs):
         self._uplink.read(
             needed, lambda row: self.os.act(functools.partial(came, row)), lambda _: again()
         )
+
+    def take_back(self, context: RecordContext) -> None:
+        """As `RecordCalls`."""
+        self._live.undo_all(context.changes or ())
 
     def _refuse(self, _: Any) -> None:
         raise AssertionError("only records change the state")

@@ -6,7 +6,13 @@ import time
 import pytest
 
 from kclrun import RecordProcessor
-from kclrun.errors import ProcessorLoadError, RetryLater, SinkError
+from kclrun.errors import (
+    LimitExceeded,
+    ProcessorLoadError,
+    RetryLater,
+    SettingsError,
+    SinkError,
+)
 from kclrun.testing import (
     assert_any_order_gives_the_same,
     make_record,
@@ -15,7 +21,7 @@ from kclrun.testing import (
 )
 
 KEYS = "abacabad"
-RECORDS = [make_record(str(number), key=key) for number, key in enumerate(KEYS)]
+RECORDS = [make_record(str(n), key=key, ordinal=n) for n, key in enumerate(KEYS)]
 
 
 class Threads(RecordProcessor):
@@ -248,3 +254,112 @@ def test_what_does_not_fit_is_refused_in_words(processor, settings, words):
     with pytest.raises(ProcessorLoadError) as caught:
         run_processor(processor, ["a"], **settings)
     assert words in str(caught.value)
+
+
+class Seen(RecordProcessor):
+    """The state of a key is the records that it has seen, also those whose call raised later."""
+
+    def initialize(self, context):
+        self.context = context
+        self.failed = set()
+
+    async def process_record(self, record, context):
+        number = record.data.decode()
+        count = context.counter("calls").add(record)
+        await asyncio.sleep(int(number) % 3)
+        numbers = context.table("numbers", list[str])
+        numbers[record] = [*numbers.get(record, []), number]
+        context.emit({"n": number, "count": count})
+        if number == "6" or (number in "23" and number not in self.failed):
+            self.failed.add(number)
+            raise ValueError("as it is in the test")
+
+    def shard_ended(self, checkpointer):
+        state = self.context.state
+        for key in state:
+            state[key]["ended"] = True
+        checkpointer.checkpoint()
+
+
+def of_key(*numbers, **more):
+    return {"calls": len(numbers), "numbers": list(numbers), **more}
+
+
+# KEYS is "abacabad", and record 6 is given up.
+AT_THE_END = {
+    "a": of_key("0", "2", "4", ended=True),
+    "b": of_key("1", "5", ended=True),
+    "c": of_key("3", ended=True),
+    "d": of_key("7", ended=True),
+}
+
+
+def test_any_order_gives_the_same_state_and_a_call_that_raises_leaves_none():
+    settings = {"retries": 1, "then": "skip"}
+    for concurrency in (None, 3, 64):
+        run = run_processor(Seen, RECORDS, concurrency=concurrency, **settings)
+        assert run.state == AT_THE_END
+        assert [record.data for record in run.given_up] == [b"6"]
+
+    assert_any_order_gives_the_same(Seen, RECORDS, **settings)
+
+
+@pytest.mark.parametrize("crash_after", range(1, 8))
+@pytest.mark.parametrize("concurrency", [None, 3])
+def test_after_a_crash_the_state_is_that_of_the_checkpoint_and_nothing_counts_twice(
+    crash_after, concurrency
+):
+    settings = {"retries": 1, "then": "skip", "checkpoint": "batch", "batch_max": 3}
+
+    run = replay(Seen, RECORDS, crash_after=crash_after, concurrency=concurrency, **settings)
+
+    assert run.state == AT_THE_END
+
+
+def test_a_lease_that_is_given_away_keeps_the_state_of_settled_records():
+    run = run_processor(Seen, RECORDS[:2], concurrency=3, end_of_shard=False)
+
+    assert run.state == {"a": of_key("0"), "b": of_key("1")}
+
+
+class Reaches(RecordProcessor):
+    """Its one call does what an option says."""
+
+    def initialize(self, context):
+        self.context = context
+
+    def process_record(self, record, context):
+        self.context.options["reach"](self.context, context, record)
+
+
+@pytest.mark.parametrize(
+    ("reach", "error", "words"),
+    [
+        (lambda _, own, __: own.state["other"].get("n"), LimitExceeded, "another key"),
+        (lambda _, own, __: own.counter("n").add("other"), LimitExceeded, "another key"),
+        (lambda _, own, __: list(own.state), LimitExceeded, "only shard_ended"),
+        (lambda _, own, __: len(own.state), LimitExceeded, "only shard_ended"),
+        (lambda shard, _, each: shard.state[each].get("n"), SinkError, "the call's own context"),
+        (lambda shard, _, each: shard.counter("n").add(each), SinkError, "the call's own context"),
+        (lambda shard, _, __: list(shard.state), SinkError, "the call's own context"),
+    ],
+)
+@pytest.mark.parametrize("concurrency", [None, 3])
+def test_a_record_reaches_the_state_of_its_own_key_alone(reach, error, words, concurrency):
+    options = {"reach": reach}
+    with pytest.raises(error, match=words):
+        run_processor(Reaches, RECORDS[:1], options=options, concurrency=concurrency)
+
+
+def test_one_record_changes_no_more_than_waits_in_memory():
+    def much(_, context, record):
+        for number in range(100):
+            context.state[record][str(number)] = b"x" * 2**18
+
+    with pytest.raises(LimitExceeded, match="one record changed more than 16777216 bytes"):
+        run_processor(Reaches, RECORDS[:1], options={"reach": much})
+
+
+def test_without_an_order_of_keys_there_is_no_state():
+    with pytest.raises(SettingsError, match="order: key"):
+        run_processor(Seen, RECORDS, concurrency=3, order="none")
