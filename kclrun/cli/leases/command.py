@@ -393,7 +393,7 @@ def resume_leases(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int
     if not is_confirmed:
         click.echo("Nothing was changed. To do it, add --yes")
         return exit_codes.DRAINED
-    codes = [_write(aws, lease) for lease in halted]
+    codes = [resume_lease(aws, lease) for lease in halted]
     return next((code for code in codes if code), exit_codes.DRAINED)
 
 
@@ -405,7 +405,8 @@ def _resume_plan(lease: Lease) -> str:
     return f"{lease.key}: goes on after {position}; it was halted because: {reason}"
 
 
-def _write(aws: Aws, lease: Lease) -> int:
+def resume_lease(aws: Aws, lease: Lease) -> int:
+    """Remove the halt of a lease, and say so; the exit code."""
     outcome = aws.table.write(ResumeLease(lease.key, lease.may_forget_outputs))
     match outcome:
         case Applied():

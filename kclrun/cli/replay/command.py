@@ -6,6 +6,8 @@ plan, keeps a replay from what belongs to another one, and reports its end.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -49,7 +51,7 @@ _REPORT: Final = "report.json"
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """One replay: what was asked for, its settings, its folder."""
+    """One replay: the command line, the settings that it runs with, its folder."""
 
     asked: Asked
     configuration: Configuration
@@ -166,10 +168,23 @@ def _run(place: _Place) -> int:
 
     aws = Aws(place.settings)
     _refuse_expired(aws, place.asked)
-    _claim_folder(place, is_new=not _exists(aws))
+    exists = _exists(aws)
+    _claim_folder(place, is_new=not exists)
+    if exists:
+        _resume_halted(aws)
     report = place.folder / _REPORT
     code = run_replay(place.configuration, report, place.replay)
     return _tell_end(place, aws, code, msgspec.json.decode(report.read_bytes(), type=Report))
+
+
+def _resume_halted(aws: Aws) -> None:
+    """Try again where user code gave up the last time: it may be mended by now."""
+    from kclrun.cli.leases.command import resume_lease
+    from kclrun.cli.leases.views import scan_leases
+
+    for lease in scan_leases(aws):
+        if lease.halt is not None:
+            resume_lease(aws, lease)
 
 
 def _refuse_expired(aws: Aws, asked: Asked) -> None:
@@ -262,7 +277,7 @@ def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], f
     counts = Comparison()
     found = compare(sides["A"].folder, sides["B"].folder, counts)
     _show(found, counts, folder / "differences.jsonl")
-    for place in sides.values():  # what is replayed next may be edited code: it begins anew
+    for place in sides.values():  # the next comparison may be of edited code: it begins anew
         _delete(place.settings, place.settings.table)
     return exit_codes.DRAINED if counts.is_same else exit_codes.UNMET
 
@@ -340,6 +355,9 @@ def _remove(settings: Settings, name: str, *, is_confirmed: bool) -> int:
 def _delete(settings: Settings, table: str) -> None:
     from kclrun.aws.table_setup import delete_table
     from kclrun.cli.world import Aws
+    from kclrun.manager.locks import state_folder
 
     assert "-replay-" in table, "no other table is ever deleted"
     delete_table(Aws(settings).control.dynamodb_writes(), table)
+    with contextlib.suppress(OSError):  # of this machine, once no manager has a lock file there
+        state_folder(table, os.environ).rmdir()

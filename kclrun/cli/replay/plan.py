@@ -143,7 +143,7 @@ def settings_of_replay(settings: Settings, asked: Asked, folder: Path) -> Settin
         else settings.on_error,
         # The endpoint, the metrics and the instance are those of the fleet.
         observe=msgspec.structs.replace(
-            settings.observe, listen=None, cloudwatch=None, story="disk"
+            settings.observe, listen=None, cloudwatch=None, story="nowhere"
         ),
         instance=InstanceSettings(watch=False),
     )
