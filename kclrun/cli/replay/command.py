@@ -30,6 +30,7 @@ from kclrun.cli.replay.plan import Asked, table_prefix
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.units import parse_start
 from kclrun.errors import NotFound, SettingsError
+from kclrun.model.lease import replay_tables
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import LATEST
 from kclrun.model.text import harmless
@@ -357,7 +358,7 @@ def _delete(settings: Settings, table: str) -> None:
     from kclrun.cli.world import Aws
     from kclrun.manager.locks import state_folder
 
-    assert "-replay-" in table, "no other table is ever deleted"
+    assert replay_tables("") in table, "no other table is ever deleted"
     delete_table(Aws(settings).control.dynamodb_writes(), table)
     with contextlib.suppress(OSError):  # of this machine, once no manager has a lock file there
         state_folder(table, os.environ).rmdir()
