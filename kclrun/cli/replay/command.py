@@ -164,28 +164,28 @@ def _place(configuration: Configuration, asked: Asked, folder: Path) -> _Place:
 
 def _run(place: _Place) -> int:
     """Run it to its end, and tell how it went; the exit code."""
+    from kclrun.cli.leases.command import resume_lease
+    from kclrun.cli.leases.views import scan_leases
     from kclrun.cli.run.command import run_replay
     from kclrun.cli.world import Aws
 
     aws = Aws(place.settings)
     _refuse_expired(aws, place.asked)
-    exists = _exists(aws)
-    _claim_folder(place, is_new=not exists)
-    if exists:
-        _resume_halted(aws)
+    leases = scan_leases(aws) if _exists(aws) else None
+    _claim_folder(place, is_new=leases is None)
+    if leases and all(lease.is_ended for lease in leases):
+        click.echo(
+            "This replay is complete already: its rows are there. To run it anew, remove its"
+            f" folder, and its leases with  kclrun replay --remove {place.asked.name} --yes",
+            err=True,
+        )
+        return exit_codes.DRAINED
+    for lease in leases or ():
+        if lease.halt is not None:  # the code that gave up may be mended by now
+            resume_lease(aws, lease)
     report = place.folder / _REPORT
     code = run_replay(place.configuration, report, place.replay)
     return _tell_end(place, aws, code, msgspec.json.decode(report.read_bytes(), type=Report))
-
-
-def _resume_halted(aws: Aws) -> None:
-    """Try again where user code gave up the last time: it may be mended by now."""
-    from kclrun.cli.leases.command import resume_lease
-    from kclrun.cli.leases.views import scan_leases
-
-    for lease in scan_leases(aws):
-        if lease.halt is not None:
-            resume_lease(aws, lease)
 
 
 def _refuse_expired(aws: Aws, asked: Asked) -> None:
@@ -207,9 +207,11 @@ def _claim_folder(place: _Place, *, is_new: bool) -> None:
     they would be taken for rows of this one, or be cut off."""
     folder, mark = place.folder, place.folder / _MARK
     mine = mark.exists() and mark.read_text() == place.settings.table
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    rows = found - {_MARK, _REPORT} if mine else found
     if is_new and mine and place.asked.processor is not None:
         shutil.rmtree(folder)  # rows of a comparison are made again; only it writes there
-    elif folder.exists() and any(folder.iterdir()) and (is_new or not mine):
+    elif rows and (is_new or not mine):
         raise SettingsError(
             f"--folder: {folder} has files already, which are not of this replay\n"
             "Remove them, or name another folder"
@@ -242,15 +244,10 @@ def _tell_end(place: _Place, aws: Aws, code: int, report: Report) -> int:
         return code or exit_codes.CUT_SHORT
     click.echo(
         "The replay is complete. Its leases are removed with"
-        f"  kclrun replay --remove {_name(aws.settings, place)} --yes",
+        f"  kclrun replay --remove {place.asked.name} --yes",
         err=True,
     )
     return code
-
-
-def _name(settings: Settings, place: _Place) -> str:
-    assert settings.table.endswith(place.asked.name), "the table is named by the replay"
-    return place.asked.name
 
 
 # Two versions of a processor.
