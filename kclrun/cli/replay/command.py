@@ -242,6 +242,8 @@ def _tell_end(place: _Place, aws: Aws, code: int, report: Report) -> int:
             err=True,
         )
         return code or exit_codes.CUT_SHORT
+    if place.asked.processor is not None:
+        return code  # a comparison removes them itself
     click.echo(
         "The replay is complete. Its leases are removed with"
         f"  kclrun replay --remove {place.asked.name} --yes",
