@@ -53,6 +53,8 @@ class Grant(enum.Enum):
     KEEP_VERSIONS = "KeepVersionsOfTheState"
     LIST_VERSIONS = "ListVersionsOfTheState"
     KEEP_STORY = "KeepTheStoryOfShards"
+    LIST_REPLAYS = "ListReplays"
+    REMOVE_REPLAYS = "RemoveReplays"
     SCHEMAS = "ReadSchemas"
     # For the identity that assumes `role_arn`; the role's own policy does not contain it.
     ROLE = "AssumeRole"
@@ -146,9 +148,11 @@ CREATE_TABLE: Final = Operation(
 )
 # The policy of a running machine denies it expressly. This is for the operator who provisions.
 UPDATE_TABLE: Final = Operation("dynamodb", "UpdateTable", is_write=True, grants=(Grant.INDEX,))
-# The lease tables of replays, which an operator lists and removes. None of our policies grants it.
-LIST_TABLES: Final = Operation("dynamodb", "ListTables", grants=())
-DELETE_TABLE: Final = Operation("dynamodb", "DeleteTable", is_write=True, grants=())
+# The lease tables of replays, which an operator lists and removes.
+LIST_TABLES: Final = Operation("dynamodb", "ListTables", grants=(Grant.LIST_REPLAYS,))
+DELETE_TABLE: Final = Operation(
+    "dynamodb", "DeleteTable", is_write=True, grants=(Grant.REMOVE_REPLAYS,)
+)
 # Only with `observe.cloudwatch`. It adds to the stored values, so a repeated one counts twice.
 PUT_METRIC_DATA: Final = Operation(
     "cloudwatch", "PutMetricData", is_write=True, grants=(Grant.METRICS,)

@@ -16,7 +16,7 @@ from kclrun.aws.operations import OPERATIONS, Grant
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings, StartAtLeases
 from kclrun.config.state import state_place
-from kclrun.model.lease import coordinator_table
+from kclrun.model.lease import coordinator_table, replay_tables
 from kclrun.model.stream import ONLY_STREAM
 
 Policy = dict[str, Any]
@@ -138,6 +138,24 @@ def letters_policy(settings: Settings, site: Site) -> Policy:
         statements[0] = _allow(Grant.WRITE, [*written, *of_letters])
         statements.append(_allow(Grant.READ, of_letters))
     return _policy(statements)
+
+
+def replay_policy(settings: Settings, site: Site) -> Policy:
+    """To run, to list and to remove replays: on the streams, and on their own lease tables. With
+    `--outputs same` the outputs of the machine's policy are needed besides."""
+    tables = f"{replay_tables(settings.application)}*"
+    return _policy(
+        [
+            _allow(Grant.READ, _streams(settings, site)),
+            *_schemas(settings),
+            _allow(Grant.LEASES, [site.table(tables)]),
+            _allow(Grant.OFFERS, [site.index(tables, OWNER_INDEX)]),
+            _allow(Grant.CREATE, [site.table(tables)]),
+            # The tables of an account are listed as a whole.
+            _allow(Grant.LIST_REPLAYS, ["*"]),
+            _allow(Grant.REMOVE_REPLAYS, [site.table(tables)]),
+        ]
+    )
 
 
 def caller_policy(role_arn: str, settings: Settings, site: Site) -> Policy:

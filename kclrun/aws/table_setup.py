@@ -276,9 +276,12 @@ def list_tables(client: Client, prefix: str) -> list[str]:
 
 
 def delete_table(client: Client, name: str) -> None:
-    """Request the deletion; a table that is gone already is no error. Raises: AccessDenied, …"""
+    """Delete it, and wait until its name is free; it may be gone already. Raises: AccessDenied,
+    Unavailable after two minutes, …"""
     try:
         client.delete_table(TableName=name)
+        waiter = client.get_waiter("table_not_exists")
+        waiter.wait(TableName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 120})
     except BOTO_FAILURES as error:
         failure = from_botocore(DELETE_TABLE, error)
         if not isinstance(failure, NotFound):

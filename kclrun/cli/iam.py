@@ -28,6 +28,7 @@ _PUT: Final = "put"
 _CALLER: Final = "caller"
 _CONSUMERS: Final = "consumers"
 _LETTERS: Final = "dead-letters"
+_REPLAY: Final = "replay"
 
 
 @click.command(cls=ConfigCommand)
@@ -35,12 +36,12 @@ _LETTERS: Final = "dead-letters"
 @click.option(
     "--for",
     "purpose",
-    type=click.Choice([_RUN, _PROVISION, _PUT, _CONSUMERS, _LETTERS, _CALLER]),
+    type=click.Choice([_RUN, _PROVISION, _PUT, _CONSUMERS, _LETTERS, _REPLAY, _CALLER]),
     default=_RUN,
     show_default=True,
     help="run: a machine; provision: who makes or changes the lease table; put: `kclrun put`;"
-    " consumers: `kclrun consumers`; dead-letters: `kclrun dead-letters`; caller: who assumes"
-    " aws.role_arn.",
+    " consumers: `kclrun consumers`; dead-letters: `kclrun dead-letters`; replay: `kclrun"
+    " replay`; caller: who assumes aws.role_arn.",
 )
 @click.option("--account", metavar="NUMBER", help="The account, where no ARN of the file is of it.")
 def iam(config: Path | None, overrides: tuple[str, ...], purpose: str, account: str | None) -> int:
@@ -65,6 +66,7 @@ def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
         letters_policy,
         provision_policy,
         put_policy,
+        replay_policy,
         run_policy,
     )
 
@@ -83,6 +85,8 @@ def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
         return caller_policy(role_arn, settings, site)
     if settings.engine == "spark":
         raise SettingsError("engine: spark keeps no leases, and so has no lease table to make")
+    if purpose == _REPLAY:
+        return replay_policy(settings, site)
     return provision_policy(settings, site)
 
 

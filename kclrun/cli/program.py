@@ -41,7 +41,7 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "replay": "Run the processor over a time range, beside the fleet.",
     },
     "Find what is wrong": {
-        "why": "Tell the story of a shard: who had it, why it stands still.",
+        "why": "Tell the story of a shard: its owners, and why it stands still.",
         "check": "Check settings, processor and AWS; change nothing.",
         "doctor": "Find what is wrong with the lease table; mend it with --yes.",
         "files": "Find files of rows that are there twice, missing or unfinished.",

@@ -15,6 +15,7 @@ import msgspec
 from kclrun.consuming.commands import ListShards, ReadRows, SendLateCheckpoint
 from kclrun.consuming.lease_writer import LeaseWriter
 from kclrun.consuming.outputs import OutputCommits
+from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.states import ANSWERS_ASKS, State
 from kclrun.model.lease import (
     ANYBODY,
@@ -94,6 +95,12 @@ class ShardEnd:
         self._has_waited = False
         self._is_loss_told = False
         self.is_looking = False
+
+    @classmethod
+    def of(cls, policy: LifePolicy) -> ShardEnd:
+        """That of a lease whose shard is not read to its end yet."""
+        has_state, is_bounded = policy.has_keyed_state, policy.is_bounded
+        return cls(policy.key, (), has_state=has_state, is_bounded=is_bounded)
 
     def exhausted(self, children: Iterable[ChildShard], *, is_expired: bool) -> ShardEnd:
         """The same shard, read to its end."""

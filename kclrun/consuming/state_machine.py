@@ -92,9 +92,7 @@ class LeaseStateMachine:
         self._requests = CheckpointRequests(is_manual=policy.is_manual)
         self._graceful = GracefulRelease(self.own, others_in_sight=policy.others_in_sight)
         self.commits = OutputCommits(policy)
-        self._shard_end = ShardEnd(
-            policy.key, (), has_state=policy.has_keyed_state, is_bounded=policy.is_bounded
-        )
+        self._shard_end = ShardEnd.of(policy)
         self._is_withdrawn = False
         self._keeps_lease = False  # withdrawn for a restart only: the row stays ours
         self._manager_gone = False

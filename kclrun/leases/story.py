@@ -61,6 +61,7 @@ RECORDED: Final[Mapping[str, tuple[str, ...]]] = {
     "lease_lost": ("owner",),
     "lease_halted": ("reason",),
     "lease_still_halted": ("reason",),
+    "lease_paused": ("reason",),
     "lease_resumed": (),
     "children_healed": ("children",),
     "row_vanished": (),
@@ -184,7 +185,7 @@ class LeaseWatch:
 # The sentences.
 
 
-class Told(msgspec.Struct, frozen=True):
+class Sentence(msgspec.Struct, frozen=True):
     """One sentence of a story, or several of the same moment."""
 
     at: WallTime
@@ -195,7 +196,7 @@ class Story(msgspec.Struct, frozen=True):
     """A story up to its end. `state` is what the shard was doing then, in words; `owner` the last
     that had it, as far as the entries know."""
 
-    told: tuple[Told, ...]
+    sentences: tuple[Sentence, ...]
     state: str
     owner: str = ""
 
@@ -224,6 +225,7 @@ _SENTENCES: Final[Mapping[str, str]] = {
     " share.",
     "lease_halted": "The lease was halted: {reason}. Nothing is read until it is resumed.",
     "lease_still_halted": "It is still halted: {reason}.",
+    "lease_paused": "An operator paused the lease: {reason}. It is kept, and not read.",
     "lease_resumed": "The lease was resumed.",
     "children_healed": "{who} created rows of children that were missing: {children}.",
     "row_vanished": "The row was deleted from the lease table while {who} had the lease.",
@@ -264,6 +266,7 @@ _STOPS: Final[Mapping[str, str]] = {
     "lease_lost": "was lost by its owner",
     "lease_halted": "was halted",
     "lease_still_halted": "was halted",
+    "lease_paused": "was paused",
     "lease_resumed": "was resumed, and not read yet",
     "shard_ended": "had ended",
     "process_died": "had no living process",
@@ -325,7 +328,7 @@ class _Teller:
 
     def __init__(self, shard: str) -> None:
         self._shard = shard
-        self._told: list[Told] = []
+        self._sentences: list[Sentence] = []
         self._owner = ""
         self._state = "was not known here"
         self._stopped_at: WallTime | None = None
@@ -350,7 +353,7 @@ class _Teller:
 
     def story(self) -> Story:
         self._flush()
-        return Story(tuple(self._told), f"the shard {self._state}", self._owner)
+        return Story(tuple(self._sentences), f"the shard {self._state}", self._owner)
 
     def _say(self, entry: Entry) -> None:
         say = _SPOKEN.get(entry.event)
@@ -361,7 +364,7 @@ class _Teller:
         if text is None:
             return
         missed = f" ({entry.missed} entries before it were left out.)" if entry.missed else ""
-        self._told.append(Told(entry.at, text + missed))
+        self._sentences.append(Sentence(entry.at, text + missed))
 
     def _note(self, entry: Entry) -> None:
         """Keep the state that the entry leaves the shard in."""
@@ -401,7 +404,7 @@ class _Teller:
         else:
             attempts = last.fields.get("attempts")
             text += f", at least {attempts} times in {last.at - first.at:.1f} s."
-        self._told.append(Told(first.at, text))
+        self._sentences.append(Sentence(first.at, text))
 
     # Sentences with a cause from earlier entries.
 

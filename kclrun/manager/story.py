@@ -38,7 +38,7 @@ class StoryKeeper:
     ) -> None:
         every = checkpoint_every(settings)
         self._every_s = None if every == "manual" else 0.0 if isinstance(every, str) else every
-        self._ring = StoryRing(folder / FOLDER, owner, outlet=outlet)
+        self._ring = StoryRing(folder / FOLDER, owner, outlet=outlet, warn=self._not_kept)
         self._log = log
         self._watches: dict[LeaseKey, LeaseWatch] = {}
         log.story = self._ring.note
@@ -59,6 +59,9 @@ class StoryKeeper:
                 self._log.write(change.event, change.fields, shard=child.key)
         self._watches = watches
         loop.after(_LOOK_EVERY_S, lambda: self.watch(processes, loop))
+
+    def _not_kept(self, words: str) -> None:
+        self._log.note("story_not_kept", error=words)
 
     def close(self) -> None:
         """Write what waits."""

@@ -300,6 +300,11 @@ _ADVICE: Final = {
 }
 
 
+def replay_tables(application: str) -> str:
+    """The first characters of the lease tables of the replays of an application."""
+    return f"{application}-replay-"
+
+
 def coordinator_table(application: str) -> str:
     """The table in which workers of KCL 3.0 to 3.4 keep the state: an item of the same key."""
     return f"{application}-CoordinatorState"

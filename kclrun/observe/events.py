@@ -51,6 +51,9 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "endpoint_listening": EventKind("health and metrics are served at this address"),
     "metrics_not_published": EventKind("metrics could not be sent, and are dropped", "warning"),
     "metrics_published_again": EventKind("metrics are sent again, after this long"),
+    "story_not_kept": EventKind(
+        "the story of the shards cannot be recorded, or not in S3: kclrun why has gaps", "warning"
+    ),
     "service_manager_unreachable": EventKind(
         "systemd, or another service manager that started us, takes no notification", "warning"
     ),

@@ -43,6 +43,8 @@ SEND_EVERY_S: Final = 10.0
 # What waits while S3 is away.
 _UNSENT_BYTES_MAX: Final = FILE_BYTES_MAX
 _CLOSE_WAIT_S: Final = 2.0
+_DISK: Final = "disk"
+_ELSEWHERE: Final = "elsewhere"
 _SUFFIX: Final = ".story"
 _NAME: Final = re.compile(r"\d{13}-[0-9A-Za-z]{1,32}-\d{6}\.story\Z")
 _encoder: Final = msgspec.json.Encoder()
@@ -62,6 +64,7 @@ class StoryRing:
     waits nor raises; a thread of its own writes.
 
     `dropped` counts entries that could not be kept: on a disk that is full or does not answer.
+    `warn` gets the first failure of a place, and again the first one after it worked.
     """
 
     def __init__(
@@ -72,8 +75,11 @@ class StoryRing:
         outlet: StoryOutlet | None = None,
         clock: Callable[[], float] = time.time,
         send_every_s: float = SEND_EVERY_S,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.dropped = 0
+        self._warn = warn
+        self._failing: set[str] = set()
         self._folder = folder
         self._owner = owner
         self._nonce = re.sub(r"[^0-9A-Za-z]", "", owner.rpartition(":")[2])[:32] or "0"
@@ -147,8 +153,15 @@ class StoryRing:
             assert self._file is not None, "it was begun"
             os.write(self._file, lines)
             self._written += len(lines)
-        except OSError:
+            self._failing.discard(_DISK)
+        except OSError as error:
             self.dropped += count
+            self._fail(_DISK, f"{self._folder}: {error.strerror}")
+
+    def _fail(self, place: str, words: str) -> None:
+        if place not in self._failing:
+            self._failing.add(place)
+            self._warn(words)
 
     def _begin_file(self) -> None:
         """Begin the next file, and remove the oldest ones beyond the limit, of whichever manager of
@@ -173,10 +186,12 @@ class StoryRing:
         if self._outlet is None or not self._unsent or not is_due:
             return
         self._send_instant = time.monotonic() + self._send_every_s
-        # Whatever goes wrong there, the story on disk goes on.
-        with contextlib.suppress(Exception):
+        try:
             self._outlet.put(self._next_name(), bytes(self._unsent))
             self._unsent.clear()
+            self._failing.discard(_ELSEWHERE)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the story on disk goes on
+            self._fail(_ELSEWHERE, str(error))
 
 
 def prune(folder: Path, bytes_max: int) -> None:

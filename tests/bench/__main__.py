@@ -64,6 +64,12 @@ ROWS: Final = {
             11,
         ),
         Row(
+            "replay",
+            "a replay of a time range by keys: ≥ 0.9 x the fleet's lease; its story ≤ 0.1 % of it",
+            "bench.runtime:replay",
+            9,
+        ),
+        Row(
             "records",
             "single records: async, 20 keys ≥ 10 x one at a time, 200 keys ≥ 40 x; ≤ 1.5 µs a call",
             "bench.single_records:records",

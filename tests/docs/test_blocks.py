@@ -10,7 +10,11 @@ from tests.docs.shell import Session
 from tests.patience import TEST_S
 
 TUTORIAL = sorted((pages.DOCS / "tutorial").glob("*.md"))
-RUN = [pages.README, *TUTORIAL]
+# How-to pages that begin with a stream of their own, and so run as a tutorial does.
+HOW_TO = [
+    pages.DOCS / "how-to" / name for name in ("replay-a-time-range.md", "why-did-a-shard-stop.md")
+]
+RUN = [pages.README, *TUTORIAL, *HOW_TO]
 # (page, first line) of each block that cannot run here; its comment says why.
 NOT_RUN = {
     ("README.md", "git clone … kclrun"),

@@ -30,6 +30,8 @@ class Mine(RecordProcessor):
             n = int(record.data)
             if n == 250:
                 self.hold()
+            if n == 300 and Path("FOLDER/bad").exists():
+                raise ValueError(n)
             self.context.emit({"n": n, "key": record.partition_key})
             if n % 10 == 0:
                 self.context.emit({"tens": n}, to="tens")
@@ -128,7 +130,7 @@ def test_a_replay_has_each_row_of_its_range_once_over_reshards_and_touches_nothi
 
     code, _, told = orders.replay(*said)  # the same command, when all is done
     assert (code, rows_in(again / "output")) == (0, rows)
-    assert "\n0 records of 0 shards" in told
+    assert "This replay is complete already" in told
 
     _, out, _ = called("replay", "--config", orders.site.config, "--list")
     (line,) = (line for line in out.splitlines() if line.startswith("audit"))
@@ -143,8 +145,9 @@ def test_a_replay_has_each_row_of_its_range_once_over_reshards_and_touches_nothi
     assert (code, "has files already" in told) == (78, True)
 
 
-def test_a_replay_that_is_killed_goes_on_with_the_same_command(orders):
+def test_a_replay_that_is_killed_or_halted_goes_on_with_the_same_command(orders):
     begin, end = orders.written()
+    (orders.folder / "bad").touch()  # user code cannot process record 300
     (orders.folder / "hold").touch()  # the processor stops at record 250
     said = ("replay", "--config", orders.site.config, "--from", begin, "--to", end)
     said += ("--folder", "again", "--set", "fetch.batch_max=20")
@@ -156,6 +159,9 @@ def test_a_replay_that_is_killed_goes_on_with_the_same_command(orders):
         program.close()
     (orders.folder / "hold").unlink()
 
+    code, _, told = ended(*said, "--set", "on_error.retries=0")
+    assert (code, "The replay is not complete: 1 shards are left" in told) == (65, True), told
+    (orders.folder / "bad").unlink()
     code, _, told = ended(*said)
 
     assert code == 0, told

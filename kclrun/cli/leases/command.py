@@ -400,6 +400,7 @@ def resume_leases(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int
 
 
 def _write(aws: Aws, key: LeaseKey, change: ResumeLease) -> int:
+    """Remove the halt of a lease, and say so; the exit code."""
     outcome = aws.table.write(change)
     match outcome:
         case Applied():

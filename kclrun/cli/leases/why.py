@@ -17,7 +17,7 @@ import click
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, config_options
 from kclrun.config.units import parse_start
-from kclrun.leases.story import Story, Told, present, tell
+from kclrun.leases.story import Sentence, Story, present, tell
 from kclrun.manager.locks import state_folder
 from kclrun.manager.story import FOLDER
 from kclrun.model.stream import called
@@ -53,7 +53,7 @@ def why(
     folders: tuple[Path, ...],
     shows_all: bool,
 ) -> int:
-    """Tell the story of a shard: who had it, what it met, why it stands still.
+    """Tell the story of a shard: its owners, its troubles, and why it stands still.
 
     It reads what the managers of this machine recorded, and what all recorded with observe.story
     in S3. Times are those of the clock of each machine.
@@ -80,7 +80,7 @@ def why(
             click.echo(harmless(line))
     else:
         click.echo(harmless(f"At {_day(until)} {_clock(until)} {story.state}."))
-    if not story.told:
+    if not story.sentences:
         click.echo("No transition of this shard is recorded where this command looked.", err=True)
     if found.damaged or found.unread:
         click.echo(
@@ -101,17 +101,17 @@ def _gathered(aws: Aws, folders: tuple[Path, ...]) -> ReadStory:
 
 
 def _show(story: Story, *, shows_all: bool) -> None:
-    told = story.told if shows_all else story.told[-_LINES_MAX:]
-    if len(told) < len(story.told):
-        click.echo(f"… {len(story.told) - len(told)} lines before these: --all shows them")
+    shown = story.sentences if shows_all else story.sentences[-_LINES_MAX:]
+    if len(shown) < len(story.sentences):
+        click.echo(f"… {len(story.sentences) - len(shown)} lines before these: --all shows them")
     day = ""
-    for each in told:
+    for each in shown:
         if day != (day := _day(each.at)):
             click.echo(day)
         click.echo(harmless(_line(each)))
 
 
-def _line(each: Told) -> str:
+def _line(each: Sentence) -> str:
     return f"{_clock(each.at)}  {each.text}"
 
 

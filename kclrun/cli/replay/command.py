@@ -6,6 +6,8 @@ plan, keeps a replay from what belongs to another one, and reports its end.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +30,7 @@ from kclrun.cli.replay.plan import Asked, table_prefix
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.units import parse_start
 from kclrun.errors import NotFound, SettingsError
+from kclrun.model.lease import replay_tables
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import LATEST
 from kclrun.model.text import harmless
@@ -49,7 +52,7 @@ _REPORT: Final = "report.json"
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """One replay: what was asked for, its settings, its folder."""
+    """One replay: the command line, the settings that it runs with, its folder."""
 
     asked: Asked
     configuration: Configuration
@@ -161,12 +164,25 @@ def _place(configuration: Configuration, asked: Asked, folder: Path) -> _Place:
 
 def _run(place: _Place) -> int:
     """Run it to its end, and tell how it went; the exit code."""
+    from kclrun.cli.leases.command import resume_leases
+    from kclrun.cli.leases.views import scan_leases
     from kclrun.cli.run.command import run_replay
     from kclrun.cli.services import Aws
 
     aws = Aws(place.settings)
     _refuse_expired(aws, place.asked)
-    _claim_folder(place, is_new=not _exists(aws))
+    leases = scan_leases(aws) if _exists(aws) else None
+    _claim_folder(place, is_new=leases is None)
+    if leases and all(lease.is_ended for lease in leases):
+        click.echo(
+            "This replay is complete already: its rows are there. To run it anew, remove its"
+            f" folder, and its leases with  kclrun replay --remove {place.asked.name} --yes",
+            err=True,
+        )
+        return exit_codes.DRAINED
+    for lease in leases or ():
+        if lease.halt is not None:  # the code that gave up may be mended by now
+            resume_leases(aws, [lease.key], is_confirmed=True)
     report = place.folder / _REPORT
     code = run_replay(place.configuration, report, place.replay)
     return _tell_end(place, aws, code, msgspec.json.decode(report.read_bytes(), type=Report))
@@ -191,9 +207,11 @@ def _claim_folder(place: _Place, *, is_new: bool) -> None:
     they would be taken for rows of this one, or be cut off."""
     folder, mark = place.folder, place.folder / _MARK
     mine = mark.exists() and mark.read_text() == place.settings.table
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    rows = found - {_MARK, _REPORT} if mine else found
     if is_new and mine and place.asked.processor is not None:
         shutil.rmtree(folder)  # rows of a comparison are made again; only it writes there
-    elif folder.exists() and any(folder.iterdir()) and (is_new or not mine):
+    elif rows and (is_new or not mine):
         raise SettingsError(
             f"--folder: {folder} has files already, which are not of this replay\n"
             "Remove them, or name another folder"
@@ -224,17 +242,14 @@ def _tell_end(place: _Place, aws: Aws, code: int, report: Report) -> int:
             err=True,
         )
         return code or exit_codes.CUT_SHORT
+    if place.asked.processor is not None:
+        return code  # a comparison removes them itself
     click.echo(
         "The replay is complete. Its leases are removed with"
-        f"  kclrun replay --remove {_name(aws.settings, place)} --yes",
+        f"  kclrun replay --remove {place.asked.name} --yes",
         err=True,
     )
     return code
-
-
-def _name(settings: Settings, place: _Place) -> str:
-    assert settings.table.endswith(place.asked.name), "the table is named by the replay"
-    return place.asked.name
 
 
 # Two versions of a processor.
@@ -262,7 +277,7 @@ def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], f
     counts = Comparison()
     found = compare(sides["A"].folder, sides["B"].folder, counts)
     _show(found, counts, folder / "differences.jsonl")
-    for place in sides.values():  # what is replayed next may be edited code: it begins anew
+    for place in sides.values():  # the next comparison may be of edited code: it begins anew
         _delete(place.settings, place.settings.table)
     return exit_codes.DRAINED if counts.is_same else exit_codes.UNMET
 
@@ -340,6 +355,9 @@ def _remove(settings: Settings, name: str, *, is_confirmed: bool) -> int:
 def _delete(settings: Settings, table: str) -> None:
     from kclrun.aws.table_setup import delete_table
     from kclrun.cli.services import Aws
+    from kclrun.manager.locks import state_folder
 
-    assert "-replay-" in table, "no other table is ever deleted"
+    assert replay_tables("") in table, "no other table is ever deleted"
     delete_table(Aws(settings).control.dynamodb_writes(), table)
+    with contextlib.suppress(OSError):  # of this machine, once no manager has a lock file there
+        state_folder(table, os.environ).rmdir()

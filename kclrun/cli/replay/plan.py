@@ -26,6 +26,7 @@ from kclrun.config.schema import (
 )
 from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError
+from kclrun.model.lease import replay_tables
 from kclrun.model.output import MAIN_OUTPUT, setting_of
 from kclrun.model.reading import Replay
 from kclrun.model.stream import ONLY_STREAM
@@ -36,7 +37,6 @@ _LABEL: Final = re.compile(r"[A-Za-z0-9_.]{1,64}\Z", re.ASCII)
 _TABLE_CHARACTERS_MAX: Final = 255
 # A calendar of one command: nobody has as many sets of keys for one range that two would collide.
 _KEYS_DIGITS: Final = 8
-_INFIX: Final = "-replay-"
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ def refuse_label(label: str) -> None:
 
 def table_prefix(settings: Settings) -> str:
     """The first characters of the lease tables of all replays of the application."""
-    return f"{settings.application}{_INFIX}"
+    return replay_tables(settings.application)
 
 
 def table_of(settings: Settings, asked: Asked) -> str:
@@ -143,7 +143,7 @@ def settings_of_replay(settings: Settings, asked: Asked, folder: Path) -> Settin
         else settings.on_error,
         # The endpoint, the metrics and the instance are those of the fleet.
         observe=msgspec.structs.replace(
-            settings.observe, listen=None, cloudwatch=None, story="disk"
+            settings.observe, listen=None, cloudwatch=None, story="nowhere"
         ),
         instance=InstanceSettings(watch=False),
     )

@@ -24,10 +24,12 @@ from kclrun.aws.policies import (
     letters_policy,
     provision_policy,
     put_policy,
+    replay_policy,
     run_policy,
 )
 from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
+from kclrun.model.lease import replay_tables
 from kclrun.model.time import WallTime
 
 PACKAGE = Path(__file__).parents[3] / "kclrun"
@@ -112,6 +114,8 @@ POLICIES: dict[str, Policy] = {
     "with a schema registry": fleet("decode: glue\n"),
     "Spark by fan-out": run_policy(settings(SPARK + FAN_OUT), SITE),
     "who manages consumers": consumers_policy(settings(FLEET), SITE),
+    "who replays": replay_policy(settings(FLEET), SITE),
+    "a machine with a story in S3": fleet("observe: {story: 's3://stories/a'}\n"),
     "who puts": put_policy(settings(FLEET), SITE),
     "a role that is assumed": run_policy(settings(ASSUMING), SITE),
     "who assumes the role": caller_policy(ROLE, settings(ASSUMING), SITE),
@@ -172,6 +176,18 @@ def test_every_operation_that_is_called_is_in_some_policy() -> None:
         if operation not in {CREATE_STREAM, LIST_STREAMS}  # see where they are declared
     }
     assert not everything & {"kinesis:CreateStream", "kinesis:ListStreams"}
+
+
+def test_a_replay_may_change_and_delete_its_own_lease_tables_and_nothing_of_the_fleet() -> None:
+    statements = by_sid(POLICIES["who replays"])
+    tables = {
+        name
+        for sid, statement in statements.items()
+        for name in listed(statement["Resource"])
+        if sid not in {"ReadStream", "ListReplays"}
+    }
+    table = SITE.table(replay_tables(settings(FLEET).application))
+    assert all(name.startswith(f"{table}*") for name in tables)
 
 
 def test_rows_are_written_to_the_destinations_of_the_outputs_and_to_nothing_else() -> None:
@@ -343,6 +359,8 @@ def test_every_action_is_one_that_botocore_knows(who: str) -> None:
 NAMED_IN_PART = {
     *(Grant.METRICS, Grant.LIFECYCLE, Grant.FAN_OUT, Grant.MANAGE_CONSUMERS),
     *(Grant.KEEP_OBJECTS, Grant.MANAGE_OBJECTS, Grant.WRITE_OBJECTS, Grant.SCHEMAS),
+    Grant.KEEP_STORY,
+    Grant.LIST_REPLAYS,
 }
 
 
@@ -359,7 +377,9 @@ def test_every_resource_is_named_whole(who: str) -> None:
     for sid, statement in by_sid(POLICIES[who]).items():
         if sid in {each.value for each in NAMED_IN_PART}:
             continue  # other tests: what can be named of them is
-        for resource in listed(statement["Resource"]):
+        for named in listed(statement["Resource"]):
+            # Each replay has a table, named by its range.
+            resource = named.replace("-replay-*", "") if who == "who replays" else named
             assert "*" not in resource
             assert re.fullmatch(
                 r"arn:aws(-cn)?:(kinesis|dynamodb|iam):[a-z0-9-]*:123456789012:"

@@ -145,6 +145,11 @@ def test_without_a_region_there_is_no_resource_to_name(tmp_path, capsys, monkeyp
     [
         ("provision", {"CreateLeaseTable", "AddTheOwnerIndex"}),
         ("put", {"PutIntoStream"}),
+        (
+            "replay",
+            {"ReadStream", "LeaseTable", "FindOfferedLeases", "CreateLeaseTable", "ListReplays"}
+            | {"RemoveReplays"},
+        ),
     ],
 )
 def test_others_than_machines_have_policies_of_their_own(tmp_path, capsys, purpose, sids):

@@ -270,6 +270,7 @@ def opened_world(monkeypatch: pytest.MonkeyPatch, text: str, **aws: Any) -> tupl
         dynamodb="dynamodb",
         kinesis_client=SimpleNamespace(service_time="time", close=lambda: calls.append("close")),
         metrics="metrics",
+        story="story",
         coordinator="coordinator",
         control="control",
         stream=admin,

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kclrun.cli.config_options import Configuration
 from kclrun.cli.program import run_program
+from kclrun.cli.replay.command import _claim_folder, _place
 from kclrun.cli.replay.comparing import Comparison, compare
 from kclrun.cli.replay.plan import (
     Asked,
@@ -209,3 +211,38 @@ def test_rows_of_a_call_that_raised_are_not_among_those_that_are_compared(tmp_pa
         {"at": "7", "ordinal": 0, "to": "output", "row": {"n": 2}},
         {"at": "7", "ordinal": 1, "to": "output", "row": {"n": 3}},
     ]
+
+
+def claim(folder, label="", processor=None, *, is_new=True):
+    side = "A" if processor else ""
+    each = asked(label=label, processor=processor, side=side)
+    configuration = Configuration(settings(), folder, folder / "app.yaml")
+    _claim_folder(_place(configuration, each, folder), is_new=is_new)
+
+
+def test_a_folder_belongs_to_one_replay_and_is_never_taken_with_files_of_another(tmp_path):
+    folder = tmp_path / "rows"
+    claim(folder)
+    claim(folder)  # the start failed before there was a lease table
+    (folder / "output").mkdir()
+    claim(folder, is_new=False)
+    with pytest.raises(SettingsError, match="has files already"):
+        claim(folder)  # its leases were removed: reading begins anew, and the rows are there
+    with pytest.raises(SettingsError, match="has files already"):
+        claim(folder, "other")
+    with pytest.raises(SettingsError, match="has files already"):
+        claim(folder, "other", is_new=False)
+
+
+def test_a_comparison_begins_its_own_folder_anew_and_no_other(tmp_path):
+    folder = tmp_path / "rows"
+    claim(folder, processor="a:B")
+    (folder / "s0.jsonl").touch()
+    claim(folder, processor="a:B", is_new=False)
+    assert (folder / "s0.jsonl").exists()
+    claim(folder, processor="a:B")
+    assert not (folder / "s0.jsonl").exists()
+    (folder / ".kclrun-replay").unlink()
+    (folder / "notes").touch()
+    with pytest.raises(SettingsError, match="has files already"):
+        claim(folder, processor="a:B")

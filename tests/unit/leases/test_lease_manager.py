@@ -812,6 +812,16 @@ def test_what_was_healed_is_told_once_it_was_done():
     assert life.notes() == ["children_healed"]
 
 
+def test_children_beyond_the_end_of_a_time_range_get_no_rows():
+    life = Life(is_bounded=True)
+    life.begin(row("p", checkpoint=SHARD_END))
+    shards = (shard("p", WHOLE, ending="9"), shard("a", HALVES[0], "p"), shard("b", HALVES[1], "p"))
+
+    life.say(e.ShardsListed(shards, 1.0))
+
+    assert life.writes() == []
+
+
 @pytest.mark.parametrize("outcome", [Refused("AccessDenied", "no"), Throttled("slow")])
 def test_a_creation_that_was_refused_or_put_off_asks_for_no_scan_of_its_own(outcome):
     life = Life()

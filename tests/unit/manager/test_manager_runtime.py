@@ -100,7 +100,8 @@ def test_a_whole_run_says_what_it_runs_and_how_it_ended_and_leaves_nothing_behin
     assert 0.0 < written["seconds"] < 300.0
     assert samples[0].application == "orders"
     assert 0.0 <= samples[0].uptime_s < 300.0
-    assert list((tmp_path / "state" / "orders").iterdir()) == [], "its lock file is gone"
+    left = [path.name for path in (tmp_path / "state" / "orders").iterdir()]
+    assert left == ["story"], "its lock file is gone; `kclrun why` goes on telling"
 
 
 def test_a_limit_of_descriptors_that_is_too_low_for_the_leases_is_told_at_the_start(

@@ -58,7 +58,7 @@ def test_what_was_never_said_of_a_manager_a_lease_or_a_run_is_not_known_or_none_
         *[("heat", None), ("hot", None)],
     ]
     report = msgspec.structs.asdict(ShardReport())
-    assert list(report.values()) == [0, 0, 0, 0.0, None, None, None, 0, False, *[msgspec.UNSET] * 4]
+    assert list(report.values()) == [0, 0, 0, 0.0, None, None, None, 0, False, *[msgspec.UNSET] * 5]
 
 
 def test_a_sample_sums_its_leases_with_those_that_left_and_shows_the_greatest_lag():

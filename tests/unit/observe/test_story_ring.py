@@ -115,8 +115,10 @@ def test_a_shard_that_makes_too_many_entries_is_cut_and_says_so(tmp_path):
 
 def test_a_disk_that_takes_nothing_costs_entries_and_nothing_else(tmp_path):
     (tmp_path / "story").write_text("a file, where the folder should be")
-    made = write(tmp_path / "story", 5)
+    warned = []
+    made = write(tmp_path / "story", 5, warn=warned.append)
     assert made.dropped == 5
+    assert warned == [f"{tmp_path}/story: File exists"]  # once, however often it fails
     assert read_story([tmp_path / "nowhere"]).entries == {}
 
 
@@ -144,12 +146,14 @@ class Outlet:
 @pytest.mark.parametrize("failures", [0, 2])
 def test_what_is_on_disk_is_kept_elsewhere_too_also_after_an_outage_there(tmp_path, failures):
     outlet = Outlet(failures)
-    made = ring(tmp_path, outlet=outlet, send_every_s=0.01)
+    warned = []
+    made = ring(tmp_path, outlet=outlet, send_every_s=0.01, warn=warned.append)
     made.note("process_died", "s1", {"deaths": 0})
     assert outlet.has_put.wait(HUNG_S)  # without a further event, and without the end
     made.note("process_died", "s1", {"deaths": 1})
     made.close()
 
+    assert warned == ["S3 is away"] * bool(failures)
     on_disk, elsewhere = read_story([tmp_path]), story.ReadStory()
     for content in outlet.objects.values():
         elsewhere.take(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +35,11 @@ class Stage:
     """The rows of a lease over destinations in memory; `away` is how often one cannot be opened."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, *places: OutputPlace, away: int = 0
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *places: OutputPlace,
+        away: int = 0,
+        compared: tuple[str, ...] = (),
     ) -> None:
         self.events: list[events.Event] = []
         self.committed = threading.Event()
@@ -53,7 +58,7 @@ class Stage:
             shard_id=SHARD,
             outputs=places,
             state=None,
-            replay=None,
+            replay=SimpleNamespace(row_names=compared),
             kinesis=None,
             checkpoint=SimpleNamespace(mode="auto"),
         )
@@ -221,4 +226,35 @@ def test_after_a_reset_the_rows_begin_a_file_of_their_own(
     names = (f"{SHARD}.jsonl", f"{SHARD}.1.jsonl", f"{SHARD}.2.jsonl")
     assert [(tmp_path / name).read_text() for name in names] == [
         f'{{"n":{generation}}}\n' for generation in range(3)
+    ]
+
+
+def test_rows_of_a_comparison_are_in_one_file_with_their_record_whichever_method_emits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    grown = OutputPlace(name="output", path=str(tmp_path), buffer_bytes=1_000)
+    stage = Stage(monkeypatch, grown, compared=("output", "late"))
+    rows = stage.rows
+    rows.open(lease(5, 5))
+
+    rows.begin_batch()  # process_records, with one record
+    rows.emit({"n": 1}, "output")
+    rows.emit({"n": 2}, "late")
+    rows.end_batch(at(6))
+    kept = [rows.prepare({"n": 3}, "late"), rows.prepare({"n": 4}, "output")]
+    rows.begin_batch()  # process_record: the rows of a record that is done
+    for row in kept:
+        rows.place(row)
+    rows.end_batch(at(7))
+    with pytest.raises(SettingsError, match=r"there is no outputs\.other"):
+        rows.emit({"n": 5}, "other")
+    rows.make_durable(at(7))
+    rows.close()
+
+    (file,) = tmp_path.glob("*.jsonl")
+    assert [json.loads(line) for line in file.read_text().splitlines()] == [
+        {"at": "6", "ordinal": 0, "to": "output", "row": {"n": 1}},
+        {"at": "6", "ordinal": 1, "to": "late", "row": {"n": 2}},
+        {"at": "7", "ordinal": 0, "to": "late", "row": {"n": 3}},
+        {"at": "7", "ordinal": 1, "to": "output", "row": {"n": 4}},
     ]
