@@ -171,8 +171,10 @@ SPECIAL_FORMS = {
         "(handoffAt = :seenAt OR attribute_not_exists(handoffAt))",
     ),
     "no pause was there": (
-        "pausedAt = :seenPausedAt AND pausedUntil = :seenPausedUntil"
-        " AND pauseScope = :seenPauseScope",
+        (
+            "pausedAt = :seenPausedAt AND pausedUntil = :seenPausedUntil"
+            " AND pauseScope = :seenPauseScope"
+        ),
         "attribute_not_exists(pausedAt)",
     ),
     "the pause had no end": (

@@ -50,7 +50,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     """One storm, then calm. Faults and strikes end with `storm_s`. In the calm that follows, hosts
     that are cut, frozen or without forks are healed, lost hosts stay lost, and the liveness
     promises are demanded. `seed` determines everything that is left to chance; `scan_page_rows`
-    bounds a page of a scan. `skew` and `record_bytes` are those of `Traffic`."""
+    bounds a page of a scan. `skew` and `record_bytes` are those of `Traffic`. `pause_every_s`: an
+    operator pauses or resumes so often; 0 for never."""
 
     seed: int
     hosts: int
@@ -67,3 +68,4 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     stream_faults: StreamFaults = StreamFaults()
     user_code: UserCode = UserCode()
     strikes: tuple[Strike, ...] = ()
+    pause_every_s: float = 0.0
