@@ -8,8 +8,8 @@ from kclrun.errors import InvariantViolation
 from tests.support.storms.dense import dense_storm
 from tests.support.storms.playing import play
 
-# Short fleets demand nothing in their calm; these four have places for all leases.
-SEEDS = (2, 4, 5, 6)
+# The hosts that their storms leave have places for all leases, so that the calm demands all.
+SEEDS = (3, 5, 6)
 
 
 def storm(seed, minutes=6):
@@ -17,7 +17,7 @@ def storm(seed, minutes=6):
     return msgspec.structs.replace(dense_storm(seed, minutes=minutes), pause_every_s=8.0)
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_paused_lease_is_read_and_in_the_calm_after_the_pauses_everything_is(seed):
     played = play(storm(seed), replay=f"tests/simulation/test_pauses.py: storm({seed})")
@@ -26,7 +26,7 @@ def test_no_paused_lease_is_read_and_in_the_calm_after_the_pauses_everything_is(
     assert not played.is_short
 
 
-@pytest.mark.slow
+@pytest.mark.seconds
 def test_a_process_that_ignores_pauses_is_found(monkeypatch):
     monkeypatch.setattr(LeaseStateMachine, "_is_paused", False)
 
