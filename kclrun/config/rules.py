@@ -94,11 +94,12 @@ _HOT_WINDOW_MAX_S: Final = 3600.0
 
 def observe_rules(observe: ObserveSettings) -> Iterator[Problem]:
     """The problems of these settings."""
-    if observe.listen is not None:
-        try:
-            parse_listen(observe.listen)
-        except ValueError as error:
-            yield Problem(("observe", "listen"), str(error))
+    for name in ("listen", "page"):
+        if (place := getattr(observe, name)) is not None:
+            try:
+                parse_listen(place)
+            except ValueError as error:
+                yield Problem(("observe", name), str(error))
     if observe.hot_window and not _HOT_WINDOW_MIN_S <= observe.hot_window <= _HOT_WINDOW_MAX_S:
         yield Problem(("observe", "hot_window"), "expected 2s to 1h, or 0s to measure nothing")
     if observe.cloudwatch is not None:

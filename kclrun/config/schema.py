@@ -478,6 +478,10 @@ class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True):
             " 0 takes a free one; left out: nowhere"
         ),
     ] = None
+    page: Annotated[
+        int | str | None,
+        documented("serve the page of the whole fleet there, as `kclrun page`; it only reads"),
+    ] = None
     cloudwatch: Annotated[
         CloudWatchSettings | None, documented("publish metrics to CloudWatch, once a minute")
     ] = None

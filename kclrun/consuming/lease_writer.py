@@ -15,7 +15,7 @@ import msgspec
 
 from kclrun.consuming import events
 from kclrun.errors import InvariantViolation
-from kclrun.model.lease import WRITTEN_AGAIN_AHEAD, Lease, LeaseKey, OwnerId, Pause
+from kclrun.model.lease import WRITTEN_AGAIN_AHEAD, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
@@ -122,11 +122,6 @@ class LeaseWriter:
         if self.row is None:
             raise InvariantViolation(f"lease {self.key} is used before it was claimed [P4]")
         return self.row
-
-    def is_paused_after(self, past: Pause | None) -> bool:
-        """Whether an operator has paused the lease, by another pause than this one, which is
-        over."""
-        return self.row is not None and self.row.pause not in {None, past}
 
     def set_failover(self, failover_s: float, now: Instant) -> None:
         """The smallest failover in the fleet has changed. A shorter one makes a renewal due at

@@ -139,9 +139,7 @@ class LeaseStateMachine:
         if self.state not in FINAL:
             if self._is_asked_for(now):
                 result += self._withdraw()
-            elif (
-                self.own.is_paused_after(self.policy.past_pause) and self.state is State.PROCESSING
-            ):
+            elif self.state is State.PROCESSING and self._is_paused:
                 result += self._withdraw(keeps_lease=True)
             result += self._watch_time(now)
             if self._is_manual:
@@ -439,6 +437,11 @@ class LeaseStateMachine:
             return False
         return self._graceful.is_asked_for(self.state, now)
 
+    @property
+    def _is_paused(self) -> bool:
+        """Whether an operator paused the lease after the start of this process."""
+        return self.own.row is not None and self.own.row.pause not in {None, self.policy.past_pause}
+
     def _withdraw(self, *, keeps_lease: bool = False) -> Commands:
         """Give the lease up in good order, or only end, from every state that allows it. A claim
         under way is waited for. A shard whose children exist is ended: that takes less time."""
@@ -483,8 +486,7 @@ class LeaseStateMachine:
 
     def _refuse(self, reason: str) -> Commands:
         self.own.in_flight.end()
-        report = reports.StartUnclaimed(reason)
-        return self._finish(Step.REFUSED, report, ExitCause.UNCLAIMED)
+        return self._finish(Step.REFUSED, reports.StartUnclaimed(reason), ExitCause.UNCLAIMED)
 
     def _finish(self, step: Step, report: Report, cause: ExitCause) -> Commands:
         self._move(step)
@@ -578,12 +580,11 @@ class LeaseStateMachine:
         is_over = not self.commits.is_last_awaited(now)
         is_last = self.state is State.RELEASING and not self._has_last_checkpoint_to_write
         if is_last and is_over:
-            kept = reports.LeaseKept(own.is_paused_after(self.policy.past_pause))
+            kept = reports.LeaseKept(self._is_paused)
             return self._finish(Step.RELEASE_WRITTEN, kept, ExitCause.DONE)
         if change is None and self.state is State.FAILING and is_over:
             assert self._failure is not None, "failing without a failure"
-            is_host_fault = self._failure.is_host_fault
-            cause = ExitCause.HOST if is_host_fault else ExitCause.FAILED
+            cause = ExitCause.HOST if self._failure.is_host_fault else ExitCause.FAILED
             return self._finish(Step.SETTLED, self._failure, cause)
         if change is None and not self._manager_gone:
             assert own.renewal_instant is not None, "no renewal before the claim"
@@ -658,15 +659,13 @@ class LeaseStateMachine:
             wanted = self._covered(wanted)
         if wanted is None or wanted <= ledger.checkpointed or now < self._put_off_until:
             return None
-        own, row = self.own, self.own.confirmed
+        row, held = self.own.confirmed, (self.own.key, self.own.me, self.own.counter)
         # A renewal may have shown a late checkpoint of a former owner: never write a lower one
         # (N1).
         position = max(wanted, row.checkpoint)
         load = self._metering.load(now)
         kept = self.commits.to_write(row, position)
-        return writes.Checkpoint(
-            own.key, own.me, own.counter, position, row.checkpoint, load, *kept
-        )
+        return writes.Checkpoint(*held, position, row.checkpoint, load, *kept)
 
     def _must_save(self, now: Instant) -> bool:
         policy, ledger = self.policy, self.ledger

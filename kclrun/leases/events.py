@@ -15,8 +15,8 @@ from kclrun.protocol.writes import LeaseChange, Outcome
 class Started(msgspec.Struct, frozen=True):
     """The manager has its identity and its table, and begins.
 
-    `started_at` is the host's wall clock. It is used for `halted_at` until a listing brings the
-    service's time.
+    `started_at` is the service's time, as the requests of the start showed it; a listing brings it
+    anew. It is used for `halted_at`, and for the end of a pause.
     """
 
     started_at: WallTime = WallTime(0.0)

@@ -17,6 +17,7 @@ from kclrun.model.lease import (
     Pause,
     highest_generation,
     inherited_pause,
+    pause_of_stream,
 )
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
@@ -342,6 +343,7 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[CreateChildre
         return ()
     groups: dict[tuple[ParentCondition, ...], list[Lease]] = {}
     ancestors = _trimmed_ancestors(view, listing)
+    of_stream = pause_of_stream(view.rows.values())  # ended rows are not paused
     for shard in listing.graph:
         if view.has_row(shard.shard_id) or _was_read(shard, view, listing):
             continue
@@ -352,7 +354,7 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[CreateChildre
             parents = [view.rows[each.key] for each in conditions]
             child = child_lease(
                 *(shard.shard_id, shard.parents, shard.hash_range, highest_generation(parents)),
-                pause=inherited_pause(parents),
+                pause=inherited_pause(parents) or of_stream,
                 has_state=any(each.state_version for each in parents),
             )
             groups.setdefault(conditions, []).append(child)

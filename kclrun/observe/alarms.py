@@ -185,6 +185,17 @@ ALARMS: Final = (
         is_urgent=True,
     ),
     Alarm(
+        name="paused lease",
+        alert="KclrunPausedLease",
+        summary="A pause was forgotten; its records expire.",
+        sign="greatest `paused_leases` above 0, for longer than you pause",
+        meaning="a pause was forgotten; its records expire",
+        action="`kclrun leases` shows since when; `kclrun resume SHARD --yes`",
+        expr="sum by (application) (kclrun_paused_leases) > 0",
+        minutes=720,
+        watch=Watch(_of("paused_leases", "Maximum"), "> 0", 720),
+    ),
+    Alarm(
         name="failing calls",
         alert="KclrunFailingCalls",
         summary="process_records raises again and again, and is repeated.",

@@ -249,7 +249,7 @@ def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
     return 200, joined(
         element("h2", "Done"),
         [
-            element("p", f"{called(key)}: {_told(outcome)}", class_="words")
+            element("p", f"{called(key)}: {_result(outcome)}", class_="words")
             for key, outcome in outcomes.items()
         ],
         element("p", "Owners see it with their next renewal, within seconds."),
@@ -257,7 +257,7 @@ def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
     )
 
 
-def _told(outcome: Outcome) -> str:
+def _result(outcome: Outcome) -> str:
     if isinstance(outcome, Applied):
         return "written"
     if isinstance(outcome, ConditionFailed):

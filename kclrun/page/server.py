@@ -48,9 +48,11 @@ def serve_pages(
     about: About,
     look: Callable[[], Snapshot],
     actions: Actions | None = None,
+    *,
+    setting: str = "--listen, --port",
 ) -> HttpEndpoint:
     """Serve the pages of the snapshots that `look` returns, until `close`; with `actions`, changes
-    of leases, too.
+    of leases, too. `setting` chose the address, and is named in the error.
 
     Raises: SettingsError if the address is not usable.
     """
@@ -61,7 +63,7 @@ def serve_pages(
         forms=forms(about, look, actions) if actions is not None else {},
         fields=_FIELDS if actions is None else _FIELDS_OF_ACTIONS,
         is_our_name=is_loopback_host if is_loopback_host(host) else is_address,
-        setting="--listen, --port",
+        setting=setting,
     )
 
 

@@ -206,6 +206,7 @@ _PAUSE: Final = _value(
 _SEEN_PAUSE: Final = _value(
     ":seenPausedAt :seenPausedUntil :seenPauseScope", lambda c: _to_ms(c.seen), may_be_absent=True
 )
+_PARENTS_PAUSE: Final = Value(_SEEN_PAUSE.names, lambda c: _to_ms(c.pause), may_be_absent=True)
 _CREATED_AT: Final = _value(":createdAt", lambda c: _ms_or_none(c.stream_created_at))
 
 # Conditions. An owner's write names the owner and the counter last seen [P2]; a write that carries
@@ -500,7 +501,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
         (
             Equals("owner", _ME),
             Equals("counter", _value(":seen", "counter")),
-            Equals("pause", _PAUSE),
+            Equals("pause", _PARENTS_PAUSE),
         ),
     ),
     writes.EndedParent: Write("the parent has ended", (_ENDED,)),

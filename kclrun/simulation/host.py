@@ -349,7 +349,7 @@ class Host:
     def start(self) -> None:
         self.seize()
         self._children.look()
-        self.feed(events.Started(self.machine.clock.wall(self.world.scheduler.now)))
+        self.feed(events.Started(WallTime(WORLD_BEGAN_AT + self.world.scheduler.now)))
 
     def drain(self) -> None:
         """SIGTERM."""

@@ -217,6 +217,17 @@ SPECIAL_FORMS = {
         "handoffAt = :seenAt",
         "(handoffAt = :seenAt OR attribute_not_exists(handoffAt))",
     ),
+    "no pause was there": (
+        (
+            "pausedAt = :seenPausedAt AND pausedUntil = :seenPausedUntil"
+            " AND pauseScope = :seenPauseScope"
+        ),
+        "attribute_not_exists(pausedAt)",
+    ),
+    "the pause had no end": (
+        "pausedUntil = :seenPausedUntil",
+        "(pausedUntil = :seenPausedUntil OR attribute_not_exists(pausedUntil))",
+    ),
     "the generation is 0": (
         "outputGeneration = :generation",
         "(outputGeneration = :generation OR attribute_not_exists(outputGeneration))",

@@ -116,6 +116,20 @@ def test_it_begins_before_the_first_start_and_shows_the_fleet_and_a_split_as_the
     assert fleet.end() == 0
 
 
+def test_a_manager_serves_the_page_while_it_runs(site, programs):
+    site.put([(f"key{n}", "x") for n in range(10)])
+    settings = [f"output.path={site.config.with_name('rows')}", "observe.page=0", "log.format=text"]
+    fleet = programs("run", "--config", site.config, *(f"--set={each}" for each in settings))
+    fleet.until_told("The page of the fleet: ")
+    found = re.search(r"page of the fleet: (http://127\.0\.0\.1:\d+)/", " ".join(fleet.told))
+
+    page = until_shown(found[1], "/", r"1 owners\.", ">2</b><a[^>]*>owned")
+
+    assert "This page only reads" in page
+    assert fetched(found[1], "/act?do=pause")[0] == 404
+    assert fleet.end() == 0
+
+
 def test_a_port_that_is_taken_is_named(site, programs):
     first = programs("page", "--config", site.config, "--port", "0")
     port = urlsplit(url_of(first)).port

@@ -80,9 +80,9 @@ CHANGES = (
     HaltLease(KEY, ME, 4, Halt("why", WallTime(1.0))),
     ResumeLease(KEY),
     ResumeLease(KEY, forgets_outputs=True),
-    ChangePause(KEY, Pause(WallTime(7.0)), None),
-    ChangePause(KEY, Pause(WallTime(7.0), WallTime(9.0), Scope.ALL), Pause(WallTime(7.0))),
-    ChangePause(KEY, None, Pause(WallTime(7.0), WallTime(9.0), Scope.ALL)),
+    ChangePause(KEY, Pause(WallTime(7.0)), Pause(WallTime(7.0), WallTime(9.0), Scope.ALL)),
+    ChangePause(KEY, Pause(WallTime(7.0), WallTime(9.0), Scope.ALL), None),
+    ChangePause(KEY, None, Pause(WallTime(7.0))),
     DeleteEnded(KEY),
     *(DeleteTrimmed(KEY, seen, 4) for seen in (OTHER, None)),
     *(
@@ -130,8 +130,8 @@ CHANGES = (
     *(FinishReset(KEY, generation, "why") for generation in (2, 0)),
 )
 PARENTS = (
+    HeldParent(KEY, ME, 4, Pause(WallTime(7.0), WallTime(9.0))),
     HeldParent(KEY, ME, 4),
-    HeldParent(KEY, ME, 4, Pause(WallTime(7.0))),
     EndedParent(KEY),
     ExistingParent(KEY),
 )

@@ -10,7 +10,8 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,13 +22,14 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DEFAULT_CONFIG, DURATION, ConfigCommand, config_options
 from kclrun.cli.messages import command_of, leases_command
 from kclrun.config.file_permissions import read_secret
-from kclrun.config.units import Duration
+from kclrun.config.units import Duration, parse_listen
 from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.stream import is_loopback_host
 from kclrun.model.time import WallTime
 
 if TYPE_CHECKING:
+    from kclrun.cli.config_options import Configuration
     from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import Aws
     from kclrun.leases.operating import Plan
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 # More often it would take too much of the reads that a shard's applications share (`reading.py`).
 _EVERY_MIN_S: Final = 5.0
 _EVERY_MAX_S: Final = 3_600.0
+_EVERY_S: Final = 10.0
 _ENVIRONMENT: Final = "KCLRUN_PAGE_TOKEN"
 # 16 random hexadecimal digits are 64 bits, which nobody guesses over four connections.
 _TOKEN_CHARACTERS_MIN: Final = 16
@@ -126,6 +129,36 @@ def page(
         reader.close()
         server.close()
     return exit_codes.DRAINED
+
+
+@contextmanager
+def page_beside_run(configuration: Configuration) -> Iterator[str | None]:
+    """`observe.page`: serve the page in the manager's process while it runs; gives its address, or
+    None without that setting. It only reads, in threads of its own, and a table that cannot be read
+    is shown on the page.
+
+    Raises: SettingsError if it cannot listen there.
+    """
+    settings = configuration.settings
+    if settings.observe.page is None:
+        yield None
+        return
+    from kclrun.cli.page.reading import FleetReader
+    from kclrun.cli.world import Aws
+    from kclrun.page.server import serve_pages
+
+    aws = Aws(settings)
+    about = _about(aws, configuration.file, configuration.overrides, every_s=_EVERY_S)
+    reader = FleetReader(aws, every_s=_EVERY_S)
+    host, port = parse_listen(settings.observe.page)
+    server = serve_pages(host, port, about, reader.look, setting="observe.page")
+    # The manager does not wait for the first scan.
+    threading.Thread(target=reader.start, name="page", daemon=True).start()
+    try:
+        yield server.url
+    finally:
+        reader.close()
+        server.close()
 
 
 def page_token(file: Path | None, listen: str) -> str:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,7 @@ from kclrun.leases.lines import soonest, spelled, worst
 from kclrun.model.lease import Owner
 from kclrun.model.stream import short_name
 from kclrun.model.text import harmless
+from kclrun.model.time import WallTime
 from kclrun.page.snapshot import Row, Snapshot, most_urgent_first, rows_of
 
 if TYPE_CHECKING:
@@ -33,8 +35,9 @@ if TYPE_CHECKING:
 
 _EVERY_MIN_S: Final = 5.0
 _EVERY_MAX_S: Final = 3_600.0
-# A new reading comes every 5 s at the soonest; the ages in the first line go by the second.
-_DRAW_EVERY_S: Final = 1.0
+# Whether there is a new reading, or another size of the terminal. To draw costs 20 ms, to look
+# nothing.
+_LOOK_EVERY_S: Final = 0.5
 # Without a terminal everything is printed, as wide as it is.
 _WIDE: Final = 200
 # A row of ours has some 400 bytes, and half a unit reads 4 KB, eventually consistent.
@@ -101,16 +104,17 @@ def top(
     try:
         reader.start()
         with Live(console=console, auto_refresh=False, screen=True) as live:
+            drawn: object = None
             while not ended.is_set():
-                shown = render_fleet(
-                    aws.settings,
-                    reader.look(),
-                    sort=sort,
-                    every_s=float(every),
-                    height=console.height,
-                )
-                live.update(shown, refresh=True)
-                ended.wait(_DRAW_EVERY_S)
+                snapshot, size = reader.look(), console.size
+                state = (snapshot.table_at, snapshot.lags_at, snapshot.problems, size)
+                if state != drawn:
+                    shown = render_fleet(
+                        aws.settings, snapshot, sort=sort, every_s=float(every), height=size.height
+                    )
+                    live.update(shown, refresh=True)
+                    drawn = state
+                ended.wait(_LOOK_EVERY_S)
     finally:
         reader.close()
     return exit_codes.DRAINED
@@ -130,7 +134,7 @@ def render_fleet(
     rows = sorted(rows_of(snapshot), key=_SORTS[sort])
     living = [row for row in rows if row.state != "ended"]
     head = [_line(f"{settings.application} on {settings.stream_names}, table {settings.table}")]
-    head += [_line(_figures(rows, snapshot)), _line(_ages(snapshot))]
+    head += [_line(_figures(rows, snapshot)), _line(_times(snapshot))]
     head += [
         _line(f"{each.about}: {each.message.partition(chr(10))[0]}", "red")
         for each in snapshot.problems
@@ -161,11 +165,13 @@ def _figures(rows: Sequence[Row], snapshot: Snapshot) -> str:
     return f"{len(owners)} owners{silent}; {counted or 'no leases'}; {behind}{lost}"
 
 
-def _ages(snapshot: Snapshot) -> str:
-    def ago(at: float | None) -> str:
-        return "not read yet" if at is None else f"read {spelled(snapshot.taken_at - at)} ago"
+def _times(snapshot: Snapshot) -> str:
+    def read(at: WallTime | None) -> str:
+        return (
+            "not read yet" if at is None else f"read at {datetime.fromtimestamp(at, UTC):%H:%M:%S}"
+        )
 
-    return f"table {ago(snapshot.table_at)}, lag {ago(snapshot.lags_at)}"
+    return f"table {read(snapshot.table_at)}, lag {read(snapshot.lags_at)} UTC"
 
 
 def _cost(rows: int, shards: int, every_s: float | None) -> str:

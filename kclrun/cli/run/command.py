@@ -161,11 +161,14 @@ def _run_fleet(
 
     `outlives_run`: the lease table still exists after the run, for `kclrun leases`.
     """
+    from kclrun.cli.page.command import page_beside_run
     from kclrun.manager.runtime import run_fleet
 
     settings = with_absolute_output(configuration)
     paths = [str(path) for path in import_paths(settings.path, configuration.folder)]
-    with watched(settings, filling) as (shown, on_sample):
+    with watched(settings, filling) as (shown, on_sample), page_beside_run(configuration) as url:
+        if url is not None and shown.log.format == "text":  # else each line is JSON
+            click.echo(f"The page of the fleet: {url}/", err=True)
         command = leases_command(configuration.file, configuration.overrides)
         launcher, world = _open_fleet(shown)
         reason = run_fleet(

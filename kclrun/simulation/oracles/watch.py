@@ -18,6 +18,7 @@ from kclrun.protocol.writes import Applied, Claim, LateCheckpoint, Outcome, Take
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.oracles.cost import CostWatch
 from kclrun.simulation.oracles.deliveries import Causality, Letters, ShardDeliveries
+from kclrun.simulation.oracles.pauses import PauseWatch
 from kclrun.simulation.oracles.permissions import Permissions, Reader, WatchPolicy
 from kclrun.simulation.oracles.row_history import RowHistory, RowLives, is_passed_on
 from kclrun.simulation.shards import ShardStream
@@ -92,6 +93,7 @@ class Oracles:
         self._shards: dict[str, ShardDeliveries] = {}
         self._letters = Letters(policy.poison_every) if policy.poison_every else None
         self._permissions = Permissions(now)
+        self._pauses = PauseWatch(policy.failover_s)
         self._history = RowHistory()
         self._lives = RowLives(stream, now, row_of, self.is_over)
         self._causality = Causality(
@@ -110,6 +112,8 @@ class Oracles:
         self._history.written(sender, change, before, after)
         self.cost.written(change, row.key, self._now())
         self._require_one_stream(sender, before, after)
+        if after is not None:
+            self._pauses.written(after, self._now())
         if before is None:
             self._row_created(change, row)
         elif after is None:
@@ -256,6 +260,7 @@ class Oracles:
         """Check the rules that hold for every reader, with a fence or without."""
         key, shard = reader.key, self._shard(reader.key)
         self._require_open(reader)
+        self._pauses.require_not_paused(reader, self._row_of(LeaseKey(key)), self._now())
         if not shard.has_begun:
             self._causality.require_parents_ended(reader)
         arrived = self._stream.arrived(key, self._now())

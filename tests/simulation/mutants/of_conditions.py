@@ -174,4 +174,22 @@ OF_CONDITIONS = (
         source="a7",
         layer=TABLES,
     ),
+    Mutant(
+        name="children-of-a-parent-resumed-meanwhile",
+        file="kclrun/protocol/conditions.py",
+        old='            Equals("pause", _PARENTS_PAUSE),\n',
+        new="",
+        breaks="children stay paused after a resume of all, or are read in a pause of all",
+        source="a pause, attacked",
+        layer="tests/unit/consuming/test_consuming_pauses.py",
+    ),
+    Mutant(
+        name="pause-over-another-operators",
+        file="kclrun/protocol/conditions.py",
+        old='(Equals("pause", _SEEN_PAUSE),)',
+        new="()",
+        breaks="the later of two operators undoes the other unseen",
+        source="a pause, attacked",
+        layer="tests/unit/cli/test_cli_pause.py",
+    ),
 )

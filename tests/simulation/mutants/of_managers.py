@@ -438,4 +438,13 @@ OF_MANAGERS = (
         source="L7: the troubles of one host stay there",
         layer="tests/unit/leases/test_lease_sick_host.py",
     ),
+    Mutant(
+        name="paused-lease-started",
+        file="kclrun/leases/held_leases.py",
+        old="            return Step.TO_BE_PAUSED",
+        new="            pass",
+        breaks="a manager starts a process for a paused lease",
+        source="a pause, attacked",
+        layer="tests/scenarios/test_held_lease_table.py",
+    ),
 )

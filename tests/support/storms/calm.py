@@ -25,6 +25,7 @@ from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.stories import RuleBroken, clock
 from kclrun.simulation.table import CALM, LATE_MAX_S, PATIENCE_S
 from kclrun.simulation.user_code import UserCode
+from tests.support.storms.pausing import end_pauses
 
 # Failed starts of lease processes are repeated after half a minute at the latest.
 _RESTART_PAUSE_MAX_S: Final = 30.0
@@ -244,7 +245,9 @@ class Calm:
                 process.user_code.improve(kind)
 
     def _resume(self) -> None:
-        """`kclrun leases resume`, for every lease that an operator finds halted."""
+        """`kclrun leases resume`, for every lease that an operator finds halted; and the end of all
+        pauses."""
+        end_pauses(self._fleet)
         for row in self._work():
             if row.halt is not None:
                 self._fleet.table.write("operator", ResumeLease(row.key), lambda _: None)

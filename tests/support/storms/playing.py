@@ -20,6 +20,7 @@ from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.stories import RuleBroken
 from tests.support.java.fleet import MixedFleet
 from tests.support.storms.calm import Calm, MixedCalm
+from tests.support.storms.pausing import Pausing
 from tests.support.storms.profile import Profile
 from tests.support.storms.strikes import Strikes
 
@@ -140,6 +141,8 @@ def play(
     strikes = Strikes(fleet)
     _switch_on(fleet, profile)
     strikes.plan(profile.strikes)
+    if profile.pause_every_s:
+        Pausing(fleet, profile.pause_every_s, profile.storm_s)
     fleet.table.faults = profile.table_faults
     fleet.stream.faults = profile.stream_faults
     fleet.table.kinesis_failing = (

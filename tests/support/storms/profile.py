@@ -51,7 +51,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     that are cut, frozen or without forks are healed, lost hosts stay lost, and the liveness
     promises are demanded. `seed` determines everything that is left to chance; `scan_page_rows`
     bounds a page of a scan. `skew` and `record_bytes` are those of `Traffic`. `with_state`: lease
-    processes have keyed state and get single records (`states.py`)."""
+    processes have keyed state and get single records (`states.py`). `pause_every_s`: an
+    operator pauses or resumes so often; 0 for never."""
 
     seed: int
     hosts: int
@@ -69,3 +70,4 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     user_code: UserCode = UserCode()
     strikes: tuple[Strike, ...] = ()
     with_state: bool = False
+    pause_every_s: float = 0.0
