@@ -183,7 +183,8 @@ class Applications:
 
     def _file(self, settings: Mapping[str, Any]) -> Path:
         """A mapping as a file."""
-        settings = {"application": "test", "stream": self._stream, **settings}
+        own = {} if "streams" in settings else {"stream": self._stream}
+        settings = {"application": "test", **own, **settings}
         if isinstance(processor := settings.get("processor"), type):
             settings |= _named(processor)
         file = self._folder / "app.yaml"

@@ -31,6 +31,10 @@ class TestStream:
 
         aws.call(make)
 
+    def another(self, name: str, shards: int = 1) -> TestStream:
+        """A stream beside it, for an application that reads several."""
+        return TestStream(self._aws, name, shards)
+
     def put(self, items: Iterable[RecordLike]) -> None:
         """Put records in order: bytes, text, `(key, data)` pairs, or what `make_record` takes."""
         entries = [

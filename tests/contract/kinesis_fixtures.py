@@ -4,6 +4,7 @@ emulator (kinesis-local). The methods follow `kclrun.ports`; refusals are Servic
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -33,6 +34,7 @@ from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, StreamSummary
 from kclrun.spark.subscribed import SubscribedReader
+from tests.acceptance.account import Account
 from tests.patience import HUNG_S
 from tests.support.stream_ports import ModelStream, ModelSubscriber
 
@@ -157,9 +159,7 @@ class BotoSubject:
     """Any endpoint that speaks Kinesis, through stock boto3."""
 
     def __init__(self, name: str, endpoint: str) -> None:
-        self.name = name
-        self._where: dict[str, Any] = {"StreamName": name}
-        self._client = boto3.client(
+        client = boto3.client(
             "kinesis",
             endpoint_url=endpoint,
             region_name="us-east-1",
@@ -167,6 +167,12 @@ class BotoSubject:
             aws_secret_access_key="test",
             config=Config(retries={"total_max_attempts": 1}, read_timeout=20),
         )
+        self._use(name, client)
+
+    def _use(self, name: str, client: Any) -> None:
+        self.name = name
+        self._where: dict[str, Any] = {"StreamName": name}
+        self._client = client
 
     def close(self) -> None:
         self._client.close()
@@ -291,6 +297,24 @@ class BotoSubject:
         """From here on the stream is named by its ARN in every call."""
         self._where = {"StreamARN": self.summary().arn}
         return self
+
+
+class AccountSubject(BotoSubject):
+    """A stream of the account of `bin/aws-acceptance`, tagged as all that it makes."""
+
+    def __init__(self, name: str, account: Account) -> None:
+        self._account = account
+        self._use(f"{account.stream}-{name}", account.client("kinesis"))
+
+    def create(self, shards: int) -> None:
+        self._ask("create_stream", StreamName=self.name, ShardCount=shards, Tags=self._account.tags)
+        self._settled()
+
+    def close(self) -> None:
+        """Each stream costs a shard's hour: it goes with its test."""
+        with contextlib.suppress(ServiceError):
+            self._ask("delete_stream", StreamName=self.name)
+        super().close()
 
 
 def _hash_range(told: dict[str, Any]) -> HashRange:

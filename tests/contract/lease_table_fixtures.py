@@ -6,8 +6,10 @@ DynamoDB is moto's here, on loopback: real HTTP, real expressions.
 from __future__ import annotations
 
 import itertools
+import json
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,9 +22,13 @@ from kclrun.aws.lease_table import INDEX_KEYS, OWNER_INDEX, DynamoLeaseTable
 from kclrun.aws.operations import CREATE_TABLE, GET_ITEM, PUT_ITEM
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
+from kclrun.cli.world import Aws
+from kclrun.config.load import settings_of
 from kclrun.local.lease_rows import LeaseRows
+from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import LeaseTable
+from tests.acceptance.account import Account, given
 from tests.contract.lease_tables import Subject
 from tests.patience import HUNG_S
 from tests.seeds import seed_of
@@ -59,13 +65,17 @@ def moto_url() -> Iterator[str]:
 _numbers = itertools.count()
 
 
-@pytest.fixture(params=["memory", "dynamodb"])
+# In `bin/aws-acceptance` the service itself is the only subject.
+SUBJECTS = ["account"] if given() else ["memory", "dynamodb"]
+
+
+@pytest.fixture(params=SUBJECTS)
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
     """A table without the owner index, as the Java KCL 2.x makes it."""
     yield from opened(request, has_owner_index=False)
 
 
-@pytest.fixture(params=["memory", "dynamodb"])
+@pytest.fixture(params=SUBJECTS)
 def indexed(request: pytest.FixtureRequest) -> Iterator[Subject]:
     """A table with the owner index, as kclrun makes it."""
     yield from opened(request, has_owner_index=True)
@@ -74,6 +84,9 @@ def indexed(request: pytest.FixtureRequest) -> Iterator[Subject]:
 def opened(request: pytest.FixtureRequest, *, has_owner_index: bool) -> Iterator[Subject]:
     if request.param == "memory":
         yield memory_subject(has_owner_index=has_owner_index)
+        return
+    if request.param == "account":
+        yield from account_subject(given(), has_owner_index=has_owner_index)
         return
     client = WireClient(
         WireEndpoint(request.getfixturevalue("moto_url"), "eu-west-1", "eu-west-1"),
@@ -99,11 +112,29 @@ def memory_subject(*, has_owner_index: bool) -> Subject:
     return Subject(open_table, rows.plant, rows.raw)
 
 
-def dynamodb_subject(client: WireClient, name: str, *, has_owner_index: bool) -> Subject:
-    def call(operation: Any, **request: Any) -> Any:
-        body = msgspec.json.encode({"TableName": name, **request})
-        return msgspec.json.decode(client.call(operation, body).body)
+def account_subject(found: Account, *, has_owner_index: bool) -> Iterator[Subject]:
+    """One table for all tests, without rows: tables take long to make."""
+    name = f"{found.table}-contract{'-indexed' if has_owner_index else ''}"
+    client = found.client("dynamodb")
+    try:
+        client.create_table(
+            TableName=name,
+            Tags=[{"Key": key, "Value": value} for key, value in found.tags.items()],
+            **_table(has_owner_index=has_owner_index),
+        )
+    except client.exceptions.ResourceInUseException:
+        for page in client.get_paginator("scan").paginate(TableName=name, ConsistentRead=True):
+            for item in page["Items"]:
+                client.delete_item(TableName=name, Key={"leaseKey": item["leaseKey"]})
+    client.get_waiter("table_exists").wait(TableName=name, WaiterConfig={"Delay": 2})
+    aws = {"region": found.region} | ({"endpoint": found.endpoint} if found.endpoint else {})
+    text = f"{{application: {name}, stream: s, processor: 'm:C', aws: {json.dumps(aws)}}}"
+    wire = Aws(settings_of(text, environment={}, now=WallTime(time.time()))).dynamodb_client
+    yield _subject(wire, name)
+    wire.close()
 
+
+def _table(*, has_owner_index: bool) -> dict[str, Any]:
     attributes = ["leaseKey"]
     index: dict[str, Any] = {}
     if has_owner_index:
@@ -115,13 +146,25 @@ def dynamodb_subject(client: WireClient, name: str, *, has_owner_index: bool) ->
                 "Projection": {"ProjectionType": "KEYS_ONLY"},
             }
         ]
-    call(
-        CREATE_TABLE,
-        AttributeDefinitions=[{"AttributeName": n, "AttributeType": "S"} for n in attributes],
-        KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
-        BillingMode="PAY_PER_REQUEST",
+    return {
+        "AttributeDefinitions": [{"AttributeName": n, "AttributeType": "S"} for n in attributes],
+        "KeySchema": [{"AttributeName": "leaseKey", "KeyType": "HASH"}],
+        "BillingMode": "PAY_PER_REQUEST",
         **index,
-    )
+    }
+
+
+def dynamodb_subject(client: WireClient, name: str, *, has_owner_index: bool) -> Subject:
+    body = {"TableName": name, **_table(has_owner_index=has_owner_index)}
+    client.call(CREATE_TABLE, msgspec.json.encode(body))
+    return _subject(client, name)
+
+
+def _subject(client: WireClient, name: str) -> Subject:
+    def call(operation: Any, **request: Any) -> Any:
+        body = msgspec.json.encode({"TableName": name, **request})
+        return msgspec.json.decode(client.call(operation, body).body)
+
     return Subject(
         lambda page_rows_max: DynamoLeaseTable(client, name, page_rows_max=page_rows_max),
         lambda item: call(PUT_ITEM, Item=item),

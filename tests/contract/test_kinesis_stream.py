@@ -14,6 +14,7 @@ from kclrun.errors import ServiceError
 from kclrun.model.record import IteratorType
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX
+from tests.acceptance import account
 from tests.contract import kinesis_fixtures as fixtures
 
 FIRST = "shardId-000000000000"
@@ -46,17 +47,24 @@ def emulator():
     yield from fixtures.emulator_endpoint()
 
 
-@pytest.fixture(
-    params=[
-        "model",
-        "fan-out",
-        pytest.param("http", marks=pytest.mark.slow),
-        pytest.param("kinesis-local", marks=[pytest.mark.slow, pytest.mark.node]),
-    ]
-)
+HERE = [
+    "model",
+    "fan-out",
+    pytest.param("http", marks=pytest.mark.slow),
+    pytest.param("kinesis-local", marks=[pytest.mark.slow, pytest.mark.node]),
+]
+
+
+# In `bin/aws-acceptance` the service itself is the only subject.
+@pytest.fixture(params=["account"] if account.given() else HERE)
 def stream(request):
     """A stream that is not created yet."""
     name = f"contract-{uuid.uuid4().hex[:12]}"
+    if request.param == "account":
+        subject = fixtures.AccountSubject(name, account.given())
+        yield subject
+        subject.close()
+        return
     if request.param == "model":
         yield fixtures.ModelSubject(name)
         return

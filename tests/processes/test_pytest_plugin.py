@@ -109,6 +109,57 @@ def test_a_halted_shard_and_settings_that_cannot_be_fail_the_test_with_the_reaso
     assert "2 failed" in output
 
 
+EVERYWHERE = """
+from kclrun import RecordProcessor
+
+
+class Counts(RecordProcessor):
+    def initialize(self, context):
+        self.emit, self.state, self.stream = context.emit, context.state, context.stream
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            self.state[record]["n"] = n = self.state[record].get("n", 0) + 1
+            self.emit({"key": record.partition_key, "n": n})
+            self.emit({"stream": self.stream}, to="audit")
+
+
+CONFIG = {
+    "processor": Counts,
+    "streams": [{"name": "test"}, {"name": "other"}],
+    "output": {"sql": "postgresql://nowhere/x", "table": "t", "schema": "key string, n long"},
+    "outputs": {
+        "audit": {"s3": "s3://bucket/audit", "format": "parquet", "schema": "stream string"},
+    },
+    "state": {"store": "s3://bucket/state"},
+    "fetch": {"mode": "fan-out"},
+    "observe": {"listen": "0.0.0.0:1", "cloudwatch": {}},
+    "aws": {"profile": "prod", "role_arn": "arn:aws:iam::111122223333:role/x"},
+}
+
+
+def test_it(kclrun_stream, run_application):
+    kclrun_stream.another("other", shards=2).put([("c", "")])
+    kclrun_stream.put([("a", ""), ("a", ""), ("b", "")])
+    run_application(CONFIG)
+    kclrun_stream.put([("a", "")])
+    run = run_application(CONFIG)
+    rows = sorted((row["key"], row["n"]) for row in run.rows)
+    assert rows == [("a", 1), ("a", 2), ("a", 3), ("b", 1), ("c", 1)]
+    assert sorted(row["stream"] for row in run.outputs["audit"]) == ["other", *["test"] * 4]
+"""
+
+
+@pytest.mark.seconds
+def test_a_run_stays_in_its_folder_whatever_the_settings_name_and_keeps_its_state(project):
+    (project / "test_it.py").write_text(EVERYWHERE)
+
+    code, output = run_pytest(project)
+
+    assert code == 0, output
+    assert {path.name for path in project.iterdir()} <= {"pytest.ini", "test_it.py", "__pycache__"}
+
+
 def test_a_class_is_named_by_the_folder_that_its_module_is_imported_from():
     found = _named(ByKey)
 
