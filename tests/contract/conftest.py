@@ -1,14 +1,11 @@
 import pytest
 
-from kclrun.local.server import start_embedded
 from tests.support.postgres import running_postgres
 
 
 @pytest.fixture(scope="session")
-def aws():
-    """One embedded AWS for all files: each test has names of its own in it."""
-    with start_embedded() as embedded:
-        yield embedded
+def aws(shared_aws):
+    return shared_aws
 
 
 @pytest.fixture(scope="session")
