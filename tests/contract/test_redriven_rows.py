@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from kclrun.cli.dead_letters.rows import LetterRefused, LetterRows
+from kclrun.cli.dead_letters.user_process import LetterRefused, LetterRows
 from kclrun.errors import SinkError
 from kclrun.model.output import OutputPlace
 from tests.contract.dynamodb_places import Items
