@@ -24,7 +24,14 @@ from kclrun.state.beginning import (
     inherited,
     parents_to_read,
 )
-from kclrun.state.chain import Chain, Entries, all_changes, apply_changes, garbage, read_chain
+from kclrun.state.chain import (
+    Chain,
+    Entries,
+    all_changes,
+    apply_changes,
+    garbage,
+    read_chain,
+)
 from kclrun.state.keyed import Undoable
 from kclrun.state.versions import Change, Version, encode_version, version_name
 
