@@ -576,12 +576,10 @@ class LeaseStateMachine:
         if own.next_owner is not None:
             return ()
         change: Change | None = self._due_checkpoint(now)
-        may_end = self.state in {State.RELEASING, State.FAILING}
-        is_over = may_end and not self.commits.is_last_awaited(now)
         is_last = self.state is State.RELEASING and not self._has_last_checkpoint_to_write
-        if is_last and is_over:
+        if is_last and not self.commits.is_last_awaited(now):
             return self._finish(Step.RELEASE_WRITTEN, reports.LeaseKept(), ExitCause.DONE)
-        if change is None and self.state is State.FAILING and is_over:
+        if change is None and self.state is State.FAILING and not self.commits.is_last_awaited(now):
             assert self._failure is not None, "failing without a failure"
             is_host_fault = self._failure.is_host_fault
             cause = ExitCause.HOST if is_host_fault else ExitCause.FAILED
