@@ -1,7 +1,7 @@
 """The command line: one module for each verb. The other packages are wired together here.
 
 `program.py` finds the verb and converts every error to a message and an exit code (`messages.py`,
-`exit_codes.py`). `streams.py` builds the AWS clients from the settings. A large module is imported
+`exit_codes.py`). `services.py` builds the AWS clients from the settings. A large module is imported
 only by the verb that needs it, so that `kclrun --help` is fast.
 """
 

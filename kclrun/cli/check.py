@@ -22,7 +22,7 @@ from kclrun.errors import KclrunError, NotFound, ServiceError, TableRefused
 from kclrun.model.time import Instant
 
 if TYPE_CHECKING:
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
     from kclrun.config.schema import Settings
     from kclrun.ports import StreamSummary
 
@@ -74,7 +74,7 @@ def _check(config: Path | None, overrides: Sequence[str], *, with_aws: bool) -> 
 
 
 def _check_aws(configuration: Configuration, stage: Callable[[str, Stage], int]) -> int:
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
 
     aws = Aws(configuration.settings)
     code = stage("aws", lambda: _identity(aws))
@@ -125,7 +125,7 @@ def _identity(aws: Aws) -> str:
 
 
 def _stream(aws: Aws, stream: str) -> str:
-    from kclrun.cli.streams import advising_on_streams
+    from kclrun.cli.services import advising_on_streams
     from kclrun.cli.world import patiently
 
     patience_s = float(aws.settings.aws.start_timeout)
@@ -158,7 +158,7 @@ def _consumer(aws: Aws, summary: StreamSummary) -> str:
 
 def _table(aws: Aws) -> str:
     from kclrun.aws.table_setup import inspect_table, refuse_kcl3
-    from kclrun.cli.streams import open_streams, refuse_other_kind
+    from kclrun.cli.services import open_streams, refuse_other_kind
 
     settings = aws.settings
     client = aws.control.dynamodb_reads()

@@ -20,7 +20,7 @@ from kclrun.model.text import harmless
 
 if TYPE_CHECKING:
     from kclrun.aws.fan_out import Consumer, StreamConsumers
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
     from kclrun.ports import StreamSummary
 
 
@@ -114,13 +114,13 @@ def _named(aws: Aws, name: str) -> Iterator[tuple[str, StreamConsumers, Consumer
 
 
 def _streams(aws: Aws) -> Iterator[tuple[StreamSummary, StreamConsumers]]:
-    from kclrun.cli.streams import open_streams
+    from kclrun.cli.services import open_streams
 
     for stream in open_streams(aws).values():
         yield stream.summary, aws.consumers_of(stream.summary.arn)
 
 
 def _aws(config: Path | None, overrides: tuple[str, ...]) -> Aws:
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
 
     return Aws(load_configuration(config, overrides).settings)

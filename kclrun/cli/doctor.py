@@ -24,7 +24,7 @@ from kclrun.aws.table_setup import refuse_kcl3
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, config_options
 from kclrun.cli.messages import naming_table
-from kclrun.cli.streams import Aws, OpenStream, fleet_aws, open_streams
+from kclrun.cli.services import Aws, OpenStream, fleet_aws, open_streams
 from kclrun.config.units import parse_start
 from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
 from kclrun.leases.doctor.diagnosis import diagnose, is_healthy

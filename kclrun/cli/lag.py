@@ -53,7 +53,7 @@ from kclrun.model.time import WallTime, backoff_s
 from kclrun.ports import ShardReader, next_page
 
 if TYPE_CHECKING:
-    from kclrun.cli.streams import OpenStream
+    from kclrun.cli.services import OpenStream
 
 
 class Unleased(msgspec.Struct, frozen=True):
@@ -303,7 +303,7 @@ def lag(
     kclrun lag --config app.yaml
     kclrun lag --config app.yaml --max-behind 5m || page
     """
-    from kclrun.cli.streams import fleet_aws, open_streams
+    from kclrun.cli.services import fleet_aws, open_streams
 
     aws = fleet_aws(config, overrides)
     streams = open_streams(aws)

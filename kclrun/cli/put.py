@@ -25,7 +25,7 @@ from kclrun.model.record import PutEntry
 from kclrun.model.stream import is_loopback
 
 if TYPE_CHECKING:
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
 
 # Converts rows of a file to entries to put: CSV, JSON lines or text, one record for each row,
 # streamed. A JSON line and a text line become a record byte for byte, a CSV row becomes the JSON
@@ -184,7 +184,7 @@ def put(
     tail -F app.log | kclrun put --stream logs --region eu-west-1
     kclrun put --create 2 --stream hello --endpoint http://127.0.0.1:4567 rows.csv
     """
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
 
     settings = stream_settings(
         config=config,
@@ -197,7 +197,7 @@ def put(
     aws = Aws(settings)
     if shards is not None:
         _create(aws, shards)
-    from kclrun.cli.streams import advising_on_streams
+    from kclrun.cli.services import advising_on_streams
 
     with advising_on_streams(aws), _opened(file) as source, _progress() as progress:
         read = entries(source, kind or format_of(file), key)

@@ -20,7 +20,7 @@ from kclrun.state.chain import read_chain
 from kclrun.worker.opening import open_versions
 
 if TYPE_CHECKING:
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
     from kclrun.model.lease import Lease
     from kclrun.ports import VersionStore
 
@@ -85,7 +85,7 @@ def verify(config: Path | None, overrides: tuple[str, ...]) -> int:
 
 
 def _kept(config: Path | None, overrides: tuple[str, ...]) -> Iterator[Kept]:
-    from kclrun.cli.streams import Aws, open_streams
+    from kclrun.cli.services import Aws, open_streams
 
     settings = load_configuration(config, overrides).settings
     place = state_place(settings)

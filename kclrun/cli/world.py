@@ -1,6 +1,6 @@
 """Opens the world of the manager: the first requests, sent with patience, and its checks.
 
-`streams.py` makes the clients. The manager gets the finished `World`.
+`services.py` makes the clients. The manager gets the finished `World`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from kclrun.aws.table_setup import TableReport, ensure_table
 from kclrun.cli.consumers import active_consumer
-from kclrun.cli.streams import (
+from kclrun.cli.services import (
     Aws,
     OpenStream,
     advising_on_streams,

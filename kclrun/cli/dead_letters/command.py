@@ -161,7 +161,7 @@ def letter_store(settings: Settings) -> LetterStore:
     folder = dead_letter_folder(settings)
     if folder is not None:
         return LetterFolder(folder)
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
 
     if settings.on_error.then != "dead-letter":
         raise SettingsError(
@@ -219,7 +219,7 @@ def _by_stream(chosen: _Chosen) -> Iterator[tuple[StreamSettings, list[KeptLette
 
 def _put_back(chosen: _Chosen, stream: str, letters: Sequence[KeptLetter]) -> None:
     from kclrun.aws.put_records import batches, send_all
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
 
     client, waiting = Aws(chosen.configuration.settings).kinesis_client, list(letters)
     entries = (

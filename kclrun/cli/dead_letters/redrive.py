@@ -86,7 +86,7 @@ def _settled(settings: Settings, letters: Sequence[KeptLetter]) -> list[KeptLett
     again, and by a mended processor: its rows would come from both [K20]. A shard without a lease
     is not read any more.
     """
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
 
     name = letters[0].letter.stream
     leases: defaultdict[str, list[Lease]] = defaultdict(list)
@@ -146,7 +146,7 @@ def _schemas(settings: Settings, places: Sequence[OutputPlace]) -> dict[str, str
 
 
 def _services(settings: Settings) -> ServiceAccess:
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
 
     aws = Aws(settings)
     return ServiceAccess(aws.kinesis, aws.credentials.current(), settings.aws.url_of("glue"))

@@ -52,7 +52,7 @@ from kclrun.protocol.writes import (
 
 if TYPE_CHECKING:
     from kclrun.aws.table_setup import IndexState
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
     from kclrun.config.schema import Settings
 
 
@@ -211,7 +211,7 @@ def add_index(config: Path | None, overrides: tuple[str, ...], *, yes: bool) -> 
 
 
 def _aws(config: Path | None, overrides: tuple[str, ...]) -> Aws:
-    from kclrun.cli.streams import fleet_aws
+    from kclrun.cli.services import fleet_aws
 
     return fleet_aws(config, overrides)
 
@@ -296,7 +296,7 @@ def explain_owners(aws: Aws, named: str | None, *, as_json: bool) -> int:
 
     Raises: click.UsageError for an unknown owner; a ServiceError leaf.
     """
-    from kclrun.cli.streams import open_streams
+    from kclrun.cli.services import open_streams
 
     streams = tuple(open_streams(aws)) if aws.settings.streams else (ONLY_STREAM,)
     earlier = views.scan_table(aws)

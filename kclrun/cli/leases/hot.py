@@ -33,7 +33,7 @@ from kclrun.observe.health import LeaseBody
 from kclrun.ports import ShardReader, next_page
 
 if TYPE_CHECKING:
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
     from kclrun.config.schema import Settings
 
 # An endpoint answers from memory.
@@ -133,7 +133,7 @@ _Names = Mapping[tuple[str, str], str]
 
 def _names(aws: Aws, leases: Iterable[LeaseBody]) -> _Names:
     """The partition keys of the hash keys that hot shards have, as far as records are found."""
-    from kclrun.cli.streams import open_streams
+    from kclrun.cli.services import open_streams
 
     streams = open_streams(aws)
     found: dict[tuple[str, str], str] = {}

@@ -47,7 +47,7 @@ from kclrun.ports import LeaseTable, ShardFilter
 from kclrun.protocol.writes import Applied, ConditionFailed, CreateLease, Refused, keys_of
 
 if TYPE_CHECKING:
-    from kclrun.cli.streams import Aws, OpenStream
+    from kclrun.cli.services import Aws, OpenStream
     from kclrun.config.schema import Settings
 
 # Rows written at the same time: as many as the client has connections.
@@ -129,7 +129,7 @@ def reset(
         raise click.UsageError(_KEEP)
     if shards and streams:
         raise click.UsageError("--shard names its stream itself (orders:2): leave --stream out.")
-    from kclrun.cli.streams import fleet_aws
+    from kclrun.cli.services import fleet_aws
 
     asked = _Asked(parse_start(to, WallTime(time.time()), "--to"), to, streams, shards)
     return _reset(fleet_aws(config, overrides), asked, is_confirmed=yes)
@@ -137,7 +137,7 @@ def reset(
 
 def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
     from kclrun.cli.doctor import refuse_native
-    from kclrun.cli.streams import open_streams, refuse_other_kind
+    from kclrun.cli.services import open_streams, refuse_other_kind
 
     if aws.settings.state is not None:
         raise SettingsError(

@@ -22,7 +22,7 @@ from kclrun.observe.sample import how_to_resume
 from kclrun.ports import ScanPage
 
 if TYPE_CHECKING:
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
 
 # As many as fit in a line of a terminal.
 _SHARDS_NAMED_MAX: Final = 3

@@ -18,7 +18,7 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.leases.views import failover_of
-from kclrun.cli.streams import Aws
+from kclrun.cli.services import Aws
 from kclrun.cli.world import open_world, patiently
 from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused
 from kclrun.leases.lines import shortened

@@ -20,7 +20,7 @@ from kclrun.config.units import Duration
 from kclrun.model.stream import is_loopback_host
 
 if TYPE_CHECKING:
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
     from kclrun.page.snapshot import About
 
 # More often it would take too much of the reads that a shard's applications share (`reading.py`).
@@ -61,7 +61,7 @@ def page(
     if not _EVERY_MIN_S <= every <= _EVERY_MAX_S:
         raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
     from kclrun.cli.page.reading import FleetReader
-    from kclrun.cli.streams import fleet_aws
+    from kclrun.cli.services import fleet_aws
     from kclrun.page.server import serve_pages
 
     aws = fleet_aws(config, overrides)

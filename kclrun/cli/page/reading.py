@@ -17,7 +17,7 @@ import msgspec
 from kclrun.cli.doctor import circumstances_of, look_of, with_surroundings
 from kclrun.cli.lag import lag_lines
 from kclrun.cli.messages import naming_table
-from kclrun.cli.streams import OpenStream, open_streams
+from kclrun.cli.services import OpenStream, open_streams
 from kclrun.errors import KclrunError
 from kclrun.leases.doctor.diagnosis import diagnose
 from kclrun.leases.doctor.findings import Look, watch_s
@@ -28,7 +28,7 @@ from kclrun.page.lag_history import LagHistory
 from kclrun.page.snapshot import Problem, Snapshot, owners_seen
 
 if TYPE_CHECKING:
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
 
 # A measurement of the lag sends a shard one read, and five at most, of the five a second that its
 # applications share: every third scan, at the default of 10 s, they are 0.7 %, and 3.3 % at most.

@@ -32,7 +32,7 @@ from kclrun.model.text import escaped, escaped_in_json, harmless
 from kclrun.model.time import Instant, WallTime
 
 if TYPE_CHECKING:
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
     from kclrun.cli.tail.readers import ShardStart, TailEvent
     from kclrun.config.units import Duration
 
@@ -81,7 +81,7 @@ def tail(
     kclrun tail --config app.yaml --from 10m --key UA     one key, from ten minutes ago
     kclrun tail --stream logs --region eu-west-1 --from TRIM_HORIZON --json --max 1000
     """
-    from kclrun.cli.streams import Aws
+    from kclrun.cli.services import Aws
 
     settings = stream_settings(
         config=config,
@@ -177,7 +177,7 @@ class _View:
 
 
 def _starts(aws: Aws, begin: str, shards: Sequence[str]) -> Mapping[str, ShardStart]:
-    from kclrun.cli.streams import advising_on_streams
+    from kclrun.cli.services import advising_on_streams
     from kclrun.cli.tail.readers import first_listing, parse_from, shard_starts
     from kclrun.cli.world import patiently
 

@@ -15,7 +15,7 @@ import msgspec
 from kclrun.aws.operations import Operation
 from kclrun.aws.put_records import ShardPacker, batches, send_all
 from kclrun.cli.program import run_program
-from kclrun.cli.streams import Aws
+from kclrun.cli.services import Aws
 from kclrun.config.load import settings_of
 from kclrun.local.filling import middle, wait_until_active
 from kclrun.model.record import PutEntry

@@ -136,7 +136,7 @@ class Site:
         return [str(each.sequence_number) for each in self.stream(stream).put(entries)]
 
     def aws(self, settings: Settings) -> SimpleNamespace:
-        """What a verb takes for `streams.Aws`."""
+        """What a verb takes for `services.Aws`."""
         return SimpleNamespace(
             settings=settings,
             table=self.rows,
@@ -233,7 +233,7 @@ def site_for(monkeypatch: pytest.MonkeyPatch, folder: Path, shards: int = 2) -> 
     site = Site(folder, shards)
     for module in CLOCKED:
         monkeypatch.setattr(f"kclrun.cli.{module}.time", site.clock)
-    monkeypatch.setattr("kclrun.cli.streams.Aws", site.aws)
+    monkeypatch.setattr("kclrun.cli.services.Aws", site.aws)
     return site
 
 

@@ -102,7 +102,7 @@ def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
         sent.append([each.partition_key for each in batch])
 
     monkeypatch.setattr(
-        "kclrun.cli.streams.Aws", lambda _: SimpleNamespace(kinesis_client="client")
+        "kclrun.cli.services.Aws", lambda _: SimpleNamespace(kinesis_client="client")
     )
     monkeypatch.setattr(put_records, "send_all", send)
 

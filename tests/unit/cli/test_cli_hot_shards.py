@@ -274,7 +274,7 @@ def test_with_their_keys_hot_shards_are_shown_by_name(
     monkeypatch.setattr(hot, "_body", lambda _: LEASES)
     monkeypatch.setattr(hot, "_looked_up", look_up)
     monkeypatch.setattr(
-        "kclrun.cli.streams.open_streams", lambda _: {"": SimpleNamespace(reader=None)}
+        "kclrun.cli.services.open_streams", lambda _: {"": SimpleNamespace(reader=None)}
     )
 
     assert show_hot(aws_of(), ["http://h:1"], as_json=False, with_keys=True) == 0

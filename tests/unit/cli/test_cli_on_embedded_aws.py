@@ -18,7 +18,7 @@ from kclrun.aws.control import ControlPlane
 from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.put_records import batches, send_all
 from kclrun.cli.program import run_program
-from kclrun.cli.streams import Aws
+from kclrun.cli.services import Aws
 from kclrun.codec.kpl import open_aggregates
 from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from kclrun import cli
-from kclrun.cli import check, exit_codes, iam, local, messages, simulate, streams, world
+from kclrun.cli import check, exit_codes, iam, local, messages, services, simulate, world
 from kclrun.cli.program import program, run_program
 from kclrun.cli.tail import command as tail
 from kclrun.cli.tail.readers import AllBegun, Arrived, Ended, Trouble
@@ -214,12 +214,12 @@ def test_every_option_is_that_of_the_golden_file() -> None:
 def test_instance_metadata_are_read_where_a_group_may_stop_the_machine(
     monkeypatch: pytest.MonkeyPatch, watch: str, endpoint: str | None, found: Any, expected: Any
 ) -> None:
-    monkeypatch.setattr(streams, "open_imds", lambda *_: found)
+    monkeypatch.setattr(services, "open_imds", lambda *_: found)
     there = "" if endpoint is None else f", endpoint: '{endpoint}'"
     made = settings(
         LEAST.replace("us-east-1", f"us-east-1{there}") + f"instance: {{watch: {watch}}}\n"
     )
-    aws = streams.Aws(made)
+    aws = services.Aws(made)
     if expected is SettingsError:
         with pytest.raises(SettingsError, match=r"instance\.watch is on"):
             _ = aws.imds
@@ -232,15 +232,15 @@ def test_each_service_has_its_endpoint_or_that_of_all() -> None:
         "us-east-1",
         "us-east-1, endpoint: 'http://127.0.0.1:1', endpoints: {kinesis: 'http://127.0.0.1:2'}",
     )
-    aws = streams.Aws(settings(text))
+    aws = services.Aws(settings(text))
     assert aws.kinesis.url.rstrip("/") == "http://127.0.0.1:2"
     assert aws.dynamodb.url.rstrip("/") == "http://127.0.0.1:1"
     assert aws.metrics is None
     made = settings(text + "observe: {cloudwatch: {namespace: n}}\n")
-    assert streams.Aws(made).metrics is not None
+    assert services.Aws(made).metrics is not None
     assert aws.lifecycle is not None
     with pytest.raises(SettingsError, match="lives only while `kclrun run` does"):
-        streams.Aws(settings(LEAST.replace("region: us-east-1", "endpoint: embedded")))
+        services.Aws(settings(LEAST.replace("region: us-east-1", "endpoint: embedded")))
 
 
 def test_pauses_of_a_start_double_up_to_their_longest() -> None:
@@ -495,7 +495,7 @@ def checked(
 
     for name in ("identity", "stream", "table", "user_code", "spark"):
         monkeypatch.setattr(check, f"_{name}", stage(name))
-    monkeypatch.setattr("kclrun.cli.streams.Aws", lambda settings: settings)
+    monkeypatch.setattr("kclrun.cli.services.Aws", lambda settings: settings)
     (tmp_path / "app.yaml").write_text(
         LEAST.replace("stream: orders", "streams: [{name: one}, {name: two}]")
     )
@@ -627,7 +627,7 @@ def test_a_tail_is_over_at_its_time_or_its_signal(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(tail, "time", clock)
     monkeypatch.setattr(tail, "_starts", lambda *_: next(signals, None) or starts)
     monkeypatch.setattr(tail, "_follow", follow)
-    monkeypatch.setattr("kclrun.cli.streams.Aws", lambda _: None)
+    monkeypatch.setattr("kclrun.cli.services.Aws", lambda _: None)
     line = ["tail", "--stream", "orders", "--region", "eu-west-1"]
 
     assert run_program(line) == 5

@@ -161,7 +161,7 @@ class Sent:
         self.fails: BaseException | None = None
         self.url = url
         monkeypatch.setattr(put, "time", self.clock)
-        monkeypatch.setattr("kclrun.cli.streams.Aws", self.aws)
+        monkeypatch.setattr("kclrun.cli.services.Aws", self.aws)
         monkeypatch.setattr(put_records, "send_all", self.send)
         monkeypatch.setattr(put_records, "ShardPacker", self.packer)
         monkeypatch.setattr(put_records, "batches", self.batched)

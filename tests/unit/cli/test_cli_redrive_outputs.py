@@ -75,7 +75,7 @@ def leases(monkeypatch: pytest.MonkeyPatch) -> dict[str, Lease]:
         credentials=SimpleNamespace(current=lambda: WireCredentials("key", "secret")),
         table=SimpleNamespace(scan=scan),
     )
-    monkeypatch.setattr("kclrun.cli.streams.Aws", lambda _: aws)
+    monkeypatch.setattr("kclrun.cli.services.Aws", lambda _: aws)
     return rows
 
 

@@ -9,7 +9,7 @@ import pytest
 from kclrun.aws.operations import LIST_STREAMS
 from kclrun.cli.config_options import stream_settings
 from kclrun.cli.leases.command import lease_of
-from kclrun.cli.streams import (
+from kclrun.cli.services import (
     OpenStream,
     advising_on_streams,
     open_streams,

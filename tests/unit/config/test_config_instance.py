@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kclrun.cli.streams import Aws
+from kclrun.cli.services import Aws
 from kclrun.config.load import settings_of
 from kclrun.config.rules import unused_settings
 from kclrun.config.schema import InstanceSettings, Settings
