@@ -71,6 +71,20 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.timeout(TEST_S), append=False)
 
 
+@pytest.fixture(scope="session")
+def shared_aws():
+    """One embedded AWS for all tests of a worker: each test has names of its own in it."""
+    from kclrun.local.server import start_embedded
+
+    with start_embedded() as embedded:
+        yield embedded
+
+
+@pytest.fixture(scope="session")
+def endpoint(shared_aws):
+    return shared_aws.endpoint
+
+
 class ToldAtOnce:
     """A failure has its name at once, and a line in a file for the end of `bin/test`."""
 

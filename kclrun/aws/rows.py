@@ -34,13 +34,7 @@ from kclrun.model.lease import (
 from kclrun.model.output import Cursor, Cursors, StoredCursors, sorted_cursors
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.model.stream import (
-    ONLY_STREAM,
-    StreamKey,
-    qualified,
-    shard_id_of,
-    stream_of,
-)
+from kclrun.model.stream import ONLY_STREAM, StreamKey, qualified, shard_id_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.ports import ScanPage
 from kclrun.protocol.conditions import reader

@@ -24,13 +24,7 @@ from kclrun.aws.errors import (
     parse_error_reply,
     service_error,
 )
-from kclrun.aws.http import (
-    CONNECTIONS_MAX,
-    Answer,
-    StreamedAnswer,
-    Transport,
-    TransportFailure,
-)
+from kclrun.aws.http import CONNECTIONS_MAX, Answer, StreamedAnswer, Transport, TransportFailure
 from kclrun.aws.operations import Operation
 from kclrun.aws.signing import Signer
 from kclrun.errors import InvariantViolation, SettingsError

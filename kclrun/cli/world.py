@@ -22,10 +22,7 @@ from kclrun.cli.services import (
     refuse_other_kind,
 )
 from kclrun.config.schema import Settings
-from kclrun.errors import (
-    Throttled,
-    Unavailable,
-)
+from kclrun.errors import Throttled, Unavailable
 from kclrun.manager.world import InstanceServices, SourceStream, World
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, backoff_s

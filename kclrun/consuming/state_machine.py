@@ -577,12 +577,11 @@ class LeaseStateMachine:
         if own.next_owner is not None:
             return ()
         change: Change | None = self._due_checkpoint(now)
-        is_over = not self.commits.is_last_awaited(now)
         is_last = self.state is State.RELEASING and not self._has_last_checkpoint_to_write
-        if is_last and is_over:
+        if is_last and not self.commits.is_last_awaited(now):
             kept = reports.LeaseKept(self._is_paused)
             return self._finish(Step.RELEASE_WRITTEN, kept, ExitCause.DONE)
-        if change is None and self.state is State.FAILING and is_over:
+        if change is None and self.state is State.FAILING and not self.commits.is_last_awaited(now):
             assert self._failure is not None, "failing without a failure"
             cause = ExitCause.HOST if self._failure.is_host_fault else ExitCause.FAILED
             return self._finish(Step.SETTLED, self._failure, cause)

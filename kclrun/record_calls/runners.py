@@ -15,12 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, TextIO
 
 from kclrun.consuming.concurrency import Concurrency
 from kclrun.model.record import Record
-from kclrun.processor import (
-    RecordContext,
-    RecordProcessor,
-    is_asynchronous,
-    why_not_returned,
-)
+from kclrun.processor import RecordContext, RecordProcessor, is_asynchronous, why_not_returned
 
 PROCESS_RECORD: Final = "process_record"
 # An event loop that is closed lets its tasks end for so long; the process may end then in any case.

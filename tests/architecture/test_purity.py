@@ -43,10 +43,7 @@ PURE_FILES += [
 ]
 PURE_FILES += sorted((ROOT / "spark" / "planning").glob("*.py"))
 # A properties file becomes an app.yaml by its text alone.
-PURE_FILES += [
-    ROOT / "compat" / "kclpy" / f"{name}.py"
-    for name in ("app_yaml", "conversions", "property_table")
-]
+PURE_FILES += [ROOT / "compat" / "kclpy" / f"{name}.py" for name in ("app_yaml", "property_table")]
 
 BANNED_MODULES = {
     "asyncio", "boto3", "botocore", "io", "logging", "multiprocessing", "os", "pathlib", "pyarrow",

@@ -25,7 +25,6 @@ from botocore.exceptions import ClientError
 
 from kclrun.errors import ServiceError
 from kclrun.local.iterators import ShardQuery
-from kclrun.local.server import start_embedded
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.reading import FetchedPage
@@ -331,11 +330,6 @@ def _shard(told: dict[str, Any]) -> Shard:
         parent_shard_id=told.get("ParentShardId"),
         adjacent_parent_shard_id=told.get("AdjacentParentShardId"),
     )
-
-
-def embedded_endpoint() -> Iterator[str]:
-    with start_embedded() as embedded:
-        yield embedded.endpoint
 
 
 def emulator_endpoint() -> Iterator[str]:

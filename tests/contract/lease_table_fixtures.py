@@ -49,7 +49,7 @@ class OneAtATime:
             return self._app(environ, start_response)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
     server = make_server(
         "127.0.0.1", 0, OneAtATime(DomainDispatcherApplication(create_backend_app)), threaded=True

@@ -44,8 +44,6 @@ class Place:
     #   lost reply     no answer; the request was applied
     #   late           no answer; the request arrives when the test calls `land`
     faults = frozenset()
-    # Of the seeds of the test that draws what happens: fewer where they take long.
-    storms = 12
 
     def __init__(self, aws, folder):
         self.aws = aws
@@ -290,8 +288,6 @@ class Objects(Rolls):
 
 class Parts(Objects):
     """Some rows are large enough for a part of their own."""
-
-    storms = 1
 
     def open(self, of):
         return _Widened(super().open(of))

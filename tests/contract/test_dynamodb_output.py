@@ -13,17 +13,10 @@ import pytest
 
 from kclrun.aws.outputs.dynamodb import MARK
 from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
-from kclrun.local.server import start_embedded
 from tests.contract.dynamodb_places import Items
 from tests.contract.test_outputs import OF, START, at, persist
 
 PARENT, CHILD = "shardId-000000000007", "shardId-000000000012"
-
-
-@pytest.fixture(scope="module")
-def aws():
-    with start_embedded() as embedded:
-        yield embedded
 
 
 @pytest.fixture

@@ -38,8 +38,8 @@ EMULATOR_GAPS: dict[str, str] = {
 
 
 @pytest.fixture(scope="session")
-def embedded():
-    yield from fixtures.embedded_endpoint()
+def embedded(aws):
+    return aws.endpoint
 
 
 @pytest.fixture(scope="session")

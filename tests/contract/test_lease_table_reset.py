@@ -33,17 +33,7 @@ from kclrun.protocol.writes import (
     ResetLease,
     Take,
 )
-from tests.contract.lease_tables import (
-    AT_5,
-    AT_9,
-    CHILD_1,
-    HELD,
-    KEY,
-    ME,
-    OTHER,
-    Subject,
-    changed,
-)
+from tests.contract.lease_tables import AT_5, AT_9, CHILD_1, HELD, KEY, ME, OTHER, Subject, changed
 
 pytest_plugins = ("tests.contract.lease_table_fixtures",)
 

@@ -12,7 +12,6 @@ from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, SinkError
 from kclrun.local.filling import make_stream
-from kclrun.local.server import start_embedded
 from kclrun.model.letter import LETTER_VERSION, LetterPlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.sinks.dead_letters import letter_store
@@ -24,12 +23,6 @@ OF_AWS = PLACES[1:]
 NUMBERS = itertools.count()
 # The most that a message of a queue or a record of a stream has here; a payload is base64 in it.
 LARGE = bytes(900_000)
-
-
-@pytest.fixture(scope="module")
-def aws():
-    with start_embedded() as embedded:
-        yield embedded
 
 
 @pytest.fixture(autouse=True)

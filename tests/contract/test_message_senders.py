@@ -7,18 +7,11 @@ import pytest
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.outputs import messages
 from kclrun.errors import InvalidRequest, LimitExceeded, OutcomeUnknown, ServiceError
-from kclrun.local.server import start_embedded
 from kclrun.model.output import Message
 from tests.contract.message_places import KEYS, OF, REGION, DeliveryStream, Queue, Topic
 from tests.contract.test_outputs import START
 
 KIB = 1024
-
-
-@pytest.fixture(scope="module")
-def aws():
-    with start_embedded() as embedded:
-        yield embedded
 
 
 def sender_of(place):

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from kclrun.errors import KclrunError, SettingsError, SinkError, Superseded
-from kclrun.local.server import start_embedded
 from kclrun.model.output import Cursor, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -18,6 +17,19 @@ from kclrun.model.time import WallTime
 from tests.contract import dynamodb_places, message_places, output_places, sql_places
 
 PLACES = output_places.PLACES | sql_places.PLACES | message_places.PLACES | dynamodb_places.PLACES
+# Rows are there once: the cursor is at the destination. Elsewhere they are there at least once.
+STORING = [
+    name for name in PLACES if name not in {**message_places.PLACES, **dynamodb_places.PLACES}
+]
+STORES = pytest.mark.parametrize("place", STORING, indirect=True)
+
+
+def meets(*faults, names=PLACES):
+    """The places, each with those of the faults that can be made there."""
+    found = [(name, fault) for name in names for fault in faults if fault in PLACES[name].faults]
+    return pytest.mark.parametrize(("place", "fault"), found, indirect=["place"])
+
+
 START = Cursor(TRIM_HORIZON)
 # A history takes up to seconds, most of them waits for a disk.
 SEEDS = range(104_000, 104_003)
@@ -29,12 +41,6 @@ OF = RowsOf(
     generation=0,
     token=10,
 )
-
-
-@pytest.fixture(scope="module")
-def aws():
-    with start_embedded() as embedded:
-        yield embedded
 
 
 @pytest.fixture(params=PLACES)
@@ -87,17 +93,6 @@ def assert_holds(place, last, of=OF):
         assert sorted(set(found)) == list(range(1, last + 1))
 
 
-def stores(place):
-    if not place.open(OF).stores_cursor:
-        pytest.skip("rows are there at least once: no cursor is at the destination")
-
-
-def meets(place, *faults):
-    for fault in faults:
-        if fault not in place.faults:
-            pytest.skip(f"{fault}: cannot be made here")
-
-
 def persist(output, tries=8):
     """Commit as the host does: again after each failure."""
     for _ in range(tries):
@@ -140,8 +135,8 @@ def test_unsent_bytes_are_those_that_the_next_commit_sends(place):
     assert output.unsent_bytes == 0
 
 
+@STORES
 def test_rows_that_were_not_committed_are_dropped_by_close(place):
-    stores(place)
     output = begun(place, OF)
     emit(output, 1, 2)
     output.commit()
@@ -152,8 +147,8 @@ def test_rows_that_were_not_committed_are_dropped_by_close(place):
     assert numbers(place) == [1, 2]
 
 
+@STORES
 def test_the_next_owner_learns_how_far_the_destination_is_and_goes_on_there(place):
-    stores(place)
     first = begun(place, OF)
     for last in (2, 4, 5):
         emit(first, last - 1 if last < 5 else 5, last)
@@ -166,10 +161,9 @@ def test_the_next_owner_learns_how_far_the_destination_is_and_goes_on_there(plac
     assert_holds(place, 7)
 
 
-@pytest.mark.parametrize("fault", ["throttled", "lost request", "lost reply", "conflict"])
+@meets("throttled", "lost request", "lost reply", "conflict")
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_commit_that_is_repeated_writes_its_rows_once(place, fault, times):
-    meets(place, fault)
     output = begun(place, OF)
     emit(output, 1, 3)
     place.fail(fault, times)
@@ -179,12 +173,12 @@ def test_a_commit_that_is_repeated_writes_its_rows_once(place, fault, times):
     assert_holds(place, 5)
 
 
-def test_a_request_that_arrives_after_its_repetition_changes_nothing(place):
+@meets("late")
+def test_a_request_that_arrives_after_its_repetition_changes_nothing(place, fault):
     """V1: one owner, a time-out, a repetition, and then the first request arrives."""
-    meets(place, "late")
     output = begun(place, OF)
     emit(output, 1, 3)
-    place.fail("late", 2)
+    place.fail(fault, 2)
     cursor = persist(output)
     emit(output, 4, 5)
     place.land()
@@ -192,17 +186,18 @@ def test_a_request_that_arrives_after_its_repetition_changes_nothing(place):
     assert_holds(place, 5)
 
 
+@meets("late", names=STORING)
 @pytest.mark.parametrize("gap", [0, 10], ids=["", "after records without rows"])
 @pytest.mark.parametrize("lands", ["before begin", "before add", "before commit", "after commit"])
-def test_a_late_request_of_a_former_owner_and_the_next_owner_write_each_row_once(place, lands, gap):
+def test_a_late_request_of_a_former_owner_and_the_next_owner_write_each_row_once(
+    place, fault, lands, gap
+):
     """V2, V3. With a gap the lease's row says (checkpoint: after the gap, output: before it)."""
-    stores(place)
-    meets(place, "late")
     former = begun(place, OF)
     emit(former, 1, 2)
     former.commit()
     emit(former, 3, 6, upto=6 + gap)
-    place.fail("late")
+    place.fail(fault)
     with pytest.raises(SinkError):
         former.commit()
 
@@ -232,8 +227,8 @@ def test_a_late_request_of_a_former_owner_and_the_next_owner_write_each_row_once
     assert_holds(place, 9)
 
 
+@STORES
 def test_a_former_owner_that_goes_on_never_adds_rows_behind_the_next_owners(place):
-    stores(place)
     former = begun(place, OF)
     emit(former, 1, 3)
     after = begun(place, owner(11))
@@ -250,13 +245,15 @@ def test_a_former_owner_that_goes_on_never_adds_rows_behind_the_next_owners(plac
     assert_holds(place, 5)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("place", "seed"),
+    # Large rows take long.
+    [(name, seed) for name in STORING for seed in (SEEDS[:1] if "parts" in name else SEEDS)],
+    indirect=["place"],
+)
 def test_whatever_is_lost_late_or_repeated_each_row_is_there_once(place, seed):
     """Owners follow one another while former ones go on, and each takes up where the row of the
     lease, or the destination, says. A record may give no row."""
-    stores(place)
-    if seed >= 104_000 + place.storms:
-        pytest.skip("large rows take long")
     chance = random.Random(seed)
     faults = sorted(place.faults - {"refused"})
     silent = {n for n in range(1, 61) if chance.random() < 0.3}
@@ -306,6 +303,7 @@ def test_whatever_is_lost_late_or_repeated_each_row_is_there_once(place, seed):
     assert numbers(place) == [n for n in range(1, 61) if n not in silent]
 
 
+@STORES
 @pytest.mark.parametrize(
     "other",
     [
@@ -318,7 +316,6 @@ def test_whatever_is_lost_late_or_repeated_each_row_is_there_once(place, seed):
     ids=lambda other: next(iter(other)),
 )
 def test_cursors_are_kept_apart_by_all_that_names_the_rows(place, other):
-    stores(place)
     one, two = OF, owner(10, **other)
     first, second = begun(place, one), begun(place, two)
     emit(first, 1, 4, of=one)
@@ -332,8 +329,8 @@ def test_cursors_are_kept_apart_by_all_that_names_the_rows(place, other):
     )
 
 
+@STORES
 def test_a_token_at_the_destination_above_ours_is_an_error_in_words(place):
-    stores(place)
     output = begun(place, owner(50))
     emit(output, 1, 1)
     output.commit()
@@ -356,11 +353,11 @@ def test_a_row_that_can_never_be_written_names_its_column_and_not_its_value(plac
     assert_holds(place, 1)
 
 
-def test_a_failed_commit_says_what_failed_and_is_repeated(place):
-    meets(place, "refused")
+@meets("refused")
+def test_a_failed_commit_says_what_failed_and_is_repeated(place, fault):
     output = begun(place, OF)
     emit(output, 1, 2)
-    place.fail("refused")
+    place.fail(fault)
     with pytest.raises(SinkError) as refused:
         output.commit()
     assert place.name in str(refused.value)

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from kclrun.cli.dead_letters.rows import LetterRefused, LetterRows
+from kclrun.cli.dead_letters.user_process import LetterRefused, LetterRows
 from kclrun.errors import SinkError
-from kclrun.local.server import start_embedded
 from kclrun.model.output import OutputPlace
 from tests.contract.dynamodb_places import Items
 from tests.contract.message_places import PLACES as MESSAGES
@@ -17,12 +16,6 @@ from tests.support.letters import letter
 # A message that is not taken is repeated for 10 s, again and again.
 STORMED = [name for name in PLACES if name not in {"reference", *MESSAGES}]
 MAIN = OutputPlace(name="output", sql="sqlite:///unused")
-
-
-@pytest.fixture(scope="module")
-def aws():
-    with start_embedded() as embedded:
-        yield embedded
 
 
 @pytest.fixture(params=[name for name in PLACES if name != "reference"])

@@ -7,7 +7,6 @@ import pytest
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import Superseded
-from kclrun.local.server import start_embedded
 from kclrun.model.time import Instant
 from kclrun.sinks import rolled_files
 from kclrun.worker.outputs import Outputs, Pace
@@ -16,12 +15,6 @@ from tests.contract.sql_places import Sqlite
 from tests.contract.test_outputs import OF, START, at, begun, emit, numbers, owner
 
 ROLLED = {"s3": Objects, "s3 parquet": ParquetObjects, "files": Files, "files csv": CsvFiles}
-
-
-@pytest.fixture(scope="module")
-def aws():
-    with start_embedded() as embedded:
-        yield embedded
 
 
 @pytest.fixture

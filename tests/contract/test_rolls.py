@@ -6,15 +6,8 @@ import pytest
 
 from kclrun.aws.outputs.s3 import PART_BYTES
 from kclrun.errors import ServiceError, SettingsError, SinkError, Superseded
-from kclrun.local.server import start_embedded
 from tests.contract.output_places import Files, Objects, Parts
 from tests.contract.test_outputs import OF, START, at, begun, emit, numbers, owner
-
-
-@pytest.fixture(scope="module")
-def aws():
-    with start_embedded() as embedded:
-        yield embedded
 
 
 @pytest.fixture

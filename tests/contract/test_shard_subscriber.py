@@ -16,7 +16,6 @@ from kclrun.aws.kinesis import WireStreamAdmin
 from kclrun.aws.wire import WireClient
 from kclrun.errors import InvalidRequest, NotFound, Unavailable
 from kclrun.local.consumers import TAKEOVER_AFTER_S
-from kclrun.local.server import start_embedded
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.reading import FetchedPage
@@ -104,12 +103,6 @@ class Http:
         self._boto.close()
 
 
-@pytest.fixture(scope="session")
-def embedded_kinesis() -> Iterator[str]:
-    with start_embedded() as embedded:
-        yield embedded.kinesis_endpoint
-
-
 @pytest.fixture(
     params=[
         "model",
@@ -121,7 +114,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Model | Http]:
     if request.param == "model":
         yield Model()
         return
-    subject = Http(request.getfixturevalue("embedded_kinesis"))
+    subject = Http(request.getfixturevalue("aws").kinesis_endpoint)
     if request.param == "by name":
         subject.subscriber = subject.by_name
     yield subject

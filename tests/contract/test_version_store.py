@@ -10,7 +10,6 @@ from kclrun.aws.outputs import state_objects
 from kclrun.aws.outputs.s3 import Bucket
 from kclrun.aws.outputs.state_objects import StateObjects
 from kclrun.errors import ServiceError, SettingsError, SinkError
-from kclrun.local.server import start_embedded
 from kclrun.sinks.state_files import StateFiles
 from kclrun.state.versions import version_name
 from tests.contract.output_places import KEYS, FaultyClient
@@ -20,12 +19,6 @@ SHARD = "shardId-000000000007"
 FOLDER = "orders/clicks"
 NAMES = [version_name(9, number, "0badcafe") for number in range(6)]
 BUCKETS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def aws():
-    with start_embedded() as embedded:
-        yield embedded
 
 
 class Objects:

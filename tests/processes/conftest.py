@@ -8,21 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
 from kclrun.leases.commands import StartProcess
 from kclrun.manager.children import LeaseProcesses, reap_adopted
 from kclrun.manager.forks import Launcher
 from kclrun.manager.launcher import adopt_orphans
 from kclrun.manager.loop import Loop
 from kclrun.model.lease import LeaseKey
-from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.observe.logs import EventLog, LineSink
 from tests.foreground import heeding_signals
 from tests.patience import HUNG_S
+from tests.support.start_specs import specified
 
 ENTRIES = Path(__file__).parent / "entries"
 PLACES = 64
-ENDPOINT = WireEndpoint(url="http://127.0.0.1:9", region="x", signing_region="x")
 
 
 class Rig:
@@ -57,29 +55,8 @@ class Rig:
         self.events.append(event)
 
     def _specify(self, start, place, incarnation):
-        return StartSpec(
-            application="test",
-            stream_name="s",
-            lease_key=start.key,
-            shard_id=start.key,
-            owner="kclrun::h:n",
-            seen_counter=start.counter,
-            place=place,
-            incarnation=incarnation,
-            expires_instant=start.expires_instant,
-            failover_s=10.0,
-            processor="m:C",
-            options=dict(self.options_of[start.key]),
-            fetch=FetchSpec(idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"),
-            checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=1),
-            on_error=OnErrorSpec(retries=0, backoff_s=1.0),
-            table_name="t",
-            kinesis=ENDPOINT,
-            dynamodb=ENDPOINT,
-            credentials=WireCredentials("AKIAEXAMPLEEXAMPLE", "s"),
-            lock_path="/nonexistent",
-            log=LogSpec(level="info", json=True),
-        )
+        options = dict(self.options_of[start.key])
+        return specified(start, place, incarnation, options=options)
 
     def start(self, key="shard-1", *, expires_s=10.0, **options):
         self.options_of[key] = options

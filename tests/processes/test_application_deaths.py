@@ -16,11 +16,7 @@ import pytest
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import wait_for_ends
 from tests.processes.ledger_rig.deliveries import judge
-from tests.processes.ledger_rig.rounds import (
-    lease_kill_rounds,
-    manager_kill_rounds,
-    told,
-)
+from tests.processes.ledger_rig.rounds import lease_kill_rounds, manager_kill_rounds, told
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from kclrun.cli.world import open_world
-from kclrun.local.server import start_embedded
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import Applied, CreateLease, Offer, Take
@@ -25,12 +24,6 @@ DEAD, LIVE = "kclrun:az1:host1:nonce", "kclrun:az2:host2:nonce"
 
 def key(number):
     return LeaseKey(f"shardId-{number:012d}")
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    with start_embedded() as embedded:
-        yield embedded.endpoint
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import time
 import pytest
 
 from kclrun.cli.world import open_world
-from kclrun.local.server import start_embedded
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.record import IteratorType
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
@@ -79,12 +78,6 @@ class Table:
         assert isinstance(self.rows.write(offer), Applied)
         taken = Take(row.key, to or B, OFFERED, row.counter + 1, FAILOVER_S, "TRIM_HORIZON")
         assert isinstance(self.rows.write(taken), Applied)
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    with start_embedded() as embedded:
-        yield embedded.endpoint
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 import boto3
 import pytest
 
-from kclrun.local.server import start_embedded
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from tests.processes.cli_rig import Program, Site, called, ended
 from tests.processes.ledger_rig.application import until
@@ -112,12 +111,6 @@ def _counted(files):
     return Counter(
         json.loads(line)["n"] for file in files for line in file.read_text().splitlines()
     )
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    with start_embedded() as embedded:
-        yield embedded.endpoint
 
 
 def once(first, end):

@@ -31,12 +31,6 @@ PIPE_BYTES = 65_536
 PUT = 100
 
 
-@pytest.fixture(scope="module")
-def endpoint():
-    with start_embedded() as embedded:
-        yield embedded.endpoint
-
-
 @pytest.fixture
 def site_of(endpoint, tmp_path):
     return lambda shards: Site(tmp_path, endpoint, f"tail-{next(NUMBERS)}", shards)

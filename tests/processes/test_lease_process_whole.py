@@ -22,7 +22,6 @@ from kclrun.ipc import exit_codes
 from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, Segment, StartSpec
 from kclrun.ipc.channel import Channel, Doorbell
 from kclrun.ipc.messages import Begin, Drain, OthersInSight, channel_to_worker, decode_report
-from kclrun.local.server import start_embedded
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -81,12 +80,6 @@ class Outlasts(Noting):
 """
 
 
-@pytest.fixture(scope="module")
-def embedded():
-    with start_embedded() as embedded:
-        yield embedded
-
-
 def until(condition, most_s=HUNG_S):
     deadline = time.monotonic() + most_s
     while not (found := condition()):
@@ -98,13 +91,13 @@ def until(condition, most_s=HUNG_S):
 class Stage:
     """One stream, one table, one lease; processes started on it one after the other."""
 
-    def __init__(self, embedded, tmp_path):
+    def __init__(self, shared_aws, tmp_path):
         self.name = f"s{uuid.uuid4().hex[:8]}"
         self.tmp_path = tmp_path
         self.credentials = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret")
-        self.kinesis = self._boto("kinesis", embedded.kinesis_endpoint)
+        self.kinesis = self._boto("kinesis", shared_aws.kinesis_endpoint)
         self.kinesis.create_stream(StreamName=self.name, ShardCount=1)
-        self.dynamodb = self._boto("dynamodb", embedded.dynamodb_endpoint)
+        self.dynamodb = self._boto("dynamodb", shared_aws.dynamodb_endpoint)
         self.dynamodb.create_table(
             TableName=self.name,
             KeySchema=[{"AttributeName": "leaseKey", "KeyType": "HASH"}],
@@ -114,8 +107,8 @@ class Stage:
         self.endpoints = {
             service: WireEndpoint(url=url, region="us-east-1", signing_region="us-east-1")
             for service, url in (
-                ("kinesis", embedded.kinesis_endpoint),
-                ("dynamodb", embedded.dynamodb_endpoint),
+                ("kinesis", shared_aws.kinesis_endpoint),
+                ("dynamodb", shared_aws.dynamodb_endpoint),
             )
         }
         self.client = WireClient(
@@ -259,8 +252,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(embedded, tmp_path):
-    stage = Stage(embedded, tmp_path)
+def stage(shared_aws, tmp_path):
+    stage = Stage(shared_aws, tmp_path)
     yield stage
     stage.close()
 

@@ -12,11 +12,7 @@ import pytest
 from kclrun.ipc.channel import Channel, Quiet
 from kclrun.ipc.exit_codes import BUG, FAILED, HOST, LOST, UNCLAIMED
 from kclrun.ipc.messages import Exited, Forked, channel_of_launcher, channel_to_launcher
-from kclrun.leases.events import (
-    ProcessExited,
-    ProcessStarted,
-    StartFailed,
-)
+from kclrun.leases.events import ProcessExited, ProcessStarted, StartFailed
 from kclrun.manager.children import reap_adopted
 from kclrun.manager.launcher import Outbox
 from kclrun.protocol.reports import (

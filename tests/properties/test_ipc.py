@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.errors import MalformedFrame
-from kclrun.ipc.messages import (
-    ERROR_BYTES_MAX,
-    TRACEBACK_BYTES_MAX,
-    decode_report,
-    encode_report,
-)
+from kclrun.ipc.messages import ERROR_BYTES_MAX, TRACEBACK_BYTES_MAX, decode_report, encode_report
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState

@@ -17,14 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.leases.assignment import Action, LocalHoldings, OwnerLoads, plan
-from kclrun.leases.load import (
-    GAIN_MIN,
-    HEAVY_ABOVE,
-    WATCHED_S,
-    FleetLoad,
-    LoadBalancer,
-    Pairing,
-)
+from kclrun.leases.load import GAIN_MIN, HEAVY_ABOVE, WATCHED_S, FleetLoad, LoadBalancer, Pairing
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.table_view import STEADY_AFTER_S, Observation, TableView
 from kclrun.model.lease import Handoff, Lease, Load

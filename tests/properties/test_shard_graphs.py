@@ -21,12 +21,7 @@ from kclrun.leases.events import ShardsListed
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.sequence import (
-    AT_TIMESTAMP,
-    LATEST,
-    SHARD_END,
-    TRIM_HORIZON,
-)
+from kclrun.model.sequence import AT_TIMESTAMP, LATEST, SHARD_END, TRIM_HORIZON
 from kclrun.protocol.writes import CreateChildren, CreateLease, DeleteEnded, EndedParent
 from tests.examples import is_quick
 from tests.properties.shard_graphs import Odometer, all_graphs

@@ -27,16 +27,7 @@ from kclrun.leases.shard_sync import (
     sync_table,
 )
 from kclrun.leases.table_view import Observation, TableView
-from kclrun.model.lease import (
-    ANYBODY,
-    OFFERED,
-    DiedOn,
-    Halt,
-    Handoff,
-    Lease,
-    Load,
-    OwnerId,
-)
+from kclrun.model.lease import ANYBODY, OFFERED, DiedOn, Halt, Handoff, Lease, Load, OwnerId
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol.writes import EndedParent

@@ -19,12 +19,7 @@ from kclrun.spark.engine.java import provide_java
 from tests.packaging.wheel_rig import Environment, build_wheel, plain_environment
 from tests.patience import HUNG_S, TEST_S
 from tests.spark.sink_rig import Kinesis
-from tests.spark.source_rig import (
-    ACCESS_KEY,
-    REGION,
-    SECRET_KEY,
-    in_order_of_each_key,
-)
+from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY, in_order_of_each_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TEST_S), pytest.mark.alone]
 

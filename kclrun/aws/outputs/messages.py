@@ -14,13 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.aws.control import (
-    BOTO_FAILURES,
-    Client,
-    ControlPlane,
-    RenewedClient,
-    from_botocore,
-)
+from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, RenewedClient, from_botocore
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.operations import (
     DESCRIBE_DELIVERY_STREAM,

@@ -15,13 +15,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kclrun.aws.control import (
-    BOTO_FAILURES,
-    Client,
-    ControlPlane,
-    RenewedClient,
-    from_botocore,
-)
+from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, RenewedClient, from_botocore
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.operations import (
     COMPLETE_MULTIPART_UPLOAD,

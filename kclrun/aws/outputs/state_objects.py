@@ -12,13 +12,7 @@ from typing import Any, Final
 
 from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
-from kclrun.aws.operations import (
-    DELETE_OBJECTS,
-    GET_OBJECT,
-    LIST_OBJECTS_V2,
-    PUT_OBJECT,
-    Operation,
-)
+from kclrun.aws.operations import DELETE_OBJECTS, GET_OBJECT, LIST_OBJECTS_V2, PUT_OBJECT, Operation
 from kclrun.aws.outputs.s3 import ABSENT, Bucket
 from kclrun.errors import ServiceError, SinkError
 from kclrun.model.state import StatePlace

@@ -14,12 +14,7 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import (
-    ConfigGroup,
-    Configuration,
-    config_options,
-    load_configuration,
-)
+from kclrun.cli.config_options import ConfigGroup, Configuration, config_options, load_configuration
 from kclrun.cli.dead_letters.redrive import process_again
 from kclrun.cli.user_code import dead_letter_folder
 from kclrun.config.schema import Settings, StreamSettings, stream_name

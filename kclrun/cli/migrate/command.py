@@ -1,7 +1,7 @@
 """`kclrun migrate`: comes from another consumer, with its configuration or its positions.
 
 For an application of `amazon_kclpy` this finds the script and writes the file;
-`compat/kclpy/conversions.py` converts each property. `spark.py` writes positions.
+`compat/kclpy/app_yaml.py` converts each property. `spark.py` writes positions.
 """
 
 from __future__ import annotations

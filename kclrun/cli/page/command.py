@@ -144,7 +144,7 @@ def page_beside_run(configuration: Configuration) -> Iterator[str | None]:
         yield None
         return
     from kclrun.cli.page.reading import FleetReader
-    from kclrun.cli.world import Aws
+    from kclrun.cli.services import Aws
     from kclrun.page.server import serve_pages
 
     aws = Aws(settings)

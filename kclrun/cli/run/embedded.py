@@ -31,13 +31,7 @@ from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
 from kclrun.config.state import state_place
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.loading import import_paths
-from kclrun.local.filling import (
-    Filling,
-    FillOrder,
-    FillReport,
-    Reshard,
-    make_stream,
-)
+from kclrun.local.filling import Filling, FillOrder, FillReport, Reshard, make_stream
 from kclrun.local.server import Embedded, start_embedded
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.wire import WireEndpoint

@@ -10,13 +10,7 @@ from typing import Final
 
 from kclrun.errors import DataLoss
 from kclrun.model.shard import ChildShard, Shard, ShardGraph
-from kclrun.spark.lineage import (
-    children_ready,
-    descendants_of,
-    oldest_over,
-    uncovered,
-    unfollowed,
-)
+from kclrun.spark.lineage import children_ready, descendants_of, oldest_over, uncovered, unfollowed
 from kclrun.spark.positions import SHARD_END, Position
 
 # Pages of one listing are read at different instants; five listings, a second apart, are enough.

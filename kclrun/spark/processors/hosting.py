@@ -49,13 +49,7 @@ from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
 from kclrun.ports import LetterStore
-from kclrun.processor import (
-    Checkpointer,
-    Context,
-    KeptRow,
-    RecordProcessor,
-    call_method,
-)
+from kclrun.processor import Checkpointer, Context, KeptRow, RecordProcessor, call_method
 from kclrun.record_calls.fitting import require_fit
 from kclrun.record_calls.runners import PROCESS_RECORD
 from kclrun.spark.executor.reading import ReadPage, cuts

@@ -21,12 +21,7 @@ from kclrun.codec.kpl import parse_hash_key
 from kclrun.errors import LimitExceeded, SettingsError, SinkError
 from kclrun.model.record import PutEntry
 from kclrun.spark.options import sink_settings
-from kclrun.spark.sink.columns import (
-    DATA,
-    EXPLICIT_HASH_KEY,
-    PARTITION_KEY,
-    check_columns,
-)
+from kclrun.spark.sink.columns import DATA, EXPLICIT_HASH_KEY, PARTITION_KEY, check_columns
 from kclrun.spark.sink.shards import open_shards
 
 # Turns rows of Spark into records to put, and checks that each row can become one.

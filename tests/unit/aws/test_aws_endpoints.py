@@ -18,12 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from kclrun.aws.endpoints import (
-    LOOPBACK_REGION,
-    EndpointSettings,
-    open_session,
-    resolve_endpoint,
-)
+from kclrun.aws.endpoints import LOOPBACK_REGION, EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.operations import GET_RECORDS, UPDATE_ITEM
 from kclrun.aws.wire import WireClient
 from kclrun.errors import SettingsError, Unavailable

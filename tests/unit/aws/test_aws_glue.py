@@ -20,13 +20,7 @@ from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.glue import decoder as glue
 from kclrun.aws.glue.decoder import GlueDecoder
 from kclrun.codec.values import decoding
-from kclrun.errors import (
-    LimitExceeded,
-    RecordError,
-    RetryLater,
-    Unavailable,
-    UndecodableRecord,
-)
+from kclrun.errors import LimitExceeded, RecordError, RetryLater, Unavailable, UndecodableRecord
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.wire import WireCredentials
 

@@ -9,13 +9,6 @@ import pytest
 
 from kclrun.aws.lease_table import OWNER_INDEX
 from kclrun.cli.program import run_program
-from kclrun.local.server import start_embedded
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with start_embedded() as embedded:
-        yield embedded.endpoint
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,6 @@ from tests.patience import HUNG_S
 pytestmark = pytest.mark.seconds
 REPOSITORY = Path(__file__).parents[3]
 PROCESSOR = ["--set", "processor=processors.hello:Hello", "--set", f"path={REPOSITORY}"]
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with start_embedded() as embedded:
-        yield embedded.endpoint
 
 
 @pytest.fixture

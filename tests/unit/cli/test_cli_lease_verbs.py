@@ -9,13 +9,7 @@ import pytest
 from kclrun.model.lease import ANYBODY, OFFERED, Halt, Handoff, OwnerId
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import WallTime
-from kclrun.protocol.writes import (
-    ConditionFailed,
-    OutcomeUnknown,
-    Refused,
-    Throttled,
-    Unavailable,
-)
+from kclrun.protocol.writes import ConditionFailed, OutcomeUnknown, Refused, Throttled, Unavailable
 from tests.unit.cli.memory_site import BEGUN, JAVA, A, B, Called, Site, caller, key, site_for
 
 ZERO = key(0)

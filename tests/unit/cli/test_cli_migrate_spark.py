@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,6 @@ from kclrun.cli.world import open_world
 from kclrun.config.load import settings_of
 from kclrun.errors import NotFound
 from kclrun.local.filling import wait_until_active
-from kclrun.local.server import start_embedded
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.record import IteratorType, PutEntry
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -31,25 +30,6 @@ from kclrun.spark.positions import SHARD_END, Position, after, at_timestamp, bef
 pytestmark = pytest.mark.seconds
 KEY, SECOND = LeaseKey("shardId-000000000000"), LeaseKey("shardId-000000000001")
 OWNER = OwnerId("kclrun:az1:host:abc")
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with start_embedded() as embedded:
-        yield embedded.endpoint
-
-
-@pytest.fixture
-def config(endpoint: str, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A configuration with a stream of two shards and a table of its own."""
-    file = tmp_path / "app.yaml"
-    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[-60:].strip("-")
-    file.write_text(
-        f"application: {name}\nstream: {name}\nleases: {{failover: 1s}}\n"
-        f"aws: {{region: us-east-1, endpoint: '{endpoint}', start_timeout: 5s}}\n"
-    )
-    file.chmod(0o600)
-    return file
 
 
 @pytest.fixture

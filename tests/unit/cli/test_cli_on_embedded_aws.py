@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,25 +32,6 @@ from tests.patience import HUNG_S
 pytestmark = pytest.mark.seconds
 KEY = LeaseKey("shardId-000000000000")
 OWNER = OwnerId("kclrun:az1:host:abc")
-
-
-@pytest.fixture(scope="module", params=[False], ids=["no limits"])
-def endpoint() -> Iterator[str]:
-    with start_embedded() as embedded:
-        yield embedded.endpoint
-
-
-@pytest.fixture
-def config(endpoint: str, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A configuration with a stream and a table of its own."""
-    file = tmp_path / "app.yaml"
-    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[-60:].strip("-")
-    file.write_text(
-        f"application: {name}\nstream: {name}\nleases: {{failover: 1s}}\n"
-        f"aws: {{region: us-east-1, endpoint: '{endpoint}', start_timeout: 5s}}\n"
-    )
-    file.chmod(0o600)
-    return file
 
 
 def settings(config: Path) -> Settings:

@@ -10,12 +10,7 @@ from google.protobuf.internal import api_implementation
 from grpc_tools import protoc
 
 import kclrun.codec
-from kclrun.codec.kpl import (
-    ABSENT_HASH_KEY,
-    ABSENT_KEY,
-    aggregate_descriptor,
-    parse_aggregate,
-)
+from kclrun.codec.kpl import ABSENT_HASH_KEY, ABSENT_KEY, aggregate_descriptor, parse_aggregate
 
 
 def test_compiling_the_proto_gives_the_descriptor_built_at_import(tmp_path: Path) -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kclrun.compat.kclpy.app_yaml import Script, app_yaml
-from kclrun.compat.kclpy.conversions import convert
+from kclrun.compat.kclpy.app_yaml import Script, app_yaml, convert
 from kclrun.compat.kclpy.property_table import PROPERTIES, read_properties
 from kclrun.config.convert import field_types, members, plain_type
 from kclrun.config.load import settings_of

@@ -7,13 +7,7 @@ import pytest
 
 from kclrun.errors import SettingsError
 from kclrun.ipc import exit_codes
-from kclrun.ipc.board import (
-    CheckpointSpec,
-    FetchSpec,
-    LogSpec,
-    OnErrorSpec,
-    StartSpec,
-)
+from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
 from kclrun.ipc.channel import FRAME_BYTES_MAX, Channel, PeerGone, Sent
 from kclrun.ipc.messages import (
     Begin,

@@ -16,13 +16,7 @@ from kclrun.model.lease import OFFERED
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol import writes as ch
 from kclrun.protocol.in_flight import Fate, InFlight, has_ended_ownership
-from kclrun.protocol.writes import (
-    ConditionFailed,
-    OutcomeUnknown,
-    Refused,
-    Throttled,
-    Unavailable,
-)
+from kclrun.protocol.writes import ConditionFailed, OutcomeUnknown, Refused, Throttled, Unavailable
 from tests.unit.leases.manager_life import ME, OTHER, THIRD, ManagerLife, replace, row, rows_of
 
 DEAD = "kclrun:a:dead:n"

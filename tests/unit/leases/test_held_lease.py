@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kclrun.errors import InvariantViolation
-from kclrun.leases.held_lease import (
-    TRANSITIONS,
-    WITH_PROCESS,
-    HeldLease,
-    State,
-    Step,
-)
+from kclrun.leases.held_lease import TRANSITIONS, WITH_PROCESS, HeldLease, State, Step
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.in_flight import InFlight

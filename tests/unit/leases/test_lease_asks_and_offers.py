@@ -12,13 +12,7 @@ from kclrun.model.lease import OFFERED, Handoff
 from kclrun.model.sequence import SHARD_END
 from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
-from kclrun.protocol.writes import (
-    ConditionFailed,
-    OutcomeUnknown,
-    Refused,
-    Throttled,
-    Unavailable,
-)
+from kclrun.protocol.writes import ConditionFailed, OutcomeUnknown, Refused, Throttled, Unavailable
 from tests.unit.leases.manager_life import (
     JAVA,
     ME,

@@ -12,13 +12,7 @@ from kclrun.leases.table_view import STEADY_AFTER_S
 from kclrun.model.lease import OFFERED, Handoff, Load
 from kclrun.protocol import reports
 from kclrun.protocol import writes as ch
-from kclrun.protocol.writes import (
-    Applied,
-    ConditionFailed,
-    OutcomeUnknown,
-    Throttled,
-    Unavailable,
-)
+from kclrun.protocol.writes import Applied, ConditionFailed, OutcomeUnknown, Throttled, Unavailable
 from tests.unit.leases.manager_life import (
     JAVA,
     ME,

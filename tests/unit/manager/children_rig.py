@@ -13,17 +13,17 @@ import select
 import signal
 import socket
 
-from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, Segment, StartSpec
+from kclrun.ipc.board import Segment
 from kclrun.ipc.channel import Doorbell, PeerGone
 from kclrun.ipc.messages import Exited, channel_of_worker, encode_report
 from kclrun.leases.commands import StartProcess
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.forks import ForkRefused, LauncherGone, ProcessForked
-from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog, LineSink
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from tests.patience import HUNG_S
-from tests.unit.manager.manager_rig import ENDPOINT, QuickLoop
+from tests.support.start_specs import specified
+from tests.unit.manager.manager_rig import QuickLoop
 
 
 class Process:
@@ -187,7 +187,7 @@ class ChildrenRig:
         self.processes = LeaseProcesses(
             self.launcher,
             places=places,
-            specify=_specified,
+            specify=specified,
             loop=self.loop,
             log=log,
             deliver=self.events.append,
@@ -237,28 +237,3 @@ class ChildrenRig:
         self.loop.close()
         self._sink.close()
         os.close(self._fd)
-
-
-def _specified(start, place, incarnation):
-    return StartSpec(
-        application="test",
-        stream_name="s",
-        lease_key=start.key,
-        shard_id=start.key,
-        owner="kclrun::h:n",
-        seen_counter=start.counter,
-        place=place,
-        incarnation=incarnation,
-        expires_instant=start.expires_instant,
-        failover_s=10.0,
-        processor="m:C",
-        fetch=FetchSpec(idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"),
-        checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=1),
-        on_error=OnErrorSpec(retries=0, backoff_s=1.0),
-        table_name="t",
-        kinesis=ENDPOINT,
-        dynamodb=ENDPOINT,
-        credentials=WireCredentials("AKIAEXAMPLEEXAMPLE", "s"),
-        lock_path="/nonexistent",
-        log=LogSpec(level="info", json=True),
-    )

@@ -14,12 +14,7 @@ from kclrun.ipc.channel import Quiet
 from kclrun.ipc.exit_codes import LOST
 from kclrun.ipc.messages import Drain, DumpStacks, Exited, FailoverChanged, OthersInSight
 from kclrun.leases.commands import StartProcess
-from kclrun.leases.events import (
-    ProcessExited,
-    ProcessReported,
-    ProcessStarted,
-    StartFailed,
-)
+from kclrun.leases.events import ProcessExited, ProcessReported, ProcessStarted, StartFailed
 from kclrun.manager.forks import LauncherGone
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol import reports

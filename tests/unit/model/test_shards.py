@@ -2,14 +2,7 @@
 
 import pytest
 
-from kclrun.model.shard import (
-    HASH_KEY_MAX,
-    HashRange,
-    Shard,
-    ShardGraph,
-    is_older,
-    is_too_new_for,
-)
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph, is_older, is_too_new_for
 
 LOW, HIGH, ALL = HashRange(0, 49), HashRange(50, 99), HashRange(0, 99)
 

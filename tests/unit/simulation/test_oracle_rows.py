@@ -4,12 +4,7 @@ import msgspec
 import pytest
 
 from kclrun.model.lease import OFFERED, Lease
-from kclrun.model.sequence import (
-    AT_TIMESTAMP,
-    SHARD_END,
-    TRIM_HORIZON,
-    ExtendedSequenceNumber,
-)
+from kclrun.model.sequence import AT_TIMESTAMP, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange
 from kclrun.protocol.writes import (
     Ask,

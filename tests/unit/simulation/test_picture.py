@@ -6,13 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from kclrun.simulation.picture import (
-    _group_totals,
-    _rate_of,
-    _steps,
-    _tick_places,
-    draw_picture,
-)
+from kclrun.simulation.picture import _group_totals, _rate_of, _steps, _tick_places, draw_picture
 from kclrun.simulation.what_if import Figures, OwnerSeries, PhaseFigures, Series
 from tests.unit.simulation.golden import require_as_before
 

@@ -9,7 +9,6 @@ import boto3
 import pytest
 
 from kclrun.errors import SettingsError, Unavailable
-from kclrun.local.server import start_embedded
 from kclrun.model.record import IteratorType
 from kclrun.spark import requests
 from kclrun.spark.executor.reading import read_ranges, record_batches
@@ -30,12 +29,6 @@ def _plain_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    with start_embedded() as embedded:
-        yield embedded.endpoint
 
 
 def reached(endpoint, stream="orders"):

@@ -10,7 +10,6 @@ import pytest
 
 from kclrun.aws.fan_out import CONSUMERS_MAX, StreamConsumers
 from kclrun.errors import InvalidRequest, NotFound, SettingsError
-from kclrun.local.server import start_embedded
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.spark.options import Reached, Use, read_source_options
 from kclrun.spark.requests import Connected
@@ -24,9 +23,8 @@ HORIZON = StartPoint(IteratorType.TRIM_HORIZON)
 
 
 @pytest.fixture(scope="module")
-def endpoint():
-    with start_embedded() as embedded:
-        yield embedded.kinesis_endpoint
+def endpoint(shared_aws):
+    return shared_aws.kinesis_endpoint
 
 
 @pytest.fixture

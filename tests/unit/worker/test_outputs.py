@@ -85,11 +85,12 @@ def test_rows_of_records_that_are_not_settled_wait() -> None:
 def test_an_output_that_rolls_holds_the_checkpoint_back_until_its_roll_is_due() -> None:
     lease = Lease(AT_ONCE, ROLLED)
     lease.call(1, 1, to="a")
+    lease.now = Instant(2.0)
     lease.call(2, 2, to="b")
     lease.ask(2, must=False)
     assert (lease.rows, lease.told) == ([[1], []], [TRIM_HORIZON])
     assert lease.outputs.waiting_since == 1.0
-    lease.now = Instant(62.0)
+    lease.now = Instant(63.0)
     lease.outputs.turn()
     assert (lease.rows, lease.told[-1]) == ([[1], [2]], at(2))
     assert lease.outputs.waiting_since == 0.0

@@ -3,11 +3,11 @@
 import msgspec
 import pytest
 
-from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
+from kclrun.ipc.board import CheckpointSpec, OnErrorSpec
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.model.wire import WireEndpoint
 from kclrun.worker import main
 from kclrun.worker.delivery_queue import QueueLimits
 from kclrun.worker.main import (
@@ -20,31 +20,10 @@ from kclrun.worker.main import (
     services,
     table_endpoint,
 )
+from tests.support import start_specs
 
 ENDPOINT = WireEndpoint("http://127.0.0.1:9", "x", "x", connect_timeout_s=2.0, read_timeout_s=8.0)
-SPEC = StartSpec(
-    application="test",
-    stream_name="s",
-    lease_key="s0",
-    shard_id="s0",
-    owner="kclrun::h:n",
-    seen_counter=1,
-    place=0,
-    incarnation=1,
-    expires_instant=1.0,
-    failover_s=10.0,
-    processor="m:C",
-    options={},
-    fetch=FetchSpec(idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"),
-    checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=1),
-    on_error=OnErrorSpec(retries=0, backoff_s=1.0),
-    table_name="t",
-    kinesis=ENDPOINT,
-    dynamodb=ENDPOINT,
-    credentials=WireCredentials("AKIAEXAMPLEEXAMPLE", "s"),
-    lock_path="/nonexistent",
-    log=LogSpec(level="info", json=True),
-)
+SPEC = msgspec.structs.replace(start_specs.SPEC, kinesis=ENDPOINT, dynamodb=ENDPOINT, options={})
 
 
 @pytest.mark.parametrize(

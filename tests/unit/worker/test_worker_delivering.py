@@ -286,10 +286,12 @@ def test_a_letter_that_can_never_be_kept_halts_the_shard_with_that_reason(start)
         raise LetterTooLarge("it does not fit into the queue")
 
     main = start(*poisoned(12), retries=0, then="dead-letter", bury=bury)
-    main.begin(page(11, 12, 13))
+    main.begin(page(11, 12, 13), page(21))
 
     failure = main.wait_for(ProcessorFailed)
     assert failure.error == "it does not fit into the queue"
+    main.queue.stop_delivery()
+    main.wait_for(events.DeliveryStopped)
     assert main.processor.batches == [[11, 12, 13], [11], [12]]
     assert [each.last for each in main.of(events.BatchProcessed)] == [p(11)]
 

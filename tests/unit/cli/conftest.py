@@ -1,0 +1,16 @@
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def config(endpoint: str, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A configuration with a stream and a table of its own."""
+    file = tmp_path / "app.yaml"
+    name = "".join(c if c.isalnum() else "-" for c in request.node.name)[-60:].strip("-")
+    file.write_text(
+        f"application: {name}\nstream: {name}\nleases: {{failover: 1s}}\n"
+        f"aws: {{region: us-east-1, endpoint: '{endpoint}', start_timeout: 5s}}\n"
+    )
+    file.chmod(0o600)
+    return file
