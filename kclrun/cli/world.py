@@ -53,12 +53,17 @@ from kclrun.errors import (
 )
 from kclrun.manager.world import InstanceServices, SourceStream, World
 from kclrun.model.output import OutputPlace, RowsOf, setting_of
+from kclrun.model.record import Measurement
 from kclrun.model.stream import ONLY_STREAM, StreamKey
 from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.model.wire import WireEndpoint
-from kclrun.ports import LetterStore, StreamSummary
+from kclrun.observe.emf import EmfOutlet
+from kclrun.observe.logs import LineSink
+from kclrun.ports import LetterStore, MetricOutlet, StreamSummary
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.worker.opening import open_output, open_versions
+
+_STDERR: Final = 2
 
 T = TypeVar("T")
 
@@ -199,11 +204,13 @@ class Aws:
         )
 
     @property
-    def metrics(self) -> CloudWatchOutlet | None:
+    def metrics(self) -> MetricOutlet[Measurement] | None:
         """The outlet for metrics of `observe.cloudwatch`, if it is set."""
         cloudwatch = self.settings.observe.cloudwatch
         if cloudwatch is None:
             return None
+        if cloudwatch.via == "log":
+            return EmfOutlet(LineSink(_STDERR).write, cloudwatch.namespace)
         return CloudWatchOutlet(
             self._endpoint_settings("cloudwatch"), cloudwatch.namespace, self.credentials.current
         )

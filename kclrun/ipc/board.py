@@ -71,6 +71,14 @@ class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
     json: bool
 
 
+class TraceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`observe.otlp.traces` of the configuration, with the collector."""
+
+    endpoint: str | None
+    sample: float
+    context: str | None
+
+
 class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The start command of one lease process: all that it needs, as plain values.
 
@@ -122,6 +130,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     credentials: WireCredentials
     lock_path: str
     log: LogSpec
+    traces: TraceSpec | None = None
     nice: int = 0
 
     def __repr__(self) -> str:

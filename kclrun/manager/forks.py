@@ -121,6 +121,7 @@ class StartCommands:
             credentials=self._credentials(),
             lock_path=str(self._lock_path),
             log=ipc.LogSpec(level=settings.log.level, json=self._log_as_json),
+            traces=_traces(settings),
             nice=source.settings.priority,
         )
 
@@ -133,6 +134,15 @@ def _fetch(settings: Settings) -> ipc.FetchSpec:
         batch_max=fetch.batch_max,
         kpl_range=fetch.kpl_range,
         hot_window_s=float(settings.observe.hot_window),
+    )
+
+
+def _traces(settings: Settings) -> ipc.TraceSpec | None:
+    otlp = settings.observe.otlp
+    if otlp is None or otlp.traces is None:
+        return None
+    return ipc.TraceSpec(
+        endpoint=otlp.endpoint, sample=otlp.traces.sample, context=otlp.traces.context
     )
 
 

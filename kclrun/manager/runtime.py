@@ -263,6 +263,7 @@ class _Run:
             self._settings,
             sampler,
             failover_s=self._policy.failover_s,
+            owner=self._identity.id,
             outlet=self._world.metrics,
             announcer=open_announcer(os.environ, self._log),
             loop=self._loop,

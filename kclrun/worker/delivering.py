@@ -9,7 +9,8 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, TextIO
 
 from kclrun.codec.kpl import drop_until
 from kclrun.consuming import events
@@ -55,6 +56,9 @@ from kclrun.worker.delivery_queue import (
 from kclrun.worker.giving_up import GivingUp, Trouble
 from kclrun.worker.record_delivering import RecordDelivery, RowPlaces
 
+if TYPE_CHECKING:
+    from kclrun.observe.traces import LeaseSpans
+
 
 class Deliverer:
     """Runs `serve` on the main thread until the queue closes.
@@ -70,7 +74,7 @@ class Deliverer:
     processor: a record may need more than any host has. `bury` keeps a dead letter durably, of a
     record, its failure and the number of calls that raised with it; it raises SinkError. `settled`
     is told how far every record is processed or given up; rows of records up to `sent` left for
-    their outputs.
+    their outputs. `spans` traces the batches, if anything does.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Deliverer:
         bury: Callable[[Record, Failure, int], None] | None = None,
         settled: Callable[[ExtendedSequenceNumber], None] | None = None,
         sent: Callable[[], ExtendedSequenceNumber | None] = lambda: None,
+        spans: LeaseSpans | None = None,
     ) -> None:
         self._queue = queue
         self._post = post
@@ -97,6 +102,7 @@ class Deliverer:
         self._giving_up = GivingUp(queue, post, report, bury, policy.then)
         self._settled = settled
         self._sent = sent
+        self._spans = spans
         self._breaker = Breaker(policy.limit)
         self._settling = threading.Lock()
         self._processor: RecordProcessor | None = None
@@ -146,6 +152,7 @@ class Deliverer:
             decoding=decoding,
             delivered=self._note_delivered,
             processed=self._record_processed,
+            returned=self._note_returned,
             fence=fence,
             make_thread=make_thread,
         )
@@ -162,6 +169,8 @@ class Deliverer:
 
     def _note_delivered(self, batch: Batch) -> None:
         self.delivered = batch.last
+        if self._spans is not None:
+            self._spans.began(batch)
         self._post(events.BatchDelivered(batch.last, len(batch.records), batch.payload_bytes))
 
     def _record_processed(self, position: ExtendedSequenceNumber) -> None:
@@ -172,15 +181,25 @@ class Deliverer:
         self._note_delivered(batch)
         if self._records is not None:
             if not self._records.deliver(batch):
-                self._checkpoints.given = self._done
+                self._leave_undone()
             return
         if batch.records and not self._is_done_with(batch):
-            # What user code checkpoints from here on, in shutdown_requested, covers no more.
-            self._checkpoints.given = self._done
+            self._leave_undone()
             return
         self._done = batch.last
-        self._queue.note_returned(batch)
+        self._note_returned(batch)
         self._processed(batch.last)
+
+    def _leave_undone(self) -> None:
+        """What user code checkpoints from here on, in shutdown_requested, covers no more."""
+        self._checkpoints.given = self._done
+        if self._spans is not None:
+            self._spans.leave_undone()
+
+    def _note_returned(self, batch: Batch) -> None:
+        self._queue.note_returned(batch)
+        if self._spans is not None:
+            self._spans.done(batch)
 
     def _processed(self, position: ExtendedSequenceNumber) -> None:
         if self._settled is not None:
@@ -273,7 +292,8 @@ class Deliverer:
                     records, batch.millis_behind_latest, self._token, self._decoding
                 )
                 checkpointer = self._checkpoints.checkpointer
-                call_method(self._user_code, "process_records", handed, checkpointer)
+                with nullcontext() if self._spans is None else self._spans.calling(batch):
+                    call_method(self._user_code, "process_records", handed, checkpointer)
 
         if run.is_isolating:
             self._checkpoints.given = last
@@ -307,6 +327,8 @@ class Deliverer:
         trouble: Trouble,
     ) -> None:
         error = run.checked(error)
+        if self._spans is not None:
+            self._spans.raised(batch, error)
         failure = describe(error, [batch.records[index] for index in indexes])
         trouble.of.update(dict.fromkeys(run.accused(error), failure))
         was_isolating = run.is_isolating

@@ -123,6 +123,7 @@ class FetchThread:
     `broke` gets an error that is not from the service: our bug. A lease that is renewed and not
     read would stall in silence. With `subscriber` it reads by enhanced fan-out when it can.
     `meter` measures what is read, if anything does; `heat` gets its reports.
+    `fetched` gets each page and when it was asked for.
     """
 
     def __init__(
@@ -140,6 +141,7 @@ class FetchThread:
         subscriber: ShardSubscriber | None = None,
         meter: KeyMeter | None = None,
         heat: Callable[[ShardHeat], None] = lambda _: None,
+        fetched: Callable[[FetchedPage, Instant], None] | None = None,
         make_thread: MakeThread = daemon_thread,
         rest_s: RestS = unchanged,
     ) -> None:
@@ -163,6 +165,7 @@ class FetchThread:
         self._is_above_checkpoint = False
         self._meter = meter
         self._heat = heat
+        self._fetched = fetched
 
     def start(self) -> None:
         self._thread.start()
@@ -193,6 +196,8 @@ class FetchThread:
                 if page is None:
                     pause_s = 0.0
                     continue
+                if self._fetched is not None:
+                    self._fetched(page, asked)
                 self._check_head(page)
                 if not self._lay_down(page):
                     return
