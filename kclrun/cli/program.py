@@ -41,13 +41,15 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "doctor": "Find what is wrong with the lease table; mend it with --yes.",
         "files": "Find files of rows that are there twice, missing or unfinished.",
         "iam": "Print the IAM policy that the application needs.",
+        "cost": "Estimate what the application costs a month, and what a setting changes.",
+        "completion": "Print the completion of commands for your shell.",
         "dashboards": "Print a Grafana dashboard, or alert rules for Prometheus.",
         "version": "Show versions.",
     },
 }
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
 _FOLDERS: Final = frozenset(
-    {"dashboards", "dead-letters", "leases", "migrate", "page", "run", "tail"}
+    {"completion", "cost", "dashboards", "dead-letters", "leases", "migrate", "page", "run", "tail"}
 )
 # A verb of its own that changes leases, as those of `leases` do.
 _OF_LEASES: Final = frozenset({"reset"})

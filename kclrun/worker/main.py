@@ -348,10 +348,13 @@ class LeaseProcess:
             look_s=LOOK_S if shared is None else SHARED_LOOK_S,
             spans=self._spans,
         )
-        self._deliverer = Deliverer(
+        self._deliverer = self._make_deliverer()
+
+    def _make_deliverer(self) -> Deliverer:
+        return Deliverer(
             self._queue,
             self._inbox.post,
-            error_policy(spec),
+            error_policy(self._spec),
             prepare=self._prepare,
             checkpoints=self._checkpoints,
             report=self._reporter.report,
