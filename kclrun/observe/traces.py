@@ -10,8 +10,10 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, ParamSpec, Protocol
@@ -75,11 +77,20 @@ class SpanQueue(SpanProcessor):
         self._is_sending = False
         self._is_hurried = False
         self._is_failing = False
+        self._is_fork = False
         self.thread = threading.Thread(target=self._run, name=_EXPORTER, daemon=True)
         self.thread.start()
+        os.register_at_fork(after_in_child=functools.partial(_in_child, weakref.ref(self)))
+
+    def leave_to_parent(self) -> None:
+        """In a process that user code forked: it has no thread that sends, and perhaps a lock that
+        nobody releases."""
+        self._is_fork = True
 
     def on_end(self, span: ReadableSpan) -> None:
         """Called by the SDK, on the thread that ends a span. Never waits for a request."""
+        if self._is_fork:
+            return
         with self._changed:
             if len(self._waiting) >= _WAITING_MAX:
                 self.dropped += 1
@@ -131,6 +142,11 @@ class SpanQueue(SpanProcessor):
         elif self._is_failing:
             self.warn(f"the collector takes spans again; {self.dropped} were dropped so far")
         self._is_failing = not is_sent
+
+
+def _in_child(queue: weakref.ref[SpanQueue]) -> None:
+    if (found := queue()) is not None:
+        found.leave_to_parent()
 
 
 class ProcessSpans:

@@ -14,6 +14,7 @@ import msgspec
 
 from kclrun.leases.balancing import find_every_s
 from kclrun.leases.policy import FREQUENT_SCANNERS_MAX, ManagerPolicy
+from kclrun.model.lease import OwnerId
 from kclrun.model.output import OutputPlace
 from kclrun.observe.metrics import METRICS
 from kclrun.protocol.fence import renew_interval_s
@@ -146,7 +147,7 @@ def _lease_table(plan: Plan, traffic: Traffic) -> Iterator[Line]:
 
 
 def _scan_units_per_s(plan: Plan, traffic: Traffic, table_units: int) -> float:
-    policy = ManagerPolicy(me="", failover_s=plan.failover_s)
+    policy = ManagerPolicy(me=OwnerId(""), failover_s=plan.failover_s)
     often = min(traffic.machines, FREQUENT_SCANNERS_MAX)
     seldom = traffic.machines - often
     units = often * table_units / policy.scan_every_s

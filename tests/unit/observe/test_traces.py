@@ -1,5 +1,7 @@
 """Spans: bounded and counted while they wait, harmless where they fail, linked to producers."""
 
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -73,6 +75,26 @@ def test_an_outage_is_told_once_and_the_end_of_a_lease_does_not_wait_for_it(resu
     while len(warned) < 2:
         threading.Event().wait(0.001)
     assert str(2 * traces._BATCH_MAX) in warned[1]
+
+
+def test_a_process_that_user_code_forks_ends_its_spans_without_waiting():
+    """Also where the fork came while the queue was locked."""
+    script = (
+        "import os\n"
+        "from kclrun.observe.traces import SpanQueue\n"
+        "queue = SpanQueue(None, print)\n"
+        "with queue._changed:\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        import threading\n"
+        "        ended = threading.Thread(target=queue.on_end, args=('span',), daemon=True)\n"
+        "        ended.start()\n"
+        f"        ended.join({HUNG_S / 2})\n"
+        "        os._exit(ended.is_alive())\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    assert subprocess.run(command, timeout=HUNG_S).returncode == 0
 
 
 class Kept:
