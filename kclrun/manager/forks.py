@@ -178,6 +178,14 @@ _PRELOADED: Final = (
     "kclrun.ipc.board",
     "kclrun.processor",
 )
+
+
+def modules_of(settings: Settings) -> tuple[str, ...]:
+    """The modules that only lease processes of these settings import. OpenTelemetry takes 0.2 s,
+    which a lease would wait for at each of its starts."""
+    return ("kclrun.observe.traces",) if _traces(settings) is not None else ()
+
+
 # One message for each fork and each exit of up to 1024 lease processes; more wait for the next
 # turn.
 _MESSAGES_MAX: Final = 256

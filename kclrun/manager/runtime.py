@@ -21,7 +21,7 @@ from kclrun.ipc.messages import RenewCredentials
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy, StreamStart
 from kclrun.manager.children import LeaseProcesses
-from kclrun.manager.forks import Launcher, StartCommands
+from kclrun.manager.forks import Launcher, StartCommands, modules_of
 from kclrun.manager.instance_watch import InstanceWatch
 from kclrun.manager.launcher import adopt_orphans
 from kclrun.manager.locks import Identity, establish
@@ -100,7 +100,9 @@ def run_fleet(
             pool=pool,
             leases_command=leases_command,
         )
-        launcher = launcher or Launcher(WORKER_ENTRY, only=settings.environment.only)
+        launcher = launcher or Launcher(
+            WORKER_ENTRY, modules_of(settings), only=settings.environment.only
+        )
         run.assemble(launcher, tuple(import_paths))
         reason = run.run(on_sample, until, source_is_done)
         if report_path is not None:

@@ -11,6 +11,8 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 
+from kclrun.config.load import settings_of
+from kclrun.manager.forks import modules_of
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.observe import traces
 from kclrun.observe.traces import LINKS_MAX, LeaseSpans, SpanQueue, json_carrier
@@ -240,3 +242,12 @@ def test_batches_that_are_left_end_as_failed_and_no_checkpoint_names_them():
 )
 def test_the_field_of_the_context_is_found_where_it_is(path, data, found):
     assert json_carrier(path)(SimpleNamespace(data=data)) == found
+
+
+@pytest.mark.parametrize(
+    ("otlp", "modules"), [("", ()), ("{}", ()), ("{traces: {}}", (traces.__name__,))]
+)
+def test_only_lease_processes_that_trace_have_its_modules(otlp, modules):
+    text = f"application: shop\nstream: s\nprocessor: m:C\nobserve: {{otlp: {otlp or 'null'}}}\n"
+
+    assert modules_of(settings_of(text, environment={}, now=0.0)) == modules
