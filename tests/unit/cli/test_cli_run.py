@@ -41,8 +41,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ran:
     monkeypatch.chdir(tmp_path)
 
     class Launcher:
-        def __init__(self, entry: str, *, only: object) -> None:
-            seen.entry, seen.only = entry, only
+        def __init__(self, entry: str, preload: object, *, only: object) -> None:
+            seen.entry, seen.preload, seen.only = entry, preload, only
 
         def start(self) -> None:
             seen.started += 1
