@@ -150,9 +150,9 @@ class Deliverer:
             report=self._report,
             giving_up=self._giving_up,
             decoding=decoding,
-            delivered=self._note_delivered,
+            delivered=self._more_records,
             processed=self._record_processed,
-            returned=self._note_returned,
+            returned=self._records_returned,
             fence=fence,
             make_thread=make_thread,
         )
@@ -169,8 +169,6 @@ class Deliverer:
 
     def _note_delivered(self, batch: Batch) -> None:
         self.delivered = batch.last
-        if self._spans is not None:
-            self._spans.began(batch)
         self._post(events.BatchDelivered(batch.last, len(batch.records), batch.payload_bytes))
 
     def _record_processed(self, position: ExtendedSequenceNumber) -> None:
@@ -180,23 +178,27 @@ class Deliverer:
     def _deliver(self, batch: Batch) -> None:
         self._note_delivered(batch)
         if self._records is not None:
+            if self._spans is not None:
+                self._spans.began(batch)
             if not self._records.deliver(batch):
-                self._leave_undone()
+                self._checkpoints.given = self._done
+                if self._spans is not None:
+                    self._spans.leave_undone()
             return
         if batch.records and not self._is_done_with(batch):
-            self._leave_undone()
+            # What user code checkpoints from here on, in shutdown_requested, covers no more.
+            self._checkpoints.given = self._done
             return
         self._done = batch.last
-        self._note_returned(batch)
+        self._queue.note_returned(batch)
         self._processed(batch.last)
 
-    def _leave_undone(self) -> None:
-        """What user code checkpoints from here on, in shutdown_requested, covers no more."""
-        self._checkpoints.given = self._done
+    def _more_records(self, batch: Batch) -> None:
+        self._note_delivered(batch)
         if self._spans is not None:
-            self._spans.leave_undone()
+            self._spans.began(batch)
 
-    def _note_returned(self, batch: Batch) -> None:
+    def _records_returned(self, batch: Batch) -> None:
         self._queue.note_returned(batch)
         if self._spans is not None:
             self._spans.done(batch)
@@ -241,7 +243,19 @@ class Deliverer:
 
     def _is_done_with(self, batch: Batch) -> bool:
         """Give a batch until each record is processed or given up; False if delivery was stopped
-        before, or the lease is to be halted. `BatchRun` decides what is given."""
+        before, or the lease is to be halted."""
+        if self._spans is None:
+            return self._give_until_settled(batch)
+        self._spans.began(batch)
+        is_done = self._give_until_settled(batch)
+        if is_done:
+            self._spans.done(batch)
+        else:
+            self._spans.leave_undone()
+        return is_done
+
+    def _give_until_settled(self, batch: Batch) -> bool:
+        """As `_is_done_with`; `BatchRun` decides what is given."""
         run = BatchRun(batch.records, self._policy, self._breaker)
         trouble = Trouble()
         may_go = True

@@ -49,6 +49,16 @@ class Traced(RecordProcessor):
             raise ValueError("payload-of-a-record")
         for record in batch:
             (self.done / str(json.loads(record.data)["n"])).touch()
+
+
+class TracedOne(RecordProcessor):
+    def initialize(self, context):
+        self.done = Path(context.options["done"])
+
+    async def process_record(self, record, context):
+        number = json.loads(record.data)["n"]
+        context.emit({"n": number})
+        (self.done / str(number)).touch()
 """
 RECORDS = 60
 
@@ -135,13 +145,12 @@ def traced(application, tmp_path, stream, endpoint, context, **more):
     (code / "traced.py").write_text(PROCESSOR)
     return application(
         stream,
-        processor="traced:Traced",
         path=str(code),
         options={"done": str(done)},
         on_error={"backoff": "10ms"},
         output={"path": str(tmp_path / "rows"), "roll": {"every": "1s"}},
         observe={"otlp": {"endpoint": endpoint, "traces": {"sample": 1, "context": context}}},
-        **more,
+        **{"processor": "traced:Traced"} | more,
     ).start()
 
 
@@ -210,6 +219,29 @@ def test_each_batch_continues_its_producers_and_has_its_fetch_rows_and_checkpoin
     sent = b"".join(collector.bodies)
     assert b"payload-of-a-record" not in sent
     assert b"customer-" not in sent
+
+
+def test_batches_of_single_records_are_traced_from_their_first_call_to_their_last(
+    embedded_aws, application, collector, tmp_path
+):
+    stream = embedded_aws.stream(shards=1)
+    put(embedded_aws, stream)
+    app = traced(
+        *(application, tmp_path, stream, collector.url, "meta.traceparent"),
+        processor="traced:TracedOne",
+    )
+    until_processed(app, tmp_path)
+    assert app.stop() == 0
+
+    spans = {span.span_id: span for span in collector.spans}
+    batches = [one for one in spans.values() if one.name.split()[0] == "process"]
+    assert sum(len(one.links) for one in batches) == LINKS_MAX
+    for one in batches:
+        assert spans[one.parent_span_id].name.split()[0] == "receive"
+        assert one.end_time_unix_nano > one.start_time_unix_nano
+    above = {one.parent_span_id for one in spans.values() if one.name.split()[0] == "commit"}
+    assert above <= {one.span_id for one in batches}
+    assert above
 
 
 def test_the_series_of_the_manager_are_sent_under_their_names(

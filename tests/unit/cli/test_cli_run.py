@@ -326,6 +326,24 @@ def configuration(text: str, folder: Path) -> Configuration:
 # The user's code
 
 
+def test_a_function_of_the_trace_context_is_user_code_too() -> None:
+    text = LEAST + "observe: {otlp: {traces: {context: 'mine:context_of'}}}\n"
+
+    assert user_code.named_user_code(configuration(text, Path())) == {
+        "processor": "mine:Mine",
+        "observe.otlp.traces.context": "mine:context_of",
+    }
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(user_code, "find_spec", missing)
+    with pytest.raises(SettingsError, match=r"pip install 'kclrun\[otel\]'"):
+        user_code.named_user_code(configuration(LEAST + "observe: {otlp: {}}\n", Path()))
+
+
 def test_user_code_is_named_by_its_setting() -> None:
     named = user_code.named_user_code
     text = EMBEDDED + "summary: s:f\noutput: {path: o}\nembedded: {fill: {source: 'a:b'}}\n"
