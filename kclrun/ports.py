@@ -21,7 +21,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.output import Cursor, Message, MessageLimits
 from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
-from kclrun.model.record import IteratorType, Measurement, PutEntry, PutResult, StartPoint
+from kclrun.model.record import IteratorType, PutEntry, PutResult, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant, WallTime
@@ -232,14 +232,17 @@ class CoordinatorState(Protocol):
         ...
 
 
-class MetricOutlet(Protocol):
-    """A service that keeps metrics. Used by one thread."""
+Metric = TypeVar("Metric")
 
-    def batches(self, measurements: Sequence[Measurement]) -> Iterator[Sequence[Measurement]]:
+
+class MetricOutlet(Protocol[Metric]):
+    """A service that keeps metrics, each in its own form. Used by one thread."""
+
+    def batches(self, measurements: Sequence[Metric]) -> Iterator[Sequence[Metric]]:
         """The measurements, in parts that each fit into one request."""
         ...
 
-    def put(self, batch: Sequence[Measurement]) -> None:
+    def put(self, batch: Sequence[Metric]) -> None:
         """Send one batch once. Raises: Throttled, Unavailable (nothing happened), OutcomeUnknown
         (it may count already), AccessDenied, InvalidRequest, and errors of wrong settings."""
         ...

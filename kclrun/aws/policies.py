@@ -191,7 +191,7 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
     if settings.leases.create:
         yield _allow(Grant.CREATE, table)
     cloudwatch = settings.observe.cloudwatch
-    if cloudwatch is not None:
+    if cloudwatch is not None and cloudwatch.via == "api":
         # CloudWatch has no resource ARNs for this; a condition restricts the namespace.
         yield _allow(Grant.METRICS, ["*"]) | {
             "Condition": {"StringEquals": {"cloudwatch:namespace": cloudwatch.namespace}}

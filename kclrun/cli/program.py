@@ -46,13 +46,26 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "doctor": "Find what is wrong with the lease table; mend it with --yes.",
         "files": "Find files of rows that are there twice, missing or unfinished.",
         "iam": "Print the IAM policy that the application needs.",
+        "cost": "Estimate what the application costs a month, and what a setting changes.",
+        "completion": "Print the completion of commands for your shell.",
         "dashboards": "Print a Grafana dashboard, or alert rules for Prometheus.",
         "version": "Show versions.",
     },
 }
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
 _FOLDERS: Final = frozenset(
-    {"dashboards", "dead-letters", "leases", "migrate", "page", "replay", "run", "tail"}
+    {
+        "completion",
+        "cost",
+        "dashboards",
+        "dead-letters",
+        "leases",
+        "migrate",
+        "page",
+        "replay",
+        "run",
+        "tail",
+    }
 )
 # Verbs that share a folder with another one, and their modules.
 _SHARING: Final = {

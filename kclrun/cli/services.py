@@ -45,16 +45,20 @@ from kclrun.errors import (
 from kclrun.leases.auditing import why_another_stream
 from kclrun.model.lease import Lease
 from kclrun.model.output import OutputPlace, RowsOf, setting_of
+from kclrun.model.record import Measurement
 from kclrun.model.stream import ONLY_STREAM, StreamKey, called, is_loopback, stream_key, stream_of
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireEndpoint
-from kclrun.ports import LetterStore, ShardReader, StreamAdmin, StreamSummary
+from kclrun.observe.emf import EmfOutlet
+from kclrun.observe.logs import LineSink
+from kclrun.ports import LetterStore, MetricOutlet, ShardReader, StreamAdmin, StreamSummary
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.worker.opening import open_output, open_versions
 
 if TYPE_CHECKING:
     from kclrun.aws.outputs.story_objects import StoryObjects
 
+_STDERR: Final = 2
 # For tests of a destination: no rows are sent.
 _NO_ROWS: Final = RowsOf(
     application="check",
@@ -192,11 +196,13 @@ class Aws:
         )
 
     @property
-    def metrics(self) -> CloudWatchOutlet | None:
+    def metrics(self) -> MetricOutlet[Measurement] | None:
         """The outlet for metrics of `observe.cloudwatch`, if it is set."""
         cloudwatch = self.settings.observe.cloudwatch
         if cloudwatch is None:
             return None
+        if cloudwatch.via == "log":
+            return EmfOutlet(LineSink(_STDERR).write, cloudwatch.namespace)
         return CloudWatchOutlet(
             self._endpoint_settings("cloudwatch"), cloudwatch.namespace, self.credentials.current
         )

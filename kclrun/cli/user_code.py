@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,7 @@ import click
 import msgspec
 
 from kclrun.cli.config_options import Configuration
+from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.config.schema import Settings
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import ASYNC_RECORDS, BATCHES, EMITS, GLUE, KIND, MARK, import_paths
@@ -97,6 +99,7 @@ def named_user_code(configuration: Configuration) -> Mapping[str, str]:
     named = {
         **processors,
         **_decoders(settings),
+        **_carrier(settings),
         "pipeline": settings.pipeline,
         "summary": settings.summary,
         "embedded.fill.source": fill.source if fill is not None else None,
@@ -126,6 +129,21 @@ def _decoders(settings: Settings) -> dict[str, str]:
     }
 
 
+def _carrier(settings: Settings) -> dict[str, str]:
+    """The function that finds the trace contexts of records. Raises: SettingsError."""
+    otlp = settings.observe.otlp
+    if otlp is None or settings.engine != "fleet":
+        return {}
+    try:
+        is_there = find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:
+        is_there = False
+    if not is_there:
+        raise SettingsError("observe.otlp needs the extra: pip install 'kclrun[otel]'")
+    context = None if otlp.traces is None else otlp.traces.context
+    return {TRACE_CONTEXT: context} if context is not None and ":" in context else {}
+
+
 def require_user_code(configuration: Configuration) -> tuple[str, ...]:
     """Import all user code once in other processes. Returns warnings as sentences.
 
@@ -139,7 +157,11 @@ def require_user_code(configuration: Configuration) -> tuple[str, ...]:
     said: list[str] = []
     told: list[str] = []
     if configuration.settings.engine == "fleet":
-        of_leases = {**_processors(configuration.settings), **_decoders(configuration.settings)}
+        of_leases = {
+            **_processors(configuration.settings),
+            **_decoders(configuration.settings),
+            **_carrier(configuration.settings),
+        }
         processors = {setting: named.pop(setting) for setting in of_leases}
         only = configuration.settings.environment.only
         told += _import(configuration, processors, lease_environment(os.environ, only))

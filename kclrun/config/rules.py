@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kclrun.config.convert import Problem, nearest
+from kclrun.config.observing import ObserveSettings
 from kclrun.config.outputs import URL, output_rules, schema_rule, spark_output_rules
 from kclrun.config.schema import (
     EmbeddedSettings,
-    ObserveSettings,
     OutputSettings,
     Settings,
     SparkSettings,

@@ -19,12 +19,12 @@ from kclrun.config.names import (
     HookName,
     ProcessorRef,
     QueueName,
-    StoryPlace,
     StreamName,
     TableName,
     TopicArn,
     VariableName,
 )
+from kclrun.config.observing import ObserveSettings
 from kclrun.config.processing import ConcurrencySettings, StateSettings, WatermarkSettings
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
@@ -446,56 +446,6 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     format: Annotated[
         Literal["auto", "json", "text"], documented("auto: a table on a terminal")
     ] = "auto"
-
-
-class CloudWatchSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Metrics to CloudWatch, which bills each metric by the month, and each request."""
-
-    namespace: Annotated[
-        str,
-        documented(
-            "namespace the metrics are published under",
-            pattern=r"^(?!AWS/)[A-Za-z0-9][A-Za-z0-9._/#: -]{0,254}$",
-            extra={"words": " of at most 255 letters, digits and . - _ / # : that is not AWS/…"},
-        ),
-    ] = "kclrun"
-    dimensions: Annotated[
-        dict[str, str], documented("dimensions besides Application, such as {Environment: prod}")
-    ] = {}
-    detail: Annotated[
-        Literal["application", "shard"],
-        documented("shard: the metrics of leases by shard as well, three more billed for each"),
-    ] = "application"
-
-
-class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The view of this machine from outside: metrics and health."""
-
-    listen: Annotated[
-        int | str | None,
-        documented(
-            "serve /metrics (Prometheus) and /health there: a port of loopback, or ADDRESS:PORT;"
-            " 0 takes a free one; left out: nowhere"
-        ),
-    ] = None
-    page: Annotated[
-        int | str | None,
-        documented("serve the page of the whole fleet there, as `kclrun page`; it only reads"),
-    ] = None
-    cloudwatch: Annotated[
-        CloudWatchSettings | None, documented("publish metrics to CloudWatch, once a minute")
-    ] = None
-    hot_window: Annotated[
-        Duration,
-        documented(
-            "the traffic and the heaviest keys of a shard are those of its last one to two windows;"
-            " 0s: they are not measured"
-        ),
-    ] = Duration(60)
-    story: Annotated[
-        StoryPlace,
-        documented("what `kclrun why` tells: on `disk`; s3://bucket/prefix: there, too; `nowhere`"),
-    ] = "disk"
 
 
 class StartAtLeases(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,6 +73,14 @@ class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
     json: bool
 
 
+class TraceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`observe.otlp.traces` of the configuration, with the collector."""
+
+    endpoint: str | None
+    sample: float
+    context: str | None
+
+
 class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The start command of one lease process: all that it needs, as plain values.
 
@@ -126,6 +134,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     credentials: WireCredentials
     lock_path: str
     log: LogSpec
+    traces: TraceSpec | None = None
     nice: int = 0
     replay: Replay | None = None
 

@@ -125,6 +125,7 @@ class StartCommands:
             credentials=self._credentials(),
             lock_path=str(self._lock_path),
             log=ipc.LogSpec(level=settings.log.level, json=self._log_as_json),
+            traces=_traces(settings),
             nice=source.settings.priority,
             replay=self._replay,
         )
@@ -138,6 +139,15 @@ def _fetch(settings: Settings) -> ipc.FetchSpec:
         batch_max=fetch.batch_max,
         kpl_range=fetch.kpl_range,
         hot_window_s=float(settings.observe.hot_window),
+    )
+
+
+def _traces(settings: Settings) -> ipc.TraceSpec | None:
+    otlp = settings.observe.otlp
+    if otlp is None or otlp.traces is None:
+        return None
+    return ipc.TraceSpec(
+        endpoint=otlp.endpoint, sample=otlp.traces.sample, context=otlp.traces.context
     )
 
 
@@ -173,6 +183,14 @@ _PRELOADED: Final = (
     "kclrun.ipc.board",
     "kclrun.processor",
 )
+
+
+def modules_of(settings: Settings) -> tuple[str, ...]:
+    """The modules that only lease processes of these settings import. OpenTelemetry takes 0.2 s,
+    which a lease would wait for at each of its starts."""
+    return ("kclrun.observe.traces",) if _traces(settings) is not None else ()
+
+
 # One message for each fork and each exit of up to 1024 lease processes; more wait for the next
 # turn.
 _MESSAGES_MAX: Final = 256

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -22,6 +22,7 @@ from kclrun.consuming.subscribing import SILENCE_MAX_S
 from kclrun.errors import SettingsError
 from kclrun.manager.loop import Loop
 from kclrun.manager.sampling import Sampler
+from kclrun.model.record import Measurement
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.endpoint import Answer, HttpEndpoint
 from kclrun.observe.health import HealthLimits, Verdict, health_body, judge
@@ -30,6 +31,11 @@ from kclrun.observe.metrics import FLEET_EVERY_S, LEASE_EVERY_S, MetricWindow
 from kclrun.observe.publishing import Publisher
 from kclrun.observe.sample import ManagerSample
 from kclrun.ports import MetricOutlet
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import Metric
+
+    from kclrun.observe.prometheus import Exposition
 
 _US_PER_S: Final = 1_000_000
 
@@ -240,6 +246,21 @@ class HealthBoard:
         return Answer(body + b"\n", _JSON, 200 if verdict.is_healthy else 503)
 
 
+class OtlpFeed:
+    """The series of `/metrics` on their way to a collector."""
+
+    def __init__(self, board: HealthBoard, publisher: Publisher[Metric]) -> None:
+        self.publisher = publisher
+        self._exposition = _exposition(board)
+
+    def offer(self, sample: ManagerSample) -> None:
+        """Send the series of `sample`, which the board shows now. Never waits."""
+        from kclrun.observe.otlp import as_metrics
+
+        families = self._exposition.collect()
+        self.publisher.offer(list(as_metrics(families, sample.uptime_s)))
+
+
 class Metering:
     """Metrics and health of one manager. `read` gets a sample every `SAMPLE_EVERY_S`."""
 
@@ -251,9 +272,10 @@ class Metering:
         loop: Loop,
         log: EventLog,
         endpoint: HttpEndpoint | None,
-        publisher: Publisher | None,
+        publisher: Publisher[Measurement] | None,
         window: MetricWindow,
         announcer: Announcer | None = None,
+        otlp: OtlpFeed | None = None,
     ) -> None:
         self._sampler = sampler
         self._board = board
@@ -263,6 +285,7 @@ class Metering:
         self._publisher = publisher
         self._window = window
         self._announcer = announcer
+        self._otlp = otlp
         self._looks = 0
 
     def introduce(self) -> None:
@@ -275,6 +298,8 @@ class Metering:
         sample = self._show(sample)
         if self._publisher is not None:
             self._measure(sample)
+        if self._otlp is not None and self._is_due_to_publish():
+            self._otlp.offer(sample)
         if self._announcer is not None:
             self._announcer.look(self._board.look()[1], sample.worker_leases)
         self._looks += 1
@@ -285,21 +310,25 @@ class Metering:
             self._announcer.stop_begins()
 
     def close(self) -> None:
-        """Stop serving; send the measurements not published yet, in two seconds at most."""
+        """Stop serving; send the measurements not published yet, in two seconds at most for each
+        of CloudWatch and the collector."""
         if self._publisher is not None:
             self._add_leases(self._show(self._sampler.take(self._loop.now())))
             self._publish(self._publisher)
             self._publisher.close(_LAST_WORDS_S)
+        if self._otlp is not None:
+            self._otlp.offer(self._show(self._sampler.take(self._loop.now())))
+            self._otlp.publisher.close(_LAST_WORDS_S)
         if self._endpoint is not None:
             self._endpoint.close()
         if self._announcer is not None:
             self._announcer.close()
 
     def _show(self, sample: ManagerSample) -> ManagerSample:
-        if self._publisher is not None:
-            sample = msgspec.structs.replace(
-                sample, unpublished_total=self._publisher.dropped_total
-            )
+        publishers = [self._publisher, None if self._otlp is None else self._otlp.publisher]
+        lost = [each.dropped_total for each in publishers if each is not None]
+        if lost:
+            sample = msgspec.structs.replace(sample, unpublished_total=sum(lost))
         self._board.show(sample, self._loop.now())
         return sample
 
@@ -310,15 +339,18 @@ class Metering:
             self._add_leases(sample)
         if self._looks % _LOOKS_PER_FLEET_VALUE == 1:
             self._window.add_fleet(sample)
-        if self._looks % _LOOKS_PER_PUBLICATION == _LOOKS_PER_PUBLICATION - 1:
+        if self._is_due_to_publish():
             self._publish(self._publisher)
+
+    def _is_due_to_publish(self) -> bool:
+        return self._looks % _LOOKS_PER_PUBLICATION == _LOOKS_PER_PUBLICATION - 1
 
     def _add_leases(self, sample: ManagerSample) -> None:
         for shard, counts in self._sampler.take_departed(sample).items():
             self._window.add_counts(shard, counts.counted)
         self._window.add_leases(sample.leases)
 
-    def _publish(self, publisher: Publisher) -> None:
+    def _publish(self, publisher: Publisher[Measurement]) -> None:
         measurements = self._window.close(WallTime(time.time()))
         if measurements:
             publisher.offer(measurements)
@@ -329,7 +361,8 @@ def open_metering(
     sampler: Sampler,
     *,
     failover_s: float,
-    outlet: MetricOutlet | None,
+    owner: str,
+    outlet: MetricOutlet[Measurement] | None,
     announcer: Announcer | None = None,
     loop: Loop,
     log: EventLog,
@@ -340,7 +373,8 @@ def open_metering(
     Raises: SettingsError if the server cannot listen at its address.
     """
     observe = settings.observe
-    if observe.listen is None and outlet is None and announcer is None:
+    sends_otlp = observe.otlp is not None and observe.otlp.metrics
+    if observe.listen is None and outlet is None and announcer is None and not sends_otlp:
         return None
     # An idle shard is read each `fetch.idle`, which may be long; a subscription may be silent for a
     # while before it is given up. Neither is a stall.
@@ -367,17 +401,31 @@ def open_metering(
             by_shard=cloudwatch is not None and cloudwatch.detail == "shard",
         ),
         announcer=announcer,
+        otlp=_otlp(settings, owner, board, log) if sends_otlp else None,
     )
 
 
-def _endpoint(listen: str | int, board: HealthBoard) -> HttpEndpoint:
-    # Some 50 ms of imports, only if the endpoint is configured.
-    from kclrun.observe.prometheus import Exposition
+def _otlp(settings: Settings, owner: str, board: HealthBoard, log: EventLog) -> OtlpFeed:
+    from kclrun.observe.otlp import OtlpOutlet
 
-    exposition = Exposition(board.look, metadata.version("kclrun"))
+    assert settings.observe.otlp is not None, "asked before"
+    endpoint = settings.observe.otlp.endpoint
+    outlet = OtlpOutlet(endpoint, application=settings.application, owner=owner)
+    return OtlpFeed(board, Publisher(outlet, log))
+
+
+def _endpoint(listen: str | int, board: HealthBoard) -> HttpEndpoint:
+    exposition = _exposition(board)
     host, port = parse_listen(listen)
     routes = {
         "/health": lambda _: board.health(),
         "/metrics": lambda _: Answer(exposition.text(), _PROMETHEUS),
     }
     return HttpEndpoint(host, port, routes)
+
+
+def _exposition(board: HealthBoard) -> Exposition:
+    # Some 50 ms of imports, only where the series are served or sent.
+    from kclrun.observe.prometheus import Exposition
+
+    return Exposition(board.look, metadata.version("kclrun"))

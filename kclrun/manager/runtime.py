@@ -21,7 +21,7 @@ from kclrun.ipc.messages import RenewCredentials
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy, StreamStart
 from kclrun.manager.children import LeaseProcesses
-from kclrun.manager.forks import Launcher, StartCommands
+from kclrun.manager.forks import Launcher, StartCommands, modules_of
 from kclrun.manager.instance_watch import InstanceWatch
 from kclrun.manager.launcher import adopt_orphans
 from kclrun.manager.locks import Identity, establish
@@ -108,7 +108,9 @@ def run_fleet(
             leases_command=leases_command,
             replay=replay,
         )
-        launcher = launcher or Launcher(WORKER_ENTRY, only=settings.environment.only)
+        launcher = launcher or Launcher(
+            WORKER_ENTRY, modules_of(settings), only=settings.environment.only
+        )
         run.assemble(launcher, tuple(import_paths))
         if story is not None:
             run.keep(story)
@@ -281,6 +283,7 @@ class _Run:
             self._settings,
             sampler,
             failover_s=self._policy.failover_s,
+            owner=self._identity.id,
             outlet=self._world.metrics,
             announcer=open_announcer(os.environ, self._log),
             loop=self._loop,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from kclrun.config.schema import StreamSettings
+from kclrun.model.record import Measurement
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -82,7 +83,7 @@ class World:
     kinesis: WireEndpoint
     dynamodb: WireEndpoint
     service_time: Callable[[], WallTime] = field(default=_host_time)
-    metrics: MetricOutlet | None = None
+    metrics: MetricOutlet[Measurement] | None = None
     instance: InstanceServices | None = None
     coordinator: CoordinatorState | None = None
     described_instant: Instant | None = None

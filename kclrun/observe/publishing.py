@@ -12,13 +12,12 @@ import random
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Generic
 
 from kclrun.errors import KclrunError, ServiceError, Throttled, Unavailable
-from kclrun.model.record import Measurement
 from kclrun.model.time import backoff_s
 from kclrun.observe.logs import EventLog
-from kclrun.ports import MetricOutlet
+from kclrun.ports import Metric, MetricOutlet
 
 # One set is offered each minute: more than a few waiting mean that no request succeeds.
 _WAITING_MAX: Final = 3
@@ -31,13 +30,13 @@ def _pause_s(attempt: int) -> float:
     return backoff_s(attempt, random.random(), base_s=0.5)
 
 
-class Publisher:
+class Publisher(Generic[Metric]):
     """One thread calls `offer` and `close`; the publisher's own thread sends."""
 
-    def __init__(self, outlet: MetricOutlet, log: EventLog) -> None:
+    def __init__(self, outlet: MetricOutlet[Metric], log: EventLog) -> None:
         self._outlet = outlet
         self._log = log
-        self._waiting: queue.Queue[Sequence[Measurement] | None] = queue.Queue(_WAITING_MAX)
+        self._waiting: queue.Queue[Sequence[Metric] | None] = queue.Queue(_WAITING_MAX)
         self._is_closed = threading.Event()
         self._failing_since: float | None = None
         self._lock = threading.Lock()
@@ -52,7 +51,7 @@ class Publisher:
         with self._lock:
             return self._dropped
 
-    def offer(self, measurements: Sequence[Measurement]) -> None:
+    def offer(self, measurements: Sequence[Metric]) -> None:
         """Send them soon. Never waits: if too many are waiting already, these are dropped."""
         try:
             self._waiting.put_nowait(measurements)
@@ -74,7 +73,7 @@ class Publisher:
             for batch in self._outlet.batches(measurements):
                 self._send(batch)
 
-    def _send(self, batch: Sequence[Measurement]) -> None:
+    def _send(self, batch: Sequence[Metric]) -> None:
         asked = time.monotonic()
         try:
             self._send_patiently(batch)
@@ -85,7 +84,7 @@ class Publisher:
         else:
             self._worked()
 
-    def _send_patiently(self, batch: Sequence[Measurement]) -> None:
+    def _send_patiently(self, batch: Sequence[Metric]) -> None:
         for attempt in range(1, _ATTEMPTS_MAX):
             try:
                 self._outlet.put(batch)
@@ -95,7 +94,7 @@ class Publisher:
                 return
         self._outlet.put(batch)
 
-    def _failed(self, batch: Sequence[Measurement], error: KclrunError, asked: float) -> None:
+    def _failed(self, batch: Sequence[Metric], error: KclrunError, asked: float) -> None:
         if self._failing_since is None:
             self._failing_since = asked
             self._dropped_before_outage = self.dropped_total
@@ -115,6 +114,6 @@ class Publisher:
                 dropped=self.dropped_total - self._dropped_before_outage,
             )
 
-    def _drop(self, measurements: Sequence[Measurement]) -> None:
+    def _drop(self, measurements: Sequence[Metric]) -> None:
         with self._lock:
             self._dropped += len(measurements)

@@ -9,7 +9,8 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, TextIO
 
 from kclrun.codec.kpl import drop_until
 from kclrun.consuming import events
@@ -58,6 +59,9 @@ from kclrun.worker.giving_up import GivingUp, Trouble
 from kclrun.worker.record_delivering import RecordDelivery, RowPlaces
 from kclrun.worker.timer_delivering import TimerDelivery
 
+if TYPE_CHECKING:
+    from kclrun.observe.traces import LeaseSpans
+
 
 class Deliverer:
     """Runs `serve` on the main thread until the queue closes.
@@ -73,7 +77,7 @@ class Deliverer:
     processor: a record may need more than any host has. `bury` keeps a dead letter durably, of a
     record, its failure and the number of calls that raised with it; it raises SinkError. `settled`
     is told how far every record is processed or given up; rows of records up to `sent` left for
-    their outputs.
+    their outputs. `spans` traces the batches, if anything does.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class Deliverer:
         bury: Callable[[Record, Failure, int], None] | None = None,
         settled: Callable[[ExtendedSequenceNumber], None] | None = None,
         sent: Callable[[], ExtendedSequenceNumber | None] = lambda: None,
+        spans: LeaseSpans | None = None,
     ) -> None:
         self._queue = queue
         self._post = post
@@ -100,6 +105,7 @@ class Deliverer:
         self._giving_up = GivingUp(queue, post, report, bury, policy.then)
         self._settled = settled
         self._sent = sent
+        self._spans = spans
         self._breaker = Breaker(policy.limit)
         self._settling = threading.Lock()
         self._processor: RecordProcessor | None = None
@@ -151,8 +157,9 @@ class Deliverer:
             report=self._report,
             giving_up=self._giving_up,
             decoding=decoding,
-            delivered=self._note_delivered,
+            delivered=self._more_records,
             processed=self._record_processed,
+            returned=self._records_returned,
             fence=fence,
             make_thread=make_thread,
         )
@@ -210,8 +217,12 @@ class Deliverer:
             return
         self._note_delivered(batch)
         if self._records is not None:
+            if self._spans is not None:
+                self._spans.began(batch)
             if not self._records.deliver(batch):
                 self._checkpoints.given = self._done
+                if self._spans is not None:
+                    self._spans.leave_undone()
             return
         if batch.records and not self._is_done_with(batch):
             # What user code checkpoints from here on, in shutdown_requested, covers no more.
@@ -241,6 +252,16 @@ class Deliverer:
             timers.done = batch.last
         self._queue.note_returned(batch)
         return True
+
+    def _more_records(self, batch: Batch) -> None:
+        self._note_delivered(batch)
+        if self._spans is not None:
+            self._spans.began(batch)
+
+    def _records_returned(self, batch: Batch) -> None:
+        self._queue.note_returned(batch)
+        if self._spans is not None:
+            self._spans.done(batch)
 
     def _processed(self, position: ExtendedSequenceNumber) -> None:
         if self._settled is not None:
@@ -282,7 +303,19 @@ class Deliverer:
 
     def _is_done_with(self, batch: Batch) -> bool:
         """Give a batch until each record is processed or given up; False if delivery was stopped
-        before, or the lease is to be halted. `BatchRun` decides what is given."""
+        before, or the lease is to be halted."""
+        if self._spans is None:
+            return self._give_until_settled(batch)
+        self._spans.began(batch)
+        is_done = self._give_until_settled(batch)
+        if is_done:
+            self._spans.done(batch)
+        else:
+            self._spans.leave_undone()
+        return is_done
+
+    def _give_until_settled(self, batch: Batch) -> bool:
+        """As `_is_done_with`; `BatchRun` decides what is given."""
         run = BatchRun(batch.records, self._policy, self._breaker)
         trouble = Trouble()
         may_go = True
@@ -333,7 +366,8 @@ class Deliverer:
                     records, batch.millis_behind_latest, self._token, self._decoding
                 )
                 checkpointer = self._checkpoints.checkpointer
-                call_method(self._user_code, "process_records", handed, checkpointer)
+                with nullcontext() if self._spans is None else self._spans.calling(batch):
+                    call_method(self._user_code, "process_records", handed, checkpointer)
 
         if run.is_isolating:
             self._checkpoints.given = last
@@ -367,6 +401,8 @@ class Deliverer:
         trouble: Trouble,
     ) -> None:
         error = run.checked(error)
+        if self._spans is not None:
+            self._spans.raised(batch, error)
         failure = describe(error, [batch.records[index] for index in indexes])
         trouble.of.update(dict.fromkeys(run.accused(error), failure))
         was_isolating = run.is_isolating

@@ -127,6 +127,7 @@ class FetchThread:
     `broke` gets an error that is not from the service: our bug. A lease that is renewed and not
     read would stall in silence. With `subscriber` it reads by enhanced fan-out when it can.
     `meter` measures what is read, if anything does; `heat` gets its reports.
+    `fetched` gets each page and when it was asked for.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class FetchThread:
         subscriber: ShardSubscriber | None = None,
         meter: KeyMeter | None = None,
         heat: Callable[[ShardHeat], None] = lambda _: None,
+        fetched: Callable[[FetchedPage, Instant], None] | None = None,
         make_thread: MakeThread = daemon_thread,
         rest_s: RestS = unchanged,
     ) -> None:
@@ -168,6 +170,7 @@ class FetchThread:
         self._meter = meter
         self._heat = heat
         self._passed_over = 0
+        self._fetched = fetched
 
     def start(self) -> None:
         self._thread.start()
@@ -198,6 +201,8 @@ class FetchThread:
                 if page is None:
                     pause_s = 0.0
                     continue
+                if self._fetched is not None:
+                    self._fetched(page, asked)
                 self._check_head(page)
                 page, is_over = self._within_range(page)
                 if not self._lay_down(page):

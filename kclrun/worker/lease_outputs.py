@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -34,6 +34,9 @@ from kclrun.worker.delivery_queue import DeliveryQueue
 from kclrun.worker.opening import open_kept, open_output, open_versions
 from kclrun.worker.outputs import STATE_BUFFER_BYTES, Keyed, Outputs, Pace
 from kclrun.worker.sharing import MakeThread
+
+if TYPE_CHECKING:
+    from kclrun.observe.traces import LeaseSpans
 
 # Reading so much takes some 5 s at each start of the lease, in which no record is processed.
 WARN_BYTES: Final = 256 * 2**20
@@ -66,6 +69,7 @@ class LeaseOutputs:
         credentials: Callable[[], WireCredentials],
         make_thread: MakeThread,
         read_row: Callable[[LeaseKey], Lease | None] = lambda _: None,
+        spans: LeaseSpans | None = None,
     ) -> None:
         self._spec = spec
         self._queue = queue
@@ -75,6 +79,7 @@ class LeaseOutputs:
         self._credentials = credentials
         self._make_thread = make_thread
         self._read_row = read_row
+        self._spans = spans
         self.entries: LiveEntries | None = None  # the state of user code, once the lease has begun
         self.cuts: tuple[ExtendedSequenceNumber, ...] = ()
         self._file: EmittedRows | None = None
@@ -125,6 +130,7 @@ class LeaseOutputs:
             now=boottime,
             is_manual=self._spec.checkpoint.mode == "manual",
             state=keyed,
+            spans=self._spans,
         )
         start, cuts = self._begin(outputs, row)
         self.cuts = cuts

@@ -13,7 +13,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol, TextIO
+from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 from kclrun.consuming import commands, events
 from kclrun.consuming.state_machine import LeaseStateMachine
@@ -51,6 +51,7 @@ from kclrun.protocol.reports import (
 )
 from kclrun.protocol.status import LeaseStatus
 from kclrun.protocol.writes import (
+    Applied,
     Checkpoint,
     End,
     HandOver,
@@ -63,6 +64,9 @@ from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
 from kclrun.worker.sharing import LEASE_THREAD, MakeThread, RestS, daemon_thread, unchanged
+
+if TYPE_CHECKING:
+    from kclrun.observe.traces import LeaseSpans
 
 STDERR_FD: Final = 2
 
@@ -255,6 +259,8 @@ class LeaseThread:
 
     `cause` is the reason of the Exit; `failure` is the error if the thread broke.
 
+    `spans` traces the checkpoints, if anything does.
+
     `on_over` is called on this thread at the very end, with the queue closed.
 
     It has a thread and is not a subclass: `threading.Thread` takes new private names at any release
@@ -279,6 +285,7 @@ class LeaseThread:
         make_thread: MakeThread = daemon_thread,
         rest_s: RestS = unchanged,
         look_s: float = LOOK_S,
+        spans: LeaseSpans | None = None,
     ) -> None:
         self._thread = make_thread(self._run, LEASE_THREAD)
         self.cause: commands.ExitCause | None = None
@@ -297,6 +304,7 @@ class LeaseThread:
         self._on_over = on_over
         self._rest_s = rest_s
         self._look_s = look_s
+        self._spans = spans
         self._pump: Pump[events.Event, commands.Command] = Pump(
             lambda event: life.handle(event, now()), self._perform
         )
@@ -439,6 +447,7 @@ class LeaseThread:
             self._send(command.change)
 
     def _send(self, change: LeaseChange) -> None:
+        began = self._now()
         try:
             self._make_rows_durable(change)
         except SinkError as error:
@@ -450,17 +459,14 @@ class LeaseThread:
             self._reporter.note_send(sent)
         outcome = self._table.write(change)
         self._asking_s += self._now() - sent
+        if self._spans is not None and (position := _covered(change)) is not None:
+            is_applied = isinstance(outcome, Applied)
+            self._spans.committed(position, type(outcome).__name__, began, is_applied=is_applied)
         self._pump.answer(events.WriteResolved(change, outcome, sent))
 
     def _make_rows_durable(self, change: LeaseChange) -> None:
-        rows = self._rows
-        match change:
-            case Checkpoint() | Release() | Offer() | HandOver() | LateCheckpoint():
-                rows.make_durable(change.position)
-            case End():
-                rows.make_durable(SHARD_END)
-            case _:
-                pass
+        if (position := _covered(change)) is not None:
+            self._rows.make_durable(position)
 
     def _ask(
         self,
@@ -473,3 +479,14 @@ class LeaseThread:
         except ServiceError as error:
             self._pump.answer(failed(str(error)))
         self._asking_s += self._now() - asked
+
+
+def _covered(change: LeaseChange) -> ExtendedSequenceNumber | None:
+    """The position that a write puts on the row; None if it carries none."""
+    match change:
+        case Checkpoint() | Release() | Offer() | HandOver() | LateCheckpoint():
+            return change.position
+        case End():
+            return SHARD_END
+        case _:
+            return None

@@ -14,9 +14,9 @@ import random
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 import msgspec
 
@@ -27,6 +27,7 @@ from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.codec.values import Decode
+from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.consuming.commands import ExitCause
 from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import ErrorPolicy, RowScope, host_fault
@@ -39,7 +40,7 @@ from kclrun.consuming.states import State
 from kclrun.consuming.timers import TimerRun
 from kclrun.errors import HostFailed, SinkError
 from kclrun.ipc import exit_codes
-from kclrun.ipc.board import Segment, StartSpec
+from kclrun.ipc.board import Segment, StartSpec, TraceSpec
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.messages import (
     Admit,
@@ -50,7 +51,7 @@ from kclrun.ipc.messages import (
     encode_report,
 )
 from kclrun.ipc.ring import EventRing
-from kclrun.loading import load_decoding, load_processor
+from kclrun.loading import load_decoding, load_function, load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.letter import Letter
 from kclrun.model.output import setting_of
@@ -83,6 +84,9 @@ from kclrun.worker.sharing import (
     shard_here,
     unchanged,
 )
+
+if TYPE_CHECKING:
+    from kclrun.observe.traces import LeaseSpans
 
 # One write of the row may take at most a quarter of the failover: three writes and a read of the
 # row fit before the fence.
@@ -324,6 +328,7 @@ class LeaseProcess:
         self._fetching: FetchThread | None = None
         slot = segment.slot(spec.place)
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
+        self._spans = None if spec.traces is None else self._open_spans(spec.traces)
         self._rows = self._outputs()
         self._checkpoints = CheckpointCalls(self._inbox.post, self._cover, self._is_over)
         replace = self._services.credentials.replace
@@ -344,11 +349,15 @@ class LeaseProcess:
             make_thread=self._make_thread,
             rest_s=self._rest_s,
             look_s=LOOK_S if shared is None else SHARED_LOOK_S,
+            spans=self._spans,
         )
-        self._deliverer = Deliverer(
+        self._deliverer = self._make_deliverer()
+
+    def _make_deliverer(self) -> Deliverer:
+        return Deliverer(
             self._queue,
             self._inbox.post,
-            error_policy(spec),
+            error_policy(self._spec),
             prepare=self._prepare,
             checkpoints=self._checkpoints,
             report=self._reporter.report,
@@ -356,6 +365,7 @@ class LeaseProcess:
             bury=self._bury,
             settled=self._rows.settle,
             sent=self._rows.sent,
+            spans=self._spans,
         )
 
     def _outputs(self) -> LeaseOutputs:
@@ -368,6 +378,35 @@ class LeaseProcess:
             credentials=self._services.credentials,
             make_thread=self._make_thread,
             read_row=self._services.table.read,
+            spans=self._spans,
+        )
+
+    def _open_spans(self, traces: TraceSpec) -> LeaseSpans:
+        """The spans of this lease. Their thread starts here, after the fork."""
+        from kclrun.observe.traces import LeaseSpans, ProcessSpans
+
+        spec, shared = self._spec, self._shared
+
+        def make() -> ProcessSpans:
+            made = ProcessSpans(
+                endpoint=traces.endpoint,
+                sample=traces.sample,
+                application=spec.application,
+                owner=spec.owner,
+                warn=self._reporter.warn,
+            )
+            if shared is not None:
+                shared.process.own_threads.add(made.queue.thread)
+            return made
+
+        process = make() if shared is None else shared.process.part("spans", make)
+        process.queue.warn = self._reporter.warn  # that of an earlier lease may be closed
+        return LeaseSpans(
+            process,
+            stream=spec.stream_name,
+            shard=spec.shard_id,
+            application=spec.application,
+            now=boottime,
         )
 
     def serve(self, lock_path: str, fds: tuple[int, ...] = ()) -> int:
@@ -429,6 +468,8 @@ class LeaseProcess:
         if self._shared is not None:
             self._shared.process.modules_loaded()
         decoding = load_decoding(self._spec.decode, kind, paths, self._registry)
+        if self._spans is not None and self._spec.traces is not None:
+            self._spans.meet_user_code(_carrier(self._spec.traces.context, paths))
         processor = kind()
         row = self._row = self._rows.open(row)
         timers = self._take_timers(processor, row)
@@ -574,6 +615,7 @@ class LeaseProcess:
             subscriber=self._services.subscriber,
             meter=key_meter(spec),
             heat=self._reporter.report,
+            fetched=None if self._spans is None else self._spans.fetched,
             make_thread=self._make_thread,
             rest_s=self._rest_s,
         )
@@ -592,11 +634,22 @@ class LeaseProcess:
     def _end(self) -> int:
         """The exit code; the output is closed first."""
         self._rows.close()
+        if self._spans is not None:
+            self._spans.end()
         thread = self._lease_thread
         if thread.failure is not None:
             return self._tell_broken(thread.failure)
         assert thread.cause is not None, "the lease thread ended without a cause"
         return _CODES[thread.cause]
+
+
+def _carrier(context: str | None, paths: Sequence[Path]) -> Callable[[Record], str | None] | None:
+    """What finds the trace context of a record's producer. Raises: ProcessorLoadError."""
+    if context is None or ":" not in context:
+        from kclrun.observe.traces import json_carrier
+
+        return None if context is None else json_carrier(context)
+    return load_function(TRACE_CONTEXT, context, paths)
 
 
 def _holds_lock(path: str) -> bool:

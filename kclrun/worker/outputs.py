@@ -17,7 +17,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -32,6 +32,9 @@ from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import Undoable, held_bytes
+
+if TYPE_CHECKING:
+    from kclrun.observe.traces import LeaseSpans
 
 # The rows of one call wait in memory, because they are taken back if it raises. Beyond this they
 # are more than a mistake of the processor should cost its host.
@@ -101,7 +104,7 @@ class _Lane:
         self.known: ExtendedSequenceNumber | None = None
         self.committed: Cursor | None = None
         self.is_dirty = False  # rows were added since the last commit
-        self.committed_bytes = 0  # of the rows that were added until then
+        self.committed_rows = self.committed_bytes = 0  # of the rows that were added until then
         self.is_unresolved = False  # a commit raised: nothing is added before it is repeated [K6]
         self.dirty_since = Instant(0.0)
         # Every row that its settled records emitted is durable up to here.
@@ -161,9 +164,11 @@ class Outputs:
         now: Callable[[], Instant],
         is_manual: bool = False,
         state: Keyed | None = None,
+        spans: LeaseSpans | None = None,
     ) -> None:
         self._is_manual = is_manual
         self._state = state
+        self._spans = spans
         if state is not None:
             pace = Pace(0.0, 0, state.buffer_bytes)
             outputs = [("", state.versions, pace), *outputs]
@@ -494,11 +499,11 @@ class Outputs:
         """Each output commits at its own pace; returns where all of them have their rows."""
         for lane in self._lanes:
             if lane.is_unresolved:
-                _commit(lane)
+                self._commit(lane)
         self._add(limit)
         for lane in self._lanes:
             if self._commits(lane, asked):
-                _commit(lane)
+                self._commit(lane)
         with self._changed:
             for lane in self._lanes:
                 if not lane.is_dirty and (not self._notes or self._notes[0].position > limit):
@@ -528,7 +533,7 @@ class Outputs:
         assert self._state is not None, "there is state"
         for lane in self._lanes:
             if lane.is_unresolved or lane.is_dirty:
-                _commit(lane)
+                self._commit(lane)
         self._whole, self._version = self._committing, self._state.versions.version
         self._committing = None
 
@@ -592,6 +597,17 @@ class Outputs:
                 del lane.rows[: upto.rows - lane.added.rows]
                 lane.added = upto
 
+    def _commit(self, lane: _Lane) -> None:
+        began, before = self._now(), lane.committed_rows
+        lane.is_unresolved = True
+        lane.committed = lane.output.commit()
+        lane.is_dirty = lane.is_unresolved = False
+        size = lane.added.size - lane.committed_bytes
+        lane.committed_rows, lane.committed_bytes = lane.added.rows, lane.added.size
+        if self._spans is not None:
+            upto = lane.committed.position
+            self._spans.emitted(lane.name, lane.added.rows - before, size, upto, began)
+
     def _is_full(self, share: float) -> bool:
         return any(lane.waiting_bytes >= lane.pace.buffer_bytes * share for lane in self._lanes)
 
@@ -603,13 +619,6 @@ class Outputs:
         if held != self._held and not self._is_manual:
             self._held = held
             self._hold(held)
-
-
-def _commit(lane: _Lane) -> None:
-    lane.is_unresolved = True
-    lane.committed = lane.output.commit()
-    lane.is_dirty = lane.is_unresolved = False
-    lane.committed_bytes = lane.added.size
 
 
 def _longest(*marks: _Mark) -> _Mark:

@@ -39,8 +39,8 @@ class RowPlaces(RowScope, Protocol):
 class RecordDelivery:
     """The `RecordHost` of a lease. Its methods are called on the main thread, within `deliver`.
 
-    `processed` is told how far every record is done. `fence`: until when the lease is proven ours;
-    None once it is lost.
+    `processed` is told how far every record is done, `returned` each batch that is. `fence`: until
+    when the lease is proven ours; None once it is lost.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class RecordDelivery:
         decoding: Decoding | None,
         delivered: Callable[[Batch], None],
         processed: Callable[[ExtendedSequenceNumber], None],
+        returned: Callable[[Batch], None],
         fence: Callable[[], Instant | None],
         make_thread: MakeThread,
     ) -> None:
@@ -69,6 +70,7 @@ class RecordDelivery:
         self._giving_up = giving_up
         self._delivered = delivered
         self._processed = processed
+        self._returned = returned
         self._fence = fence
         self._troubles: dict[int, tuple[Trouble, Failure]] = {}
         self._batches: list[Batch] = []
@@ -163,7 +165,7 @@ class RecordDelivery:
     def done_with(self, batch: Records) -> None:
         done = self._batches.pop(0)
         assert done is batch, "batches end in their order"
-        self._queue.note_returned(done)
+        self._returned(done)
 
     def _wait(self, pause_s: float | None) -> None:
         if self._queue.is_ending() or self._queue.is_shared:

@@ -150,6 +150,23 @@ def test_what_was_processed_is_what_prometheus_and_cloudwatch_are_told(
     assert app.of("metrics_not_published") == []
 
 
+def test_lines_of_the_log_add_up_to_what_was_processed(embedded_aws, application, producer):
+    stream = embedded_aws.stream(shards=2)
+    app = application(stream, observe={"cloudwatch": {"namespace": "shop", "via": "log"}}).start()
+    source = producer(stream, 1_000, seed=23).start()
+    app.until_all_delivered(source)
+    assert app.stop() == 0
+
+    written = [
+        json.loads(line)
+        for line in app.log_path.read_text().splitlines()
+        if line.startswith('{"_aws":')
+    ]
+    assert {one["Application"] for one in written} == {app.table}
+    assert sum(sum(one["records"]) for one in written if "records" in one) == 1_000
+    assert app.of("metrics_not_published") == []
+
+
 def test_a_halted_shard_is_seen_and_no_reason_to_replace_the_machine(
     embedded_aws, application, producer
 ):

@@ -192,10 +192,10 @@ def _open_fleet(settings: Settings) -> tuple[Launcher, World]:
 
     The launcher imports the modules of lease processes while this process makes its AWS calls.
     """
-    from kclrun.manager.forks import Launcher
+    from kclrun.manager.forks import Launcher, modules_of
     from kclrun.manager.runtime import WORKER_ENTRY
 
-    launcher = Launcher(WORKER_ENTRY, only=settings.environment.only)
+    launcher = Launcher(WORKER_ENTRY, modules_of(settings), only=settings.environment.only)
     try:
         launcher.start()
     except OSError as error:

@@ -398,6 +398,10 @@ def test_the_right_to_publish_metrics_is_bound_to_the_namespace() -> None:
     assert Grant.METRICS.value not in by_sid(fleet())
 
 
+def test_metrics_in_the_log_need_no_right_to_publish() -> None:
+    assert Grant.METRICS.value not in by_sid(fleet("observe: {cloudwatch: {via: log}}"))
+
+
 def test_the_right_to_answer_hooks_is_bound_to_the_group() -> None:
     """Its ARN has a part that only AWS knows."""
     hooks = by_sid(POLICIES["a machine"])[Grant.LIFECYCLE.value]

@@ -205,6 +205,7 @@ LINES = {
     "iam-provision": "iam --account 123456789012 --for provision",
     "migrate-kclpy": "migrate kclpy app.properties made",
     "migrate-spark": "migrate spark checkpoint",
+    "cost": "cost --set observe.cloudwatch.detail=shard",
     "help": "--help",
 }
 

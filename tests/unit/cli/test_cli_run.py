@@ -41,8 +41,8 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ran:
     monkeypatch.chdir(tmp_path)
 
     class Launcher:
-        def __init__(self, entry: str, *, only: object) -> None:
-            seen.entry, seen.only = entry, only
+        def __init__(self, entry: str, preload: object, *, only: object) -> None:
+            seen.entry, seen.preload, seen.only = entry, preload, only
 
         def start(self) -> None:
             seen.started += 1
@@ -324,6 +324,24 @@ def configuration(text: str, folder: Path) -> Configuration:
 
 
 # The user's code
+
+
+def test_a_function_of_the_trace_context_is_user_code_too() -> None:
+    text = LEAST + "observe: {otlp: {traces: {context: 'mine:context_of'}}}\n"
+
+    assert user_code.named_user_code(configuration(text, Path())) == {
+        "processor": "mine:Mine",
+        "observe.otlp.traces.context": "mine:context_of",
+    }
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(user_code, "find_spec", missing)
+    with pytest.raises(SettingsError, match=r"pip install 'kclrun\[otel\]'"):
+        user_code.named_user_code(configuration(LEAST + "observe: {otlp: {}}\n", Path()))
 
 
 def test_user_code_is_named_by_its_setting() -> None:

@@ -3,8 +3,9 @@
 import pytest
 
 from kclrun.config.load import settings_of
+from kclrun.config.observing import CloudWatchSettings, ObserveSettings
 from kclrun.config.rules import unused_settings
-from kclrun.config.schema import CloudWatchSettings, ObserveSettings, Settings
+from kclrun.config.schema import Settings
 from kclrun.config.units import parse_listen
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
@@ -72,6 +73,11 @@ def test_what_is_no_address_is_refused(listen: str | int) -> None:
             "observe.cloudwatch.namespace: expected a text of at most 255",
         ),
         ("observe: {cloudwatch: {detail: owner}}", "observe.cloudwatch.detail: expected"),
+        ("observe: {otlp: {endpoint: collector}}", "observe.otlp.endpoint: expected a text like"),
+        ("observe: {otlp: {endpoint: 'http://u:p@c:4318'}}", "without user, path or query"),
+        ("observe: {otlp: {traces: {sample: 1.1}}}", "observe.otlp.traces.sample: expected"),
+        ("observe: {otlp: {traces: {context: 'a b'}}}", "observe.otlp.traces.context: expected"),
+        ("observe: {otlp: {traces: {context: 'm:f:g'}}}", "observe.otlp.traces.context: expected"),
         *(
             (f"observe: {{cloudwatch: {{dimensions: {dimensions}}}}}", f"{DIMENSIONS}{said}")
             for dimensions, said in (
@@ -94,6 +100,15 @@ def test_what_would_fail_later_is_refused_now(more: str, said: str) -> None:
         loaded(more)
 
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("context", ["traceparent", "meta.trace-parent", "shop.traces:context_of"])
+def test_a_field_or_a_function_has_the_trace_context(context: str) -> None:
+    otlp = loaded(f"observe: {{otlp: {{traces: {{context: '{context}'}}}}}}").observe.otlp
+
+    assert otlp is not None
+    assert otlp.traces is not None
+    assert otlp.traces.context == context
 
 
 def test_dimensions_up_to_the_limits_of_cloudwatch_are_taken() -> None:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from kclrun.config.observing import ObserveSettings
 from kclrun.config.schema import (
     FetchSettings,
     LeaseSettings,
-    ObserveSettings,
     Settings,
     ShutdownSettings,
 )
@@ -600,7 +600,13 @@ def test_health_is_judged_by_the_settings_and_an_idle_read_is_no_standstill(
     )
 
     metering = open_metering(
-        settings, sampler_of(run), failover_s=failover_s, outlet=None, loop=Clock(), log=run.log
+        settings,
+        sampler_of(run),
+        failover_s=failover_s,
+        owner="kclrun::h:n",
+        outlet=None,
+        loop=Clock(),
+        log=run.log,
     )
 
     limits = metering._board._limits

@@ -166,7 +166,9 @@ def test_nothing_is_opened_that_was_not_asked_for(log):
     settings = Settings(application="orders", stream="orders")
     clock = Clock()
 
-    opened = open_metering(settings, Sampler(), failover_s=10.0, outlet=None, loop=clock, log=log)
+    opened = open_metering(
+        settings, Sampler(), failover_s=10.0, owner="o", outlet=None, loop=clock, log=log
+    )
 
     assert opened is None
 

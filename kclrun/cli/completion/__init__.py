@@ -1,0 +1,1 @@
+"""`kclrun completion`: verbs and options complete in a shell."""

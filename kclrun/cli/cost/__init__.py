@@ -1,0 +1,1 @@
+"""`kclrun cost`: what an application costs a month, by its settings and its traffic."""
