@@ -152,8 +152,7 @@ def _measured(settings: Settings, asked: Asked) -> Traffic:
     a second of its lease. Raises: as `open_streams` and `scan_leases`."""
     from kclrun.aws.rows import encode_row
     from kclrun.cli.leases.views import scan_leases
-    from kclrun.cli.streams import open_streams
-    from kclrun.cli.world import Aws
+    from kclrun.cli.services import Aws, open_streams
 
     aws = Aws(settings)
     summaries = [each.summary for each in open_streams(aws).values()]
