@@ -72,6 +72,7 @@ PANELS: Final[dict[str, tuple[Panel, ...]]] = {
         ),
         _stat("Unclaimed leases", "min by (application) (kclrun_unclaimed_leases)"),
         _stat("Halted leases", "sum by (application) (kclrun_halted_leases)"),
+        _stat("Paused leases", "sum by (application) (kclrun_paused_leases)"),
         _stat("Hot shards", "sum by (application) (kclrun_hot_leases)"),
     ),
     "Lag": (

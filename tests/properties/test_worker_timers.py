@@ -503,7 +503,7 @@ def test_a_stop_ends_between_two_timers_and_the_next_owner_fires_the_others_firs
     life.go(1)
     life.outputs.begin_batch()
     for key in ("x", "y", "z"):
-        life.state.set_timer(key, BEGINS_AT["root"] + 1)
+        life.live.set_timer(key, BEGINS_AT["root"] + 1)
     life.outputs.end_batch(life.processed)
     processor = life.deliverer._processor
     assert processor is not None
