@@ -7,6 +7,7 @@ input of both ends, and then they exit too.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import importlib.util
 import os
@@ -193,6 +194,15 @@ def start_embedded(
     return embedded
 
 
+def signal_event() -> threading.Event:
+    """An event that SIGINT and SIGTERM set from now on; for a verb that runs until then."""
+    came = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # In a thread: a handler that interrupts `came.wait()` may find the lock of the event held.
+        signal.signal(number, lambda *_: _thread.start_new_thread(came.set, ()))
+    return came
+
+
 def run_local(
     port: int,
     *,
@@ -207,9 +217,7 @@ def run_local(
     that is set by the signal. Prints one line when ready, and one that names the streams. The exit
     code is 0 after a signal and 69 if one of the processes ends by itself.
     """
-    asked = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: asked.set())
+    asked = signal_event()
     with start_embedded(port=port, limits=limits, credentials=credentials) as embedded:
         _make_streams(embedded, streams, credentials)
         with contextlib.nullcontext() if furnished is None else furnished(embedded, asked):

@@ -7,7 +7,6 @@ It only reads, as `kclrun leases`, `kclrun lag` and `kclrun doctor` without `--y
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,6 +102,7 @@ def page(
         raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
     from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import fleet_aws
+    from kclrun.local.server import signal_event
     from kclrun.page.server import serve_pages
 
     aws = fleet_aws(config, overrides)
@@ -111,9 +111,7 @@ def page(
     # Credentials that are missing end the start, not each reading.
     aws.credentials.current()
     reader = FleetReader(aws, every_s=float(every))
-    asked = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: asked.set())
+    asked = signal_event()
     actions = _actions(aws, token, reader) if token is not None else None
     server = serve_pages(listen, port, about, reader.look, actions)
     try:

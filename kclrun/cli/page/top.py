@@ -5,9 +5,7 @@ It reads as the page does, through the same reader, and only reads.
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -87,6 +85,7 @@ def top(
         raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
     from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import fleet_aws
+    from kclrun.local.server import signal_event
 
     aws = fleet_aws(config, overrides)
     aws.credentials.current()
@@ -98,9 +97,7 @@ def top(
         shown = render_fleet(aws.settings, reader.look(), sort=sort, every_s=None)
         Console(width=console.width if console.is_terminal else _WIDE).print(shown)
         return exit_codes.DRAINED if reader.look().table_at is not None else exit_codes.UNAVAILABLE
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
+    ended = signal_event()
     try:
         reader.start()
         with Live(console=console, auto_refresh=False, screen=True) as live:

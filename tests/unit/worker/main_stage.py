@@ -37,7 +37,7 @@ class Stage:
             policy,
             prepare=self.prepare,
             checkpoints=self.checkpoints,
-            report=self.told.append,
+            report=self.report,
             broke=self.post,
             bury=bury,
         )
@@ -47,6 +47,11 @@ class Stage:
     def post(self, event):
         with self.posted:
             self.events.append(event)
+            self.posted.notify_all()
+
+    def report(self, report):
+        with self.posted:
+            self.told.append(report)
             self.posted.notify_all()
 
     def begin(self, *pages, fence):
