@@ -59,7 +59,7 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         msgspec.Meta(
             description="folder on a disk of this machine for the values that `memory` does not"
-            " hold; a process that starts again on this machine begins with what is there"
+            " hold; a process that starts again on this machine begins with that copy"
         ),
     ] = None
     memory: Annotated[

@@ -1,4 +1,4 @@
-"""The alarms: what each watches in Prometheus and in CloudWatch, and what to do when it rings.
+"""The alarms: the series that each watches in Prometheus and in CloudWatch, and the action to take.
 
 The page of alarms and `kclrun dashboards alerts` are made of this table; the CloudFormation
 template is compared with it. It does not know where metrics are published.

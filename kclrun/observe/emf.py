@@ -65,7 +65,7 @@ def _lines(measurement: Measurement, namespace: str) -> Iterator[bytes]:
 def _values(of: Statistics) -> list[float]:
     """Values with the same count, sum, minimum and maximum: the format has no statistic sets.
 
-    Those between are all the mean of what is left, so percentiles mean nothing; they do not in a
+    Those between are all the mean of the rest, so percentiles mean nothing; they do not in a
     statistic set either.
     """
     if of.count == 1:

@@ -181,7 +181,7 @@ class StoryRing:
         return f"{int(self._clock() * 1000):013d}-{self._nonce}-{self._numbers:06d}{_SUFFIX}"
 
     def _send(self, *, is_last: bool) -> None:
-        """Keep in S3 what is not there yet, if it is time. What fails is sent with the next."""
+        """Keep in S3 the entries that it lacks, if it is time. What fails is sent with the next."""
         is_due = is_last or time.monotonic() >= self._send_instant
         if self._outlet is None or not self._unsent or not is_due:
             return

@@ -1,4 +1,4 @@
-"""A stream of a test: put, reshard, and look at what is in it, by calls of the model itself."""
+"""A stream of a test: put, reshard, and look at its records, by calls of the model itself."""
 
 from __future__ import annotations
 

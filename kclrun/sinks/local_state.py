@@ -390,7 +390,7 @@ class WorkingSet:
         return sum(1 for _ in self)
 
     def close(self) -> None:
-        """The lease is over: what is not in memory cannot be read any more."""
+        """The lease is over: keys that are not in memory cannot be read any more."""
         with self._lock, contextlib.suppress(sqlite3.Error):
             self._reader.close()
 
@@ -467,7 +467,7 @@ def sweep(folder: Path, retain_s: float) -> None:
 def _insert(
     writer: sqlite3.Connection, query: str, versions: Versions, is_ours: Callable[[str], bool]
 ) -> None:
-    """The entries of a chain whose newest version comes first: what is there already is newer. A
+    """The entries of a chain whose newest version comes first: an entry that is there already is newer. A
     value that a later version removed is NULL there."""
     for version in versions:
         changes = [change for change in reversed(version.changes) if is_ours(change[0])]

@@ -59,7 +59,7 @@ class KeptEntries(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what is open. Idempotent."""
+        """Close the files. Idempotent."""
         ...
 
 

@@ -454,7 +454,7 @@ class _Life:
             self._fire_wall(self._timers, self._timing.wall_until)
 
     def _fire_before(self, batch: list[Record], timers: TimerRun) -> list[Record]:
-        """Fire what is due before these records. Returns: those of the next call."""
+        """Fire the timers that are due before these records. Returns: those of the next call."""
         self._fire(timers, timers.next_event)
         self._fire_wall(timers, batch[0].approximate_arrival_timestamp)
         part = batch[: timers.part_end(batch, 0)]
@@ -475,7 +475,7 @@ class _Life:
             self._repeat("on_timer", lambda: self._call_timer(timers, next_timer))
 
     def _call_timer(self, timers: TimerRun, next_timer: Callable[[], Timer | None]) -> None:
-        """One attempt: the next one fires what is due then."""
+        """One attempt: the next one fires the timers that are due then."""
         timer = next_timer()
         if timer is None:
             return

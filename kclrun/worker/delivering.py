@@ -315,7 +315,7 @@ class Deliverer:
         return is_done
 
     def _give_until_settled(self, batch: Batch) -> bool:
-        """As `_is_done_with`; `BatchRun` decides what is given."""
+        """As `_is_done_with`; `BatchRun` decides which records are given."""
         run = BatchRun(batch.records, self._policy, self._breaker)
         trouble = Trouble()
         may_go = True

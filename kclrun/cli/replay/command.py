@@ -89,7 +89,7 @@ class _Place(msgspec.Struct, frozen=True):
 )
 @click.option("--list", "lists", is_flag=True, help="Show the replays that there are.")
 @click.option("--remove", metavar="NAME", help="Delete the leases of a replay; needs --yes.")
-@click.option("--yes", is_flag=True, help="Do what was shown as a plan.")
+@click.option("--yes", is_flag=True, help="Do it; without this the plan is shown.")
 def replay(config: Path | None, overrides: tuple[str, ...], *, yes: bool, **said: Any) -> int:
     """Run the processor over the records of a time range, beside the fleet; ends by itself.
 
