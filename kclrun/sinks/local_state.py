@@ -467,8 +467,8 @@ def sweep(folder: Path, retain_s: float) -> None:
 def _insert(
     writer: sqlite3.Connection, query: str, versions: Versions, is_ours: Callable[[str], bool]
 ) -> None:
-    """The entries of a chain whose newest version comes first: an entry that is there already is newer. A
-    value that a later version removed is NULL there."""
+    """The entries of a chain whose newest version comes first: an entry that is there already is
+    newer. A value that a later version removed is NULL there."""
     for version in versions:
         changes = [change for change in reversed(version.changes) if is_ours(change[0])]
         changes.sort(key=itemgetter(0, 1))  # neighbours are in one page

@@ -34,7 +34,7 @@ class TimerDelivery:
     with a checkpoint, so that the next owner learns at which record it was, and begins so many
     seconds after the one before at the earliest. `processed` tells that everything up to a position
     is done; `attempt` repeats a call as `on_error` says, and is False if it was given up. `may_go`
-    is asked between two groups, and is False once delivery was stopped: the other timers fire later.
+    is asked between two groups, and is False once delivery was stopped: the others fire later.
     """
 
     def __init__(
