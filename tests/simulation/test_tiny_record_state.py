@@ -209,7 +209,7 @@ class Life:
         )
         self.last = self.records[-1].position
         assert calls.run(self)
-        assert decoded(self.live._entries) == fold(self.world.keys, len(self.world.keys))
+        assert decoded(self.live._values._entries) == fold(self.world.keys, len(self.world.keys))
         self._commit()
 
     def _chooses(self, budget):
@@ -331,7 +331,7 @@ def _as_returned(returned):
         live = outputs._state.undo.__self__
         of_all = [
             (key, name, value, None)
-            for key, values in live._entries.items()
+            for key, values in live._values._entries.items()
             for name, value in values.items()
         ]
         returned(outputs, of_all)
