@@ -187,7 +187,7 @@ ALARMS: Final = (
     Alarm(
         name="paused lease",
         alert="KclrunPausedLease",
-        summary="A pause was forgotten; its records expire.",
+        summary="An operator's pause has lasted for twelve hours, and its records expire.",
         sign="greatest `paused_leases` above 0, for longer than you pause",
         meaning="a pause was forgotten; its records expire",
         action="`kclrun leases` shows since when; `kclrun resume SHARD --yes`",

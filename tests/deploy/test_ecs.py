@@ -54,16 +54,19 @@ def metadata():
         thread.join()
 
 
-def on_this_machine(text, tmp_path):
+def on_this_machine(text, tmp_path, python=sys.executable):
     """The command with this Python, and a kclrun that prints its arguments."""
     program = tmp_path / "kclrun"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     program.chmod(0o700)
-    return text.replace("/opt/kclrun/bin/python", sys.executable).replace(PROGRAM[0], str(program))
+    return text.replace("/opt/kclrun/bin/python", python).replace(PROGRAM[0], str(program))
 
 
 def arguments(tmp_path, address):
-    command = [*CONTAINER["entryPoint"], on_this_machine(*CONTAINER["command"], tmp_path)]
+    command = [
+        *CONTAINER["entryPoint"],
+        on_this_machine(*CONTAINER["command"], tmp_path, shlex.quote(sys.executable)),
+    ]
     ran = subprocess.run(
         command,
         env={"ECS_CONTAINER_METADATA_URI_V4": address, "PATH": "/usr/bin:/bin"},
