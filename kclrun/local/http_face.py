@@ -8,6 +8,7 @@ logged, never a payload, key, token or credential.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import re
 import sys
@@ -205,6 +206,14 @@ class Forwarder:
             raise
         else:
             self._keep(connection, is_reusable=is_reusable)
+
+    async def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            writer = self._idle.pop().writer
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
     async def _connection(self) -> _Connection:
         while self._idle:

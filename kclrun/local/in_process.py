@@ -131,6 +131,9 @@ class InProcessAws:
 
     def close(self) -> None:
         """End the server and moto's process."""
+        if self._forwarder is not None:
+            closing = asyncio.run_coroutine_threadsafe(self._forwarder.close(), self._server.loop)
+            closing.result(_END_MAX_S)
         self._server.should_exit = True
         self._thread.join(_END_MAX_S)
         if self._moto is not None:

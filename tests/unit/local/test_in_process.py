@@ -1,5 +1,6 @@
 """The embedded AWS in the process of a test: its clock, its reset, the services behind it."""
 
+import gc
 import http.client
 import json
 from datetime import UTC, datetime, timedelta
@@ -93,3 +94,17 @@ def test_a_reset_forgets_what_every_service_has(aws):
 
     assert s3.list_buckets()["Buckets"] == []
     assert kinesis.list_streams()["StreamNames"] == []
+
+
+@pytest.mark.seconds
+def test_its_end_leaves_no_connection_open():
+    """An open one is a ResourceWarning of whichever test collects it, and an error of this one."""
+    own = InProcessAws()
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    client = boto3.client("dynamodb", "eu-west-1", endpoint_url=own.endpoint, **keys)
+    assert client.list_tables()["TableNames"] == []
+    client.close()
+
+    own.close()
+    del own
+    gc.collect()
