@@ -33,12 +33,24 @@ def at(number):
     return ExtendedSequenceNumber(str(number))
 
 
+OPENED = []
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    """Python 3.13 warns of a database that nothing closed."""
+    yield
+    while OPENED:
+        OPENED.pop().close()
+
+
 class Owner:
     """One lease process; `row` names the version that it begins with."""
 
     def __init__(self, disk, store, token, version=None, *, shard=SHARD, rows=None, memory=1000):
         self.broken = []
         self.local = LocalEntries(disk / shard, memory, self.broken.append)
+        OPENED.append(self.local)
         self.versions = StateVersions(store, shard, token, f"{token:08x}", self.local)
         row = Lease(
             key=LeaseKey(shard),
