@@ -220,7 +220,13 @@ def owned_by(fleet, name):
 
 def judge_awakened(fleet, source, asleep, asleep_pids, woken_at, keys):
     """Who slept too long lets go of all it had, and its processes have begun no batch since."""
-    asleep.until(lambda: len(asleep.of("process_lost_lease")) >= len(keys))
+
+    def lost():
+        # A process that had just been started has claimed nothing.
+        unclaimed = [line for line in asleep.of("process_exited") if "unclaimed" in line["reason"]]
+        return len(asleep.of("process_lost_lease")) + len(unclaimed)
+
+    asleep.until(lambda: lost() >= len(keys))
     settle(fleet, len(fleet.rows()))
     late = [b for b in fleet.ledger.read().batches if b.pid in asleep_pids and b.at > woken_at]
     assert late == [], "a batch was begun after the fence [I4]"
