@@ -88,7 +88,7 @@ ALARMS: Final = (
     Alarm(
         name="unclaimed leases",
         alert="KclrunUnclaimedLeases",
-        summary="Nobody reads these shards.",
+        summary="No machine reads these shards.",
         sign="smallest `unclaimed_leases` above 0",
         meaning="nobody reads these shards: all machines are at `leases.max`, or cannot take them",
         action="compare `worker_leases` with `leases.max`: start machines or raise it. Else see the"
@@ -129,7 +129,7 @@ ALARMS: Final = (
     Alarm(
         name="shards without a lease",
         alert="KclrunShardsWithoutLease",
-        summary="Nobody will ever read them.",
+        summary="No machine will ever read them.",
         sign="average `total_leases` below average `total_shards`",
         meaning="shards without a lease: nobody will ever read them, and after the retention their"
         " records are gone",
@@ -147,11 +147,11 @@ ALARMS: Final = (
         is_urgent=True,
     ),
     Alarm(
-        name="nobody consumes",
-        alert="KclrunNobodyConsumes",
+        name="no consumer",
+        alert="KclrunNoConsumer",
         summary="No machine has a lease.",
         sign="sum of `worker_leases` 0 or absent",
-        meaning="nobody consumes at all",
+        meaning="no machine reads the stream",
         action="is any machine up? exit codes and `manager_stopped` say why it ended; 66, 77 and 78"
         " end a start for good",
         expr="sum by (application) (kclrun_worker_leases) == 0 or absent(kclrun_worker_leases)",

@@ -138,6 +138,15 @@ class World:
         if (now.counter, now.checkpoint) != (life.row.counter, life.row.checkpoint):
             return False
         self.rows[life.shard] = row
+        self.judge(life, row)
+        for child, parents in PARENTS.items():
+            is_due = life.shard in parents and child not in self.rows
+            if row.is_ended and is_due and all(self.ended(parent) for parent in parents):
+                self._create(child, OF_PARENTS)
+        return True
+
+    def judge(self, life: Life, row: Lease) -> None:
+        """The version and the rows are those of the records up to the checkpoint."""
         assert row.state_version is not None
         entries, _, _ = read_chain(
             row.state_version, life.shard, lambda name: self.stored.content.get((life.shard, name))
@@ -146,11 +155,6 @@ class World:
         assert decoded(entries) == fold(life.shard, upto)
         rows = self.destinations[life.shard].rows
         assert rows[: len(expected_rows(life.shard, upto))] == expected_rows(life.shard, upto)
-        for child, parents in PARENTS.items():
-            is_due = life.shard in parents and child not in self.rows
-            if row.is_ended and is_due and all(self.ended(parent) for parent in parents):
-                self._create(child, OF_PARENTS)
-        return True
 
     def ended(self, shard: str) -> bool:
         return shard in self.rows and self.rows[shard].is_ended

@@ -5,7 +5,7 @@ there once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,11 +24,10 @@ from kclrun.consuming.commands import (
 from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.consuming.outputs import OutputCommits
 from kclrun.consuming.timers import TimerRun
-from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.lease import Lease
 from kclrun.model.output import StoredCursors
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
-from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant
 from kclrun.processor import Checkpointer, RecordProcessor
 from kclrun.sinks.state_versions import StateVersions
@@ -46,9 +45,10 @@ from kclrun.worker.delivery_queue import (
 )
 from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.examples import examples
+from tests.properties import test_worker_state
 from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, at, keys_of, policy
-from tests.support.memory_output import Crash, Destination, MemoryOutput
-from tests.support.memory_versions import MemoryVersions, Versions
+from tests.support.memory_output import Crash, MemoryOutput
+from tests.support.memory_versions import MemoryVersions
 
 RECORDS = {shard: len(keys_of(shard)) for shard in RANGES}
 # Each shard begins where the one before was about to end.
@@ -134,50 +134,14 @@ def event_rows(shard: str) -> tuple[list[tuple[str, str, int]], dict[str, list[f
     return rows, windows
 
 
-class World:
+class World(test_worker_state.World):
+    """With a clock of the wall; the rows of timers are judged at the end."""
+
     def __init__(self) -> None:
-        self.stored = Versions()
-        self.rows: dict[str, Lease] = {}
-        self.destinations = {shard: Destination(stores_cursor=True) for shard in RANGES}
-        self.late: list[tuple[Life, Lease]] = []
-        self.lives, self.clock, self.wall = 0, 0.0, 1000.0
-        self.create("root", None)
+        super().__init__(None)
+        self.wall = 1000.0
 
-    def now(self) -> Instant:
-        self.clock += 4000
-        return Instant(self.clock)
-
-    def create(self, shard: str, state_version: str | None) -> None:
-        self.rows[shard] = Lease(
-            key=LeaseKey(shard),
-            checkpoint=TRIM_HORIZON,
-            parents=frozenset(PARENTS[shard]),
-            hash_range=RANGES[shard],
-            state_version=state_version,
-            outputs=None if state_version is None else StoredCursors(TRIM_HORIZON, ()),
-        )
-
-    def claim(self, shard: str) -> Lease:
-        row = self.rows[shard]
-        self.rows[shard] = msgspec.structs.replace(row, counter=row.counter + 2)
-        return self.rows[shard]
-
-    def read(self, keys: Sequence[LeaseKey]) -> Mapping[LeaseKey, Lease | None]:
-        return {key: self.rows.get(key) for key in keys}
-
-    def write(self, life: Life, row: Lease) -> bool:
-        now = self.rows[life.shard]
-        if (now.counter, now.checkpoint) != (life.row.counter, life.row.checkpoint):
-            return False
-        self.rows[life.shard] = row
-        for child, parents in PARENTS.items():
-            is_due = life.shard in parents and child not in self.rows
-            if row.is_ended and is_due and all(self.ended(parent) for parent in parents):
-                self.create(child, OF_PARENTS)
-        return True
-
-    def ended(self, shard: str) -> bool:
-        return shard in self.rows and self.rows[shard].is_ended
+    def judge(self, life: Any, row: Lease) -> None: ...
 
     def land(self) -> None:
         self.stored.land()

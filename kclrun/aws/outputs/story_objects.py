@@ -1,4 +1,4 @@
-"""Stories of shards as objects in S3: created, never replaced, and removed by nobody here.
+"""Stories of shards as objects in S3: created, never replaced, never removed.
 
 A manager without a story in S3 does not import this module, because it loads botocore.
 """

@@ -133,7 +133,7 @@ def test_alerts_of_one_application_name_it_at_each_series_and_half_its_retention
     assert rules["KclrunNearDataLoss"]["expr"] == (
         'max by (application, shard) (kclrun_lag_seconds{application="orders"}) > 129600'
     )
-    assert rules["KclrunNobodyConsumes"]["expr"] == (
+    assert rules["KclrunNoConsumer"]["expr"] == (
         'sum by (application) (kclrun_worker_leases{application="orders"}) == 0'
         ' or absent(kclrun_worker_leases{application="orders"})'
     )
