@@ -149,7 +149,7 @@ class Subscription:
         if shard.closed_at is None:
             return SubscriptionEvent(records, self._continuation(records, now), 0)
         self.end()
-        return SubscriptionEvent(records, None, 0, self._stream.children_of(shard.shard_id))
+        return SubscriptionEvent(records, None, 0, self._stream.children_of(shard))
 
     def _continuation(self, records: list[StoredRecord], now: WallTime) -> str:
         """A number after which (AFTER_SEQUENCE_NUMBER) nothing is lost and nothing comes twice."""

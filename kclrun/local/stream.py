@@ -101,12 +101,15 @@ def steps_to(current: Sequence[HashRange], target: Sequence[HashRange]) -> Itera
     cuts = [wanted.start for wanted in target]
     pieces: list[HashRange] = []
     for whole in current:
-        inside = [cut for cut in cuts if whole.start < cut <= whole.end]
+        inside = cuts[bisect_right(cuts, whole.start) : bisect_right(cuts, whole.end)]
         yield from _cut(whole, inside)
         edges = [whole.start, *inside, whole.end + 1]
         pieces += [HashRange(low, high - 1) for low, high in pairwise(edges)]
+    starts = [piece.start for piece in pieces]
     for wanted in target:
-        yield from _join([piece for piece in pieces if piece.overlaps(wanted)])
+        yield from _join(
+            pieces[bisect_left(starts, wanted.start) : bisect_right(starts, wanted.end)]
+        )
 
 
 def _cut(whole: HashRange, cuts: Sequence[int]) -> Iterator[Split]:
@@ -222,6 +225,7 @@ class ShardLog:
         self.shard_id = shard_id_of(number)
         self.hash_range = hash_range
         self.parents = tuple(parent.shard_id for parent in parents)
+        self.children: list[ShardLog] = []
         self.numbering: Numbering = Numbering(generation, number)
         self.created_at = now
         self.closed_at: WallTime | None = None
@@ -421,9 +425,9 @@ class Stream:
         self._settled_at = WallTime(now + settle_s)
         self._shards: dict[str, ShardLog] = {}
         self._next_number = 0
-        for hash_range in even_ranges(shard_count):
-            self._open(hash_range, (), now)
-        self._route()
+        # The routing table: the open shards by the start of their hash range.
+        self._open_shards = [self._open(each, (), now) for each in even_ranges(shard_count)]
+        self._open_starts = [shard.hash_range.start for shard in self._open_shards]
 
     def status(self, now: WallTime) -> str:
         """CREATING or UPDATING until `settle_s` after the change, DELETING until it is removed."""
@@ -437,8 +441,8 @@ class Stream:
         self._enter("DELETING", now)
         for shard in self._shards.values():
             shard.free(self._storage)
-        self._shards.clear()
-        self._route()
+        for kept in (self._shards, self._open_shards, self._open_starts):
+            kept.clear()
 
     def horizon(self, now: WallTime) -> WallTime:
         """The arrival time before which records are trimmed."""
@@ -483,7 +487,7 @@ class Stream:
         """
         size_bytes = len(data) + len(partition_key.encode())
         key = hash_key_of(partition_key) if hash_key is None else hash_key
-        shard = self._open_shards[bisect_right(self._open_starts, key) - 1]
+        shard = self._open_at(key)
         self._reserve(size_bytes)
         if shard.meter is not None and not shard.meter.admit_write(size_bytes, now):
             raise self._rate_exceeded(shard)
@@ -510,13 +514,13 @@ class Stream:
             return Page(records, following, max(1, int(behind_s * 1000)))
         if shard.closed_at is None or len(records) == limit:
             return Page(records, following, 0)
-        return Page(records, None, 0, self.children_of(shard.shard_id))
+        return Page(records, None, 0, self.children_of(shard))
 
-    def children_of(self, shard_id: str) -> tuple[ChildShard, ...]:
+    def children_of(self, shard: ShardLog) -> tuple[ChildShard, ...]:
         return tuple(
             ChildShard(child.shard_id, child.parents, child.hash_range)
-            for child in self._shards.values()
-            if shard_id in child.parents
+            for child in shard.children
+            if child.shard_id in self._shards
         )
 
     def split(self, shard_id: str, at: int, now: WallTime) -> None:
@@ -573,31 +577,35 @@ class Stream:
         self._enter("UPDATING", now)
 
     def _apply(self, step: Split | Merge, now: WallTime) -> None:
-        by_range = {shard.hash_range: shard for shard in self._open_shards}
+        parents: tuple[ShardLog, ...]
+        ranges: tuple[HashRange, ...]
         match step:
             case Split(whole, at):
-                parent = by_range[whole]
-                parent.close(now)
-                self._open(HashRange(whole.start, at - 1), (parent,), now)
-                self._open(HashRange(at, whole.end), (parent,), now)
+                parents = (self._open_at(whole.start),)
+                ranges = (HashRange(whole.start, at - 1), HashRange(at, whole.end))
             case Merge(one, other):
-                parents = (by_range[one], by_range[other])
-                for parent in parents:
-                    parent.close(now)
-                start, end = min(one.start, other.start), max(one.end, other.end)
-                self._open(HashRange(start, end), parents, now)
-        self._route()
+                parents = (self._open_at(one.start), self._open_at(other.start))
+                ranges = (HashRange(min(one.start, other.start), max(one.end, other.end)),)
+        first = bisect_left(self._open_starts, ranges[0].start)
+        for parent in parents:
+            parent.close(now)
+        children = [self._open(hash_range, parents, now) for hash_range in ranges]
+        # In place: UpdateShardCount takes a step for each of thousands of shards.
+        self._open_shards[first : first + len(parents)] = children
+        self._open_starts[first : first + len(parents)] = [each.start for each in ranges]
 
-    def _open(self, hash_range: HashRange, parents: tuple[ShardLog, ...], now: WallTime) -> None:
+    def _open_at(self, hash_key: int) -> ShardLog:
+        return self._open_shards[bisect_right(self._open_starts, hash_key) - 1]
+
+    def _open(
+        self, hash_range: HashRange, parents: tuple[ShardLog, ...], now: WallTime
+    ) -> ShardLog:
         shard = ShardLog(self._next_number, hash_range, parents, now, self._limits)
         self._next_number += 1
         self._shards[shard.shard_id] = shard
-
-    def _route(self) -> None:
-        """Rebuild the routing table: the open shards by the start of their hash range."""
-        still_open = [shard for shard in self._shards.values() if shard.closed_at is None]
-        self._open_shards = sorted(still_open, key=lambda shard: shard.hash_range.start)
-        self._open_starts = [shard.hash_range.start for shard in self._open_shards]
+        for parent in parents:
+            parent.children.append(shard)
+        return shard
 
     def _open_shard(self, shard_id: str, now: WallTime) -> ShardLog:
         shard = self.shard(shard_id, now)
