@@ -1,6 +1,9 @@
 """Owners of one shard over a real database, also as processes of their own."""
 
+import os
 import random
+import signal
+import threading
 import time
 
 from kclrun.errors import SettingsError, SinkError, Superseded
@@ -36,12 +39,19 @@ def add(output, first, last):
     output.add(rows, at(last))
 
 
-def run_owner(url, token, last, seed):
-    """A process that owns the shard until another one has taken over, or until `last`."""
+def run_owner(url, token, last, seed, stops):
+    """A process that owns the shard until another one has taken over, or until `last`.
+
+    With `stops` it stops itself once, anywhere in the first commits or between them, and never ends
+    before it did.
+    """
     chance = random.Random(seed)
     output = SqlOutput(place_at(url), rows_of(token))
+    stop = threading.Timer(chance.uniform(0, 0.05), os.kill, (os.getpid(), signal.SIGSTOP))
     try:
         there = persist(lambda: output.begin(BEGIN))
+        if stops:
+            stop.start()
         done = 0 if there == BEGIN else int(there.position.sequence_number)
         while done < last:
             upto = min(last, done + chance.randint(1, 9))
@@ -51,6 +61,8 @@ def run_owner(url, token, last, seed):
     except (Superseded, SettingsError):
         pass
     finally:
+        if stops:
+            stop.join()
         output.close()
 
 
