@@ -253,7 +253,7 @@ def test_owners_in_processes_that_stop_and_wake_up_write_each_row_once(database,
         for token, (former, each) in enumerate(itertools.pairwise([None, *owners]), 1):
             each.start()
             if former is not None:
-                # Over SQLite, one that stopped inside its transaction has the file: it must wake up.
+                # Over SQLite, one that stopped inside its transaction has the file: wake it up.
                 wait_for(lambda token=token: token_at(database) >= token, 2)
                 os.kill(former.pid, chance.choice([signal.SIGCONT, signal.SIGKILL]))
             if each is not owners[-1]:
