@@ -83,7 +83,7 @@ ROWS: Final = {
         ),
         Row(
             "idle",
-            "100 idle leases: ≤ 12 % of a core, ≤ 10 MB of own each; 16 a process: ≤ 6 %, ≤ 1.5 MB",
+            "100 idle leases: ≤ 10 % of a core, ≤ 7 MB of own each; 16 a process: ≤ 6 %, ≤ 1.5 MB",
             "bench.processes:idle",
             3,
         ),
@@ -107,19 +107,19 @@ ROWS: Final = {
         ),
         Row(
             "simulation",
-            "3 owners, 8 shards in virtual time, all oracles on: ≥ 150 fleet-hours/min/core",
+            "3 owners, 8 shards in virtual time, all oracles on: ≥ 100 fleet-hours/min/core",
             "bench.simulation:simulation",
             9,
         ),
         Row(
             "large-fleet",
-            "200 owners, 2,000 shards, ten virtual minutes: ≤ 3 minutes",
+            "200 owners, 2,000 shards, ten virtual minutes: ≤ 1 minute",
             "bench.simulation:large_fleet",
             1,
         ),
         Row(
             "crash",
-            "SIGKILL of a lease process to its next batch: p99 ≤ 1.5 s (rounds: kills)",
+            "SIGKILL of a lease process to its next batch: p99 ≤ 0.5 s (rounds: kills)",
             "bench.crash:crash",
             60,
         ),
@@ -137,7 +137,7 @@ ROWS: Final = {
         ),
         Row(
             "fleet",
-            "planned move: p50 ≤ 0.6 s, p99 ≤ 1.5 s; host lost: p99 ≤ failover + 7 s; requests",
+            "planned move: p50 ≤ 0.4 s, p99 ≤ 0.8 s; host lost: p99 ≤ failover + 5 s; requests",
             "bench.fleet:fleet",
             2,
         ),
@@ -168,7 +168,7 @@ ROWS: Final = {
         ),
         Row(
             "spark-source",
-            "Spark, fetch and decode to a no-op sink: ≥ 350 k rows/s/core at 200 B; memory",
+            "Spark, fetch and decode to a no-op sink: ≥ 500 k rows/s/core at 200 B; memory",
             "bench.spark_source:source",
             3,
         ),

@@ -66,7 +66,7 @@ def crash(rounds: int) -> list[Figure]:
         figure(
             *("crash", "SIGKILL → next batch of the shard (target: p99)", "ms"),
             took_ms,
-            target=Target(at_most=1500.0),
+            target=Target(at_most=500.0),
             judged_percentile=99,
         )
     ]

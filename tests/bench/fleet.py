@@ -92,10 +92,10 @@ def _rolling_restarts(machines: Fleet, rounds: int) -> list[float]:
 
 def _moves(moves_ms: list[float]) -> list[Figure]:
     what = "planned move: give-away → first GetRecords (target: {})"
-    p50 = figure(_ROW, what.format("p50"), "ms", moves_ms, target=Target(at_most=600.0))
+    p50 = figure(_ROW, what.format("p50"), "ms", moves_ms, target=Target(at_most=400.0))
     p99 = figure(
         *(_ROW, what.format("p99"), "ms", moves_ms),
-        target=Target(at_most=1500.0),
+        target=Target(at_most=800.0),
         judged_percentile=99,
     )
     return [p50, p99]
@@ -143,6 +143,6 @@ def _lost_hosts(machines: Fleet, rounds: int) -> tuple[list[float], set[int]]:
 def _losses(again_s: list[float]) -> Figure:
     return figure(
         *(_ROW, "host lost → first GetRecords, failover 10 s (target: p99)", "s", again_s),
-        target=Target(at_most=_FAILOVER_S + 7),
+        target=Target(at_most=_FAILOVER_S + 5),
         judged_percentile=99,
     )

@@ -28,7 +28,7 @@ def idle(rounds: int) -> list[Figure]:
     nothing: TLS and user code come on top. That they poll and beat is asserted, not assumed.
     """
     return [
-        *_idle("100 leases", 1, rounds, Target(at_most=12.0), Target(at_most=10.0)),
+        *_idle("100 leases", 1, rounds, Target(at_most=10.0), Target(at_most=7.0)),
         *_idle("100 leases, 16 a process", 16, rounds, Target(at_most=6.0), Target(at_most=1.5)),
     ]
 

@@ -20,9 +20,9 @@ _RECORDS_PER_S: Final = 32.0
 _ROW: Final = "simulation"
 # Long enough that the cold start is a twentieth of it.
 _PLAYED_S: Final = 600.0
-_FLEET_TARGET: Final = Target(at_least=150.0)
+_FLEET_TARGET: Final = Target(at_least=100.0)
 _LARGE: Final = WhatIf(group_sizes=(67, 67, 66), shards=2_000, minutes=10.0)
-_LARGE_TARGET: Final = Target(at_most=180.0)
+_LARGE_TARGET: Final = Target(at_most=60.0)
 
 
 def simulation(rounds: int) -> list[Figure]:
