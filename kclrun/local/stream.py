@@ -454,8 +454,8 @@ class Stream:
         return list(self._shards.values())
 
     def open_shards(self) -> list[ShardLog]:
-        """In the order of their hash ranges."""
-        return self._open_shards
+        """In the order of their hash ranges; a later split or merge does not change the list."""
+        return self._open_shards.copy()
 
     def shard(self, shard_id: str, now: WallTime) -> ShardLog:
         """Raises: NotFound, also for a closed shard whose records have all expired."""
