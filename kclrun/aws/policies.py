@@ -17,7 +17,7 @@ from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings, StartAtLeases
 from kclrun.config.state import state_place
 from kclrun.model.lease import coordinator_table, replay_tables
-from kclrun.model.stream import ONLY_STREAM
+from kclrun.model.stream import ONLY_STREAM, is_change_stream
 
 Policy = dict[str, Any]
 _Statement = dict[str, Any]
@@ -166,7 +166,9 @@ def caller_policy(role_arn: str, settings: Settings, site: Site) -> Policy:
 
 
 def _reads(settings: Settings, site: Site) -> Iterator[_Statement]:
-    yield _allow(Grant.READ, _streams(settings, site))
+    streams = _streams(settings, site)
+    of_changes = any(map(is_change_stream, streams))
+    yield _allow(Grant.READ_CHANGES if of_changes else Grant.READ, streams)
     if settings.fetch.mode == "fan-out":
         consumer = settings.fetch.consumer or settings.application
         consumers = [site.consumer(source.name, consumer) for source in settings.sources]

@@ -225,7 +225,7 @@ def _planned(
     refuse_expired(stream.summary, start.at, now, "--to")
     listed = qualified_shards(key, stream.admin.list_shards())
     there = stream.admin.list_shards(ShardFilter.at(start.sentinel, start.at))
-    listing = Listing(listed, aws.kinesis_client.service_time(), Instant(time.monotonic()))
+    listing = Listing(listed, aws.source_client.service_time(), Instant(time.monotonic()))
     begin = ResetStart(
         start.sentinel if start.at is None else position_at(start.at),
         listing.listed_at,
