@@ -21,7 +21,7 @@ from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
 from kclrun.aws.operations import (
-    DESCRIBE_CHANGES,
+    DESCRIBE_STREAM,
     DESCRIBE_STREAM_SUMMARY,
     DESCRIBE_TABLE,
     Operation,
@@ -38,14 +38,14 @@ _PROBES: Final[dict[str, tuple[Operation, dict[str, str]]]] = {
     "kinesis": (DESCRIBE_STREAM_SUMMARY, {"StreamName": "probe"}),
     "dynamodb": (DESCRIBE_TABLE, {"TableName": "probe"}),
     "dynamodbstreams": (
-        DESCRIBE_CHANGES,
+        DESCRIBE_STREAM,
         {"StreamArn": "arn:aws:dynamodb:us-east-1:000000000000:table/probe/stream/probe"},
     ),
 }
 _METHODS: Final = {
     DESCRIBE_STREAM_SUMMARY.name: "describe_stream_summary",
     DESCRIBE_TABLE.name: "describe_table",
-    DESCRIBE_CHANGES.name: "describe_stream",
+    DESCRIBE_STREAM.name: "describe_stream",
 }
 
 

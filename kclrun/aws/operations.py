@@ -117,7 +117,7 @@ DEREGISTER_STREAM_CONSUMER: Final = Operation(
 # Only `kclrun put` and the sinks write to a stream; a consumer's policy leaves it out.
 PUT_RECORDS: Final = Operation("kinesis", "PutRecords", is_write=True, grants=(Grant.WRITE,))
 # Only with the stream of a DynamoDB table.
-DESCRIBE_CHANGES: Final = Operation(
+DESCRIBE_STREAM: Final = Operation(
     "dynamodbstreams",
     "DescribeStream",
     grants=(Grant.READ_CHANGES,),
@@ -295,7 +295,7 @@ OPERATIONS: Final = (
     PUT_RECORDS,
     CREATE_STREAM,
     LIST_STREAMS,
-    DESCRIBE_CHANGES,
+    DESCRIBE_STREAM,
     GET_CHANGE_ITERATOR,
     GET_CHANGES,
     DESCRIBE_TABLE,

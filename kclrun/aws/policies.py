@@ -124,7 +124,9 @@ def letters_policy(settings: Settings, site: Site) -> Policy:
     """To list, to show, to redrive and to drop dead letters: also to write rows to the outputs, and
     to see how far the leases are."""
     place = settings.on_error.dead_letter
-    written = [*_streams(settings, site), *_row_streams(settings, site)]
+    # Letters of a table's changes are not put back into its stream.
+    put_back = [each for each in _streams(settings, site) if not is_change_stream(each)]
+    written = [*put_back, *_row_streams(settings, site)]
     statements = [_allow(Grant.WRITE, written), *_outputs(settings, site), *_schemas(settings)]
     if any(not each.grows for each in output_places(settings, ONLY_STREAM)):
         statements.append(_allow(Grant.SEE_LEASES, [site.table(settings.table)]))
@@ -137,7 +139,7 @@ def letters_policy(settings: Settings, site: Site) -> Policy:
         of_letters = [site.stream(place.stream)]
         statements[0] = _allow(Grant.WRITE, [*written, *of_letters])
         statements.append(_allow(Grant.READ, of_letters))
-    return _policy(statements)
+    return _policy([each for each in statements if each["Resource"]])
 
 
 def replay_policy(settings: Settings, site: Site) -> Policy:

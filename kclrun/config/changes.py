@@ -10,6 +10,7 @@ from typing import Final
 
 from kclrun.config.convert import Problem
 from kclrun.config.schema import Settings
+from kclrun.errors import SettingsError
 from kclrun.model.stream import is_change_stream
 
 _HERE: Final = "with the stream of a DynamoDB table"
@@ -20,6 +21,12 @@ _OTHER_FORMATS: Final = frozenset({"text", "msgpack", "glue"})
 def is_of_changes(settings: Settings) -> bool:
     """Whether the application reads the stream of a DynamoDB table."""
     return any(is_change_stream(source.name) for source in settings.sources)
+
+
+def refuse_changes(settings: Settings, verb: str, why: str) -> None:
+    """Raises: SettingsError, if the application reads the stream of a DynamoDB table."""
+    if is_of_changes(settings):
+        raise SettingsError(f"{verb} is for streams of Kinesis: {why}")
 
 
 def change_rules(settings: Settings) -> Iterator[Problem]:
@@ -40,7 +47,7 @@ def change_rules(settings: Settings) -> Iterator[Problem]:
         )
     if settings.fetch.kpl_range == "drop":
         yield Problem(("fetch", "kpl_range"), f"is keep {_HERE}: its shards have no hash keys")
-    if settings.start_text.upper() not in _STARTS:
+    if settings.start_text not in _STARTS:
         yield Problem(
             ("start",),
             f"is TRIM_HORIZON or LATEST {_HERE}: the service cannot read from a time",

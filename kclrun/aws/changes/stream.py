@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.aws.kinesis import PAGES_MAX, Caller, PollingReader, WireStreamAdmin, call_json
-from kclrun.aws.operations import DESCRIBE_CHANGES, GET_CHANGE_ITERATOR, GET_CHANGES
+from kclrun.aws.operations import DESCRIBE_STREAM, GET_CHANGE_ITERATOR, GET_CHANGES
 from kclrun.aws.wire import WireClient
 from kclrun.codec.change_events import CHANGES_MAX, decode_changes
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
@@ -231,8 +231,8 @@ class ChangeStreamAdmin:
             listed = {shard.shard_id for shard in shards}
             return tuple(shard for shard in shards if shard.parent_shard_id not in listed)
         raise InvalidRequest(
-            f"{DESCRIBE_CHANGES.name}: DynamoDB Streams has no shards {shard_filter.kind}",
-            operation=DESCRIBE_CHANGES.name,
+            f"{DESCRIBE_STREAM.name}: DynamoDB Streams has no shards {shard_filter.kind}",
+            operation=DESCRIBE_STREAM.name,
         )
 
     def _described(self) -> tuple[_Description, tuple[Shard, ...]]:
@@ -241,7 +241,7 @@ class ChangeStreamAdmin:
         first: _Description | None = None
         found: dict[str, _Shard] = {}
         for _ in range(PAGES_MAX):
-            page = call_json(self._client, DESCRIBE_CHANGES, request, _DESCRIBED_DECODER)
+            page = call_json(self._client, DESCRIBE_STREAM, request, _DESCRIBED_DECODER)
             described = page.stream_description
             first = first or described
             found |= {shard.shard_id: shard for shard in described.shards}
@@ -249,8 +249,8 @@ class ChangeStreamAdmin:
                 return first, _lineage(found.values())
             request = request | {"ExclusiveStartShardId": described.last_evaluated_shard_id}
         raise InvalidRequest(
-            f"{DESCRIBE_CHANGES.name}: more than {PAGES_MAX} pages",
-            operation=DESCRIBE_CHANGES.name,
+            f"{DESCRIBE_STREAM.name}: more than {PAGES_MAX} pages",
+            operation=DESCRIBE_STREAM.name,
         )
 
 

@@ -21,6 +21,7 @@ from kclrun.cli.config_options import ConfigCommand, config_options
 from kclrun.cli.leases import views
 from kclrun.cli.leases.command import Failure, lease_of, tell_failure
 from kclrun.cli.services import refuse_expired, utc
+from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import stream_name
 from kclrun.config.units import StartPosition, parse_start
@@ -144,6 +145,12 @@ def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
         raise SettingsError(
             "state: is kept with the checkpoint, and a reset does not change it yet\n"
             "Begin anew with another table (leases.table) and another state.store"
+        )
+    if asked.start.at is not None:
+        refuse_changes(
+            aws.settings,
+            "reset to a time",
+            "that of a DynamoDB table cannot be read from one; --to TRIM_HORIZON or LATEST",
         )
     opened = open_streams(aws)
     keys = frozenset(lease_of(aws, shard).key for shard in asked.shards)
