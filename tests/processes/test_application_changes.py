@@ -221,3 +221,46 @@ def unleased(aws, table):
     """Shards that nobody has come to yet: they opened after the end."""
     rows = aws.rows(f"app-{table.name}")
     return {shard["ShardId"] for shard in table.shards()} - rows.keys()
+
+
+def test_the_verbs_look_at_a_fleet_that_reads_the_changes_of_a_table(table, application):
+    app = application("a")
+    table.start()
+    app.start()
+    app.until(lambda: app.ledger.delivered and len(table.shards()) > 4)
+    shard = app.ledger.marks[0]["shard"]
+    config = ("--config", str(app.config))
+
+    def ask(*arguments, code=0):
+        done = app.cli(*arguments, *config)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    assert "DynamoDB Streams at http" in ask("check")
+    behind = json.loads(ask("lag", "--json"))
+    assert behind["unknown"] == 0
+    assert behind["behind_s_max"] < 60
+    lines = ask("tail", "--from", "TRIM_HORIZON", "--json", "--max", "5").splitlines()
+    events = [json.loads(json.loads(line)["data"]) for line in lines]
+    assert {event["eventSource"] for event in events} == {"aws:dynamodb"}
+    assert shard in ask("leases")
+    assert shard in ask("why", shard)
+    assert "hash" not in app.cli("doctor", *config).stdout
+    assert "DynamoDB Streams" in ask("cost")
+    table.stop()
+    app.until(lambda: len(app.ledger.delivered) >= table.written)
+    assert app.stop() == 0
+
+    plan = ask("reset", "--to", "TRIM_HORIZON", "--yes")
+    assert table.name in plan
+    before = len(app.ledger.batches)
+    app.start()
+    again = set()
+
+    def is_read_again():
+        for batch in app.ledger.batches[before:]:
+            again.update(number for number, _, _ in batch.records)
+        return len(again) >= table.written
+
+    app.until(is_read_again)
+    assert app.stop() == 0
