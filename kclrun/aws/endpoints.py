@@ -20,7 +20,12 @@ from botocore.exceptions import BotoCoreError, NoRegionError, ProfileNotFound
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
-from kclrun.aws.operations import DESCRIBE_STREAM_SUMMARY, DESCRIBE_TABLE, Operation
+from kclrun.aws.operations import (
+    DESCRIBE_STREAM,
+    DESCRIBE_STREAM_SUMMARY,
+    DESCRIBE_TABLE,
+    Operation,
+)
 from kclrun.errors import SettingsError
 from kclrun.model.stream import is_loopback
 from kclrun.model.wire import WireEndpoint
@@ -32,10 +37,15 @@ LOOPBACK_REGION: Final = "us-east-1"
 _PROBES: Final[dict[str, tuple[Operation, dict[str, str]]]] = {
     "kinesis": (DESCRIBE_STREAM_SUMMARY, {"StreamName": "probe"}),
     "dynamodb": (DESCRIBE_TABLE, {"TableName": "probe"}),
+    "dynamodbstreams": (
+        DESCRIBE_STREAM,
+        {"StreamArn": "arn:aws:dynamodb:us-east-1:000000000000:table/probe/stream/probe"},
+    ),
 }
 _METHODS: Final = {
     DESCRIBE_STREAM_SUMMARY.name: "describe_stream_summary",
     DESCRIBE_TABLE.name: "describe_table",
+    DESCRIBE_STREAM.name: "describe_stream",
 }
 
 
@@ -76,7 +86,8 @@ def open_session(settings: EndpointSettings) -> botocore.session.Session:
 def resolve_endpoint(
     session: botocore.session.Session, service: str, settings: EndpointSettings
 ) -> WireEndpoint:
-    """The endpoint of `kinesis` or `dynamodb` as botocore would use it. Sends nothing.
+    """The endpoint of `kinesis`, `dynamodb` or `dynamodbstreams` as botocore would use it. Sends
+    nothing.
 
     Raises: SettingsError where botocore finds no region or rejects the settings.
     """
@@ -135,7 +146,9 @@ def _probe(
     # The type stubs say that handlers return nothing. But if a before-send handler returns an
     # answer, botocore does not send the request.
     events: Any = client.meta.events
-    events.register(f"before-send.{service}.{operation.name}", catch)
+    events.register(
+        f"before-send.{client.meta.service_model.service_id.hyphenize()}.{operation.name}", catch
+    )
     getattr(client, _METHODS[operation.name])(**arguments)
     return caught
 

@@ -8,7 +8,7 @@ of an empty answer. One call is one request. A listing is complete or an error.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -21,7 +21,7 @@ from kclrun.aws.operations import (
     LIST_STREAMS,
     Operation,
 )
-from kclrun.aws.wire import WireClient
+from kclrun.aws.wire import WireClient, WireReply
 from kclrun.codec.get_records import decode_get_records
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
 from kclrun.model.reading import FetchedPage
@@ -241,8 +241,14 @@ def _shard(shard: _Shard) -> Shard:
     )
 
 
+class Caller(Protocol):
+    """A wire client, as far as a request and its answer need it."""
+
+    def call(self, operation: Operation, body: bytes) -> WireReply: ...
+
+
 def call_json(
-    client: WireClient,
+    client: Caller,
     operation: Operation,
     request: dict[str, Any],
     decoder: msgspec.json.Decoder[T],

@@ -16,12 +16,15 @@ HOW_TO_PROVISION: Final = "the policy that `kclrun iam --for provision` prints"
 
 _KINESIS: Final = "Kinesis_20131202"
 _DYNAMODB: Final = "DynamoDB_20120810"
+_CHANGES: Final = "DynamoDBStreams_20120810"
+_TARGETS: Final = {"kinesis": _KINESIS, "dynamodbstreams": _CHANGES}
 
 
 class Grant(enum.Enum):
     """The purpose of an operation: one statement of a policy. The value is its name there."""
 
     READ = "ReadStream"
+    READ_CHANGES = "ReadChangesOfTheTable"
     # With fan-out: on the consumer, and on the stream.
     FAN_OUT = "SubscribeToShards"
     CONSUMERS = "FindOrRegisterTheConsumer"
@@ -76,7 +79,7 @@ class Operation(msgspec.Struct, frozen=True):
     @property
     def target(self) -> str:
         """The `X-Amz-Target` header."""
-        return f"{_KINESIS if self.service == 'kinesis' else _DYNAMODB}.{self.name}"
+        return f"{_TARGETS.get(self.service, _DYNAMODB)}.{self.name}"
 
     @property
     def content_type(self) -> str:
@@ -113,6 +116,25 @@ DEREGISTER_STREAM_CONSUMER: Final = Operation(
 )
 # Only `kclrun put` and the sinks write to a stream; a consumer's policy leaves it out.
 PUT_RECORDS: Final = Operation("kinesis", "PutRecords", is_write=True, grants=(Grant.WRITE,))
+# Only with the stream of a DynamoDB table.
+DESCRIBE_STREAM: Final = Operation(
+    "dynamodbstreams",
+    "DescribeStream",
+    grants=(Grant.READ_CHANGES,),
+    actions=("dynamodb:DescribeStream",),
+)
+GET_CHANGE_ITERATOR: Final = Operation(
+    "dynamodbstreams",
+    "GetShardIterator",
+    grants=(Grant.READ_CHANGES,),
+    actions=("dynamodb:GetShardIterator",),
+)
+GET_CHANGES: Final = Operation(
+    "dynamodbstreams",
+    "GetRecords",
+    grants=(Grant.READ_CHANGES,),
+    actions=("dynamodb:GetRecords",),
+)
 # None of our policies grants these two. Streams are created on an emulator only. Stream names are
 # listed only if the caller happens to have the permission.
 CREATE_STREAM: Final = Operation("kinesis", "CreateStream", is_write=True, grants=())
@@ -273,6 +295,9 @@ OPERATIONS: Final = (
     PUT_RECORDS,
     CREATE_STREAM,
     LIST_STREAMS,
+    DESCRIBE_STREAM,
+    GET_CHANGE_ITERATOR,
+    GET_CHANGES,
     DESCRIBE_TABLE,
     SCAN,
     QUERY,

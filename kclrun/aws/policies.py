@@ -17,7 +17,7 @@ from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings, StartAtLeases
 from kclrun.config.state import state_place
 from kclrun.model.lease import coordinator_table, replay_tables
-from kclrun.model.stream import ONLY_STREAM
+from kclrun.model.stream import ONLY_STREAM, is_change_stream
 
 Policy = dict[str, Any]
 _Statement = dict[str, Any]
@@ -124,7 +124,9 @@ def letters_policy(settings: Settings, site: Site) -> Policy:
     """To list, to show, to redrive and to drop dead letters: also to write rows to the outputs, and
     to see how far the leases are."""
     place = settings.on_error.dead_letter
-    written = [*_streams(settings, site), *_row_streams(settings, site)]
+    # Letters of a table's changes are not put back into its stream.
+    put_back = [each for each in _streams(settings, site) if not is_change_stream(each)]
+    written = [*put_back, *_row_streams(settings, site)]
     statements = [_allow(Grant.WRITE, written), *_outputs(settings, site), *_schemas(settings)]
     if any(not each.grows for each in output_places(settings, ONLY_STREAM)):
         statements.append(_allow(Grant.SEE_LEASES, [site.table(settings.table)]))
@@ -137,7 +139,7 @@ def letters_policy(settings: Settings, site: Site) -> Policy:
         of_letters = [site.stream(place.stream)]
         statements[0] = _allow(Grant.WRITE, [*written, *of_letters])
         statements.append(_allow(Grant.READ, of_letters))
-    return _policy(statements)
+    return _policy([each for each in statements if each["Resource"]])
 
 
 def replay_policy(settings: Settings, site: Site) -> Policy:
@@ -166,7 +168,9 @@ def caller_policy(role_arn: str, settings: Settings, site: Site) -> Policy:
 
 
 def _reads(settings: Settings, site: Site) -> Iterator[_Statement]:
-    yield _allow(Grant.READ, _streams(settings, site))
+    streams = _streams(settings, site)
+    of_changes = any(map(is_change_stream, streams))
+    yield _allow(Grant.READ_CHANGES if of_changes else Grant.READ, streams)
     if settings.fetch.mode == "fan-out":
         consumer = settings.fetch.consumer or settings.application
         consumers = [site.consumer(source.name, consumer) for source in settings.sources]

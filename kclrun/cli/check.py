@@ -121,7 +121,8 @@ def _user_code(configuration: Configuration) -> str:
 
 def _identity(aws: Aws) -> str:
     aws.credentials.current()
-    return f"credentials found; region {aws.kinesis.region}, Kinesis at {aws.kinesis.url}"
+    service = "Kinesis" if aws.source is aws.kinesis else "DynamoDB Streams"
+    return f"credentials found; region {aws.source.region}, {service} at {aws.source.url}"
 
 
 def _stream(aws: Aws, stream: str) -> str:

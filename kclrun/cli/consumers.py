@@ -15,6 +15,7 @@ import click
 from kclrun.aws.fan_out import consumer_of, registered, require_room
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration
+from kclrun.config.changes import refuse_changes
 from kclrun.errors import NotFound, Unavailable
 from kclrun.model.text import harmless
 
@@ -123,4 +124,6 @@ def _streams(aws: Aws) -> Iterator[tuple[StreamSummary, StreamConsumers]]:
 def _aws(config: Path | None, overrides: tuple[str, ...]) -> Aws:
     from kclrun.cli.services import Aws
 
-    return Aws(load_configuration(config, overrides).settings)
+    settings = load_configuration(config, overrides).settings
+    refuse_changes(settings, "consumers", "that of a DynamoDB table is read by polling alone")
+    return Aws(settings)

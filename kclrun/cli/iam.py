@@ -15,6 +15,7 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, config_options, load_configuration
+from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError
 
@@ -70,6 +71,8 @@ def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
         run_policy,
     )
 
+    if purpose in {_PUT, _CONSUMERS, _REPLAY}:
+        refuse_changes(settings, f"--for {purpose}", "that of a DynamoDB table has no such verb")
     if purpose == _PUT:
         return put_policy(settings, site)
     if purpose == _CONSUMERS:

@@ -47,7 +47,9 @@ def local(
     *,
     limits: bool,
 ) -> int:
-    """Serve Kinesis, DynamoDB, CloudWatch, S3, SQS, SNS and Firehose on 127.0.0.1 until Ctrl-C.
+    """Serve Kinesis, DynamoDB with its streams, CloudWatch, S3, SQS, SNS and Firehose on 127.0.0.1.
+
+    It runs until Ctrl-C.
 
     \b
     kclrun local --stream hello:2

@@ -19,6 +19,7 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, stream_options, stream_settings
+from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import SHARDS_MAX
 from kclrun.errors import ServiceError, SettingsError
 from kclrun.model.record import PutEntry
@@ -194,6 +195,7 @@ def put(
         region=region,
         verb="put",
     )
+    refuse_changes(settings, "put", "that of a table has the changes of its items; write items")
     aws = Aws(settings)
     if shards is not None:
         _create(aws, shards)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from kclrun.aws.changes.stream import admin_of, endpoint_service, reader_of, signing_service
 from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import CredentialSource
@@ -23,7 +24,7 @@ from kclrun.aws.dead_letters import open_letters
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.fan_out import StreamConsumers
 from kclrun.aws.instance import BotoLifecycleActions, Imds, open_imds
-from kclrun.aws.kinesis import PollingReader, WireStreamAdmin, stream_names
+from kclrun.aws.kinesis import stream_names
 from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
 from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import load_configuration
@@ -46,7 +47,15 @@ from kclrun.leases.auditing import why_another_stream
 from kclrun.model.lease import Lease
 from kclrun.model.output import OutputPlace, RowsOf, setting_of
 from kclrun.model.record import Measurement
-from kclrun.model.stream import ONLY_STREAM, StreamKey, called, is_loopback, stream_key, stream_of
+from kclrun.model.stream import (
+    ONLY_STREAM,
+    StreamKey,
+    called,
+    is_change_stream,
+    is_loopback,
+    stream_key,
+    stream_of,
+)
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.emf import EmfOutlet
@@ -72,7 +81,9 @@ _NO_ROWS: Final = RowsOf(
 _READABLE: Final = frozenset({"ACTIVE", "UPDATING"})
 
 # Operations on the stream. A NotFound of another operation, on the lease table, gets no advice.
-_OF_STREAMS: Final = frozenset({"DescribeStreamSummary", "ListShards", "PutRecords"})
+_OF_STREAMS: Final = frozenset(
+    {"DescribeStreamSummary", "DescribeStream", "ListShards", "PutRecords"}
+)
 
 Patiently = Callable[[Callable[[], StreamSummary]], StreamSummary]
 
@@ -133,6 +144,26 @@ class Aws:
         return WireClient(self.kinesis, self.credentials.current, service="kinesis")
 
     @cached_property
+    def source(self) -> WireEndpoint:
+        """The endpoint of the streams: Kinesis, or DynamoDB Streams."""
+        service = endpoint_service(self._any_stream)
+        if service == "kinesis":
+            return self.kinesis
+        return resolve_endpoint(self._session, service, self._endpoint_settings("dynamodb"))
+
+    @cached_property
+    def source_client(self) -> WireClient:
+        """The client for the streams. They are of one service, as the settings' rules say."""
+        if self.source is self.kinesis:
+            return self.kinesis_client
+        service = signing_service(self._any_stream)
+        return WireClient(self.source, self.credentials.current, service=service)
+
+    @property
+    def _any_stream(self) -> str:
+        return self.settings.sources[0].name
+
+    @cached_property
     def dynamodb_client(self) -> WireClient:
         return WireClient(self.dynamodb, self.credentials.current, service="dynamodb")
 
@@ -146,20 +177,20 @@ class Aws:
         return DynamoCoordinatorState(self.dynamodb_client, self.settings.application)
 
     @cached_property
-    def stream(self) -> WireStreamAdmin:
+    def stream(self) -> StreamAdmin:
         """The only stream. Raises: SettingsError if there are several."""
         return self.admin_of(self.settings.only_stream)
 
     @cached_property
-    def reader(self) -> PollingReader:
+    def reader(self) -> ShardReader:
         """The reader of the only stream. Raises: SettingsError if there are several."""
         return self.reader_of(self.settings.only_stream)
 
-    def admin_of(self, stream: str) -> WireStreamAdmin:
-        return WireStreamAdmin(self.kinesis_client, stream)
+    def admin_of(self, stream: str) -> StreamAdmin:
+        return admin_of(self.source_client, stream)
 
-    def reader_of(self, stream: str) -> PollingReader:
-        return PollingReader(self.kinesis_client, stream)
+    def reader_of(self, stream: str) -> ShardReader:
+        return reader_of(self.source_client, stream)
 
     def consumers_of(self, stream_arn: str) -> StreamConsumers:
         return StreamConsumers(self.kinesis_client, stream_arn)
@@ -327,6 +358,10 @@ def advising_on_streams(aws: Aws) -> Iterator[None]:
 
 def _advice(aws: Aws) -> Iterator[str]:
     """Lines of advice for one or several missing streams."""
+    if is_change_stream(aws.settings.sources[0].name):
+        yield "A stream that is disabled and enabled again has another ARN, which the table names:"
+        yield "  aws dynamodb describe-table --query Table.LatestStreamArn --table-name TABLE"
+        return
     try:
         names = stream_names(aws.kinesis_client)
     except ServiceError:  # usual, because none of our policies grants it

@@ -120,8 +120,7 @@ def decode_subscription_event(payload: bytes) -> GetRecordsBody:
 def _checked(
     wire: _WireBody, *, next_iterator: str | None, continuation: str | None
 ) -> GetRecordsBody:
-    _check_count("records", len(wire.records), RECORDS_MAX)
-    _check_sequence(wire.records)
+    check_records(wire.records, RECORDS_MAX)
     return GetRecordsBody(
         records=wire.records,
         next_iterator=next_iterator,
@@ -129,6 +128,12 @@ def _checked(
         children=_children(wire.child_shards or []),
         continuation=continuation,
     )
+
+
+def check_records(records: list[Record], most: int) -> None:
+    """Raises: LimitExceeded for more records; MalformedBody if they do not ascend."""
+    _check_count("records", len(records), most)
+    _check_sequence(records)
 
 
 _BodyT = TypeVar("_BodyT", bound=_WireBody)

@@ -33,6 +33,15 @@ StreamName = Annotated[
         extra={"words": " that is a stream's name or ARN"},
     ),
 ]
+# What `stream:` reads: the stream of a DynamoDB table is known by its ARN alone.
+SourceName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^([A-Za-z0-9_.-]{1,128}|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128}"
+        r"|arn:[a-z0-9-]+:dynamodb:[a-z0-9-]+:\d{12}:table/[A-Za-z0-9_.-]{3,255}/stream/[0-9T:.-]{1,40})$",
+        extra={"words": " that is a stream's name or ARN"},
+    ),
+]
 ConsumerName = Annotated[
     str,
     msgspec.Meta(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from kclrun.config.changes import change_rules
 from kclrun.config.convert import Problem, nearest
 from kclrun.config.observing import ObserveSettings
 from kclrun.config.outputs import URL, output_rules, schema_rule, spark_output_rules
@@ -367,6 +368,7 @@ def value_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
 def relation_rules(settings: Settings) -> Iterator[Problem]:
     """The problems between settings that are each right."""
     yield from stream_rules(settings)
+    yield from change_rules(settings)
     yield from engine_rules(settings)
     yield from kclpy_rules(settings)
     yield from concurrency_rules(settings)

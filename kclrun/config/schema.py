@@ -19,6 +19,7 @@ from kclrun.config.names import (
     HookName,
     ProcessorRef,
     QueueName,
+    SourceName,
     StreamName,
     TableName,
     TopicArn,
@@ -29,6 +30,7 @@ from kclrun.config.processing import ConcurrencySettings, StateSettings, Waterma
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
 from kclrun.model.letter import LetterPlace
+from kclrun.model.stream import is_change_stream, table_of
 
 # Spark's options are texts, but people write numbers and switches, too.
 SparkOptions = dict[str, str | int | float | bool]
@@ -127,7 +129,7 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True):
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One of several streams of an application, and its own settings."""
 
-    name: Annotated[StreamName, documented("stream name or ARN")]
+    name: Annotated[SourceName, documented("stream name or ARN")]
     processor: Annotated[
         ProcessorRef | None, documented("module:Class for this stream, if not the application's")
     ] = None
@@ -155,8 +157,8 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stream_name(stream: str) -> str:
-    """The name in an ARN, or the name itself."""
-    return stream.rpartition("/")[2]
+    """The name in an ARN, or the name itself; of a DynamoDB stream that of its table."""
+    return table_of(stream) if is_change_stream(stream) else stream.rpartition("/")[2]
 
 
 AwsService = Literal[
@@ -464,7 +466,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """One application, whole."""
 
     application: Annotated[TableName, documented("names the lease table and the owner's files")]
-    stream: Annotated[StreamName | None, documented("stream name or ARN")] = None
+    stream: Annotated[
+        SourceName | None,
+        documented("stream name or ARN, also the ARN of a DynamoDB table's stream"),
+    ] = None
     streams: Annotated[
         tuple[StreamSettings, ...],
         documented(

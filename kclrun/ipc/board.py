@@ -92,6 +92,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     `failover_s` is the smallest of the fleet [P7]. `start_timestamp` is where AT_TIMESTAMP, or a
     pinned LATEST [P14], begins. `hash_range_start` and `_end` are decimal: they have 128 bits.
     With `consumer_arn` the shard is read by enhanced fan-out, else by polling.
+    `source` is where the stream is read, if it is not of Kinesis.
     `glue_url` is that of the schema registry, if it is not AWS's own.
     `options` are values of the YAML types. `has_waited`: a failover has passed since a forced take
     [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
@@ -131,6 +132,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     table_name: str
     kinesis: WireEndpoint
     dynamodb: WireEndpoint
+    source: WireEndpoint | None = None
     credentials: WireCredentials
     lock_path: str
     log: LogSpec

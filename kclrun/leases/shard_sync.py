@@ -21,7 +21,7 @@ from kclrun.model.lease import (
 )
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import HashRange, Shard, ShardGraph, is_older, is_too_new_for
+from kclrun.model.shard import HashRange, Shard, ShardGraph, is_of_changes, is_older, is_too_new_for
 from kclrun.model.state import OF_PARENTS, is_own_version
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.writes import (
@@ -434,15 +434,23 @@ def ended_rows(view: TableView, listing: Listing | None) -> tuple[DeleteEnded, .
     family goes oldest first), and only after it was seen as ended for a while (`EndWatch`). Any
     other row goes only when its shard is provably trimmed (`TrimWatch`). The row names its
     children; else the last listing does. A row with keyed state stays until the state of each of
-    its children is the child's own [K17].
+    its children is the child's own [K17]. A row of a DynamoDB stream stays while its shard is
+    listed: the listing may show one child before the other.
     """
     return tuple(
         DeleteEnded(row.key)
         for row in view.ended
-        if not any(view.has_row(parent) for parent in row.parents)
+        if not _may_have_more_children(row.key, listing)
+        and not any(view.has_row(parent) for parent in row.parents)
         and _have_begun(_children(row, listing), view)
         and _is_state_inherited(row, view, listing)
     )
+
+
+def _may_have_more_children(key: LeaseKey, listing: Listing | None) -> bool:
+    """Whether a child that is listed later would find no row of its parent, and so count as a shard
+    without ancestors, which begins at the start position."""
+    return is_of_changes(key) and (listing is None or key in listing)
 
 
 class EndWatch:

@@ -293,6 +293,7 @@ def _start(status: int, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
 _MOTO_BODY_BYTES_MAX: Final = 256 * 1024 * 1024
 # An SQS long poll sleeps in its thread for up to 20 s. Several may do so, and S3 still answers.
 _THREADS: Final = 8
+_CHANGES_PREFIX: Final = b"DynamoDBStreams_20120810."
 # The ASGI server sets these itself.
 _SERVERS_HEADERS: Final = frozenset({b"connection", b"date", b"transfer-encoding"})
 _TOO_LARGE: Final = (
@@ -316,13 +317,21 @@ class MotoFace:
     """An ASGI application over moto's WSGI application.
 
     DynamoDB requests are answered one at a time, so that a condition and its write are one step.
+    `changes` answers those of DynamoDB Streams, in that thread too, instead of moto: operation and
+    body, to status and body.
     The others are answered by a few threads, so that an SQS long poll does not block other
     requests. With credentials, an unsigned request does not reach moto.
     """
 
-    def __init__(self, moto: WsgiApp, credentials: Credentials | None) -> None:
+    def __init__(
+        self,
+        moto: WsgiApp,
+        credentials: Credentials | None,
+        changes: Callable[[str, bytes], tuple[int, bytes]] | None = None,
+    ) -> None:
         self._moto = moto
         self._credentials = credentials
+        self._changes = changes
         self._one_by_one = ThreadPoolExecutor(1, thread_name_prefix="dynamodb")
         self._side_by_side = ThreadPoolExecutor(_THREADS, thread_name_prefix="moto")
 
@@ -341,9 +350,15 @@ class MotoFace:
                 await _refuse(send, refusal, dict(scope["headers"]))
                 return
         headers = dict(scope["headers"])
-        is_dynamodb = headers.get(b"x-amz-target", b"").startswith(b"DynamoDB")
-        pool = self._one_by_one if is_dynamodb else self._side_by_side
+        target = headers.get(b"x-amz-target", b"")
+        pool = self._one_by_one if target.startswith(b"DynamoDB") else self._side_by_side
         loop = asyncio.get_running_loop()
+        if self._changes is not None and target.startswith(_CHANGES_PREFIX):
+            operation = target.removeprefix(_CHANGES_PREFIX).decode("latin-1")
+            status, content = await loop.run_in_executor(pool, self._changes, operation, body)
+            content_type = (b"content-type", b"application/x-amz-json-1.0")
+            await respond(send, status, [content_type], content)
+            return
         status, answer_headers, content = await loop.run_in_executor(
             pool, call_wsgi, self._moto, wsgi_environ(scope, body)
         )

@@ -17,7 +17,12 @@ def _moto_application(settings: ProcessSettings) -> MotoFace:
     os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "true"
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
-    return MotoFace(DomainDispatcherApplication(create_backend_app), settings.credentials)
+    from kclrun.local.changes.tables import ChangeStreams, feed
+
+    changes = ChangeStreams(settings.changes)
+    feed(changes)
+    moto = DomainDispatcherApplication(create_backend_app)
+    return MotoFace(moto, settings.credentials, changes.answer)
 
 
 if __name__ == "__main__":

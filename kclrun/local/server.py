@@ -28,25 +28,27 @@ from typing import Final, Self
 import msgspec
 
 from kclrun.errors import SettingsError, Unavailable
+from kclrun.local.changes.model import ChangeSettings
 from kclrun.local.limits import STORED_BYTES_MAX
 from kclrun.local.signatures import Credentials
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
 # Of those that moto has, what kclrun uses.
-SERVICES: Final = "Kinesis, DynamoDB, CloudWatch, S3, SQS, SNS and Firehose"
+SERVICES: Final = "Kinesis, DynamoDB with its streams, CloudWatch, S3, SQS, SNS and Firehose"
 # A child writes this line once it accepts connections.
 READY: Final = b"ready\n"
 
 
 class ProcessSettings(msgspec.Struct, frozen=True):
     """The settings of a child process. `elsewhere_port`: the Kinesis endpoint forwards all other
-    requests to this port."""
+    requests to this port. `changes`: the shards of the streams of tables."""
 
     credentials: Credentials | None = None
     limits: bool = False
     settle_s: float = 0.0
     stored_bytes_max: int = STORED_BYTES_MAX
     elsewhere_port: int | None = None
+    changes: ChangeSettings = ChangeSettings()
 
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -163,12 +165,14 @@ def start_embedded(
     credentials: tuple[str, str] | None = None,
     settle_s: float = 0.0,
     stored_bytes_max: int = STORED_BYTES_MAX,
+    changes: ChangeSettings | None = None,
 ) -> Embedded:
     """Start the embedded AWS on loopback and return once both processes answer.
 
     `port` 0 takes a free one. `limits`: the service's rates a shard. `credentials`: the access key
     and secret every request must be signed with; None lets every request in. `settle_s`: how long
     a stream is CREATING, UPDATING or DELETING. `stored_bytes_max` bounds what Kinesis holds.
+    `changes`: how the shards of the streams of DynamoDB tables behave.
 
     Raises: SettingsError (the extra is not installed; the port is taken), Unavailable.
     """
@@ -181,6 +185,7 @@ def start_embedded(
         settle_s=settle_s,
         stored_bytes_max=stored_bytes_max,
         elsewhere_port=behind.getsockname()[1],
+        changes=changes or ChangeSettings(),
     )
     encoded = msgspec.json.encode(settings)
     children = (ServiceProcess(_KINESIS, face, encoded), ServiceProcess(MOTO, behind, encoded))

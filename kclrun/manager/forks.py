@@ -39,7 +39,7 @@ from kclrun.manager.loop import Loop, Timer
 from kclrun.manager.world import World
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.reading import Replay
-from kclrun.model.stream import StreamKey, shard_id_of, stream_of
+from kclrun.model.stream import StreamKey, is_change_stream, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog
@@ -111,7 +111,7 @@ class StartCommands:
             processor=source.settings.processor or "",
             import_paths=self._import_paths,
             options=source.settings.options,
-            fetch=_fetch(settings),
+            fetch=_fetch(settings, source.settings.name),
             checkpoint=_checkpoint(settings),
             on_error=_on_error(settings),
             concurrency=concurrency_of(source.settings.concurrency, float(settings.shutdown.grace)),
@@ -122,6 +122,7 @@ class StartCommands:
             table_name=settings.table,
             kinesis=self._world.kinesis,
             dynamodb=self._world.dynamodb,
+            source=self._world.source,
             credentials=self._credentials(),
             lock_path=str(self._lock_path),
             log=ipc.LogSpec(level=settings.log.level, json=self._log_as_json),
@@ -131,14 +132,16 @@ class StartCommands:
         )
 
 
-def _fetch(settings: Settings) -> ipc.FetchSpec:
+def _fetch(settings: Settings, stream: str) -> ipc.FetchSpec:
     fetch = settings.fetch
+    # A hot shard is known by its hash keys, and is split by a user; neither is so in DynamoDB.
+    hot_window_s = 0.0 if is_change_stream(stream) else float(settings.observe.hot_window)
     return ipc.FetchSpec(
         idle_s=float(fetch.idle),
         buffer_bytes=int(fetch.buffer),
         batch_max=fetch.batch_max,
         kpl_range=fetch.kpl_range,
-        hot_window_s=float(settings.observe.hot_window),
+        hot_window_s=hot_window_s,
     )
 
 

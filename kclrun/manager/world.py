@@ -70,7 +70,8 @@ class World:
 
     `streams` has one entry: that of ONLY_STREAM. With several streams it has one entry for each.
     `table` is used from several threads at once. `kinesis` and `dynamodb` are sent to the lease
-    processes. `service_time` is the service's clock as last seen, else this host's [P14].
+    processes; so is `source`, where the streams are read, if they are not of Kinesis.
+    `service_time` is the service's clock as last seen, else this host's [P14].
     `metrics` is the outlet for metrics; None if they are not published. `instance` is None if the
     life of this EC2 instance is not watched. `coordinator` is None if a KCL 3 fleet of an early
     version cannot exist. `described_instant`: when the streams were described, by the loop's clock.
@@ -88,6 +89,7 @@ class World:
     coordinator: CoordinatorState | None = None
     described_instant: Instant | None = None
     story: StoryOutlet | None = None
+    source: WireEndpoint | None = None
 
     @property
     def stream_names(self) -> str:

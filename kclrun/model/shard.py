@@ -40,6 +40,11 @@ class HashRange(msgspec.Struct, frozen=True, order=True, gc=False):
         return self.start <= other.end and other.start <= self.end
 
 
+# The shards of a DynamoDB stream have no hash keys. Each counts as one of all hash keys, so that a
+# listing of any of them leaves none out.
+ALL_HASH_KEYS: Final = HashRange(0, HASH_KEY_MAX)
+
+
 class Shard(msgspec.Struct, frozen=True, gc=False):
     """One shard as ListShards describes it. `ending_sequence_number` is set once it is closed."""
 
@@ -128,18 +133,28 @@ def is_older(one: str, other: str) -> bool:
     return are_numbered and first < second
 
 
+def is_of_changes(shard: str) -> bool:
+    """Whether a shard, or the shard of a lease key, is one of a DynamoDB stream: its id has a third
+    part, `shardId-<time>-<random>`. Such shards have no hash keys, their children may be listed one
+    after the other, and they are not trimmed in the order of their ids."""
+    return shard.rpartition(":")[2].removeprefix(_NUMBERED).count("-") > 0
+
+
 def is_too_new_for(
     shards: Iterable[Shard], shard_id: str, hash_range: HashRange | None, parents: Collection[str]
 ) -> bool:
     """Whether a shard that a listing lacks is too new for it, and not trimmed.
 
     Shards are trimmed oldest first. So if a parent, or an older shard of the same hash keys, is
-    still listed, the shard is newer than the listing, which lags.
+    still listed, the shard is newer than the listing, which lags. For a shard of a DynamoDB stream
+    only parents count.
     """
+    has_order = hash_range is not None and not is_of_changes(shard_id)
     return any(
         shard.shard_id in parents
         or (
-            hash_range is not None
+            has_order
+            and hash_range is not None
             and shard.hash_range.overlaps(hash_range)
             and is_older(shard.shard_id, shard_id)
         )

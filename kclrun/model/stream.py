@@ -78,6 +78,22 @@ _SHARD_ID: Final = "shardId-"
 _SHARD_DIGITS: Final = 12
 _ARN: Final = re.compile(r"arn:[^:]+:kinesis:[^:]*:(?P<account>[0-9]+):stream/(?P<name>[^:/]+)")
 
+_CHANGES: Final = re.compile(
+    r"arn:[^:]+:dynamodb:[^:]*:[0-9]+:table/(?P<table>[^:/]+)/stream/(?P<label>.+)"
+)
+
+
+def is_change_stream(stream: str) -> bool:
+    """Whether a stream, by the name or ARN of the settings, is that of a DynamoDB table."""
+    return _CHANGES.fullmatch(stream) is not None
+
+
+def table_of(arn: str) -> str:
+    """The table of a DynamoDB stream."""
+    parts = _CHANGES.fullmatch(arn)
+    assert parts is not None, "asked for a change stream only"
+    return parts["table"]
+
 
 def stream_key(arn: str, created_at: WallTime) -> StreamKey:
     """The key of a stream among several, from its summary; whole seconds, as the KCL has them.

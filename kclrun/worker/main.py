@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 import msgspec
 
+from kclrun.aws.changes.stream import admin_of, reader_of, signing_service
 from kclrun.aws.fan_out import FanOutReader
 from kclrun.aws.http import CONNECTIONS_MAX
-from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
@@ -107,13 +107,13 @@ def services(spec: StartSpec, connections_max: int = CONNECTIONS_MAX) -> Service
     """Clients made in this process, after the fork; no request is made yet."""
     credentials = HeldCredentials(spec.credentials)
     client = functools.partial(WireClient, credentials=credentials, connections_max=connections_max)
-    kinesis = client(spec.kinesis, service="kinesis")
-    dynamodb = client(table_endpoint(spec), service="dynamodb")
     stream = spec.stream_arn or spec.stream_name
+    source = client(spec.source or spec.kinesis, service=signing_service(stream))
+    dynamodb = client(table_endpoint(spec), service="dynamodb")
     return Services(
-        reader=PollingReader(kinesis, stream),
-        subscriber=FanOutReader(kinesis, spec.consumer_arn) if spec.consumer_arn else None,
-        admin=WireStreamAdmin(kinesis, stream),
+        reader=reader_of(source, stream),
+        subscriber=FanOutReader(source, spec.consumer_arn) if spec.consumer_arn else None,
+        admin=admin_of(source, stream),
         table=DynamoLeaseTable(dynamodb, spec.table_name),
         credentials=credentials,
     )
@@ -343,7 +343,7 @@ class LeaseProcess:
             rows=self._rows,
             line=self._line,
             reporter=self._reporter,
-            fetch_watch=FetchWatch(self._fetch_view, silence_max_s(spec.kinesis)),
+            fetch_watch=FetchWatch(self._fetch_view, silence_max_s(spec.source or spec.kinesis)),
             now=boottime,
             on_over=self._leave_user_code_behind,
             make_thread=self._make_thread,

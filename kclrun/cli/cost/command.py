@@ -19,6 +19,7 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, config_options, load_configuration
 from kclrun.cli.cost.formulas import ROW_BYTES, Line, Plan, Traffic, bill, not_counted
 from kclrun.cli.leases.views import print_table
+from kclrun.config.changes import is_of_changes
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings
@@ -129,6 +130,7 @@ def plan_of(settings: Settings) -> Plan:
         checkpoint_every_s=every_s,
         idle_s=float(settings.fetch.idle),
         fans_out=settings.fetch.mode == "fan-out",
+        is_of_changes=is_of_changes(settings),
         outputs=output_places(settings, ONLY_STREAM),
         keeps_state_in_s3=state is not None and state.s3 is not None,
         metrics=cloudwatch.via if cloudwatch is not None else None,

@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from kclrun.consuming.policy import FLOOR_S
 from kclrun.leases.balancing import find_every_s
 from kclrun.leases.policy import FREQUENT_SCANNERS_MAX, ManagerPolicy
 from kclrun.model.lease import OwnerId
@@ -64,6 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every_s: float
     idle_s: float
     fans_out: bool
+    is_of_changes: bool = False
     outputs: tuple[OutputPlace, ...] = ()
     keeps_state_in_s3: bool = False
     metrics: Literal["api", "log"] | None = None
@@ -99,7 +101,15 @@ def not_counted(plan: Plan) -> list[str]:
 
 
 def _stream(plan: Plan, traffic: Traffic) -> Iterator[Line]:
-    """Source: the pricing page of Kinesis Data Streams."""
+    """Source: the pricing pages of Kinesis Data Streams and of DynamoDB Streams."""
+    if plan.is_of_changes:
+        # A page with records is followed by another after the floor of 200 ms, an empty one by
+        # `fetch.idle`: no more than a page for each record besides those of an idle shard.
+        by_record = traffic.records_per_s / max(traffic.shards, 1)
+        pages_per_s = min(1 / FLOOR_S, 1 / plan.idle_s + by_record)
+        amount = traffic.shards * pages_per_s * SECONDS
+        yield Line("DynamoDB Streams", "reads", "change-read-unit", amount)
+        return
     service, shard_hours = "Kinesis", traffic.shards * HOURS
     read_gb = traffic.bytes_per_s * SECONDS / GB
     if traffic.capacity == "on-demand":

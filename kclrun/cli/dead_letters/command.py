@@ -17,6 +17,7 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigGroup, Configuration, config_options, load_configuration
 from kclrun.cli.dead_letters.redrive import process_again
 from kclrun.cli.user_code import dead_letter_folder
+from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.errors import SettingsError
 from kclrun.model.letter import KeptLetter, Letter
@@ -221,6 +222,11 @@ def _put_back(chosen: _Chosen, stream: str, letters: Sequence[KeptLetter]) -> No
     from kclrun.aws.put_records import batches, send_all
     from kclrun.cli.services import Aws
 
+    refuse_changes(
+        chosen.configuration.settings,
+        "putting letters back",
+        "that of a DynamoDB table takes none; redrive them through the processor",
+    )
     client, waiting = Aws(chosen.configuration.settings).kinesis_client, list(letters)
     entries = (
         PutEntry(each.letter.data, each.letter.partition_key, each.letter.explicit_hash_key)

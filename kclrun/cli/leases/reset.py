@@ -21,6 +21,7 @@ from kclrun.cli.config_options import ConfigCommand, config_options
 from kclrun.cli.leases import views
 from kclrun.cli.leases.command import Failure, lease_of, tell_failure
 from kclrun.cli.services import refuse_expired, utc
+from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import stream_name
 from kclrun.config.units import StartPosition, parse_start
@@ -145,6 +146,12 @@ def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
             "state: is kept with the checkpoint, and a reset does not change it yet\n"
             "Begin anew with another table (leases.table) and another state.store"
         )
+    if asked.start.at is not None:
+        refuse_changes(
+            aws.settings,
+            "reset to a time",
+            "that of a DynamoDB table cannot be read from one; --to TRIM_HORIZON or LATEST",
+        )
     opened = open_streams(aws)
     keys = frozenset(lease_of(aws, shard).key for shard in asked.shards)
     chosen = _chosen(opened, asked.streams, keys)
@@ -225,7 +232,7 @@ def _planned(
     refuse_expired(stream.summary, start.at, now, "--to")
     listed = qualified_shards(key, stream.admin.list_shards())
     there = stream.admin.list_shards(ShardFilter.at(start.sentinel, start.at))
-    listing = Listing(listed, aws.kinesis_client.service_time(), Instant(time.monotonic()))
+    listing = Listing(listed, aws.source_client.service_time(), Instant(time.monotonic()))
     begin = ResetStart(
         start.sentinel if start.at is None else position_at(start.at),
         listing.listed_at,

@@ -27,6 +27,7 @@ from kclrun.cli.config_options import (
 from kclrun.cli.replay import plan
 from kclrun.cli.replay.comparing import Comparison, Difference, compare
 from kclrun.cli.replay.plan import Asked, table_prefix
+from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.units import parse_start
 from kclrun.errors import NotFound, SettingsError
@@ -106,6 +107,9 @@ def replay(config: Path | None, overrides: tuple[str, ...], *, yes: bool, **said
     if said["stream"] is not None:
         narrowed = configuration.settings.of_stream(said["stream"])
         configuration = msgspec.structs.replace(configuration, settings=narrowed)
+    refuse_changes(
+        configuration.settings, "replay", "that of a DynamoDB table cannot be read from a time"
+    )
     if configuration.settings.aws.endpoint == EMBEDDED:
         raise SettingsError(
             "aws.endpoint: embedded begins with an empty stream: there is nothing to replay\n"

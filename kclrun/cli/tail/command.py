@@ -26,7 +26,8 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION, ConfigCommand, stream_options, stream_settings
-from kclrun.model.record import Record
+from kclrun.config.changes import refuse_changes
+from kclrun.model.record import IteratorType, Record
 from kclrun.model.stream import short_name, spelled_out
 from kclrun.model.text import escaped, escaped_in_json, harmless
 from kclrun.model.time import Instant, WallTime
@@ -182,6 +183,12 @@ def _starts(aws: Aws, begin: str, shards: Sequence[str]) -> Mapping[str, ShardSt
     from kclrun.cli.world import patiently
 
     start = parse_from(begin, WallTime(time.time()))
+    if start.kind is IteratorType.AT_TIMESTAMP:
+        refuse_changes(
+            aws.settings,
+            "tail --from a time",
+            "that of a DynamoDB table cannot be read from one; --from TRIM_HORIZON or LATEST",
+        )
     named = [spelled_out(shard) for shard in shards]
     patience_s = float(aws.settings.aws.start_timeout)
     with advising_on_streams(aws):

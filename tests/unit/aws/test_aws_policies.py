@@ -41,6 +41,8 @@ SITE = Site(partition="aws", region="eu-west-1", account="123456789012")
 STREAM = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 TABLE = "arn:aws:dynamodb:eu-west-1:123456789012:table/shop"
 FLEET = "application: shop\nstream: orders\nprocessor: m:C\n"
+CHANGED = "arn:aws:dynamodb:eu-west-1:123456789012:table/orders/stream/2026-01-01T00:00:00.000"
+CHANGES = f"application: shop\nstream: {CHANGED}\nprocessor: m:C\n"
 SPARK = (
     "application: shop\nstream: orders\npipeline: m:f\nengine: spark\n"
     "spark: {checkpoint: s3a://b/c}\noutput: {format: console}\n"
@@ -100,6 +102,10 @@ POLICIES: dict[str, Policy] = {
     "several streams": run_policy(
         settings("application: shop\nprocessor: m:C\nstreams: [{name: orders}, {name: audits}]\n"),
         SITE,
+    ),
+    "the stream of a table": run_policy(settings(CHANGES), SITE),
+    "who redrives changes": letters_policy(
+        settings(CHANGES + "on_error: {then: dead-letter, dead_letter: {sqs: dead}}\n"), SITE
     ),
     "Spark": run_policy(settings(SPARK), SITE),
     "Spark that begins at leases": run_policy(settings(SPARK + "start: {leases: old}\n"), SITE),
@@ -343,7 +349,7 @@ def test_a_policy_has_the_shape_that_iam_takes(who: str, iam: Any) -> None:
 def test_every_action_is_one_that_botocore_knows(who: str) -> None:
     session = Session()
     known = {
-        f"{service}:{name}"
+        f"{service.removesuffix('streams')}:{name}"  # DynamoDB's streams have its actions
         for service in SERVICES
         for name in session.get_service_model(service).operation_names
     }
@@ -383,7 +389,7 @@ def test_every_resource_is_named_whole(who: str) -> None:
             assert "*" not in resource
             assert re.fullmatch(
                 r"arn:aws(-cn)?:(kinesis|dynamodb|iam):[a-z0-9-]*:123456789012:"
-                r"(stream/\w+|table/\w+(-CoordinatorState|/index/LeaseOwnerToLeaseKeyIndex)?"
+                r"(stream/\w+|table/orders/stream/[-0-9T:.]+|table/\w+(-CoordinatorState|/index/LeaseOwnerToLeaseKeyIndex)?"
                 r"|role/\w+)"
                 r"|arn:aws:(sqs|sns):eu-west-1:\d{12}:(dead|rows)|arn:aws:s3:::b-1"
                 r"|arn:aws:firehose:eu-west-1:123456789012:deliverystream/rows",

@@ -145,7 +145,7 @@ class Site:
             admin_of=self.stream,
             reader_of=self.stream,
             kinesis=SimpleNamespace(url="https://kinesis", region="us-east-1"),
-            kinesis_client=SimpleNamespace(service_time=lambda: WallTime(self.clock.now)),
+            source_client=SimpleNamespace(service_time=lambda: WallTime(self.clock.now)),
             dynamodb_client=SimpleNamespace(service_time=lambda: WallTime(self.clock.now)),
             credentials=SimpleNamespace(current=lambda: None),
             coordinator=SimpleNamespace(mode=lambda: None),

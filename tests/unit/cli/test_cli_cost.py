@@ -140,10 +140,19 @@ def test_every_line_has_a_price_and_every_price_a_line():
         REPLACE(TRAFFIC, capacity=mode, retention_hours=200)
         for mode in ("provisioned", "on-demand")
     ]
+    plans.append(REPLACE(PLAN, is_of_changes=True))
     used = {line.price for plan in plans for each in traffics for line in bill(plan, each)}
 
     assert used == price_list().prices.keys()
     assert price_list().as_of
+
+
+def test_the_stream_of_a_table_is_billed_by_its_reads_alone():
+    for per_s, reads in ((0.0, 1.0), (20.0, 3.0), (1000.0, 5.0)):
+        traffic = REPLACE(TRAFFIC, records_per_s=per_s)
+        found = amounts(REPLACE(PLAN, is_of_changes=True), traffic)
+        assert found["DynamoDB Streams", "reads"] == pytest.approx(10 * reads * SECONDS)
+        assert not any(service == "Kinesis" for service, _ in found)
 
 
 @pytest.fixture

@@ -205,7 +205,7 @@ def test_in_the_foreground_it_says_what_is_ready_and_ends_with_zero(
 
     ready, *more = capsys.readouterr().out.splitlines()
     assert ready.startswith(
-        "Kinesis, DynamoDB, CloudWatch, S3, SQS, SNS and Firehose at http://127.0.0.1:"
+        "Kinesis, DynamoDB with its streams, CloudWatch, S3, SQS, SNS and Firehose at http://127.0.0.1:"
     )
     assert more == (["Streams: orders (shards: 2), returns (shards: 1)"] if streams else [])
 

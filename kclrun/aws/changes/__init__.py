@@ -1,0 +1,1 @@
+"""The stream of a DynamoDB table as a source."""

@@ -1,0 +1,276 @@
+"""DynamoDB Streams as the ports of a stream. How it differs from Kinesis stands here alone.
+
+`docs/explanation/dynamodb-streams.md` says why each difference keeps the guarantees. The service
+has no time to read from, no lag, no hash keys, and no children in the last answer of a shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from kclrun.aws.kinesis import PAGES_MAX, Caller, PollingReader, WireStreamAdmin, call_json
+from kclrun.aws.operations import DESCRIBE_STREAM, GET_CHANGE_ITERATOR, GET_CHANGES
+from kclrun.aws.wire import WireClient
+from kclrun.codec.change_events import CHANGES_MAX, decode_changes
+from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
+from kclrun.model.reading import FetchedPage
+from kclrun.model.record import IteratorType, Record
+from kclrun.model.shard import ALL_HASH_KEYS, Shard
+from kclrun.model.stream import is_change_stream, table_of
+from kclrun.model.time import WallTime
+from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, StreamSummary
+
+# Stream records are kept for 24 hours; no setting changes that.
+RETENTION_HOURS: Final = 24
+_TRIMMED: Final = "TrimmedDataAccessException"
+# Stands before an iterator that reads from a time: `since:<seconds>:<iterator>`.
+_SINCE: Final = "since:"
+# A disabled stream can be read for 24 hours, so it is ACTIVE to a reader.
+_STATUS: Final = {
+    "ENABLING": "CREATING",
+    "ENABLED": "ACTIVE",
+    "DISABLING": "ACTIVE",
+    "DISABLED": "ACTIVE",
+}
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class _Iterator(msgspec.Struct, rename="pascal"):
+    shard_iterator: str
+
+
+class _SequenceNumberRange(msgspec.Struct, rename="pascal"):
+    starting_sequence_number: str
+    ending_sequence_number: str | None = None
+
+
+class _Shard(msgspec.Struct, rename="pascal"):
+    shard_id: str
+    sequence_number_range: _SequenceNumberRange
+    parent_shard_id: str | None = None
+
+
+class _Description(msgspec.Struct, rename="pascal"):
+    stream_arn: str
+    stream_status: str
+    shards: list[_Shard] = []
+    creation_request_date_time: float = 0.0
+    last_evaluated_shard_id: str | None = None
+
+
+class _Described(msgspec.Struct, rename="pascal"):
+    stream_description: _Description
+
+
+_ITERATOR_DECODER: Final = msgspec.json.Decoder(_Iterator)
+_DESCRIBED_DECODER: Final = msgspec.json.Decoder(_Described)
+
+
+def signing_service(stream: str) -> str:
+    """The service in whose name requests to a stream are signed."""
+    return "dynamodb" if is_change_stream(stream) else "kinesis"
+
+
+def endpoint_service(stream: str) -> str:
+    """The service at whose endpoint a stream is read."""
+    return "dynamodbstreams" if is_change_stream(stream) else "kinesis"
+
+
+def reader_of(client: WireClient, stream: str) -> ShardReader:
+    """The reader of a stream, by its name or ARN."""
+    return (
+        ChangeReader(client, stream) if is_change_stream(stream) else PollingReader(client, stream)
+    )
+
+
+def admin_of(client: WireClient, stream: str) -> StreamAdmin:
+    """The control plane of a stream, by its name or ARN."""
+    if is_change_stream(stream):
+        return ChangeStreamAdmin(client, stream)
+    return WireStreamAdmin(client, stream)
+
+
+class ChangeReader:
+    """Implements `ports.ShardReader` with GetShardIterator and GetRecords of DynamoDB Streams.
+
+    Reading from a time: the shard is read from its oldest record, and records that were created
+    before are left out. A creation time is in whole seconds, rounded down, so the records of that
+    second all come. Nothing of a later time is left out [P14].
+
+    A position that was trimmed is replaced by the oldest record left; `HeadWatch` then reports the
+    loss, as in Kinesis, which goes on there without an error.
+    """
+
+    def __init__(self, client: Caller, stream: str) -> None:
+        self._client = client
+        self._stream = stream
+
+    def iterator(
+        self,
+        shard_id: str,
+        kind: IteratorType,
+        *,
+        sequence_number: str | None = None,
+        timestamp: WallTime | None = None,
+    ) -> str:
+        """A shard iterator; it expires after fifteen minutes.
+
+        Raises: NotFound (also for a trimmed shard), Throttled, Unavailable, AccessDenied,
+        InvalidRequest.
+        """
+        if kind is IteratorType.AT_TIMESTAMP:
+            assert timestamp is not None, "a time to read from"
+            oldest = self._iterator(shard_id, IteratorType.TRIM_HORIZON, None)
+            return f"{_SINCE}{int(timestamp)}:{oldest}"
+        try:
+            return self._iterator(shard_id, kind, sequence_number)
+        except ServiceError as error:
+            if error.code != _TRIMMED or sequence_number is None:
+                raise
+        return self._iterator(shard_id, IteratorType.TRIM_HORIZON, None)
+
+    def _iterator(self, shard_id: str, kind: IteratorType, sequence_number: str | None) -> str:
+        request: dict[str, Any] = {
+            "StreamArn": self._stream,
+            "ShardId": shard_id,
+            "ShardIteratorType": kind.value,
+        }
+        if sequence_number is not None:
+            request["SequenceNumber"] = sequence_number
+        found = call_json(self._client, GET_CHANGE_ITERATOR, request, _ITERATOR_DECODER)
+        return found.shard_iterator
+
+    def fetch(self, iterator: str, limit: int) -> FetchedPage:
+        """One GetRecords, of at most 1,000 records.
+
+        Raises: ExpiredIterator, Throttled, Unavailable (also for a malformed answer), NotFound,
+        AccessDenied, InvalidRequest (also where the place was trimmed: the next iterator begins at
+        the oldest record left); LimitExceeded for an answer above the service's limits.
+        """
+        since, iterator = _opened(iterator)
+        request = {"ShardIterator": iterator, "Limit": min(limit, CHANGES_MAX)}
+        reply = self._client.call(GET_CHANGES, _encode(request))
+        try:
+            page = decode_changes(reply.body)
+        except MalformedBody as error:
+            raise Unavailable(
+                f"{GET_CHANGES.name}: {error}", operation=GET_CHANGES.name, code="MalformedBody"
+            ) from None
+        records, following = page.records, page.next_iterator
+        if since is not None:
+            records = [r for r in records if int(r.approximate_arrival_timestamp) >= since]
+            if following is not None and not records:
+                following = f"{_SINCE}{since}:{following}"
+        return FetchedPage(
+            records=records,
+            next_iterator=following,
+            millis_behind_latest=_behind_ms(page.records, reply.date_at),
+            body_bytes=len(reply.body),
+            served_at=reply.date_at,
+        )
+
+
+def _opened(iterator: str) -> tuple[int | None, str]:
+    if not iterator.startswith(_SINCE):
+        return None, iterator
+    since, _, plain = iterator.removeprefix(_SINCE).partition(":")
+    return int(since), plain
+
+
+def _behind_ms(records: list[Record], served_at: WallTime | None) -> int | None:
+    """How far a page is behind the tip, as far as it can be known: the age of its last record; 0
+    where the service had no more. Both times are in whole seconds. An answer with records is never
+    the tip, for more may follow: at least 1."""
+    if not records:
+        return 0
+    if served_at is None:
+        return None
+    return max(1, int((served_at - records[-1].approximate_arrival_timestamp) * 1000))
+
+
+class ChangeStreamAdmin:
+    """Implements `ports.StreamAdmin` with DescribeStream."""
+
+    def __init__(self, client: Caller, stream: str) -> None:
+        self._client = client
+        self._stream = stream
+
+    def summary(self) -> StreamSummary:
+        """The stream by its table's name. It counts the open shards of all pages.
+
+        Raises: NotFound, Throttled, Unavailable, AccessDenied.
+        """
+        first, shards = self._described()
+        return StreamSummary(
+            name=table_of(self._stream),
+            arn=first.stream_arn,
+            status=_STATUS.get(first.stream_status, first.stream_status),
+            retention_hours=RETENTION_HOURS,
+            open_shards=sum(shard.is_open for shard in shards),
+            created_at=WallTime(first.creation_request_date_time),
+        )
+
+    def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:
+        """A complete listing, or a ServiceError; never an incomplete listing.
+
+        The service has no filters for a position. AT_TRIM_HORIZON are the shards without a listed
+        parent. AT_LATEST are the shards without a listed child, closed ones too: a child that is
+        not listed yet then gets its lease from its parent, and nothing between is left out.
+        Raises: InvalidRequest for another filter.
+        """
+        _, shards = self._described()
+        if shard_filter is None:
+            return shards
+        if shard_filter.kind == "AT_LATEST":
+            parents = {shard.parent_shard_id for shard in shards}
+            return tuple(shard for shard in shards if shard.shard_id not in parents)
+        if shard_filter.kind == "AT_TRIM_HORIZON":
+            listed = {shard.shard_id for shard in shards}
+            return tuple(shard for shard in shards if shard.parent_shard_id not in listed)
+        raise InvalidRequest(
+            f"{DESCRIBE_STREAM.name}: DynamoDB Streams has no shards {shard_filter.kind}",
+            operation=DESCRIBE_STREAM.name,
+        )
+
+    def _described(self) -> tuple[_Description, tuple[Shard, ...]]:
+        """The first page's description, and the shards of all pages."""
+        request = {"StreamArn": self._stream}
+        first: _Description | None = None
+        found: dict[str, _Shard] = {}
+        for _ in range(PAGES_MAX):
+            page = call_json(self._client, DESCRIBE_STREAM, request, _DESCRIBED_DECODER)
+            described = page.stream_description
+            first = first or described
+            found |= {shard.shard_id: shard for shard in described.shards}
+            if described.last_evaluated_shard_id is None:
+                return first, _lineage(found.values())
+            request = request | {"ExclusiveStartShardId": described.last_evaluated_shard_id}
+        raise InvalidRequest(
+            f"{DESCRIBE_STREAM.name}: more than {PAGES_MAX} pages",
+            operation=DESCRIBE_STREAM.name,
+        )
+
+
+def _lineage(listed: Iterable[_Shard]) -> tuple[Shard, ...]:
+    """The shards of all pages as those of one moment: a page may be older than a later one, and
+    show a shard open whose child the later one has. A shard with a child is closed."""
+    shards = tuple(listed)
+    parents = {shard.parent_shard_id for shard in shards}
+    return tuple(
+        Shard(
+            shard_id=shard.shard_id,
+            hash_range=ALL_HASH_KEYS,
+            starting_sequence_number=shard.sequence_number_range.starting_sequence_number,
+            ending_sequence_number=shard.sequence_number_range.ending_sequence_number
+            or (
+                shard.sequence_number_range.starting_sequence_number
+                if shard.shard_id in parents
+                else None
+            ),
+            parent_shard_id=shard.parent_shard_id,
+        )
+        for shard in shards
+    )

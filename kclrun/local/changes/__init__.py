@@ -1,0 +1,1 @@
+"""The embedded DynamoDB Streams: a model of rolling shards, fed by the tables of moto."""

@@ -1,0 +1,90 @@
+"""Shards of a DynamoDB stream: children that are listed one after the other, and no order of ids.
+
+Each test is an attack of `docs/explanation/dynamodb-streams.md`.
+"""
+
+from kclrun.leases import events as e
+from kclrun.leases.policy import ENDED_ROWS_STAY_S
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import ALL_HASH_KEYS, Shard, is_of_changes, is_too_new_for
+from kclrun.protocol import writes as ch
+from tests.unit.leases.manager_life import OTHER, ManagerLife, row
+
+
+def named(made_at, number=1):
+    return f"shardId-{made_at:020}-{number:08x}"
+
+
+def shard(key, parent=None, ending=None):
+    return Shard(key, ALL_HASH_KEYS, "1", ending, parent)
+
+
+OLD, PARENT, FIRST, SECOND = named(1), named(2), named(3, 1), named(3, 2)
+BEGUN = ExtendedSequenceNumber("5")
+
+
+def family():
+    """The parent has ended, and its first child has begun."""
+    return (
+        row(PARENT, OTHER, checkpoint=SHARD_END, children=frozenset({FIRST})),
+        row(FIRST, OTHER, checkpoint=BEGUN, parents=frozenset({PARENT})),
+    )
+
+
+def written(life, shards, *, seconds):
+    """What is written under such a listing, made again and again; deletions are performed."""
+    found = []
+    for _ in range(int(seconds / 5)):
+        life.scan(after=5.0)
+        found += life.writes()
+        life.say(e.ShardsListed(shards, 1.0))
+        found += life.writes()
+        for change in found:
+            if isinstance(change, ch.DeleteEnded | ch.DeleteTrimmed):
+                life.rows.pop(change.key, None)
+    return found
+
+
+def test_the_shards_of_both_services_are_told_apart_by_their_ids():
+    assert all(map(is_of_changes, (OLD, f"1:orders:2:{OLD}")))
+    assert not any(map(is_of_changes, ("shardId-000000000001", "1:a-b:2:shardId-000000000001")))
+
+
+def test_an_older_shard_that_is_still_listed_does_not_make_a_trimmed_one_look_new():
+    shards = (shard(OLD), shard(FIRST, PARENT))
+
+    assert not is_too_new_for(shards, PARENT, ALL_HASH_KEYS, [])
+    assert is_too_new_for(shards, FIRST, ALL_HASH_KEYS, [OLD])
+
+
+def test_a_second_child_that_is_listed_an_hour_later_begins_at_its_first_record():
+    life = ManagerLife(*family(), start=LATEST)
+    shards = (shard(PARENT, ending="4"), shard(FIRST, PARENT))
+
+    early = written(life, shards, seconds=3600)
+    assert not [change for change in early if isinstance(change, ch.DeleteEnded)]
+
+    late = written(life, (*shards, shard(SECOND, PARENT)), seconds=10)
+    (created, *_) = [change for change in late if isinstance(change, ch.CreateChildren)]
+    (lease,) = created.children
+    assert (lease.key, lease.checkpoint, lease.latest_pinned_at) == (SECOND, TRIM_HORIZON, None)
+    assert [each.key for each in created.parents] == [PARENT]
+
+
+def test_an_ended_row_goes_once_its_shard_is_not_listed_any_more():
+    life = ManagerLife(*family())
+    listed = (shard(PARENT, ending="4"), shard(FIRST, PARENT))
+
+    assert not written(life, listed, seconds=3 * ENDED_ROWS_STAY_S)
+    gone = written(life, listed[1:], seconds=2 * ENDED_ROWS_STAY_S)
+    assert {change.key for change in gone} == {PARENT}
+
+
+def test_at_latest_a_closed_shard_without_listed_children_has_a_lease_that_waits_for_them():
+    life = ManagerLife(start=LATEST)
+    closed = shard(PARENT, ending="4")
+
+    life.say(e.ShardsListed((closed,), 77.0, (closed,)))
+
+    (created,) = life.writes(ch.CreateLease)
+    assert (created.lease.key, created.lease.latest_pinned_at) == (PARENT, 77.0)
