@@ -70,6 +70,13 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
         Duration,
         msgspec.Meta(description="how long versions are kept that no lease begins with any more"),
     ] = Duration(86400)
+    outbox: Annotated[
+        bool,
+        msgspec.Meta(
+            description="versions hold the rows of their commits, too: several outputs and the"
+            " state agree with each other also if the processor is not deterministic"
+        ),
+    ] = False
 
 
 class WatermarkSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     halts. Versions that nothing names are deleted when they are older than `retain_s`.
     `endpoint_url` replaces the address of S3. `local` is a folder of this machine for a copy of the
     state, of which some `memory_bytes` are in memory then. `watermarks` are those of the timers in
-    the state.
+    the state. With `has_outbox` the versions hold the rows of their commits.
     """
 
     path: str | None = None
@@ -53,3 +53,4 @@ class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     local: str | None = None
     memory_bytes: int = 256 * 2**20
     watermarks: Watermarks = Watermarks()
+    has_outbox: bool = False

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import ONLY_STREAM, qualified, shard_id_of, stream_of
 from kclrun.ports import VersionStore
 from kclrun.processor import Row
+from kclrun.sinks.outbox import Boxed, decode_box, encode_box
 from kclrun.state.beginning import (
     Empty,
     OwnVersion,
@@ -32,6 +34,7 @@ from kclrun.state.versions import (
     FORMAT_WITHOUT_TIMERS,
     Change,
     Version,
+    decode_version,
     encode_version,
     version_name,
 )
@@ -72,6 +75,8 @@ class StateVersions:
         self._chain = Chain()
         self._pending: dict[tuple[str, str], bytes | None] = {}
         self._pending_bytes = 0
+        # The rows of the next version's commit, by their outputs; empty without an outbox.
+        self._box: Boxed = {}
         # A commit failed: it is repeated with the same names and the same contents [K6].
         self._is_under_way = False
 
@@ -117,6 +122,25 @@ class StateVersions:
         """Changes come as values of their own, never as rows."""
         raise TypeError("the state is changed with context.state")
 
+    def boxed(self, name: str) -> tuple[Cursor, Boxed]:
+        """The rows of the commit of this version, with its cursor. Raises: SinkError; SettingsError
+        where they are missing or damaged [K12]."""
+        content = self._store.read(self._shard_id, name)
+        if content is None:
+            raise SettingsError(
+                f"the state version {name} is missing, and an output names it: restore it"
+            )
+        version = decode_version(name, content)
+        at = Cursor.parse(version.cursor)
+        if version.outbox is None:
+            return at, {}
+        return at, decode_box(version.outbox, self._store.read(self._shard_id, version.outbox))
+
+    def box(self, rows: Boxed) -> None:
+        """The next version holds these rows of its commit, too. Called before each `commit` of an
+        outbox, and again with the same rows if that is repeated."""
+        self._box = rows
+
     def begin(self, at: Cursor) -> Cursor:
         """As `Output.begin`: the row alone says how far the state is."""
         self._at = at
@@ -140,7 +164,7 @@ class StateVersions:
     def commit(self) -> Cursor:
         """As `Output.commit`: `version` is durable and holds every change that was added."""
         assert self._at is not None, "begin() comes first"
-        if self._pending or self.must_write:
+        if self._pending or self._box or self.must_write:
             self._is_under_way = True
             changes = [(key, of, value) for (key, of), value in self._pending.items()]
             self._kept.apply(changes)
@@ -148,27 +172,39 @@ class StateVersions:
             self._kept.keep(chain)
             self._chain, self._attempt = chain, attempt
             self._pending.clear()
-            self._pending_bytes, self._is_under_way = 0, False
+            self._pending_bytes, self._is_under_way, self._box = 0, False, {}
         return self._at
 
     def _written(self, at: Cursor, changes: list[Change]) -> tuple[Chain, int]:
         """The next version is durable: its chain, and the last attempt that it took."""
         attempt, chain = self._attempt + 1, self._chain
-        name, delta = self._encoded(attempt, at, chain.newest, changes, is_part=False)
+        outbox = None
+        if self._box:
+            outbox = version_name(self._token, attempt, self._nonce)
+            self._store.create(self._shard_id, outbox, encode_box(self._box))
+            attempt += 1
+        name, delta = self._encoded(attempt, at, chain.newest, changes, outbox)
         if chain.takes_delta(len(delta)):
             self._store.create(self._shard_id, name, delta)
             return chain.followed_by(name, len(delta), is_delta=True), attempt
         chain = Chain()
         for number, part in enumerate(parts_of(self._kept.changes())):
             name, content = self._encoded(
-                attempt + number, at, chain.newest, part, is_part=number > 0
+                attempt + number, at, chain.newest, part, outbox, is_part=number > 0
             )
             self._store.create(self._shard_id, name, content)
             chain = chain.with_part(name, len(content))
         return chain, attempt + len(chain.names) - 1
 
     def _encoded(
-        self, attempt: int, at: Cursor, base: str | None, changes: list[Change], *, is_part: bool
+        self,
+        attempt: int,
+        at: Cursor,
+        base: str | None,
+        changes: list[Change],
+        outbox: str | None,
+        *,
+        is_part: bool = False,
     ) -> tuple[str, bytes]:
         name = version_name(self._token, attempt, self._nonce)
         has_timers = any(is_reserved(of) for _, of, _ in changes)
@@ -182,6 +218,7 @@ class StateVersions:
             changes=changes,
             format=FORMAT if has_timers else FORMAT_WITHOUT_TIMERS,
             is_part=is_part,
+            outbox=outbox,
         )
         return name, encode_version(version)
 
