@@ -7,10 +7,11 @@ what user code does, nor when a commit is due.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from kclrun.errors import SettingsError
+from kclrun.errors import SettingsError, SinkError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
 from kclrun.model.shard import HashRange
@@ -116,7 +117,8 @@ class StateVersions:
         return reader.chain
 
     def _read(self, shard: str, name: str) -> ChainReader:
-        return ChainReader(name, shard, lambda each: self._store.read(shard, each))
+        reads = _ReadAhead(lambda each: self._store.read(shard, each))
+        return ChainReader(name, shard, reads.read, reads.begin)
 
     def encode(self, _row: Row) -> tuple[Any, int]:
         """Changes come as values of their own, never as rows."""
@@ -262,3 +264,36 @@ class StateVersions:
         """As `Output.close`."""
         self._kept.close()
         self._store.close()
+
+
+class _ReadAhead:
+    """Reads the next version in a thread of its own while the one before it is decoded."""
+
+    def __init__(self, read: Callable[[str], bytes | None]) -> None:
+        self._read = read
+        self._next: tuple[str, threading.Thread] | None = None
+        self._found: list[bytes | SinkError | None] = []
+
+    def begin(self, name: str) -> None:
+        thread = threading.Thread(target=self._run, args=(name,), name="read-ahead", daemon=True)
+        self._next = (name, thread)
+        thread.start()
+
+    def _run(self, name: str) -> None:
+        try:
+            self._found.append(self._read(name))
+        except SinkError as error:
+            self._found.append(error)
+
+    def read(self, name: str) -> bytes | None:
+        """Raises: SinkError."""
+        if self._next is None or self._next[0] != name:
+            return self._read(name)
+        self._next[1].join()
+        self._next = None
+        if not self._found:  # an error of ours, which this thread is to raise
+            return self._read(name)
+        found = self._found.pop()
+        if isinstance(found, SinkError):
+            raise found
+        return found
