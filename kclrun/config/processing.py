@@ -77,6 +77,13 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
             " state agree with each other also if the processor is not deterministic"
         ),
     ] = False
+    begin: Annotated[
+        Literal["empty"] | None,
+        msgspec.Meta(
+            description="`empty`: leases that processed records before the application had `state`"
+            " begin with none at their checkpoint; without it they are refused"
+        ),
+    ] = None
 
 
 class WatermarkSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,7 @@ def state_place(settings: Settings) -> StatePlace | None:
         memory_bytes=_MEMORY_BYTES if state.memory is None else int(state.memory),
         watermarks=Watermarks(float(watermark.lateness), float(watermark.every)),
         has_outbox=state.outbox,
+        may_begin_empty=state.begin == "empty",
     )
 
 

@@ -43,6 +43,7 @@ class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     `endpoint_url` replaces the address of S3. `local` is a folder of this machine for a copy of the
     state, of which some `memory_bytes` are in memory then. `watermarks` are those of the timers in
     the state. With `has_outbox` the versions hold the rows of their commits.
+    `may_begin_empty`: rows without a version are of a time without state.
     """
 
     path: str | None = None
@@ -54,3 +55,4 @@ class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 256 * 2**20
     watermarks: Watermarks = Watermarks()
     has_outbox: bool = False
+    may_begin_empty: bool = False

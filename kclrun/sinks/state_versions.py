@@ -60,8 +60,11 @@ class StateVersions:
         token: int,
         nonce: str,
         kept: KeptEntries | None = None,
+        *,
+        may_begin_empty: bool = False,
     ) -> None:
         self._store = store
+        self._may_begin_empty = may_begin_empty
         self._kept = MemoryEntries() if kept is None else kept
         self._shard_id = shard_id
         self._token = token
@@ -99,7 +102,8 @@ class StateVersions:
         K16]"""
         self._read_rows, self._stream = read_rows, stream_of(row.key)
         keys = parents_to_read(row)
-        match beginning(row, read_rows(keys) if keys else {}):
+        parents = read_rows(keys) if keys else {}
+        match beginning(row, parents, may_begin_empty=self._may_begin_empty):
             case OwnVersion(name):
                 self._chain = self._kept.adopt(name) or self._loaded(name)
             case ParentVersions(versions):

@@ -195,11 +195,16 @@ class LeaseOutputs:
         store = open_versions(place, folder, spec.kinesis, self._credentials)
         kept = open_kept(place, folder, spec.shard_id, self._broke)
         nonce = secrets.token_hex(4)
-        versions = StateVersions(store, spec.shard_id, row.counter, nonce, kept)
+        versions = StateVersions(
+            *(store, spec.shard_id, row.counter, nonce, kept),
+            may_begin_empty=place.may_begin_empty,
+        )
         entries = self._until_there(
             STATE, lambda: versions.restore(row, self._read_rows, row.hash_range)
         )
         live = LiveEntries(entries, self._change, row.hash_range, place.max_bytes, threading.Lock())
+        if row.state_version is None and not row.checkpoint.is_sentinel:
+            self._report(ProcessWarned(_begins_empty(row)))
         if live.size_bytes > WARN_BYTES:
             self._report(ProcessWarned(_large(live.size_bytes, place.max_bytes)))
         self.entries = live
@@ -380,6 +385,14 @@ def keyed(place: StatePlace, versions: StateVersions, live: LiveEntries) -> Keye
     if place.local is not None:
         buffer_bytes = min(buffer_bytes, place.memory_bytes // _CHANGES_SHARE)
     return Keyed(versions, live.undo, place.retain_s, buffer_bytes, place.has_outbox)
+
+
+def _begins_empty(row: Lease) -> str:
+    return (
+        f"the state of this shard begins empty at {row.checkpoint}, as state.begin says: what"
+        " earlier records would have left is not in it. Take state.begin out of the settings once"
+        " every lease has begun"
+    )
 
 
 def _large(size: int, most: int) -> str:

@@ -29,6 +29,7 @@ def settings(text):
             "state: {store: kept}\nwatermark: {lateness: 1m, every: 5s}",
             StatePlace(path="kept", watermarks=Watermarks(60.0, 5.0)),
         ),
+        ("state: {store: kept, begin: empty}", StatePlace(path="kept", may_begin_empty=True)),
         (
             "state: {store: kept, outbox: on}\noutput: {path: rows, roll: {}}",
             StatePlace(path="kept", has_outbox=True),
