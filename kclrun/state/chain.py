@@ -142,16 +142,21 @@ def entries_of(versions: Iterable[Version]) -> Entries:
 
 
 def apply_changes(entries: Entries, changes: Iterable[Change]) -> None:
-    """Put the changes into the entries, in order."""
+    """Put the changes into the entries, in order. The values of a key are replaced, never changed:
+    what user code works with may share them."""
     for key, name, value in changes:
         values = entries.get(key)
-        if value is None:
-            if values is not None and values.pop(name, None) is not None and not values:
+        if values is None:
+            if value is not None:
+                entries[key] = {name: value}
+        elif value is not None:
+            entries[key] = {**values, name: value}
+        elif name in values:
+            rest = {other: each for other, each in values.items() if other != name}
+            if rest:
+                entries[key] = rest
+            else:
                 del entries[key]
-        elif values is None:
-            entries[key] = {name: value}
-        else:
-            values[name] = value
 
 
 def parts_of(changes: Iterable[Change]) -> Iterator[list[Change]]:

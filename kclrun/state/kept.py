@@ -83,7 +83,7 @@ class MemoryEntries:
 
     def live(self) -> KeyValues:
         """As `KeptEntries`."""
-        return MemoryValues({key: values.copy() for key, values in self._entries.items()})
+        return MemoryValues(self._entries.copy())
 
     def note(self, rows: Sequence[Undoable]) -> None:
         """As `KeptEntries`."""

@@ -75,8 +75,19 @@ class KeyValues(Protocol):
         ...
 
 
+class _OwnValues(dict[str, bytes]):
+    """The values of a key that was changed. Its type says so at no cost."""
+
+    __slots__ = ()
+
+
 class MemoryValues:
-    """Implements `KeyValues`: all of them are in memory."""
+    """Implements `KeyValues`: all of them are in memory.
+
+    The values of a key in `entries` are never changed: another thread may hold them, too. The first
+    change of a key copies them. So a million keys are not copied when a lease begins, nor are they
+    there twice.
+    """
 
     def __init__(self, entries: Entries) -> None:
         self._entries = entries
@@ -98,9 +109,11 @@ class MemoryValues:
     def change(self, key: str, name: str, value: bytes | None) -> None:
         """As `KeyValues`."""
         values = self._entries.get(key)
+        if type(values) is dict:
+            values = self._entries[key] = _OwnValues(values)
         if value is not None:
             if values is None:
-                self._entries[key] = {name: value}
+                self._entries[key] = _OwnValues({name: value})
             else:
                 values[name] = value
         elif values is not None:
