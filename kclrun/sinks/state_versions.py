@@ -105,7 +105,7 @@ class StateVersions:
         parents = read_rows(keys) if keys else {}
         match beginning(row, parents, may_begin_empty=self._may_begin_empty):
             case OwnVersion(name):
-                self._chain = self._kept.adopt(name) or self._loaded(name)
+                self._chain = self._followed(name) or self._kept.adopt(name) or self._loaded(name)
             case ParentVersions(versions):
                 self._kept.inherit(
                     [self._read(shard_id_of(key), name) for key, name in versions], hash_range
@@ -113,6 +113,36 @@ class StateVersions:
             case Empty():
                 self._kept.load([])
         return self._kept.live()
+
+    def _followed(self, name: str) -> Chain | None:
+        """The chain of a version, made of a copy on this machine that it rests on and of the deltas
+        since then: the lease was here before. None if there is no such copy."""
+        copies = self._kept.copies()
+        if not copies or name in copies:
+            return None
+        sizes: dict[str, int] = {}
+
+        def read(each: str) -> bytes | None:
+            content = self._store.read(self._shard_id, each)
+            sizes[each] = len(content or b"")
+            return content
+
+        deltas = []
+        for version in ChainReader(name, self._shard_id, read):
+            if version.base is None or version.is_part:
+                return None  # the copies are of former snapshots
+            deltas.append(version)
+            if version.base in copies:
+                break
+        deltas.reverse()
+        base = deltas[0].base
+        chain = None if base is None else self._kept.adopt(base)
+        if chain is None:
+            return None
+        for delta in deltas:
+            chain = chain.followed_by(delta.name, sizes[delta.name], is_delta=True)
+        self._kept.follow(deltas, chain)
+        return chain
 
     def _loaded(self, name: str) -> Chain:
         reader = self._read(self._shard_id, name)

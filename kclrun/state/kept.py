@@ -29,6 +29,16 @@ class KeptEntries(Protocol):
         nothing is kept, and they are to be loaded."""
         ...
 
+    def copies(self) -> frozenset[str]:
+        """The versions that entries of former processes are here of. Whether those can be used says
+        `adopt`."""
+        ...
+
+    def follow(self, deltas: Sequence[Version], chain: Chain) -> None:
+        """After `adopt`: the entries become those of `chain`, by the versions that follow the one
+        that was adopted, the oldest first."""
+        ...
+
     def load(self, versions: Versions) -> None:
         """Take the entries of a chain."""
         ...
@@ -72,6 +82,16 @@ class MemoryEntries:
     def adopt(self, _version: str) -> Chain | None:
         """As `KeptEntries`."""
         return None
+
+    def copies(self) -> frozenset[str]:
+        """As `KeptEntries`."""
+        return frozenset()
+
+    def follow(self, deltas: Sequence[Version], chain: Chain) -> None:
+        """As `KeptEntries`."""
+        for delta in deltas:
+            self.apply(delta.changes)
+        self.keep(chain)
 
     def load(self, versions: Versions) -> None:
         """As `KeptEntries`."""

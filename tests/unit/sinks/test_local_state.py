@@ -125,6 +125,67 @@ def test_a_process_that_starts_again_begins_with_the_copy_and_reads_no_version(
     assert len(read.names) == 3
 
 
+class Counted(MemoryVersions):
+    """Notes which versions are read."""
+
+    def __init__(self, stored):
+        super().__init__(stored)
+        self.names = []
+
+    def read(self, shard, name):
+        self.names.append(name)
+        return super().read(shard, name)
+
+
+def test_a_lease_that_comes_back_to_a_machine_reads_only_what_was_written_elsewhere(
+    tmp_path, stored, first
+):
+    first.versions.close()
+    elsewhere = Owner(tmp_path / "elsewhere", MemoryVersions(stored), 2, first.versions.version)
+    elsewhere.put("key-1", None)
+    elsewhere.put("key-2", b"later", "m")
+    second = elsewhere.commit()
+    elsewhere.put("key-2", b"last", "m")
+    elsewhere.put("new", b"0")
+    third = elsewhere.commit()
+    store = Counted(stored)
+    again = Owner(tmp_path, store, 3, third)
+
+    assert again.values() == elsewhere.values()
+    assert again.live.size_bytes == elsewhere.live.size_bytes
+    assert store.names == [third, second]
+    # A commit there, and another process here: the copy is of the version that it followed.
+    fourth = again.put("key-3", b"3!") or again.commit()
+    again.versions.close()
+    store.names.clear()
+    assert Owner(tmp_path, store, 4, fourth).values() == again_values(elsewhere, b"3!")
+    assert store.names == []
+
+
+def again_values(owner, value):
+    return {**owner.values(), "key-3": {"n": value}}
+
+
+def test_a_copy_below_the_next_snapshot_or_in_use_is_not_followed(tmp_path, stored, first):
+    zombie = first.versions.version
+    elsewhere = Owner(tmp_path / "elsewhere", MemoryVersions(stored), 2, zombie)
+    elsewhere.put("key-2", b"later")
+    version = elsewhere.commit()
+    store = Counted(stored)
+    # The former process still holds its copy.
+    assert Owner(tmp_path, store, 3, version).values() == elsewhere.values()
+    assert store.names == [version, zombie]
+
+    first.versions.close()
+    for key in KEYS:
+        elsewhere.put(key, b"x" * 200)
+    snapshot = elsewhere.commit()
+    OPENED.pop().close()
+    store.names.clear()
+    assert Owner(tmp_path, store, 4, snapshot).values() == elsewhere.values()
+    assert set(store.names) == {snapshot}
+
+
 @pytest.mark.parametrize("why", ["another version", "another boot", "a later format"])
 def test_a_copy_of_anything_else_is_not_used(tmp_path, stored, first, monkeypatch, why):
     version = first.versions.version
