@@ -7,6 +7,8 @@ from typing import Final
 import msgspec
 
 from kclrun.model.output import refuse_bad_name
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.wire import WireCredentials, WireEndpoint
 
 # Instead of a name, on the row of a child whose parents had keyed state: it begins with theirs
 # [K16]. No version has this name.
@@ -56,3 +58,16 @@ class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     watermarks: Watermarks = Watermarks()
     has_outbox: bool = False
     may_begin_empty: bool = False
+
+
+class PrefetchJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The version of a shard that the row names now, and where it is: `folder` is that of the
+    application's stream below the place."""
+
+    place: StatePlace
+    folder: str
+    shard_id: str
+    checkpoint: ExtendedSequenceNumber
+    version: str
+    kinesis: WireEndpoint
+    credentials: WireCredentials
