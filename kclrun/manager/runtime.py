@@ -19,7 +19,6 @@ from kclrun.config.schema import Settings
 from kclrun.config.state import state_place
 from kclrun.config.units import parse_start
 from kclrun.ipc.messages import RenewCredentials
-from kclrun.leases.events import Event
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy, StreamStart
 from kclrun.manager.children import LeaseProcesses
@@ -185,12 +184,10 @@ class _Run:
             owner=self._identity.id,
             world=self._world,
             credentials=lambda: self._credentials.held,
+            loop=self._loop,
             log=self._log,
+            is_stopping=lambda: self._core.is_draining,
         )
-
-        def deliver(event: Event) -> None:
-            prefetching.look(event)
-            self._manager.deliver(event)
 
         self._manager.service_calls = ServiceCalls(
             self._world,
@@ -198,9 +195,10 @@ class _Run:
             loop=self._loop,
             pool=self._pool,
             log=self._log,
-            deliver=deliver,
+            deliver=self._manager.deliver,
             broke=self._manager.broke,
             table_gone=self._manager.table_gone,
+            delays=prefetching.delays,
         )
         self._manager.processes = LeaseProcesses(
             launcher,

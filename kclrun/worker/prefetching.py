@@ -1,5 +1,5 @@
-"""The process that copies the state of a lease to this machine while its owner still works, so that
-the lease process that comes later reads only the deltas since then.
+"""The process that copies the state of a lease to this machine before it is asked for, so that the
+lease process that comes later reads only the deltas since then.
 
 The manager starts it with a job on standard input. It knows no lease table, and owns nothing: what
 it makes is a copy in `state.local`, which is used if the row names its version or one above it.
