@@ -47,12 +47,12 @@ _PLAIN: Final = OutputSettings()
 def output_places(settings: Settings, stream: StreamKey) -> tuple[OutputPlace, ...]:
     """Every output of the fleet, in the order of the settings, `output` first: resolved for the
     leases of this stream. Each of several streams has a folder of its own: shard ids repeat."""
-    return tuple(_place(settings, stream, name, each) for name, each in _named(settings))
+    return tuple(_place(settings, stream, name, each) for name, each in named_outputs(settings))
 
 
 def output_rules(settings: Settings) -> Iterator[Problem]:
     """The problems of the outputs of a fleet."""
-    named = _named(settings)
+    named = named_outputs(settings)
     if len(named) > OUTPUTS_MAX:
         yield Problem(
             ("outputs",), f"are {len(named)} with `output`: at most {OUTPUTS_MAX} are written"
@@ -113,7 +113,8 @@ def schema_rule(at: Path, output: OutputSettings) -> Iterator[Problem]:
             yield Problem((*at, "schema"), str(error))
 
 
-def _named(settings: Settings) -> list[tuple[str, OutputSettings]]:
+def named_outputs(settings: Settings) -> list[tuple[str, OutputSettings]]:
+    """Every output by its name, in the order of the settings, `output` first."""
     main = [] if settings.output is None else [(MAIN_OUTPUT, settings.output)]
     return [*main, *((name, each) for name, each in settings.outputs.items())]
 

@@ -70,6 +70,20 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
         Duration,
         msgspec.Meta(description="how long versions are kept that no lease begins with any more"),
     ] = Duration(86400)
+    outbox: Annotated[
+        bool,
+        msgspec.Meta(
+            description="versions hold the rows of their commits, too: several outputs and the"
+            " state agree with each other also if the processor is not deterministic"
+        ),
+    ] = False
+    begin: Annotated[
+        Literal["empty"] | None,
+        msgspec.Meta(
+            description="`empty`: leases that processed records before the application had `state`"
+            " begin with none at their checkpoint; without it they are refused"
+        ),
+    ] = None
 
 
 class WatermarkSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 from kclrun.config.convert import Problem
-from kclrun.config.outputs import URL
+from kclrun.config.outputs import URL, named_outputs
 from kclrun.config.processing import WatermarkSettings
 from kclrun.config.schema import Settings
+from kclrun.model.output import setting_of
 from kclrun.model.state import StatePlace, Watermarks
 
 # As `names.BucketUrl`.
@@ -42,6 +43,8 @@ def state_place(settings: Settings) -> StatePlace | None:
         local=state.local,
         memory_bytes=_MEMORY_BYTES if state.memory is None else int(state.memory),
         watermarks=Watermarks(float(watermark.lateness), float(watermark.every)),
+        has_outbox=state.outbox,
+        may_begin_empty=state.begin == "empty",
     )
 
 
@@ -78,5 +81,26 @@ def state_rules(settings: Settings) -> Iterator[Problem]:
             yield Problem(("state", "local"), "expected a folder of this machine, for `memory`")
         if state.memory < _MEMORY_MIN_BYTES:
             yield Problem(("state", "memory"), "expected 64MiB or more")
+    yield from _outbox_rules(settings) if state.outbox else ()
     if state.max_bytes <= 0:
         yield Problem(("state", "max_bytes"), "expected more than nothing, such as 1GiB")
+
+
+def _outbox_rules(settings: Settings) -> Iterator[Problem]:
+    """The first output decides, so it keeps the version's name with its rows; and no output has
+    rows before that [K12]."""
+    named = named_outputs(settings)
+    if not named:
+        yield Problem(("state", "outbox"), "is for rows, and there is no `output`")
+        return
+    for name, output in named:
+        at = tuple(setting_of(name).split("."))
+        if output.path is not None and output.roll is None:
+            yield Problem((*at, "roll"), "is missing: with state.outbox a file is rolled; `{}`")
+    name, first = named[0]
+    if first.s3 is None and first.sql is None and first.path is None:
+        yield Problem(
+            tuple(setting_of(name).split(".")),
+            "is the first output, and with state.outbox that decides what was done: put one with"
+            " s3, sql, or path and roll before it",
+        )

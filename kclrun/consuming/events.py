@@ -46,11 +46,13 @@ class OutputsBegan(msgspec.Struct, frozen=True):
 
     `position` is where reading begins: the row's checkpoint, or above it where every output has
     the rows already [K12]. Records up to it are processed, not yet checkpointed. `cursors` are
-    those of the outputs that store one, and the row gets them with its next checkpoint.
+    those of the outputs that store one, and the row gets them with its next checkpoint. There the
+    keyed state is `state_version`; None if it is that of the row [K12].
     """
 
     position: ExtendedSequenceNumber
     cursors: Mapping[str, Cursor]
+    state_version: str | None = None
 
 
 class OutputsCommitted(msgspec.Struct, frozen=True):

@@ -56,9 +56,16 @@ class OutputCommits:
         self._cursors = row.outputs.cursors if row.outputs is not None else ()
         self._state_version = row.state_version
 
-    def begin(self, position: ExtendedSequenceNumber, cursors: Mapping[str, Cursor]) -> None:
-        """The outputs were taken over, and have every row up to `position` [K11, K12]."""
+    def begin(
+        self,
+        position: ExtendedSequenceNumber,
+        cursors: Mapping[str, Cursor],
+        state_version: str | None = None,
+    ) -> None:
+        """The outputs were taken over, and have every row up to `position` [K11, K12]. There the
+        state is `state_version`, or that of the row."""
         self.has_begun = True
+        self._state_version = state_version or self._state_version
         self.confirmed = max(self.confirmed, position)
         self._cursors = sorted_cursors(cursors)
 

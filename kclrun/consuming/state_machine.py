@@ -248,9 +248,9 @@ class LeaseStateMachine:
 
     def _take_in_outputs(self, event: events.OfOutputs, now: Instant) -> Commands:
         match event:
-            case events.OutputsBegan(position, cursors):
+            case events.OutputsBegan(position, cursors, version):
                 if self.state in {State.INITIALIZING, State.PROCESSING}:
-                    self.commits.begin(position, cursors)
+                    self.commits.begin(position, cursors, version)
                     self.ledger.adopt(position)
             case events.OutputsCommitted(upto, cursors, answers, version):
                 self.commits.commit(upto, cursors, answers, now, version)

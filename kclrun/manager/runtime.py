@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from kclrun.config.schema import Settings
+from kclrun.config.state import state_place
 from kclrun.config.units import parse_start
 from kclrun.ipc.messages import RenewCredentials
 from kclrun.leases.manager import LeaseManager
@@ -28,6 +29,7 @@ from kclrun.manager.locks import Identity, establish
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.metering import SAMPLE_EVERY_S, Metering, open_announcer, open_metering
+from kclrun.manager.prefetching import Prefetching
 from kclrun.manager.ring_reader import Child
 from kclrun.manager.sampling import Sampler, SampleReader, Watch, Watchdog
 from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
@@ -176,6 +178,17 @@ class _Run:
 
     def assemble(self, launcher: Launcher, import_paths: tuple[str, ...]) -> None:
         """Make the parts that perform commands and connect them to the manager."""
+        prefetching = Prefetching(
+            state_place(self._settings),
+            application=self._settings.application,
+            owner=self._identity.id,
+            world=self._world,
+            credentials=lambda: self._credentials.held,
+            loop=self._loop,
+            log=self._log,
+            is_stopping=lambda: self._core.is_draining,
+        )
+
         self._manager.service_calls = ServiceCalls(
             self._world,
             lambda stream: ShardFilter.at(self._starts[stream].sentinel, self._starts[stream].at),
@@ -185,6 +198,7 @@ class _Run:
             deliver=self._manager.deliver,
             broke=self._manager.broke,
             table_gone=self._manager.table_gone,
+            delays=prefetching.delays,
         )
         self._manager.processes = LeaseProcesses(
             launcher,

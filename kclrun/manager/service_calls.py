@@ -131,7 +131,8 @@ class Outages:
 class ServiceCalls(ServiceRequests):
     """Performs the requests of one manager. All calls, and `deliver`, in the loop's thread.
 
-    `table_gone` is called, once, when a scan has proven that the lease table was deleted.
+    `table_gone` is called, once, when a scan has proven that the lease table was deleted. `delays`
+    says whether it will send a write itself, once something else is done.
     """
 
     def __init__(
@@ -145,7 +146,9 @@ class ServiceCalls(ServiceRequests):
         deliver: Callable[[Event], None],
         broke: Callable[[Exception], None],
         table_gone: Callable[[ServiceError], None],
+        delays: Callable[[LeaseChange, Callable[[], None]], bool] = lambda *_: False,
     ) -> None:
+        self._delays = delays
         super().__init__(
             now=loop.now, at=loop.at, after=loop.after, chance=random.random, deliver=deliver
         )
@@ -231,7 +234,11 @@ class ServiceCalls(ServiceRequests):
             else:
                 self._broke(error)
 
-        self._pool.run(lambda: self._world.table.write(change), resolved, failed)
+        def send() -> None:
+            self._pool.run(lambda: self._world.table.write(change), resolved, failed)
+
+        if not self._delays(change, send):
+            send()
 
     def _tell_unindexed(self, error: ServiceError) -> None:
         if not self._is_unindexed_told:

@@ -131,12 +131,14 @@ def redriven(letter: ExtendedSequenceNumber) -> tuple[Cursor, Cursor]:
 class RollRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the destination keeps of a roll beside its rows: they are those of the records up to
     `end`, a Cursor. `commit` is random, of the one attempt that wrote it; `token` is its owner's.
+    With an outbox the first output names the version of the state in `state` [K12].
     """
 
     end: str
     commit: str
     token: int
     version: int = ROLL_VERSION
+    state: str = ""
 
 
 def refuse_bad_name(name: str) -> None:

@@ -7,6 +7,8 @@ from typing import Final
 import msgspec
 
 from kclrun.model.output import refuse_bad_name
+from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.wire import WireCredentials, WireEndpoint
 
 # Instead of a name, on the row of a child whose parents had keyed state: it begins with theirs
 # [K16]. No version has this name.
@@ -42,7 +44,8 @@ class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     halts. Versions that nothing names are deleted when they are older than `retain_s`.
     `endpoint_url` replaces the address of S3. `local` is a folder of this machine for a copy of the
     state, of which some `memory_bytes` are in memory then. `watermarks` are those of the timers in
-    the state.
+    the state. With `has_outbox` the versions hold the rows of their commits.
+    `may_begin_empty`: rows without a version are of a time without state.
     """
 
     path: str | None = None
@@ -53,3 +56,18 @@ class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
     local: str | None = None
     memory_bytes: int = 256 * 2**20
     watermarks: Watermarks = Watermarks()
+    has_outbox: bool = False
+    may_begin_empty: bool = False
+
+
+class PrefetchJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The version of a shard that the row names now, and where it is: `folder` is that of the
+    application's stream below the place."""
+
+    place: StatePlace
+    folder: str
+    shard_id: str
+    checkpoint: ExtendedSequenceNumber
+    version: str
+    kinesis: WireEndpoint
+    credentials: WireCredentials

@@ -78,6 +78,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "lease_claimed": EventKind("a lease process claimed its lease and reads"),
     "lease_released": EventKind("a lease was given up in good order"),
     "lease_asked": EventKind("another owner was asked for one of its leases"),
+    "state_prefetched": EventKind("the state of a lease was copied here before it is asked for"),
     "lease_given_for_load": EventKind("a heavy lease goes to an owner with less load"),
     "lease_offered": EventKind("a lease was given away, and waits for its taker"),
     "lease_passed_on": EventKind("an expired lease beyond our share was offered to the others"),

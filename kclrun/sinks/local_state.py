@@ -33,7 +33,7 @@ from kclrun.state.chain import Chain
 from kclrun.state.kept import Versions
 from kclrun.state.keyed import KeyValues, Undoable, growth
 from kclrun.state.timers import WATERMARK, is_reserved, merged_watermark
-from kclrun.state.versions import Change
+from kclrun.state.versions import Change, Version
 
 _FORMAT: Final = 1
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -155,6 +155,27 @@ class LocalEntries:
                 chain, self._place, self._size_bytes = copy.chain, place, copy.size_bytes
                 self._writer = self._connected(place.file)
         return chain
+
+    def copies(self) -> frozenset[str]:
+        """As `KeptEntries`: those that no process uses."""
+        found = set()
+        with self._writing():
+            for folder in self._root.glob("*/"):
+                place = _Place.locked(folder)
+                if place is not None:
+                    copy = _copy_in(place.file)
+                    place.close()
+                    found.add(None if copy is None else copy.chain.newest)
+        return frozenset(name for name in found if name is not None)
+
+    def follow(self, deltas: Sequence[Version], chain: Chain) -> None:
+        """As `KeptEntries`: in one transaction, so that a process that dies leaves the copy as it
+        was."""
+        with self._writing() as writer:
+            for delta in deltas:
+                self.apply(delta.changes)
+            (self._size_bytes,) = writer.execute(_SIZE).fetchone()
+        self.keep(chain)
 
     def load(self, versions: Versions) -> None:
         """As `KeptEntries`."""

@@ -79,6 +79,7 @@ class _Roll:
         self.upload = rolls.new(begin, self.commit)
         self._file = form.new_file()
         self._is_sealed = False
+        self.state = ""
 
     @property
     def unsent_bytes(self) -> int:
@@ -117,6 +118,7 @@ class RolledOutput:
         self.encode = form.encode  # as `Output.encode`, without a call of ours for each row
         self._rolls = rolls
         self._stored: Cursor | None = None  # the end of the chain
+        self.decided = ""  # as `DecidingOutput`
         self._roll: _Roll | None = None  # the one that grows, or whose commit is repeated
 
     def begin(self, at: Cursor) -> Cursor:
@@ -132,7 +134,7 @@ class RolledOutput:
                     " lease table was restored or made again, or another fleet of this name writes"
                     " there. Give the output another place"
                 )
-            at = end
+            at, self.decided = end, found.state
         self._stored = at
         return at
 
@@ -142,6 +144,12 @@ class RolledOutput:
         if self._roll is None:
             self._roll = _Roll(self._rolls, self._form, self._stored)
         self._roll.add(rows, upto)
+
+    def decide(self, version: str, upto: Cursor) -> None:
+        """As `DecidingOutput`. A roll without rows is empty, and there."""
+        self.add([], upto)
+        assert self._roll is not None, "it was made"
+        self._roll.state = version
 
     @property
     def unsent_bytes(self) -> int:
@@ -154,7 +162,9 @@ class RolledOutput:
         roll = self._roll
         if roll is not None:
             roll.seal()
-            record = RollRecord(end=str(roll.end), commit=roll.commit, token=self._token)
+            record = RollRecord(
+                end=str(roll.end), commit=roll.commit, token=self._token, state=roll.state
+            )
             if not roll.upload.finish(record):
                 raise Superseded(
                     f"{self._rolls.where(roll.begin)} is another owner's: this lease begins again"

@@ -52,6 +52,7 @@ class _Batch(msgspec.Struct):
     rows: list[Encoded]
     upto: Cursor
     unsent_bytes: int = 0
+    version: str | None = None  # of the state, of the first output with an outbox
 
 
 class SqlOutput:
@@ -83,6 +84,7 @@ class SqlOutput:
         self._sent: _Batch | None = None
         self._added: _Batch | None = None
         self._confirmed: Cursor | None = None
+        self.decided = ""  # as `DecidingOutput`
 
     def __repr__(self) -> str:
         return f"SqlOutput({self._name})"
@@ -122,7 +124,7 @@ class SqlOutput:
                         f" {self._of.application}, {self._of.stream}"
                     )
         there = self._parsed(row.position)
-        self._began = row.position
+        self._began, self.decided = row.position, row.version or ""
         self._confirmed = max(at, there)
         return self._confirmed
 
@@ -133,6 +135,12 @@ class SqlOutput:
         self._added.rows.extend(rows)
         self._added.upto = upto
         self._added.unsent_bytes += sum(size for _, _, size in rows)
+
+    def decide(self, version: str, upto: Cursor) -> None:
+        """As `DecidingOutput`."""
+        self.add([], upto)
+        assert self._added is not None, "it was made"
+        self._added.version = version
 
     @property
     def unsent_bytes(self) -> int:
@@ -146,7 +154,8 @@ class SqlOutput:
             if self._sent is None:
                 self._sent, self._added = self._added, None
                 continue
-            if self._sent.rows:  # without a row nothing has to be kept from appearing twice
+            # Without a row nothing has to be kept from appearing twice.
+            if self._sent.rows or self._sent.version:
                 with self._saying("write to"):
                     self._move(self._sent)
             self._confirmed, self._sent = self._sent.upto, None
@@ -189,7 +198,8 @@ class SqlOutput:
         ]
 
     def _read(self) -> sa.Select[Any]:
-        return sa.select(self._cursors.c.token, self._cursors.c.position).where(self._is_ours)
+        columns = (self._cursors.c[name] for name in ("token", "position", "version"))
+        return sa.select(*columns).where(self._is_ours)
 
     def _make_cursor_table(self) -> None:
         with self._engine.connect() as connection:
@@ -252,7 +262,7 @@ class SqlOutput:
                     cursors.c.token == self._of.token,
                     cursors.c.position == self._began,
                 )
-                .values(position=upto)
+                .values(position=upto, version=batch.version)
             )
             if moved.rowcount == 1:
                 for shape, values in self._target.statements(batch.rows):

@@ -7,15 +7,18 @@ what user code does, nor when a commit is due.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from kclrun.errors import SettingsError, SinkError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import ONLY_STREAM, qualified, shard_id_of, stream_of
 from kclrun.ports import VersionStore
 from kclrun.processor import Row
+from kclrun.sinks.outbox import Boxed, decode_box, encode_box
 from kclrun.state.beginning import (
     Empty,
     OwnVersion,
@@ -32,6 +35,7 @@ from kclrun.state.versions import (
     FORMAT_WITHOUT_TIMERS,
     Change,
     Version,
+    decode_version,
     encode_version,
     version_name,
 )
@@ -56,8 +60,11 @@ class StateVersions:
         token: int,
         nonce: str,
         kept: KeptEntries | None = None,
+        *,
+        may_begin_empty: bool = False,
     ) -> None:
         self._store = store
+        self._may_begin_empty = may_begin_empty
         self._kept = MemoryEntries() if kept is None else kept
         self._shard_id = shard_id
         self._token = token
@@ -72,6 +79,8 @@ class StateVersions:
         self._chain = Chain()
         self._pending: dict[tuple[str, str], bytes | None] = {}
         self._pending_bytes = 0
+        # The rows of the next version's commit, by their outputs; empty without an outbox.
+        self._box: Boxed = {}
         # A commit failed: it is repeated with the same names and the same contents [K6].
         self._is_under_way = False
 
@@ -93,9 +102,10 @@ class StateVersions:
         K16]"""
         self._read_rows, self._stream = read_rows, stream_of(row.key)
         keys = parents_to_read(row)
-        match beginning(row, read_rows(keys) if keys else {}):
+        parents = read_rows(keys) if keys else {}
+        match beginning(row, parents, may_begin_empty=self._may_begin_empty):
             case OwnVersion(name):
-                self._chain = self._kept.adopt(name) or self._loaded(name)
+                self._chain = self._followed(name) or self._kept.adopt(name) or self._loaded(name)
             case ParentVersions(versions):
                 self._kept.inherit(
                     [self._read(shard_id_of(key), name) for key, name in versions], hash_range
@@ -104,6 +114,36 @@ class StateVersions:
                 self._kept.load([])
         return self._kept.live()
 
+    def _followed(self, name: str) -> Chain | None:
+        """The chain of a version, made of a copy on this machine that it rests on and of the deltas
+        since then: the lease was here before. None if there is no such copy."""
+        copies = self._kept.copies()
+        if not copies or name in copies:
+            return None
+        sizes: dict[str, int] = {}
+
+        def read(each: str) -> bytes | None:
+            content = self._store.read(self._shard_id, each)
+            sizes[each] = len(content or b"")
+            return content
+
+        deltas = []
+        for version in ChainReader(name, self._shard_id, read):
+            if version.base is None or version.is_part:
+                return None  # the copies are of former snapshots
+            deltas.append(version)
+            if version.base in copies:
+                break
+        deltas.reverse()
+        base = deltas[0].base
+        chain = None if base is None else self._kept.adopt(base)
+        if chain is None:
+            return None
+        for delta in deltas:
+            chain = chain.followed_by(delta.name, sizes[delta.name], is_delta=True)
+        self._kept.follow(deltas, chain)
+        return chain
+
     def _loaded(self, name: str) -> Chain:
         reader = self._read(self._shard_id, name)
         self._kept.load(reader)
@@ -111,11 +151,31 @@ class StateVersions:
         return reader.chain
 
     def _read(self, shard: str, name: str) -> ChainReader:
-        return ChainReader(name, shard, lambda each: self._store.read(shard, each))
+        reads = _ReadAhead(lambda each: self._store.read(shard, each))
+        return ChainReader(name, shard, reads.read, reads.begin)
 
     def encode(self, _row: Row) -> tuple[Any, int]:
         """Changes come as values of their own, never as rows."""
         raise TypeError("the state is changed with context.state")
+
+    def boxed(self, name: str) -> tuple[Cursor, Boxed]:
+        """The rows of the commit of this version, with its cursor. Raises: SinkError; SettingsError
+        where they are missing or damaged [K12]."""
+        content = self._store.read(self._shard_id, name)
+        if content is None:
+            raise SettingsError(
+                f"the state version {name} is missing, and an output names it: restore it"
+            )
+        version = decode_version(name, content)
+        at = Cursor.parse(version.cursor)
+        if version.outbox is None:
+            return at, {}
+        return at, decode_box(version.outbox, self._store.read(self._shard_id, version.outbox))
+
+    def box(self, rows: Boxed) -> None:
+        """The next version holds these rows of its commit, too. Called before each `commit` of an
+        outbox, and again with the same rows if that is repeated."""
+        self._box = rows
 
     def begin(self, at: Cursor) -> Cursor:
         """As `Output.begin`: the row alone says how far the state is."""
@@ -140,7 +200,7 @@ class StateVersions:
     def commit(self) -> Cursor:
         """As `Output.commit`: `version` is durable and holds every change that was added."""
         assert self._at is not None, "begin() comes first"
-        if self._pending or self.must_write:
+        if self._pending or self._box or self.must_write:
             self._is_under_way = True
             changes = [(key, of, value) for (key, of), value in self._pending.items()]
             self._kept.apply(changes)
@@ -148,27 +208,39 @@ class StateVersions:
             self._kept.keep(chain)
             self._chain, self._attempt = chain, attempt
             self._pending.clear()
-            self._pending_bytes, self._is_under_way = 0, False
+            self._pending_bytes, self._is_under_way, self._box = 0, False, {}
         return self._at
 
     def _written(self, at: Cursor, changes: list[Change]) -> tuple[Chain, int]:
         """The next version is durable: its chain, and the last attempt that it took."""
         attempt, chain = self._attempt + 1, self._chain
-        name, delta = self._encoded(attempt, at, chain.newest, changes, is_part=False)
+        outbox = None
+        if self._box:
+            outbox = version_name(self._token, attempt, self._nonce)
+            self._store.create(self._shard_id, outbox, encode_box(self._box))
+            attempt += 1
+        name, delta = self._encoded(attempt, at, chain.newest, changes, outbox)
         if chain.takes_delta(len(delta)):
             self._store.create(self._shard_id, name, delta)
             return chain.followed_by(name, len(delta), is_delta=True), attempt
         chain = Chain()
         for number, part in enumerate(parts_of(self._kept.changes())):
             name, content = self._encoded(
-                attempt + number, at, chain.newest, part, is_part=number > 0
+                attempt + number, at, chain.newest, part, outbox, is_part=number > 0
             )
             self._store.create(self._shard_id, name, content)
             chain = chain.with_part(name, len(content))
         return chain, attempt + len(chain.names) - 1
 
     def _encoded(
-        self, attempt: int, at: Cursor, base: str | None, changes: list[Change], *, is_part: bool
+        self,
+        attempt: int,
+        at: Cursor,
+        base: str | None,
+        changes: list[Change],
+        outbox: str | None,
+        *,
+        is_part: bool = False,
     ) -> tuple[str, bytes]:
         name = version_name(self._token, attempt, self._nonce)
         has_timers = any(is_reserved(of) for _, of, _ in changes)
@@ -182,6 +254,7 @@ class StateVersions:
             changes=changes,
             format=FORMAT if has_timers else FORMAT_WITHOUT_TIMERS,
             is_part=is_part,
+            outbox=outbox,
         )
         return name, encode_version(version)
 
@@ -225,3 +298,36 @@ class StateVersions:
         """As `Output.close`."""
         self._kept.close()
         self._store.close()
+
+
+class _ReadAhead:
+    """Reads the next version in a thread of its own while the one before it is decoded."""
+
+    def __init__(self, read: Callable[[str], bytes | None]) -> None:
+        self._read = read
+        self._next: tuple[str, threading.Thread] | None = None
+        self._found: list[bytes | SinkError | None] = []
+
+    def begin(self, name: str) -> None:
+        thread = threading.Thread(target=self._run, args=(name,), name="read-ahead", daemon=True)
+        self._next = (name, thread)
+        thread.start()
+
+    def _run(self, name: str) -> None:
+        try:
+            self._found.append(self._read(name))
+        except SinkError as error:
+            self._found.append(error)
+
+    def read(self, name: str) -> bytes | None:
+        """Raises: SinkError."""
+        if self._next is None or self._next[0] != name:
+            return self._read(name)
+        self._next[1].join()
+        self._next = None
+        if not self._found:  # an error of ours, which this thread is to raise
+            return self._read(name)
+        found = self._found.pop()
+        if isinstance(found, SinkError):
+            raise found
+        return found

@@ -44,20 +44,27 @@ def parents_to_read(row: Lease) -> tuple[LeaseKey, ...]:
     return tuple(LeaseKey(each) for each in sorted(row.parents))
 
 
-def beginning(row: Lease, parents: Mapping[LeaseKey, Lease | None]) -> Beginning:
+def beginning(
+    row: Lease, parents: Mapping[LeaseKey, Lease | None], *, may_begin_empty: bool = False
+) -> Beginning:
     """Where the claimed lease takes its state from; `parents` has the rows of `parents_to_read`.
 
-    Raises: SettingsError, in words, where only an empty state would be left for records that were
-    processed. [V8]
+    `may_begin_empty`: an operator said that the application ran without state so far. Then a row
+    that names no version begins empty, and so do those of its parents. A row that names one never
+    does. Raises: SettingsError, in words, where only an empty state would be left for records that
+    were processed. [V8]
     """
     own = row.state_version
     if own is not None and own != OF_PARENTS:
         return OwnVersion(own)
     if not row.checkpoint.is_sentinel:
+        if may_begin_empty and own is None:
+            return Empty()
         raise SettingsError(
             f"the lease is at {row.checkpoint}, and its row names no version of the state: records"
-            " were processed without state. Begin again under a new name of the application, or"
-            " take `state` out of the settings"
+            " were processed without state. To begin with an empty state at this position, set"
+            " state.begin: empty; to have the state of those records, too, begin again under a new"
+            " name of the application"
         )
     known = {key: parent for key, parent in parents.items() if parent is not None}
     if own == OF_PARENTS and len(known) < len(parents):
@@ -66,9 +73,17 @@ def beginning(row: Lease, parents: Mapping[LeaseKey, Lease | None]) -> Beginning
             f"the row of {gone} is gone, and this shard's state begins with the version that it"
             " named: restore that row"
         )
+    if may_begin_empty:
+        with_state = {key: each for key, each in known.items() if _has_state(each)}
+        known = with_state if with_state or own != OF_PARENTS else known
     if own == OF_PARENTS or known:
         return ParentVersions(tuple((key, _version_of(known[key])) for key in sorted(known)))
     return Empty()
+
+
+def _has_state(parent: Lease) -> bool:
+    """False for a shard that was read to its end without state."""
+    return parent.state_version is not None or not parent.is_ended
 
 
 def _version_of(parent: Lease) -> str:
@@ -76,7 +91,8 @@ def _version_of(parent: Lease) -> str:
     if version is None or version == OF_PARENTS or parent.is_moved_past_outputs:
         raise SettingsError(
             f"the row of its parent {parent.key} names no version of the state at"
-            f" {parent.checkpoint}: that shard was read without state"
+            f" {parent.checkpoint}: that shard was read without state. If that was before the"
+            " application had `state`, set state.begin: empty"
         )
     if not parent.is_ended:
         raise SettingsError(f"its parent {parent.key} has not ended, at {parent.checkpoint}")

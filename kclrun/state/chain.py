@@ -57,9 +57,16 @@ class Chain(msgspec.Struct, frozen=True):
 class ChainReader:
     """The versions of a chain, the newest first; once all are read, `chain` is known, and from the
     first one on the `cursor` of the state. `read` gives the bytes of a version of this shard, None
-    if it is not there."""
+    if it is not there. `ahead` is told which one is read next, while the one before it is used."""
 
-    def __init__(self, newest: str, shard: str, read: Callable[[str], bytes | None]) -> None:
+    def __init__(
+        self,
+        newest: str,
+        shard: str,
+        read: Callable[[str], bytes | None],
+        ahead: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._ahead = ahead
         self._newest = newest
         self._shard = shard
         self._read = read
@@ -81,6 +88,8 @@ class ChainReader:
                 raise SettingsError(
                     f"the state version {self._newest} rests on more than {DELTAS_MAX}"
                 )
+            if version.base is not None:
+                self._ahead(version.base)
             yield version
             if version.base is None:
                 break
@@ -115,24 +124,39 @@ def read_chain(
 
 
 def entries_of(versions: Iterable[Version]) -> Entries:
-    """The entries that a chain holds; its newest version comes first."""
+    """The entries that a chain holds; its newest version comes first, and each is done with before
+    the next one is asked for."""
     entries: Entries = {}
-    for changes in reversed([version.changes for version in versions]):
-        apply_changes(entries, changes)
+    removed: set[tuple[str, str]] = set()  # by a newer version
+    for version in versions:
+        for key, name, value in version.changes:
+            if value is None:
+                removed.add((key, name))
+            elif not removed or (key, name) not in removed:
+                values = entries.get(key)
+                if values is None:
+                    entries[key] = {name: value}
+                elif name not in values:
+                    values[name] = value
     return entries
 
 
 def apply_changes(entries: Entries, changes: Iterable[Change]) -> None:
-    """Put the changes into the entries, in order."""
+    """Put the changes into the entries, in order. The values of a key are replaced, never changed:
+    what user code works with may share them."""
     for key, name, value in changes:
         values = entries.get(key)
-        if value is None:
-            if values is not None and values.pop(name, None) is not None and not values:
+        if values is None:
+            if value is not None:
+                entries[key] = {name: value}
+        elif value is not None:
+            entries[key] = {**values, name: value}
+        elif name in values:
+            rest = {other: each for other, each in values.items() if other != name}
+            if rest:
+                entries[key] = rest
+            else:
                 del entries[key]
-        elif values is None:
-            entries[key] = {name: value}
-        else:
-            values[name] = value
 
 
 def parts_of(changes: Iterable[Change]) -> Iterator[list[Change]]:

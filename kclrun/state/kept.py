@@ -29,6 +29,16 @@ class KeptEntries(Protocol):
         nothing is kept, and they are to be loaded."""
         ...
 
+    def copies(self) -> frozenset[str]:
+        """The versions that entries of former processes are here of. Whether those can be used says
+        `adopt`."""
+        ...
+
+    def follow(self, deltas: Sequence[Version], chain: Chain) -> None:
+        """After `adopt`: the entries become those of `chain`, by the versions that follow the one
+        that was adopted, the oldest first."""
+        ...
+
     def load(self, versions: Versions) -> None:
         """Take the entries of a chain."""
         ...
@@ -73,6 +83,16 @@ class MemoryEntries:
         """As `KeptEntries`."""
         return None
 
+    def copies(self) -> frozenset[str]:
+        """As `KeptEntries`."""
+        return frozenset()
+
+    def follow(self, deltas: Sequence[Version], chain: Chain) -> None:
+        """As `KeptEntries`."""
+        for delta in deltas:
+            self.apply(delta.changes)
+        self.keep(chain)
+
     def load(self, versions: Versions) -> None:
         """As `KeptEntries`."""
         self._entries = entries_of(versions)
@@ -83,7 +103,7 @@ class MemoryEntries:
 
     def live(self) -> KeyValues:
         """As `KeptEntries`."""
-        return MemoryValues({key: values.copy() for key, values in self._entries.items()})
+        return MemoryValues(self._entries.copy())
 
     def note(self, rows: Sequence[Undoable]) -> None:
         """As `KeptEntries`."""

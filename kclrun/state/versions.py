@@ -32,7 +32,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
     `shard` and `cursor` say which records it holds. `token` is the fencing token of the owner that
     wrote it, `attempt` counts that owner's versions. A large snapshot is several: each but the
-    first `is_part`, and has further keys than its base.
+    first `is_part`, and has further keys than its base. `outbox` names the object beside it that
+    holds the rows of its commit, if there are any (`sinks/outbox.py`).
     """
 
     name: str
@@ -44,6 +45,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[Change]
     format: int = FORMAT
     is_part: bool = False
+    outbox: str | None = None
 
 
 def version_name(token: int, attempt: int, nonce: str) -> str:
@@ -60,17 +62,28 @@ def token_of(name: str) -> int | None:
 
 def encode_version(version: Version) -> bytes:
     """The bytes of a version, with a checksum of them."""
-    body = msgspec.msgpack.encode(version)
-    return b"".join((_MAGIC, _digest(body), body))
+    return with_checksum(_MAGIC, msgspec.msgpack.encode(version))
+
+
+def with_checksum(magic: bytes, body: bytes) -> bytes:
+    """The bytes of an object of the store, for `checked`."""
+    return b"".join((magic, _digest(body), body))
+
+
+def checked(magic: bytes, what: str, content: bytes) -> memoryview:
+    """The body of an object that `with_checksum` made. Raises: SettingsError, which says `what` it
+    should be."""
+    body = memoryview(content)[len(magic) + _DIGEST_BYTES :]
+    if not content.startswith(magic):
+        raise SettingsError(f"{what} is not one: restore it")
+    if content[len(magic) : len(magic) + _DIGEST_BYTES] != _digest(body):
+        raise SettingsError(f"{what} is damaged (its checksum differs)")
+    return body
 
 
 def decode_version(name: str, content: bytes) -> Version:
     """The version of this name. Raises: SettingsError, in words, if the bytes are not it."""
-    body = content[len(_MAGIC) + _DIGEST_BYTES :]
-    if not content.startswith(_MAGIC):
-        raise SettingsError(f"the state version {name} is not one: restore it")
-    if content[len(_MAGIC) : len(_MAGIC) + _DIGEST_BYTES] != _digest(body):
-        raise SettingsError(f"the state version {name} is damaged (its checksum differs)")
+    body = checked(_MAGIC, f"the state version {name}", content)
     try:
         found = msgspec.msgpack.decode(body, type=_Format)
         if found.format > FORMAT:
@@ -89,5 +102,5 @@ class _Format(msgspec.Struct):
     format: int = 0
 
 
-def _digest(body: bytes) -> bytes:
+def _digest(body: bytes | memoryview) -> bytes:
     return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()

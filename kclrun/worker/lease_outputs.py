@@ -18,7 +18,7 @@ from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import ServiceError, SettingsError, SinkError
 from kclrun.ipc.board import StartSpec
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.output import MAIN_OUTPUT, OutputPlace, RowsOf, file_name
+from kclrun.model.output import MAIN_OUTPUT, Cursor, OutputPlace, RowsOf, file_name
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.state import StatePlace, version_folder
 from kclrun.model.time import Instant, WallTime
@@ -27,6 +27,7 @@ from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
 from kclrun.protocol.reports import OUTPUT, STATE, ProcessorRaised, ProcessWarned, Report
 from kclrun.sinks.emitted_rows import CursorRows, EmittedRows
+from kclrun.sinks.outbox import BoxedOutput, Decided
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, Undoable
 from kclrun.worker.clock import boottime
@@ -122,9 +123,11 @@ class LeaseOutputs:
         return rows
 
     def _open_outputs(self, row: Lease) -> Lease:
+        opened = [(place.name, self._opened(place, row), _pace(place)) for place in self._places]
+        at_row, row = row, self._decided(row, opened)
         keyed = None if self._spec.state is None else self._restored(self._spec.state, row)
         outputs = Outputs(
-            [(place.name, self._opened(place, row), _pace(place)) for place in self._places],
+            opened,
             post=self._post,
             hold=self._queue.hold,
             now=boottime,
@@ -132,15 +135,37 @@ class LeaseOutputs:
             state=keyed,
             spans=self._spans,
         )
-        start, cuts = self._begin(outputs, row)
+        decided = None if row is at_row or keyed is None else self._boxed(keyed.versions, row)
+        start, cuts = self._begin(outputs, at_row, decided)
         self.cuts = cuts
         self._queue.cut_at(cuts)
-        self._post(events.OutputsBegan(start, outputs.cursors()))
+        if decided is None:
+            self._post(events.OutputsBegan(start, outputs.cursors()))
         self._outputs = outputs
         self._emit_to |= {place.name: outputs.emit_to(place.name) for place in self._places}
         self._thread = self._make_thread(self._serve, "outputs")
         self._thread.start()
         return msgspec.structs.replace(row, checkpoint=start)
+
+    def _decided(self, row: Lease, opened: Sequence[tuple[str, Output, Pace]]) -> Lease:
+        """The row as it would be if its last owner had finished the commit that the first output
+        decided [K12]; the same row if there is none, and without an outbox."""
+        if self._spec.state is None or not self._spec.state.has_outbox or not opened:
+            return row
+        name, first, _ = opened[0]
+        assert isinstance(first, BoxedOutput), "with an outbox every output is one"
+        stored = None if row.outputs is None else row.outputs.of(name)
+        at = stored or Cursor.of(row.checkpoint)
+        there = self._until_there(OUTPUT, lambda: first.begin(at)).reached
+        if there <= row.checkpoint or not first.decided:
+            return row
+        return msgspec.structs.replace(row, checkpoint=there, state_version=first.decided)
+
+    def _boxed(self, versions: StateVersions, row: Lease) -> Decided:
+        name = row.state_version
+        assert name is not None, "the first output named it"
+        _, rows = self._until_there(STATE, lambda: versions.boxed(name))
+        return Decided(name, Cursor.of(row.checkpoint), rows)
 
     def _serve(self) -> None:
         assert self._outputs is not None, "the thread starts once they are open"
@@ -159,7 +184,9 @@ class LeaseOutputs:
             generation=row.generation,
             token=row.counter,
         )
-        return open_output(place, of, spec.kinesis, self._credentials)
+        output = open_output(place, of, spec.kinesis, self._credentials)
+        has_outbox = spec.state is not None and spec.state.has_outbox
+        return BoxedOutput(output) if has_outbox else output
 
     def _restored(self, place: StatePlace, row: Lease) -> Keyed:
         """Read the state at the row's checkpoint, however long its store is away."""
@@ -168,11 +195,16 @@ class LeaseOutputs:
         store = open_versions(place, folder, spec.kinesis, self._credentials)
         kept = open_kept(place, folder, spec.shard_id, self._broke)
         nonce = secrets.token_hex(4)
-        versions = StateVersions(store, spec.shard_id, row.counter, nonce, kept)
+        versions = StateVersions(
+            *(store, spec.shard_id, row.counter, nonce, kept),
+            may_begin_empty=place.may_begin_empty,
+        )
         entries = self._until_there(
             STATE, lambda: versions.restore(row, self._read_rows, row.hash_range)
         )
         live = LiveEntries(entries, self._change, row.hash_range, place.max_bytes, threading.Lock())
+        if row.state_version is None and not row.checkpoint.is_sentinel:
+            self._report(ProcessWarned(_begins_empty(row)))
         if live.size_bytes > WARN_BYTES:
             self._report(ProcessWarned(_large(live.size_bytes, place.max_bytes)))
         self.entries = live
@@ -194,13 +226,14 @@ class LeaseOutputs:
         self._outputs.change_state(change)
 
     def _begin(
-        self, outputs: Outputs, row: Lease
+        self, outputs: Outputs, row: Lease, decided: Decided | None
     ) -> tuple[ExtendedSequenceNumber, tuple[ExtendedSequenceNumber, ...]]:
         """Take the destinations over, however long one of them is away."""
         cursors = dict(row.outputs.cursors) if row.outputs is not None else {}
         may_adopt = self._file is None
         return self._until_there(
-            OUTPUT, lambda: outputs.begin(row.checkpoint, cursors, may_adopt=may_adopt)
+            OUTPUT,
+            lambda: outputs.begin(row.checkpoint, cursors, may_adopt=may_adopt, decided=decided),
         )
 
     def _until_there(self, what: str, call: Callable[[], T]) -> T:
@@ -351,7 +384,15 @@ def keyed(place: StatePlace, versions: StateVersions, live: LiveEntries) -> Keye
     buffer_bytes = STATE_BUFFER_BYTES
     if place.local is not None:
         buffer_bytes = min(buffer_bytes, place.memory_bytes // _CHANGES_SHARE)
-    return Keyed(versions, live.undo, place.retain_s, buffer_bytes)
+    return Keyed(versions, live.undo, place.retain_s, buffer_bytes, place.has_outbox)
+
+
+def _begins_empty(row: Lease) -> str:
+    return (
+        f"the state of this shard begins empty at {row.checkpoint}, as state.begin says: what"
+        " earlier records would have left is not in it. Take state.begin out of the settings once"
+        " every lease has begun"
+    )
 
 
 def _large(size: int, most: int) -> str:

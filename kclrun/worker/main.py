@@ -57,7 +57,7 @@ from kclrun.model.letter import Letter
 from kclrun.model.output import setting_of
 from kclrun.model.record import Decoding, Record
 from kclrun.model.row_schema import RowSchema
-from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
@@ -471,13 +471,14 @@ class LeaseProcess:
         if self._spans is not None and self._spec.traces is not None:
             self._spans.meet_user_code(_carrier(self._spec.traces.context, paths))
         processor = kind()
-        row = self._row = self._rows.open(row)
+        claimed, row = row, self._rows.open(row)
+        self._row = row
         timers = self._take_timers(processor, row)
         context = self._context(row, timers, is_single=is_single)
         call_method(processor, "initialize", context)
         if is_single:
             self._take_records(processor, context, decoding)
-        self._begin_fetching(row)
+        self._begin_fetching(row, claimed)
         return processor, self._rows, decoding
 
     def _take_timers(self, processor: RecordProcessor, row: Lease) -> TimerRun | None:
@@ -590,11 +591,14 @@ class LeaseProcess:
         if covered is not None:
             self._rows.cover(covered)
 
-    def _begin_fetching(self, row: Lease) -> None:
+    def _begin_fetching(self, row: Lease, claimed: Lease) -> None:
+        """Reading begins where the outputs have no rows yet. If they have all of the shard, its
+        end is read again from the checkpoint, and no record is given to user code."""
         spec = self._spec
+        read_from = claimed if row.checkpoint == SHARD_END else row
         plan = FetchPlan(
             shard_id=spec.shard_id,
-            start=first_start(row, spec.start_timestamp, WallTime(time.time())),
+            start=first_start(read_from, spec.start_timestamp, WallTime(time.time())),
             checkpoint=row.checkpoint,
             expiry=expiry_watch(spec, row),
             hash_range=hash_range(spec),

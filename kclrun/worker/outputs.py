@@ -30,6 +30,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
+from kclrun.sinks.outbox import BoxedOutput, Decided
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import Undoable, held_bytes
 
@@ -65,12 +66,14 @@ class Pace(msgspec.Struct, frozen=True):
 class Keyed(msgspec.Struct, frozen=True):
     """The keyed state among the outputs. `undo` takes a change back from what user code sees;
     versions that nothing names are deleted when they are older than `retain_s`. A commit is made
-    before it is due when changes of `buffer_bytes` wait for it."""
+    before it is due when changes of `buffer_bytes` wait for it. With `is_boxed` the other outputs
+    are `BoxedOutput`s, and the versions hold their rows [K12]."""
 
     versions: StateVersions
     undo: Callable[[Undoable], None]
     retain_s: float
     buffer_bytes: int = STATE_BUFFER_BYTES
+    is_boxed: bool = False
 
 
 class _Mark(msgspec.Struct, frozen=True, gc=False):
@@ -181,6 +184,8 @@ class Outputs:
         self._committing: ExtendedSequenceNumber | None = None
         self._confirmed: str | None = None
         self._collect_instant: Instant | None = None
+        self._decided: Decided | None = None  # until all outputs have its rows
+        self._boxed_at: ExtendedSequenceNumber | None = None
         self._post = post
         self._hold = hold
         self._now = now
@@ -206,27 +211,44 @@ class Outputs:
         cursors: Mapping[str, Cursor],
         *,
         may_adopt: bool,
+        decided: Decided | None = None,
     ) -> tuple[ExtendedSequenceNumber, tuple[ExtendedSequenceNumber, ...]]:
         """Take the destinations over, and learn how far each of them is [K11, K12].
 
         `cursors` are those of the lease's row. Returns where reading begins, `checkpoint` or what
-        every output has beyond it (`may_adopt`), and the positions at which a batch must end.
-        Raises: SinkError (again later), SettingsError.
+        every output has beyond it (`may_adopt`), and the positions at which a batch must end. What
+        is `decided` is where reading begins; its rows leave first, and `OutputsBegan` is posted
+        then. Raises: SinkError (again later), SettingsError.
         """
         reached = []
+        at_row = Cursor.of(checkpoint)
+        if decided is not None:
+            self._decided, checkpoint = decided, decided.at.reached
         for lane in self._lanes:
-            at = cursors.get(lane.name, Cursor.of(checkpoint))
+            at = cursors.get(lane.name, at_row if lane.name else Cursor.of(checkpoint))
             lane.committed = lane.output.begin(at)
             lane.known = lane.committed.reached if lane.output.stores_cursor else None
             reached.append(max(checkpoint, lane.known or checkpoint))
         start = min(reached) if may_adopt else checkpoint
         for lane in self._lanes:
             lane.clear = start
+        if decided is not None:
+            self._take_decided(decided)
         self._settled = self._handed = self._told = self._whole = start
         if self._state is not None:
             self._version = self._state.versions.version
             self._lanes[0].is_dirty = self._state.versions.must_write
         return start, tuple(sorted({each for each in reached if each > start}))
+
+    def _take_decided(self, decided: Decided) -> None:
+        """The outputs that lack rows of what the first one decided get them. At the end of a shard
+        `shard_ended` is called once more, and what it does is dropped."""
+        for lane in self._lanes:
+            rows, at = decided.rows.get(lane.name), lane.committed
+            lane.known = max(lane.known or decided.at.reached, decided.at.reached)
+            if rows and at is not None and at < decided.at and isinstance(lane.output, BoxedOutput):
+                lane.output.fill(rows, decided.at)
+                lane.is_dirty = True
 
     def cursors(self) -> dict[str, Cursor]:
         """Where each output is that stores a cursor, for the row."""
@@ -444,7 +466,8 @@ class Outputs:
         limit = self._limit()
         may_add = bool(self._notes) and limit is not None and self._notes[0].position <= limit
         is_under_way = self._asked is not None or self._committing is not None
-        return self._is_closed or is_under_way or may_add or self._may_collect()
+        is_behind = self._decided is not None
+        return self._is_closed or is_under_way or may_add or is_behind or self._may_collect()
 
     def _may_collect(self) -> bool:
         """Whether versions that nothing names may be deleted: once an hour, while the row names the
@@ -474,6 +497,7 @@ class Outputs:
         with self._changed:
             asked, limit = self._asked, self._limit()
         assert limit is not None, "rows leave after begin()"
+        self._fill()
         covered = (self._send_apart if self._state is None else self._send_together)(asked, limit)
         with self._changed:
             # A request that came meanwhile is answered by the next turn.
@@ -492,6 +516,16 @@ class Outputs:
             )
         if self._may_collect():
             self._collect()
+
+    def _fill(self) -> None:
+        """The other outputs get the rows of what the first one had decided; then reading begins."""
+        if self._decided is not None:
+            for lane in self._lanes:
+                if lane.name and (lane.is_unresolved or lane.is_dirty):
+                    self._commit(lane)
+            at, version = self._decided.at.reached, self._decided.version
+            self._post(events.OutputsBegan(at, self.cursors(), version))
+            self._decided = None
 
     def _send_apart(
         self, asked: CommitOutputs | None, limit: ExtendedSequenceNumber
@@ -523,6 +557,7 @@ class Outputs:
             is_added = not self._notes or self._notes[0].position > limit
         if is_added and (is_clean or self._commits_together(asked)):
             self._committing = limit
+            self._box(limit)
             self._finish_commit()
         assert self._whole is not None, "begin() comes first"
         return self._whole
@@ -533,9 +568,38 @@ class Outputs:
         assert self._state is not None, "there is state"
         for lane in self._lanes:
             if lane.is_unresolved or lane.is_dirty:
+                if lane.index == 1 and self._boxed_at == self._committing:
+                    self._decide(lane)
                 self._commit(lane)
         self._whole, self._version = self._committing, self._state.versions.version
         self._committing = None
+
+    def _box(self, upto: ExtendedSequenceNumber) -> None:
+        """With an outbox: the version of this commit gets the rows of all outputs, and the first
+        output is to decide, also where it has no rows. Below what it had before there was an
+        outbox it cannot. [K12]"""
+        state = self._state
+        if state is None or not state.is_boxed or self._whole is None or upto <= self._whole:
+            return
+        boxed = {
+            lane.name: lane.output.packed
+            for lane in self._lanes
+            if isinstance(lane.output, BoxedOutput) and lane.output.packed
+        }
+        state.versions.box(boxed)
+        first = self._lanes[1]
+        self._lanes[0].is_dirty |= bool(boxed)
+        if first.known is None or upto > first.known:
+            self._boxed_at, first.is_dirty = upto, True
+
+    def _decide(self, first: _Lane) -> None:
+        state, upto = self._state, self._committing
+        assert isinstance(first.output, BoxedOutput), "with an outbox every output is one"
+        assert state is not None, "there is state"
+        assert upto is not None, "a commit is under way"
+        version = state.versions.version
+        assert version is not None, "the first commit of a lease writes one"
+        first.output.decide(version, Cursor.of(upto))
 
     def _commits_together(self, asked: CommitOutputs | None) -> bool:
         """Whether all outputs commit now: at the pace of the slowest one that has rows."""

@@ -142,6 +142,12 @@ ROWS: Final = {
             2,
         ),
         Row(
+            "state-moves",
+            "a planned move of a lease with 100 MB of state, prefetched: p99 ≤ 2 s",
+            "bench.state_moves:state_moves",
+            20,
+        ),
+        Row(
             "sink",
             "Kinesis producer: cost against boto3; a hot shard: healthy ones ≥ 90 % of their rate",
             "bench.sink:sink",

@@ -51,7 +51,7 @@ def fleet(rounds: int) -> list[Figure]:
         stack.callback(aws.close)
         stream = aws.stream(_SHARDS)
         machines = Fleet(
-            stack.enter_context(_applications(folder, aws)), aws, stream, failover_s=_FAILOVER_S
+            stack.enter_context(applications(folder, aws)), aws, stream, failover_s=_FAILOVER_S
         )
         machines.add_all(_MANAGERS)
         machines.until_settled(_SHARDS)
@@ -66,7 +66,8 @@ def fleet(rounds: int) -> list[Figure]:
 
 
 @contextlib.contextmanager
-def _applications(folder: Path, aws: WatchedAws) -> Iterator[Callable[..., Any]]:
+def applications(folder: Path, aws: WatchedAws) -> Iterator[Callable[..., Any]]:
+    """Makes applications, and ends them with all that they started."""
     made: list[Any] = []
 
     def application(stream: str, **settings: Any) -> Any:

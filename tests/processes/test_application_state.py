@@ -246,3 +246,65 @@ def windows_of(folder, table, stream, rows):
                 open_windows = msgspec.msgpack.decode(live.values_of(key).get("w", b"\x90"))
                 kept[key] += sum(value for _, _, value in open_windows)
     return +kept, timers
+
+
+LARGE = """
+from kclrun import RecordProcessor
+
+class Large(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            self.context.state[record]["text"] = "x" * 50_000
+            self.context.counter("n").add(record)
+"""
+
+
+@pytest.mark.slow
+def test_the_state_of_a_lease_is_copied_here_while_its_owner_still_works(
+    embedded_aws, application, producer, tmp_path
+):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "large.py").write_text(LARGE)
+    stream = embedded_aws.stream(shards=2)
+    settings = {
+        "processor": "large:Large",
+        "path": str(tmp_path / "code"),
+        "state": {"store": str(tmp_path / "kept"), "memory": "64MiB"},
+        "leases": {"failover": "4s"},
+    }
+
+    def machine(name):
+        state = {**settings["state"], "local": str(tmp_path / f"local-{name}")}
+        return application(stream, machine=name, **{**settings, "state": state})
+
+    first, second = machine("a"), machine("b")
+    source = producer(stream, 600, seed=3, rate=100)
+    first.start()
+    first.until(lambda: len(first.of("lease_claimed")) == 2)
+    source.start()
+
+    def shards_with_state():
+        rows = embedded_aws.rows(first.table).values()
+        return [row for row in rows if "-" in row.get("stateVersion", "")]
+
+    first.until(lambda: len(shards_with_state()) == 2)
+    second.start()
+    second.until(lambda: second.of("lease_claimed"))
+    [copied] = second.of("state_prefetched")
+    [claimed] = second.of("lease_claimed")
+    assert copied["shard"] == claimed["shard"]
+    assert copied["ts"] < claimed["ts"]
+    source.join()
+
+    def counted():
+        rows = embedded_aws.rows(first.table)
+        return counts_of(tmp_path / "kept", first.table, stream, rows)
+
+    second.until(lambda: sum(counted().values()) == 600)
+    copies = list((tmp_path / "local-b").rglob("state.db"))
+    assert len(copies) == 1, "the lease process goes on with the copy"
+    assert second.stop() == 0
+    assert first.stop() == 0

@@ -22,6 +22,7 @@ class Destination:
         self.rows: list[int] = []
         self.cursor: Cursor | None = None
         self.token = 0
+        self.decided = ""
 
 
 class MemoryOutput:
@@ -33,6 +34,7 @@ class MemoryOutput:
         self.unsent: list[int] = []
         self._token = token
         self._fates = fates
+        self._decision = ""
 
     def encode(self, row: Row) -> tuple[Any, int]:
         return row["n"], 10
@@ -53,6 +55,13 @@ class MemoryOutput:
         self.upto = upto
 
     @property
+    def decided(self) -> str:
+        return self.destination.decided
+
+    def decide(self, version: str, upto: Cursor) -> None:
+        self._decision, self.upto = version, upto
+
+    @property
     def unsent_bytes(self) -> int:
         return 10 * len(self.unsent)
 
@@ -68,6 +77,7 @@ class MemoryOutput:
         if not self.stores_cursor or there.cursor != self.upto:
             there.rows += self.unsent
             there.cursor = self.upto
+            there.decided = self._decision
         if fate == "lost reply" and self.stores_cursor:
             raise SinkError("no answer")
         if fate == "dies after":

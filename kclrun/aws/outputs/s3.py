@@ -336,6 +336,7 @@ def _metadata(record: RollRecord) -> dict[str, str]:
         "kclrun-token": str(record.token),
         "kclrun-format": str(record.version),
         "kclrun-version": _version(),
+        **({"kclrun-state": record.state} if record.state else {}),
     }
 
 
@@ -345,6 +346,7 @@ def _record_of(known: Mapping[str, str]) -> RollRecord:
         commit=known["kclrun-commit"],
         token=int(known["kclrun-token"]),
         version=int(known["kclrun-format"]),
+        state=known.get("kclrun-state", ""),
     )
 
 

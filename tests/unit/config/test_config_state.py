@@ -29,6 +29,11 @@ def settings(text):
             "state: {store: kept}\nwatermark: {lateness: 1m, every: 5s}",
             StatePlace(path="kept", watermarks=Watermarks(60.0, 5.0)),
         ),
+        ("state: {store: kept, begin: empty}", StatePlace(path="kept", may_begin_empty=True)),
+        (
+            "state: {store: kept, outbox: on}\noutput: {path: rows, roll: {}}",
+            StatePlace(path="kept", has_outbox=True),
+        ),
         (
             "state: {store: s3://bucket}\naws: {endpoints: {s3: 'http://127.0.0.1:1'}}",
             StatePlace(s3="s3://bucket", endpoint_url="http://127.0.0.1:1"),
@@ -60,6 +65,15 @@ def test_a_commit_to_s3_is_each_30_s_unless_the_settings_say(text, every):
         ("state: {store: ''}", "state.store: expected a folder"),
         ("state: {store: 'gs://bucket'}", "state.store: expected a folder"),
         ("state: {store: 's3:/bucket'}", "state.store: expected a text like s3://bucket/prefix"),
+        ("state: {store: kept, outbox: on}", "state.outbox: is for rows, and there is no `output`"),
+        (
+            "state: {store: kept, outbox: on}\noutput: {path: rows}",
+            "output.roll: is missing: with state.outbox a file is rolled",
+        ),
+        (
+            "state: {store: kept, outbox: on}\noutputs: {a: {sqs: a}, b: {s3: s3://bucket}}",
+            "outputs.a: is the first output, and with state.outbox that decides",
+        ),
         ("state: {store: kept, max_bytes: 0B}", "state.max_bytes: expected more than nothing"),
         ("watermark: {lateness: 1s}", "watermark: is for timers, which are kept with `state`"),
         ("state: {store: kept}\nwatermark: {every: 0s}", "watermark.every: expected more"),

@@ -3,7 +3,7 @@ when it is damaged, another one's, or half-way."""
 
 import signal
 import sys
-from subprocess import run
+from subprocess import PIPE, Popen, run
 from types import SimpleNamespace
 
 import msgspec
@@ -14,7 +14,8 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.model.state import OF_PARENTS
+from kclrun.model.state import OF_PARENTS, PrefetchJob, StatePlace
+from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.sinks import local_state
 from kclrun.sinks.local_state import LocalEntries, sweep
 from kclrun.sinks.state_files import StateFiles
@@ -22,6 +23,7 @@ from kclrun.sinks.state_versions import StateVersions
 from kclrun.state import chain
 from kclrun.state.keyed import LiveEntries
 from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
+from tests.patience import HUNG_S
 from tests.support.memory_versions import MemoryVersions, Versions
 
 SHARD = "shard"
@@ -123,6 +125,67 @@ def test_a_process_that_starts_again_begins_with_the_copy_and_reads_no_version(
     )
     assert entries == {**expected, "key-3": {"n": b"3!"}}
     assert len(read.names) == 3
+
+
+class Counted(MemoryVersions):
+    """Notes which versions are read."""
+
+    def __init__(self, stored):
+        super().__init__(stored)
+        self.names = []
+
+    def read(self, shard, name):
+        self.names.append(name)
+        return super().read(shard, name)
+
+
+def test_a_lease_that_comes_back_to_a_machine_reads_only_what_was_written_elsewhere(
+    tmp_path, stored, first
+):
+    first.versions.close()
+    elsewhere = Owner(tmp_path / "elsewhere", MemoryVersions(stored), 2, first.versions.version)
+    elsewhere.put("key-1", None)
+    elsewhere.put("key-2", b"later", "m")
+    second = elsewhere.commit()
+    elsewhere.put("key-2", b"last", "m")
+    elsewhere.put("new", b"0")
+    third = elsewhere.commit()
+    store = Counted(stored)
+    again = Owner(tmp_path, store, 3, third)
+
+    assert again.values() == elsewhere.values()
+    assert again.live.size_bytes == elsewhere.live.size_bytes
+    assert store.names == [third, second]
+    # A commit there, and another process here: the copy is of the version that it followed.
+    fourth = again.put("key-3", b"3!") or again.commit()
+    again.versions.close()
+    store.names.clear()
+    assert Owner(tmp_path, store, 4, fourth).values() == again_values(elsewhere, b"3!")
+    assert store.names == []
+
+
+def again_values(owner, value):
+    return {**owner.values(), "key-3": {"n": value}}
+
+
+def test_a_copy_below_the_next_snapshot_or_in_use_is_not_followed(tmp_path, stored, first):
+    zombie = first.versions.version
+    elsewhere = Owner(tmp_path / "elsewhere", MemoryVersions(stored), 2, zombie)
+    elsewhere.put("key-2", b"later")
+    version = elsewhere.commit()
+    store = Counted(stored)
+    # The former process still holds its copy.
+    assert Owner(tmp_path, store, 3, version).values() == elsewhere.values()
+    assert store.names == [version, zombie]
+
+    first.versions.close()
+    for key in KEYS:
+        elsewhere.put(key, b"x" * 200)
+    snapshot = elsewhere.commit()
+    OPENED.pop().close()
+    store.names.clear()
+    assert Owner(tmp_path, store, 4, snapshot).values() == elsewhere.values()
+    assert set(store.names) == {snapshot}
 
 
 @pytest.mark.parametrize("why", ["another version", "another boot", "a later format"])
@@ -386,3 +449,51 @@ def test_after_the_end_of_the_lease_a_key_on_the_disk_is_an_error_and_the_copy_s
     assert first.broken == []
     stored.content.clear()
     assert Owner(tmp_path, MemoryVersions(stored), 2, version).values() == ALL
+
+
+def prefetching(tmp_path, version):
+    """The process that a manager starts for a lease that it asked for."""
+    job = PrefetchJob(
+        place=StatePlace(path=str(tmp_path / "kept"), local=str(tmp_path / "local")),
+        folder="a/s",
+        shard_id=SHARD,
+        checkpoint=at(5),
+        version=version,
+        kinesis=WireEndpoint("http://127.0.0.1:1", "us-east-1", "us-east-1"),
+        credentials=WireCredentials("id", "secret"),
+    )
+    process = Popen([sys.executable, "-P", "-m", "kclrun.worker.prefetching"], stdin=PIPE)
+    process.stdin.write(msgspec.json.encode(job) + b"\n")
+    process.stdin.flush()
+    return process
+
+
+@pytest.mark.seconds
+def test_a_lease_that_was_asked_for_begins_with_the_prefetched_copy_and_reads_the_deltas_since(
+    tmp_path,
+):
+    store = StateFiles(tmp_path / "kept", "a/s")
+    owner = Owner(tmp_path / "elsewhere", store, 1)
+    for key in KEYS:
+        owner.put(key, b"1" * 100)
+    named = owner.commit()
+    with prefetching(tmp_path, named) as process:
+        assert process.wait(HUNG_S) == 0
+    owner.put("key-1", b"2")
+    later = owner.commit()
+    store.delete(SHARD, [named])  # so that only the copy has it
+
+    taker = Owner(tmp_path / "local" / "a/s", store, 2, later)
+
+    assert taker.values() == owner.values()
+    assert later == taker.versions.version
+
+
+@pytest.mark.seconds
+def test_a_prefetch_ends_with_its_manager_and_fails_in_silence(tmp_path):
+    with prefetching(tmp_path, "0000000001-000001-0badcafe") as process:
+        assert process.wait(HUNG_S) == 1, "there is no such version: the lease process says so"
+    process = Popen([sys.executable, "-P", "-m", "kclrun.worker.prefetching"], stdin=PIPE)
+    with process:
+        process.stdin.close()
+        assert process.wait(HUNG_S) != 0

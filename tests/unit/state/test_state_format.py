@@ -230,6 +230,34 @@ def test_a_lease_begins_with_its_own_state_or_its_parents_and_empty_only_at_firs
         assert beginning(row, known) == begins
 
 
+@pytest.mark.parametrize(
+    ("row", "parents", "begins"),
+    [
+        (lease(BEGUN, None), {}, Empty()),
+        (lease(BEGUN, V1), {}, OwnVersion(V1)),
+        (lease(TRIM_HORIZON, None, "p"), {"p": lease(SHARD_END, None)}, Empty()),
+        (
+            lease(TRIM_HORIZON, OF_PARENTS, "p", "q"),
+            {"p": ENDED["p"], "q": lease(SHARD_END, None)},
+            ParentVersions((("p", V1),)),
+        ),
+        (lease(BEGUN, OF_PARENTS, "p"), ENDED, "its row names no version"),
+        (lease(TRIM_HORIZON, OF_PARENTS, "p"), {"p": lease(SHARD_END, None)}, "names no version"),
+        (lease(TRIM_HORIZON, OF_PARENTS, "p"), {"p": None}, "the row of p is gone"),
+        (lease(TRIM_HORIZON, None, "p"), {"p": lease(BEGUN, None)}, "names no version"),
+    ],
+)
+def test_state_that_is_added_to_an_application_begins_empty_only_where_no_row_names_a_version(
+    row: Lease, parents: dict[str, Lease | None], begins: Any
+) -> None:
+    known = {key: parents.get(key) for key in parents_to_read(row)}
+    if isinstance(begins, str):
+        with pytest.raises(SettingsError, match=begins):
+            beginning(row, known, may_begin_empty=True)
+    else:
+        assert beginning(row, known, may_begin_empty=True) == begins
+
+
 def test_a_split_gives_each_child_its_keys_and_a_merge_gives_them_back() -> None:
     entries = {f"key-{n}": {"n": str(n).encode()} for n in range(40)}
     middle = 2**127

@@ -15,7 +15,7 @@ from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import StatePlace
-from kclrun.protocol.reports import STATE, ProcessorRaised
+from kclrun.protocol.reports import STATE, ProcessorRaised, ProcessWarned
 from kclrun.state.keyed import State
 from tests.patience import HUNG_S
 from tests.unit.worker.test_lease_outputs import SHARD, Stage, at
@@ -91,3 +91,24 @@ def test_a_store_that_is_away_is_tried_again_until_delivery_is_stopped(
     assert stage.waits == 3
     told = [each for each in stage.reports if isinstance(each, ProcessorRaised)]
     assert {each.where for each in told} == {STATE}
+
+
+def test_state_is_added_to_a_running_application_only_if_the_settings_say_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    row = msgspec.structs.replace(ROW, checkpoint=at(5))
+    with pytest.raises(SettingsError, match=r"set state\.begin: empty"):
+        stage_with_state(monkeypatch, tmp_path).rows.open(row)
+
+    stage = stage_with_state(monkeypatch, tmp_path)
+    stage.rows._spec.state = StatePlace(path=str(tmp_path), may_begin_empty=True)
+    assert stage.rows.open(row).checkpoint == at(5)
+    stage.rows.commit(CommitOutputs(at(6), must=True))
+    stage.rows.settle(at(6))
+    assert stage.committed.wait(HUNG_S)
+    committed = next(each for each in stage.events if isinstance(each, events.OutputsCommitted))
+    stage.rows.close()
+
+    assert committed.state_version is not None, "its first commit writes a version"
+    [warned] = [each for each in stage.reports if isinstance(each, ProcessWarned)]
+    assert f"begins empty at {at(5)}" in warned.detail

@@ -1,0 +1,213 @@
+"""The outbox of a lease: with `state.outbox` the version of the state holds the rows of its commit,
+too, so that outputs and state are of one execution of the processor [K12].
+
+A commit writes the rows into the store of the versions, then the version that names them. The first
+output decides: it stores the version's name with its own rows, under its condition. Then the other
+outputs get theirs, and the row of the lease the position. An owner that finds the first output
+ahead of its row begins with the version that is named there, and the other outputs get the rows of
+that version instead of those of another execution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+import msgspec
+
+from kclrun.errors import SettingsError
+from kclrun.model.output import Cursor
+from kclrun.ports import Output
+from kclrun.processor import Row
+from kclrun.state.versions import checked, with_checksum
+
+# The rows of each output by its name, packed.
+Boxed = Mapping[str, Sequence[bytes]]
+
+_MAGIC: Final = b"kclrun-rows\n"
+_MICROSECOND: Final = timedelta(microseconds=1)
+_PLAIN: Final = frozenset({str, float, bool, bytes, type(None)})
+# What msgpack has a type for, but not one that comes back as the same type in Python.
+_TEXTS: Final[Mapping[type, tuple[int, Callable[[Any], str]]]] = {
+    datetime: (1, datetime.isoformat),
+    date: (2, date.isoformat),
+    Decimal: (3, str),
+    int: (4, str),
+    UUID: (5, str),
+    time: (6, time.isoformat),
+    timedelta: (7, lambda value: str(value // _MICROSECOND)),
+}
+_OF_TEXT: Final[Mapping[int, Callable[[str], Any]]] = {
+    1: datetime.fromisoformat,
+    2: date.fromisoformat,
+    3: Decimal,
+    4: int,
+    5: UUID,
+    6: time.fromisoformat,
+    7: lambda text: int(text) * _MICROSECOND,
+}
+_INT_MAX: Final = 2**63
+_pack: Final = msgspec.msgpack.Encoder().encode
+
+
+def encode_box(rows: Boxed) -> bytes:
+    """The bytes of the rows of one commit, with a checksum."""
+    return with_checksum(_MAGIC, _pack(rows))
+
+
+def decode_box(name: str, content: bytes | None) -> dict[str, list[bytes]]:
+    """The rows of the commit whose box has this name. Raises: SettingsError, in words, if it is
+    missing or damaged."""
+    if content is None:
+        raise SettingsError(
+            f"the rows {name} of a version are missing in the store of the state, and an output has"
+            " some of them: restore that object"
+        )
+    body = checked(_MAGIC, f"the rows {name} of a version", content)
+    try:
+        return msgspec.msgpack.decode(body, type=dict[str, list[bytes]])
+    except msgspec.MsgspecError:
+        raise SettingsError(f"the rows {name} of a version cannot be read") from None
+
+
+def pack_row(row: Row) -> bytes:
+    """The row in bytes from which `unpack_row` makes an equal one for the same output."""
+    return _pack(_packable(dict(row)))
+
+
+def unpack_row(packed: bytes) -> dict[str, Any]:
+    """The row that was packed."""
+    row: dict[str, Any] = msgspec.msgpack.decode(packed, ext_hook=_unpacked)
+    return row
+
+
+def _packable(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN or (kind is int and -_INT_MAX <= value < _INT_MAX):
+        return value
+    if kind is dict:
+        return {_packable(key): _packable(each) for key, each in value.items()}
+    if kind is list or kind is tuple:
+        return [_packable(each) for each in value]
+    if kind in _TEXTS:
+        code, text_of = _TEXTS[kind]
+        return msgspec.msgpack.Ext(code, text_of(value).encode())
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    # Enumerations, sets, Structs, subclasses and the like, as an output of JSON lines has them. A
+    # kind that msgspec does not know was refused by the output's own `encode`.
+    return _packable(msgspec.json.decode(msgspec.json.encode(value)))
+
+
+def _unpacked(code: int, text: memoryview) -> Any:
+    return _OF_TEXT[code](bytes(text).decode())
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """What the first output had decided beyond the checkpoint when the lease began: `version` is
+    the state there, and `rows` those of its commit up to `at`, which other outputs may lack."""
+
+    version: str
+    at: Cursor
+    rows: Boxed
+
+
+class DecidingOutput(Output, Protocol):
+    """An output that can be the first one: it keeps the name of the state's version with its
+    cursor, under the condition of a commit."""
+
+    @property
+    def decided(self) -> str:
+        """The version that was named with the cursor that `begin` returned; empty if none was."""
+        ...
+
+    def decide(self, version: str, upto: Cursor) -> None:
+        """The next `commit` names this version, and moves the cursor to `upto`, with the rows that
+        were added or without any."""
+        ...
+
+
+class BoxedOutput:
+    """Implements `Output` over another one: packs each row, and passes none on before its commit,
+    because rows leave only once the first output has decided."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.stores_cursor = output.stores_cursor
+        self._rows: list[Any] = []
+        self._upto: Cursor | None = None
+        self._waiting_bytes = 0
+        self._decision: tuple[str, Cursor] | None = None
+        self.packed: list[bytes] = []  # the rows of the next commit, until it is confirmed
+
+    def encode(self, row: Row) -> tuple[Any, int]:
+        """As `Output.encode`. The size is that of both forms."""
+        encoded, size = self._output.encode(row)
+        packed = pack_row(row)
+        return (encoded, packed, size + len(packed)), size + len(packed)
+
+    def begin(self, at: Cursor) -> Cursor:
+        """As `Output.begin`."""
+        return self._output.begin(at)
+
+    @property
+    def decided(self) -> str:
+        """As `DecidingOutput`."""
+        return _deciding(self._output).decided
+
+    def add(self, rows: Sequence[tuple[Any, bytes, int]], upto: Cursor) -> None:
+        """As `Output.add`."""
+        for encoded, packed, size in rows:
+            self._rows.append(encoded)
+            self.packed.append(packed)
+            self._waiting_bytes += size
+        self._upto = upto
+
+    def fill(self, packed: Sequence[bytes], upto: Cursor) -> None:
+        """Take the rows of a version, which another owner's execution left."""
+        self.add([(*self._encoded(each), len(each)) for each in packed], upto)
+
+    def _encoded(self, packed: bytes) -> tuple[Any, bytes]:
+        return self._output.encode(unpack_row(packed))[0], packed
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As `Output.unsent_bytes`."""
+        return self._waiting_bytes + self._output.unsent_bytes
+
+    def decide(self, version: str, upto: Cursor) -> None:
+        """As `DecidingOutput`. Repeated with a commit that failed, it changes nothing."""
+        if self._decision is None:
+            self._decision = (version, upto)
+            self._pass_on()
+            _deciding(self._output).decide(version, upto)
+
+    def commit(self) -> Cursor:
+        """As `Output.commit`."""
+        self._pass_on()
+        cursor = self._output.commit()
+        self._decision = None
+        self.packed.clear()
+        self._waiting_bytes = 0
+        return cursor
+
+    def _pass_on(self) -> None:
+        if self._rows and self._upto is not None:
+            self._output.add(self._rows, self._upto)
+            self._rows = []
+
+    def check(self) -> str:
+        """As `Output.check`."""
+        return self._output.check()
+
+    def close(self) -> None:
+        """As `Output.close`."""
+        self._output.close()
+
+
+def _deciding(output: Output) -> DecidingOutput:
+    assert hasattr(output, "decide"), "the settings name an output that can be the first one"
+    return output  # type: ignore[return-value]

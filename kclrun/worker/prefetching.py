@@ -1,0 +1,58 @@
+"""The process that copies the state of a lease to this machine before it is asked for, so that the
+lease process that comes later reads only the deltas since then.
+
+The manager starts it with a job on standard input. It knows no lease table, and owns nothing: what
+it makes is a copy in `state.local`, which is used if the row names its version or one above it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+
+import msgspec
+
+from kclrun.errors import KclrunError
+from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.state import PrefetchJob
+from kclrun.sinks.state_versions import StateVersions
+from kclrun.worker.opening import open_kept, open_versions
+
+
+def prefetch(job: PrefetchJob) -> None:
+    """The copy is there when this returns, or was. Raises: SinkError, SettingsError."""
+    store = open_versions(job.place, job.folder, job.kinesis, lambda: job.credentials)
+    kept = open_kept(job.place, job.folder, job.shard_id, _end)
+    versions = StateVersions(store, job.shard_id, 0, secrets.token_hex(4), kept)
+    row = Lease(key=LeaseKey(job.shard_id), checkpoint=job.checkpoint, state_version=job.version)
+    try:
+        versions.restore(row, dict.fromkeys, None)
+    finally:
+        versions.close()
+
+
+def _end(_: BaseException) -> None:
+    os._exit(1)
+
+
+def main() -> None:
+    """One job. The process ends with its manager: then its standard input does."""
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=PrefetchJob)
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    os.nice(5)  # behind the leases of this machine
+    try:
+        prefetch(job)
+    except KclrunError:
+        os._exit(1)  # the lease process reads it, and says what is wrong
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""With an outbox, three real outputs and the state have the rows of one execution of a processor
+that draws lots, although its process is killed around each of its writes, again and again (K12)."""
+
+import json
+import sqlite3
+
+import boto3
+import msgspec
+import pytest
+
+from kclrun.sinks.state_files import StateFiles
+from kclrun.state.chain import read_chain
+from tests.processes.ledger_rig.application import Application
+from tests.processes.ledger_rig.aws import MOTO, Aws
+from tests.processes.ledger_rig.producing import Producer
+
+# More than are put: the producer stops once enough processes died.
+TOTAL = 50_000
+BUCKET = "rows-of-the-outbox"
+# Each commit of an output may be the last act of its process, or the last but the commit.
+PROCESSOR = """
+import json, os, pathlib, random, signal
+from kclrun import RecordProcessor
+from kclrun.worker.outputs import Outputs
+
+class Lots(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            number, lot = json.loads(record.data)["n"], random.randrange(2**40)
+            row = {"key": record.partition_key, "number": number, "lot": lot}
+            for name in random.choice([["output"], ["b", "c"], ["output", "b", "c"], []]):
+                self.context.emit(row, to=name)
+            values = self.context.state[record]
+            values["lots"] = [*values.get("lots", []), lot]
+
+CURE = pathlib.Path(__file__).with_name("cure")
+commit = Outputs._commit
+
+def die():
+    if random.random() < 0.08 and not CURE.exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def deadly(self, lane):
+    die()
+    commit(self, lane)
+    die()
+
+Outputs._commit = deadly
+"""
+SCHEMA = "key string, number long, lot long"
+
+
+@pytest.fixture
+def with_s3():
+    """An embedded AWS with all services, and a bucket."""
+    aws = Aws(dynamodb=MOTO)
+    client = boto3.client(
+        "s3",
+        endpoint_url=aws.embedded.dynamodb_endpoint,
+        region_name="us-east-1",
+        aws_access_key_id="AKIAEXAMPLEEXAMPLE",
+        aws_secret_access_key="secret",
+    )
+    client.create_bucket(Bucket=BUCKET)
+    yield aws, client
+    client.close()
+    aws.close()
+
+
+def rows_in_sql(database):
+    with sqlite3.connect(database) as connection:
+        found = connection.execute("SELECT key, number, lot FROM lots").fetchall()
+    connection.close()
+    return found
+
+
+def rows_in_s3(client):
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix="rows/")
+    keys = [found["Key"] for page in pages for found in page.get("Contents", ())]
+    lines = [
+        line
+        for key in keys
+        if key.endswith(".jsonl")
+        for line in client.get_object(Bucket=BUCKET, Key=key)["Body"].read().splitlines()
+    ]
+    return [tuple(json.loads(line).values()) for line in lines]
+
+
+def rows_in_files(folder):
+    return [
+        tuple(json.loads(line).values())
+        for path in folder.rglob("*.jsonl")
+        if not path.name.startswith(".")
+        for line in path.read_text().splitlines()
+    ]
+
+
+def lots_by_key(folder, table, stream, rows):
+    store = StateFiles(folder, f"{table}/{stream}")
+    found = {}
+    for shard, row in rows.items():
+        entries, _, _ = read_chain(
+            row["stateVersion"], shard, lambda name, of=shard: store.read(of, name)
+        )
+        found |= {key: msgspec.msgpack.decode(of["lots"]) for key, of in entries.items()}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["sql", "s3", "path"])
+def test_three_outputs_and_the_state_agree_after_kills_around_each_write(with_s3, tmp_path, first):
+    aws, client = with_s3
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "lots.py").write_text(PROCESSOR)
+    places = {
+        "sql": {
+            "sql": f"sqlite:///{tmp_path}/rows.db",
+            "table": "lots",
+            "create": True,
+            "schema": SCHEMA,
+        },
+        "s3": {"s3": f"s3://{BUCKET}/rows", "roll": {"every": "1s"}},
+        "path": {"path": str(tmp_path / "rows"), "roll": {"every": "1s"}},
+    }
+    others = [name for name in places if name != first]
+    stream = aws.stream(shards=2)
+    settings = {
+        "processor": "lots:Lots",
+        "path": str(tmp_path / "code"),
+        "state": {"store": str(tmp_path / "kept"), "outbox": True},
+        "output": places[first],
+        "outputs": dict(zip("bc", (places[name] for name in others), strict=True)),
+        "aws": {"endpoints": {"s3": aws.embedded.dynamodb_endpoint}},
+        "leases": {"failover": "4s"},
+    }
+    app = Application(tmp_path, aws, stream, **settings)
+    source = Producer(aws.kinesis, stream, TOTAL, seed=9, rate=150)
+
+    def lots():
+        rows = aws.rows(app.table)
+        if len(rows) < 2 or not all("-" in row.get("stateVersion", "") for row in rows.values()):
+            return {}
+        return lots_by_key(tmp_path / "kept", app.table, stream, rows)
+
+    try:
+        app.start()
+        source.start()
+        app.until(lambda: len(app.of("process_exited")) >= 6)
+        (tmp_path / "code" / "cure").touch()
+        source.stop()
+        total = sum(map(len, source.put.values()))
+        app.until(lambda: sum(map(len, lots().values())) >= total)
+        assert app.stop() == 0
+    finally:
+        source.stop()
+        app.close()
+    kept = lots()
+    assert sum(map(len, kept.values())) == total
+    found = {
+        "sql": rows_in_sql(tmp_path / "rows.db"),
+        "s3": rows_in_s3(client),
+        "path": rows_in_files(tmp_path / "rows"),
+    }
+    for name, rows in found.items():
+        assert rows, name
+        assert len(set(rows)) == len(rows), f"{name} has a row twice"
+        strange = [row for row in rows if kept[row[0]][row[1]] != row[2]]
+        assert not strange, f"{name} has rows of an execution that the state is not of"
+    b, c = (found[name] for name in others)
+    assert sorted(b) == sorted(c), "what b has of a record, c has"
