@@ -100,3 +100,10 @@ class WatermarkSettings(msgspec.Struct, frozen=True, kw_only=True):
             " each of them"
         ),
     ] = Duration(1)
+    idle: Annotated[
+        Duration | None,
+        msgspec.Meta(
+            description="after so long without records in a shard that is read to its end, event"
+            " timers fire by the clock of Kinesis; if it is left out, they wait for a record"
+        ),
+    ] = None

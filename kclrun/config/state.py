@@ -42,7 +42,11 @@ def state_place(settings: Settings) -> StatePlace | None:
         endpoint_url=settings.aws.url_of("s3") if is_bucket else None,
         local=state.local,
         memory_bytes=_MEMORY_BYTES if state.memory is None else int(state.memory),
-        watermarks=Watermarks(float(watermark.lateness), float(watermark.every)),
+        watermarks=Watermarks(
+            float(watermark.lateness),
+            float(watermark.every),
+            None if watermark.idle is None else float(watermark.idle),
+        ),
         has_outbox=state.outbox,
         may_begin_empty=state.begin == "empty",
     )
@@ -60,11 +64,7 @@ def checkpoint_every(settings: Settings) -> float | Literal["batch", "manual"]:
 def state_rules(settings: Settings) -> Iterator[Problem]:
     """The problems of the state of a fleet."""
     state = settings.state
-    if settings.watermark is not None:
-        if state is None:
-            yield Problem(("watermark",), "is for timers, which are kept with `state`: set that")
-        if settings.watermark.every <= 0:
-            yield Problem(("watermark", "every"), "expected more than nothing, such as 1s")
+    yield from _watermark_rules(settings)
     if state is None:
         return
     at = ("state", "store")
@@ -104,3 +104,15 @@ def _outbox_rules(settings: Settings) -> Iterator[Problem]:
             "is the first output, and with state.outbox that decides what was done: put one with"
             " s3, sql, or path and roll before it",
         )
+
+
+def _watermark_rules(settings: Settings) -> Iterator[Problem]:
+    watermark = settings.watermark
+    if watermark is None:
+        return
+    if settings.state is None:
+        yield Problem(("watermark",), "is for timers, which are kept with `state`: set that")
+    if watermark.every <= 0:
+        yield Problem(("watermark", "every"), "expected more than nothing, such as 1s")
+    if watermark.idle is not None and watermark.idle <= 0:
+        yield Problem(("watermark", "idle"), "expected more than nothing, such as 30s")

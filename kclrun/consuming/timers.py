@@ -3,23 +3,35 @@
 The watermark moves in steps, each at a record that the records alone decide. There the batch ends,
 and event timers up to the watermark fire before the next record. So it does not matter how records
 were cut into batches, nor where a crash was. A timer of the wall clock is no function of the
-records: `docs/explanation/commits.md` has the rules that keep its rows there once [K18, R2].
+records, nor is a watermark that moves on an idle shard: `docs/explanation/commits.md` has the rules
+that keep their rows there once [K18, R2].
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from kclrun.model.reading import RANGE_SETTLED_S
 from kclrun.model.record import Record
-from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.sequence import IDLE_TICKS, ExtendedSequenceNumber
+from kclrun.model.time import WallTime
 from kclrun.state.keyed import LiveEntries
 from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 
 # The timers of one call of the shell: some 3 ms of fast ones between two looks at the fence.
 GROUP_MAX = 256
+
+
+class Quiet(NamedTuple):
+    """By the clock of the service: since when the shard is read to its end and had no record, and
+    when it was seen so last."""
+
+    since: WallTime
+    seen_at: WallTime
 
 
 class TimerRun:
@@ -28,7 +40,8 @@ class TimerRun:
     `time_of` gives the time of a record: never after its arrival, so that one wrong clock among the
     producers cannot move the watermark of all. `stored` are the cursors that outputs had ahead of
     the row: between the row and the last of them timers of the wall clock fire only where, and as
-    many as, the tick of a cursor says.
+    many as, the tick of a cursor says. The watermark moves without a record after `idle_s` (None:
+    never), and then by rounds that are `round_every_s` apart at least.
     """
 
     def __init__(
@@ -40,12 +53,17 @@ class TimerRun:
         every_s: float,
         time_of: Callable[[Record], float],
         stored: Iterable[ExtendedSequenceNumber] = (),
+        idle_s: float | None = None,
+        round_every_s: float = 0.0,
     ) -> None:
         self._live = live
         self._lateness_s = lateness_s
         self._every_s = every_s
         self._time_of = time_of
         self._stored = sorted(stored)
+        self._idle_s = idle_s
+        # A round for each step would fall behind the clock where rounds are further apart.
+        self._idle_every_s = every_s * max(1, math.ceil(round_every_s / every_s))
         step = live.reserved.step.at(position)
         self.watermark, self._fired = step.watermark, step.fired
         self._upcoming: Step | None = None
@@ -108,6 +126,47 @@ class TimerRun:
     def _write(self, step: Step) -> None:
         self._live.change_reserved(*WATERMARK, msgspec.msgpack.encode(step))
 
+    # Event time of an idle shard.
+
+    @property
+    def may_idle(self) -> bool:
+        """Whether event timers wait that would fire if the shard were idle for long enough."""
+        is_possible = self._idle_s is not None and not self._stored
+        return is_possible and self._live.reserved.earliest("event") is not None
+
+    def idle_at(self, quiet_since: float | None) -> float | None:
+        """From when on the watermark may move without a record, by the clock of the service, which
+        stamped the arrival of each record; None: not before the next one.
+
+        `quiet_since`: since when the shard has been read to its end and had no record.
+        """
+        if self._idle_s is None or quiet_since is None or self._stored:
+            return None
+        upcoming = self._idle_watermark()
+        if upcoming is None:
+            return None
+        return max(upcoming + self._lateness_s + RANGE_SETTLED_S, quiet_since + self._idle_s)
+
+    def _idle_watermark(self) -> float | None:
+        """The watermark that the first pending event timer waits for; None without one. A function
+        of the state alone: the clock decides when it comes, and never which one."""
+        timer = self._live.reserved.earliest("event")
+        if timer is None:
+            return None
+        ends = math.ceil(timer.at / self._idle_every_s) * self._idle_every_s
+        return ends if self.watermark is None else max(ends, self.watermark + self._every_s)
+
+    def advance(self, done: ExtendedSequenceNumber) -> bool:
+        """The watermark moves to where the first event timer fires, behind the record at `done`: a
+        change of the state. False if no event timer is pending."""
+        upcoming = self._idle_watermark()
+        if upcoming is None:
+            return False
+        before, at = self.watermark, done.of_record
+        self._write(Step(before, before, upcoming, at.sequence_number, at.sub_sequence_number))
+        self._fired, self.watermark = before, upcoming
+        return True
+
     # Wall time.
 
     def is_event_due(self) -> bool:
@@ -154,6 +213,13 @@ class TimerRun:
     def end_call(self) -> None:
         """`on_timer` returned, or raised."""
         self._live.reserved.firing = None
+
+
+def is_of_idle(stored: ExtendedSequenceNumber, done: ExtendedSequenceNumber) -> bool:
+    """Whether the round up to the tick of `stored` began with a watermark that moved without a
+    record. At most one round lies behind `done`, because each ends with a checkpoint."""
+    begun = done.tick if done.of_record == stored.of_record else 0
+    return stored.tick // IDLE_TICKS > begun // IDLE_TICKS
 
 
 def _seen_at(record: Record, time_of: Callable[[Record], float]) -> float:

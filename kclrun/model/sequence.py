@@ -27,6 +27,10 @@ _RANK_OF_NUMBERS: Final = 0
 _RANKS: Final = {"AT_TIMESTAMP": -3, "TRIM_HORIZON": -2, "LATEST": -1, "SHARD_END": 1}
 
 SortKey = tuple[int, int, str, int, int]
+# More timers than fire at one position: a thousand a second would take 49 days. Destinations keep
+# ticks of 18 digits: the watermark may move 232 million times at one position, each second for
+# seven years.
+IDLE_TICKS: Final = 2**32
 
 
 class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
@@ -36,7 +40,8 @@ class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
     `sub_sequence_number` counts the user records of one aggregate from 0. The Java KCL writes 0
     with a sentinel; kcl-rust writes milliseconds with AT_TIMESTAMP, so any number is accepted.
     `tick` counts the timers that fired since that record: they change rows and state where no
-    record does [K1, R2]. The position of a record has tick 0.
+    record does [K1, R2]. The position of a record has tick 0. A watermark that moved without a
+    record adds `IDLE_TICKS`: so the cursor of an output says of which kind its last round is.
 
     Raises: LimitExceeded for anything else.
     """

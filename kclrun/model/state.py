@@ -31,10 +31,12 @@ def version_folder(application: str, stream: str) -> str:
 
 class Watermarks(msgspec.Struct, frozen=True):
     """How the watermark of a shard follows its records, in seconds: `lateness_s` behind the latest,
-    in steps of `every_s`."""
+    in steps of `every_s`. After `idle_s` without records it follows the clock of the service; never
+    with None."""
 
     lateness_s: float = 10.0
     every_s: float = 1.0
+    idle_s: float | None = None
 
 
 class StatePlace(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,10 +56,17 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     sub: int = 0
 
     def at(self, position: ExtendedSequenceNumber) -> Step:
-        """The watermark once every record up to `position` is done."""
-        if self.upcoming is None or position < ExtendedSequenceNumber(self.position, self.sub):
+        """The watermark once every record up to `position` is done.
+
+        Behind the record of the step its timers have fired: one that a later record set for a time
+        before the watermark waits for the next step, also where the lease begins in between.
+        """
+        if self.upcoming is None:
             return self
-        return Step(self.upcoming, self.fired)
+        noted = ExtendedSequenceNumber(self.position, self.sub)
+        if position < noted:
+            return self
+        return Step(self.upcoming, self.fired if position.of_record == noted else self.upcoming)
 
 
 def is_reserved(name: str) -> bool:

@@ -6,7 +6,9 @@ forbid are refused.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +30,7 @@ from kclrun.loading import load_decoding
 from kclrun.model.output import MAIN_OUTPUT, setting_of
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import IDLE_TICKS, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import describe
 from kclrun.processor import (
@@ -131,6 +133,7 @@ def run_processor(
     lateness_s: float = 10.0,
     every_s: float = 1.0,
     wall_until: float | None = None,
+    idle_s: float | None = None,
 ) -> Run:
     """Run a processor over the records of one shard, as the runtime would.
 
@@ -147,9 +150,10 @@ def run_processor(
     `state` is what `context.state` holds at first, as key → name → value. The timers that are
     pending `after` another run, and its watermark, are there at first, too.
 
-    Timers fire as they would in production, with `watermark: {lateness, every}` as `lateness_s` and
-    `every_s`. The test has the clock of the machine: it is the arrival time of the record that is
-    given next, and goes on to `wall_until` (seconds since the epoch) behind the last one.
+    Timers fire as they would in production, with `watermark: {lateness, every, idle}` as
+    `lateness_s`, `every_s` and `idle_s`. The test has the clock of the machine, and of Kinesis: it
+    is the arrival time of the record that is given next, and goes on to `wall_until` (seconds since
+    the epoch) behind the last one. Between two records the shard is read to its end.
 
     A `process_record` gets the records one by one, or with `concurrency` (and `order`, `timeout_s`)
     as the setting does: the `seed` says in which order the calls return. `async def` runs in a time
@@ -193,7 +197,7 @@ def run_processor(
         then=then,
         crash_after=crash_after,
         crash_at_checkpoint=crash_at_checkpoint,
-        timing=Timing(lateness_s, every_s, wall_until),
+        timing=Timing(lateness_s, every_s, wall_until, idle_s),
     )
     context = Context(
         application=application,
@@ -355,6 +359,7 @@ class _Life:
         self._kit: RecordKit | None = None
         self._timing = timing
         self._timers: TimerRun | None = None
+        self._quiet_since: float | None = None  # the arrival of the last record
         self._returned = 0
         self._crash_after = crash_after
         self._crash_at_checkpoint = crash_at_checkpoint
@@ -451,22 +456,39 @@ class _Life:
         if self._crash_after == 0:
             raise Crash
         if self._timers is not None and not self.run.released:
-            self._fire_wall(self._timers, self._timing.wall_until)
+            if self._quiet_since is None:
+                self._quiet_since = -math.inf
+            self._fire_clock(self._timers, self._timing.wall_until)
 
     def _fire_before(self, batch: list[Record], timers: TimerRun) -> list[Record]:
         """Fire the timers that are due before these records. Returns: those of the next call."""
         self._fire(timers, timers.next_event)
-        self._fire_wall(timers, batch[0].approximate_arrival_timestamp)
+        self._fire_clock(timers, batch[0].approximate_arrival_timestamp)
         part = batch[: timers.part_end(batch, 0)]
+        self._quiet_since = part[-1].approximate_arrival_timestamp
         if timers.must_note:
             self.ledger.begin_batch()
             timers.note()
             self.ledger.end_batch(self.ledger.delivered)
         return part
 
-    def _fire_wall(self, timers: TimerRun, now: float | None) -> None:
-        if now is not None:
-            self._fire(timers, lambda: timers.next_wall(now, is_forced=False))
+    def _fire_clock(self, timers: TimerRun, now: float | None) -> None:
+        """Fire what is due up to `now`: timers of the wall clock, and what an idle shard closes."""
+        while now is not None and not self.run.released:
+            wall_at, idle_at = timers.wall_at(), timers.idle_at(self._quiet_since)
+            due = [each for each in (wall_at, idle_at) if each is not None and each <= now]
+            if not due:
+                return
+            at = min(due)
+            if at == wall_at:
+                self._fire(timers, functools.partial(timers.next_wall, at, is_forced=False))
+                continue
+            delivered = self.ledger.delivered
+            self.ledger.delivered = delivered.at_tick(delivered.tick + IDLE_TICKS)
+            self.ledger.begin_batch()
+            timers.advance(delivered)
+            self.ledger.end_batch(self.ledger.delivered)
+            self._fire(timers, timers.next_event)
 
     def _fire(self, timers: TimerRun, next_timer: Callable[[], Timer | None]) -> None:
         while not self.run.released and next_timer() is not None:

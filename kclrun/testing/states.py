@@ -29,6 +29,7 @@ class Timing(NamedTuple):
     lateness_s: float
     every_s: float
     wall_until: float | None
+    idle_s: float | None = None
 
 
 class Pending(Protocol):
@@ -88,9 +89,13 @@ class TestedState:
     ) -> TimerRun:
         """The rules by which the timers fire, from `position` on."""
         self.live.reserved.is_served = True
-        lateness_s, every_s, _ = timing
         return TimerRun(
-            self.live, position, lateness_s=lateness_s, every_s=every_s, time_of=time_of
+            self.live,
+            position,
+            lateness_s=timing.lateness_s,
+            every_s=timing.every_s,
+            time_of=time_of,
+            idle_s=timing.idle_s,
         )
 
     def begin_batch(self) -> None:

@@ -33,7 +33,7 @@ from kclrun.consuming.delivery import (
     host_fault,
 )
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
-from kclrun.consuming.timers import TimerRun
+from kclrun.consuming.timers import Quiet, TimerRun
 from kclrun.errors import FailedRecords, HostFailed
 from kclrun.model.lease import Lease
 from kclrun.model.record import Decoding, Record, RecordBatch
@@ -170,6 +170,7 @@ class Deliverer:
         processor: RecordProcessor,
         rows: RowScope,
         round_every_s: float | None,
+        quiet: Callable[[], Quiet | None] = lambda: None,
     ) -> None:
         """`on_timer` is called from here on. Called by `prepare`."""
 
@@ -188,6 +189,7 @@ class Deliverer:
             durable=self._durable,
             may_go=lambda: self._queue.may_try_again(0.0, is_batch=True),
             round_every_s=round_every_s,
+            quiet=quiet,
         )
         self._timers.done = self._done
         self._queue.look_at_timers(self._timers.wait_s)

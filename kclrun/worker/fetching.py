@@ -16,6 +16,7 @@ from kclrun.codec.kpl import KplRange, drop_until, open_in_parts
 from kclrun.consuming.hot_keys import KeyMeter, ShardHeat
 from kclrun.consuming.policy import Pacing
 from kclrun.consuming.shard_end import ExpiryWatch
+from kclrun.consuming.timers import Quiet
 from kclrun.errors import (
     ExpiredIterator,
     NotFound,
@@ -105,7 +106,8 @@ class FetchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 class FetchView(msgspec.Struct, frozen=True):
     """The fetch thread as the status slot shows it. `asking_since_instant` is 0 between calls.
-    `passed_over_total` counts records of other keys than those of a replay."""
+    `passed_over_total` counts records of other keys than those of a replay. `quiet` is None unless
+    the last answer was the end of the shard, without a record."""
 
     last_fetch_instant: Instant = Instant(0.0)
     fetched: ExtendedSequenceNumber | None = None
@@ -113,6 +115,7 @@ class FetchView(msgspec.Struct, frozen=True):
     at_tip: bool = False
     asking_since_instant: Instant = Instant(0.0)
     passed_over_total: int = 0
+    quiet: Quiet | None = None
 
 
 class FetchThread:
@@ -281,13 +284,19 @@ class FetchThread:
                 fetched = laid.last
                 if not self._queue.put(laid):
                     return False
+        # A replay is over where the shard is: at the end of its range, never at a tip before.
+        at_tip = page.is_empty_tip and self._plan.replay is None
+        before, quiet = self.view.quiet, None
+        if at_tip and page.served_at is not None:
+            since = page.served_at if before is None else before.since
+            quiet = Quiet(since, page.served_at)
         self.view = FetchView(
             last_fetch_instant=self._now(),
             fetched=fetched,
             millis_behind_latest=page.millis_behind_latest,
-            # A replay is over where the shard is: at the end of its range, never at a tip before.
-            at_tip=page.is_empty_tip and self._plan.replay is None,
+            at_tip=at_tip,
             passed_over_total=self._passed_over,
+            quiet=quiet,
         )
         return True
 

@@ -493,8 +493,13 @@ class LeaseProcess:
             every_s=place.watermarks.every_s,
             time_of=processor.event_time,
             stored=self._rows.cuts,
+            idle_s=place.watermarks.idle_s,
+            round_every_s=self._rows.round_every_s or 0.0,
         )
-        self._deliverer.take_timers(timers, processor, self._rows, self._rows.round_every_s)
+        self._deliverer.take_timers(
+            *(timers, processor, self._rows, self._rows.round_every_s),
+            quiet=lambda: self._fetch_view().quiet,
+        )
         return timers
 
     def _take_records(

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Final
 
 from kclrun.consuming import events
 from kclrun.consuming.delivery import RowScope
-from kclrun.consuming.timers import GROUP_MAX, TimerRun
+from kclrun.consuming.timers import GROUP_MAX, Quiet, TimerRun, is_of_idle
 from kclrun.errors import LeaseLost
-from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.sequence import IDLE_TICKS, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.processor import RecordProcessor, call_method
 from kclrun.state.timers import Timer
@@ -25,6 +26,8 @@ NextTimer = Callable[[], Timer | None]
 Attempt = Callable[[str, Callable[[], None]], bool]
 # A machine's clock may be set back or forward: it is looked at this often at least.
 _LOOK_S: Final = 30.0
+# The service tells its time in whole seconds.
+_TIP_LOOK_S: Final = 1.0
 
 
 class TimerDelivery:
@@ -35,6 +38,7 @@ class TimerDelivery:
     seconds after the one before at the earliest. `processed` tells that everything up to a position
     is done; `attempt` repeats a call as `on_error` says, and is False if it was given up. `may_go`
     is asked between two groups, and is False once delivery was stopped: the others fire later.
+    `quiet` tells whether the shard is idle; None while it is not, or while that is not known.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class TimerDelivery:
         durable: Callable[[], ExtendedSequenceNumber | None],
         may_go: Callable[[], bool],
         round_every_s: float | None,
+        quiet: Callable[[], Quiet | None] = lambda: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.run = run
@@ -63,6 +68,8 @@ class TimerDelivery:
         self._may_go = may_go
         self._round_every_s = round_every_s
         self._next_round = Instant(0.0)
+        self._quiet = quiet
+        self._was_idle = False
         self._wall = wall
         self.done: ExtendedSequenceNumber | None = None
 
@@ -73,9 +80,21 @@ class TimerDelivery:
         if self.run.is_event_due() or self.run.forced(self.done, upcoming) is not None:
             return 0.0
         at = self.run.wall_at()
-        if at is None:
+        waits = [] if at is None else [at - self._wall()]
+        if self.run.may_idle:
+            waits.append(self._idle_wait_s() if upcoming is None else _TIP_LOOK_S)
+        if not waits:
             return None
-        return min(_LOOK_S, max(0.0, at - self._wall(), self._next_round - now))
+        return min(_LOOK_S, max(0.0, min(waits), self._next_round - now))
+
+    def _idle_wait_s(self) -> float:
+        """In how many seconds the watermark may move without a record, as far as is known; 0 for
+        now."""
+        quiet = self._quiet()
+        at = None if quiet is None else self.run.idle_at(quiet.since)
+        if quiet is None or at is None:
+            return _TIP_LOOK_S
+        return 0.0 if at <= quiet.seen_at else max(_TIP_LOOK_S, at - quiet.seen_at)
 
     def note(self) -> None:
         """Before a part is given: the watermark that it leads to becomes part of the state."""
@@ -97,21 +116,51 @@ class TimerDelivery:
         assert self.done is not None, "the lease has begun"
         if not self._fire(self.run.next_event):
             return
-        now = self._wall()  # timers of a round are due at one instant
-        stored = self.run.forced(self.done, upcoming)
-        if stored is None:
-            begun = self.done
-            if not self._fire(lambda: self.run.next_wall(now, is_forced=False)):
-                return
+        stored, begun = self.run.forced(self.done, upcoming), self.done
+        if self._repeat_round(stored) if stored is not None else self._round(upcoming):
             self._end_round(begun)
-            return
+
+    def _round(self, upcoming: ExtendedSequenceNumber | None) -> bool:
+        """What the clocks say: timers of the wall clock, or, in turns, event timers of an idle
+        shard."""
+        now, at = self._wall(), self.run.wall_at()  # timers of a round are due at one instant
+        is_idle_due = self.run.may_idle and upcoming is None and self._idle_wait_s() == 0.0
+        self._was_idle = is_idle_due and not (self._was_idle and at is not None and at <= now)
+        if self._was_idle:
+            self._advance(IDLE_TICKS)
+            return self._fire(self.run.next_event)
+        return self._fire(lambda: self.run.next_wall(now, is_forced=False))
+
+    def _repeat_round(self, stored: ExtendedSequenceNumber) -> bool:
+        """As many timers as the tick of a stored cursor says, in the same order."""
+        assert self.done is not None, "the lease has begun"
         if stored.of_record != self.done.of_record:
             self._reach(stored.of_record)
-        begun = self.done
-        if self._fire(lambda: self.run.next_wall(now, is_forced=True), stored.tick):
-            if self.done < stored:  # the processor set fewer timers than before: no row is missing
-                self._reach(stored)
-            self._end_round(begun)
+        if is_of_idle(stored, self.done):
+            may_advance = self._advance(IDLE_TICKS)
+            next_timer = self.run.next_event
+        else:
+            may_advance = False
+            next_timer = functools.partial(self.run.next_wall, self._wall(), is_forced=True)
+        while self._fire(next_timer, stored.tick):
+            # With other settings the steps of an idle shard are others; the timers are not.
+            if self.done >= stored or not may_advance:
+                break
+            may_advance = self._advance(0)
+        else:
+            return False
+        if self.done < stored:  # the processor set fewer timers than before: no row is missing
+            self._reach(stored)
+        return True
+
+    def _advance(self, ticks: int) -> bool:
+        assert self.done is not None, "the lease has begun"
+        at = self.done.at_tick(self.done.tick + ticks)
+        self._rows.begin_batch()
+        is_moved = self.run.advance(self.done)
+        self._rows.end_batch(at)
+        self._reach(at)
+        return is_moved
 
     def _end_round(self, begun: ExtendedSequenceNumber) -> None:
         assert self.done is not None, "the lease has begun"

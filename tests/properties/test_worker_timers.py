@@ -1,7 +1,7 @@
 """Timers on a row and stores in memory: any cut of batches, clocks that differ between hosts, calls
 that raise, refused, lost and late writes, crashes, zombies, new owners, a split and a merge. Rows
-of event timers are those of the records alone; rows of wall timers tell one history, and each is
-there once."""
+of event timers are those of the records alone, unless the watermark moves on an idle shard; then
+they, as those of wall timers, tell one history, and each is there once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from kclrun.consuming.commands import (
 )
 from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.consuming.outputs import OutputCommits
-from kclrun.consuming.timers import TimerRun
+from kclrun.consuming.timers import Quiet, TimerRun
 from kclrun.model.lease import Lease
 from kclrun.model.output import StoredCursors
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
-from kclrun.model.time import Instant
+from kclrun.model.time import Instant, WallTime
 from kclrun.processor import Checkpointer, RecordProcessor
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import Counter, LiveEntries, State
@@ -54,6 +54,7 @@ RECORDS = {shard: len(keys_of(shard)) for shard in RANGES}
 # Each shard begins where the one before was about to end.
 BEGINS_AT = {"root": 1000.0, "low": 1010.0, "high": 1010.0, "merged": 1018.0}
 LATENESS_S, WINDOW_S, PATIENCE_S = 1.0, 3.0, 2.5
+NOW = Instant(10.0**11)  # rounds of the clock are as far apart as they need to be
 
 
 def records_of(shard: str) -> list[Record]:
@@ -137,9 +138,10 @@ def event_rows(shard: str) -> tuple[list[tuple[str, str, int]], dict[str, list[f
 class World(test_worker_state.World):
     """With a clock of the wall; the rows of timers are judged at the end."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle_s: float | None = None) -> None:
         super().__init__(None)
         self.wall = 1000.0
+        self.idle_s = idle_s
 
     def judge(self, life: Any, row: Lease) -> None: ...
 
@@ -202,6 +204,8 @@ class Life:
         timers = self.deliverer._timers
         assert timers is not None
         timers._wall = lambda: self.world.wall + self.skew_s
+        timers._quiet = lambda: self.quiet
+        self.quiet: Quiet | None = None
         self.unread = [each for each in records_of(shard) if each.position > start]
 
     def _change(self, change):  # type: ignore[no-untyped-def]
@@ -220,6 +224,7 @@ class Life:
             every_s=1.0,
             time_of=processor.event_time,
             stored=self.cuts,
+            idle_s=self.world.idle_s,
         )
         self.deliverer.take_timers(run, processor, self.outputs, 0.0)
         return processor, self.outputs, None
@@ -255,7 +260,7 @@ class Life:
             self.queue.put(Page(page, page[-1].position, 0, 0))
         while not self.is_over:
             with self.queue._changed:
-                task = self.queue._next_start(Instant(1.0))
+                task = self.queue._next_start(NOW)
             match task:
                 case Batch() as batch:
                     self.deliverer._deliver(batch)
@@ -326,10 +331,10 @@ STEPS = st.tuples(
 
 
 @pytest.mark.seconds
-@given(st.lists(STEPS, max_size=70))
+@given(st.lists(STEPS, max_size=70), st.sampled_from((None, 1.0)))
 @examples(400)
-def test_rows_of_timers_are_there_once_and_tell_one_history(steps) -> None:  # type: ignore[no-untyped-def]
-    world = World()
+def test_rows_of_timers_are_there_once_and_tell_one_history(steps, idle_s) -> None:  # type: ignore[no-untyped-def]
+    world = World(idle_s)
     lives: dict[str, Life] = {}
     zombies: list[Life] = []
     for kind, number, fate in [*steps, *finish()]:
@@ -356,8 +361,11 @@ def test_rows_of_timers_are_there_once_and_tell_one_history(steps) -> None:  # t
                 life.asks[:] = [True, *[False] * number] if kind == "ask" else []
                 life.go(number + 1)
             case "idle":
+                since = world.wall
                 world.wall += number
+                life.quiet = Quiet(WallTime(since), WallTime(world.wall))
                 life.go(0)
+                life.quiet = None
             case "turn":
                 life.turn()
             case "save":
@@ -381,33 +389,36 @@ def finish() -> list[tuple[str, int, str]]:
 def _look_at_history(world: World) -> None:
     """Every row follows from those before it: no record, no flush and no window is there twice,
     lacks, or has the count of another history."""
-    left: dict[str, dict[str, int]] = {}
+    left: dict[str, dict[tuple[str, str], int]] = {}
     for shard, destination in world.destinations.items():
         rows = destination.rows
         windows = [row for row in rows if row[0] == "event"]
-        assert windows == event_rows(shard)[0]
+        if world.idle_s is None:
+            assert windows == event_rows(shard)[0]
         counts = {
-            key: count
+            (kind, key): count
             for parent in PARENTS[shard]
-            for key, count in left[parent].items()
+            for (kind, key), count in left[parent].items()
             if effective_hash_key(key, None) in RANGES[shard]
         }
         keys = iter(keys_of(shard))
         for kind, key, count in rows:
             if kind == "record":
                 assert key == next(keys)
-                counts[key] = counts.get(key, 0) + 1
-                assert count == counts[key]
-            elif kind == "wall":
-                assert count == counts[key], "the flush has what the records before it counted"
-                counts[key] = 0
+                for of in ("wall", "event"):
+                    counts[of, key] = counts.get((of, key), 0) + 1
+                assert count == counts["wall", key]
+            else:
+                assert count == counts[kind, key], "it has what the records before it counted"
+                counts[kind, key] = 0
         assert next(keys, None) is None, "a record has no row"
         left[shard] = counts
         versions = StateVersions(MemoryVersions(world.stored), shard, 10**6, "f" * 8)
         row = world.rows[shard]
         entries = versions.restore(row, world.read, RANGES[shard])
         state = State(LiveEntries(entries, lambda _: None, None, 10**6))
-        assert {key: state[key].get("count", 0) for key in counts} == counts
+        names = {"wall": "count", "event": "window"}
+        assert {(of, key): state[key].get(names[of], 0) for of, key in counts} == counts
         assert WATERMARK[0] not in list(state), "user code sees no entry of ours"
 
 
@@ -456,6 +467,29 @@ def test_r2_a_round_that_an_output_has_is_repeated_at_its_record_whatever_the_cl
     assert rows[:2] == [("record", key, 1), ("wall", key, 1)]
     assert rows[2:] == [("record", keys_of("root")[1], 1)]
     assert following.state[key]["count"] == 0
+
+
+def test_r2_what_an_idle_shard_closed_is_repeated_before_the_next_record_or_timer() -> None:
+    world = World(idle_s=1.0)
+    life, key = one_record(world)
+    world.wall = life.world.wall = 1002.0  # the timer of the clock is not due
+    world.claim("root")  # the row is another's: the round reaches the output alone
+    life.quiet = Quiet(WallTime(1001.0), WallTime(1010.0))
+    life.go(0)
+    assert life.is_over
+    known = [("record", key, 1), ("event", key, 1)]
+    assert world.destinations["root"].rows == known
+    assert world.rows["root"].checkpoint == at(1)
+
+    world.wall = 1100.0  # now it is due, too, and was not part of the round
+    following = Life(world, "root", 0.0)
+    following.go(1)
+    for _ in range(2):
+        following.save("")
+    rows = world.destinations["root"].rows
+    assert rows[:3] == [*known, ("wall", key, 1)]
+    assert following.live.reserved.step.at(at(1)).watermark is not None
+    assert following.state[key]["window"] == (keys_of("root")[1] == key)
 
 
 def test_a_stop_ends_between_two_timers_and_the_next_owner_fires_the_others_first(

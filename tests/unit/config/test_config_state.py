@@ -26,8 +26,8 @@ def settings(text):
             StatePlace(path="/mnt/x", max_bytes=2**20, retain_s=3600.0),
         ),
         (
-            "state: {store: kept}\nwatermark: {lateness: 1m, every: 5s}",
-            StatePlace(path="kept", watermarks=Watermarks(60.0, 5.0)),
+            "state: {store: kept}\nwatermark: {lateness: 1m, every: 5s, idle: 30s}",
+            StatePlace(path="kept", watermarks=Watermarks(60.0, 5.0, 30.0)),
         ),
         ("state: {store: kept, begin: empty}", StatePlace(path="kept", may_begin_empty=True)),
         (

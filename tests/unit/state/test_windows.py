@@ -281,3 +281,38 @@ def test_a_wrong_clock_of_a_producer_or_a_broken_record_does_not_move_the_waterm
 def test_a_window_without_a_length_is_refused(make):
     with pytest.raises(SettingsError):
         make()
+
+
+@pytest.mark.parametrize("crash_after", [None, 1])
+def test_an_idle_shard_closes_its_windows_and_a_record_that_is_late_by_this_is_told(crash_after):
+    class Measured(Listed):
+        kind = Tumbling(5.0)
+
+        def initialize(self, context):
+            super().initialize(context)
+            self.windows = Windows(
+                *(context, "w", self.kind, list[int], lambda one, two: one + two),
+                time_of=self.event_time,
+            )
+
+        def event_time(self, record):
+            return float(record.data or record.approximate_arrival_timestamp)
+
+    # Window START..START + 5 closes by the clock: 4 s of lateness and 2.5 s behind its end.
+    second = make_record(str(START + 1), key="a", ordinal=1, arrived_at_s=START + 30)
+    records = [make_record(key="a", ordinal=0, arrived_at_s=START), second]
+    timing = {"lateness_s": LATENESS_S, "checkpoint": "batch", "batch_max": 1}
+
+    def ran(idle_s, wall_until):
+        given = {**timing, "idle_s": idle_s, "wall_until": wall_until}
+        if crash_after is None:
+            return run_processor(Measured, records, **given)
+        return replay(Measured, records, crash_after=crash_after, **given)
+
+    one = {"key": "a", "start": START, "end": START + 5}
+    assert ran(10, START + 60).rows == [one | {"of": [0]}]
+    assert ran(10, START + 60).outputs["late"] == [{"late": 1}]
+    together = ran(31, START + 61)
+    assert together.rows == [one | {"of": [0, 1]}]
+    assert not together.outputs.get("late")
+    assert ran(31, START + 60).rows == ran(None, START + 10**6).rows == []

@@ -465,3 +465,20 @@ def test_records_of_other_keys_than_those_of_a_replay_are_counted_and_move_the_p
 
     assert [record.data for record in batch.records] == [b"1", b"4"]
     assert batch.last == ExtendedSequenceNumber("5")
+
+
+def test_a_shard_is_idle_since_the_first_answer_without_a_record_at_its_end(shard):
+    thread = Fetching(shard).thread
+    seen = []
+    for each in (
+        page([], behind=5_000, served_at=10.0),  # a gap before the end
+        page([], served_at=11.0),
+        page([], served_at=13.0),
+        page([(1, 13.5)], served_at=14.0),
+        page([]),  # an answer without a time says nothing
+        page([], served_at=16.0),
+    ):
+        assert thread._lay_down(each)
+        seen.append(thread.view.quiet)
+
+    assert seen == [None, (11.0, 11.0), (11.0, 13.0), None, None, (16.0, 16.0)]
