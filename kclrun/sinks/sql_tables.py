@@ -13,74 +13,25 @@ from typing import Any, Final, cast
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy import exc
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from kclrun.errors import RowMismatch, SettingsError
 from kclrun.model.output import OutputPlace
 from kclrun.model.row_schema import Column, DataType, DecimalType, RowSchema, SimpleType
+from kclrun.sinks.sql_databases import constraint_of
 
-# How long a transaction waits for another one, and how long a server keeps the transaction of a
-# client that went silent. Much longer than a pause of a process, shorter than an operator's wait.
-PATIENCE_S: Final = 10.0
 _NAME_SHOWN_MAX: Final = 64
 # Sets of columns that one processor emits; a program that makes names of data has no end of them.
 _SHAPES_MAX: Final = 1_000
 # For text in a key: MySQL's indexes take no text without a length, and 3,072 bytes altogether.
 _KEY_TEXT: Final = 255
 
+_MYSQLS: Final = ("mysql", "mariadb")
+# Of tables that we make: others of their engines know no transactions.
+_TRANSACTIONAL: Final[dict[str, Any]] = {f"{each}_engine": "InnoDB" for each in _MYSQLS}
+
 Convert = Callable[[Any], Any]
 Encoded = tuple["Shape", tuple[Any, ...], int]
-
-
-def open_engine(text: str) -> sa.Engine:
-    """An engine of one connection, opened at its first use. Raises: SettingsError."""
-    try:
-        url = sa.make_url(text)
-    except (exc.ArgumentError, ValueError):
-        raise SettingsError(
-            "output.sql: expected SQLAlchemy's URL, such as"
-            " postgresql+psycopg://user:${secret:NAME}@host/database"
-        ) from None
-    if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
-        raise SettingsError("output.sql: rows in memory are not durable; name a file")
-    try:
-        return sa.create_engine(
-            url,
-            poolclass=sa.QueuePool,
-            pool_size=1,
-            max_overflow=0,
-            pool_pre_ping=True,
-            hide_parameters=True,
-            connect_args=_patience(url),
-        )
-    except (ImportError, exc.NoSuchModuleError):
-        raise SettingsError(
-            f"output.sql: the driver of {url.drivername} is not installed\n"
-            "To go on, for example:  pip install 'psycopg[binary]'   (postgresql+psycopg://…)"
-        ) from None
-    except (exc.ArgumentError, TypeError, ValueError):
-        raise SettingsError(f"output.sql: {shown_url(url)}: its options are not usable") from None
-
-
-def shown_url(url: sa.URL) -> str:
-    """The database for a message: without password and options."""
-    host = f"{url.host or ''}{f':{url.port}' if url.port else ''}"
-    return f"{url.drivername}://{host}/{url.database or ''}"
-
-
-def _patience(url: sa.URL) -> dict[str, Any]:
-    """What notices a server that does not answer; the URL's own options come first."""
-    wait = int(PATIENCE_S)
-    told: dict[str, Any] = {}
-    if url.drivername in {"postgresql", "postgresql+psycopg", "postgresql+psycopg2"}:
-        told = {"connect_timeout": wait, "keepalives_idle": wait, "keepalives_interval": wait // 2}
-        told |= {"keepalives_count": 2, "tcp_user_timeout": 2_000 * wait}
-    elif url.get_backend_name() == "sqlite":
-        told = {"timeout": wait}
-    elif url.drivername == "mysql+pymysql":
-        told = {"connect_timeout": wait}
-    return {name: value for name, value in told.items() if name not in url.query}
 
 
 def cursor_table(name: str, schema: str | None) -> sa.Table:
@@ -97,7 +48,13 @@ def cursor_table(name: str, schema: str | None) -> sa.Table:
         sa.Column("position", sa.String(255), nullable=False),
         sa.Column("version", sa.String(255)),
         schema=schema,
+        **_cursors_options(),
     )
+
+
+def _cursors_options() -> dict[str, Any]:
+    """Names that differ in their case only are different names."""
+    return _TRANSACTIONAL | {f"{each}_collate": "utf8mb4_bin" for each in _MYSQLS}
 
 
 class _TableColumn(msgspec.Struct, frozen=True):
@@ -191,7 +148,7 @@ class Target:
         """The columns and the constraint that an error names: only names that we know, or that a
         driver gives as names. Its words may quote values."""
         diag = getattr(error, "diag", None)
-        constraint = getattr(diag, "constraint_name", None)
+        constraint = constraint_of(error)
         column = getattr(diag, "column_name", None)
         told = [f"constraint {constraint}"] if constraint else []
         if column:
@@ -335,10 +292,15 @@ def find_target(
     inspector = sa.inspect(connection)
     if not inspector.has_table(name, schema=inside):
         return None
-    dialect = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
+    dialect = "mysql" if connection.dialect.name in _MYSQLS else connection.dialect.name
     primary = tuple(inspector.get_pk_constraint(name, schema=inside)["constrained_columns"])
+    documents: Collection[str] = ()
+    if dialect == "mysql":
+        _refuse_without_transactions(connection, place, name, inside)
+        documents = _documents(connection, name, inside)
     columns = [
-        _found(dialect, each, primary) for each in inspector.get_columns(name, schema=inside)
+        _found(dialect, each, primary, is_document=each["name"] in documents)
+        for each in inspector.get_columns(name, schema=inside)
     ]
     _refuse_other_columns(place, columns, schema)
     if place.is_upsert:
@@ -377,11 +339,13 @@ def create_target(connection: sa.Connection, place: OutputPlace, schema: RowSche
         for each in schema.columns
     ]
     inside = where[0] if where else None
-    sa.Table(name, sa.MetaData(), *columns, schema=inside).create(connection, checkfirst=True)
+    table = sa.Table(name, sa.MetaData(), *columns, schema=inside, **_TRANSACTIONAL)
+    table.create(connection, checkfirst=True)
 
 
 _MADE: Final[dict[str, Any]] = {
-    "string": sa.Text(),
+    # MySQL's own texts and blobs end at 64 KiB, and its times at seconds.
+    "string": sa.Text().with_variant(mysql.LONGTEXT(), *_MYSQLS),
     "boolean": sa.Boolean(),
     "byte": sa.SmallInteger(),
     "short": sa.SmallInteger(),
@@ -389,9 +353,9 @@ _MADE: Final[dict[str, Any]] = {
     "long": sa.BigInteger(),
     "float": sa.REAL(),
     "double": sa.Double(),
-    "binary": sa.LargeBinary(),
+    "binary": sa.LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQLS),
     "date": sa.Date(),
-    "timestamp": sa.DateTime(timezone=True),
+    "timestamp": sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *_MYSQLS),
 }
 
 
@@ -401,13 +365,51 @@ def _made(kind: DataType, *, is_key: bool) -> Any:
     if not isinstance(kind, SimpleType):  # arrays, maps and structs are documents
         return sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
     if is_key and kind.name == "string":
-        return sa.Text().with_variant(sa.String(_KEY_TEXT), "mysql", "mariadb")
+        return sa.Text().with_variant(sa.String(_KEY_TEXT), *_MYSQLS)
     return _MADE[kind.name]
 
 
-def _found(dialect: str, found: Any, primary: tuple[str, ...]) -> _TableColumn:
+def _refuse_without_transactions(
+    connection: sa.Connection, place: OutputPlace, name: str, inside: str | None
+) -> None:
+    """Raises: SettingsError if the table's engine, such as MyISAM, keeps rows of a transaction that
+    was rolled back."""
+    found = connection.execute(
+        sa.text(
+            "SELECT t.ENGINE FROM information_schema.TABLES t"
+            " JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE"
+            " WHERE t.TABLE_SCHEMA = COALESCE(:inside, DATABASE()) AND t.TABLE_NAME = :name"
+            " AND e.TRANSACTIONS <> 'YES'"
+        ),
+        {"inside": inside, "name": name},
+    ).scalar()
+    if found is not None:
+        raise SettingsError(
+            f"output.table: {place.table} has the engine {found}, which knows no transactions\n"
+            f"To go on:  ALTER TABLE {place.table} ENGINE = InnoDB"
+        )
+
+
+def _documents(connection: sa.Connection, name: str, inside: str | None) -> Collection[str]:
+    """The columns of JSON in a table of MariaDB, where they are texts with a check."""
+    if not getattr(connection.dialect, "is_mariadb", False):
+        return ()
+    clauses = connection.execute(
+        sa.text(
+            "SELECT CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS"
+            " WHERE CONSTRAINT_SCHEMA = COALESCE(:inside, DATABASE()) AND TABLE_NAME = :name"
+        ),
+        {"inside": inside, "name": name},
+    ).scalars()
+    found = (re.fullmatch(r"json_valid\(`(.+)`\)", each) for each in clauses)
+    return {each[1] for each in found if each is not None}
+
+
+def _found(
+    dialect: str, found: Any, primary: tuple[str, ...], *, is_document: bool
+) -> _TableColumn:
     """A column of an existing table."""
-    name, kind = found["name"], found["type"]
+    name, kind = found["name"], sa.JSON() if is_document else found["type"]
     is_row_id = dialect == "sqlite" and primary == (name,) and isinstance(kind, sa.Integer)
     has_default = (
         found.get("default") is not None
