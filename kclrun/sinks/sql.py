@@ -26,21 +26,19 @@ from kclrun.errors import (
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.processor import Row
-from kclrun.sinks.sql_databases import (
+from kclrun.sinks.sql_tables import (
     PATIENCE_S,
     REFUSED_FOR_GOOD,
-    code_of,
-    open_engine,
-    patience_of,
-    shown_url,
-)
-from kclrun.sinks.sql_tables import (
     Encoded,
     Shape,
     Target,
+    code_of,
     create_target,
     cursor_table,
     find_target,
+    open_engine,
+    patience_of,
+    shown_url,
 )
 
 # Rows of one statement: its arrays or its parameters are some megabytes at most.
