@@ -278,7 +278,7 @@ class BatchRun:
         given = [self._records[index].position for index in self._left[: self._next]]
         place = given.index(at) if at in given else None
         self._suspects = self._next if place is None else place + 1
-        self._next = (self._next + 1) // 2 if place is None else max(1, place)
+        self._next = self._next // 2 if place is None else max(1, place)
 
     def _begin_isolation(self) -> None:
         if self._attempts is not None:
@@ -301,7 +301,7 @@ class BatchRun:
     def _plan_next(self) -> None:
         """Give half of the suspects, or else all that is left; but no record that cannot be
         decoded."""
-        self._next = (self._suspects + 1) // 2 if self._suspects else len(self._left)
+        self._next = max(1, self._suspects // 2) if self._suspects else len(self._left)
         if self._undecodable:
             known = (n for n, index in enumerate(self._left) if index in self._undecodable)
             self._next = min(self._next, next(known, self._next))

@@ -28,13 +28,16 @@ from kclrun.model.row_schema import RowSchema
 from kclrun.processor import Row
 from kclrun.sinks.sql_tables import (
     PATIENCE_S,
+    REFUSED_FOR_GOOD,
     Encoded,
     Shape,
     Target,
+    code_of,
     create_target,
     cursor_table,
     find_target,
     open_engine,
+    patience_of,
     shown_url,
 )
 
@@ -280,15 +283,8 @@ class SqlOutput:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
         with self._engine.begin() as connection:
-            if connection.dialect.name == "postgresql":
-                # A process that stops in the middle of its transaction holds the cursor's row: the
-                # server ends the transaction, and we do not wait for ever meanwhile. Local to the
-                # transaction, as a pooler (PgBouncer) requires.
-                limits = ("lock_timeout", "idle_in_transaction_session_timeout")
-                patience = f"{PATIENCE_S:.0f}s"
-                connection.execute(
-                    sa.select(*(sa.func.set_config(each, patience, True) for each in limits))  # noqa: FBT003
-                )
+            for each in patience_of(connection.dialect.name, PATIENCE_S):
+                connection.execute(each)
             yield connection
 
     @contextlib.contextmanager
@@ -308,9 +304,9 @@ class SqlOutput:
 
     def _failure(self, doing: str, error: exc.DBAPIError) -> SinkError | SettingsError:
         of = type(error.orig).__name__
-        code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+        code = code_of(error.orig)
         told = f"cannot {doing} {self._name}: {of}" + (f" ({code})" if code else "")
-        if isinstance(error, exc.IntegrityError | exc.DataError):
+        if isinstance(error, exc.IntegrityError | exc.DataError) or code in REFUSED_FOR_GOOD:
             named = self._target.named_in(error.orig) if self._target is not None else ""
             return SettingsError(f"{told}{named}\nThe database refuses a row for good")
         if isinstance(error, exc.ProgrammingError | exc.NotSupportedError):

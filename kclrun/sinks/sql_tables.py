@@ -1,4 +1,5 @@
-"""The tables of an SQL output: found or created, their columns, and how rows are inserted.
+"""The databases of SQL outputs: connections and sessions; tables that are found or created, their
+columns, and how rows are inserted.
 
 Differences between databases are here. PostgreSQL takes the rows of a statement as one array for
 each column (`unnest`): that needs a tenth of the client's time of a parameter for each value.
@@ -23,11 +24,26 @@ from kclrun.model.row_schema import Column, DataType, DecimalType, RowSchema, Si
 # How long a transaction waits for another one, and how long a server keeps the transaction of a
 # client that went silent. Much longer than a pause of a process, shorter than an operator's wait.
 PATIENCE_S: Final = 10.0
+# Errors of MySQL and MariaDB about a row's values that a driver may count among those of
+# connections: a CHECK (4025 of MariaDB, 3819 of MySQL), a value that is cut short or out of range.
+REFUSED_FOR_GOOD: Final = frozenset({4025, 3819, 1264, 1265, 1292, 1366, 1406})
+# Where words of MySQL's errors name a constraint, by the error. The value of 1062 comes before it.
+_CONSTRAINT_IN: Final = {
+    1062: re.compile(r"for key '([^']+)'$"),
+    1451: re.compile(r"CONSTRAINT `([^`]+)`"),
+    1452: re.compile(r"CONSTRAINT `([^`]+)`"),
+    3819: re.compile(r"constraint '([^']+)'"),
+    4025: re.compile(r"CONSTRAINT `([^`]+)`"),
+}
 _NAME_SHOWN_MAX: Final = 64
 # Sets of columns that one processor emits; a program that makes names of data has no end of them.
 _SHAPES_MAX: Final = 1_000
 # For text in a key: MySQL's indexes take no text without a length, and 3,072 bytes altogether.
 _KEY_TEXT: Final = 255
+
+_MYSQLS: Final = ("mysql", "mariadb")
+# Of tables that we make: others of their engines know no transactions.
+_TRANSACTIONAL: Final[dict[str, Any]] = {f"{each}_engine": "InnoDB" for each in _MYSQLS}
 
 Convert = Callable[[Any], Any]
 Encoded = tuple["Shape", tuple[Any, ...], int]
@@ -78,9 +94,47 @@ def _patience(url: sa.URL) -> dict[str, Any]:
         told |= {"keepalives_count": 2, "tcp_user_timeout": 2_000 * wait}
     elif url.get_backend_name() == "sqlite":
         told = {"timeout": wait}
-    elif url.drivername == "mysql+pymysql":
-        told = {"connect_timeout": wait}
+    elif url.drivername in {"mysql+pymysql", "mariadb+pymysql"}:
+        told = {"connect_timeout": wait, "read_timeout": 3 * wait, "write_timeout": 3 * wait}
     return {name: value for name, value in told.items() if name not in url.query}
+
+
+def patience_of(dialect: str, patience_s: float) -> Sequence[sa.Executable]:
+    """Statements at the beginning of a transaction.
+
+    A process that stops in the middle of its transaction holds the cursor's row: the server ends
+    the transaction, and we do not wait for ever meanwhile. For PostgreSQL both limits are local to
+    the transaction, as a pooler (PgBouncer) requires. For MySQL they are the session's: a
+    connection that nobody uses for so long is closed, too, and opened again. Times are UTC there,
+    and a value that does not fit its column is an error, not cut short.
+    """
+    if dialect == "postgresql":
+        limits = ("lock_timeout", "idle_in_transaction_session_timeout")
+        words = f"{patience_s:.0f}s"
+        return [sa.select(*(sa.func.set_config(each, words, True) for each in limits))]  # noqa: FBT003
+    if dialect in {"mysql", "mariadb"}:
+        limits = ("innodb_lock_wait_timeout", "wait_timeout")
+        told = [f"{each} = {patience_s:.0f}" for each in limits]
+        told += ["time_zone = '+00:00'", "sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"]
+        return [sa.text(f"SET SESSION {', '.join(told)}")]
+    return []
+
+
+def code_of(error: BaseException | None) -> str | int | None:
+    """The database's own code of a driver's error: SQLSTATE, or the number of MySQL."""
+    if error is not None and error.args and isinstance(error.args[0], int):
+        return error.args[0]
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
+def constraint_of(error: BaseException | None) -> str | None:
+    """The constraint that a driver's error names; its words may quote values besides."""
+    named: str | None = getattr(getattr(error, "diag", None), "constraint_name", None)
+    if named is None and error is not None and len(error.args) > 1:
+        pattern = _CONSTRAINT_IN.get(error.args[0])
+        found = pattern.search(str(error.args[1])) if pattern is not None else None
+        named = found[1] if found is not None else None
+    return named
 
 
 def cursor_table(name: str, schema: str | None) -> sa.Table:
@@ -97,7 +151,13 @@ def cursor_table(name: str, schema: str | None) -> sa.Table:
         sa.Column("position", sa.String(255), nullable=False),
         sa.Column("version", sa.String(255)),
         schema=schema,
+        **_cursors_options(),
     )
+
+
+def _cursors_options() -> dict[str, Any]:
+    """Names that differ in their case only are different names."""
+    return _TRANSACTIONAL | {f"{each}_collate": "utf8mb4_bin" for each in _MYSQLS}
 
 
 class _TableColumn(msgspec.Struct, frozen=True):
@@ -191,7 +251,7 @@ class Target:
         """The columns and the constraint that an error names: only names that we know, or that a
         driver gives as names. Its words may quote values."""
         diag = getattr(error, "diag", None)
-        constraint = getattr(diag, "constraint_name", None)
+        constraint = constraint_of(error)
         column = getattr(diag, "column_name", None)
         told = [f"constraint {constraint}"] if constraint else []
         if column:
@@ -335,10 +395,15 @@ def find_target(
     inspector = sa.inspect(connection)
     if not inspector.has_table(name, schema=inside):
         return None
-    dialect = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
+    dialect = "mysql" if connection.dialect.name in _MYSQLS else connection.dialect.name
     primary = tuple(inspector.get_pk_constraint(name, schema=inside)["constrained_columns"])
+    documents: Collection[str] = ()
+    if dialect == "mysql":
+        _refuse_without_transactions(connection, place, name, inside)
+        documents = _documents(connection, name, inside)
     columns = [
-        _found(dialect, each, primary) for each in inspector.get_columns(name, schema=inside)
+        _found(dialect, each, primary, is_document=each["name"] in documents)
+        for each in inspector.get_columns(name, schema=inside)
     ]
     _refuse_other_columns(place, columns, schema)
     if place.is_upsert:
@@ -377,11 +442,13 @@ def create_target(connection: sa.Connection, place: OutputPlace, schema: RowSche
         for each in schema.columns
     ]
     inside = where[0] if where else None
-    sa.Table(name, sa.MetaData(), *columns, schema=inside).create(connection, checkfirst=True)
+    table = sa.Table(name, sa.MetaData(), *columns, schema=inside, **_TRANSACTIONAL)
+    table.create(connection, checkfirst=True)
 
 
 _MADE: Final[dict[str, Any]] = {
-    "string": sa.Text(),
+    # MySQL's own texts and blobs end at 64 KiB, and its times at seconds.
+    "string": sa.Text().with_variant(mysql.LONGTEXT(), *_MYSQLS),
     "boolean": sa.Boolean(),
     "byte": sa.SmallInteger(),
     "short": sa.SmallInteger(),
@@ -389,9 +456,9 @@ _MADE: Final[dict[str, Any]] = {
     "long": sa.BigInteger(),
     "float": sa.REAL(),
     "double": sa.Double(),
-    "binary": sa.LargeBinary(),
+    "binary": sa.LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQLS),
     "date": sa.Date(),
-    "timestamp": sa.DateTime(timezone=True),
+    "timestamp": sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *_MYSQLS),
 }
 
 
@@ -401,13 +468,51 @@ def _made(kind: DataType, *, is_key: bool) -> Any:
     if not isinstance(kind, SimpleType):  # arrays, maps and structs are documents
         return sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
     if is_key and kind.name == "string":
-        return sa.Text().with_variant(sa.String(_KEY_TEXT), "mysql", "mariadb")
+        return sa.Text().with_variant(sa.String(_KEY_TEXT), *_MYSQLS)
     return _MADE[kind.name]
 
 
-def _found(dialect: str, found: Any, primary: tuple[str, ...]) -> _TableColumn:
+def _refuse_without_transactions(
+    connection: sa.Connection, place: OutputPlace, name: str, inside: str | None
+) -> None:
+    """Raises: SettingsError if the table's engine, such as MyISAM, keeps rows of a transaction that
+    was rolled back."""
+    found = connection.execute(
+        sa.text(
+            "SELECT t.ENGINE FROM information_schema.TABLES t"
+            " JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE"
+            " WHERE t.TABLE_SCHEMA = COALESCE(:inside, DATABASE()) AND t.TABLE_NAME = :name"
+            " AND e.TRANSACTIONS <> 'YES'"
+        ),
+        {"inside": inside, "name": name},
+    ).scalar()
+    if found is not None:
+        raise SettingsError(
+            f"output.table: {place.table} has the engine {found}, which knows no transactions\n"
+            f"To go on:  ALTER TABLE {place.table} ENGINE = InnoDB"
+        )
+
+
+def _documents(connection: sa.Connection, name: str, inside: str | None) -> Collection[str]:
+    """The columns of JSON in a table of MariaDB, where they are texts with a check."""
+    if not getattr(connection.dialect, "is_mariadb", False):
+        return ()
+    clauses = connection.execute(
+        sa.text(
+            "SELECT CHECK_CLAUSE FROM information_schema.CHECK_CONSTRAINTS"
+            " WHERE CONSTRAINT_SCHEMA = COALESCE(:inside, DATABASE()) AND TABLE_NAME = :name"
+        ),
+        {"inside": inside, "name": name},
+    ).scalars()
+    found = (re.fullmatch(r"json_valid\(`(.+)`\)", each) for each in clauses)
+    return {each[1] for each in found if each is not None}
+
+
+def _found(
+    dialect: str, found: Any, primary: tuple[str, ...], *, is_document: bool
+) -> _TableColumn:
     """A column of an existing table."""
-    name, kind = found["name"], found["type"]
+    name, kind = found["name"], sa.JSON() if is_document else found["type"]
     is_row_id = dialect == "sqlite" and primary == (name,) and isinstance(kind, sa.Integer)
     has_default = (
         found.get("default") is not None

@@ -286,10 +286,10 @@ def _to_postgres(lease: _Lease, rounds: int) -> list[Figure | NotMeasured]:
 
 
 def _postgres(stack: contextlib.ExitStack) -> str | NotMeasured:
-    """The URL of a server from bin/postgres."""
+    """The URL of a server from bin/database."""
     import pytest
 
-    from tests.support.postgres import running_postgres
+    from tests.support.databases import running_postgres
 
     try:
         url: str = stack.enter_context(running_postgres()).url

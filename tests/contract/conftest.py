@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support.postgres import running_postgres
+from tests.support.databases import running_mariadb, running_postgres
 
 
 @pytest.fixture(scope="session")
@@ -11,4 +11,10 @@ def aws(shared_aws):
 @pytest.fixture(scope="session")
 def postgres():
     with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb():
+    with running_mariadb() as server:
         yield server

@@ -35,7 +35,7 @@ class Place:
     """One destination, empty at first; `aws` is the embedded AWS (`needs_aws`)."""
 
     needs_aws = False
-    needs_postgres = False  # `aws` is then the server
+    needs_postgres = needs_mariadb = False  # `aws` is then the server
     schema = None  # the rows are checked against it before they are encoded
     # The faults that `fail` knows. The next write at the destination meets it, or the next `times`:
     #   refused        a definite no, without an effect

@@ -1,4 +1,5 @@
-"""Tables of SQLite in a file and of a real PostgreSQL, for the contract of `ports.Output`."""
+"""Tables of SQLite in a file, of a real PostgreSQL and of a real MariaDB, for the contract of
+`ports.Output`."""
 
 import contextlib
 import copy
@@ -44,7 +45,8 @@ class Table(Place):
         return self.open(OF, creates_table=False, table=f"{self.table()}_missing")
 
     def rows(self):
-        quoted = ".".join(f'"{each}"' for each in self.table().split("."))
+        quote = self._engine.dialect.identifier_preparer.quote_identifier
+        quoted = ".".join(map(quote, self.table().split(".")))
         with self._engine.connect() as connection:
             if not sa.inspect(connection).has_table(*reversed(self.table().split("."))):
                 return []
@@ -102,4 +104,19 @@ class PostgreSql(Table):
         return f"{self.name}.rides"
 
 
-PLACES = {"sqlite": Sqlite, "postgresql": PostgreSql}
+class MariaDb(Table):
+    needs_mariadb = True
+
+    def __init__(self, server, folder):
+        super().__init__(server, folder)
+        with self._engine.begin() as connection:
+            connection.execute(sa.text(f"CREATE DATABASE `{self.name}`"))
+
+    def url(self):
+        return self.aws.url
+
+    def table(self):
+        return f"{self.name}.rides"
+
+
+PLACES = {"sqlite": Sqlite, "postgresql": PostgreSql, "mariadb": MariaDb}

@@ -46,7 +46,8 @@ OF = RowsOf(
 @pytest.fixture(params=PLACES)
 def place(request, tmp_path):
     kind = PLACES[request.param]
-    server = next((each for each in ("aws", "postgres") if getattr(kind, f"needs_{each}")), None)
+    servers = ("aws", "postgres", "mariadb")
+    server = next((each for each in servers if getattr(kind, f"needs_{each}")), None)
     made = kind(request.getfixturevalue(server) if server else None, tmp_path)
     yield made
     made.close()

@@ -4,12 +4,12 @@ The traces V1 and V2 are those that model checking found, word by word.
 """
 
 import contextlib
+import gc
 import itertools
 import multiprocessing
 import os
 import random
 import signal
-import sqlite3
 import threading
 import time
 from datetime import UTC, date, datetime
@@ -17,7 +17,6 @@ from decimal import Decimal
 from uuid import UUID
 
 import psutil
-import psycopg
 import pytest
 import sqlalchemy as sa
 
@@ -48,11 +47,13 @@ class Database:
         return [n for (n,) in self.run("SELECT n FROM rides ORDER BY n")]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "mariadb"])
 def database(request, tmp_path):
     if request.param == "sqlite":
         return Database(f"sqlite:///{tmp_path / 'rows.db'}")
-    return new_database(request.getfixturevalue("postgres"))
+    return new_database(
+        request.getfixturevalue({"postgresql": "postgres"}.get(request.param, request.param))
+    )
 
 
 def new_database(server):
@@ -60,7 +61,7 @@ def new_database(server):
     engine = sa.create_engine(server.url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    return Database(server.url.replace("/postgres?", f"/{name}?"), server)
+    return Database(server.database_url(name), server)
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ def test_a_commit_without_an_answer_is_resolved_before_later_rows_are_sent(
     p0.begin(BEGIN)
     add(p0, 1, 2)
     dialect = p0._engine.dialect
-    lost = sqlite3.OperationalError if dialect.name == "sqlite" else psycopg.OperationalError
+    lost = dialect.dbapi.OperationalError
     commit = type(dialect).do_commit
 
     def lose_the_answer(connection):
@@ -193,10 +194,15 @@ def test_a_commit_without_an_answer_is_resolved_before_later_rows_are_sent(
     assert owner(2).begin(BEGIN) == at(3)
 
 
-def test_a_server_that_dies_in_the_middle_of_a_transaction_leaves_no_row_of_it(
-    postgres, monkeypatch
-):
-    database = new_database(postgres)
+@pytest.fixture(params=["postgres", "mariadb"])
+def server(request):
+    return request.getfixturevalue(request.param)
+
+
+# PyMySQL leaves the socket of a refused connection to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_a_server_that_dies_in_the_middle_of_a_transaction_leaves_no_row_of_it(server, monkeypatch):
+    database = new_database(server)
     p0 = SqlOutput(place_at(database.url), rows_of())
     p0.begin(BEGIN)
     add(p0, 1, 2)
@@ -204,22 +210,24 @@ def test_a_server_that_dies_in_the_middle_of_a_transaction_leaves_no_row_of_it(
     add(p0, 3, 4)
     held = Held(monkeypatch)
     with held.commits(p0) as outcome:
-        postgres.crash()
+        server.crash()
     assert isinstance(outcome[0], SinkError)
     with pytest.raises(SinkError, match="cannot write to table rides"):
         p0.commit()
 
-    postgres.start()
+    server.start()
     assert database.numbers() == [1, 2]
     assert persist(p0.commit) == at(4)
     assert database.numbers() == [1, 2, 3, 4]
     p0.close()
+    del outcome, p0
+    gc.collect()
 
 
 def test_an_owner_that_stops_inside_its_transaction_does_not_hold_up_the_next_one(
-    postgres, monkeypatch
+    server, monkeypatch
 ):
-    database = new_database(postgres)
+    database = new_database(server)
     p0, p1 = (SqlOutput(place_at(database.url), rows_of(token)) for token in (1, 2))
     p0.begin(BEGIN)
     add(p0, 1, 2)
@@ -314,8 +322,8 @@ def test_a_row_that_does_not_fit_the_table_names_the_column_and_not_the_value(
 @pytest.mark.parametrize(
     ("columns", "numbers", "named"),
     [
-        ("n BIGINT, text TEXT, CONSTRAINT once UNIQUE (text)", [7, 7], ("once", "text")),
-        ("n BIGINT CONSTRAINT small CHECK (n < 5), text TEXT", [7], ("small", "n")),
+        ("n BIGINT, text VARCHAR(9), CONSTRAINT once UNIQUE (text)", [7, 7], ("once", "text")),
+        ("n BIGINT, text TEXT, CONSTRAINT small CHECK (n < 5)", [7], ("small", "n")),
     ],
 )
 def test_a_row_that_the_database_refuses_names_the_constraint_and_not_the_value(
@@ -352,6 +360,47 @@ VALUES = {
     "g": ("INT[]", [[1, 2], [3, 4]], None),
     "c": ("VARCHAR(3)", "äöü", None),
 }
+
+
+def test_mysql_takes_long_values_and_times_and_refuses_what_it_would_cut_short(mariadb):
+    """Also where the session's own time zone and strictness are others."""
+    database = new_database(mariadb)
+    database.run("SET GLOBAL time_zone = '+05:00'", "SET GLOBAL sql_mode = ''")
+    schema = "s string, y binary, z timestamp, a array<string>"
+    instant = datetime(2013, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
+    try:
+        with contextlib.closing(SqlOutput(place_at(database.url, schema=schema), rows_of())) as one:
+            one.begin(BEGIN)
+            row = {"s": "ü" * 100_000, "y": b"\0" * 100_000, "z": instant, "a": ["x"]}
+            one.add([one.encode(row)[0]], at(1))
+            one.commit()
+        found = database.run("SELECT char_length(s), length(y), z, a FROM rides")
+        assert found == [(100_000, 100_000, instant.replace(tzinfo=None), '["x"]')]
+
+        database.run("CREATE TABLE short (z TIMESTAMP, m DECIMAL(3,1), t TINYINT)")
+        place = place_at(database.url, schema=None, table="short")
+        with contextlib.closing(SqlOutput(place, rows_of(application="short"))) as two:
+            two.begin(BEGIN)
+            two.add([two.encode({"z": instant, "t": 1})[0]], at(1))
+            two.commit()
+            two.add([two.encode({"t": 1000})[0]], at(2))
+            with pytest.raises(SettingsError, match="column t"):
+                two.commit()
+        assert database.run("SET time_zone = '+00:00'", "SELECT z, t FROM short") == [
+            (datetime(2013, 1, 31, 12), 1)
+        ]
+    finally:
+        database.run("SET GLOBAL time_zone = 'SYSTEM'", "SET GLOBAL sql_mode = DEFAULT")
+
+
+def test_a_table_that_knows_no_transactions_is_refused_in_words(mariadb):
+    database = new_database(mariadb)
+    database.run("CREATE TABLE rides (n BIGINT NOT NULL, text TEXT) ENGINE = MyISAM")
+    with (
+        contextlib.closing(SqlOutput(place_at(database.url), rows_of())) as output,
+        pytest.raises(SettingsError, match=r"MyISAM, which knows no transactions\n.*InnoDB"),
+    ):
+        output.begin(BEGIN)
 
 
 def test_each_type_of_postgresql_takes_its_values_and_absent_ones_have_their_default(postgres):

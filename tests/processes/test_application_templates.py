@@ -16,7 +16,7 @@ from tests.docs.blocks import blocks_of, is_as_shown
 from tests.docs.shell import Session
 from tests.docs.test_blocks import PORT, free_port
 from tests.processes.cli_rig import ended
-from tests.support.postgres import running_postgres
+from tests.support.databases import running_postgres
 
 README_LINES_MAX = 40
 

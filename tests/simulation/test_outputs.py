@@ -27,7 +27,7 @@ KINDS = {
 }
 
 
-def storm(seed, *kinds, every_s=12.0, **user_code):
+def storm(seed, *kinds, every_s=12.0, java_workers=0, **user_code):
     """Zombies, and requests that arrive late: a strike each few seconds on three hosts."""
     chance = random.Random(seed)
     strikes = tuple(
@@ -43,6 +43,7 @@ def storm(seed, *kinds, every_s=12.0, **user_code):
         seed=seed,
         hosts=3,
         shards=4,
+        java_workers=java_workers,
         records_per_s=8.0,
         settings=FleetSettings(checkpoint_every_s=5.0),
         storm_s=STORM_S,
@@ -61,6 +62,16 @@ def test_a_storm_loses_no_row_and_doubles_none_that_an_output_stores(kinds, seed
 
     assert played.records > 1000
     assert store.seen["unknown"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", KINDS)
+def test_a_lease_that_a_java_worker_moved_halts_and_its_outputs_begin_behind_that(kinds):
+    """An operator resumes it. Java workers write no rows of what they process."""
+    played, store = storm(103_028, *KINDS[kinds], java_workers=2)
+
+    assert store.seen["moved"]
+    assert "lease_halted" in played.situations
 
 
 def test_the_storms_reach_what_makes_outputs_hard():

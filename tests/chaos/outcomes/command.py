@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 from tests.chaos.command import judged
 from tests.chaos.outcomes.rig import OutcomesRun, Plan
-from tests.support.postgres import running_postgres
+from tests.support.databases import running_postgres
 
 _SHARES = 20
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, LeaseKey, OwnerId
-from kclrun.protocol.writes import Take
+from kclrun.protocol.writes import Claim, Take
 from kclrun.simulation.oracles import Reader
 from kclrun.simulation.stories import RuleBroken
 from tests.support.storms.coverage import StormOracles
@@ -75,6 +75,8 @@ class MixedOracles(StormOracles):
         # kclrun's processes: from when, and until when, they may begin batches.
         self._opened_s: dict[Reader, float] = {}
         self._until_s: dict[LeaseKey, dict[Reader, float]] = {}
+        # When each of them claimed, by its name: it may open long after, once its outputs begin.
+        self._claimed_s: dict[str, float] = {}
         # For each row: when its counter moved, and when it last changed sides.
         self._moved_s: dict[LeaseKey, float] = {}
         self._stolen_s: dict[LeaseKey, float] = {}
@@ -89,6 +91,8 @@ class MixedOracles(StormOracles):
         super().row_written(sender, change, before, after)
         if after is None:
             return
+        if isinstance(change, Claim):
+            self._claimed_s[sender] = self._now()
         if before is not None and before.owner != after.owner:
             still_s = self._now() - self._moved_s.get(after.key, 0.0)
             if _is_java(after.owner):
@@ -179,9 +183,10 @@ class MixedOracles(StormOracles):
             raise RuleBroken("P18", reader.key, words)
 
     def _was_stolen_from(self, reader: Reader) -> bool:
-        """Whether a Java worker took the row while this process was allowed to read."""
+        """Whether a Java worker took the row since this process claimed it."""
         stolen_s = self._stolen_s.get(reader.key)
-        return stolen_s is not None and self._opened_s[reader] <= stolen_s
+        had_since_s = self._claimed_s.get(reader.who, self._opened_s[reader])
+        return stolen_s is not None and had_since_s <= stolen_s
 
     def _was_deleted_since_stolen(self, key: LeaseKey) -> bool:
         """Whether the steal is gone with the row: the last kclrun owner does not know of it and

@@ -250,7 +250,8 @@ class Calm:
         end_pauses(self._fleet)
         for row in self._work():
             if row.halt is not None:
-                self._fleet.table.write("operator", ResumeLease(row.key), lambda _: None)
+                resume = ResumeLease(row.key, forgets_outputs=row.may_forget_outputs)
+                self._fleet.table.write("operator", resume, lambda _: None)
 
     def _work(self) -> Iterator[Lease]:
         rows = {str(row.key): row for row in self._fleet.table.leases()}

@@ -24,6 +24,7 @@ from kclrun.model.output import Cursor
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.stories import RuleBroken
+from kclrun.simulation.table import ItemWrite
 
 PATIENCE_S: Final = 2.0
 # Of the requests: those whose answer is lost; that arrive a second time. As many or more arrive up
@@ -50,6 +51,14 @@ class Destination:
             self.rows[number] += 1
             if self.stores_cursor and self.rows[number] > 1:
                 raise RuleBroken("K5", self.key, f"{type(self).__name__} has row {number} twice")
+        self._reach()
+
+    def passed(self, number: int) -> None:
+        """Up to this record another program had them, which writes no rows."""
+        self.reached = max(self.reached, number)
+        self._reach()
+
+    def _reach(self) -> None:
         while self.rows[self.reached + 1]:
             self.reached += 1
 
@@ -133,6 +142,8 @@ class Store:
 
     def __init__(self, world: Any) -> None:
         self.of: dict[tuple[str, str], Destination] = {}
+        # Up to which record Java workers, which write no rows, had those of a shard.
+        self._passed: Counter[str] = Counter()
         self.commits = itertools.count()
         self.seen: Counter[str] = Counter()
         self.chance = world.scheduler.chance("outputs")
@@ -143,6 +154,7 @@ class Store:
     def destination(self, kind: str, key: str) -> Destination:
         if (kind, key) not in self.of:
             self.of[kind, key] = KINDS[kind](key)
+            self.of[kind, key].passed(self._passed[key])
         return self.of[kind, key]
 
     def _row_written(self, sender: str, change: Any, before: Any, after: Any) -> None:
@@ -150,7 +162,11 @@ class Store:
         if after is None or before is None or after.checkpoint == before.checkpoint:
             return
         done = self._stream.number_of(after.key, after.checkpoint)
+        if isinstance(change, ItemWrite):
+            self.seen["moved"] += after.is_moved_past_outputs
+            self._passed[after.key] = max(self._passed[after.key], done)
         for (kind, key), destination in self.of.items():
+            destination.passed(self._passed[key])
             if key == after.key and destination.reached < done:
                 words = f"{kind} lacks row {destination.reached + 1}, and the checkpoint is {done}"
                 raise RuleBroken("I13", key, words)

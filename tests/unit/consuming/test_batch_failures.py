@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -47,6 +48,7 @@ class Played:
     def __init__(self, count, bad=(), *, shows=False, script=(), retries=0, then="dead-letter",
                  limit=100, breaker=None, at=0.0, garbled=(), **how):  # fmt: skip
         self.garbled = set(garbled)
+        self.together = how.pop("fails_together", False)
         policy = ErrorPolicy(retries, 1.0, then, how.pop("max_age_s", None), limit)
         self.records = records(count)
         self.run = BatchRun(self.records, policy, breaker or Breaker(limit))
@@ -71,6 +73,8 @@ class Played:
     def give(self, indexes):
         self.calls.append(indexes)
         found = [index for index in indexes if index in self.bad | self.garbled]
+        if self.together and len(found) < len(self.bad):
+            found = []
         if self.script:
             error = self.script.pop(0)
             if isinstance(error, tuple):
@@ -197,6 +201,33 @@ def test_one_record_at_fault_in_ten_thousand_is_found_in_fifteen_calls(place):
     assert found <= 15
     assert len(played.calls) - 1 <= found + 1
     assert [index for index, _ in played.let_go] == [place]
+
+
+@functools.cache
+def fewest(suspects, behind):
+    """Calls of the best search in the worst case: the first record at fault is one of the suspects,
+    it is given alone before it is given up, and what is behind it is one call."""
+    if suspects == 1:
+        return 1 + (behind > 0)
+    return 1 + min(
+        max(
+            fewest(first, suspects - first + behind) if first > 1 else 1,
+            fewest(suspects - first, behind),
+        )
+        for first in range(1, suspects)
+    )
+
+
+@pytest.mark.parametrize("count", range(2, 40))
+def test_no_search_with_that_proof_of_a_fault_needs_fewer_calls(count):
+    worst = max(len(Played(count, {place}).calls) - 1 for place in range(count))
+    assert worst == fewest(count, 0) == (count - 2).bit_length() + 2
+
+
+def test_records_that_fail_only_together_are_not_given_up():
+    """As two rows of one key in one statement: each of them alone is in order."""
+    played = Played(4, {2, 3}, fails_together=True)
+    assert (played.returned, played.let_go) == ([0, 1, 2, 3], [])
 
 
 def test_a_search_that_finds_nothing_has_processed_everything():
