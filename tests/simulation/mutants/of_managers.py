@@ -174,8 +174,8 @@ OF_MANAGERS = (
     Mutant(
         name="clean-up-before-parents",
         file="kclrun/leases/shard_sync.py",
-        old="        if not any(view.has_row(parent) for parent in row.parents)",
-        new="        if row.is_ended",
+        old="        and not any(view.has_row(parent) for parent in row.parents)",
+        new="        and row.is_ended",
         breaks="an ended row goes before those of its own parents",
         source="P13",
         layer="dense storms",
