@@ -119,7 +119,9 @@ def test_the_story_names_the_death_the_exception_the_halt_and_the_loss_of_the_ma
         until(lambda: "still halted" in called(*said)[1])
         alone = called(*said)[1]
         code, whole, told = called(*said, *copied)
+        as_json = json.loads(called(*said, *copied, "--json")[1])
         then = called(*said, *copied, "--at", before_loss)[1]
+        then_json = json.loads(called(*said, *copied, "--at", before_loss, "--json")[1])
         second.process.terminate()
         assert second.process.wait(HUNG_S) == 0
         # On a laptop, from what the machines kept in S3.
@@ -133,6 +135,12 @@ def test_the_story_names_the_death_the_exception_the_halt_and_the_loss_of_the_ma
     assert (code, told) == (0, "")
     assert "\n".join(re.sub(NUMBERS, "#", line) for line in lines(whole)) == WHOLE
     assert re.search(r"^Now: halted at TRIM_HORIZON|^Now: halted at \d+", whole, re.MULTILINE)
+    texts = [each["text"] for each in as_json["sentences"]]
+    assert texts == [line.partition("Z  ")[2] for line in whole.splitlines() if "Z  " in line]
+    assert as_json["now"] == [line for line in whole.splitlines() if line.startswith("Now: ")]
+    assert len(then_json["sentences"]) == len(texts) - 2
+    assert all(each["at"] <= then_json["until"] for each in then_json["sentences"])
+    assert (then_json["state"], then_json["now"]) == ("the shard was halted", [])
     assert len(lines(alone)) == 2  # of the second machine alone
     assert lines(then) == lines(whole)[:-2]
     assert "the shard was halted" in then.splitlines()[-1]

@@ -6,6 +6,7 @@ that were copied from others, and from S3.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from kclrun.config.units import parse_start
 from kclrun.leases.story import Sentence, Story, present, tell
 from kclrun.manager.locks import state_folder
 from kclrun.manager.story import FOLDER
+from kclrun.model.lease import LeaseKey
 from kclrun.model.stream import called
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
@@ -44,6 +46,7 @@ _LINES_MAX: Final = 40
     help="A story folder that was copied from another machine; may be repeated.",
 )
 @click.option("--all", "shows_all", is_flag=True, help=f"Not only the last {_LINES_MAX} lines.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: all lines, times in s.")
 def why(
     shard: str,
     config: Path | None,
@@ -52,6 +55,7 @@ def why(
     at: str | None,
     folders: tuple[Path, ...],
     shows_all: bool,
+    as_json: bool,
 ) -> int:
     """Tell the story of a shard: its owners, its troubles, and why it stands still.
 
@@ -73,13 +77,16 @@ def why(
     lease = lease_of(aws, shard)
     found = _gathered(aws, folders)
     story = tell(lease.key, found.entries.values(), until)
-    click.echo(called(lease.key))
-    _show(story, shows_all=shows_all)
-    if until is None:
-        for line in present(lease, story):
-            click.echo(harmless(line))
+    now = () if until is not None else tuple(present(lease, story))
+    if as_json:
+        click.echo(json.dumps(_plain(lease.key, story, until, now), indent=2))
     else:
-        click.echo(harmless(f"At {_day(until)} {_clock(until)} {story.state}."))
+        click.echo(called(lease.key))
+        _show(story, shows_all=shows_all)
+        if until is not None:
+            now = (f"At {_day(until)} {_clock(until)} {story.state}.",)
+        for line in now:
+            click.echo(harmless(line))
     if not story.sentences:
         click.echo("No transition of this shard is recorded where this command looked.", err=True)
     if found.damaged or found.unread:
@@ -98,6 +105,20 @@ def _gathered(aws: Aws, folders: tuple[Path, ...]) -> ReadStory:
     for content in objects.read() if objects is not None else ():
         found.take(content)
     return found
+
+
+def _plain(
+    key: LeaseKey, story: Story, until: WallTime | None, now: tuple[str, ...]
+) -> dict[str, object]:
+    """For JSON: times in seconds since 1970, as in the entries. `state` is that of the end of the
+    story; `now`, what the row says, is empty with --at."""
+    return {
+        "shard": key,
+        "until": until,
+        "sentences": [{"at": each.at, "text": each.text} for each in story.sentences],
+        "state": story.state,
+        "now": now,
+    }
 
 
 def _show(story: Story, *, shows_all: bool) -> None:
