@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
-from kclrun.errors import SettingsError, SinkError
+from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
 from kclrun.model.shard import HashRange
@@ -305,29 +306,21 @@ class _ReadAhead:
 
     def __init__(self, read: Callable[[str], bytes | None]) -> None:
         self._read = read
-        self._next: tuple[str, threading.Thread] | None = None
-        self._found: list[bytes | SinkError | None] = []
+        self._next: tuple[str, Future[bytes | None]] | None = None
 
     def begin(self, name: str) -> None:
-        thread = threading.Thread(target=self._run, args=(name,), name="read-ahead", daemon=True)
-        self._next = (name, thread)
-        thread.start()
+        self._next = (name, Future())
+        threading.Thread(target=self._run, args=self._next, name="read-ahead", daemon=True).start()
 
-    def _run(self, name: str) -> None:
+    def _run(self, name: str, result: Future[bytes | None]) -> None:
         try:
-            self._found.append(self._read(name))
-        except SinkError as error:
-            self._found.append(error)
+            result.set_result(self._read(name))
+        except BaseException as error:  # noqa: BLE001 - `read` raises it, in the thread that asks
+            result.set_exception(error)
 
     def read(self, name: str) -> bytes | None:
         """Raises: SinkError."""
-        if self._next is None or self._next[0] != name:
+        ahead, self._next = self._next, None
+        if ahead is None or ahead[0] != name:
             return self._read(name)
-        self._next[1].join()
-        self._next = None
-        if not self._found:  # an error of ours, which this thread is to raise
-            return self._read(name)
-        found = self._found.pop()
-        if isinstance(found, SinkError):
-            raise found
-        return found
+        return ahead[1].result()

@@ -254,7 +254,9 @@ def test_the_policies_allow_all_that_was_called_and_nothing_else_was(facts):
         if statement["Effect"] == "Allow"
         for action in statement["Action"]
     }
-    needed = {operation.name: set(operation.iam_actions) for operation in OPERATIONS}
+    # This application reads Kinesis; a table's stream has operations of the same names.
+    called = [each for each in OPERATIONS if each.service != "dynamodbstreams"]
+    needed = {operation.name: set(operation.iam_actions) for operation in called}
 
     assert facts.calls <= needed.keys()
     assert set().union(*(needed[name] for name in facts.calls)) <= allowed

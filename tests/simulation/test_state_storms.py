@@ -36,9 +36,9 @@ def _by_anybody(listed, chain, _, __):
     return tuple(name for name, _ in listed if name not in chain.names)
 
 
-def _begins_empty(row, parents):
+def _begins_empty(row, parents, **asked):
     """V8: a child does not read what its parents' rows name."""
-    begun = beginning(row, parents)
+    begun = beginning(row, parents, **asked)
     return Empty() if isinstance(begun, ParentVersions) else begun
 
 

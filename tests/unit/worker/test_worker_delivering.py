@@ -436,7 +436,7 @@ def test_a_checkpoint_in_a_part_of_a_batch_covers_that_part_and_letters_come_fir
 
     main.until_processed(19)
 
-    assert main.processor.batches == [[11, 12, 13], [11, 12], [11], [12, 13]]
+    assert main.processor.batches == [[11, 12, 13], [11], [12, 13]]
     assert order == ["letter 11", "checkpointed 19"]
     asked = [each.position for each in main.of(events.CheckpointRequested)]
     assert asked == [p(19)]
