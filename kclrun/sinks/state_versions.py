@@ -315,7 +315,7 @@ class _ReadAhead:
     def _run(self, name: str, result: Future[bytes | None]) -> None:
         try:
             result.set_result(self._read(name))
-        except BaseException as error:  # noqa: BLE001 - `read` raises it, in the thread that asks
+        except BaseException as error:  # noqa: BLE001 - the thread that asks raises it
             result.set_exception(error)
 
     def read(self, name: str) -> bytes | None:
