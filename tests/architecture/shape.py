@@ -32,6 +32,8 @@ ENTRIES = (
     "kclrun.testing",
     "kclrun.windows",
 )
+# A file is a subject, not a paragraph: 150 to 450 lines are usual, and 700 the most.
+MODULE_LINES_MAX = 700
 # The pure packages, between whose files a call is counted as crossing.
 PURE = ("leases", "consuming", "protocol", "lifecycle", "model")
 # Words a reader stumbles over, each with the most that 10,000 words of prose may hold.
@@ -109,8 +111,16 @@ class Module:
     @functools.cached_property
     def imports(self):
         """The modules of `kclrun` that this one names: imports at any depth, and texts of names."""
+        return self._named_by(self.nodes)
+
+    @functools.cached_property
+    def imports_at_once(self):
+        """Those that are imported as soon as this one is."""
+        return self._named_by(self.tree.body)
+
+    def _named_by(self, nodes):
         named = set()
-        for node in self.nodes:
+        for node in nodes:
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -119,6 +129,11 @@ class Module:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 named |= set(re.findall(r"kclrun(?:\.\w+)+", node.value))
         return (named & _names()) - {self.name}
+
+    @property
+    def is_program(self):
+        """Whether it is started as a process of its own."""
+        return '\nif __name__ == "__main__":' in self.text
 
     @property
     def prose(self):
@@ -166,19 +181,33 @@ def header_share_by_package():
 
 
 def one_importer_modules():
-    """Modules that exactly one module imports, one of the same package: paragraphs, not modules."""
+    """Modules that exactly one module imports, one of the same package: paragraphs, not modules.
+
+    Left out are those that cannot be a paragraph of their importer:
+
+    - a verb, or a program of its own: it is found by its name;
+    - a module whose name is that of another library (`amazon_kclpy`);
+    - one that is imported within a function: its own imports are not to run before it is needed;
+    - one that does not fit: with it the file of its importer would be longer than a file may be.
+    """
     importers = {}
     for module in modules():
         for name in module.imports:
             importers.setdefault(name, set()).add(module)
     by_name = {module.name: module for module in modules()}
-    return sorted(
-        name
+    single = {
+        by_name[name]: next(iter(found))
         for name, found in importers.items()
-        if len(found) == 1
-        and by_name[name].path.name != "__init__.py"
-        and next(iter(found)).package == by_name[name].package
-        and next(iter(found)).path.name != "__init__.py"
+        if len(found) == 1 and by_name[name].path.name != "__init__.py"
+    }
+    return sorted(
+        module.name
+        for module, importer in single.items()
+        if importer.package == module.package
+        and importer.path.name != "__init__.py"
+        and not (module.name in ENTRIES or module.is_program or ".amazon_kclpy." in module.name)
+        and module.name in importer.imports_at_once
+        and module.lines - module.header_lines + importer.lines <= MODULE_LINES_MAX
     )
 
 

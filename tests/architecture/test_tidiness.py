@@ -13,6 +13,7 @@ from pathlib import PurePath
 import pytest
 
 from kclrun.observe.events import CATALOGUE, FIELDS
+from tests.architecture.shape import MODULE_LINES_MAX
 from tests.architecture.sources import (
     ROOT,
     Source,
@@ -23,8 +24,6 @@ from tests.architecture.sources import (
     sample_processors,
 )
 
-# A file is a subject, not a paragraph: 150 to 450 lines are usual, and 700 the most.
-MODULE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 60
 BLOB_BYTES_MAX = 200_000
 # A boundary that catches everything and goes on says why on its line.

@@ -18,8 +18,7 @@ from kclrun.protocol.writes import Applied, Claim, LateCheckpoint, Outcome, Take
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 from kclrun.simulation.oracles.cost import CostWatch
 from kclrun.simulation.oracles.deliveries import Causality, Letters, ShardDeliveries
-from kclrun.simulation.oracles.pauses import PauseWatch
-from kclrun.simulation.oracles.permissions import Permissions, Reader, WatchPolicy
+from kclrun.simulation.oracles.permissions import PauseWatch, Permissions, Reader, WatchPolicy
 from kclrun.simulation.oracles.row_history import RowHistory, RowLives, is_passed_on
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.stories import ReadingGaps, RuleBroken, Stories
