@@ -181,31 +181,36 @@ def header_share_by_package():
 
 
 def one_importer_modules():
-    """Modules that exactly one module imports, one of the same package: paragraphs, not modules.
-
-    Left out are those that cannot be a paragraph of their importer:
-
-    - a verb, or a program of its own: it is found by its name;
-    - a module whose name is that of another library (`amazon_kclpy`);
-    - one that is imported within a function: its own imports are not to run before it is needed;
-    - one that does not fit: with it the file of its importer would be longer than a file may be.
-    """
+    """Modules that exactly one module imports, one of the same package, each with its importer."""
     importers = {}
     for module in modules():
         for name in module.imports:
             importers.setdefault(name, set()).add(module)
     by_name = {module.name: module for module in modules()}
     single = {
-        by_name[name]: next(iter(found))
-        for name, found in importers.items()
-        if len(found) == 1 and by_name[name].path.name != "__init__.py"
+        by_name[name]: next(iter(found)) for name, found in importers.items() if len(found) == 1
     }
+    return {
+        module: importer
+        for module, importer in single.items()
+        if module.path.name != "__init__.py"
+        and importer.package == module.package
+        and importer.path.name != "__init__.py"
+    }
+
+
+def foldable_modules():
+    """The one-importer modules that could be a paragraph of their importer. Left out are:
+
+    - a verb, or a program of its own: it is found by its name;
+    - a module whose name is that of another library (`amazon_kclpy`);
+    - one that is imported within a function: its own imports are not to run before it is needed;
+    - one that does not fit: with it the file of its importer would be longer than a file may be.
+    """
     return sorted(
         module.name
-        for module, importer in single.items()
-        if importer.package == module.package
-        and importer.path.name != "__init__.py"
-        and not (module.name in ENTRIES or module.is_program or ".amazon_kclpy." in module.name)
+        for module, importer in one_importer_modules().items()
+        if not (module.name in ENTRIES or module.is_program or ".amazon_kclpy." in module.name)
         and module.name in importer.imports_at_once
         and module.lines - module.header_lines + importer.lines <= MODULE_LINES_MAX
     )
@@ -278,6 +283,7 @@ def figures():
         "files in the fullest folder": max(Counter(m.path.parent for m in everything).values()),
         "function lines, p95": functions[len(functions) * 95 // 100],
         "one-importer modules": len(one_importer_modules()),
+        "one-importer modules that fit into their importer": len(foldable_modules()),
         "modules that no entry point reaches": len(unreached()),
         "lines in tests/": sum(tests),
         "README lines": (ROOT / "README.md").read_text().count("\n"),
