@@ -14,17 +14,8 @@ from typing import Final
 
 import msgspec
 
+from kclrun import errors
 from kclrun.aws.operations import Operation
-from kclrun.errors import (
-    AccessDenied,
-    ExpiredIterator,
-    InvalidRequest,
-    NotFound,
-    OutcomeUnknown,
-    ServiceError,
-    Throttled,
-    Unavailable,
-)
 from kclrun.ports import Retry, classify
 
 # The first codes always mean a wrong clock. The second ones may have another cause: a wrong key
@@ -54,11 +45,11 @@ _DENIED: Final = frozenset(
     }
 )
 _NOT_FOUND: Final = frozenset({"ResourceNotFoundException", "TableNotFoundException"})
-_LEAF_OF: Final[Mapping[Retry, type[ServiceError]]] = {
-    Retry.AGAIN_SLOWER: Throttled,
-    Retry.AGAIN: Unavailable,
-    Retry.READ_BACK: OutcomeUnknown,
-    Retry.NEW_ITERATOR: ExpiredIterator,
+_LEAF_OF: Final[Mapping[Retry, type[errors.ServiceError]]] = {
+    Retry.AGAIN_SLOWER: errors.Throttled,
+    Retry.AGAIN: errors.Unavailable,
+    Retry.READ_BACK: errors.OutcomeUnknown,
+    Retry.NEW_ITERATOR: errors.ExpiredIterator,
 }
 
 # An iterator has 150 characters and more, a session token has more. An ARN does not match: its
@@ -119,7 +110,7 @@ def parse_error_reply(body: bytes | bytearray, type_header: str | None = None) -
 
 def service_error(
     operation: Operation, reply: ErrorReply, status: int | None, *, was_sent: bool = True
-) -> ServiceError:
+) -> errors.ServiceError:
     """Our error for one failed request: operation, code, and a message that may be logged.
 
     `status` is None where no answer came; `reply.message` then describes the failure.
@@ -132,15 +123,15 @@ def service_error(
 
 def _leaf(
     operation: Operation, code: str, status: int | None, *, was_sent: bool
-) -> type[ServiceError]:
+) -> type[errors.ServiceError]:
     if code in _STALE_CREDENTIALS:
-        return Unavailable
+        return errors.Unavailable
     advice = classify(code, status, is_write=operation.is_write, was_sent=was_sent)
     if advice is not Retry.GIVE_UP:
         return _LEAF_OF[advice]
     if code in _DENIED or status in {401, 403}:
-        return AccessDenied
-    return NotFound if code in _NOT_FOUND else InvalidRequest
+        return errors.AccessDenied
+    return errors.NotFound if code in _NOT_FOUND else errors.InvalidRequest
 
 
 def _silent(operation: Operation, reply: ErrorReply) -> str:

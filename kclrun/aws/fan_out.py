@@ -15,29 +15,15 @@ from typing import Any, Final
 
 import msgspec
 
+from kclrun import errors
+from kclrun.aws import operations
 from kclrun.aws.errors import parse_error_reply, service_error
 from kclrun.aws.http import StreamedAnswer, TransportFailure
 from kclrun.aws.kinesis import Page, all_pages, call_json
-from kclrun.aws.operations import (
-    DEREGISTER_STREAM_CONSUMER,
-    DESCRIBE_STREAM_CONSUMER,
-    LIST_STREAM_CONSUMERS,
-    REGISTER_STREAM_CONSUMER,
-    SUBSCRIBE_TO_SHARD,
-)
 from kclrun.aws.wire import WireClient
 from kclrun.codec.event_stream import MalformedEventStream, Message, MessageDecoder
 from kclrun.codec.get_records import decode_subscription_event
 from kclrun.consuming.subscribing import SILENCE_MAX_S, SubscriptionPlan
-from kclrun.errors import (
-    MalformedBody,
-    NotFound,
-    RecordError,
-    ServiceError,
-    SettingsError,
-    Throttled,
-    Unavailable,
-)
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import StartPoint
 from kclrun.model.time import Instant, WallTime
@@ -66,7 +52,7 @@ def consumer_of(summary: StreamSummary, named: str, setting: str) -> str:
     Raises: SettingsError for the ARN of another stream's consumer.
     """
     if named.startswith("arn:") and not named.startswith(f"{summary.arn}/consumer/"):
-        raise SettingsError(
+        raise errors.SettingsError(
             f"{setting}: {named} is not a consumer of stream {summary.name}\n"
             "Give its name instead: each stream has a consumer of its own"
         )
@@ -108,8 +94,10 @@ class StreamConsumers:
         """The consumer of this name; None if there is none."""
         request = {**self._reference, "ConsumerName": name}
         try:
-            found = call_json(self._client, DESCRIBE_STREAM_CONSUMER, request, _DESCRIBED)
-        except NotFound:
+            found = call_json(
+                self._client, operations.DESCRIBE_STREAM_CONSUMER, request, _DESCRIBED
+            )
+        except errors.NotFound:
             return None
         return _consumer(found.consumer)
 
@@ -119,14 +107,14 @@ class StreamConsumers:
         Raises: Unavailable (it exists), Throttled (the stream has 20, or too many are CREATING).
         """
         request = {**self._reference, "ConsumerName": name}
-        made = call_json(self._client, REGISTER_STREAM_CONSUMER, request, _REGISTERED)
+        made = call_json(self._client, operations.REGISTER_STREAM_CONSUMER, request, _REGISTERED)
         return _consumer(made.consumer)
 
     def listed(self) -> tuple[Consumer, ...]:
         """All consumers of the stream."""
         pages = all_pages(
             self._client,
-            LIST_STREAM_CONSUMERS,
+            operations.LIST_STREAM_CONSUMERS,
             dict(self._reference),
             _CONSUMERS,
             beside_token=self._reference,
@@ -135,7 +123,7 @@ class StreamConsumers:
 
     def deregister(self, arn: str) -> None:
         """Remove the consumer; its subscriptions end."""
-        self._client.call(DEREGISTER_STREAM_CONSUMER, _encode({"ConsumerARN": arn}))
+        self._client.call(operations.DEREGISTER_STREAM_CONSUMER, _encode({"ConsumerARN": arn}))
 
 
 def _consumer(wire: _Consumer) -> Consumer:
@@ -160,7 +148,7 @@ def registered(
         return found
     try:
         return consumers.register(name)
-    except Throttled as error:
+    except errors.Throttled as error:
         if error.code == "LimitExceededException":
             require_room(consumers, summary, to_poll=to_poll)
         raise  # too many requests, or registrations at one time
@@ -170,7 +158,7 @@ def require_room(consumers: StreamConsumers, summary: StreamSummary, *, to_poll:
     """Raises: SettingsError if the stream has as many consumers as it can have."""
     count = len(consumers.listed())
     if count >= CONSUMERS_MAX:
-        raise SettingsError(
+        raise errors.SettingsError(
             f"stream {summary.name} has {count} registered consumers, and no more can be added\n"
             "Show them:  kclrun consumers list\n"
             "Remove one that is not used:  kclrun consumers remove NAME --yes\n"
@@ -197,7 +185,7 @@ class FanOutReader:
             "ShardId": shard_id,
             "StartingPosition": position,
         }
-        answer = self._client.open_stream(SUBSCRIBE_TO_SHARD, _encode(request))
+        answer = self._client.open_stream(operations.SUBSCRIBE_TO_SHARD, _encode(request))
         return EventStreamSubscription(answer, self._client.service_time)
 
 
@@ -244,12 +232,12 @@ class EventStreamSubscription:
             named = headers.get(":exception-type") or headers.get(":error-code")
             reply = parse_error_reply(message.payload, named)
             # A status of its own: the answer began with 200.
-            raise service_error(SUBSCRIBE_TO_SHARD, reply, 400)
+            raise service_error(operations.SUBSCRIBE_TO_SHARD, reply, 400)
         if headers.get(":event-type") != "SubscribeToShardEvent":
             return None
         try:
             event = decode_subscription_event(message.payload)
-        except MalformedBody as error:
+        except errors.MalformedBody as error:
             raise _broken(str(error)) from None
         return FetchedPage(
             records=event.records,
@@ -262,9 +250,9 @@ class EventStreamSubscription:
         )
 
 
-def _broken(text: str) -> Unavailable:
-    name = SUBSCRIBE_TO_SHARD.name
-    return Unavailable(f"{name}: {text}", operation=name, code="BrokenStream")
+def _broken(text: str) -> errors.Unavailable:
+    name = operations.SUBSCRIBE_TO_SHARD.name
+    return errors.Unavailable(f"{name}: {text}", operation=name, code="BrokenStream")
 
 
 # A handoff, a consumer that is being created and a renewal that meets another one's limit settle
@@ -319,7 +307,7 @@ class FanOut:
         if self._subscription is None and start is not None and self._plan.is_due(now):
             try:
                 self._subscription = self._subscriber.subscribe(self._shard_id, start)
-            except ServiceError as error:
+            except errors.ServiceError as error:
                 self._fail(error, now)
             else:
                 self._plan.began(self._now(), random.random())
@@ -331,7 +319,7 @@ class FanOut:
         assert subscription is not None, "asked only while it is subscribed"
         try:
             page = subscription.next_page(EVENT_WAIT_S)
-        except (ServiceError, RecordError) as error:
+        except (errors.ServiceError, errors.RecordError) as error:
             self._fail(error, asked)
             return None
         if page is not None:
@@ -341,7 +329,9 @@ class FanOut:
         elif subscription.is_over:
             self.end()
         elif self._plan.is_silent(self._now() - asked):
-            self._fail(Unavailable(f"the subscription was silent for {SILENCE_MAX_S:g} s"), asked)
+            self._fail(
+                errors.Unavailable(f"the subscription was silent for {SILENCE_MAX_S:g} s"), asked
+            )
         return page
 
     def pause_s(self, polling_s: float) -> float:

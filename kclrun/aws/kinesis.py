@@ -12,15 +12,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from kclrun.aws.operations import (
-    CREATE_STREAM,
-    DESCRIBE_STREAM_SUMMARY,
-    GET_RECORDS,
-    GET_SHARD_ITERATOR,
-    LIST_SHARDS,
-    LIST_STREAMS,
-    Operation,
-)
+from kclrun.aws import operations
 from kclrun.aws.wire import WireClient, WireReply
 from kclrun.codec.get_records import decode_get_records
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
@@ -136,7 +128,7 @@ class PollingReader:
         if timestamp is not None:
             request["Timestamp"] = round(timestamp, 3)  # the service keeps milliseconds
         return call_json(
-            self._client, GET_SHARD_ITERATOR, request, _ITERATOR_DECODER
+            self._client, operations.GET_SHARD_ITERATOR, request, _ITERATOR_DECODER
         ).shard_iterator
 
     def fetch(self, iterator: str, limit: int) -> FetchedPage:
@@ -146,12 +138,12 @@ class PollingReader:
         AccessDenied, InvalidRequest; LimitExceeded for an answer above the service's limits.
         """
         request = {"ShardIterator": iterator, "Limit": limit, **self._by_arn}
-        reply = self._client.call(GET_RECORDS, _encode(request))
+        reply = self._client.call(operations.GET_RECORDS, _encode(request))
         body = reply.body
         try:
             page = decode_get_records(body)
         except MalformedBody as error:
-            raise _garbled(GET_RECORDS, str(error)) from None
+            raise _garbled(operations.GET_RECORDS, str(error)) from None
         return FetchedPage(
             records=page.records,
             next_iterator=page.next_iterator,
@@ -171,7 +163,9 @@ class WireStreamAdmin:
 
     def summary(self) -> StreamSummary:
         """DescribeStreamSummary. Raises: NotFound, Throttled, Unavailable, AccessDenied."""
-        parsed = call_json(self._client, DESCRIBE_STREAM_SUMMARY, self._reference, _SUMMARY_DECODER)
+        parsed = call_json(
+            self._client, operations.DESCRIBE_STREAM_SUMMARY, self._reference, _SUMMARY_DECODER
+        )
         summary = parsed.summary
         return StreamSummary(
             name=summary.stream_name,
@@ -191,7 +185,9 @@ class WireStreamAdmin:
         if shard_filter is not None:
             request["ShardFilter"] = _filter(shard_filter)
         # The service refuses a token together with a parameter that the token contains.
-        pages = all_pages(self._client, LIST_SHARDS, request, _SHARDS_DECODER, beside_token={})
+        pages = all_pages(
+            self._client, operations.LIST_SHARDS, request, _SHARDS_DECODER, beside_token={}
+        )
         return tuple(_shard(shard) for page in pages for shard in page.shards)
 
 
@@ -201,7 +197,7 @@ def create_stream(client: WireClient, name: str, shards: int) -> bool:
     Raises: a ServiceError leaf.
     """
     try:
-        client.call(CREATE_STREAM, _encode({"StreamName": name, "ShardCount": shards}))
+        client.call(operations.CREATE_STREAM, _encode({"StreamName": name, "ShardCount": shards}))
     except ServiceError as error:
         if error.code == "ResourceInUseException":
             return False
@@ -214,7 +210,7 @@ def stream_names(client: WireClient) -> tuple[str, ...]:
 
     Raises: a ServiceError; usually AccessDenied, because none of our policies grants the call.
     """
-    return tuple(call_json(client, LIST_STREAMS, {}, _NAMES_DECODER).stream_names)
+    return tuple(call_json(client, operations.LIST_STREAMS, {}, _NAMES_DECODER).stream_names)
 
 
 def _filter(shard_filter: ShardFilter) -> dict[str, Any]:
@@ -230,7 +226,7 @@ def _shard(shard: _Shard) -> Shard:
             int(shard.hash_key_range.starting_hash_key), int(shard.hash_key_range.ending_hash_key)
         )
     except ValueError:
-        raise _garbled(LIST_SHARDS, "a hash key is not a number") from None
+        raise _garbled(operations.LIST_SHARDS, "a hash key is not a number") from None
     return Shard(
         shard_id=shard.shard_id,
         hash_range=hash_range,
@@ -244,12 +240,12 @@ def _shard(shard: _Shard) -> Shard:
 class Caller(Protocol):
     """A wire client, as far as a request and its answer need it."""
 
-    def call(self, operation: Operation, body: bytes) -> WireReply: ...
+    def call(self, operation: operations.Operation, body: bytes) -> WireReply: ...
 
 
 def call_json(
     client: Caller,
-    operation: Operation,
+    operation: operations.Operation,
     request: dict[str, Any],
     decoder: msgspec.json.Decoder[T],
 ) -> T:
@@ -263,7 +259,7 @@ def call_json(
 
 def all_pages(
     client: WireClient,
-    operation: Operation,
+    operation: operations.Operation,
     request: dict[str, Any],
     decoder: msgspec.json.Decoder[PageT],
     *,
@@ -287,7 +283,7 @@ def all_pages(
     raise InvalidRequest(f"{operation.name}: more than {PAGES_MAX} pages", operation=operation.name)
 
 
-def _garbled(operation: Operation, text: str) -> Unavailable:
+def _garbled(operation: operations.Operation, text: str) -> Unavailable:
     """The error of a 200 with a malformed body: the fault of a proxy or a cut connection.
 
     Reads may be repeated.

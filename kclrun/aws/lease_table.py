@@ -13,19 +13,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from kclrun.aws import operations
 from kclrun.aws.errors import service_error
 from kclrun.aws.expressions import CREATE, BoundWrite, bind
-from kclrun.aws.operations import (
-    BATCH_GET_ITEM,
-    DELETE_ITEM,
-    GET_ITEM,
-    PUT_ITEM,
-    QUERY,
-    SCAN,
-    TRANSACT_WRITE_ITEMS,
-    UPDATE_ITEM,
-    Operation,
-)
 from kclrun.aws.rows import BrokenRow, Item, decode_page, decode_row, encode_row, kcl3_mode_of, text
 from kclrun.aws.wire import RefusedReply, WireClient, WireReply
 from kclrun.errors import InvalidRequest, NotFound, ServiceError, Unavailable
@@ -33,22 +23,7 @@ from kclrun.errors import OutcomeUnknown as OutcomeUnknownError
 from kclrun.errors import Throttled as ThrottledError
 from kclrun.model.lease import KCL3_MODE_KEY, OFFERED, Lease, LeaseKey, coordinator_table
 from kclrun.ports import ScanPage
-from kclrun.protocol.writes import (
-    BROKEN_ROW,
-    Applied,
-    ConditionFailed,
-    CreateChildren,
-    CreateLease,
-    DeleteEnded,
-    DeleteReset,
-    DeleteTrimmed,
-    LeaseChange,
-    Outcome,
-    OutcomeUnknown,
-    Refused,
-    Throttled,
-)
-from kclrun.protocol.writes import Unavailable as UnavailableOutcome
+from kclrun.protocol import writes
 
 T = TypeVar("T")
 _Item = dict[str, dict[str, Any]]
@@ -79,7 +54,9 @@ ROW_DECODER: Final = msgspec.json.Decoder(RowReply)
 BATCH_DECODER: Final = msgspec.json.Decoder(BatchReply)
 
 
-def parsed(decoder: msgspec.json.Decoder[T], operation: Operation, reply: WireReply) -> T:
+def parsed(
+    decoder: msgspec.json.Decoder[T], operation: operations.Operation, reply: WireReply
+) -> T:
     """The body of a read's answer. Raises: Unavailable if malformed: reads may be repeated."""
     try:
         return decoder.decode(reply.body)
@@ -135,13 +112,15 @@ def _offered_keys(client: WireClient, table: str) -> list[str]:
         "Limit": _KEYS_MAX,
     }
     try:
-        reply = parsed(ITEMS_DECODER, QUERY, client.call(QUERY, _encode(request)))
+        reply = parsed(
+            ITEMS_DECODER, operations.QUERY, client.call(operations.QUERY, _encode(request))
+        )
     except InvalidRequest as error:
         # Message: "does not have the specified index: …", or "cannot read from backfilling …".
         if error.code == _INVALID and OWNER_INDEX in str(error):
             raise NotFound(
-                f"{QUERY.name}: table {table} has no index {OWNER_INDEX} to ask",
-                operation=QUERY.name,
+                f"{operations.QUERY.name}: table {table} has no index {OWNER_INDEX} to ask",
+                operation=operations.QUERY.name,
                 code=_INVALID,
             ) from None
         raise
@@ -155,8 +134,8 @@ def _rows(client: WireClient, table: str, keys: Sequence[str]) -> tuple[Lease, .
             table: {"Keys": [{"leaseKey": text(key)} for key in keys], "ConsistentRead": True}
         }
     }
-    body = client.call(BATCH_GET_ITEM, _encode(request))
-    reply = parsed(BATCH_DECODER, BATCH_GET_ITEM, body)
+    body = client.call(operations.BATCH_GET_ITEM, _encode(request))
+    reply = parsed(BATCH_DECODER, operations.BATCH_GET_ITEM, body)
     # A broken row cannot be taken. The scan reports it.
     return decode_page(reply.responses.get(table, ())).leases
 
@@ -201,13 +180,15 @@ class DynamoLeaseTable:
         if self._page_rows_max is not None:
             request["Limit"] = self._page_rows_max
         for _ in range(PAGES_MAX):
-            reply = parsed(ITEMS_DECODER, SCAN, self._client.call(SCAN, _encode(request)))
+            reply = parsed(
+                ITEMS_DECODER, operations.SCAN, self._client.call(operations.SCAN, _encode(request))
+            )
             yield reply.items
             if not reply.last_evaluated_key:
                 return
             request["ExclusiveStartKey"] = reply.last_evaluated_key
         raise InvalidRequest(
-            f"Scan: {self._table} has more than {PAGES_MAX} pages", operation=SCAN.name
+            f"Scan: {self._table} has more than {PAGES_MAX} pages", operation=operations.SCAN.name
         )
 
     def read(self, key: LeaseKey) -> Lease | None:
@@ -216,14 +197,20 @@ class DynamoLeaseTable:
         Raises a ServiceError leaf; a broken row is InvalidRequest with code `BROKEN_ROW`.
         """
         request = {"TableName": self._table, "Key": _key(key), "ConsistentRead": True}
-        reply = parsed(ROW_DECODER, GET_ITEM, self._client.call(GET_ITEM, _encode(request)))
+        reply = parsed(
+            ROW_DECODER,
+            operations.GET_ITEM,
+            self._client.call(operations.GET_ITEM, _encode(request)),
+        )
         if reply.item is None:
             return None
         try:
             return decode_row(reply.item)
         except BrokenRow as row:
             raise InvalidRequest(
-                f"{GET_ITEM.name}: {self._table}: {row}", operation=GET_ITEM.name, code=BROKEN_ROW
+                f"{operations.GET_ITEM.name}: {self._table}: {row}",
+                operation=operations.GET_ITEM.name,
+                code=writes.BROKEN_ROW,
             ) from None
 
     def offered(self, rows_max: int) -> tuple[Lease, ...]:
@@ -233,27 +220,29 @@ class DynamoLeaseTable:
         """
         return find_offered(self._client, self._table, rows_max)
 
-    def write(self, change: LeaseChange) -> Outcome:
+    def write(self, change: writes.LeaseChange) -> writes.Outcome:
         """Send one change once. Never raises a ServiceError: each outcome is a value.
 
         An "applied" reply that cannot be parsed is OutcomeUnknown: read the row again.
         """
         match change:
-            case CreateChildren():
+            case writes.CreateChildren():
                 return self._create_children(change)
-            case CreateLease(lease=lease):
-                return self._send(PUT_ITEM, self._put(lease), returns_row=False)
-            case DeleteEnded() | DeleteTrimmed() | DeleteReset():
-                return self._send(DELETE_ITEM, self._conditioned(bind(change)), returns_row=False)
+            case writes.CreateLease(lease=lease):
+                return self._send(operations.PUT_ITEM, self._put(lease), returns_row=False)
+            case writes.DeleteEnded() | writes.DeleteTrimmed() | writes.DeleteReset():
+                return self._send(
+                    operations.DELETE_ITEM, self._conditioned(bind(change)), returns_row=False
+                )
             case _:
                 bound = bind(change)
                 request = self._conditioned(bound) | {
                     "UpdateExpression": bound.expression.update,
                     "ReturnValues": "ALL_NEW",
                 }
-                return self._send(UPDATE_ITEM, request, returns_row=True)
+                return self._send(operations.UPDATE_ITEM, request, returns_row=True)
 
-    def _create_children(self, change: CreateChildren) -> Outcome:
+    def _create_children(self, change: writes.CreateChildren) -> writes.Outcome:
         """Create all children or none. Existing ones are left out, the rest is sent again [P12].
 
         No ClientRequestToken is sent. The conditions already make a repetition harmless, and with
@@ -264,41 +253,49 @@ class DynamoLeaseTable:
         while missing:
             puts = [{"Put": self._put(child)} for child in missing]
             outcome = self._transact([*checks, *puts])
-            if isinstance(outcome, Outcome):
+            if isinstance(outcome, writes.Outcome):
                 return outcome
             if any(outcome[: len(checks)]):
-                return ConditionFailed()
+                return writes.ConditionFailed()
             # The list gets shorter in every round, so the loop ends.
             missing = [
                 child
                 for child, exists in zip(missing, outcome[len(checks) :], strict=True)
                 if not exists
             ]
-        return Applied()
+        return writes.Applied()
 
-    def _transact(self, parts: list[dict[str, Any]]) -> Outcome | list[bool]:
+    def _transact(self, parts: list[dict[str, Any]]) -> writes.Outcome | list[bool]:
         """Send the parts once: an outcome, or for each part whether its condition failed."""
         try:
-            reply = self._client.ask(TRANSACT_WRITE_ITEMS, _encode({"TransactItems": parts}))
+            reply = self._client.ask(
+                operations.TRANSACT_WRITE_ITEMS, _encode({"TransactItems": parts})
+            )
         except ServiceError as error:
             return _failed(error)
         if isinstance(reply, WireReply):
-            return Applied()
+            return writes.Applied()
         reasons = [code for code, _ in reply.error.reasons]
         if reply.error.code != _CANCELLED or len(reasons) != len(parts):
-            return _failed(service_error(TRANSACT_WRITE_ITEMS, reply.error, reply.status))
+            return _failed(
+                service_error(operations.TRANSACT_WRITE_ITEMS, reply.error, reply.status)
+            )
         busy = next((code for code in reasons if _is_busy(code)), None)
         if busy is not None:
-            return Throttled(f"{TRANSACT_WRITE_ITEMS.name}: {busy}")
+            return writes.Throttled(f"{operations.TRANSACT_WRITE_ITEMS.name}: {busy}")
         refused = next((c for c in reasons if c not in {_HELD_REASON, _CONDITION_REASON}), None)
         if refused is not None:
-            return Refused(refused, f"{TRANSACT_WRITE_ITEMS.name}: {refused}")
+            return writes.Refused(refused, f"{operations.TRANSACT_WRITE_ITEMS.name}: {refused}")
         failed = [code == _CONDITION_REASON for code in reasons]
         if not any(failed):
-            return Refused(_CANCELLED, f"{TRANSACT_WRITE_ITEMS.name}: cancelled for no reason")
+            return writes.Refused(
+                _CANCELLED, f"{operations.TRANSACT_WRITE_ITEMS.name}: cancelled for no reason"
+            )
         return failed
 
-    def _send(self, operation: Operation, request: dict[str, Any], *, returns_row: bool) -> Outcome:
+    def _send(
+        self, operation: operations.Operation, request: dict[str, Any], *, returns_row: bool
+    ) -> writes.Outcome:
         try:
             reply = self._client.ask(operation, _encode(request))
         except ServiceError as error:
@@ -306,16 +303,16 @@ class DynamoLeaseTable:
         if isinstance(reply, RefusedReply):
             return _refused(operation, reply)
         if not returns_row:
-            return Applied()
+            return writes.Applied()
         try:
             attributes = ROW_DECODER.decode(reply.body).attributes
             # Our own +1 may exceed the largest counter that we accept. The row is ours anyway.
             row = decode_row(attributes, is_ours=True) if attributes is not None else None
         except (msgspec.DecodeError, UnicodeDecodeError, BrokenRow) as error:
-            return OutcomeUnknown(f"{operation.name}: the reply cannot be read: {error}")
+            return writes.OutcomeUnknown(f"{operation.name}: the reply cannot be read: {error}")
         if row is None:
-            return OutcomeUnknown(f"{operation.name}: the reply holds no lease")
-        return Applied(row)
+            return writes.OutcomeUnknown(f"{operation.name}: the reply holds no lease")
+        return writes.Applied(row)
 
     def _put(self, lease: Lease) -> dict[str, Any]:
         return {
@@ -359,7 +356,11 @@ class DynamoCoordinatorState:
             "ConsistentRead": True,
         }
         try:
-            reply = parsed(ROW_DECODER, GET_ITEM, self._client.call(GET_ITEM, _encode(request)))
+            reply = parsed(
+                ROW_DECODER,
+                operations.GET_ITEM,
+                self._client.call(operations.GET_ITEM, _encode(request)),
+            )
         except NotFound:
             return None
         return kcl3_mode_of(reply.item) if reply.item is not None else None
@@ -373,25 +374,25 @@ def _is_busy(reason: str) -> bool:
     return reason in _BUSY_REASONS or reason.startswith(_BUSY_REASON_THROUGHPUT)
 
 
-def _refused(operation: Operation, reply: RefusedReply) -> Outcome:
+def _refused(operation: operations.Operation, reply: RefusedReply) -> writes.Outcome:
     """The outcome of a refused write: a failed condition with the row, or an error."""
     if reply.error.code != _CONDITION_FAILED:
         return _failed(service_error(operation, reply.error, reply.status))
     item: Item | None = reply.error.item
     try:
-        return ConditionFailed(None if not item else decode_row(item))
+        return writes.ConditionFailed(None if not item else decode_row(item))
     except BrokenRow as row:
         # Nothing was written. But "no row" would be wrong: it would mean a deleted row.
-        return Refused(BROKEN_ROW, f"{operation.name}: {row}")
+        return writes.Refused(writes.BROKEN_ROW, f"{operation.name}: {row}")
 
 
-def _failed(error: ServiceError) -> Outcome:
+def _failed(error: ServiceError) -> writes.Outcome:
     match error:
         case ThrottledError():
-            return Throttled(str(error))
+            return writes.Throttled(str(error))
         case Unavailable():
-            return UnavailableOutcome(str(error))
+            return writes.Unavailable(str(error))
         case OutcomeUnknownError():
-            return OutcomeUnknown(str(error))
+            return writes.OutcomeUnknown(str(error))
         case _:
-            return Refused(error.code, str(error))
+            return writes.Refused(error.code, str(error))

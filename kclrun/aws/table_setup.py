@@ -13,26 +13,10 @@ from typing import Any, Final
 import msgspec
 from botocore.exceptions import ClientError
 
+from kclrun import errors
+from kclrun.aws import operations
 from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, from_botocore
 from kclrun.aws.lease_table import INDEX_KEYS, OWNER_INDEX
-from kclrun.aws.operations import (
-    CREATE_TABLE,
-    DELETE_TABLE,
-    DESCRIBE_TABLE,
-    GET_ITEM,
-    HOW_TO_PROVISION,
-    LIST_TABLES,
-    UPDATE_TABLE,
-)
-from kclrun.errors import (
-    AccessDenied,
-    NotFound,
-    OutcomeUnknown,
-    ServiceError,
-    TableRefused,
-    Throttled,
-    Unavailable,
-)
 from kclrun.model.lease import KCL3_MODE_KEY, coordinator_table, is_native, mode_advice
 from kclrun.model.time import Instant
 
@@ -71,7 +55,7 @@ def inspect_owner_index(client: Client, table: str) -> IndexState:
     """
     described = describe_lease_table(client, table)
     if described is None:
-        raise TableRefused(
+        raise errors.TableRefused(
             f"lease table {table} does not exist\n"
             "Nothing to add: the first start of kclrun creates it with its index"
         )
@@ -107,10 +91,10 @@ def add_owner_index(
     while not state.is_active:
         now = clock()
         if now - began >= timeout_s:
-            raise Unavailable(
+            raise errors.Unavailable(
                 f"index {OWNER_INDEX} of {table} is {state.status} after {timeout_s / 60:.0f} min\n"
                 "It goes on being built; the same command again waits for it",
-                operation=UPDATE_TABLE.name,
+                operation=operations.UPDATE_TABLE.name,
             )
         if now - told_at >= _TOLD_EVERY_S:
             told_at = now
@@ -124,7 +108,7 @@ def _ask_for_it(writes: Client, reads: Client, table: str, state: IndexState) ->
     try:
         writes.update_table(**_request(table, state.capacity))
     except BOTO_FAILURES as error:
-        failure = from_botocore(UPDATE_TABLE, error)
+        failure = from_botocore(operations.UPDATE_TABLE, error)
         after = inspect_owner_index(reads, table)
         if after.status is None:
             raise _explained(failure, table) from None
@@ -136,7 +120,7 @@ def _ask_for_it(writes: Client, reads: Client, table: str, state: IndexState) ->
 def _looked_again(reads: Client, table: str, before: IndexState) -> IndexState:
     try:
         after = inspect_owner_index(reads, table)
-    except (Throttled, Unavailable):
+    except (errors.Throttled, errors.Unavailable):
         return before
     return before if after.status is None else after
 
@@ -172,19 +156,19 @@ def _refuse_other_index(table: str, index: Any) -> None:
     keys = tuple((key["AttributeName"], key["KeyType"]) for key in index["KeySchema"])
     if keys != INDEX_KEYS:
         shown = ", ".join(f"{name} ({role})" for name, role in keys)
-        raise TableRefused(
+        raise errors.TableRefused(
             f"index {OWNER_INDEX} of {table} has other keys: {shown}\n"
             "Delete it and run this again; the Java KCL 3 wants the same keys as kclrun"
         )
 
 
-def _explained(failure: ServiceError, table: str) -> ServiceError:
-    if not isinstance(failure, AccessDenied):
+def _explained(failure: errors.ServiceError, table: str) -> errors.ServiceError:
+    if not isinstance(failure, errors.AccessDenied):
         return failure
-    return AccessDenied(
+    return errors.AccessDenied(
         f"{failure}\n"
-        f"Adding an index to {table} needs {HOW_TO_PROVISION}, without the policy of a machine,"
-        " which denies it",
+        f"Adding an index to {table} needs {operations.HOW_TO_PROVISION}, without the policy of a"
+        " machine, which denies it",
         operation=failure.operation,
         code=failure.code,
     )
@@ -230,18 +214,18 @@ def ensure_table(
     created: bool | None = False
     if report is None:
         if not create:
-            raise TableRefused(
+            raise errors.TableRefused(
                 f"lease table {name} does not exist and leases.create is off\n"
-                f"Set leases.create: on for the first start, with {HOW_TO_PROVISION};"
+                f"Set leases.create: on for the first start, with {operations.HOW_TO_PROVISION};"
                 " or create the table with a string key leaseKey"
             )
         created = _create(plane.dynamodb_writes(), name, tags)
     deadline = clock() + timeout_s
     while report is None or report.status not in _USABLE:
         if clock() >= deadline:
-            raise Unavailable(
+            raise errors.Unavailable(
                 f"lease table {name} is not ACTIVE after {timeout_s:g} s",
-                operation=DESCRIBE_TABLE.name,
+                operation=operations.DESCRIBE_TABLE.name,
             )
         wait(_POLL_S)
         report = inspect_table(reads, name)
@@ -272,7 +256,7 @@ def list_tables(client: Client, prefix: str) -> list[str]:
             name for page in pages for name in page["TableNames"] if name.startswith(prefix)
         )
     except BOTO_FAILURES as error:
-        raise from_botocore(LIST_TABLES, error) from None
+        raise from_botocore(operations.LIST_TABLES, error) from None
 
 
 def delete_table(client: Client, name: str) -> None:
@@ -283,8 +267,8 @@ def delete_table(client: Client, name: str) -> None:
         waiter = client.get_waiter("table_not_exists")
         waiter.wait(TableName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 120})
     except BOTO_FAILURES as error:
-        failure = from_botocore(DELETE_TABLE, error)
-        if not isinstance(failure, NotFound):
+        failure = from_botocore(operations.DELETE_TABLE, error)
+        if not isinstance(failure, errors.NotFound):
             raise failure from None
 
 
@@ -294,8 +278,8 @@ def describe_lease_table(client: Client, name: str) -> Any | None:
     try:
         table: Any = client.describe_table(TableName=name)["Table"]
     except BOTO_FAILURES as error:
-        failure = from_botocore(DESCRIBE_TABLE, error)
-        if isinstance(failure, NotFound):
+        failure = from_botocore(operations.DESCRIBE_TABLE, error)
+        if isinstance(failure, errors.NotFound):
             return None
         raise failure from None
     _refuse_other_keys(name, table)
@@ -312,10 +296,10 @@ def refuse_kcl3(client: Client, name: str, application: str) -> None:
     if version is None:
         try:
             version = _client_version(client, coordinator_table(application), "key")
-        except (AccessDenied, NotFound):
+        except (errors.AccessDenied, errors.NotFound):
             return
     if version is not None and is_native(version):
-        raise TableRefused(
+        raise errors.TableRefused(
             f"lease table {name} belongs to a KCL 3 fleet in its own mode ({version})\n"
             "There a leader assigns the leases, and takers like us would fight it\n"
             f"{mode_advice(version)}. Or use another application name"
@@ -328,7 +312,7 @@ def _client_version(client: Client, table: str, key_name: str) -> str | None:
             TableName=table, Key={key_name: {"S": KCL3_MODE_KEY}}, ConsistentRead=True
         )
     except BOTO_FAILURES as error:
-        raise from_botocore(GET_ITEM, error) from None
+        raise from_botocore(operations.GET_ITEM, error) from None
     version = answer.get("Item", {}).get("cv", {}).get("S")
     return version if isinstance(version, str) else None
 
@@ -338,7 +322,7 @@ def _refuse_other_keys(name: str, table: Any) -> None:
     types = {kind["AttributeName"]: kind["AttributeType"] for kind in table["AttributeDefinitions"]}
     if keys != [("leaseKey", "HASH")] or types.get("leaseKey") != "S":
         shown = ", ".join(f"{key} ({kind})" for key, kind in keys)
-        raise TableRefused(
+        raise errors.TableRefused(
             f"table {name} is no lease table: its key is {shown}\n"
             "A lease table has leaseKey (HASH, a string) alone; name another with leases.table"
         )
@@ -374,8 +358,8 @@ def _create(client: Client, name: str, tags: Mapping[str, str]) -> bool | None:
     except BOTO_FAILURES as error:
         if _is_there_already(error):
             return False
-        failure = from_botocore(CREATE_TABLE, error)
-        if isinstance(failure, OutcomeUnknown):
+        failure = from_botocore(operations.CREATE_TABLE, error)
+        if isinstance(failure, errors.OutcomeUnknown):
             return None
         raise _creation_failure(failure, name) from None
     return True
@@ -386,12 +370,13 @@ def _is_there_already(error: Exception) -> bool:
     return bool(named.get("Code") == "ResourceInUseException")
 
 
-def _creation_failure(failure: ServiceError, name: str) -> ServiceError:
-    if not isinstance(failure, AccessDenied):
+def _creation_failure(failure: errors.ServiceError, name: str) -> errors.ServiceError:
+    if not isinstance(failure, errors.AccessDenied):
         return failure
-    return AccessDenied(
+    return errors.AccessDenied(
         f"{failure}\n"
-        f"The lease table {name} does not exist: the first start needs {HOW_TO_PROVISION}",
+        f"The lease table {name} does not exist: the first start needs"
+        f" {operations.HOW_TO_PROVISION}",
         operation=failure.operation,
         code=failure.code,
     )

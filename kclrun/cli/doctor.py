@@ -43,20 +43,7 @@ from kclrun.model.stream import StreamKey, called, qualified_shards
 from kclrun.model.text import harmless
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import LeaseTable
-from kclrun.protocol.writes import (
-    Amend,
-    Applied,
-    Claim,
-    ConditionFailed,
-    CreateChildren,
-    CreateLease,
-    DeleteTrimmed,
-    NameChildren,
-    Outcome,
-    Release,
-    ResumeLease,
-    Take,
-)
+from kclrun.protocol import writes
 from kclrun.sinks.durable_files import sync, sync_folder, write_at
 
 
@@ -235,26 +222,26 @@ def print_json(
 def change_in_words(change: MendingChange) -> str:
     """The effect of one write of a mend."""
     match change:
-        case CreateLease(lease=lease):
+        case writes.CreateLease(lease=lease):
             return f"create {called(lease.key)} at {lease.checkpoint}, if it has no row"
-        case CreateChildren(children=children):
+        case writes.CreateChildren(children=children):
             names = ", ".join(called(child.key) for child in children)
             return f"create {names} at TRIM_HORIZON, if the parents' rows are as seen"
-        case DeleteTrimmed(key=key, seen_counter=counter):
+        case writes.DeleteTrimmed(key=key, seen_counter=counter):
             return f"delete {called(key)}, if its owner and counter ({counter}) are as seen"
-        case Take(key=key, seen_counter=counter):
+        case writes.Take(key=key, seen_counter=counter):
             return f"take {called(key)}, if its owner and counter ({counter}) are as seen"
-        case Claim(key=key):
+        case writes.Claim(key=key):
             return f"remove takenFrom of {called(key)}"
-        case NameChildren(key=key, children=children):
+        case writes.NameChildren(key=key, children=children):
             return f"name the children of {called(key)}: {', '.join(sorted(map(called, children)))}"
-        case Amend(key=key, latest_pinned_at=pinned_at):
+        case writes.Amend(key=key, latest_pinned_at=pinned_at):
             pinned = "" if pinned_at is None else ", and LATEST is now"
             return f"parents and range of {called(key)} as the service lists them{pinned}"
-        case Release(key=key, position=position, last=last):
+        case writes.Release(key=key, position=position, last=last):
             where = "the same checkpoint" if position == last else f"its checkpoint {position}"
             return f"let {called(key)} go: no owner, no hand-off, {where}"
-        case ResumeLease(key=key):
+        case writes.ResumeLease(key=key):
             return f"remove the halt of {called(key)}"
 
 
@@ -335,13 +322,13 @@ def mend_all(table: LeaseTable, findings: Iterable[Finding]) -> tuple[Mended, ..
 def _mend(table: LeaseTable, finding: Finding) -> Mended:
     for applied, change in enumerate(finding.mend):
         outcome = table.write(change)
-        if not isinstance(outcome, Applied):
+        if not isinstance(outcome, writes.Applied):
             return Mended(finding, applied, _problem(outcome))
     return Mended(finding, len(finding.mend))
 
 
-def _problem(outcome: Outcome) -> str:
-    if isinstance(outcome, ConditionFailed):
+def _problem(outcome: writes.Outcome) -> str:
+    if isinstance(outcome, writes.ConditionFailed):
         return "the row has changed meanwhile: left as it is"
     return str(getattr(outcome, "message", type(outcome).__name__))
 

@@ -9,18 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from kclrun.errors import (
-    AccessDenied,
-    ConfigError,
-    DataLoss,
-    EngineFailed,
-    InvalidRequest,
-    KclrunError,
-    NotFound,
-    ProcessorError,
-    ServiceError,
-    is_host_shortage,
-)
+from kclrun import errors
 
 DRAINED: Final = os.EX_OK
 # Not of sysexits.h: the question of a check or a script is answered with no.
@@ -54,18 +43,18 @@ MEANINGS: Final[Mapping[int, str]] = {
 }
 
 # The first match wins: subclasses come before their base classes.
-_CODES: Final[tuple[tuple[type[KclrunError], int], ...]] = (
-    (ConfigError, CONFIGURATION),
-    (AccessDenied, PERMISSION),
-    (NotFound, NO_STREAM),
+_CODES: Final[tuple[tuple[type[errors.KclrunError], int], ...]] = (
+    (errors.ConfigError, CONFIGURATION),
+    (errors.AccessDenied, PERMISSION),
+    (errors.NotFound, NO_STREAM),
     # "The request itself was wrong". The settings were checked, so a name or an endpoint in them is
     # wrong. A restart cannot repair this.
-    (InvalidRequest, CONFIGURATION),
-    (ServiceError, UNAVAILABLE),
+    (errors.InvalidRequest, CONFIGURATION),
+    (errors.ServiceError, UNAVAILABLE),
     # On Spark: a person must repair the code or accept the loss.
-    (ProcessorError, HALTED),
-    (DataLoss, HALTED),
-    (EngineFailed, CUT_SHORT),
+    (errors.ProcessorError, HALTED),
+    (errors.DataLoss, HALTED),
+    (errors.EngineFailed, CUT_SHORT),
 )
 
 
@@ -75,6 +64,6 @@ def exit_code_of(error: BaseException) -> int:
         if isinstance(error, kind):
             return code
     # A host may lack a resource only now. The service manager starts the program again.
-    if is_host_shortage(error):
+    if errors.is_host_shortage(error):
         return UNAVAILABLE
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else OUR_BUG

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 import msgspec
 
+from kclrun import errors
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION, ConfigCommand, config_options
 from kclrun.cli.leases.views import print_table, scan_leases
@@ -24,14 +25,6 @@ from kclrun.cli.messages import some_of
 from kclrun.codec.kpl import drop_until, open_aggregates
 from kclrun.config.units import Duration, StartPosition, parse_start
 from kclrun.consuming.policy import first_start
-from kclrun.errors import (
-    InvalidRequest,
-    NotFound,
-    RecordError,
-    SettingsError,
-    Throttled,
-    Unavailable,
-)
 from kclrun.leases.lines import (
     Lag,
     LagLine,
@@ -134,7 +127,7 @@ def lag_of_lease(lease: Lease, start_at: WallTime | None, reader: ShardReader) -
         return Lag(None, note="not begun: it is to begin at the tip of that moment")
     try:
         start = first_start(lease, start_at, WallTime(time.time()))
-    except SettingsError as error:
+    except errors.SettingsError as error:
         return Lag(None, note=str(error))
     return measure(reader, shard_id_of(lease.key), start, lease.checkpoint)
 
@@ -148,9 +141,14 @@ def measure(
     """
     try:
         return _lag_from(reader, shard, start, position)
-    except NotFound:
+    except errors.NotFound:
         return Lag(None, is_trimmed=True, note="the stream has no such shard any more")
-    except (Throttled, Unavailable, InvalidRequest, RecordError) as error:
+    except (
+        errors.Throttled,
+        errors.Unavailable,
+        errors.InvalidRequest,
+        errors.RecordError,
+    ) as error:
         return Lag(None, note=f"not known: {error}".partition("\n")[0])
 
 
@@ -201,7 +199,7 @@ def _patiently(call: Callable[[], T]) -> T:
     for attempt in range(1, _ATTEMPTS_MAX):
         try:
             return call()
-        except (Throttled, Unavailable):
+        except (errors.Throttled, errors.Unavailable):
             # There are no other callers to spread apart: half of the jitter is sufficient.
             time.sleep(backoff_s(attempt, 0.5, base_s=0.2))
     return call()

@@ -16,18 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from kclrun import errors
 from kclrun.cli import exit_codes
-from kclrun.errors import (
-    AccessDenied,
-    DataLoss,
-    EngineFailed,
-    KclrunError,
-    NotFound,
-    ProcessorError,
-    Throttled,
-    Unavailable,
-    host_error,
-)
 from kclrun.model.text import harmless
 
 # As many names as a line of a terminal shows.
@@ -58,14 +48,14 @@ _CANNOT: Final[Mapping[str, str]] = {
 _UNKNOWN_CALLER: Final = re.compile(
     r"UnrecognizedClient|InvalidSignature|SignatureDoesNotMatch|ExpiredToken|InvalidClientTokenId"
 )
-_HINTS: Final[tuple[tuple[type[KclrunError], str], ...]] = (
+_HINTS: Final[tuple[tuple[type[errors.KclrunError], str], ...]] = (
     (
-        AccessDenied,
+        errors.AccessDenied,
         "Grant it to the role or user whose credentials these are: `kclrun iam` prints the policy",
     ),
-    (Throttled, "The service asked us to slow down for too long; try again later"),
-    (EngineFailed, "What was committed stays; start it again, and the rest is read again"),
-    (Unavailable, "Check the network, aws.region and aws.endpoint, then try again"),
+    (errors.Throttled, "The service asked us to slow down for too long; try again later"),
+    (errors.EngineFailed, "What was committed stays; start it again, and the rest is read again"),
+    (errors.Unavailable, "Check the network, aws.region and aws.endpoint, then try again"),
 )
 
 
@@ -74,9 +64,9 @@ def naming_table(table: str) -> Iterator[None]:
     """Raises: NotFound that names the lease table, in place of the service's for its reads."""
     try:
         yield
-    except NotFound as error:
+    except errors.NotFound as error:
         message = f"there is no lease table {table}; the first start makes it"
-        raise NotFound(message, operation=error.operation, code=error.code) from None
+        raise errors.NotFound(message, operation=error.operation, code=error.code) from None
 
 
 def some_of(names: Sequence[str]) -> str:
@@ -90,7 +80,7 @@ def tell(error: BaseException, verb: str) -> int:
     code = exit_codes.exit_code_of(error)
     if code == exit_codes.OUR_BUG:
         text = bug_report(error)
-    elif isinstance(error, KclrunError):
+    elif isinstance(error, errors.KclrunError):
         text = for_a_person(error, verb)
     else:
         text = _host_report(error)
@@ -105,7 +95,7 @@ def _host_report(error: BaseException) -> str:
     what = "kclrun could not go on without it."
     reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
     trace = harmless("".join(traceback.format_exception(error)))
-    return f"{trace}\nEnded: {host_error(what, reason, number)}\n"
+    return f"{trace}\nEnded: {errors.host_error(what, reason, number)}\n"
 
 
 def for_a_person(error: BaseException, verb: str) -> str:
@@ -113,17 +103,17 @@ def for_a_person(error: BaseException, verb: str) -> str:
     first, *more = harmless(str(error)).split("\n")
     lines = [f"{_beginning(error, verb)}: {first}", *(f"  {line}" for line in more)]
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), None)
-    if isinstance(error, AccessDenied) and _UNKNOWN_CALLER.search(first):
+    if isinstance(error, errors.AccessDenied) and _UNKNOWN_CALLER.search(first):
         hint = "The credentials are wrong or have expired; check them, aws.profile and aws.role_arn"
     # A refusal of several lines contains its own advice.
-    if hint is not None and not (more and isinstance(error, AccessDenied)):
+    if hint is not None and not (more and isinstance(error, errors.AccessDenied)):
         lines.append(f"  {hint}")
     return "\n".join(lines) + "\n"
 
 
 def _beginning(error: BaseException, verb: str) -> str:
     """The first words: the program could not do its verb, or an error ended the running one."""
-    if isinstance(error, ProcessorError | DataLoss | EngineFailed):
+    if isinstance(error, errors.ProcessorError | errors.DataLoss | errors.EngineFailed):
         return "Ended"
     return _CANNOT.get(verb, "Cannot go on")
 

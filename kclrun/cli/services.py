@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from kclrun import errors
 from kclrun.aws.changes.stream import admin_of, endpoint_service, reader_of, signing_service
 from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.control import ControlPlane
@@ -33,16 +34,6 @@ from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.config.state import state_place
-from kclrun.errors import (
-    ConfigError,
-    InvalidRequest,
-    NotFound,
-    ServiceError,
-    SettingsError,
-    SinkError,
-    TableRefused,
-    Unavailable,
-)
 from kclrun.leases.auditing import why_another_stream
 from kclrun.model.lease import Lease
 from kclrun.model.output import OutputPlace, RowsOf, setting_of
@@ -102,12 +93,12 @@ def _checked(named: str, open_it: Callable[[], Checkable]) -> str:
     try:
         with closing(open_it()) as opened:
             return opened.check()
-    except (ConfigError, NotFound, InvalidRequest) as error:
-        raise SettingsError(f"{named}: {error}") from None
-    except ServiceError as error:
+    except (errors.ConfigError, errors.NotFound, errors.InvalidRequest) as error:
+        raise errors.SettingsError(f"{named}: {error}") from None
+    except errors.ServiceError as error:
         raise type(error)(f"{named}: {error}", operation=error.operation, code=error.code) from None
-    except SinkError as error:
-        raise Unavailable(f"{named}: {error}") from None
+    except errors.SinkError as error:
+        raise errors.Unavailable(f"{named}: {error}") from None
 
 
 class Aws:
@@ -118,7 +109,7 @@ class Aws:
 
     def __init__(self, settings: Settings) -> None:
         if settings.aws.endpoint == EMBEDDED:
-            raise SettingsError(
+            raise errors.SettingsError(
                 "aws.endpoint: embedded is an AWS that lives only while `kclrun run` does\n"
                 "To keep one:  kclrun local --port 4567\n"
                 "and use it:   --set aws.endpoint=http://127.0.0.1:4567"
@@ -262,7 +253,9 @@ class Aws:
             return None
         imds = open_imds(self._session, os.environ)
         if imds is None and watch is True:
-            raise SettingsError("instance.watch is on, and AWS_EC2_METADATA_DISABLED says no")
+            raise errors.SettingsError(
+                "instance.watch is on, and AWS_EC2_METADATA_DISABLED says no"
+            )
         return imds
 
     @property
@@ -286,7 +279,7 @@ def fleet_aws(config: Path | None, overrides: Sequence[str]) -> Aws:
     """Table and stream of the configuration. Raises: SettingsError, also on Spark: no leases."""
     settings = load_configuration(config, overrides).settings
     if settings.engine == "spark":
-        raise SettingsError(
+        raise errors.SettingsError(
             "engine: spark keeps no leases: positions are in the query's checkpoint,"
             f" {settings.spark.checkpoint or 'made by each run'}\n"
             "Lag and progress by shard:  kclrun --config … on a terminal, or --report FILE"
@@ -317,12 +310,12 @@ def open_streams(
 
 def _opened(aws: Aws, patiently: Patiently) -> Mapping[StreamKey, OpenStream]:
     found: dict[StreamKey, OpenStream] = {}
-    missing: list[NotFound] = []
+    missing: list[errors.NotFound] = []
     for source in aws.settings.sources:
         admin = aws.admin_of(source.name)
         try:
             summary = patiently(partial(_summary, admin))
-        except NotFound as error:
+        except errors.NotFound as error:
             missing.append(error)
             continue
         several = bool(aws.settings.streams)
@@ -332,7 +325,7 @@ def _opened(aws: Aws, patiently: Patiently) -> Mapping[StreamKey, OpenStream]:
         raise missing[0]
     if missing:
         first = missing[0]
-        raise NotFound(
+        raise errors.NotFound(
             "\n".join([f"{len(missing)} streams are not there", *map(str, missing)]),
             operation=first.operation,
             code=first.code,
@@ -349,11 +342,11 @@ def advising_on_streams(aws: Aws) -> Iterator[None]:
     """
     try:
         yield
-    except NotFound as error:
+    except errors.NotFound as error:
         if error.operation not in _OF_STREAMS:
             raise
         lines = [str(error), *_advice(aws)]
-        raise NotFound("\n".join(lines), code=error.code) from None
+        raise errors.NotFound("\n".join(lines), code=error.code) from None
 
 
 def _advice(aws: Aws) -> Iterator[str]:
@@ -364,7 +357,7 @@ def _advice(aws: Aws) -> Iterator[str]:
         return
     try:
         names = stream_names(aws.kinesis_client)
-    except ServiceError:  # usual, because none of our policies grants it
+    except errors.ServiceError:  # usual, because none of our policies grants it
         names = ()
     wanted = [stream_name(source.name) for source in aws.settings.sources]
     missing = [name for name in wanted if name not in names]
@@ -392,9 +385,9 @@ def readable(summary: StreamSummary) -> StreamSummary:
     Raises: NotFound for one that is being deleted; Unavailable for one that is being created.
     """
     if summary.status == "DELETING":
-        raise NotFound(f"stream {summary.name} is being deleted", code="DELETING")
+        raise errors.NotFound(f"stream {summary.name} is being deleted", code="DELETING")
     if summary.status not in _READABLE:
-        raise Unavailable(f"stream {summary.name} is {summary.status}", code=summary.status)
+        raise errors.Unavailable(f"stream {summary.name} is {summary.status}", code=summary.status)
     return summary
 
 
@@ -402,7 +395,7 @@ def refuse_expired(summary: StreamSummary, at: WallTime | None, now: WallTime, o
     """Raises: SettingsError for a time that the stream does not keep, or of before its creation."""
     kept_from = max(summary.created_at, now - summary.retention_hours * 3600.0)
     if at is not None and at < kept_from:
-        raise SettingsError(
+        raise errors.SettingsError(
             f"{option}: {summary.name} keeps records for {summary.retention_hours} h, and was"
             f" created at {utc(summary.created_at)}\nTo read all that it has: {option} TRIM_HORIZON"
         )
@@ -426,12 +419,12 @@ def refuse_other_kind(aws: Aws, created: Mapping[StreamKey, WallTime]) -> None:
             page.leases, aws.settings.table, is_of_several=bool(aws.settings.streams)
         )
         if why is not None:
-            raise TableRefused(why)
+            raise errors.TableRefused(why)
         for key, created_at in created.items():
             leases = [lease for lease in page.leases if stream_of(lease.key) == key]
             why = why_another_stream(leases, created_at, table=aws.settings.table)
             if why is not None:
-                raise TableRefused(why)
+                raise errors.TableRefused(why)
 
 
 def why_other_kind(leases: Iterable[Lease], table: str, *, is_of_several: bool) -> str | None:

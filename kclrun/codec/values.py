@@ -13,14 +13,7 @@ from typing import Any, Final, get_origin, is_typeddict
 
 import msgspec
 
-from kclrun.errors import (
-    ConfigError,
-    InvariantViolation,
-    ProcessorVerdict,
-    RecordError,
-    UndecodableRecord,
-    is_host_shortage,
-)
+from kclrun import errors
 from kclrun.model.record import Decoding, Record
 
 # Bytes into a value. Raises: anything; RecordError with words that do not contain the payload.
@@ -72,18 +65,18 @@ def decoding(decode: Decode) -> Decoding:
     def decoded(record: Record) -> Any:
         try:
             return decode(record.data)
-        except (ConfigError, ProcessorVerdict, InvariantViolation):
+        except (errors.ConfigError, errors.ProcessorVerdict, errors.InvariantViolation):
             raise  # not a matter of this record
         except Exception as error:
-            if is_host_shortage(error):
+            if errors.is_host_shortage(error):
                 raise
-            raise UndecodableRecord(_reason(error), record) from None
+            raise errors.UndecodableRecord(_reason(error), record) from None
 
     return Decoding(decoded)
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, RecordError):
+    if isinstance(error, errors.RecordError):
         return str(error)
     if isinstance(error, UnicodeDecodeError):
         return f"not {error.encoding.upper()} at byte {error.start}"

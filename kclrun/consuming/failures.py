@@ -23,15 +23,8 @@ from typing import Final
 
 import msgspec
 
+from kclrun import errors
 from kclrun.consuming.delivery import Attempts, ErrorPolicy, GiveUp, RetryAfter
-from kclrun.errors import (
-    ConfigError,
-    FailedRecords,
-    HaltShard,
-    ProcessorError,
-    RetryLater,
-    UndecodableRecord,
-)
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
@@ -198,8 +191,10 @@ class BatchRun:
     def checked(self, error: BaseException) -> BaseException:
         """What the call of the last Give raised; another error for a FailedRecords that does not
         name records of it, and so says nothing of any."""
-        if isinstance(error, FailedRecords) and not self._named(error):
-            return ProcessorError("FailedRecords does not name records of the batch of its call")
+        if isinstance(error, errors.FailedRecords) and not self._named(error):
+            return errors.ProcessorError(
+                "FailedRecords does not name records of the batch of its call"
+            )
         return error
 
     def raised(
@@ -221,13 +216,13 @@ class BatchRun:
         max_age_s = self._policy.max_age_s
         oldest = self._records[self._left[0]].approximate_arrival_timestamp
         is_old = max_age_s is not None and wall - oldest > max_age_s
-        if isinstance(error, HaltShard):
+        if isinstance(error, errors.HaltShard):
             self._halt(str(error))
-        elif isinstance(error, RetryLater) and not is_old:
+        elif isinstance(error, errors.RetryLater) and not is_old:
             return self._repeat(min(error.after_s, RETRY_LATER_MAX_S))
-        elif isinstance(error, ConfigError):
+        elif isinstance(error, errors.ConfigError):
             self._halt()
-        elif isinstance(error, UndecodableRecord) and (accused := self.accused(error)):
+        elif isinstance(error, errors.UndecodableRecord) and (accused := self.accused(error)):
             self._calls += 1
             if self._policy.then == "halt":
                 self._halt()
@@ -237,7 +232,7 @@ class BatchRun:
                 self._suspects = 0
                 self._plan_next()
         else:
-            if isinstance(error, FailedRecords):
+            if isinstance(error, errors.FailedRecords):
                 named = self._named(error)
                 self._has_success = self._has_success or len(named) < self._next
                 self._left = [*named, *self._left[self._next :]]
@@ -249,20 +244,20 @@ class BatchRun:
             if self._policy.then == "halt" or is_host_fault:
                 self._halt()
             else:
-                self._isolate(at, now, is_named=isinstance(error, FailedRecords))
+                self._isolate(at, now, is_named=isinstance(error, errors.FailedRecords))
         return None
 
     def accused(self, error: BaseException) -> Sequence[int]:
         """The indexes of the records of the last call that are at fault by `error`, as `checked`
         returned it; empty if it does not say. Ask before `raised`."""
         given = self._left[: self._next]
-        if isinstance(error, UndecodableRecord):
+        if isinstance(error, errors.UndecodableRecord):
             return [n for n in given if self._records[n] is error.record]
-        if isinstance(error, FailedRecords):
+        if isinstance(error, errors.FailedRecords):
             return self._named(error)
         return given if len(given) == 1 else ()
 
-    def _named(self, error: FailedRecords) -> list[int]:
+    def _named(self, error: errors.FailedRecords) -> list[int]:
         """The indexes of the records that it names; none if one is not of the last call."""
         places = {self._records[index].position: index for index in self._left[: self._next]}
         found = {places.get(record.position, -1) for record in error.records}

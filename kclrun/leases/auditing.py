@@ -15,22 +15,10 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import InvariantViolation
+from kclrun.leases import shard_sync
 from kclrun.leases.commands import Command, DescribeStream, Note, WriteRow
 from kclrun.leases.events import LeasesScanned, ShardsListed, StreamDescribed, WriteResolved
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.shard_sync import (
-    EndWatch,
-    Listing,
-    RecentRows,
-    SyncPlan,
-    TableTotals,
-    TrimWatch,
-    children_to_create,
-    sum_totals,
-    sync_empty_table,
-    sync_table,
-    table_totals,
-)
 from kclrun.leases.table_view import TableView
 from kclrun.model.lease import (
     CHILDREN_EXPIRED,
@@ -44,17 +32,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.stream import ONLY_STREAM, StreamKey, stream_name_of, stream_of
 from kclrun.model.time import Instant, WallTime
-from kclrun.protocol.writes import (
-    Applied,
-    CreateChildren,
-    CreateLease,
-    DeleteTrimmed,
-    LeaseChange,
-    Refused,
-    Throttled,
-    Unavailable,
-    keys_of,
-)
+from kclrun.protocol import writes
 
 # ListShards shows within seconds that a shard was closed, or was made.
 _LAG_MAX_S: Final = 300.0
@@ -140,14 +118,14 @@ class StreamWatch:
             return None
         return why_another_stream(leases, self._created_at)
 
-    def asks_at_first(self, before: Listing | None, listing: Listing) -> bool:
+    def asks_at_first(self, before: shard_sync.Listing | None, listing: shard_sync.Listing) -> bool:
         """Whether to ask the service for the creation time although nothing is wrong."""
         if self._created_at is None or not listing.shards or (before and before.shards):
             return False
         described = self._described_instant
         return described is None or listing.seen_instant - described >= _VOUCHED_FOR_S
 
-    def doubts(self, before: Listing | None, listing: Listing) -> bool:
+    def doubts(self, before: shard_sync.Listing | None, listing: shard_sync.Listing) -> bool:
         """Whether this listing must not be used before the service was asked. A listing with the
         same shards as the one for which the service confirmed the stream is believed."""
         self._doubted = None
@@ -174,7 +152,7 @@ class StreamWatch:
             " `start`"
         )
 
-    def misfits(self, leases: Iterable[Lease], listing: Listing) -> tuple[str, ...]:
+    def misfits(self, leases: Iterable[Lease], listing: shard_sync.Listing) -> tuple[str, ...]:
         """Signs of rows of another stream, in words, whether rows carry a time or not."""
         found: list[str] = []
         ended_since = self._open_and_ended_since
@@ -195,7 +173,7 @@ class StreamWatch:
         return tuple(found[:_KEYS_SHOWN_MAX])
 
 
-def _contradicts(before: Listing, listing: Listing) -> bool:
+def _contradicts(before: shard_sync.Listing, listing: shard_sync.Listing) -> bool:
     for shard in before.shards:
         now = listing.graph.get(shard.shard_id)
         if now is None and shard.is_open:
@@ -241,18 +219,18 @@ class Auditor:
     def __init__(
         self, policy: ManagerPolicy, held: Collection[LeaseKey], stream: StreamKey = ONLY_STREAM
     ) -> None:
-        self.listing: Listing | None = None
-        self.under_way: dict[LeaseKey, LeaseChange] = {}
+        self.listing: shard_sync.Listing | None = None
+        self.under_way: dict[LeaseKey, writes.LeaseChange] = {}
         self.should_list_soon = False
         self._policy = policy
         self._held = held
         self._stream = stream
-        self._trims = TrimWatch(policy.failover_s)
-        self._ends = EndWatch(max(policy.failover_s, policy.ended_rows_stay_s))
+        self._trims = shard_sync.TrimWatch(policy.failover_s)
+        self._ends = shard_sync.EndWatch(max(policy.failover_s, policy.ended_rows_stay_s))
         self._told_expired: set[LeaseKey] = set()
         self._created_at = policy.created.get(stream)
         self.stream_watch = StreamWatch(stream, self._created_at, policy.described_instant)
-        self._recent = RecentRows(policy.failover_s)
+        self._recent = shard_sync.RecentRows(policy.failover_s)
         self._has_seen_rows = False
         self._noted: dict[str, object] = {}
 
@@ -284,7 +262,7 @@ class Auditor:
         if before is not None and before.shards == event.shards:
             listing = before.seen_again(event.listed_at, now)
         else:
-            listing = Listing(event.shards, event.listed_at, now)
+            listing = shard_sync.Listing(event.shards, event.listed_at, now)
         is_doubted = self.stream_watch.doubts(before, listing)
         commands: list[Command] = []
         if is_doubted or self.stream_watch.asks_at_first(before, listing):
@@ -301,10 +279,14 @@ class Auditor:
         commands += self._note_change("shard_sync_refused", plan.problem or 0, level="warning")
         # Children of shards with a row first: they are read from their beginning, whatever
         # `start` says.
-        for created in () if self._policy.is_bounded else children_to_create(view, listing):
+        for created in (
+            () if self._policy.is_bounded else shard_sync.children_to_create(view, listing)
+        ):
             children = tuple(map(self._of_this_stream, created.children))
-            commands += self._write((CreateChildren(children, created.parents),))
-        commands += self._write(CreateLease(self._of_this_stream(lease)) for lease in plan.leases)
+            commands += self._write((writes.CreateChildren(children, created.parents),))
+        commands += self._write(
+            writes.CreateLease(self._of_this_stream(lease)) for lease in plan.leases
+        )
         self._trims.update(view, listing)
         if self._policy.cleanup:
             # One sync period: the expected time between two listings of this manager [P10].
@@ -329,18 +311,18 @@ class Auditor:
         An unknown outcome needs no reading back. The next scan shows the row or not, and the
         condition protects the row if the write arrives late.
         """
-        for key in keys_of(event.change):
+        for key in writes.keys_of(event.change):
             if self.under_way.pop(key, None) != event.change:
                 raise InvariantViolation(f"lease {key}: an outcome of no write under way")
         commands: list[Command] = []
-        if isinstance(event.outcome, Applied):
+        if isinstance(event.outcome, writes.Applied):
             commands = self._note_write(event.change)
-        elif isinstance(event.outcome, Refused):
+        elif isinstance(event.outcome, writes.Refused):
             code, message = event.outcome.code, event.outcome.message
             commands = self._note_change("audit_refused", code, level="error", message=message)
-        if isinstance(event.outcome, Refused | Throttled | Unavailable):
+        if isinstance(event.outcome, writes.Refused | writes.Throttled | writes.Unavailable):
             return commands, False
-        has_created = isinstance(event.change, CreateLease | CreateChildren)
+        has_created = isinstance(event.change, writes.CreateLease | writes.CreateChildren)
         return commands, has_created and not self.is_creating
 
     def _of_this_stream(self, lease: Lease) -> Lease:
@@ -349,14 +331,19 @@ class Auditor:
 
     @property
     def is_creating(self) -> bool:
-        return any(isinstance(c, CreateLease | CreateChildren) for c in self.under_way.values())
+        return any(
+            isinstance(c, writes.CreateLease | writes.CreateChildren)
+            for c in self.under_way.values()
+        )
 
-    def _plan(self, event: ShardsListed, view: TableView, listing: Listing) -> SyncPlan:
+    def _plan(
+        self, event: ShardsListed, view: TableView, listing: shard_sync.Listing
+    ) -> shard_sync.SyncPlan:
         if not view.is_empty:
             older = listing.contradiction(view.rows.values())
             if older is not None:
-                return SyncPlan(problem=f"the listing is older than the table: {older}")
-            return sync_table(
+                return shard_sync.SyncPlan(problem=f"the listing is older than the table: {older}")
+            return shard_sync.sync_table(
                 listing,
                 lambda key: self._has_row(key, view),
                 self._policy.start,
@@ -364,14 +351,14 @@ class Auditor:
                 pause_of_stream(view.rows.values()),
             )
         if self._has_seen_rows:
-            return SyncPlan(
+            return shard_sync.SyncPlan(
                 problem=f"the lease table lost all {self._its_rows} while we were running; no"
                 " position is guessed: restore the table, or restart kclrun to begin at the start"
                 " position"
             )
         if event.at_start is None:
-            return SyncPlan()
-        return sync_empty_table(event.at_start, self._policy.start, event.listed_at)
+            return shard_sync.SyncPlan()
+        return shard_sync.sync_empty_table(event.at_start, self._policy.start, event.listed_at)
 
     def _has_row(self, key: str, view: TableView) -> bool:
         """Whether the row is there, or was within a failover: its live owner may write it again."""
@@ -382,27 +369,27 @@ class Auditor:
         name = stream_name_of(self._stream)
         return f"rows of stream {name}" if name else "its rows"
 
-    def _write(self, changes: Iterable[LeaseChange]) -> list[Command]:
+    def _write(self, changes: Iterable[writes.LeaseChange]) -> list[Command]:
         """Send the changes of rows that are not held here and have no write under way."""
         commands: list[Command] = []
         for change in changes:
-            keys = keys_of(change)
+            keys = writes.keys_of(change)
             if any(key in self.under_way or key in self._held for key in keys):
                 continue
             self.under_way.update(dict.fromkeys(keys, change))
             commands.append(WriteRow(change))
         return commands
 
-    def _note_write(self, change: LeaseChange) -> list[Command]:
+    def _note_write(self, change: writes.LeaseChange) -> list[Command]:
         """Log creations and trims: they are rare. Deletions of ended rows are not logged."""
-        keys = keys_of(change)
-        if isinstance(change, CreateLease):
+        keys = writes.keys_of(change)
+        if isinstance(change, writes.CreateLease):
             position = str(change.lease.checkpoint)
             return [Note("lease_created", key=keys[0], fields={"position": position})]
-        if isinstance(change, CreateChildren):
+        if isinstance(change, writes.CreateChildren):
             parent, children = change.parents[0].key, ", ".join(keys)
             return [Note("children_healed", "warning", parent, {"children": children})]
-        if isinstance(change, DeleteTrimmed):
+        if isinstance(change, writes.DeleteTrimmed):
             return [Note("trimmed_row_deleted", "warning", keys[0])]
         return []
 
@@ -582,7 +569,7 @@ class Audits:
     def resolved(self, event: WriteResolved) -> tuple[list[Command], bool]:
         """Take in an outcome. Also returns True once all rows that were being created can be
         taken."""
-        stream = stream_of(keys_of(event.change)[0])
+        stream = stream_of(writes.keys_of(event.change)[0])
         commands, has_created = self._auditors[stream].resolved(event)
         return commands, has_created and not self.is_creating
 
@@ -608,9 +595,9 @@ class Audits:
         """Whether every stream was listed at least once."""
         return len(self._synced) == len(self._auditors)
 
-    def totals(self) -> TableTotals:
+    def totals(self) -> shard_sync.TableTotals:
         """The counts of the last scan and the last listings, over all streams."""
-        return sum_totals(
-            table_totals(self._views[stream], auditor.listing, self._held)
+        return shard_sync.sum_totals(
+            shard_sync.table_totals(self._views[stream], auditor.listing, self._held)
             for stream, auditor in self._auditors.items()
         )

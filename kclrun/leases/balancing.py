@@ -28,18 +28,7 @@ from kclrun.model.lease import ASK_STALE_AFTER_S, OFFERED, Lease, LeaseKey, Owne
 from kclrun.model.sequence import LATEST
 from kclrun.model.stream import stream_of
 from kclrun.model.time import Instant
-from kclrun.protocol.writes import (
-    Applied,
-    Ask,
-    ConditionFailed,
-    Decline,
-    Offer,
-    Outcome,
-    OutcomeUnknown,
-    Refused,
-    Take,
-    Withdraw,
-)
+from kclrun.protocol import writes
 
 # A row that was not given away within 30 s has an owner that is stuck in a batch or that refuses.
 # For ten times as long we ask for other rows instead. Halts and restarts are over by then.
@@ -49,7 +38,7 @@ _LEFT_ALONE_S: Final = 10 * ASK_STALE_AFTER_S
 class _Asked(msgspec.Struct):
     """One ask of ours. `since_instant` is when its outcome came; None while it is under way."""
 
-    change: Ask
+    change: writes.Ask
     since_instant: Instant | None = None
 
 
@@ -99,18 +88,18 @@ class Asker:
         """Write an ask on this row. It replaces one that stood there for too long, if any. The time
         on it is for people: no decision uses it."""
         at = self._observation.wall_time(now)
-        change = Ask(lease.key, self._me, asked, at, lease.handoff)
+        change = writes.Ask(lease.key, self._me, asked, at, lease.handoff)
         self._asks[lease.key] = _Asked(change)
         return [WriteRow(change)]
 
-    def resolved(self, change: Ask, outcome: Outcome, now: Instant) -> list[Command]:
+    def resolved(self, change: writes.Ask, outcome: writes.Outcome, now: Instant) -> list[Command]:
         """Take in the outcome of the write. An ask that did not apply is planned anew with the next
         scan. An unknown outcome counts as applied until a scan shows otherwise."""
         asked = self._asks.get(change.key)
         if asked is None or asked.change != change or asked.since_instant is not None:
             raise InvariantViolation(f"lease {change.key}: an outcome of no ask under way")
         commands: list[Command] = []
-        if isinstance(outcome, Applied | OutcomeUnknown):
+        if isinstance(outcome, writes.Applied | writes.OutcomeUnknown):
             asked.since_instant = now
             if self._is_draining:
                 commands = self._withdraw(change.key)
@@ -130,23 +119,25 @@ class Asker:
                 commands += self._withdraw(key)
         return commands
 
-    def ended(self, change: Withdraw | Decline, outcome: Outcome) -> list[Command]:
+    def ended(
+        self, change: writes.Withdraw | writes.Decline, outcome: writes.Outcome
+    ) -> list[Command]:
         """Take in the outcome of a withdrawal or a decline. It is never repeated: if it did not
         arrive, the others wait, as for an owner that died."""
         if change.key not in self._ending:
             raise InvariantViolation(f"lease {change.key}: an outcome of no ask that ends")
         self._ending.discard(change.key)
-        if not isinstance(change, Withdraw) or not isinstance(outcome, ConditionFailed):
+        if isinstance(change, writes.Decline) or not isinstance(outcome, writes.ConditionFailed):
             return []
         row = outcome.row
         if row is not None and row.owner == OFFERED and row.offered_to == self._me:
             self._ending.add(row.key)
-            return [WriteRow(Decline(row.key, self._me, row.counter))]
+            return [WriteRow(writes.Decline(row.key, self._me, row.counter))]
         return []
 
     def _withdraw(self, key: LeaseKey) -> list[Command]:
         self._ending.add(key)
-        return [WriteRow(Withdraw(key, self._me))]
+        return [WriteRow(writes.Withdraw(key, self._me))]
 
     def over(self, key: LeaseKey) -> None:
         """The row is being taken: the ask is over, whether the take applies or not."""
@@ -169,7 +160,7 @@ class Asker:
             elif scanned_instant > since and not self._stands(asked.change, rows.get(key)):
                 del self._asks[key]
 
-    def _stands(self, change: Ask, row: Lease | None) -> bool:
+    def _stands(self, change: writes.Ask, row: Lease | None) -> bool:
         """Whether the row still carries our ask, or is offered to us."""
         if row is None or row.is_ended:
             return False
@@ -181,13 +172,13 @@ class Asker:
 
 
 def _noted(
-    event: str, key: LeaseKey, owner: OwnerId, outcome: Outcome, refusal: str | None
+    event: str, key: LeaseKey, owner: OwnerId, outcome: writes.Outcome, refusal: str | None
 ) -> tuple[str | None, list[Command]]:
     """The line of the log for the outcome of a write to another owner's row. A refusal is logged
     once for each code until a write succeeds: also returns the code that was logged last."""
-    if isinstance(outcome, Applied):
+    if isinstance(outcome, writes.Applied):
         return None, [Note(event, key=key, fields={"row_owner": owner})]
-    if isinstance(outcome, Refused) and outcome.code != refusal:
+    if isinstance(outcome, writes.Refused) and outcome.code != refusal:
         fields = {"code": outcome.code, "message": outcome.message}
         return outcome.code, [Note("write_refused", "error", key, {**fields})]
     return refusal, []
@@ -387,9 +378,9 @@ class ExpiredLeaseOffers:
             raise InvariantViolation(f"lease {lease.key}: no owner in whose name to offer it")
         at = lease.checkpoint
         self.under_way.add(lease.key)
-        return [WriteRow(Offer(lease.key, lease.owner, lease.counter, at, at))]
+        return [WriteRow(writes.Offer(lease.key, lease.owner, lease.counter, at, at))]
 
-    def resolved(self, change: Offer, outcome: Outcome) -> list[Command]:
+    def resolved(self, change: writes.Offer, outcome: writes.Outcome) -> list[Command]:
         """Take in any outcome of the write. The table shows the rest."""
         if change.key not in self.under_way:
             raise InvariantViolation(f"lease {change.key}: an outcome of no offer under way")
@@ -529,20 +520,23 @@ class Balancer:
         return commands, self._is_scan_too_old(event.leases, loads, now)
 
     def on_write(
-        self, change: Ask | Withdraw | Decline | Offer, outcome: Outcome, now: Instant
+        self,
+        change: writes.Ask | writes.Withdraw | writes.Decline | writes.Offer,
+        outcome: writes.Outcome,
+        now: Instant,
     ) -> list[Command]:
         """Take in the outcome of an ask, of its end, or of an offer in another owner's name."""
         match change:
-            case Ask() if change.owner != self._policy.me:
+            case writes.Ask() if change.owner != self._policy.me:
                 commands, wanted = self._load.resolved(change, outcome, now)
                 if wanted is not None and not self._held.is_draining:
                     commands += self._asker.ask(wanted, change.owner, now)
                 return commands
-            case Ask():
+            case writes.Ask():
                 return self._asker.resolved(change, outcome, now)
-            case Offer():
+            case writes.Offer():
                 return self._expired_offers.resolved(change, outcome)
-            case Withdraw() | Decline():
+            case writes.Withdraw() | writes.Decline():
                 return self._asker.ended(change, outcome)
 
     def tick(self, now: Instant) -> list[Command]:
@@ -666,7 +660,7 @@ class Balancer:
     def _take(self, lease: Lease, now: Instant, *, forced: bool = False) -> list[Command]:
         self._asker.over(lease.key)
         pinned_at = self._observation.wall_time(now) if _lacks_pin(lease) else None
-        take = Take(
+        take = writes.Take(
             key=lease.key,
             owner=self._policy.me,
             seen_owner=lease.owner,

@@ -14,40 +14,14 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import InvariantViolation
+from kclrun.leases import events
 from kclrun.leases.commands import Command, Note
-from kclrun.leases.events import (
-    ProcessEvent,
-    ProcessExited,
-    ProcessReported,
-    ProcessStarted,
-    StartFailed,
-)
 from kclrun.leases.lines import pause_words
 from kclrun.leases.table_view import is_nobody
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
+from kclrun.protocol import reports, writes
 from kclrun.protocol.in_flight import Change, InFlight
-from kclrun.protocol.reports import (
-    Checkpointed,
-    CoreReport,
-    LeaseClaimed,
-    LeaseKept,
-    LeaseLost,
-    LeaseReleased,
-    ProcessBroke,
-    ProcessorFailed,
-    ShardEnded,
-    StartUnclaimed,
-    reason_of,
-)
-from kclrun.protocol.writes import (
-    CreateLease,
-    HaltLease,
-    Offer,
-    Release,
-    Renew,
-    Take,
-)
 
 # L7 allows five restarts of a crash loop; the fifth death in a row is the last one that counts.
 DEATHS_MAX: Final = 5
@@ -367,51 +341,55 @@ class HeldLease(msgspec.Struct, kw_only=True):
         paused = self.row.pause if self.row is not None and self.state is State.PAUSED else None
         return self.waiting_since or (paused.paused_at if paused is not None else None)
 
-    def on_report(self, event: ProcessEvent, now: Instant, failover_s: float) -> list[Command]:
+    def on_report(
+        self, event: events.ProcessEvent, now: Instant, failover_s: float
+    ) -> list[Command]:
         """Take in a report of its live process, or of the end of that process.
 
         A process that reported its end stopped in good order; one that ended without a report
         crashed. `Restarts` decides about several crashes, and about a process that broke.
         """
         match event:
-            case ProcessExited():
+            case events.ProcessExited():
                 return self._died(event, now)
-            case StartFailed():
+            case events.StartFailed():
                 self.restarts.failed(now)
                 self.trouble = event.reason
                 self.rest_until = Instant(now + self.restarts.pause_s)
                 self.step(Step.NOT_STARTED)
                 return [self.note("start_failed", "error", reason=event.reason)]
-            case ProcessReported(_, report):
+            case events.ProcessReported(_, report):
                 return self._on_reported(report, now, failover_s)
-            case ProcessStarted():
+            case events.ProcessStarted():
                 return []  # only the shell needs its pid
 
-    def _on_reported(self, report: CoreReport, now: Instant, failover_s: float) -> list[Command]:
+    def _on_reported(
+        self, report: reports.CoreReport, now: Instant, failover_s: float
+    ) -> list[Command]:
         notes: list[Command] = []
-        self.needs_own_process |= isinstance(report, LeaseKept) and not report.is_paused
+        self.needs_own_process |= isinstance(report, reports.LeaseKept) and not report.is_paused
         match report:
-            case LeaseClaimed():
+            case reports.LeaseClaimed():
                 if self.state is State.STARTING:
                     self.step(Step.CLAIMED)
                 return []
-            case Checkpointed():
+            case reports.Checkpointed():
                 self.restarts.progressed()
                 self.waiting_since = None
                 return []
-            case ShardEnded() | LeaseReleased():
+            case reports.ShardEnded() | reports.LeaseReleased():
                 self.is_over = True
-            case ProcessorFailed(is_host_fault=True):
+            case reports.ProcessorFailed(is_host_fault=True):
                 self.has_broken, self.has_starved = True, True
-                self.trouble = reason_of(report)
-            case ProcessorFailed():
-                self.failure = reason_of(report)
-            case LeaseLost():
+                self.trouble = reports.reason_of(report)
+            case reports.ProcessorFailed():
+                self.failure = reports.reason_of(report)
+            case reports.LeaseLost():
                 notes.append(self.note("process_lost_lease", "warning", reason=report.reason))
-            case ProcessBroke():
+            case reports.ProcessBroke():
                 self.has_broken, self.has_starved = True, False
                 self.trouble = report.reason
-            case StartUnclaimed():
+            case reports.StartUnclaimed():
                 notes.append(self.note("start_unclaimed", "warning", reason=report.reason))
                 # A start command is valid for a failover, and before it a write of ours came
                 # through: if the process claimed nothing in that time, its host is too slow [P4].
@@ -422,7 +400,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
             self.step(Step.REPORTED_END)
         return notes
 
-    def _died(self, event: ProcessExited, now: Instant) -> list[Command]:
+    def _died(self, event: events.ProcessExited, now: Instant) -> list[Command]:
         """The process is proven to have ended. If it had not reported its end, it crashed."""
         self.waiting_since = event.waiting_since or self.waiting_since
         if self.is_over:
@@ -468,37 +446,37 @@ class HeldLease(msgspec.Struct, kw_only=True):
             return []
         self.row = row
         self.renew_instant = Instant(sent_instant + renew_every_s)
-        if by_reply or isinstance(change, Take):
+        if by_reply or isinstance(change, writes.Take):
             self.is_proven = True
             self.confirmed_instant = sent_instant
         match change:
-            case Take():
+            case writes.Take():
                 self.ours_instant = now
                 return self._taken(change, row)
-            case CreateLease():
+            case writes.CreateLease():
                 return [self.note("row_restored", "warning", position=str(row.checkpoint))]
-            case HaltLease(halt=halt):
+            case writes.HaltLease(halt=halt):
                 self.step(Step.HALTED)
                 return [self.note("lease_halted", "error", reason=halt.reason)]
-            case Release() | Offer():
+            case writes.Release() | writes.Offer():
                 self.step(Step.RELEASED)
                 return self._given(change, row)
-            case Renew() if self.state is State.HALTED and row.halt is None:
+            case writes.Renew() if self.state is State.HALTED and row.halt is None:
                 self.failure = None
                 self.restarts.progressed()
                 self.step(Step.RESUMED)
                 return [self.note("lease_resumed")]
         return []
 
-    def _given(self, change: Release | Offer, row: Lease) -> list[Command]:
+    def _given(self, change: writes.Release | writes.Offer, row: Lease) -> list[Command]:
         if not is_nobody(row.owner):  # taken before the outcome arrived: its new owner logs that
             return []
         at = str(change.position)
-        if isinstance(change, Release):
+        if isinstance(change, writes.Release):
             return [self.note("lease_released", position=at)]
         return [self.note("lease_offered", position=at, target=change.offered_to)]
 
-    def _taken(self, change: Take, row: Lease) -> list[Command]:
+    def _taken(self, change: writes.Take, row: Lease) -> list[Command]:
         taken = self.note("lease_taken", position=str(row.checkpoint), former=change.seen_owner)
         if row.halt is None:
             self.step(Step.TAKEN)
@@ -540,7 +518,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
             if not self.are_parents_over:
                 raise self._broken("was started before its parents ended")
         elif (change := self.in_flight.change) is not None:
-            written = change.lease if isinstance(change, CreateLease) else change
+            written = change.lease if isinstance(change, writes.CreateLease) else change
             if getattr(written, "key", None) != self.key:
                 raise self._broken("has another lease's write")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from kclrun.errors import InvariantViolation
+from kclrun.leases import events
 from kclrun.leases.capacity import Places
 from kclrun.leases.commands import (
     Command,
@@ -22,14 +23,6 @@ from kclrun.leases.commands import (
     ReadRow,
     StartProcess,
     WriteRow,
-)
-from kclrun.leases.events import (
-    ParentsRead,
-    ProcessEvent,
-    ProcessReported,
-    RowRead,
-    RowUnreadable,
-    WriteResolved,
 )
 from kclrun.leases.held_lease import (
     WITH_PROCESS,
@@ -55,30 +48,8 @@ from kclrun.model.lease import (
     Owner,
 )
 from kclrun.model.time import Instant
+from kclrun.protocol import reports, writes
 from kclrun.protocol.in_flight import Change, Fate
-from kclrun.protocol.reports import (
-    Checkpointed,
-    LeaseClaimed,
-    ProcessorFailed,
-    StartUnclaimed,
-    reason_of,
-)
-from kclrun.protocol.writes import (
-    BROKEN_ROW,
-    Applied,
-    ConditionFailed,
-    CreateLease,
-    HaltLease,
-    Offer,
-    Outcome,
-    OutcomeUnknown,
-    Refused,
-    Release,
-    Renew,
-    Take,
-    Throttled,
-    Unavailable,
-)
 
 # States without a process and without a task of their own: a drain gives these leases up at once.
 _IDLE = frozenset(
@@ -131,7 +102,7 @@ class HeldLeases:
 
     # What the manager decides.
 
-    def take(self, change: Take, now: Instant) -> list[Command]:
+    def take(self, change: writes.Take, now: Instant) -> list[Command]:
         held_lease = HeldLease(key=change.key, state=State.TAKING)
         self.held_leases[change.key] = held_lease
         return [self._write(held_lease, change, now)]
@@ -194,14 +165,16 @@ class HeldLeases:
 
     # What became of reads, writes and processes.
 
-    def on_write(self, event: WriteResolved, held_lease: HeldLease, now: Instant) -> list[Command]:
+    def on_write(
+        self, event: events.WriteResolved, held_lease: HeldLease, now: Instant
+    ) -> list[Command]:
         change = held_lease.in_flight.change
         if change is None or change != event.change:
             raise InvariantViolation(f"lease {held_lease.key}: an outcome of no write under way")
         commands = self._resolve(held_lease, change, event.outcome, now)
         return commands + self._settle(held_lease, now)
 
-    def on_row(self, event: RowRead, now: Instant) -> list[Command]:
+    def on_row(self, event: events.RowRead, now: Instant) -> list[Command]:
         held_lease = self._reading(event.key)
         held_lease.is_reading = False
         if held_lease.in_flight.change is not None:
@@ -210,7 +183,7 @@ class HeldLeases:
             commands = self._examined(held_lease, event.row, now)
         return commands + self._settle(held_lease, now)
 
-    def on_unreadable(self, event: RowUnreadable, now: Instant) -> list[Command]:
+    def on_unreadable(self, event: events.RowUnreadable, now: Instant) -> list[Command]:
         """A broken row [P8]: its owner cannot be determined, so we only read it again. A drain does
         not wait for a person: a row that cannot be read is not given up."""
         held_lease = self._reading(event.key)
@@ -221,7 +194,7 @@ class HeldLeases:
         note = held_lease.note("broken_row_left", "warning", reason=event.reason)
         return [note, *self._settle(held_lease, now)]
 
-    def on_parents(self, event: ParentsRead, now: Instant) -> list[Command]:
+    def on_parents(self, event: events.ParentsRead, now: Instant) -> list[Command]:
         """Take in consistent reads. An answer that comes too late for its lease changes nothing."""
         held_lease = self.held_leases.get(event.key)
         if held_lease is None or not held_lease.is_asking_parents:
@@ -230,19 +203,19 @@ class HeldLeases:
         held_lease.are_parents_over = have_ended(event.parents)
         return self._settle(held_lease, now)
 
-    def on_report(self, event: ProcessEvent, now: Instant) -> list[Command]:
+    def on_report(self, event: events.ProcessEvent, now: Instant) -> list[Command]:
         held_lease = self.held_leases.get(event.key)
         if held_lease is None or held_lease.state not in WITH_PROCESS:
             self._take_in_late(event, held_lease)
             return []
         commands: list[Command] = []
-        report = event.report if isinstance(event, ProcessReported) else None
-        if isinstance(report, Checkpointed):
+        report = event.report if isinstance(event, events.ProcessReported) else None
+        if isinstance(report, reports.Checkpointed):
             commands += self.host_places.moved(held_lease.restarts.started_instant, now)
-        elif isinstance(report, LeaseClaimed):
+        elif isinstance(report, reports.LeaseClaimed):
             self.host_places.claimed()
         commands += held_lease.on_report(event, now, self._policy.failover_s)
-        has_expired = isinstance(report, StartUnclaimed) and held_lease.has_broken
+        has_expired = isinstance(report, reports.StartUnclaimed) and held_lease.has_broken
         if has_expired and self.are_others_in_sight:
             commands += self.host_places.start_expired(self._running(), held_lease.trouble, now)
         return commands + self._settle(held_lease, now)
@@ -263,14 +236,16 @@ class HeldLeases:
                     due.append(until)
         return Instant(max(now, min(due))) if due else None
 
-    def _take_in_late(self, event: ProcessEvent, held_lease: HeldLease | None) -> None:
+    def _take_in_late(self, event: events.ProcessEvent, held_lease: HeldLease | None) -> None:
         """Ignore reports that an ended process left in its ring, except the reason of a halt."""
-        if not isinstance(event, ProcessReported):
+        if not isinstance(event, events.ProcessReported):
             raise InvariantViolation(f"lease {event.key}: {type(event).__name__}, and no process")
         is_examining = held_lease is not None and held_lease.state is State.EXAMINING
         report = event.report
-        if held_lease is not None and is_examining and isinstance(report, ProcessorFailed):
-            held_lease.failure = held_lease.failure if report.is_host_fault else reason_of(report)
+        if held_lease is not None and is_examining and isinstance(report, reports.ProcessorFailed):
+            held_lease.failure = (
+                held_lease.failure if report.is_host_fault else reports.reason_of(report)
+            )
 
     def _reading(self, key: LeaseKey) -> HeldLease:
         held_lease = self.held_leases.get(key)
@@ -301,32 +276,32 @@ class HeldLeases:
         return WriteRow(change, not_before)
 
     def _resolve(
-        self, held_lease: HeldLease, change: Change, outcome: Outcome, now: Instant
+        self, held_lease: HeldLease, change: Change, outcome: writes.Outcome, now: Instant
     ) -> list[Command]:
         match outcome:
-            case Applied(row):
-                if isinstance(change, CreateLease):
+            case writes.Applied(row):
+                if isinstance(change, writes.CreateLease):
                     row = change.lease
                 if row is None:
                     raise InvariantViolation(f"lease {held_lease.key}: a success without the row")
                 self._refusals.clear()
                 return held_lease.on_applied(change, row, now, self._renew_every_s, by_reply=True)
-            case ConditionFailed(row):
+            case writes.ConditionFailed(row):
                 return self._judged(held_lease, row, now, answered=True)
-            case OutcomeUnknown():
+            case writes.OutcomeUnknown():
                 if not held_lease.in_flight.unresolved:  # only the earliest counts
                     held_lease.in_flight.unresolved.append(held_lease.sent_instant)
                 held_lease.is_reading = True
                 return [ReadRow(held_lease.key)]
-            case Throttled() | Unavailable():
+            case writes.Throttled() | writes.Unavailable():
                 return self._again(held_lease, now)
-            case Refused(code) if code == BROKEN_ROW:
+            case writes.Refused(code) if code == writes.BROKEN_ROW:
                 notes = self._note_refusal(outcome)
                 if self.is_draining:  # a drain does not wait until the row is repaired
                     self._abandon(held_lease)
                     return notes
                 return notes + self._again(held_lease, now, UNREADABLE_PAUSE_S)
-            case Refused():
+            case writes.Refused():
                 notes = self._note_refusal(outcome)
                 return notes + self._again(held_lease, now, self._policy.refused_pause_s)
 
@@ -338,7 +313,7 @@ class HeldLeases:
             pause_s = write_pause_s(held_lease.attempts + 1, self._chance())
         change = held_lease.in_flight.required()
         is_late = self.is_draining or held_lease.attempts >= TAKE_ATTEMPTS_MAX
-        if isinstance(change, Take) and is_late and held_lease.in_flight.withdraw():
+        if isinstance(change, writes.Take) and is_late and held_lease.in_flight.withdraw():
             held_lease.step(Step.NOT_OURS)
             return []
         not_before = Instant(now + pause_s)
@@ -352,7 +327,7 @@ class HeldLeases:
         held_lease.in_flight.end()
         held_lease.step(Step.NOT_OURS)
 
-    def _note_refusal(self, refused: Refused) -> list[Command]:
+    def _note_refusal(self, refused: writes.Refused) -> list[Command]:
         """Log once for each code until a write succeeds: a missing permission fails all writes."""
         if refused.code in self._refusals:
             return []
@@ -367,20 +342,20 @@ class HeldLeases:
         so this send did not apply; else it was read because the outcome was unknown."""
         flight, change = held_lease.in_flight, held_lease.in_flight.required()
         if row is None:
-            fate = Fate.UNMOVED if isinstance(change, CreateLease) else Fate.LOST
+            fate = Fate.UNMOVED if isinstance(change, writes.CreateLease) else Fate.LOST
         else:
             seen_counter = held_lease.row.counter if held_lease.row is not None else 0
             fate = flight.judge(row, self._policy.me, seen_counter)
         if fate is Fate.UNMOVED and not answered:
             return self._again(held_lease, now)
         # A late write of our ended process renewed the row as well [P5].
-        is_renewed = fate is Fate.OTHER_WRITER and isinstance(change, Renew)
+        is_renewed = fate is Fate.OTHER_WRITER and isinstance(change, writes.Renew)
         if row is not None and (fate is Fate.APPLIED or is_renewed):
             return held_lease.on_applied(change, row, now, self._renew_every_s, by_reply=False)
         flight.end()
         if row is None and held_lease.row is not None and self._may_restore(held_lease, now):
             return self._restore(held_lease, held_lease.row, now)
-        if row is None or fate is Fate.LOST or isinstance(change, Take):
+        if row is None or fate is Fate.LOST or isinstance(change, writes.Take):
             return held_lease.lose(row)
         # The write never applied, but the row is ours: decide again from this row.
         held_lease.misses += 1
@@ -403,7 +378,7 @@ class HeldLeases:
         counter = row.counter + WRITTEN_AGAIN_AHEAD
         again = msgspec.structs.replace(row, counter=counter, handoff=None)
         vanished = held_lease.note("row_vanished", "error")
-        return [vanished, self._write(held_lease, CreateLease(again), now)]
+        return [vanished, self._write(held_lease, writes.CreateLease(again), now)]
 
     # Without a process: from the row, step by step, to the next start.
 
@@ -491,7 +466,7 @@ class HeldLeases:
             at = self._observation.wall_time(now)
             # If no older record is known, the record that halts it has arrived by now.
             halt = Halt(held_lease.failure or "", at, held_lease.waiting_since or at)
-            return [self._write(held_lease, HaltLease(row.key, me, row.counter, halt), now)]
+            return [self._write(held_lease, writes.HaltLease(row.key, me, row.counter, halt), now)]
         if state is State.RELEASING:
             return [self._write(held_lease, self._gift(held_lease, row, now), now)]
         commands: list[Command] = []
@@ -506,7 +481,7 @@ class HeldLeases:
             return [ReadRow(held_lease.key)]
         renews_before_start = state is State.RENEWING_BEFORE_START
         if renews_before_start or not held_lease.is_proven or now >= held_lease.renew_instant:
-            renew = Renew(row.key, me, row.counter, drops_ask=row.handoff is not None)
+            renew = writes.Renew(row.key, me, row.counter, drops_ask=row.handoff is not None)
             commands.append(self._write(held_lease, renew, now))
         return commands
 
@@ -533,23 +508,25 @@ class HeldLeases:
             return False
         return not self._observation.is_ask_stale(row, now)
 
-    def _gift(self, held_lease: HeldLease, row: Lease, now: Instant) -> Offer | Release:
+    def _gift(
+        self, held_lease: HeldLease, row: Lease, now: Instant
+    ) -> writes.Offer | writes.Release:
         """The write that gives the row away as it stands: offered to the asker, offered to any
         owner, or released. A halt stays on the row and travels with it [P17]."""
         me, at = self._policy.me, row.checkpoint
         must_leave = self._verdict(held_lease, row) is Verdict.GIVE_AWAY
         if held_lease.restarts.has_tripped and must_leave:
             died_on = DiedOn(self._slot, at)
-            return Offer(row.key, me, row.counter, at, at, died_on=died_on)
+            return writes.Offer(row.key, me, row.counter, at, at, died_on=died_on)
         if row.handoff is not None and self._is_asked_for(row, now):
             to = None if row.handoff.to == ANYBODY else row.handoff.to
-            return Offer(row.key, me, row.counter, at, at, offered_to=to)
+            return writes.Offer(row.key, me, row.counter, at, at, offered_to=to)
         # Before its parents end, a lease is not work and is not taken. It goes back to the state
         # in which it was created.
         gives_way = not held_lease.are_parents_over and not self.is_draining
         if self.are_others_in_sight and not gives_way:
-            return Offer(row.key, me, row.counter, at, at)
-        return Release(row.key, me, row.counter, at, at)
+            return writes.Offer(row.key, me, row.counter, at, at)
+        return writes.Release(row.key, me, row.counter, at, at)
 
     def _start(self, held_lease: HeldLease, now: Instant) -> StartProcess:
         """Start a process for the row. The command is void once our last write may have expired."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, get_args
 
 from kclrun.errors import InvariantViolation
+from kclrun.leases import events
 from kclrun.leases.auditing import Audits
 from kclrun.leases.balancing import Balancer
 from kclrun.leases.capacity import Places
@@ -22,25 +23,6 @@ from kclrun.leases.commands import (
     ReadKcl3Mode,
     ScanTable,
     StopRefused,
-)
-from kclrun.leases.events import (
-    DrainRequested,
-    Event,
-    FormerOwnersProvenGone,
-    Kcl3ModeRead,
-    Kcl3ModeUnreadable,
-    LeasesScanned,
-    OffersFound,
-    ParentsRead,
-    ProcessEvent,
-    ProcessReported,
-    RowRead,
-    RowUnreadable,
-    ShardsListed,
-    Started,
-    StreamDescribed,
-    Ticked,
-    WriteResolved,
 )
 from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.held_leases import HeldLeases
@@ -99,13 +81,13 @@ class ModeWatch:
         self._in_table = mode
         return self._tell()
 
-    def on_read(self, event: Kcl3ModeRead, _: Instant) -> list[Command]:
+    def on_read(self, event: events.Kcl3ModeRead, _: Instant) -> list[Command]:
         """Take in the mode in the other table."""
         self._is_reading = False
         self._elsewhere = event.mode
         return self._tell()
 
-    def on_unreadable(self, event: Kcl3ModeUnreadable, _: Instant) -> list[Command]:
+    def on_unreadable(self, event: events.Kcl3ModeUnreadable, _: Instant) -> list[Command]:
         """We may not read the other table: logged once, and never read again."""
         self._reads = False
         return [Note("kcl3_mode_unreadable", fields={"reason": event.reason})]
@@ -178,26 +160,26 @@ class LeaseManager:
         self._may_be_old = False  # whether the next scan may be eventually consistent
         self._hasty_scans = 0
         self._listing: set[StreamKey] = set()
-        self._handlers: Mapping[type[Event], Callable[[Any, Instant], list[Command]]] = {
-            Started: self._on_started,
-            Ticked: lambda _, now: self._held.tick(now),
-            LeasesScanned: self._on_scanned,
-            ShardsListed: self._on_listed,
-            StreamDescribed: self._on_described,
-            Kcl3ModeRead: self._modes.on_read,
-            Kcl3ModeUnreadable: self._modes.on_unreadable,
-            WriteResolved: self._on_write,
-            RowRead: self._held.on_row,
-            RowUnreadable: self._held.on_unreadable,
-            ParentsRead: self._held.on_parents,
-            OffersFound: self._on_offers,
-            FormerOwnersProvenGone: self._on_proven_gone,
-            DrainRequested: self._on_drain,
-            **dict.fromkeys(get_args(ProcessEvent), self._held.on_report),
-            ProcessReported: self._on_reported,
+        self._handlers: Mapping[type[events.Event], Callable[[Any, Instant], list[Command]]] = {
+            events.Started: self._on_started,
+            events.Ticked: lambda _, now: self._held.tick(now),
+            events.LeasesScanned: self._on_scanned,
+            events.ShardsListed: self._on_listed,
+            events.StreamDescribed: self._on_described,
+            events.Kcl3ModeRead: self._modes.on_read,
+            events.Kcl3ModeUnreadable: self._modes.on_unreadable,
+            events.WriteResolved: self._on_write,
+            events.RowRead: self._held.on_row,
+            events.RowUnreadable: self._held.on_unreadable,
+            events.ParentsRead: self._held.on_parents,
+            events.OffersFound: self._on_offers,
+            events.FormerOwnersProvenGone: self._on_proven_gone,
+            events.DrainRequested: self._on_drain,
+            **dict.fromkeys(get_args(events.ProcessEvent), self._held.on_report),
+            events.ProcessReported: self._on_reported,
         }
 
-    def handle(self, event: Event, now: Instant) -> tuple[Command, ...]:
+    def handle(self, event: events.Event, now: Instant) -> tuple[Command, ...]:
         """Take in an event and return the commands that follow.
 
         After `Finish` every event is ignored: only scans and reads under way still arrive.
@@ -295,12 +277,12 @@ class LeaseManager:
 
     # Events, in the order of a manager's life.
 
-    def _on_started(self, event: Started, now: Instant) -> list[Command]:
+    def _on_started(self, event: events.Started, now: Instant) -> list[Command]:
         self._observation.wall_offset_s = event.started_at - now
         self._ask_scan(now)
         return []
 
-    def _on_scanned(self, event: LeasesScanned, now: Instant) -> list[Command]:
+    def _on_scanned(self, event: events.LeasesScanned, now: Instant) -> list[Command]:
         self._is_scanning = False
         self._viewed_instant = self._scanned_instant
         ours, commands = self._audits.of_ours(event)
@@ -333,7 +315,7 @@ class LeaseManager:
         self.check()
         return commands
 
-    def _on_listed(self, event: ShardsListed, now: Instant) -> list[Command]:
+    def _on_listed(self, event: events.ShardsListed, now: Instant) -> list[Command]:
         self._listing.discard(event.stream)
         self._observation.wall_offset_s = event.listed_at - now
         if self.is_draining or self._is_refused or self._view is None:
@@ -343,7 +325,7 @@ class LeaseManager:
             self._ask_scan(Instant(now + 1.0))  # the Java KCL's pause between its three tries
         return commands
 
-    def _on_described(self, event: StreamDescribed, _: Instant) -> list[Command]:
+    def _on_described(self, event: events.StreamDescribed, _: Instant) -> list[Command]:
         if self.is_draining:
             return []
         return self._refuse(self._audits.why_stream_is_refused(event))
@@ -357,7 +339,7 @@ class LeaseManager:
         note = Note("stream_recreated", "error", fields={"detail": why})
         return [note, StopRefused("the stream was deleted and made again")]
 
-    def _on_write(self, event: WriteResolved, now: Instant) -> list[Command]:
+    def _on_write(self, event: events.WriteResolved, now: Instant) -> list[Command]:
         change = event.change
         if isinstance(change, Ask | Withdraw | Decline) or (
             isinstance(change, Offer) and change.owner != self._policy.me
@@ -372,19 +354,19 @@ class LeaseManager:
             self._ask_scan(now)
         return commands
 
-    def _on_offers(self, event: OffersFound, now: Instant) -> list[Command]:
+    def _on_offers(self, event: events.OffersFound, now: Instant) -> list[Command]:
         commands, is_scan_too_old = self._balancer.on_offers(event, now)
         if is_scan_too_old:
             self._ask_scan(now)
         return commands
 
-    def _on_proven_gone(self, event: FormerOwnersProvenGone, now: Instant) -> list[Command]:
+    def _on_proven_gone(self, event: events.FormerOwnersProvenGone, now: Instant) -> list[Command]:
         """Former owners are proven gone. Only a scan that begins after the proof counts [N5]."""
         self._gone |= event.owners
         self._ask_scan(now)
         return []
 
-    def _on_reported(self, event: ProcessReported, now: Instant) -> list[Command]:
+    def _on_reported(self, event: events.ProcessReported, now: Instant) -> list[Command]:
         commands = self._held.on_report(event, now)
         if not isinstance(event.report, ShardEnded):
             return commands
@@ -396,7 +378,7 @@ class LeaseManager:
         self._ask_scan(now)
         return commands
 
-    def _on_drain(self, event: DrainRequested, now: Instant) -> list[Command]:
+    def _on_drain(self, event: events.DrainRequested, now: Instant) -> list[Command]:
         if self.is_draining:
             return []
         note = Note("draining", fields={"reason": event.reason})

@@ -17,15 +17,15 @@ from kclrun.model.sequence import AT_TIMESTAMP, LATEST, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.stream import called
 from kclrun.model.time import WallTime
-from kclrun.protocol.writes import (
-    CreateLease,
-    DeleteReset,
-    FinishReset,
-    HaltForReset,
-    ResetLease,
-)
+from kclrun.protocol import writes
 
-ResetWrite = ResetLease | CreateLease | HaltForReset | DeleteReset | FinishReset
+ResetWrite = (
+    writes.ResetLease
+    | writes.CreateLease
+    | writes.HaltForReset
+    | writes.DeleteReset
+    | writes.FinishReset
+)
 
 
 class ResetStart(msgspec.Struct, frozen=True):
@@ -53,10 +53,10 @@ class ResetPlan(msgspec.Struct, frozen=True):
     """
 
     generation: int
-    begin: tuple[ResetLease | CreateLease, ...]
-    halt: tuple[HaltForReset, ...]
-    remove: tuple[DeleteReset, ...]
-    finish: tuple[FinishReset, ...]
+    begin: tuple[writes.ResetLease | writes.CreateLease, ...]
+    halt: tuple[writes.HaltForReset, ...]
+    remove: tuple[writes.DeleteReset, ...]
+    finish: tuple[writes.FinishReset, ...]
 
 
 def position_at(at: WallTime) -> ExtendedSequenceNumber:
@@ -140,7 +140,7 @@ def _plan(
     generation = highest_generation(rows) + 1
     is_latest = start.position == LATEST
     pinned_at = start.listed_at if is_latest else None
-    begin: list[ResetLease | CreateLease] = []
+    begin: list[writes.ResetLease | writes.CreateLease] = []
     for lease in leases:
         row = known.get(lease.key)
         if row is None:
@@ -152,10 +152,10 @@ def _plan(
                 latest_pinned_at=pinned_at,
                 stream_created_at=start.stream_created_at,
             )
-            begin.append(CreateLease(new))
+            begin.append(writes.CreateLease(new))
         else:
             begin.append(
-                ResetLease(
+                writes.ResetLease(
                     row.key,
                     row.owner,
                     row.counter,
@@ -166,41 +166,41 @@ def _plan(
                     pinned_at,
                 )
             )
-    keys = [each.lease.key if isinstance(each, CreateLease) else each.key for each in begin]
+    keys = [each.lease.key if isinstance(each, writes.CreateLease) else each.key for each in begin]
     return ResetPlan(
         generation,
         tuple(begin),
         tuple(
-            HaltForReset(row.key, row.owner, row.counter, start.halt)
+            writes.HaltForReset(row.key, row.owner, row.counter, start.halt)
             for row in others
             if not row.is_ended
         ),
         tuple(_removal(row) for row in others),
-        tuple(FinishReset(key, generation, start.halt.reason) for key in keys),
+        tuple(writes.FinishReset(key, generation, start.halt.reason) for key in keys),
     )
 
 
-def _removal(row: Lease) -> DeleteReset:
+def _removal(row: Lease) -> writes.DeleteReset:
     """An ended row is deleted as seen, any other as its halt leaves it."""
     if row.is_ended:
-        return DeleteReset(row.key, row.owner, row.counter)
-    return DeleteReset(row.key, None, row.counter + 1)
+        return writes.DeleteReset(row.key, row.owner, row.counter)
+    return writes.DeleteReset(row.key, None, row.counter + 1)
 
 
 def is_written(write: ResetWrite, row: Lease | None) -> bool:
     """Whether a write whose condition failed holds on the row all the same: an earlier send of it
     has applied, and its answer was lost [P6]. A manager may have taken the row since."""
     match write:
-        case ResetLease(generation=generation, halt=halt):
+        case writes.ResetLease(generation=generation, halt=halt):
             return _is_of(row, generation, halt.reason)
-        case CreateLease(lease=lease):
+        case writes.CreateLease(lease=lease):
             assert lease.halt is not None, "a reset creates rows that are halted"
             return _is_of(row, lease.generation, lease.halt.reason)
-        case HaltForReset(halt=halt):
+        case writes.HaltForReset(halt=halt):
             return row is not None and row.halt is not None and row.halt.reason == halt.reason
-        case DeleteReset():
+        case writes.DeleteReset():
             return row is None
-        case FinishReset(generation=generation):
+        case writes.FinishReset(generation=generation):
             return row is not None and row.generation == generation and row.halt is None
 
 

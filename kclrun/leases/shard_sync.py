@@ -24,14 +24,7 @@ from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSe
 from kclrun.model.shard import HashRange, Shard, ShardGraph, is_of_changes, is_older, is_too_new_for
 from kclrun.model.state import OF_PARENTS, is_own_version
 from kclrun.model.time import Instant, WallTime
-from kclrun.protocol.writes import (
-    CreateChildren,
-    DeleteEnded,
-    DeleteTrimmed,
-    EndedParent,
-    ExistingParent,
-    ParentCondition,
-)
+from kclrun.protocol import writes
 
 
 class SyncPlan(msgspec.Struct, frozen=True):
@@ -322,7 +315,7 @@ class RecentRows:
         return any(key in keys for _, keys in self._seen)
 
 
-def children_to_create(view: TableView, listing: Listing) -> tuple[CreateChildren, ...]:
+def children_to_create(view: TableView, listing: Listing) -> tuple[writes.CreateChildren, ...]:
     """Repair missing children: one change for each set of parents, with all their children that
     have no row [P12].
 
@@ -341,7 +334,7 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[CreateChildre
     """
     if listing.inconsistency is not None:
         return ()
-    groups: dict[tuple[ParentCondition, ...], list[Lease]] = {}
+    groups: dict[tuple[writes.ParentCondition, ...], list[Lease]] = {}
     ancestors = _trimmed_ancestors(view, listing)
     of_stream = pause_of_stream(view.rows.values())  # ended rows are not paused
     for shard in listing.graph:
@@ -358,7 +351,7 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[CreateChildre
                 has_state=any(each.state_version for each in parents),
             )
             groups.setdefault(conditions, []).append(child)
-    return tuple(CreateChildren(tuple(group), parents) for parents, group in groups.items())
+    return tuple(writes.CreateChildren(tuple(group), parents) for parents, group in groups.items())
 
 
 def _trimmed_ancestors(view: TableView, listing: Listing) -> dict[str, list[Lease]]:
@@ -373,7 +366,7 @@ def _trimmed_ancestors(view: TableView, listing: Listing) -> dict[str, list[Leas
 
 def _inherited(
     shard: Shard, ancestors: Iterable[Lease], view: TableView, listing: Listing
-) -> tuple[ParentCondition, ...]:
+) -> tuple[writes.ParentCondition, ...]:
     """Conditions on the rows of trimmed ancestors. None where a descendant of the shard has begun:
     then the shard was read, and its row was cleaned up after its parents' rows [P13]."""
     waiting, seen = [shard.shard_id], {shard.shard_id}
@@ -384,7 +377,8 @@ def _inherited(
         seen |= following
         waiting += following
     return tuple(
-        EndedParent(row.key) if row.is_ended else ExistingParent(row.key) for row in ancestors
+        writes.EndedParent(row.key) if row.is_ended else writes.ExistingParent(row.key)
+        for row in ancestors
     )
 
 
@@ -402,9 +396,9 @@ def _was_read(shard: Shard, view: TableView, listing: Listing) -> bool:
 
 def _conditions(
     shard: Shard, view: TableView, listing: Listing
-) -> tuple[ParentCondition, ...] | None:
+) -> tuple[writes.ParentCondition, ...] | None:
     """The conditions for the creation of this child; None or empty if it is not to be created."""
-    conditions: list[ParentCondition] = []
+    conditions: list[writes.ParentCondition] = []
     is_due = False
     for parent in shard.parents:
         row = view.rows.get(LeaseKey(parent))
@@ -413,7 +407,7 @@ def _conditions(
                 return None
             continue
         is_due = is_due or row.is_ended or parent not in listing
-        condition = EndedParent(row.key) if row.is_ended else ExistingParent(row.key)
+        condition = writes.EndedParent(row.key) if row.is_ended else writes.ExistingParent(row.key)
         conditions.append(condition)
     return tuple(conditions) if is_due else None
 
@@ -427,7 +421,7 @@ _NOT_BEGUN = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_numb
 _LAG_MAX_S: Final = 300.0
 
 
-def ended_rows(view: TableView, listing: Listing | None) -> tuple[DeleteEnded, ...]:
+def ended_rows(view: TableView, listing: Listing | None) -> tuple[writes.DeleteEnded, ...]:
     """The ended rows that may be deleted [P13, I11].
 
     Rule: an ended row goes once its children have begun and its own parents' rows are gone (so a
@@ -438,7 +432,7 @@ def ended_rows(view: TableView, listing: Listing | None) -> tuple[DeleteEnded, .
     listed: the listing may show one child before the other.
     """
     return tuple(
-        DeleteEnded(row.key)
+        writes.DeleteEnded(row.key)
         for row in view.ended
         if not _may_have_more_children(row.key, listing)
         and not any(view.has_row(parent) for parent in row.parents)
@@ -468,7 +462,7 @@ class EndWatch:
         self._stays_s = stays_s
         self._since: dict[LeaseKey, Instant] = {}
 
-    def deletable(self, view: TableView, listing: Listing | None) -> tuple[DeleteEnded, ...]:
+    def deletable(self, view: TableView, listing: Listing | None) -> tuple[writes.DeleteEnded, ...]:
         """Take in a whole scan, and return the ended rows that may be deleted now."""
         before, now = self._since, view.seen_instant
         self._since = {row.key: before.get(row.key, now) for row in view.ended}
@@ -510,7 +504,7 @@ class TrimWatch:
         *,
         two_periods_s: float,
         held: Collection[LeaseKey],
-    ) -> Iterable[DeleteTrimmed]:
+    ) -> Iterable[writes.DeleteTrimmed]:
         """The rows of shards absent from two listings at least two sync periods apart.
 
         A row stays if it has not ended and a kclrun owner, this manager or another, renewed,
@@ -530,7 +524,7 @@ class TrimWatch:
                 continue
             heirs_exist = all(view.has_row(child) for child in listing.heirs_of(row))
             if heirs_exist and _is_state_inherited(row, view, listing):
-                yield DeleteTrimmed(key, row.owner, row.counter)
+                yield writes.DeleteTrimmed(key, row.owner, row.counter)
 
     def _is_alive(self, row: Lease, now: Instant) -> bool:
         """Whether it is unended and its silence so short that a kclrun owner may still write it."""

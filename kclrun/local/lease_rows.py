@@ -20,23 +20,8 @@ from kclrun.aws.rows import BrokenRow, Item, columns_of, decode_page, decode_row
 from kclrun.errors import InvalidRequest, NotFound
 from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.ports import ScanPage
-from kclrun.protocol import conditions
+from kclrun.protocol import conditions, writes
 from kclrun.protocol.conditions import WRITES
-from kclrun.protocol.writes import (
-    BROKEN_ROW,
-    Applied,
-    ConditionFailed,
-    CreateChildren,
-    CreateLease,
-    DeleteEnded,
-    DeleteReset,
-    DeleteTrimmed,
-    LeaseChange,
-    Outcome,
-    ParentCondition,
-    Refused,
-    RowChange,
-)
 
 # The conditions and effects of `protocol/conditions.py`, compiled once for each kind of write.
 _Test = Callable[[Any, Lease], bool]
@@ -49,12 +34,12 @@ _COMPARED: Final[Mapping[type[Any], Callable[[Any, Any], bool]]] = {
 }
 
 
-def holds(change: RowChange | ParentCondition, row: Lease) -> bool:
+def holds(change: writes.RowChange | writes.ParentCondition, row: Lease) -> bool:
     """Whether the condition of a change, or of a parent, holds on a row that exists."""
     return _CONDITIONS[type(change)](change, row)
 
 
-def change_row(change: RowChange, row: Lease) -> Lease:
+def change_row(change: writes.RowChange, row: Lease) -> Lease:
     """The row after a change whose condition holds."""
     return _EFFECTS[type(change)](change, row)
 
@@ -122,7 +107,7 @@ _EFFECTS: Final = {kind: _changed(write) for kind, write in WRITES.items()}
 
 
 _PAGE_ROWS: Final = 1_000
-_DELETIONS: Final = (DeleteEnded, DeleteTrimmed, DeleteReset)
+_DELETIONS: Final = (writes.DeleteEnded, writes.DeleteTrimmed, writes.DeleteReset)
 
 
 class LeaseRows:
@@ -183,7 +168,9 @@ class LeaseRows:
         with self._lock:
             item = self._unreadable.get(key)
             if item is not None and _is_broken(item):
-                raise InvalidRequest(f"row {key!r} is broken", operation="read", code=BROKEN_ROW)
+                raise InvalidRequest(
+                    f"row {key!r} is broken", operation="read", code=writes.BROKEN_ROW
+                )
             return self._rows.get(key)
 
     def offered(self, rows_max: int) -> tuple[Lease, ...]:
@@ -199,7 +186,7 @@ class LeaseRows:
         """Whether any row is offered."""
         return bool(self._offered)
 
-    def write(self, change: LeaseChange) -> Outcome:
+    def write(self, change: writes.LeaseChange) -> writes.Outcome:
         """Apply one change if its condition holds."""
         with self._lock:
             return self._write(change)
@@ -252,34 +239,34 @@ class LeaseRows:
         page = decode_page(others)
         return ScanPage(leases, page.broken, page.foreign, page.kcl3_mode)
 
-    def _write(self, change: LeaseChange) -> Outcome:
+    def _write(self, change: writes.LeaseChange) -> writes.Outcome:
         match change:
-            case CreateLease(lease=lease):
+            case writes.CreateLease(lease=lease):
                 return self._create(lease)
-            case CreateChildren():
+            case writes.CreateChildren():
                 return self._create_children(change)
             case _:
                 return self._change_row(change)
 
-    def _create(self, lease: Lease) -> Outcome:
+    def _create(self, lease: Lease) -> writes.Outcome:
         if lease.key in self._rows or lease.key in self._unreadable:
             return self._not_applied(lease.key)
         self._put(lease.key, lease)
-        return Applied()
+        return writes.Applied()
 
-    def _create_children(self, change: CreateChildren) -> Outcome:
+    def _create_children(self, change: writes.CreateChildren) -> writes.Outcome:
         if not all(self._parent_holds(parent) for parent in change.parents):
-            return ConditionFailed()
+            return writes.ConditionFailed()
         for child in change.children:
             if child.key not in self._rows and child.key not in self._unreadable:
                 self._put(child.key, child)
-        return Applied()
+        return writes.Applied()
 
-    def _parent_holds(self, parent: ParentCondition) -> bool:
+    def _parent_holds(self, parent: writes.ParentCondition) -> bool:
         row = self._rows.get(parent.key)
         return row is not None and holds(parent, row)
 
-    def _change_row(self, change: RowChange) -> Outcome:
+    def _change_row(self, change: writes.RowChange) -> writes.Outcome:
         write = WRITES[type(change)]
         if write.mistake is not None:
             write.refuse_mistake(change)
@@ -288,14 +275,14 @@ class LeaseRows:
             return self._not_applied(change.key)
         if isinstance(change, _DELETIONS):
             self._forget(change.key)
-            return Applied()
+            return writes.Applied()
         after = change_row(change, row)
         self._put(change.key, after)
         if self._unknown:
             self._forget_unread(change)
-        return Applied(after)
+        return writes.Applied(after)
 
-    def _forget_unread(self, change: RowChange) -> None:
+    def _forget_unread(self, change: writes.RowChange) -> None:
         """A changed field has none of its former attributes, those included that could not be read,
         such as the time of a handoff request without a requester."""
         unknown = self._unknown.get(change.key, {})
@@ -303,11 +290,11 @@ class LeaseRows:
             for column, _ in columns_of(effect.field):
                 unknown.pop(column.name, None)
 
-    def _not_applied(self, key: LeaseKey) -> Outcome:
+    def _not_applied(self, key: LeaseKey) -> writes.Outcome:
         item = self._unreadable.get(key)
         if item is not None and _is_broken(item):
-            return Refused(BROKEN_ROW, f"row {key!r} is broken")
-        return ConditionFailed(self._rows.get(key))
+            return writes.Refused(writes.BROKEN_ROW, f"row {key!r} is broken")
+        return writes.ConditionFailed(self._rows.get(key))
 
     def _put(self, key: str, lease: Lease) -> None:
         if key not in self._rows:

@@ -19,21 +19,9 @@ from typing import Final, Protocol
 import psutil
 
 from kclrun.errors import MalformedFrame
+from kclrun.ipc import messages
 from kclrun.ipc.board import Segment, StartSpec, StatusSlot
 from kclrun.ipc.channel import Channel, Doorbell, NotSent
-from kclrun.ipc.messages import (
-    Begin,
-    Drain,
-    DumpStacks,
-    Exited,
-    FailoverChanged,
-    Left,
-    OthersInSight,
-    RenewCredentials,
-    Restart,
-    ToWorker,
-    channel_to_worker,
-)
 from kclrun.ipc.ring import EventRing
 from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import Event, ProcessExited, ProcessStarted, StartFailed
@@ -217,7 +205,7 @@ class LeaseProcesses:
             place=number,
             slot=slot,
             ring=ring,
-            channel=channel_to_worker(ours),
+            channel=messages.channel_to_worker(ours),
             is_sharing=self._per_process > 1 and not command.is_alone,
         )
         self._children[child.incarnation] = child
@@ -253,7 +241,7 @@ class LeaseProcesses:
         assert child.pid is not None, "a pidfd comes with its pid"
         self._loop.watch(child.pidfd, lambda: self._pidfd_fired(child))
         # Not earlier: the start command contains the values broadcast since the request.
-        begin = Begin(self._specify(child.start, child.place, child.incarnation))
+        begin = messages.Begin(self._specify(child.start, child.place, child.incarnation))
         self._send(child, begin, self._lock_fds)
         self._deliver(ProcessStarted(child.key, child.pid))
         if child.drain_reason is not None:
@@ -363,11 +351,13 @@ class LeaseProcesses:
         """
         child.stall = stall
         self._sharing.accuse(child, stall)
-        self._send(child, DumpStacks())
-        self._send(child, Drain(stall, max(0.0, force_instant - self._loop.now())))
+        self._send(child, messages.DumpStacks())
+        self._send(child, messages.Drain(stall, max(0.0, force_instant - self._loop.now())))
         self.force_from(child, force_instant)
 
-    def broadcast(self, message: RenewCredentials | FailoverChanged | OthersInSight) -> None:
+    def broadcast(
+        self, message: messages.RenewCredentials | messages.FailoverChanged | messages.OthersInSight
+    ) -> None:
         """Send to all that run. Processes still being forked get it in their start command."""
         for child in self._children.values():
             if child.pid is not None:
@@ -375,9 +365,9 @@ class LeaseProcesses:
 
     def _send_drain(self, child: Child) -> None:
         left_s = max(0.0, (child.force_instant or self._loop.now()) - self._loop.now())
-        self._send(child, Drain(child.drain_reason or "", left_s))
+        self._send(child, messages.Drain(child.drain_reason or "", left_s))
 
-    def _send(self, child: Child, message: ToWorker, fds: tuple[int, ...] = ()) -> None:
+    def _send(self, child: Child, message: messages.ToWorker, fds: tuple[int, ...] = ()) -> None:
         """Send, and try again if the process does not read. The pidfd reports a process that
         exited."""
         if child.is_dead:
@@ -409,7 +399,7 @@ class LeaseProcesses:
 
     # Exits.
 
-    def _exited(self, report: Exited) -> None:
+    def _exited(self, report: messages.Exited) -> None:
         """The launcher reaped a process; its status may come before its pidfd fires, or after."""
         for child in tuple(self._children.values()):
             if child.pid == report.pid and child.status is None:
@@ -432,7 +422,7 @@ class LeaseProcesses:
         else:
             self._loop.after(_STATUS_PATIENCE_S, lambda: self._bury(child))
 
-    def _left(self, child: Child, left: Left) -> None:
+    def _left(self, child: Child, left: messages.Left) -> None:
         """It ended in a shared process, which proved that no thread writes for it any more."""
         assert child.pidfd is not None, "only an admitted lease can leave"
         self._loop.unwatch(child.pidfd)
@@ -443,7 +433,7 @@ class LeaseProcesses:
     def _restart(self, child: Child, force_instant: Instant | None) -> None:
         """Ask a lease to checkpoint and to leave the process that it shares."""
         if child.drain_reason is None and child.pid is not None:
-            self._send(child, Restart())
+            self._send(child, messages.Restart())
         if force_instant is not None:
             self.force_from(child, force_instant)
 

@@ -21,18 +21,8 @@ from kclrun.config.schema import Settings
 from kclrun.config.state import checkpoint_every, state_place
 from kclrun.errors import MalformedFrame
 from kclrun.ipc import board as ipc
+from kclrun.ipc import messages
 from kclrun.ipc.channel import Channel, PeerGone, Quiet, Sent
-from kclrun.ipc.messages import (
-    Exited,
-    Fork,
-    Forked,
-    ForkFailed,
-    FromLauncher,
-    Quit,
-    Ready,
-    ToLauncher,
-    channel_to_launcher,
-)
 from kclrun.leases.commands import StartProcess
 from kclrun.manager.launcher import lease_environment
 from kclrun.manager.loop import Loop, Timer
@@ -222,7 +212,7 @@ class LauncherGone(msgspec.Struct, frozen=True):
     exit_status: int | None
 
 
-LauncherReport = ProcessForked | ForkRefused | LauncherGone | Exited
+LauncherReport = ProcessForked | ForkRefused | LauncherGone | messages.Exited
 
 
 class Launcher:
@@ -246,7 +236,7 @@ class Launcher:
         self._arguments = (entry, *_PRELOADED, *preload)
         self._output_fds = output_fds
         self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel[ToLauncher, FromLauncher] | None = None
+        self._channel: Channel[messages.ToLauncher, messages.FromLauncher] | None = None
         self._requested: set[int] = set()
         # Whether it has reported that it waits for requests; until then it loads modules.
         self.is_ready = False
@@ -290,14 +280,14 @@ class Launcher:
             raise
         finally:
             theirs.close()
-        self._channel = channel_to_launcher(ours)
+        self._channel = messages.channel_to_launcher(ours)
         self.is_ready = False
 
     def fork(self, request_id: int, fds: Sequence[int]) -> bool:
         """Request a lease process that gets copies of `fds`; whether the request was sent."""
         if self._channel is None:
             return False
-        is_sent = isinstance(self._channel.send(Fork(request_id), fds), Sent)
+        is_sent = isinstance(self._channel.send(messages.Fork(request_id), fds), Sent)
         if is_sent:
             self._requested.add(request_id)
         return is_sent
@@ -327,25 +317,27 @@ class Launcher:
     def stop(self) -> None:
         """Let it exit; kill it if it does not. Lease processes are not affected."""
         if self._channel is not None:
-            self._channel.send(Quit())
+            self._channel.send(messages.Quit())
             self._channel.close()
             self._channel = None
         self._reap(kill_after_s=_QUIT_PATIENCE_S)
 
-    def _reported(self, message: FromLauncher, fds: tuple[int, ...]) -> list[LauncherReport]:
+    def _reported(
+        self, message: messages.FromLauncher, fds: tuple[int, ...]
+    ) -> list[LauncherReport]:
         match message:
-            case Forked(request_id, pid) if len(fds) == 1:
+            case messages.Forked(request_id, pid) if len(fds) == 1:
                 self._requested.discard(request_id)
                 return [ProcessForked(request_id, pid, fds[0])]
-            case ForkFailed(request_id, error, number):
+            case messages.ForkFailed(request_id, error, number):
                 self._requested.discard(request_id)
                 return [ForkRefused(request_id, error, number)]
-            case Exited():
+            case messages.Exited():
                 return [message]
-            case Ready():
+            case messages.Ready():
                 self.is_ready = True
                 return []
-            case Forked():  # without its descriptor: its exit could not be proven
+            case messages.Forked():  # without its descriptor: its exit could not be proven
                 return []
 
     def _gone(self) -> list[LauncherReport]:
@@ -395,7 +387,7 @@ class Forks:
         log: EventLog,
         forked: Callable[[ProcessForked], None],
         refused: Callable[[ForkRefused], None],
-        exited: Callable[[Exited], None],
+        exited: Callable[[messages.Exited], None],
         answer_wait_s: float,
     ) -> None:
         self._launcher = launcher
@@ -509,7 +501,7 @@ class Forks:
                 self._forked(report)
             case ForkRefused():
                 self._refused(report)
-            case Exited():
+            case messages.Exited():
                 self._exited(report)
             case LauncherGone(exit_status):
                 self._log.note("launcher_died", status=exit_status)

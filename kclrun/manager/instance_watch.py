@@ -10,35 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from kclrun import errors
 from kclrun.config.schema import InstanceSettings
-from kclrun.errors import (
-    KclrunError,
-    NotFound,
-    OutcomeUnknown,
-    ServiceError,
-    Throttled,
-    Unavailable,
-)
-from kclrun.lifecycle.instance import (
-    BecameReady,
-    Complete,
-    CompletionAnswered,
-    Drain,
-    Drained,
-    Heartbeat,
-    HeartbeatAnswered,
-    Identified,
-    InstanceCommand,
-    InstanceEvent,
-    InstanceLife,
-    InstancePolicy,
-    LifecycleAnswer,
-    LifecycleOutcome,
-    Looked,
-    Note,
-    StopBegan,
-    Ticked,
-)
+from kclrun.lifecycle import instance
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.manager import Manager
 from kclrun.manager.service_calls import Outages
@@ -80,8 +54,8 @@ class InstanceWatch:
         self._loop = loop
         self._pool = pool
         self._log = log
-        self._life = InstanceLife(
-            InstancePolicy(
+        self._life = instance.InstanceLife(
+            instance.InstancePolicy(
                 drains_on_rebalance=settings.drains_on_rebalance,
                 group=settings.group,
                 launch_hook=settings.launch_hook,
@@ -91,7 +65,7 @@ class InstanceWatch:
         self._is_surely_there = settings.watch is True
         self._outages = Outages(log, loop.now)
         self._ask_again_s = _ASK_AGAIN_S
-        self._told: set[type[InstanceEvent]] = set()
+        self._told: set[type[instance.InstanceEvent]] = set()
 
     def open(self) -> None:
         """Ask the metadata service for our identity, in the background, until it answers."""
@@ -99,14 +73,14 @@ class InstanceWatch:
 
     def stays(self) -> bool:
         """Whether work for the machine is left, now that all leases are given away."""
-        self._tell_once(Drained())
+        self._tell_once(instance.Drained())
         return self._life.stays
 
     # The metadata.
 
     def _identified(self, identity: InstanceIdentity) -> None:
         self._is_surely_there = True
-        self._take_in(Identified(identity))
+        self._take_in(instance.Identified(identity))
         self._tick()
         self._look()
 
@@ -117,7 +91,7 @@ class InstanceWatch:
     def _look(self) -> None:
         def looked(look: InstanceLook) -> None:
             self._tell_of_stop()
-            self._take_in(Looked(look, WallTime(time.time())))
+            self._take_in(instance.Looked(look, WallTime(time.time())))
             self._look_later()
 
         self._ask_metadata(self._services.metadata.look, looked, self._look_later)
@@ -138,7 +112,7 @@ class InstanceWatch:
             then(result)
 
         def failed(error: Exception) -> None:
-            if not isinstance(error, ServiceError):
+            if not isinstance(error, errors.ServiceError):
                 self._manager.broke(error)
                 return
             if self._is_surely_there:
@@ -151,57 +125,59 @@ class InstanceWatch:
 
     def _tick(self) -> None:
         if self._manager.is_ready:
-            self._tell_once(BecameReady())
+            self._tell_once(instance.BecameReady())
         self._tell_of_stop()
-        self._take_in(Ticked())
+        self._take_in(instance.Ticked())
         self._loop.after(_TICK_EVERY_S, self._tick)
 
     def _tell_of_stop(self) -> None:
         """Called before a look is passed on. A stop that began before a notice is not due to it."""
         if not self._manager.is_running:
-            self._tell_once(StopBegan())
+            self._tell_once(instance.StopBegan())
 
-    def _tell_once(self, event: InstanceEvent) -> None:
+    def _tell_once(self, event: instance.InstanceEvent) -> None:
         if type(event) not in self._told:
             self._told.add(type(event))
             self._take_in(event)
 
     # Events and commands.
 
-    def _take_in(self, event: InstanceEvent) -> None:
+    def _take_in(self, event: instance.InstanceEvent) -> None:
         for command in self._life.handle(event, self._loop.now()):
             self._perform(command)
 
-    def _perform(self, command: InstanceCommand) -> None:
+    def _perform(self, command: instance.InstanceCommand) -> None:
         lifecycle = self._services.lifecycle
         match command:
-            case Note(event, fields):
+            case instance.Note(event, fields):
                 self._log.write(event, fields)
-            case Drain(notice, by):
+            case instance.Drain(notice, by):
                 self._manager.drain(notice.value, by=by)
-            case Heartbeat(action):
+            case instance.Heartbeat(action):
                 self._ask_group(
                     lambda: lifecycle.heartbeat(action),
-                    lambda answer: self._take_in(HeartbeatAnswered(action, answer)),
+                    lambda answer: self._take_in(instance.HeartbeatAnswered(action, answer)),
                 )
-            case Complete(action):
+            case instance.Complete(action):
                 self._ask_group(
                     lambda: lifecycle.complete(action),
-                    lambda answer: self._take_in(CompletionAnswered(action, answer)),
+                    lambda answer: self._take_in(instance.CompletionAnswered(action, answer)),
                 )
 
-    def _ask_group(self, job: Callable[[], None], then: Callable[[LifecycleAnswer], None]) -> None:
+    def _ask_group(
+        self, job: Callable[[], None], then: Callable[[instance.LifecycleAnswer], None]
+    ) -> None:
         asked = self._loop.now()
 
         def done(_: None) -> None:
             self._outages.worked(_GROUP)
-            then(LifecycleAnswer(LifecycleOutcome.DONE))
+            then(instance.LifecycleAnswer(instance.LifecycleOutcome.DONE))
 
         def failed(error: Exception) -> None:
-            if not isinstance(error, KclrunError):
+            if not isinstance(error, errors.KclrunError):
                 self._manager.broke(error)
                 return
-            if isinstance(error, Throttled | Unavailable | OutcomeUnknown):
+            if isinstance(error, errors.Throttled | errors.Unavailable | errors.OutcomeUnknown):
                 self._outages.failed(_GROUP, error, asked)
             else:  # the group answered, with a refusal
                 self._outages.worked(_GROUP)
@@ -210,15 +186,15 @@ class InstanceWatch:
         self._pool.run(job, done, failed)
 
 
-def _answer(error: KclrunError) -> LifecycleAnswer:
-    code = error.code if isinstance(error, ServiceError) else ""
+def _answer(error: errors.KclrunError) -> instance.LifecycleAnswer:
+    code = error.code if isinstance(error, errors.ServiceError) else ""
     match error:
-        case NotFound():
-            outcome = LifecycleOutcome.GONE
-        case Throttled() | Unavailable():
-            outcome = LifecycleOutcome.LATER
-        case OutcomeUnknown():
-            outcome = LifecycleOutcome.UNKNOWN
+        case errors.NotFound():
+            outcome = instance.LifecycleOutcome.GONE
+        case errors.Throttled() | errors.Unavailable():
+            outcome = instance.LifecycleOutcome.LATER
+        case errors.OutcomeUnknown():
+            outcome = instance.LifecycleOutcome.UNKNOWN
         case _:
-            outcome = LifecycleOutcome.REFUSED
-    return LifecycleAnswer(outcome, code, str(error))
+            outcome = instance.LifecycleOutcome.REFUSED
+    return instance.LifecycleAnswer(outcome, code, str(error))

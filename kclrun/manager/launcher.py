@@ -25,19 +25,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from kclrun.errors import InvariantViolation
+from kclrun.ipc import messages
 from kclrun.ipc.channel import Channel, NotSent, PeerGone, Quiet
 from kclrun.ipc.exit_codes import BUG, HOST
-from kclrun.ipc.messages import (
-    Exited,
-    Fork,
-    Forked,
-    ForkFailed,
-    FromLauncher,
-    Quit,
-    Ready,
-    ToLauncher,
-    channel_of_launcher,
-)
 from kclrun.manager.lease_session import EXIT_HOOKS_WAIT_S, end_session, run_exit_hooks
 
 # From <linux/prctl.h>; the numbers are part of the kernel's stable interface. Each function below
@@ -140,7 +130,7 @@ _RETRY_MS: Final = 20
 
 def main(arguments: Sequence[str]) -> int:
     """Serve the channel on descriptor `arguments[0]` until it ends; always 0."""
-    channel = channel_of_launcher(int(arguments[0]))
+    channel = messages.channel_of_launcher(int(arguments[0]))
     os.set_inheritable(channel.fileno(), False)  # noqa: FBT003 - its only argument
     entry = _load(arguments[1], arguments[2:])
     name_process("kclrun-launcher")
@@ -156,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
     gc.collect()
     gc.freeze()
     outbox = Outbox(channel)
-    outbox.post(Ready(os.getpid()))
+    outbox.post(messages.Ready(os.getpid()))
     _serve(channel, outbox, wakeup_read, entry)
     return 0
 
@@ -167,11 +157,13 @@ class Outbox:
     Bounded by the number of answers: a few forks in flight, and one exit for each lease process.
     """
 
-    def __init__(self, channel: Channel[FromLauncher, ToLauncher]) -> None:
+    def __init__(self, channel: Channel[messages.FromLauncher, messages.ToLauncher]) -> None:
         self._channel = channel
-        self._waiting: collections.deque[tuple[FromLauncher, tuple[int, ...]]] = collections.deque()
+        self._waiting: collections.deque[tuple[messages.FromLauncher, tuple[int, ...]]] = (
+            collections.deque()
+        )
 
-    def post(self, message: FromLauncher, fds: tuple[int, ...] = ()) -> None:
+    def post(self, message: messages.FromLauncher, fds: tuple[int, ...] = ()) -> None:
         """Send in order, now or later; closes `fds` once they were sent."""
         self._waiting.append((message, fds))
         self.flush()
@@ -203,7 +195,10 @@ def _only_wake(_number: int, _frame: object) -> None:
 
 
 def _serve(
-    channel: Channel[FromLauncher, ToLauncher], outbox: Outbox, wakeup_fd: int, entry: Entry
+    channel: Channel[messages.FromLauncher, messages.ToLauncher],
+    outbox: Outbox,
+    wakeup_fd: int,
+    entry: Entry,
 ) -> None:
     # Why not multiprocessing's fork server: when that server is killed, `Process.sentinel` fires
     # within 1 ms and `is_alive()` is False with exit code 255 while the child still runs
@@ -227,18 +222,20 @@ def _serve(
         if isinstance(got, Quiet):
             continue
         message, fds = got
-        if isinstance(message, Quit):
+        if isinstance(message, messages.Quit):
             return
         _fork(outbox, message, fds, entry)
 
 
-def _fork(outbox: Outbox, request: Fork, fds: tuple[int, ...], entry: Entry) -> None:
+def _fork(outbox: Outbox, request: messages.Fork, fds: tuple[int, ...], entry: Entry) -> None:
     if len(fds) != _DESCRIPTORS_OF_A_FORK:
         raise InvariantViolation(f"a fork request with {len(fds)} descriptors")
     try:
         pid, word_fd = _forked(fds, entry)
     except OSError as error:
-        outbox.post(ForkFailed(request.request_id, f"fork: {error.strerror}", error.errno or 0))
+        outbox.post(
+            messages.ForkFailed(request.request_id, f"fork: {error.strerror}", error.errno or 0)
+        )
         return
     finally:
         _close(fds)
@@ -249,16 +246,18 @@ def _fork(outbox: Outbox, request: Fork, fds: tuple[int, ...], entry: Entry) -> 
         os.kill(pid, signal.SIGKILL)
         os.close(word_fd)
         reason = f"pidfd_open: {error.strerror}"
-        outbox.post(ForkFailed(request.request_id, reason, error.errno or 0))
+        outbox.post(messages.ForkFailed(request.request_id, reason, error.errno or 0))
         return
     word = _word_of(word_fd)
     if word != _IS_LEASE_PROCESS:
         os.close(pidfd)  # the child has begun nothing and exits by itself
         number, _, reason = word.partition(" ")
         reason = reason or "it ended before it had set itself up"
-        outbox.post(ForkFailed(request.request_id, f"as a lease process: {reason}", int(number)))
+        outbox.post(
+            messages.ForkFailed(request.request_id, f"as a lease process: {reason}", int(number))
+        )
         return
-    outbox.post(Forked(request.request_id, pid), (pidfd,))
+    outbox.post(messages.Forked(request.request_id, pid), (pidfd,))
 
 
 def _forked(fds: tuple[int, ...], entry: Entry) -> tuple[int, int]:
@@ -360,7 +359,7 @@ def _reap(outbox: Outbox) -> None:
             return
         end_session(dead.si_pid, lambda: True)  # not reaped yet: only we reap it
         pid, status = os.waitpid(dead.si_pid, 0)
-        outbox.post(Exited(pid, status))
+        outbox.post(messages.Exited(pid, status))
 
 
 def _close(fds: Sequence[int]) -> None:

@@ -14,17 +14,7 @@ from msgspec import UNSET
 
 from kclrun.errors import HostRefused, InvariantViolation, ServiceError, host_error
 from kclrun.ipc.messages import OthersInSight
-from kclrun.leases import commands
-from kclrun.leases.events import (
-    DrainRequested,
-    Event,
-    FormerOwnersProvenGone,
-    LeasesScanned,
-    ProcessReported,
-    ProcessStarted,
-    Started,
-    Ticked,
-)
+from kclrun.leases import commands, events
 from kclrun.leases.held_lease import FAILED_STARTS_MAX
 from kclrun.leases.manager import LeaseManager
 from kclrun.lifecycle.stopping import Stage, StopPlan, leave_at, left_undone
@@ -209,11 +199,11 @@ class Manager:
         self.leases_command = leases_command
         self._stop = StopPlan(grace_s)
         self._signals = SignalPipe()
-        self._pump: Pump[Event, commands.Command] = Pump(self._handle, self._perform)
+        self._pump: Pump[events.Event, commands.Command] = Pump(self._handle, self._perform)
         self._broken: Exception | None = None
         # No lease is taken before a trial process was forked: results of scans wait for it.
         self._trials_failed = 0
-        self._awaiting_trial: list[Event] | None = []
+        self._awaiting_trial: list[events.Event] | None = []
         self._is_finished = False
         self._is_cut_short = False
         self._has_undone = False
@@ -245,7 +235,7 @@ class Manager:
             self._seize()
             self.processes.open()
             self._try_host()
-            self.deliver(Started(started_at))
+            self.deliver(events.Started(started_at))
             while not self._is_over():
                 self._turn()
             self._stay()
@@ -256,16 +246,16 @@ class Manager:
 
     # Events and commands.
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: events.Event) -> None:
         """Pass an event to the core, after the events that wait already."""
-        if self._awaiting_trial is not None and isinstance(event, LeasesScanned):
+        if self._awaiting_trial is not None and isinstance(event, events.LeasesScanned):
             self._awaiting_trial.append(event)
             return
         # Without the lease table the core has no more decisions to make.
         if not self._is_table_gone:
             self._take_in(event)
 
-    def _take_in(self, event: Event) -> None:
+    def _take_in(self, event: events.Event) -> None:
         self._pump.post(event)
         self._pump.run()
 
@@ -273,15 +263,15 @@ class Manager:
         """A job failed with an unexpected error: the next turn ends the run with that error."""
         self._broken = self._broken or error
 
-    def _handle(self, event: Event) -> tuple[commands.Command, ...]:
+    def _handle(self, event: events.Event) -> tuple[commands.Command, ...]:
         match event:
-            case ProcessStarted(key):
+            case events.ProcessStarted(key):
                 self._report.started(key)
-            case ProcessReported(key, ShardEnded()):
+            case events.ProcessReported(key, ShardEnded()):
                 self._report.ended(key)
-            case DrainRequested():
+            case events.DrainRequested():
                 self.stop_begins()
-            case LeasesScanned(leases):
+            case events.LeasesScanned(leases):
                 self._has_scanned = True
                 self._forget_former({lease.owner for lease in leases})
             case _:
@@ -320,7 +310,7 @@ class Manager:
         self._loop.turn(deadline)
         self._raise_if_broken()
         if deadline is not None and self._loop.now() >= deadline:
-            self.deliver(Ticked())
+            self.deliver(events.Ticked())
 
     def _raise_if_broken(self) -> None:
         if self._broken is not None:
@@ -358,7 +348,7 @@ class Manager:
         gained = self._identity.seize_former()
         if gained:
             self._log.note("former_owners_gone", count=len(gained), owners=", ".join(gained))
-            self.deliver(FormerOwnersProvenGone(gained))
+            self.deliver(events.FormerOwnersProvenGone(gained))
         if not self._identity.lock.is_in_place and not self._is_lock_missed:
             self._is_lock_missed = True
             self._log.note("lock_file_removed", what=str(self._identity.lock.path))
@@ -397,7 +387,7 @@ class Manager:
             self._stop.finish_by(by)
         if is_first:
             self._at_its_end = at_its_end
-            self.deliver(DrainRequested(reason))
+            self.deliver(events.DrainRequested(reason))
         elif by is not None:
             self.processes.hurry(self._force_instant())
 
@@ -431,7 +421,7 @@ class Manager:
         self._stop.hurry(now)
         # No release can be written, so the processes get no time to try.
         self._loop.at(self._force_instant(), self.processes.kill_all)
-        self._take_in(DrainRequested(ExitReason.TABLE_GONE.value))
+        self._take_in(events.DrainRequested(ExitReason.TABLE_GONE.value))
 
     def _signalled(self) -> None:
         for number in self._signals.take():
@@ -472,7 +462,7 @@ class Manager:
             self._log.note("stop_hurried", signal=number.name, action="no more patience")
             self.processes.kill_all()
         elif was_running:
-            self.deliver(DrainRequested(number.name))
+            self.deliver(events.DrainRequested(number.name))
         else:
             self._log.note("stop_hurried", signal=number.name, action="two more seconds")
             self.processes.hurry(self._force_instant())

@@ -10,20 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from kclrun.errors import AccessDenied, InvalidRequest, NotFound, ServiceError, Unavailable
-from kclrun.leases import commands
+from kclrun.leases import commands, events
 from kclrun.leases.commands import Request, ServiceRequests
-from kclrun.leases.events import (
-    Event,
-    Kcl3ModeRead,
-    Kcl3ModeUnreadable,
-    LeasesScanned,
-    OffersFound,
-    ParentsRead,
-    RowRead,
-    RowUnreadable,
-    ShardsListed,
-    StreamDescribed,
-)
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.world import CredentialSource, World
 from kclrun.model.lease import Lease, LeaseKey
@@ -143,7 +131,7 @@ class ServiceCalls(ServiceRequests):
         loop: Loop,
         pool: IoPool,
         log: EventLog,
-        deliver: Callable[[Event], None],
+        deliver: Callable[[events.Event], None],
         broke: Callable[[Exception], None],
         table_gone: Callable[[ServiceError], None],
         delays: Callable[[LeaseChange, Callable[[], None]], bool] = lambda *_: False,
@@ -165,7 +153,7 @@ class ServiceCalls(ServiceRequests):
         name, job = self._job(request)
         asked = self._now()
 
-        def succeeded(event: Event) -> None:
+        def succeeded(event: events.Event) -> None:
             self.outages.worked(name)
             self._deliver(event)
 
@@ -185,7 +173,7 @@ class ServiceCalls(ServiceRequests):
 
         self._pool.run(job, succeeded, failed)
 
-    def _job(self, request: Request) -> tuple[str, Callable[[], Event]]:
+    def _job(self, request: Request) -> tuple[str, Callable[[], events.Event]]:
         """The name of the operation for the log, and its work on a thread of the pool."""
         world = self._world
         match request:
@@ -199,7 +187,7 @@ class ServiceCalls(ServiceRequests):
                 admin = world.streams[stream].admin
                 return (
                     "describe the stream",
-                    lambda: StreamDescribed(admin.summary().created_at, stream),
+                    lambda: events.StreamDescribed(admin.summary().created_at, stream),
                 )
             case commands.ReadKcl3Mode():
                 return READ_KCL3_MODE, lambda: _kcl3_mode(world)
@@ -208,10 +196,10 @@ class ServiceCalls(ServiceRequests):
             case commands.ReadParents(key, parents):
                 return (
                     "read the parents of a lease",
-                    lambda: ParentsRead(key, tuple(map(world.table.read, parents))),
+                    lambda: events.ParentsRead(key, tuple(map(world.table.read, parents))),
                 )
             case commands.FindOffers(rows_max):
-                return LOOK_FOR_OFFERS, lambda: OffersFound(world.table.offered(rows_max))
+                return LOOK_FOR_OFFERS, lambda: events.OffersFound(world.table.offered(rows_max))
             case commands.WriteRow():
                 raise AssertionError("a write is sent by `_send_write`")
 
@@ -221,7 +209,7 @@ class ServiceCalls(ServiceRequests):
             self._tell_unindexed(error)
         else:
             self.outages.failed(LOOK_FOR_OFFERS, error, asked)
-        self._deliver(OffersFound(None))
+        self._deliver(events.OffersFound(None))
 
     def _send_write(self, key: LeaseKey, change: LeaseChange) -> None:
         def resolved(outcome: Outcome) -> None:
@@ -246,7 +234,7 @@ class ServiceCalls(ServiceRequests):
             self._log.note("offers_unindexed", code=error.code, error=str(error))
 
 
-def _scanned(world: World, *, consistent: bool) -> LeasesScanned:
+def _scanned(world: World, *, consistent: bool) -> events.LeasesScanned:
     leases: list[Lease] = []
     broken: list[str] = []
     foreign = 0
@@ -260,30 +248,32 @@ def _scanned(world: World, *, consistent: bool) -> LeasesScanned:
             raise ServiceError(
                 f"the lease table has more than {_ROWS_MAX} leases", operation="Scan"
             )
-    return LeasesScanned(tuple(leases), tuple(broken[:_BROKEN_SHOWN_MAX]), foreign, kcl3_mode)
+    return events.LeasesScanned(
+        tuple(leases), tuple(broken[:_BROKEN_SHOWN_MAX]), foreign, kcl3_mode
+    )
 
 
-def _row(world: World, key: LeaseKey) -> RowRead | RowUnreadable:
+def _row(world: World, key: LeaseKey) -> events.RowRead | events.RowUnreadable:
     """A broken row is an answer; the core decides about it."""
     try:
-        return RowRead(key, world.table.read(key))
+        return events.RowRead(key, world.table.read(key))
     except InvalidRequest as error:
         if error.code != BROKEN_ROW:
             raise
-        return RowUnreadable(key, str(error))
+        return events.RowUnreadable(key, str(error))
 
 
-def _kcl3_mode(world: World) -> Kcl3ModeRead | Kcl3ModeUnreadable:
+def _kcl3_mode(world: World) -> events.Kcl3ModeRead | events.Kcl3ModeUnreadable:
     """A refusal is an answer: most policies written by users do not grant it."""
     assert world.coordinator is not None, "the core reads a mode that has no reader"
     try:
-        return Kcl3ModeRead(world.coordinator.mode())
+        return events.Kcl3ModeRead(world.coordinator.mode())
     except (AccessDenied, InvalidRequest) as error:
-        return Kcl3ModeUnreadable(str(error))
+        return events.Kcl3ModeUnreadable(str(error))
 
 
-def _listed(world: World, stream: StreamKey, start: ShardFilter | None) -> ShardsListed:
+def _listed(world: World, stream: StreamKey, start: ShardFilter | None) -> events.ShardsListed:
     admin = world.streams[stream].admin
     shards = qualified_shards(stream, admin.list_shards())
     at_start = qualified_shards(stream, admin.list_shards(start)) if start is not None else None
-    return ShardsListed(shards, world.service_time(), at_start, stream)
+    return events.ShardsListed(shards, world.service_time(), at_start, stream)

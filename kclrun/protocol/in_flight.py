@@ -13,35 +13,21 @@ import msgspec
 from kclrun.errors import InvariantViolation
 from kclrun.model.lease import Lease, OwnerId
 from kclrun.model.time import Instant
-from kclrun.protocol.writes import (
-    Checkpoint,
-    Claim,
-    CreateChildren,
-    CreateLease,
-    End,
-    HaltLease,
-    HandOver,
-    NameChildren,
-    Offer,
-    Release,
-    Renew,
-    Take,
-    keys_of,
-)
+from kclrun.protocol import writes
 
 # The last writes, which give the lease to others.
-GivingAway = Release | Offer | HandOver
+GivingAway = writes.Release | writes.Offer | writes.HandOver
 Change = (
-    Take
-    | Claim
-    | Renew
-    | Checkpoint
-    | NameChildren
-    | HaltLease
-    | End
+    writes.Take
+    | writes.Claim
+    | writes.Renew
+    | writes.Checkpoint
+    | writes.NameChildren
+    | writes.HaltLease
+    | writes.End
     | GivingAway
-    | CreateChildren
-    | CreateLease
+    | writes.CreateChildren
+    | writes.CreateLease
 )
 
 
@@ -74,7 +60,7 @@ class InFlight:
     def begin(self, change: Change) -> None:
         """Make this the one change in flight. Raises: InvariantViolation if there is one [P5]."""
         if self.change is not None:
-            raise InvariantViolation(f"lease {keys_of(change)[0]}: two writes at once [P5]")
+            raise InvariantViolation(f"lease {writes.keys_of(change)[0]}: two writes at once [P5]")
         self.change = change
 
     def end(self) -> None:
@@ -111,9 +97,9 @@ class InFlight:
         follow a write of that process, and so may its manager, once that process has ended [P5].
         """
         change = self.required()
-        if isinstance(change, Take):
+        if isinstance(change, writes.Take):
             return _judge_take(change, row, me)
-        if isinstance(change, CreateLease):
+        if isinstance(change, writes.CreateLease):
             return _judge_creation(change, row, me)
         if has_ended_ownership(change, row, seen_counter):
             return Fate.APPLIED
@@ -122,7 +108,7 @@ class InFlight:
         if row.counter == seen_counter:
             return Fate.UNMOVED
         is_next = row.counter == seen_counter + 1
-        if not is_next or not (self.unresolved or isinstance(change, Claim)):
+        if not is_next or not (self.unresolved or isinstance(change, writes.Claim)):
             return Fate.OTHER_WRITER
         return Fate.APPLIED if was_applied(change, row) else Fate.MISSING
 
@@ -133,14 +119,14 @@ class InFlight:
         return self.change
 
 
-def _judge_take(change: Take, row: Lease, me: OwnerId) -> Fate:
+def _judge_take(change: writes.Take, row: Lease, me: OwnerId) -> Fate:
     if row.owner == me:
         return Fate.APPLIED
     is_as_seen = row.owner == change.seen_owner and row.counter == change.seen_counter
     return Fate.UNMOVED if is_as_seen else Fate.LOST
 
 
-def _judge_creation(change: CreateLease, row: Lease, me: OwnerId) -> Fate:
+def _judge_creation(change: writes.CreateLease, row: Lease, me: OwnerId) -> Fate:
     """Any row that is there makes a later arrival fail, so a creation is settled by it."""
     if row.owner != me:
         return Fate.LOST
@@ -150,15 +136,15 @@ def _judge_creation(change: CreateLease, row: Lease, me: OwnerId) -> Fate:
 def was_applied(change: Change, row: Lease) -> bool:
     """Whether the row, which is still ours, holds the result of the change."""
     match change:
-        case Renew():
+        case writes.Renew():
             return True
-        case Checkpoint(position=position):
+        case writes.Checkpoint(position=position):
             return row.checkpoint >= position
-        case NameChildren(children=children):
+        case writes.NameChildren(children=children):
             return children <= row.children
-        case HaltLease(halt=halt):
+        case writes.HaltLease(halt=halt):
             return row.halt == halt
-        case End():
+        case writes.End():
             return row.is_ended
         case _:
             return False
@@ -174,11 +160,13 @@ def has_ended_ownership(change: Change, row: Lease, seen_counter: int) -> bool:
     if row.counter <= seen_counter:
         return False
     match change:
-        case End():
+        case writes.End():
             return row.is_ended
-        case Release(position=position, owner=me) | Offer(position=position, owner=me):
+        case (
+            writes.Release(position=position, owner=me) | writes.Offer(position=position, owner=me)
+        ):
             return row.owner != me and row.checkpoint >= position
-        case HandOver(position=position, owner=me):
+        case writes.HandOver(position=position, owner=me):
             return me not in {row.owner, row.checkpoint_owner} and row.checkpoint >= position
         case _:
             return False
@@ -190,15 +178,21 @@ def rebased(change: Change, row: Lease) -> Change:
     A take and a creation stand for the row as it was seen, so they stay as they are.
     """
     match change:
-        case Checkpoint() | Release() | Offer() | HandOver() | End():
-            if not isinstance(change, End):
+        case (
+            writes.Checkpoint()
+            | writes.Release()
+            | writes.Offer()
+            | writes.HandOver()
+            | writes.End()
+        ):
+            if not isinstance(change, writes.End):
                 position = max(change.position, row.checkpoint)
                 change = msgspec.structs.replace(change, position=position)
-            if isinstance(change, HandOver):
+            if isinstance(change, writes.HandOver):
                 next_owner = row.owner or change.next_owner
                 change = msgspec.structs.replace(change, next_owner=next_owner)
             return msgspec.structs.replace(change, seen_counter=row.counter, last=row.checkpoint)
-        case Renew() | NameChildren() | Claim() | HaltLease():
+        case writes.Renew() | writes.NameChildren() | writes.Claim() | writes.HaltLease():
             return msgspec.structs.replace(change, seen_counter=row.counter)
-        case Take() | CreateChildren() | CreateLease():
+        case writes.Take() | writes.CreateChildren() | writes.CreateLease():
             return change

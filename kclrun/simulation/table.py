@@ -17,16 +17,7 @@ import msgspec
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.ports import ScanPage
-from kclrun.protocol.writes import (
-    Applied,
-    DeleteTrimmed,
-    LeaseChange,
-    Outcome,
-    OutcomeUnknown,
-    Throttled,
-    Unavailable,
-    keys_of,
-)
+from kclrun.protocol import writes
 from kclrun.simulation.clocks import Scheduler
 
 Answer = TypeVar("Answer")
@@ -83,7 +74,7 @@ class ItemWrite(msgspec.Struct, frozen=True):
 
     key: LeaseKey
 
-    def apply_to(self, rows: LeaseRows) -> Outcome:
+    def apply_to(self, rows: LeaseRows) -> writes.Outcome:
         """Apply the write as DynamoDB does."""
         raise NotImplementedError
 
@@ -94,7 +85,7 @@ class RowWatcher(Protocol):
     def row_written(
         self,
         sender: str,
-        change: LeaseChange | ItemWrite,
+        change: writes.LeaseChange | ItemWrite,
         before: Lease | None,
         after: Lease | None,
     ) -> None:
@@ -105,12 +96,12 @@ class RowWatcher(Protocol):
         """A row was deleted from outside the protocol."""
         ...
 
-    def write_refused_in_silence(self, change: LeaseChange | ItemWrite) -> None:
+    def write_refused_in_silence(self, change: writes.LeaseChange | ItemWrite) -> None:
         """It arrived after its sender had stopped waiting, and did not apply."""
         ...
 
     def write_answered(
-        self, sender: str, change: LeaseChange | ItemWrite, outcome: Outcome
+        self, sender: str, change: writes.LeaseChange | ItemWrite, outcome: writes.Outcome
     ) -> None:
         """The sender got an answer, or stopped waiting for one."""
         ...
@@ -174,11 +165,14 @@ class SimulatedTable:
 
     def delete_by_hand(self, row: Lease) -> None:
         """Delete a row from outside, at once and without a condition."""
-        self._rows.write(DeleteTrimmed(row.key, row.owner, row.counter))
+        self._rows.write(writes.DeleteTrimmed(row.key, row.owner, row.counter))
         self._watcher.row_deleted_by_somebody(row)
 
     def write(
-        self, sender: str, change: LeaseChange | ItemWrite, reply: Callable[[Outcome], None]
+        self,
+        sender: str,
+        change: writes.LeaseChange | ItemWrite,
+        reply: Callable[[writes.Outcome], None],
     ) -> None:
         """Send a change once: one of ours, or a raw write of another program."""
         self._costs.requests += 1
@@ -188,14 +182,14 @@ class SimulatedTable:
             case None:
                 after(self._leg_s(), partial(self._apply_and_tell, sender, change, answer))
             case "throttled":
-                after(self._leg_s(2), partial(answer, Throttled("slow down")))
+                after(self._leg_s(2), partial(answer, writes.Throttled("slow down")))
             case "unreachable":
-                after(self._leg_s(2), partial(answer, Unavailable("no route")))
+                after(self._leg_s(2), partial(answer, writes.Unavailable("no route")))
             case _:
                 is_late = fate == "late"
                 delay_s = self._fate.uniform(PATIENCE_S, LATE_MAX_S) if is_late else 0.0
                 after(self._leg_s() + delay_s, partial(self._apply_in_silence, sender, change))
-                after(PATIENCE_S, partial(answer, OutcomeUnknown("timed out")))
+                after(PATIENCE_S, partial(answer, writes.OutcomeUnknown("timed out")))
 
     def read(self, key: LeaseKey, reply: Callable[[Lease | None], None], failed: Failed) -> None:
         """One row, consistently."""
@@ -313,12 +307,15 @@ class SimulatedTable:
             drawn -= share
         return None
 
-    def _apply_in_silence(self, sender: str, change: LeaseChange | ItemWrite) -> None:
-        if not isinstance(self._apply(sender, change), Applied):
+    def _apply_in_silence(self, sender: str, change: writes.LeaseChange | ItemWrite) -> None:
+        if not isinstance(self._apply(sender, change), writes.Applied):
             self._watcher.write_refused_in_silence(change)
 
     def _apply_and_tell(
-        self, sender: str, change: LeaseChange | ItemWrite, answer: Callable[[Outcome], None]
+        self,
+        sender: str,
+        change: writes.LeaseChange | ItemWrite,
+        answer: Callable[[writes.Outcome], None],
     ) -> None:
         outcome = self._apply(sender, change)
         self._scheduler.after(self._leg_s(), partial(answer, outcome))
@@ -326,29 +323,29 @@ class SimulatedTable:
     def _answer(
         self,
         sender: str,
-        change: LeaseChange | ItemWrite,
-        reply: Callable[[Outcome], None],
-        outcome: Outcome,
+        change: writes.LeaseChange | ItemWrite,
+        reply: Callable[[writes.Outcome], None],
+        outcome: writes.Outcome,
     ) -> None:
         self._watcher.write_answered(sender, change, outcome)
         reply(outcome)
 
-    def _apply(self, sender: str, change: LeaseChange | ItemWrite) -> Outcome:
-        keys = (change.key,) if isinstance(change, ItemWrite) else keys_of(change)
+    def _apply(self, sender: str, change: writes.LeaseChange | ItemWrite) -> writes.Outcome:
+        keys = (change.key,) if isinstance(change, ItemWrite) else writes.keys_of(change)
         before = [(key, self._rows.read(key)) for key in keys]
         if isinstance(change, ItemWrite):
             outcome = change.apply_to(self._rows)
         else:
             outcome = self._rows.write(change)
         self._costs.write_units += len(keys)
-        if isinstance(outcome, Applied):
+        if isinstance(outcome, writes.Applied):
             self._tell(sender, change, before)
         return outcome
 
     def _tell(
         self,
         sender: str,
-        change: LeaseChange | ItemWrite,
+        change: writes.LeaseChange | ItemWrite,
         before: list[tuple[LeaseKey, Lease | None]],
     ) -> None:
         for key, was in before:

@@ -16,15 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from kclrun.errors import (
-    InvariantViolation,
-    NotFound,
-    OffsetRefused,
-    ServiceError,
-    SettingsError,
-    Throttled,
-    Unavailable,
-)
+from kclrun import errors
 from kclrun.model.lease import Lease
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import ShardGraph
@@ -77,7 +69,7 @@ def of_these_streams(offset: Offset, streams: Streams) -> Offset:
     unread = [which for each, which in offset.streams.items() if _is_another(which, streams, each)]
     if unread:
         arns = ", ".join(summary.arn for summary in streams.values())
-        raise OffsetRefused(
+        raise errors.OffsetRefused(
             f"the checkpoint is of {unread[0].arn}, the query reads {arns}: {_advice(offset)}"
         )
     refuse_recreated(offset.streams, streams)
@@ -88,7 +80,7 @@ def refuse_recreated(known: Mapping[str, StreamIs], streams: Streams) -> None:
     """Raises: OffsetRefused for a stream that was made again since; the message names it."""
     for stream, which in known.items():
         if which.created_ms != _identity(streams[stream]).created_ms:
-            raise OffsetRefused(
+            raise errors.OffsetRefused(
                 f"{streams[stream].name} was deleted and re-created since the checkpoint was begun:"
                 " what the checkpoint says of its shards is about records that are gone\n"
                 "To go on: a new checkpoint location"
@@ -136,22 +128,22 @@ def leases_of(table: LeaseTable, name: str, streams: Streams) -> Mapping[str, Le
                 if (shard := _shard_of(lease.key, streams)) is not None:
                     rows[shard] = _placed(lease, shard, first)
             broken += page.broken
-    except NotFound as error:
-        raise NotFound(
+    except errors.NotFound as error:
+        raise errors.NotFound(
             f"startingLeases: there is no lease table {name} in this region: name the application"
             " as its configuration does, or its table where leases.table names one",
             operation=error.operation,
             code=error.code,
         ) from None
     if broken:
-        raise SettingsError(
+        raise errors.SettingsError(
             f"startingLeases: of table {name}, {len(broken)} rows cannot be read as leases, such as"
             f" {broken[0][:60]!r}: their shards would be read from elsewhere\nTo go on: mend them,"
             " or give positions in startingOffsets"
         )
     leased = {parted(shard)[0] for shard in rows}
     if without := [each.name for of, each in sorted(streams.items()) if of not in leased]:
-        raise SettingsError(
+        raise errors.SettingsError(
             f"startingLeases: table {name} holds no lease of {', '.join(without)}: that"
             " application has read nothing of it yet\nTo go on: say where to begin with"
             " startingOffsets"
@@ -452,7 +444,7 @@ class OffsetPlanner:
                     self._arm(positions)
                 return positions
             self._wait(_LISTING_PAUSE_S)
-        raise Unavailable(
+        raise errors.Unavailable(
             f"{_LISTINGS_MAX} listings of {self._settings.reached.name} did not cover its key"
             " space: is it being resharded all the time? Try again",
             operation="ListShards",
@@ -472,7 +464,7 @@ class OffsetPlanner:
     def _begun_at_leases(self) -> Callable[[ShardGraph], Mapping[str, Position] | None]:
         leases, table = self._settings.start.leases, self._table
         if leases is None or table is None:
-            raise InvariantViolation("a start at leases needs their table")
+            raise errors.InvariantViolation("a start at leases needs their table")
         # Read before any listing: a shard that a row names is then in the listing, or has expired.
         streams = self._retried(self._summarised)
         rows = self._retried(partial(leases_of, table, leases.table, streams))
@@ -524,10 +516,10 @@ class OffsetPlanner:
         while True:
             try:
                 return call()
-            except ServiceError as error:
+            except errors.ServiceError as error:
                 attempt += 1
                 attempts_max = self._settings.retry_attempts
                 is_spent = attempts_max is not None and attempt > attempts_max
-                if is_spent or not isinstance(error, Throttled | Unavailable):
+                if is_spent or not isinstance(error, errors.Throttled | errors.Unavailable):
                     raise
             self._wait(backoff_s(attempt, self._chance(), max_s=self._settings.retry_backoff_max_s))

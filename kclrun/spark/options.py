@@ -19,23 +19,7 @@ import msgspec
 from kclrun.config.convert import hint
 from kclrun.errors import OffsetRefused
 from kclrun.model.stream import why_no_endpoint
-from kclrun.spark.option_table import (
-    SWITCH,
-    Given,
-    Kind,
-    Option,
-    OptionReader,
-    by_hand,
-    choice,
-    duration,
-    number,
-    option,
-    options_of,
-    size,
-    text_of,
-    texts_of,
-    whole,
-)
+from kclrun.spark import option_table
 from kclrun.spark.positions import TRIM_HORIZON, Position, parse_position
 from kclrun.spark.stream_set import parted
 
@@ -127,7 +111,7 @@ _CONSUMER: Final = re.compile(
 
 
 def _consumer(given: object) -> str:
-    text = text_of(given).strip()
+    text = option_table.text_of(given).strip()
     if not _CONSUMER.match(text):
         raise ValueError("expected a consumer's name (letters, digits, '_', '.', '-') or its ARN")
     return text
@@ -143,20 +127,22 @@ class SourceSettings:
     reached: Reached
     start: Start = field(
         default=Start(StartKind.LATEST),
-        metadata=by_hand(
-            Option(
+        metadata=option_table.by_hand(
+            option_table.Option(
                 "startingOffsets",
                 'or JSON: `{"shardId-000000000000": "4959…", "*": "TRIM_HORIZON"}`, after that'
                 " record; `@4959…` before it; of several streams `orders:shardId-…`",
                 shown="`latest`; a batch: `earliest`",
             ),
-            Option("startingTimestamp", "an ISO-8601 instant with its zone, or milliseconds"),
-            Option(
+            option_table.Option(
+                "startingTimestamp", "an ISO-8601 instant with its zone, or milliseconds"
+            ),
+            option_table.Option(
                 "startingLeases",
                 "an application of the fleet, or its lease table where that has another name: begin"
                 " at its checkpoints",
             ),
-            Option(
+            option_table.Option(
                 "startingLeasesEndpointUrl",
                 "where DynamoDB answers for that table",
                 shown="AWS; on an emulator of this machine `endpointUrl`",
@@ -165,106 +151,112 @@ class SourceSettings:
     )
     end: Start = field(
         default=Start(StartKind.LATEST),
-        metadata=by_hand(
-            Option("endingOffsets", "the end of a batch read", shown="`latest`"),
-            Option("endingTimestamp", "the same, as a time"),
+        metadata=option_table.by_hand(
+            option_table.Option("endingOffsets", "the end of a batch read", shown="`latest`"),
+            option_table.Option("endingTimestamp", "the same, as a time"),
         ),
     )
-    fails_on_data_loss: bool = option(
+    fails_on_data_loss: bool = option_table.option(
         "failOnDataLoss",
-        SWITCH,
+        option_table.SWITCH,
         "records that expired unread end the query; `false`: a warning",
         default=True,
     )
-    records_per_trigger_max: int | None = option(
+    records_per_trigger_max: int | None = option_table.option(
         "maxRecordsPerTrigger",
-        whole(1, _RECORDS_MAX),
+        option_table.whole(1, _RECORDS_MAX),
         "soft, in Kinesis records",
         default=None,
         shown="none",
     )
-    bytes_per_trigger_max: int | None = option(
+    bytes_per_trigger_max: int | None = option_table.option(
         "maxBytesPerTrigger",
-        size(1, _BYTES_MAX),
+        option_table.size(1, _BYTES_MAX),
         "soft, in bytes of Kinesis records",
         default=None,
         shown="64MiB a shard",
     )
-    target_batch_s: float = option(
+    target_batch_s: float = option_table.option(
         "targetBatchDuration",
-        duration("100ms", "1h"),
+        option_table.duration("100ms", "1h"),
         "behind the tip, batches grow and shrink towards this",
         default=30.0,
     )
     # Kept iterators live five minutes; the service allows five reads a second.
-    poll_interval_s: float = option(
+    poll_interval_s: float = option_table.option(
         "pollInterval",
-        duration("200ms", "1m"),
+        option_table.duration("200ms", "1m"),
         "how often the tip is looked for; 200ms or more",
         default=1.0,
     )
-    reads_per_second_max: float = option(
+    reads_per_second_max: float = option_table.option(
         "maxReadsPerSecondPerShard",
-        number(_READS_MIN, _READS_MAX),
+        option_table.number(_READS_MIN, _READS_MAX),
         "of the five that all readers of a shard share",
         default=2.5,
     )
-    shards_per_task: int = option(
+    shards_per_task: int = option_table.option(
         "shardsPerTask",
-        whole(1, _SHARDS_A_TASK_MAX),
+        option_table.whole(1, _SHARDS_A_TASK_MAX),
         "how many shards one task reads, at once",
         default=8,
     )
-    partitions_max: int | None = option(
+    partitions_max: int | None = option_table.option(
         "maxPartitions",
-        whole(1, _PARTITIONS_MAX),
+        option_table.whole(1, _PARTITIONS_MAX),
         "the most tasks of a batch",
         default=None,
         shown="none",
     )
-    inline_bytes_max: int = option(
+    inline_bytes_max: int = option_table.option(
         "inlineMaxBytes",
-        size(0, _INLINE_MAX),
+        option_table.size(0, _INLINE_MAX),
         "rows that the driver has read anyway travel with the plan; `0`: none",
         default=512 * 1024,
     )
-    aligns_shards: bool = option(
+    aligns_shards: bool = option_table.option(
         "alignShards",
-        SWITCH,
+        option_table.SWITCH,
         "behind the tip, all shards are read up to the same arrival time",
         default=True,
     )
-    opens_aggregates: bool = option(
-        "deaggregate", SWITCH, "KPL aggregates come as their user records", default=True
+    opens_aggregates: bool = option_table.option(
+        "deaggregate",
+        option_table.SWITCH,
+        "KPL aggregates come as their user records",
+        default=True,
     )
-    shard_list_interval_s: float = option(
-        "shardListInterval", duration("1s", "10m"), "how often the shards are listed", default=10.0
+    shard_list_interval_s: float = option_table.option(
+        "shardListInterval",
+        option_table.duration("1s", "10m"),
+        "how often the shards are listed",
+        default=10.0,
     )
-    consumer_mode: str = option(
+    consumer_mode: str = option_table.option(
         "consumerMode",
-        choice({"polling": "polling", "fan-out": "fan-out"}),
+        option_table.choice({"polling": "polling", "fan-out": "fan-out"}),
         "`fan-out`: a stream's records are pushed to the driver within milliseconds; what is behind"
         " the tip, batch reads and AvailableNow are polled",
         default="polling",
     )
-    consumer: str | None = option(
+    consumer: str | None = option_table.option(
         "consumerName",
-        Kind(_consumer),
+        option_table.Kind(_consumer),
         "with `fan-out`: the registered consumer, or its ARN, one for each query; it is registered"
         " on first use, and never removed",
         default=None,
         shown="none",
     )
-    retry_attempts: int | None = option(
+    retry_attempts: int | None = option_table.option(
         "retryAttempts",
-        whole(1, _ATTEMPTS_MAX),
+        option_table.whole(1, _ATTEMPTS_MAX),
         "attempts of one request, then the task fails",
         default=None,
         shown="without end",
     )
-    retry_backoff_max_s: float = option(
+    retry_backoff_max_s: float = option_table.option(
         "retryBackoffMax",
-        duration("100ms", "5m"),
+        option_table.duration("100ms", "5m"),
         "the longest pause between attempts",
         default=3.0,
     )
@@ -281,28 +273,28 @@ class SinkSettings:
     """
 
     reached: Reached
-    keeps_order: bool = option(
+    keeps_order: bool = option_table.option(
         "ordering",
-        choice({"key": True, "none": False}),
+        option_table.choice({"key": True, "none": False}),
         "records of a key never overtake each other; `none`: a refused record may be overtaken",
         default=True,
     )
-    aggregates: bool = option(
+    aggregates: bool = option_table.option(
         "aggregate",
-        SWITCH,
+        option_table.SWITCH,
         "`true` packs the records of a key into KPL aggregates: for few keys with many records",
         default=False,
     )
-    record_bytes_max: int = option(
+    record_bytes_max: int = option_table.option(
         "maxRecordBytes",
-        size(1024, _RECORD_BYTES_MAX),
+        option_table.size(1024, _RECORD_BYTES_MAX),
         "up to 10MiB where the stream allows it",
         default=2**20,
     )
     # A throttled shard gets a request at least every 10 s: a shorter limit would give it up.
-    give_up_after_s: float = option(
+    give_up_after_s: float = option_table.option(
         "giveUpAfter",
-        duration("15s", "1h"),
+        option_table.duration("15s", "1h"),
         "a task fails when a shard takes nothing for so long",
         default=120.0,
     )
@@ -310,28 +302,28 @@ class SinkSettings:
 
 # The options that source and sink share: the stream and how to reach it.
 STREAM_OPTIONS: Final = (
-    Option(
+    option_table.Option(
         "streamName",
         "the stream; it or `streamARN` is needed. `orders,returns` are several streams of one"
         " account and region",
     ),
-    Option("streamARN", "the stream, with its region"),
-    Option("region", "where the stream is", shown="the ARN's, or the AWS chain"),
-    Option("endpointUrl", "where Kinesis answers", shown="AWS"),
-    Option(
+    option_table.Option("streamARN", "the stream, with its region"),
+    option_table.Option("region", "where the stream is", shown="the ARN's, or the AWS chain"),
+    option_table.Option("endpointUrl", "where Kinesis answers", shown="AWS"),
+    option_table.Option(
         "roleArn",
         "a role to assume. Keys are not options: they would stand in the plan",
         shown="the AWS chain",
     ),
-    Option(
+    option_table.Option(
         "roleExternalId",
         "of that role. It stands in the plan, unless `spark.sql.redaction.options.regex` matches it"
         " (`(?i)url|externalid` in sessions that kclrun opens)",
     ),
-    Option("roleSessionName", "of that role"),
+    option_table.Option("roleSessionName", "of that role"),
 )
-SOURCE_OPTIONS: Final = (*STREAM_OPTIONS, *options_of(SourceSettings))
-SINK_OPTIONS: Final = (*STREAM_OPTIONS, *options_of(SinkSettings))
+SOURCE_OPTIONS: Final = (*STREAM_OPTIONS, *option_table.options_of(SourceSettings))
+SINK_OPTIONS: Final = (*STREAM_OPTIONS, *option_table.options_of(SinkSettings))
 ALIASES: Final = {
     "startingPosition": "startingOffsets",
     "initialPosition": "startingOffsets",
@@ -374,13 +366,13 @@ class Use(enum.Enum):
     EITHER = "reading"
 
 
-def read_source_options(options: Given, use: Use) -> SourceSettings:
+def read_source_options(options: option_table.Given, use: Use) -> SourceSettings:
     """The settings from the options; names in any case. A `Start` or `Duration` is taken as it is.
 
     Raises: SettingsError naming every option that is unknown, missing, wrong or not for this use.
     """
     names = [each.name for each in SOURCE_OPTIONS]
-    given = OptionReader("the kclrun source", options, names, ALIASES, _ABSENT)
+    given = option_table.OptionReader("the kclrun source", options, names, ALIASES, _ABSENT)
     reached = read_reached(given, takes_several=True)
     start, end = _start(given, use), _end(given, use)
     for name, place in (("startingOffsets", start), ("endingOffsets", end)):
@@ -415,27 +407,31 @@ def source_texts(settings: SourceSettings) -> dict[str, str]:
             assert start.leases is not None, "the kind needs it"
             texts["startingLeases"] = start.leases.table
             texts["startingLeasesEndpointUrl"] = start.leases.endpoint_url
-    return {name: text for name, text in texts.items() if text is not None} | texts_of(settings)
+    return {name: text for name, text in texts.items() if text is not None} | option_table.texts_of(
+        settings
+    )
 
 
 # Options that Spark adds to a streaming sink's options by itself.
 _SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 
 
-def sink_settings(options: Given) -> SinkSettings:
+def sink_settings(options: option_table.Given) -> SinkSettings:
     """The settings from the options; names in any case.
 
     Raises: SettingsError naming every option that is unknown, missing or wrong.
     """
     named = {key: value for key, value in options.items() if key.lower() not in _SPARKS_OWN}
-    given = OptionReader("the kclrun sink", named, [each.name for each in SINK_OPTIONS])
+    given = option_table.OptionReader(
+        "the kclrun sink", named, [each.name for each in SINK_OPTIONS]
+    )
     reached = read_reached(given)
     more = given.values(SinkSettings)
     given.settle()
     return SinkSettings(reached=reached, **more)
 
 
-def read_reached(given: OptionReader, *, takes_several: bool = False) -> Reached:
+def read_reached(given: option_table.OptionReader, *, takes_several: bool = False) -> Reached:
     """The stream and how to reach it: the options that source and sink share.
 
     `takes_several`: several names form one source; a sink puts into one stream. Problems are noted
@@ -458,7 +454,7 @@ def read_reached(given: OptionReader, *, takes_several: bool = False) -> Reached
     )
 
 
-def _stream(given: OptionReader, *, takes_several: bool) -> str:
+def _stream(given: option_table.OptionReader, *, takes_several: bool) -> str:
     name, arn = given.text("streamName"), given.text("streamARN")
     if (name is None) == (arn is None):
         why = "is needed, or streamARN" if name is None else "and streamARN are two names for one"
@@ -477,7 +473,7 @@ def _stream(given: OptionReader, *, takes_several: bool) -> str:
     return text
 
 
-def _streams(given: OptionReader, text: str) -> str:
+def _streams(given: option_table.OptionReader, text: str) -> str:
     """Several streams, sorted by name whatever the order in the option."""
     names = [each.strip() for each in text.split(",")]
     if wrong := [each for each in names if not _STREAM_NAME.match(each)]:
@@ -493,7 +489,7 @@ def _streams(given: OptionReader, text: str) -> str:
     return ",".join(sorted(names))
 
 
-def _check_arn(given: OptionReader, arn: str) -> None:
+def _check_arn(given: option_table.OptionReader, arn: str) -> None:
     match = _STREAM_ARN.match(arn)
     if match is None:
         expected = "arn:aws:kinesis:<region>:<account>:stream/<name>"
@@ -503,7 +499,9 @@ def _check_arn(given: OptionReader, arn: str) -> None:
         given.refuse("region", f"the stream's ARN says {match[1]}: leave region out")
 
 
-def _check_consumer(given: OptionReader, mode: str, consumer: str | None, reached: Reached) -> None:
+def _check_consumer(
+    given: option_table.OptionReader, mode: str, consumer: str | None, reached: Reached
+) -> None:
     if mode == "polling" and given.text("consumerName") is not None:
         given.refuse("consumerName", "is for consumerMode=fan-out")
     elif mode == "fan-out" and given.text("consumerName") is None:
@@ -512,7 +510,7 @@ def _check_consumer(given: OptionReader, mode: str, consumer: str | None, reache
         given.refuse("consumerName", "several streams: give a name, each has a consumer of it")
 
 
-def _start(given: OptionReader, use: Use) -> Start:
+def _start(given: option_table.OptionReader, use: Use) -> Start:
     usual = Start(StartKind.EARLIEST if use is Use.BATCH else StartKind.LATEST)
     start = _leases(given, _place(given, "starting", usual))
     if use is Use.BATCH and start.kind is StartKind.LATEST:
@@ -520,7 +518,7 @@ def _start(given: OptionReader, use: Use) -> Start:
     return start
 
 
-def _leases(given: OptionReader, otherwise: Start) -> Start:
+def _leases(given: option_table.OptionReader, otherwise: Start) -> Start:
     table, endpoint_url = given.text("startingLeases"), given.text("startingLeasesEndpointUrl")
     if endpoint_url is not None and (wrong := why_no_endpoint(endpoint_url)):
         given.refuse("startingLeasesEndpointUrl", f"expected an https URL: {wrong}")
@@ -540,7 +538,7 @@ def _leases(given: OptionReader, otherwise: Start) -> Start:
     return Start(StartKind.LEASES, leases=LeasesAt(table, endpoint_url))
 
 
-def _end(given: OptionReader, use: Use) -> Start:
+def _end(given: option_table.OptionReader, use: Use) -> Start:
     end = _place(given, "ending", Start(StartKind.LATEST))
     if use is Use.STREAM:
         for name in ("endingOffsets", "endingTimestamp"):
@@ -551,7 +549,7 @@ def _end(given: OptionReader, use: Use) -> Start:
     return end
 
 
-def _place(given: OptionReader, which: str, usual: Start) -> Start:
+def _place(given: option_table.OptionReader, which: str, usual: Start) -> Start:
     offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"
     if given.text(offsets) is not None and given.text(timestamp) is not None:
         given.refuse(offsets, f"and {timestamp} say the same thing: give one of them")
@@ -562,7 +560,7 @@ def _place(given: OptionReader, which: str, usual: Start) -> Start:
 def _offsets(given: object, timestamp: str) -> Start:
     if isinstance(given, Start):
         return given
-    text = text_of(given)
+    text = option_table.text_of(given)
     if text.lstrip().startswith("{"):
         return Start(StartKind.POSITIONS, positions=_positions(text))
     kind = _WORDS.get(text.strip().lower())
@@ -591,7 +589,9 @@ def _positions(text: str) -> dict[str, Position]:
     return {shard_id: _position(shard_id, place) for shard_id, place in plain.items()}
 
 
-def _check_names(given: OptionReader, name: str, place: Start, reached: Reached) -> None:
+def _check_names(
+    given: option_table.OptionReader, name: str, place: Start, reached: Reached
+) -> None:
     """Notes shards whose names do not fit the source, for one stream or several."""
     streams = set(reached.several) or {""}
     unknown = [each for each in place.positions if each != "*" and parted(each)[0] not in streams]
@@ -614,7 +614,7 @@ def _position(shard_id: str, text: str) -> Position:
 
 
 def _timestamp(given: object) -> Start:
-    stripped = text_of(given).strip()
+    stripped = option_table.text_of(given).strip()
     at_ms = int(stripped) if stripped.isdecimal() else _instant_ms(stripped)
     if not 0 <= at_ms <= _TIMESTAMP_MS_MAX:
         raise ValueError("expected a time between the years 1970 and 9999")

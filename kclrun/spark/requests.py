@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from kclrun import errors
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.http import CONNECTIONS_MAX
@@ -25,15 +26,6 @@ from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import WireClient
 from kclrun.codec.values import Decode
-from kclrun.errors import (
-    AccessDenied,
-    ExpiredIterator,
-    InvalidRequest,
-    NotFound,
-    SettingsError,
-    Throttled,
-    Unavailable,
-)
 from kclrun.model.letter import LetterPlace
 from kclrun.model.stream import is_loopback, why_no_endpoint
 from kclrun.model.wire import WireEndpoint
@@ -46,20 +38,7 @@ from kclrun.ports import (
     open_iterator,
 )
 from kclrun.spark.options import LeasesAt, Reached
-from kclrun.spark.planning.shard_cursor import (
-    Answer,
-    AskListing,
-    AskPage,
-    Delayed,
-    Expired,
-    Gone,
-    Listed,
-    NotListed,
-    Outcome,
-    Paged,
-    Refused,
-    Slowed,
-)
+from kclrun.spark.planning import shard_cursor
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader, StreamsSubscriber, admins_of
 from kclrun.spark.subscribed import NamedConsumer
 
@@ -89,20 +68,20 @@ def require_stream(
     while True:
         try:
             return admin.summary()
-        except NotFound as error:
-            raise NotFound(
+        except errors.NotFound as error:
+            raise errors.NotFound(
                 f"there is no stream {reached.name} at {where}: {error}\n"
                 "Check streamName, region and endpointUrl; kclrun does not create streams",
                 operation=error.operation,
                 code=error.code,
             ) from None
-        except AccessDenied as error:
-            raise AccessDenied(
+        except errors.AccessDenied as error:
+            raise errors.AccessDenied(
                 f"the stream {reached.name} at {where} may not be read: {error}",
                 operation=error.operation,
                 code=error.code,
             ) from None
-        except (Throttled, Unavailable) as error:
+        except (errors.Throttled, errors.Unavailable) as error:
             if clock() >= give_up_at:
                 raise type(error)(
                     f"the stream {reached.name} cannot be reached at {where}, tried for"
@@ -170,7 +149,7 @@ class Connected:
             for name, admin in admins_of(self.admin).items()
         }
         for each in by_name.values():
-            with contextlib.suppress(Throttled, Unavailable):
+            with contextlib.suppress(errors.Throttled, errors.Unavailable):
                 each.register()
         return by_name[""] if "" in by_name else StreamsSubscriber(by_name)
 
@@ -261,12 +240,12 @@ def _region(reached: Reached) -> str | None:
     parts = reached.stream.split(":")
     named = parts[3] if len(parts) == 6 and parts[5].startswith("stream/") else ""
     if not named:
-        raise SettingsError(
+        raise errors.SettingsError(
             f"{reached.stream!r} is no stream's ARN: expected"
             " arn:aws:kinesis:<region>:<account>:stream/<name>"
         )
     if reached.region not in {None, named}:
-        raise SettingsError(
+        raise errors.SettingsError(
             f"region is {reached.region}, but the stream's ARN says {named}: leave region out"
         )
     return named
@@ -274,11 +253,11 @@ def _region(reached: Reached) -> str | None:
 
 def _endpoint_url(reached: Reached) -> str | None:
     if reached.endpoint_url is not None and (wrong := why_no_endpoint(reached.endpoint_url)):
-        raise SettingsError(f"endpointUrl: expected an https URL: {wrong}")
+        raise errors.SettingsError(f"endpointUrl: expected an https URL: {wrong}")
     return reached.endpoint_url
 
 
-Ask = AskPage | AskListing
+Ask = shard_cursor.AskPage | shard_cursor.AskListing
 
 
 class Asking:
@@ -295,7 +274,7 @@ class Asking:
         self._reader = reader
         self._admin = admin
         self._clock = clock
-        self._answers: queue.SimpleQueue[tuple[Ask, Answer | BaseException] | None] = (
+        self._answers: queue.SimpleQueue[tuple[Ask, shard_cursor.Answer | BaseException] | None] = (
             queue.SimpleQueue()
         )
         self._under_way = 0
@@ -317,7 +296,7 @@ class Asking:
             else:
                 self._pool.submit(self._perform, ask)
 
-    def receive(self, timeout_s: float) -> tuple[Ask, Answer] | None:
+    def receive(self, timeout_s: float) -> tuple[Ask, shard_cursor.Answer] | None:
         """The next answer, None if none comes in time, or at `wake`. Raises: errors that waiting
         cannot mend."""
         try:
@@ -343,22 +322,22 @@ class Asking:
 
     def _perform(self, ask: Ask) -> None:
         try:
-            answer: Answer | BaseException = (
-                self._list() if ask == AskListing() else self._page(ask)
+            answer: shard_cursor.Answer | BaseException = (
+                self._list() if ask == shard_cursor.AskListing() else self._page(ask)
             )
         except BaseException as error:  # noqa: BLE001 - passed to the caller, which raises it
             answer = error
         self._answers.put((ask, answer))
 
-    def _list(self) -> Listed | NotListed:
+    def _list(self) -> shard_cursor.Listed | shard_cursor.NotListed:
         sent_at = self._clock()
         try:
-            return Listed(self._admin.list_shards(), sent_at)
-        except (Throttled, Unavailable) as error:
-            return NotListed(error)
+            return shard_cursor.Listed(self._admin.list_shards(), sent_at)
+        except (errors.Throttled, errors.Unavailable) as error:
+            return shard_cursor.NotListed(error)
 
-    def _page(self, ask: Ask) -> Outcome:
-        assert isinstance(ask, AskPage)
+    def _page(self, ask: Ask) -> shard_cursor.Outcome:
+        assert isinstance(ask, shard_cursor.AskPage)
         token, opening, sent_at = ask.read.token, ask.read.opening, self._clock()
         try:
             if token is None:
@@ -366,14 +345,14 @@ class Asking:
                 token = open_iterator(self._reader, ask.shard_id, opening)
             asked_at = self._clock()
             page = self._reader.fetch(token, ask.read.limit)
-        except ExpiredIterator:
-            return Expired()
-        except Throttled as error:
-            return Slowed(token, error)
-        except Unavailable as error:
-            return Delayed(token, error)
-        except NotFound as error:
-            return Gone(error, sent_at)
-        except InvalidRequest as error:
-            return Refused(error)
-        return Paged(token, page, asked_at, self._clock())
+        except errors.ExpiredIterator:
+            return shard_cursor.Expired()
+        except errors.Throttled as error:
+            return shard_cursor.Slowed(token, error)
+        except errors.Unavailable as error:
+            return shard_cursor.Delayed(token, error)
+        except errors.NotFound as error:
+            return shard_cursor.Gone(error, sent_at)
+        except errors.InvalidRequest as error:
+            return shard_cursor.Refused(error)
+        return shard_cursor.Paged(token, page, asked_at, self._clock())

@@ -40,16 +40,7 @@ from kclrun.model.lease import (
 from kclrun.model.stream import ONLY_STREAM, StreamKey, called, shard_id_of, spelled_out
 from kclrun.model.text import harmless
 from kclrun.model.time import Instant, WallTime
-from kclrun.protocol.writes import (
-    Applied,
-    Ask,
-    ConditionFailed,
-    OutcomeUnknown,
-    Refused,
-    ResumeLease,
-    Throttled,
-    Unavailable,
-)
+from kclrun.protocol import writes
 
 if TYPE_CHECKING:
     from kclrun.aws.table_setup import IndexState
@@ -386,7 +377,9 @@ def resume_leases(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int
     # By lease key: the operator may name both `2` and the full id.
     rows = {lease.key: lease for lease in (lease_of(aws, shard) for shard in shards)}.values()
     plans = [plan_resume(lease) for lease in rows]
-    changes = [(each.key, each.change) for each in plans if isinstance(each.change, ResumeLease)]
+    changes = [
+        (each.key, each.change) for each in plans if isinstance(each.change, writes.ResumeLease)
+    ]
     for each in plans:
         click.echo(each.words)
     if not changes:
@@ -399,14 +392,14 @@ def resume_leases(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int
     return next((code for code in codes if code), exit_codes.DRAINED)
 
 
-def _write(aws: Aws, key: LeaseKey, change: ResumeLease) -> int:
+def _write(aws: Aws, key: LeaseKey, change: writes.ResumeLease) -> int:
     """Remove the halt of a lease, and say so; the exit code."""
     outcome = aws.table.write(change)
     match outcome:
-        case Applied():
+        case writes.Applied():
             click.echo(f"{key}: resumed")
             return exit_codes.DRAINED
-        case ConditionFailed():
+        case writes.ConditionFailed():
             click.echo(f"{key}: was not halted any more")
             return exit_codes.DRAINED
         case _:
@@ -431,7 +424,7 @@ def give_away(aws: Aws, shard: str, *, to: str | None, wait_s: float, is_confirm
     planned = plan_move(lease, target, _now())
     ask = planned.change
     click.echo(planned.words, err=ask is None)
-    if not isinstance(ask, Ask):
+    if not isinstance(ask, writes.Ask):
         return exit_codes.UNMET
     if not is_confirmed:
         click.echo("Nothing was changed. To do it, add --yes")
@@ -483,13 +476,13 @@ def _renews(aws: Aws, target: OwnerId, leases: Iterable[Lease]) -> bool:
     return False
 
 
-def _ask(aws: Aws, ask: Ask, wait_s: float) -> int:
+def _ask(aws: Aws, ask: writes.Ask, wait_s: float) -> int:
     outcome = aws.table.write(ask)
     match outcome:
-        case Applied():
+        case writes.Applied():
             click.echo(f"{ask.key}: asked {ask.asked}")
             return _await_taker(aws, ask, wait_s)
-        case ConditionFailed(row=row):
+        case writes.ConditionFailed(row=row):
             holder = row.owner if row is not None else "no owner: the row is gone"
             click.echo(f"{ask.key}: changed hands or was asked for just now ({holder})", err=True)
             return exit_codes.UNMET
@@ -497,7 +490,7 @@ def _ask(aws: Aws, ask: Ask, wait_s: float) -> int:
             return tell_failure(ask.key, outcome)
 
 
-def _await_taker(aws: Aws, ask: Ask, wait_s: float) -> int:
+def _await_taker(aws: Aws, ask: writes.Ask, wait_s: float) -> int:
     """Read the row until it has a new owner, and print the result of the request."""
     over = time.monotonic() + wait_s
     is_told = False
@@ -514,7 +507,7 @@ def _await_taker(aws: Aws, ask: Ask, wait_s: float) -> int:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _verdict(lease: Lease, ask: Ask) -> int | None:
+def _verdict(lease: Lease, ask: writes.Ask) -> int | None:
     """The exit code, once the result of the request is known."""
     if lease.is_ended:
         click.echo(f"{lease.key}: the shard ended meanwhile; its children are leases of their own")
@@ -536,7 +529,7 @@ def _verdict(lease: Lease, ask: Ask) -> int | None:
     return exit_codes.DRAINED if ask.owner in (ANYBODY, lease.owner) else exit_codes.UNMET
 
 
-def _gave_up(lease: Lease, ask: Ask, wait_s: float) -> int:
+def _gave_up(lease: Lease, ask: writes.Ask, wait_s: float) -> int:
     if lease.owner == OFFERED:
         told = "given away, and not taken yet; see  kclrun leases --age"
     else:
@@ -582,18 +575,18 @@ def _meant(shard: str, leases: Iterable[Lease]) -> Lease | None:
     return found[0] if found else None
 
 
-Failure = OutcomeUnknown | Throttled | Unavailable | Refused
+Failure = writes.OutcomeUnknown | writes.Throttled | writes.Unavailable | writes.Refused
 
 
 def tell_failure(key: LeaseKey, outcome: Failure) -> int:
     """Print why a write did not apply, for every reason except its condition; the exit code."""
     match outcome:
-        case OutcomeUnknown(message=message):
+        case writes.OutcomeUnknown(message=message):
             click.echo(f"{key}: no answer; look again before repeating ({message})", err=True)
             return exit_codes.UNAVAILABLE
-        case Throttled(message=message) | Unavailable(message=message):
+        case writes.Throttled(message=message) | writes.Unavailable(message=message):
             click.echo(f"{key}: nothing happened, try again ({message})", err=True)
             return exit_codes.UNAVAILABLE
-        case Refused(message=message):
+        case writes.Refused(message=message):
             click.echo(f"{key}: refused: {message}", err=True)
             return exit_codes.PERMISSION

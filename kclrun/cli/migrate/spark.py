@@ -28,29 +28,8 @@ from kclrun.model.shard import ShardGraph
 from kclrun.model.text import harmless
 from kclrun.model.time import Instant
 from kclrun.ports import LeaseTable, StreamSummary
-from kclrun.protocol.writes import (
-    Applied,
-    ConditionFailed,
-    CreateLease,
-    End,
-    NameChildren,
-    Outcome,
-    Release,
-    Take,
-)
-from kclrun.spark.export import (
-    CommittedBatch,
-    Create,
-    Keep,
-    LeaseCheckpoint,
-    Move,
-    Step,
-    checkpoint_for,
-    local_folder,
-    offset_of_stream,
-    plan_rows,
-    read_committed,
-)
+from kclrun.protocol import writes
+from kclrun.spark import export
 from kclrun.spark.offsets import Offset
 
 if TYPE_CHECKING:
@@ -76,30 +55,30 @@ def import_leases(settings: Settings, place: str, *, is_confirmed: bool) -> int:
             "a query's positions are written to a table of one stream, those of several one after"
             " the other: migrate them with `stream:` in the configuration"
         )
-    folder = local_folder(place)
+    folder = export.local_folder(place)
     aws = Aws(settings)
-    batch = read_committed(folder)
+    batch = export.read_committed(folder)
     summary = _patient(aws, aws.stream.summary)
     offset = _offset(batch, summary)
     rows = _rows(aws)
     _refuse_live_owners(aws, rows)
     steps = _plan(aws, offset, rows)
     _show(steps, batch, aws, is_new=rows is None)
-    if all(isinstance(step, Keep) for step in steps):
+    if all(isinstance(step, export.Keep) for step in steps):
         click.echo("Nothing to do.")
         return exit_codes.DRAINED
     if not is_confirmed:
         click.echo("Nothing was changed. To do it, add --yes")
         return exit_codes.DRAINED
-    if read_committed(folder) != batch:
+    if export.read_committed(folder) != batch:
         raise OffsetRefused(
             f"{place} has gone on meanwhile: stop the query first, then repeat this"
         )
     return _write(open_world(settings).table, settings, steps)
 
 
-def _offset(batch: CommittedBatch, summary: StreamSummary) -> Offset:
-    offset = offset_of_stream(batch, summary.arn)
+def _offset(batch: export.CommittedBatch, summary: StreamSummary) -> Offset:
+    offset = export.offset_of_stream(batch, summary.arn)
     if offset.streams[""].created_ms != round(summary.created_at * 1000):
         raise OffsetRefused(
             f"{summary.name} was deleted and re-created since the query's checkpoint was begun:"
@@ -155,20 +134,20 @@ def _has_owner(row: Lease) -> bool:
     return not row.is_ended and row.owner not in {None, OFFERED}
 
 
-def _plan(aws: Aws, offset: Offset, rows: Rows | None) -> tuple[Step, ...]:
+def _plan(aws: Aws, offset: Offset, rows: Rows | None) -> tuple[export.Step, ...]:
     graph = ShardGraph(_patient(aws, aws.stream.list_shards))
     reader = _PatientReader(aws)
 
-    def done(shard_id: str) -> LeaseCheckpoint:
+    def done(shard_id: str) -> export.LeaseCheckpoint:
         if shard_id not in graph:
             # The shard cannot be read any more, and it gets no row. It matters only if it is ended.
             is_ended = str(offset.shards[shard_id]) == SHARD_END.sequence_number
-            return LeaseCheckpoint(SHARD_END if is_ended else TRIM_HORIZON)
-        return checkpoint_for(reader, shard_id, offset.shards[shard_id])
+            return export.LeaseCheckpoint(SHARD_END if is_ended else TRIM_HORIZON)
+        return export.checkpoint_for(reader, shard_id, offset.shards[shard_id])
 
     with ThreadPoolExecutor(_SHARDS_AT_ONCE) as pool:
         found = dict(zip(offset.shards, pool.map(done, offset.shards), strict=True))
-    return plan_rows(found, graph, rows or {})
+    return export.plan_rows(found, graph, rows or {})
 
 
 class _PatientReader:
@@ -191,7 +170,9 @@ def _patient(aws: Aws, call: Callable[[], T]) -> T:
     return patiently(call, Instant(time.monotonic() + patience_s), patience_s)
 
 
-def _show(steps: Sequence[Step], batch: CommittedBatch, aws: Aws, *, is_new: bool) -> None:
+def _show(
+    steps: Sequence[export.Step], batch: export.CommittedBatch, aws: Aws, *, is_new: bool
+) -> None:
     table = aws.settings.table
     click.echo(f"Batch {batch.batch_id} is the last one committed.")
     if batch.is_another_begun:
@@ -205,15 +186,15 @@ def _show(steps: Sequence[Step], batch: CommittedBatch, aws: Aws, *, is_new: boo
     click.echo("Do not start the query again from that checkpoint: it knows nothing of the leases.")
 
 
-def _told(step: Step) -> str:
+def _told(step: export.Step) -> str:
     match step:
-        case Create(lease, note):
+        case export.Create(lease, note):
             return f"{lease.key}: new, at {shortened(str(lease.checkpoint))}{_because(note)}"
-        case Move(row, to, _, note):
+        case export.Move(row, to, _, note):
             former = shortened(str(row.checkpoint))
             halted = "; stays halted" if row.halt is not None else ""
             return f"{row.key}: {former} to {shortened(str(to))}{_because(note)}{halted}"
-        case Keep(shard_id, row, why):
+        case export.Keep(shard_id, row, why):
             at = "no row" if row is None else shortened(str(row.checkpoint))
             return f"{harmless(shard_id)}: {at}, not touched ({why})"
 
@@ -222,40 +203,42 @@ def _because(note: str) -> str:
     return f" ({note})" if note else ""
 
 
-def _write(table: LeaseTable, settings: Settings, steps: Sequence[Step]) -> int:
+def _write(table: LeaseTable, settings: Settings, steps: Sequence[export.Step]) -> int:
     me = Owner(settings.leases.group, "import", os.urandom(8).hex()).id
     written = 0
     for step in steps:
-        if isinstance(step, Keep):
+        if isinstance(step, export.Keep):
             continue
         outcome = _perform(table, settings, me, step)
-        if not isinstance(outcome, Applied):
+        if not isinstance(outcome, writes.Applied):
             return _stopped(step, outcome, written)
         written += 1
     click.echo(f"{written} rows written to {settings.table}.")
     return exit_codes.DRAINED
 
 
-def _perform(table: LeaseTable, settings: Settings, me: OwnerId, step: Create | Move) -> Outcome:
-    if isinstance(step, Create):
-        return table.write(CreateLease(step.lease))
+def _perform(
+    table: LeaseTable, settings: Settings, me: OwnerId, step: export.Create | export.Move
+) -> writes.Outcome:
+    if isinstance(step, export.Create):
+        return table.write(writes.CreateLease(step.lease))
     row = step.row
     outcome = table.write(_take(row, settings, me))
-    if step.children and isinstance(outcome, Applied):
+    if step.children and isinstance(outcome, writes.Applied):
         key, counter = row.key, row.counter + 1
-        outcome = table.write(NameChildren(key, me, counter, step.children))
-    if not isinstance(outcome, Applied):
+        outcome = table.write(writes.NameChildren(key, me, counter, step.children))
+    if not isinstance(outcome, writes.Applied):
         return outcome
     counter = row.counter + 1 + bool(step.children)
     if step.to == SHARD_END:
-        return table.write(End(row.key, me, counter, row.checkpoint))
-    return table.write(Release(row.key, me, counter, step.to, row.checkpoint))
+        return table.write(writes.End(row.key, me, counter, row.checkpoint))
+    return table.write(writes.Release(row.key, me, counter, step.to, row.checkpoint))
 
 
-def _take(row: Lease, settings: Settings, me: OwnerId) -> Take:
+def _take(row: Lease, settings: Settings, me: OwnerId) -> writes.Take:
     """A take as of a manager. The fleet's settings in the row are not changed [P9]."""
     start = settings.start if isinstance(settings.start, str) else TRIM_HORIZON.sequence_number
-    return Take(
+    return writes.Take(
         row.key,
         me,
         row.owner,
@@ -266,11 +249,11 @@ def _take(row: Lease, settings: Settings, me: OwnerId) -> Take:
     )
 
 
-def _stopped(step: Create | Move, outcome: Outcome, written: int) -> int:
-    key = LeaseKey(step.lease.key if isinstance(step, Create) else step.row.key)
+def _stopped(step: export.Create | export.Move, outcome: writes.Outcome, written: int) -> int:
+    key = LeaseKey(step.lease.key if isinstance(step, export.Create) else step.row.key)
     what = (
         "its row has changed meanwhile: is a manager running?"
-        if isinstance(outcome, ConditionFailed)
+        if isinstance(outcome, writes.ConditionFailed)
         else getattr(outcome, "message", type(outcome).__name__)
     )
     click.echo(
@@ -278,4 +261,8 @@ def _stopped(step: Create | Move, outcome: Outcome, written: int) -> int:
         " what is written stays, the rest follows",
         err=True,
     )
-    return exit_codes.CUT_SHORT if isinstance(outcome, ConditionFailed) else exit_codes.UNAVAILABLE
+    return (
+        exit_codes.CUT_SHORT
+        if isinstance(outcome, writes.ConditionFailed)
+        else exit_codes.UNAVAILABLE
+    )

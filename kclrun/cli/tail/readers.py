@@ -14,20 +14,10 @@ from typing import Final, Self
 
 import msgspec
 
+from kclrun import errors
 from kclrun.cli.messages import some_of
 from kclrun.config.units import Duration, parse_start
 from kclrun.consuming.policy import Pacing
-from kclrun.errors import (
-    AccessDenied,
-    ExpiredIterator,
-    InvalidRequest,
-    NotFound,
-    RecordError,
-    ServiceError,
-    SettingsError,
-    Throttled,
-    Unavailable,
-)
 from kclrun.model.reading import FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import Shard
@@ -121,11 +111,11 @@ class ShardTail:
         """The time from the start of a fetch to the start of the next one."""
         return self._pacing.after_page(len(page.records), page.millis_behind_latest)
 
-    def pause_after(self, error: ServiceError | RecordError) -> float:
+    def pause_after(self, error: errors.ServiceError | errors.RecordError) -> float:
         """The pause after a failure. An expired iterator is replaced at once."""
-        if isinstance(error, ExpiredIterator):
+        if isinstance(error, errors.ExpiredIterator):
             return 0.0
-        if isinstance(error, Throttled):
+        if isinstance(error, errors.Throttled):
             return self._pacing.after_throttle(random.random())
         return self._pacing.after_error(random.random())
 
@@ -159,9 +149,9 @@ def parse_from(text: str, now: WallTime) -> StartPoint:
 def _instant(text: str, now: WallTime) -> WallTime | None:
     try:
         return parse_start(text, now).at
-    except SettingsError as error:
+    except errors.SettingsError as error:
         why = str(error).removeprefix("start: ")
-        raise SettingsError(
+        raise errors.SettingsError(
             f"--from: {why}\n"
             "Also possible: 10m (ten minutes ago), and with --shard a sequence number"
         ) from None
@@ -188,7 +178,9 @@ def shard_starts(
     Raises: SettingsError for a sequence number without its one shard; NotFound for an unknown id.
     """
     if start.kind is IteratorType.AT_SEQUENCE_NUMBER and len(set(named)) != 1:
-        raise SettingsError("--from with a sequence number is of one shard: name it with --shard")
+        raise errors.SettingsError(
+            "--from with a sequence number is of one shard: name it with --shard"
+        )
     chosen = _chosen(shards, named)
     ids = {shard.shard_id for shard in chosen}
     at_its_beginning = StartPoint(IteratorType.TRIM_HORIZON)
@@ -206,7 +198,7 @@ def _chosen(shards: Iterable[Shard], named: Sequence[str]) -> list[Shard]:
         return list(listed.values())
     for shard_id in named:
         if shard_id not in listed:
-            raise NotFound(
+            raise errors.NotFound(
                 f"the stream has no shard {shard_id} with records from there on\n"
                 f"It has: {some_of(sorted(listed))}"
             )
@@ -222,9 +214,9 @@ _NOTICE_S: Final = 0.2
 _NOTICED_S: Final = 1.0
 # These errors are permanent. NotFound here means the stream: if a shard is not found, the shards
 # are listed, and only the listing raises NotFound.
-_FATAL: Final = (AccessDenied, InvalidRequest, NotFound)
+_FATAL: Final = (errors.AccessDenied, errors.InvalidRequest, errors.NotFound)
 # With these errors the service has answered, but refused for the moment.
-_ANSWERS: Final = (ExpiredIterator, Throttled)
+_ANSWERS: Final = (errors.ExpiredIterator, errors.Throttled)
 
 
 class AllBegun(msgspec.Struct, frozen=True):
@@ -357,7 +349,7 @@ class TailReaders:
             pause_s = _NOTICED_S if page is None else tail.pause_s(page)
         except _FATAL:
             raise
-        except (ServiceError, RecordError) as error:
+        except (errors.ServiceError, errors.RecordError) as error:
             pause_s = tail.pause_after(error)
             self._note_failure(tail, error, asked)
         self._schedule(tail, asked + pause_s)
@@ -369,7 +361,7 @@ class TailReaders:
                 tail.begin()
                 self._note_begun()
             page = tail.fetch()
-        except NotFound:
+        except errors.NotFound:
             return None
         self._note_answer(tail)
         return page
@@ -452,7 +444,7 @@ class TailReaders:
             silent_since = max(self._answered_instant, min(self._failing_since.values()))
             is_out = now - silent_since >= self._patience_s
         if is_out:
-            raise Unavailable(
+            raise errors.Unavailable(
                 f"nothing was answered for {self._patience_s:g} s (aws.start_timeout)\n"
                 f"The last attempt: {error}"
             )

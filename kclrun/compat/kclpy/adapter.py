@@ -12,19 +12,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NoReturn
 
+from kclrun import errors
 from kclrun.compat.kclpy.amazon_kclpy import kcl, messages
 from kclrun.compat.kclpy.amazon_kclpy.v2.processor import V1toV2Processor
 from kclrun.compat.kclpy.amazon_kclpy.v3.processor import V2toV3Processor
 from kclrun.compat.kclpy.standing_in import stand_in
-from kclrun.errors import (
-    KclrunError,
-    LeaseLost,
-    LimitExceeded,
-    NotFound,
-    ProcessorLoadError,
-    StaleCheckpoint,
-    Throttled,
-)
 from kclrun.model.record import RecordBatch
 from kclrun.processor import Checkpointer, Context, RecordProcessor, refuse_deferred
 
@@ -38,13 +30,13 @@ _INTERFACES: Final = {
 # Optional methods of interfaces 1 and 2, by both of their names.
 _OPTIONAL: Final = ("shutdown_requested", "shutdownRequested")
 # The Java KCL's names of the exceptions, with which processors compare.
-_VALUES: Final[tuple[tuple[type[KclrunError], str], ...]] = (
-    (LeaseLost, "ShutdownException"),
-    (StaleCheckpoint, "IllegalArgumentException"),
-    (LimitExceeded, "IllegalArgumentException"),
-    (Throttled, "ThrottlingException"),
-    (NotFound, "InvalidStateException"),
-    (KclrunError, "KinesisClientLibDependencyException"),
+_VALUES: Final[tuple[tuple[type[errors.KclrunError], str], ...]] = (
+    (errors.LeaseLost, "ShutdownException"),
+    (errors.StaleCheckpoint, "IllegalArgumentException"),
+    (errors.LimitExceeded, "IllegalArgumentException"),
+    (errors.Throttled, "ThrottlingException"),
+    (errors.NotFound, "InvalidStateException"),
+    (errors.KclrunError, "KinesisClientLibDependencyException"),
 )
 
 
@@ -107,7 +99,7 @@ def adapted(made_by: Callable[[], Any]) -> type[RecordProcessor]:
     try:
         inspect.signature(made_by).bind()
     except TypeError as error:
-        raise ProcessorLoadError(
+        raise errors.ProcessorLoadError(
             f"{name} cannot be called without arguments: {error}\n"
             "Name a function without arguments that returns the processor, or the script, as"
             " kclpy:script.py, whose own last lines make it"
@@ -125,7 +117,7 @@ def adapted_maker(make: Make, name: str) -> type[RecordProcessor]:
 def _require_interface(processor: Any, name: str) -> int:
     version = getattr(processor, "version", None)
     if version not in _INTERFACES:
-        raise ProcessorLoadError(
+        raise errors.ProcessorLoadError(
             f"{name} is no processor of amazon_kclpy: it has no `version` of"
             f" {', '.join(map(str, _INTERFACES))}\n"
             "Derive it from amazon_kclpy.v3.processor.RecordProcessorBase; a RecordProcessor of"
@@ -135,7 +127,7 @@ def _require_interface(processor: Any, name: str) -> int:
         each for each in _INTERFACES[version] if not callable(getattr(processor, each, None))
     ]
     if missing:
-        raise ProcessorLoadError(f"{name} (interface {version}) has no {', '.join(missing)}")
+        raise errors.ProcessorLoadError(f"{name} (interface {version}) has no {', '.join(missing)}")
     refuse_deferred(processor, name, (*_INTERFACES[version], *_OPTIONAL))
     return int(version)
 
@@ -151,13 +143,13 @@ def _translated(checkpointer: Checkpointer) -> kcl.Checkpointer:
     def write(sequence_number: str | None, sub_sequence_number: int) -> None:
         try:
             checkpointer.checkpoint(sequence_number, sub_sequence_number)
-        except KclrunError as error:
+        except errors.KclrunError as error:
             _raise_as_checkpoint_error(error)
 
     return kcl.Checkpointer(write)
 
 
-def _raise_as_checkpoint_error(error: KclrunError) -> NoReturn:
+def _raise_as_checkpoint_error(error: errors.KclrunError) -> NoReturn:
     value = next(value for kind, value in _VALUES if isinstance(error, kind))
     # The class that the processor catches: that of the installed package, if there is one.
     checkpoint_error: type[Exception] = importlib.import_module("amazon_kclpy.kcl").CheckpointError
@@ -165,4 +157,4 @@ def _raise_as_checkpoint_error(error: KclrunError) -> NoReturn:
 
 
 def _refuse(_position: object) -> NoReturn:
-    raise LeaseLost("another owner has the lease")
+    raise errors.LeaseLost("another owner has the lease")

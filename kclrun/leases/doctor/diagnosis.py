@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from kclrun.leases import shard_sync
 from kclrun.leases.auditing import HOW_TO_GO_ON, rows_of_another_stream, why_another_stream
 from kclrun.leases.doctor.findings import (
     Circumstances,
@@ -24,13 +25,6 @@ from kclrun.leases.doctor.findings import (
     settled,
 )
 from kclrun.leases.lines import pause_words
-from kclrun.leases.shard_sync import (
-    Listing,
-    child_lease,
-    children_to_create,
-    shards_behind,
-    sync_table,
-)
 from kclrun.leases.table_view import TableView, is_nobody
 from kclrun.model.lease import (
     ANYBODY,
@@ -358,7 +352,7 @@ _TURN = (
 
 def lineage_findings(
     view: TableView,
-    listing: Listing,
+    listing: shard_sync.Listing,
     facts: StreamFacts,
     circumstances: Circumstances,
 ) -> Iterator[Finding]:
@@ -413,12 +407,14 @@ def _recreated(view: TableView, facts: StreamFacts) -> Finding | None:
     return Finding(kind=Kind.RECREATED, keys=keys, evidence=evidence, advice=HOW_TO_GO_ON)
 
 
-def _is_of_another_stream(view: TableView, listing: Listing) -> bool:
+def _is_of_another_stream(view: TableView, listing: shard_sync.Listing) -> bool:
     known = {parent for shard in listing.shards for parent in shard.parents}
     return bool(view.rows) and not any(key in listing or key in known for key in view.rows)
 
 
-def _missing(view: TableView, listing: Listing, start: ExtendedSequenceNumber) -> Iterator[Finding]:
+def _missing(
+    view: TableView, listing: shard_sync.Listing, start: ExtendedSequenceNumber
+) -> Iterator[Finding]:
     if listing.inconsistency is not None:
         yield Finding(kind=Kind.RESHARDING, evidence=listing.inconsistency)
         return
@@ -433,7 +429,7 @@ def _missing(view: TableView, listing: Listing, start: ExtendedSequenceNumber) -
             " in the table",
             mend=(
                 CreateLease(
-                    child_lease(
+                    shard_sync.child_lease(
                         *(shard.shard_id, shard.parents, shard.hash_range, generation),
                         pause=pause,
                     )
@@ -441,7 +437,7 @@ def _missing(view: TableView, listing: Listing, start: ExtendedSequenceNumber) -
             ),
         )
     known = {shard.shard_id for shard in beside_others}
-    plan = sync_table(
+    plan = shard_sync.sync_table(
         listing, lambda key: view.has_row(key) or key in known, start, generation, pause
     )
     for lease in plan.leases:
@@ -452,7 +448,7 @@ def _missing(view: TableView, listing: Listing, start: ExtendedSequenceNumber) -
             f" at {lease.checkpoint}, as `start` says",
             mend=(CreateLease(lease),),
         )
-    for change in children_to_create(view, listing):
+    for change in shard_sync.children_to_create(view, listing):
         parents = " and ".join(parent.key for parent in change.parents)
         yield Finding(
             kind=Kind.CHILD_MISSING,
@@ -463,13 +459,13 @@ def _missing(view: TableView, listing: Listing, start: ExtendedSequenceNumber) -
         )
 
 
-def _beside_others(view: TableView, listing: Listing) -> tuple[Shard, ...]:
+def _beside_others(view: TableView, listing: shard_sync.Listing) -> tuple[Shard, ...]:
     """Holes whose parents are over: their rows are gone, and other children are in the table.
 
     The managers, like the Java KCL, would begin the parent anew where it is still listed, and
     repeat all records that its other children have read. Here the missing child alone is created.
     """
-    behind = shards_behind(listing, view)
+    behind = shard_sync.shards_behind(listing, view)
     return tuple(
         shard
         for shard in listing.graph
@@ -502,7 +498,7 @@ def _turn(
         )
 
 
-def _orphan(row: Lease, view: TableView, listing: Listing) -> Iterator[Finding]:
+def _orphan(row: Lease, view: TableView, listing: shard_sync.Listing) -> Iterator[Finding]:
     if any(parent in listing for parent in row.parents):
         # A listing may lag behind a reshard; and no shard expires before its parents.
         return
@@ -522,7 +518,7 @@ class _Listed(NamedTuple):
     row: Lease
     shard: Shard
     view: TableView
-    listing: Listing
+    listing: shard_sync.Listing
     circumstances: Circumstances
 
 

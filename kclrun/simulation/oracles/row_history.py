@@ -12,28 +12,7 @@ from typing import Any, Final
 
 from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON
-from kclrun.protocol.writes import (
-    Ask,
-    ChangePause,
-    Checkpoint,
-    Claim,
-    CreateChildren,
-    CreateLease,
-    Decline,
-    DeleteEnded,
-    DeleteTrimmed,
-    End,
-    HaltLease,
-    HandOver,
-    LateCheckpoint,
-    NameChildren,
-    Offer,
-    Release,
-    Renew,
-    ResumeLease,
-    Take,
-    Withdraw,
-)
+from kclrun.protocol import writes
 from kclrun.simulation.oracles.permissions import owner_of
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.stories import RuleBroken
@@ -123,16 +102,16 @@ class RowLives:
         is_early = not any(
             self._is_read_out(parent) or self._stream.is_expired(parent) for parent in row.parents
         )
-        if isinstance(change, CreateChildren) and is_early:
+        if isinstance(change, writes.CreateChildren) and is_early:
             raise RuleBroken("I11", key, "was created before a parent was read to its end")
         return is_again
 
     def deleted(self, change: Any, row: Lease) -> None:
         """Raises: RuleBroken for a row that a process can miss."""
         match change:
-            case DeleteEnded():
+            case writes.DeleteEnded():
                 self._require_over(row)
-            case DeleteTrimmed():
+            case writes.DeleteTrimmed():
                 if self._stream.holds(row.key, self._now()):
                     raise RuleBroken("I11", row.key, "was deleted as trimmed and is not")
         self.cleaned_up.add(row.key)
@@ -167,22 +146,33 @@ class RowLives:
 
 
 _OWNERS_WRITES: Final = frozenset(
-    {Claim, Renew, Checkpoint, NameChildren, End, Release, Offer, HaltLease}
+    {
+        writes.Claim,
+        writes.Renew,
+        writes.Checkpoint,
+        writes.NameChildren,
+        writes.End,
+        writes.Release,
+        writes.Offer,
+        writes.HaltLease,
+    }
 )
 # These leave the owner and the counter as they are.
-_NOBODYS_WRITES: Final = frozenset({Ask, Withdraw, LateCheckpoint, ResumeLease, ChangePause})
-_CREATIONS: Final = frozenset({CreateLease, CreateChildren})
+_NOBODYS_WRITES: Final = frozenset(
+    {writes.Ask, writes.Withdraw, writes.LateCheckpoint, writes.ResumeLease, writes.ChangePause}
+)
+_CREATIONS: Final = frozenset({writes.CreateLease, writes.CreateChildren})
 _OURS: Final = (
     _OWNERS_WRITES
     | _NOBODYS_WRITES
     | _CREATIONS
-    | {Take, Decline, HandOver, DeleteEnded, DeleteTrimmed}
+    | {writes.Take, writes.Decline, writes.HandOver, writes.DeleteEnded, writes.DeleteTrimmed}
 )
 
 
 def is_passed_on(sender: str, change: Any) -> bool:
     """Whether a manager offers a silent owner's row in its name, unchanged, to any owner."""
-    is_whole = isinstance(change, Offer) and change.position == change.last
+    is_whole = isinstance(change, writes.Offer) and change.position == change.last
     return is_whole and change.offered_to is None and owner_of(sender) != change.owner
 
 
@@ -205,10 +195,10 @@ class RowHistory:
         if kind in _OWNERS_WRITES:
             self._require_seen(change, before, after, change.owner)
             self._require_writer(sender, change, after.key)
-        elif kind is Take:
+        elif kind is writes.Take:
             self._require_seen(change, before, after, change.seen_owner)
             self._writers[after.key] = sender
-        elif kind is Decline:
+        elif kind is writes.Decline:
             self._require_seen(change, before, after, OFFERED)
             if before.offered_to != owner_of(sender) or after.owner != OFFERED:
                 raise RuleBroken("I5", after.key, f"{sender} declined what was not its own to take")
@@ -225,7 +215,7 @@ class RowHistory:
         if after is None:
             assert before is not None, "a write that applied changed a row"
             self._writers.pop(before.key, None)
-            if type(change) is DeleteTrimmed and (before.owner, before.counter) != (
+            if type(change) is writes.DeleteTrimmed and (before.owner, before.counter) != (
                 change.seen_owner,
                 change.seen_counter,
             ):
@@ -250,7 +240,7 @@ class RowHistory:
         if change.owner != owner_of(sender) and not is_passed_on(sender, change):
             raise RuleBroken("I5", key, f"{sender} wrote in the name of {change.owner}")
         is_manager = "/" not in sender
-        if is_manager or type(change) is Claim:
+        if is_manager or type(change) is writes.Claim:
             self._writers[key] = sender
         elif self._writers.get(key, sender) != sender:
             words = f"{sender} wrote a {type(change).__name__} after {self._writers[key]} had"

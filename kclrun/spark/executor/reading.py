@@ -19,16 +19,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kclrun import errors
 from kclrun.codec.kpl import drop_until, open_aggregates
-from kclrun.errors import (
-    AccessDenied,
-    ExpiredIterator,
-    InvalidRequest,
-    NotFound,
-    ServiceError,
-    Throttled,
-    Unavailable,
-)
 from kclrun.model.reading import Fetch
 from kclrun.model.record import Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -210,7 +202,7 @@ class ShardReading:
         while (request := self._cursor.request()) is not None:
             try:
                 records = self._perform(request)
-            except ServiceError as error:
+            except errors.ServiceError as error:
                 self._recover(error, request)
                 records = ()
             else:
@@ -237,22 +229,24 @@ class ShardReading:
                 retention_hours = summary.retention_hours
                 return self._cursor.judge(retention_hours, WallTime(self._clocks.wall()))
 
-    def _recover(self, error: ServiceError, request: Request) -> None:
+    def _recover(self, error: errors.ServiceError, request: Request) -> None:
         """Prepare for another attempt. Raises: errors that another attempt would not mend."""
-        is_refused = isinstance(error, ExpiredIterator | NotFound | InvalidRequest)
+        is_refused = isinstance(
+            error, errors.ExpiredIterator | errors.NotFound | errors.InvalidRequest
+        )
         if is_refused and self._cursor.is_hinted:
             self._cursor.reopen()
             return
-        if isinstance(error, NotFound) and not isinstance(request, AskRetention):
+        if isinstance(error, errors.NotFound) and not isinstance(request, AskRetention):
             self._cursor.missing(str(error))
             return
-        if not isinstance(error, ExpiredIterator | Throttled | Unavailable):
+        if not isinstance(error, errors.ExpiredIterator | errors.Throttled | errors.Unavailable):
             raise self._explained(error) from error
-        if isinstance(error, ExpiredIterator):
+        if isinstance(error, errors.ExpiredIterator):
             self._cursor.reopen()
         self._wait_after(error)
 
-    def _wait_after(self, error: ServiceError) -> None:
+    def _wait_after(self, error: errors.ServiceError) -> None:
         now = self._now()
         if not self._failures:
             self._failing_since, self._is_said = now, False
@@ -287,15 +281,15 @@ class ShardReading:
                 self._wanted.end,
             )
 
-    def _explained(self, error: ServiceError) -> ServiceError:
+    def _explained(self, error: errors.ServiceError) -> errors.ServiceError:
         """An error of the same class, with the shard, the stream and advice added."""
         text = f"{self._shard_id} of stream {self._stream}: {error}"
-        if isinstance(error, AccessDenied):
+        if isinstance(error, errors.AccessDenied):
             text += (
                 "\n  Each executor uses the AWS credentials of its own host: its role needs"
                 " kinesis:GetShardIterator, kinesis:GetRecords and kinesis:DescribeStreamSummary"
             )
-        elif isinstance(error, InvalidRequest):
+        elif isinstance(error, errors.InvalidRequest):
             text += (
                 f"\n  The range is {self._wanted.begin} to {self._wanted.end}: a stream that was"
                 " deleted and created again needs a new checkpoint location"

@@ -14,18 +14,9 @@ from kclrun.model.shard import ShardGraph
 from kclrun.spark.lineage import ancestors_of, descendants_of, relatives_of
 from kclrun.spark.offsets import Offset
 from kclrun.spark.options import SourceSettings, Start, StartKind
+from kclrun.spark.planning import shard_cursor
 from kclrun.spark.planning.batch_target import ServiceTime
 from kclrun.spark.planning.bound_search import BatchTarget
-from kclrun.spark.planning.shard_cursor import (
-    Answer,
-    AskListing,
-    AskPage,
-    Listed,
-    NotListed,
-    Paged,
-    Refused,
-    ShardCursor,
-)
 from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
 
@@ -37,10 +28,14 @@ _MARGIN_MS: Final = 200
 class Seeker(Protocol):
     """The interface for the shell: requests to send, answers to take, and the time of the next."""
 
-    def asks(self, now: float) -> list[AskPage | AskListing]: ...
+    def asks(self, now: float) -> list[shard_cursor.AskPage | shard_cursor.AskListing]: ...
 
     def take(
-        self, ask: AskPage | AskListing, answer: Answer, now: float, chance: float
+        self,
+        ask: shard_cursor.AskPage | shard_cursor.AskListing,
+        answer: shard_cursor.Answer,
+        now: float,
+        chance: float,
     ) -> None: ...
 
     def next_at(self, now: float) -> float: ...
@@ -76,7 +71,7 @@ class Bounding:
             else:
                 budget = ReadBudget(settings.reads_per_second_max, now)
                 self._walking[shard_id] = ShardSearch(
-                    ShardCursor(shard_id, position, _ROWS_BYTES), budget
+                    shard_cursor.ShardCursor(shard_id, position, _ROWS_BYTES), budget
                 )
                 self._until[shard_id] = end
 
@@ -85,7 +80,7 @@ class Bounding:
         """Whether all ends are known."""
         return all(self._is_done(each) for each in self._walking.values())
 
-    def asks(self, now: float) -> list[AskPage | AskListing]:
+    def asks(self, now: float) -> list[shard_cursor.AskPage | shard_cursor.AskListing]:
         """The requests to send now."""
         for running in self._walking.values():
             target = self._target(running, now)
@@ -94,15 +89,21 @@ class Bounding:
         asked = (each.ask(now) for each in self._walking.values())
         return [ask for ask in asked if ask is not None]
 
-    def take(self, ask: AskPage | AskListing, answer: Answer, now: float, chance: float) -> None:
+    def take(
+        self,
+        ask: shard_cursor.AskPage | shard_cursor.AskListing,
+        answer: shard_cursor.Answer,
+        now: float,
+        chance: float,
+    ) -> None:
         """Take in one answer. Raises: DataLoss, and a ServiceError that cannot be waited out."""
-        assert isinstance(ask, AskPage)
-        assert not isinstance(answer, Listed | NotListed)
+        assert isinstance(ask, shard_cursor.AskPage)
+        assert not isinstance(answer, shard_cursor.Listed | shard_cursor.NotListed)
         asked_ms = 0
-        if isinstance(answer, Paged):
+        if isinstance(answer, shard_cursor.Paged):
             self._service.hear(answer.page.served_at, answer.sent_at, answer.received_at)
             asked_ms = self._service.surely_past_ms(answer.sent_at)
-        elif isinstance(answer, Refused):
+        elif isinstance(answer, shard_cursor.Refused):
             if ask.read.opening is None or ask.read.opening.timestamp is None:
                 raise answer.error
             self._service.was_ahead()

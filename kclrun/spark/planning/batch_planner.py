@@ -17,21 +17,9 @@ from kclrun.model.shard import ShardGraph
 from kclrun.spark.lineage import superseded
 from kclrun.spark.offsets import Hint, Offset
 from kclrun.spark.options import SourceSettings
+from kclrun.spark.planning import shard_cursor
 from kclrun.spark.planning.batch_target import BATCH_INLINE_BYTES_MAX, ServiceTime, TargetSearch
 from kclrun.spark.planning.bound_search import BatchTarget
-from kclrun.spark.planning.shard_cursor import (
-    Answer,
-    AskListing,
-    AskPage,
-    Listed,
-    NotListed,
-    Paged,
-    PageRun,
-    Refused,
-    ShardCursor,
-    Slowed,
-    size_of,
-)
 from kclrun.spark.planning.shard_listing import ShardListing
 from kclrun.spark.planning.shard_search import (
     CALLS_PER_SECOND_MAX,
@@ -48,7 +36,7 @@ from kclrun.spark.stream_set import parted
 #
 # A hint saves calls and never changes a row: a replay reads the same records by sequence number.
 def hints_for(
-    cursors: Iterable[ShardCursor],
+    cursors: Iterable[shard_cursor.ShardCursor],
     end: Offset,
     shard_bytes_max: int,
     now: float,
@@ -64,7 +52,9 @@ def hints_for(
         if cursor.bound != cursor.position and end.shards.get(cursor.shard_id) == cursor.bound
     }
     left = BATCH_INLINE_BYTES_MAX
-    for size, shard_id in sorted((size_of(hint.rows or ()), each) for each, hint in hints.items()):
+    for size, shard_id in sorted(
+        (shard_cursor.size_of(hint.rows or ()), each) for each, hint in hints.items()
+    ):
         if size > min(left, shard_bytes_max) or not shard_bytes_max:
             hints[shard_id] = msgspec.structs.replace(hints[shard_id], rows=None)
         else:
@@ -80,7 +70,7 @@ _AS_OF_STEP_MS: Final = 10_000
 
 def offer(
     start: Offset,
-    cursors: Mapping[str, ShardCursor],
+    cursors: Mapping[str, shard_cursor.ShardCursor],
     graph: ShardGraph,
     gone: Collection[str],
     *,
@@ -145,7 +135,7 @@ def joined(start: Offset, end: Offset, later: Offset, graph: ShardGraph) -> Offs
 
 
 def _needs_beginning(
-    start: Offset, cursor: ShardCursor | None, shard_id: str, *, is_first: bool
+    start: Offset, cursor: shard_cursor.ShardCursor | None, shard_id: str, *, is_first: bool
 ) -> bool:
     """Whether the start does not name the beginning exactly, or may differ in a replay."""
     position = start.shards.get(shard_id)
@@ -153,7 +143,7 @@ def _needs_beginning(
     return is_first or is_lost or position is None or not position.is_exact
 
 
-def _seen(start: Offset, cursors: Mapping[str, ShardCursor]) -> dict[str, int]:
+def _seen(start: Offset, cursors: Mapping[str, shard_cursor.ShardCursor]) -> dict[str, int]:
     """The time at which each shard was last seen to hold nothing after its bound.
 
     It is rewritten together with the bound. For unchanged bounds it is rewritten only once one of
@@ -244,7 +234,7 @@ class BatchPlanner:
         if self._start is not None:
             return
         cursor = self._add(shard_id, position, now).cursor
-        cursor.kept = PageRun(position, cursor.rows_bytes_max, token, now)
+        cursor.kept = shard_cursor.PageRun(position, cursor.rows_bytes_max, token, now)
 
     def end_at_now(self, now: float) -> None:
         """AvailableNow: read the records that exist now, and no more [A9]."""
@@ -280,12 +270,12 @@ class BatchPlanner:
         self.lines.watch(start.shards)
         self._roll(start, now)
 
-    def asks(self, now: float) -> list[AskPage | AskListing]:
+    def asks(self, now: float) -> list[shard_cursor.AskPage | shard_cursor.AskListing]:
         """The requests to send now, all at once if possible; each is answered by one `take`."""
-        asked: list[AskPage | AskListing] = []
+        asked: list[shard_cursor.AskPage | shard_cursor.AskListing] = []
         if not self._is_listing and self.lines.next_listing_at() <= now:
             self._is_listing = True
-            asked.append(AskListing())
+            asked.append(shard_cursor.AskListing())
         if now >= self._next_tick_at:
             self._begin_tick(now)
         elif self._news:
@@ -297,18 +287,26 @@ class BatchPlanner:
         """Records of these shards were pushed: the next look at them is due now."""
         self._news.update(shard_ids)
 
-    def take(self, ask: AskPage | AskListing, answer: Answer, now: float, chance: float) -> None:
+    def take(
+        self,
+        ask: shard_cursor.AskPage | shard_cursor.AskListing,
+        answer: shard_cursor.Answer,
+        now: float,
+        chance: float,
+    ) -> None:
         """Take in one answer. Raises: DataLoss, and a ServiceError that cannot be waited out."""
-        if isinstance(ask, AskListing) or isinstance(answer, Listed | NotListed):
+        if isinstance(ask, shard_cursor.AskListing) or isinstance(
+            answer, shard_cursor.Listed | shard_cursor.NotListed
+        ):
             self._take_listing(answer, now)
             return
         asked_ms = 0
-        if isinstance(answer, Paged):
+        if isinstance(answer, shard_cursor.Paged):
             self.lines.heard_of(answer.page.children)
             asked_ms = self._asked_ms(answer)
-        elif isinstance(answer, Slowed):
+        elif isinstance(answer, shard_cursor.Slowed):
             self._tick.throttled()
-        elif isinstance(answer, Refused):
+        elif isinstance(answer, shard_cursor.Refused):
             # Only a time can be wrong in a read: ours was ahead of the service's clock.
             if ask.read.opening is None or ask.read.opening.timestamp is None:
                 raise answer.error
@@ -431,7 +429,7 @@ class BatchPlanner:
         self._news.intersection_update(self.running)
         return sorted(each for each in self._news if not self.running[each].is_walking)
 
-    def _asked_ms(self, answer: Paged) -> int:
+    def _asked_ms(self, answer: shard_cursor.Paged) -> int:
         """A time that the service's clock had reached when it made the page."""
         page = answer.page
         if page.is_pushed:
@@ -492,7 +490,9 @@ class BatchPlanner:
         rate = self._settings.reads_per_second_max
         budget = self._budgets.setdefault(shard_id, ReadBudget(rate, now))
         is_counted = self._settings.records_per_trigger_max is not None
-        cursor = ShardCursor(shard_id, position, self._rows_bytes_max, is_counted=is_counted)
+        cursor = shard_cursor.ShardCursor(
+            shard_id, position, self._rows_bytes_max, is_counted=is_counted
+        )
         running = ShardSearch(cursor, budget)
         self.running[shard_id] = running
         return running
@@ -506,9 +506,9 @@ class BatchPlanner:
         for running in self.running.values():
             running.cursor.rows_bytes_max = self._rows_bytes_max
 
-    def _take_listing(self, answer: Answer, now: float) -> None:
+    def _take_listing(self, answer: shard_cursor.Answer, now: float) -> None:
         self._is_listing = False
-        if isinstance(answer, Listed):
+        if isinstance(answer, shard_cursor.Listed):
             self.lines.listed(answer.shards, answer.sent_at)
             if self._start is not None:
                 self._roll(self._start, now)
@@ -536,7 +536,7 @@ class BatchPlanner:
             self.losses.append(text)
         running.cursor.lose()
 
-    def _is_done(self, cursor: ShardCursor) -> bool:
+    def _is_done(self, cursor: shard_cursor.ShardCursor) -> bool:
         """AvailableNow: the shard has ended, begins later than the target, or its tip was seen."""
         if self._until is None:
             return False

@@ -13,14 +13,7 @@ from typing import Final
 import msgspec
 
 from kclrun.model.record import Record
-from kclrun.spark.planning.shard_cursor import (
-    Paged,
-    PageRun,
-    Refused,
-    ShardCursor,
-    arrival_ms,
-    density_of,
-)
+from kclrun.spark.planning import shard_cursor
 from kclrun.spark.positions import SHARD_END, after, at_timestamp, before
 
 # Where only reading on helps: pages of the size that a batch may inline for a shard by default.
@@ -50,16 +43,18 @@ class BatchTarget(msgspec.Struct, frozen=True):
 class Want(msgspec.Struct, frozen=True):
     """The next page of a stretch."""
 
-    page_run: PageRun
+    page_run: shard_cursor.PageRun
     limit: int
 
 
-BoundSearch = Generator[Want, tuple[Paged | Refused, int], None]
+BoundSearch = Generator[Want, tuple[shard_cursor.Paged | shard_cursor.Refused, int], None]
 # The records of one page; None where the service refused to open the stretch.
-_Reading = Generator[Want, tuple[Paged | Refused, int], list[Record] | None]
+_Reading = Generator[
+    Want, tuple[shard_cursor.Paged | shard_cursor.Refused, int], list[Record] | None
+]
 
 
-def find_bound(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
+def find_bound(cursor: shard_cursor.ShardCursor, target: BatchTarget) -> BoundSearch:
     """Look for a bound; `track.finding` improves with each page.
 
     Sent: the page, and a service time that had surely been reached when it was requested.
@@ -73,7 +68,7 @@ def find_bound(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
         is_fresh = True
     if kept.is_ended and kept.first is None and kept.is_given:
         # LATEST of a shard that ended: only the timestamp can show whether its range has rows.
-        cursor.kept = PageRun(kept.base, cursor.rows_bytes_max)
+        cursor.kept = shard_cursor.PageRun(kept.base, cursor.rows_bytes_max)
         yield from find_bound(cursor, target)
         return
     if target.only_heads:
@@ -97,10 +92,10 @@ def find_bound(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
 
 
 def _jump(
-    cursor: ShardCursor, target: BatchTarget
-) -> Generator[Want, tuple[Paged | Refused, int], bool]:
+    cursor: shard_cursor.ShardCursor, target: BatchTarget
+) -> Generator[Want, tuple[shard_cursor.Paged | shard_cursor.Refused, int], bool]:
     """Look at the first record at or after the time; False if reading on must find the bound."""
-    ahead = PageRun(at_timestamp(target.until_ms), cursor.rows_bytes_max)
+    ahead = shard_cursor.PageRun(at_timestamp(target.until_ms), cursor.rows_bytes_max)
     while True:
         records = yield from _read(cursor, ahead, cursor.sample_limit)
         if records is None:
@@ -116,7 +111,7 @@ def _jump(
     if target.is_tip and (
         bound <= cursor.position or cursor.kept.reached.covers(first.sequence_number)
     ):
-        cursor.misled_until_ms = arrival_ms(first)
+        cursor.misled_until_ms = shard_cursor.arrival_ms(first)
         yield from _step_on(cursor, target)
         return True
     if cursor.kept.reached.covers(first.sequence_number):
@@ -133,8 +128,8 @@ def _jump(
 
 
 def _read_pushed(
-    cursor: ShardCursor, target: BatchTarget
-) -> Generator[Want, tuple[Paged | Refused, int], bool]:
+    cursor: shard_cursor.ShardCursor, target: BatchTarget
+) -> Generator[Want, tuple[shard_cursor.Paged | shard_cursor.Refused, int], bool]:
     """Read on while pages come from a subscription: that is at the tip, and costs no call.
 
     False once a page was polled. A page that is not full was the last that had come. Short of the
@@ -152,7 +147,7 @@ def _read_pushed(
     return False
 
 
-def _step_on(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
+def _step_on(cursor: shard_cursor.ShardCursor, target: BatchTarget) -> BoundSearch:
     """Every time leads back, to a record stamped ahead of its time: one page is progress [A8].
 
     It reads one page only, so that its rows can be inlined: bytes read twice make a shard rest.
@@ -167,7 +162,7 @@ def _step_on(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
     cursor.find(before(front.last.sequence_number), at=front.last)
 
 
-def _stays(cursor: ShardCursor, ahead: PageRun, first: Record) -> bool:
+def _stays(cursor: shard_cursor.ShardCursor, ahead: shard_cursor.PageRun, first: Record) -> bool:
     """The time leads to the record that the batch begins at: behind the tip, that is the answer."""
     if before(first.sequence_number) == cursor.position:
         ahead.begin_at(cursor.position)
@@ -175,7 +170,7 @@ def _stays(cursor: ShardCursor, ahead: PageRun, first: Record) -> bool:
     return True
 
 
-def _follow(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
+def _follow(cursor: shard_cursor.ShardCursor, target: BatchTarget) -> BoundSearch:
     """Read on from the kept iterator, to the tip or to the first record that is late enough.
 
     If the shard proves to hold many records, times in between are tried first.
@@ -188,9 +183,9 @@ def _follow(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
             return
         if len(records) < limit:
             break
-        between_ms = (arrival_ms(records[-1]) + target.until_ms) // 2
+        between_ms = (shard_cursor.arrival_ms(records[-1]) + target.until_ms) // 2
         records.clear()  # thousands of walks may wait here, for calls or for answers
-        probed = PageRun(at_timestamp(between_ms), cursor.rows_bytes_max)
+        probed = shard_cursor.PageRun(at_timestamp(between_ms), cursor.rows_bytes_max)
         sample = yield from _read(cursor, probed, cursor.sample_limit)
         if not sample or front.reached.covers(sample[0].sequence_number):
             break
@@ -207,10 +202,13 @@ def _follow(cursor: ShardCursor, target: BatchTarget) -> BoundSearch:
 
 
 def _ends_in(
-    cursor: ShardCursor, front: PageRun, records: list[Record], target: BatchTarget
+    cursor: shard_cursor.ShardCursor,
+    front: shard_cursor.PageRun,
+    records: list[Record],
+    target: BatchTarget,
 ) -> bool:
     """Whether the page just read settles the bound; otherwise note the position it reached."""
-    late = next((row for row in records if arrival_ms(row) >= target.until_ms), None)
+    late = next((row for row in records if shard_cursor.arrival_ms(row) >= target.until_ms), None)
     if late is not None and not target.is_tip:
         if cursor.kept.first is None or late.sequence_number != cursor.kept.first.sequence_number:
             cursor.find(before(late.sequence_number), at=late)
@@ -223,7 +221,11 @@ def _ends_in(
 
 
 def _is_resolved(
-    cursor: ShardCursor, kept: PageRun, target: BatchTarget, *, is_fresh: bool
+    cursor: shard_cursor.ShardCursor,
+    kept: shard_cursor.PageRun,
+    target: BatchTarget,
+    *,
+    is_fresh: bool,
 ) -> bool:
     """Whether the kept records already determine the batch's end."""
     if target.is_tip:
@@ -231,15 +233,17 @@ def _is_resolved(
     head_ms = cursor.head_ms
     if head_ms is not None and head_ms >= target.until_ms:
         return True
-    late = next((row for row in kept.rows or () if arrival_ms(row) >= target.until_ms), None)
+    late = next(
+        (row for row in kept.rows or () if shard_cursor.arrival_ms(row) >= target.until_ms), None
+    )
     if late is not None:
         cursor.find(before(late.sequence_number), at=late)
         return True
-    is_dropped = kept.last is not None and arrival_ms(kept.last) >= target.until_ms
+    is_dropped = kept.last is not None and shard_cursor.arrival_ms(kept.last) >= target.until_ms
     return is_fresh and not is_dropped and _take_over(cursor, kept)
 
 
-def _take_over(cursor: ShardCursor, page_run: PageRun) -> bool:
+def _take_over(cursor: shard_cursor.ShardCursor, page_run: shard_cursor.PageRun) -> bool:
     """If the stretch has ended or reached the tip, its end is the bound."""
     if page_run.is_ended:
         cursor.find(SHARD_END)
@@ -248,18 +252,18 @@ def _take_over(cursor: ShardCursor, page_run: PageRun) -> bool:
     return _is_over(page_run)
 
 
-def _take_end(cursor: ShardCursor, kept: PageRun) -> None:
+def _take_end(cursor: shard_cursor.ShardCursor, kept: shard_cursor.PageRun) -> None:
     if kept.is_ended and kept.first is None:
         cursor.find(SHARD_END)
 
 
-def _is_over(page_run: PageRun) -> bool:
+def _is_over(page_run: shard_cursor.PageRun) -> bool:
     return page_run.is_ended or page_run.at_tip
 
 
-def _read(cursor: ShardCursor, page_run: PageRun, limit: int) -> _Reading:
+def _read(cursor: shard_cursor.ShardCursor, page_run: shard_cursor.PageRun, limit: int) -> _Reading:
     answer, asked_ms = yield Want(page_run, limit)
-    if isinstance(answer, Refused):
+    if isinstance(answer, shard_cursor.Refused):
         return None
     seen_before_at = page_run.tip_seen_at
     is_sought = page_run is not cursor.kept and page_run.last is None  # it begins at a time
@@ -275,7 +279,7 @@ def _read(cursor: ShardCursor, page_run: PageRun, limit: int) -> _Reading:
     elif sought_ms is not None and len(records) > 1:
         # A time falls between two bursts of records more often than into one: the time before the
         # first record counts as well.
-        seen_s = (arrival_ms(records[-1]) - sought_ms) / 1000
-    cursor.density = density_of(records, page_run.page_bytes, seen_s) or cursor.density
+        seen_s = (shard_cursor.arrival_ms(records[-1]) - sought_ms) / 1000
+    cursor.density = shard_cursor.density_of(records, page_run.page_bytes, seen_s) or cursor.density
     cursor.lag_ms = answer.page.millis_behind_latest
     return records

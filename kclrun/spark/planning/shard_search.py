@@ -8,18 +8,8 @@ import msgspec
 
 from kclrun.model.time import backoff_s
 from kclrun.spark.options import SourceSettings
+from kclrun.spark.planning import shard_cursor
 from kclrun.spark.planning.bound_search import BatchTarget, BoundSearch, Want, find_bound
-from kclrun.spark.planning.shard_cursor import (
-    AskPage,
-    Delayed,
-    Expired,
-    Gone,
-    Outcome,
-    Paged,
-    Refused,
-    ShardCursor,
-    Slowed,
-)
 
 # How often the source may read: per shard, and in total [A5]. Pure.
 #
@@ -114,13 +104,13 @@ class Moment(msgspec.Struct, frozen=True):
 class ShardSearch:
     """A track, and the walk that looks for its bound, if it has one."""
 
-    def __init__(self, cursor: ShardCursor, budget: ReadBudget) -> None:
+    def __init__(self, cursor: shard_cursor.ShardCursor, budget: ReadBudget) -> None:
         self.cursor = cursor
         self.budget = budget
         self.target: BatchTarget | None = None
         self.throttles = 0
         self.failures = 0
-        self.gone: Gone | None = None
+        self.gone: shard_cursor.Gone | None = None
         self._search: BoundSearch | None = None
         self._want: Want | None = None
         self._turn = 0
@@ -159,7 +149,7 @@ class ShardSearch:
         self._in_flight = False
         self._turn += 1
 
-    def ask(self, now: float) -> AskPage | None:
+    def ask(self, now: float) -> shard_cursor.AskPage | None:
         """The next request, if there is one and the budget allows it."""
         if self._want is None or self._in_flight or self.ready_at(now) > now:
             return None
@@ -167,9 +157,11 @@ class ShardSearch:
         self._in_flight = True
         self._turn += 1
         read = self._want.page_run.read(self._want.limit, now)
-        return AskPage(self.cursor.shard_id, self._turn, read)
+        return shard_cursor.AskPage(self.cursor.shard_id, self._turn, read)
 
-    def take(self, turn: int, outcome: Outcome, at: Moment, settings: SourceSettings) -> None:
+    def take(
+        self, turn: int, outcome: shard_cursor.Outcome, at: Moment, settings: SourceSettings
+    ) -> None:
         """Take in the answer to the request `turn`; an answer to an older request is ignored.
 
         Raises: ServiceError after as many failures in a row as the settings allow.
@@ -179,22 +171,22 @@ class ShardSearch:
         self._in_flight = False
         page_run = self._want.page_run
         match outcome:
-            case Paged() | Refused():
-                if isinstance(outcome, Paged) and outcome.page.is_pushed:
+            case shard_cursor.Paged() | shard_cursor.Refused():
+                if isinstance(outcome, shard_cursor.Paged) and outcome.page.is_pushed:
                     self.budget.refund()
                 self.failures = 0
                 self._step((outcome, at.asked_ms))
-            case Expired():
+            case shard_cursor.Expired():
                 page_run.forget_token()
-            case Slowed(token, error) | Delayed(token, error):
+            case shard_cursor.Slowed(token, error) | shard_cursor.Delayed(token, error):
                 self.failures += 1
-                self.throttles += isinstance(outcome, Slowed)
+                self.throttles += isinstance(outcome, shard_cursor.Slowed)
                 if settings.retry_attempts is not None and self.failures > settings.retry_attempts:
                     raise error
                 page_run.hold(token, at.now)
                 rest_s = backoff_s(self.failures, at.chance, max_s=settings.retry_backoff_max_s)
                 self.budget.rest(at.now + rest_s)
-            case Gone():
+            case shard_cursor.Gone():
                 self.gone = outcome
 
     def report(self) -> dict[str, Any]:
@@ -208,7 +200,7 @@ class ShardSearch:
             "atTip": self.cursor.tip_at_bound_ms is not None,
         }
 
-    def _step(self, answer: tuple[Paged | Refused, int] | None) -> None:
+    def _step(self, answer: tuple[shard_cursor.Paged | shard_cursor.Refused, int] | None) -> None:
         assert self._search is not None
         try:
             self._want = next(self._search) if answer is None else self._search.send(answer)

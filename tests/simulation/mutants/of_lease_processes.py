@@ -426,7 +426,9 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="record-that-cannot-be-decoded-is-searched-for",
         file="kclrun/consuming/failures.py",
-        old="elif isinstance(error, UndecodableRecord) and (accused := self.accused(error)):",
+        old=(
+            "elif isinstance(error, errors.UndecodableRecord) and (accused := self.accused(error)):"
+        ),
         new="elif self._undecodable and (accused := self.accused(error)):",
         breaks="each bad payload costs the pauses of all retries, and a bisection",
         source="powertools' batch processing: a record that fails validation fails by itself",

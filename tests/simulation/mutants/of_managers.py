@@ -40,7 +40,7 @@ OF_MANAGERS = (
         file="kclrun/leases/held_leases.py",
         old=("                if not held_lease.in_flight.unresolved:"),
         new=(
-            "                if isinstance(change, Take):\n"
+            "                if isinstance(change, writes.Take):\n"
             "                    return self._judged(held_lease, None, now, answered=True)\n"
             "                if not held_lease.in_flight.unresolved:"
         ),
@@ -432,8 +432,8 @@ OF_MANAGERS = (
     Mutant(
         name="starved-at-records-halts-at-once",
         file="kclrun/leases/held_lease.py",
-        old="            case ProcessorFailed(is_host_fault=True):\n",
-        new="            case ProcessorFailed(is_host_fault=None):\n",
+        old="            case reports.ProcessorFailed(is_host_fault=True):\n",
+        new="            case reports.ProcessorFailed(is_host_fault=None):\n",
         breaks="a host without memory, descriptors or disk halts its share of the leases for all",
         source="L7: the troubles of one host stay there",
         layer="tests/unit/leases/test_lease_sick_host.py",
