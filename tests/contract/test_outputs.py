@@ -45,12 +45,17 @@ OF = RowsOf(
 
 @pytest.fixture(params=PLACES)
 def place(request, tmp_path):
+    made = made_place(request, tmp_path)
+    yield made
+    made.close()
+
+
+def made_place(request, tmp_path):
+    """The place that the parameter names, with the server it needs."""
     kind = PLACES[request.param]
     servers = ("aws", "postgres", "mariadb")
     server = next((each for each in servers if getattr(kind, f"needs_{each}")), None)
-    made = kind(request.getfixturevalue(server) if server else None, tmp_path)
-    yield made
-    made.close()
+    return kind(request.getfixturevalue(server) if server else None, tmp_path)
 
 
 def at(number):

@@ -10,7 +10,7 @@ from kclrun.errors import SinkError
 from kclrun.model.output import OutputPlace
 from tests.contract.dynamodb_places import Items
 from tests.contract.message_places import PLACES as MESSAGES
-from tests.contract.test_outputs import OF, PLACES, at, begun, emit, owner, persist
+from tests.contract.test_outputs import OF, PLACES, at, begun, emit, made_place, owner, persist
 from tests.support.letters import letter
 
 # A message that is not taken is repeated for 10 s, again and again.
@@ -20,9 +20,7 @@ MAIN = OutputPlace(name="output", sql="sqlite:///unused")
 
 @pytest.fixture(params=[name for name in PLACES if name != "reference"])
 def place(request, tmp_path):
-    kind = PLACES[request.param]
-    server = next((each for each in ("aws", "postgres") if getattr(kind, f"needs_{each}")), None)
-    made = kind(request.getfixturevalue(server) if server else None, tmp_path)
+    made = made_place(request, tmp_path)
     yield made
     made.close()
 
