@@ -4,13 +4,11 @@ machine. With `state.local` the lease process then begins with it, and reads the
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -107,15 +105,14 @@ class Prefetching:
 
 def _is_copied(job: PrefetchJob, is_stopping: Callable[[], bool]) -> bool:
     """Wait for the process, which ends with its standard input. Raises: OSError."""
-    here = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "kclrun.worker.prefetching"],
-        env=os.environ | {"PYTHONPATH": path},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        # Ctrl-C is for the manager. Not a session of its own: the manager reaps an exited child of
+        # another session as an orphan, and the exit code would be lost.
+        process_group=0,
     ) as process:
         assert process.stdin is not None, "it is a pipe"
         try:

@@ -3,13 +3,17 @@ when it is damaged, another one's, or half-way."""
 
 import signal
 import sys
+import time
 from subprocess import PIPE, Popen, run
 from types import SimpleNamespace
 
 import msgspec
+import psutil
 import pytest
 
 from kclrun.errors import HostFailed, SettingsError, SinkError
+from kclrun.manager.children import reap_adopted
+from kclrun.manager.prefetching import _is_copied
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -451,9 +455,8 @@ def test_after_the_end_of_the_lease_a_key_on_the_disk_is_an_error_and_the_copy_s
     assert Owner(tmp_path, MemoryVersions(stored), 2, version).values() == ALL
 
 
-def prefetching(tmp_path, version):
-    """The process that a manager starts for a lease that it asked for."""
-    job = PrefetchJob(
+def job_for(tmp_path, version):
+    return PrefetchJob(
         place=StatePlace(path=str(tmp_path / "kept"), local=str(tmp_path / "local")),
         folder="a/s",
         shard_id=SHARD,
@@ -462,6 +465,11 @@ def prefetching(tmp_path, version):
         kinesis=WireEndpoint("http://127.0.0.1:1", "us-east-1", "us-east-1"),
         credentials=WireCredentials("id", "secret"),
     )
+
+
+def prefetching(tmp_path, version):
+    """The process that a manager starts for a lease that it asked for."""
+    job = job_for(tmp_path, version)
     process = Popen([sys.executable, "-P", "-m", "kclrun.worker.prefetching"], stdin=PIPE)
     process.stdin.write(msgspec.json.encode(job) + b"\n")
     process.stdin.flush()
@@ -487,6 +495,25 @@ def test_a_lease_that_was_asked_for_begins_with_the_prefetched_copy_and_reads_th
 
     assert taker.values() == owner.values()
     assert later == taker.versions.version
+
+
+@pytest.mark.seconds
+def test_a_manager_that_reaps_orphans_leaves_the_exit_code_of_a_failed_copy(tmp_path):
+    before = {child.pid for child in psutil.Process().children()}
+
+    def is_dead():
+        children = [child for child in psutil.Process().children() if child.pid not in before]
+        return all(child.status() == psutil.STATUS_ZOMBIE for child in children)
+
+    def reaps():
+        """Called while the copy is waited for: the manager finds the exited process first."""
+        deadline = time.monotonic() + HUNG_S
+        while not is_dead() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        reap_adopted(frozenset())
+        return False
+
+    assert not _is_copied(job_for(tmp_path, "0000000001-000001-0badcafe"), reaps)
 
 
 @pytest.mark.seconds
