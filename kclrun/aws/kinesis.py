@@ -39,7 +39,7 @@ PAGES_MAX: Final = 1_000
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class _Iterator(msgspec.Struct, rename="pascal"):
+class IteratorBody(msgspec.Struct, rename="pascal"):
     shard_iterator: str
 
 
@@ -48,7 +48,7 @@ class _HashKeyRange(msgspec.Struct, rename="pascal"):
     ending_hash_key: str
 
 
-class _SequenceNumberRange(msgspec.Struct, rename="pascal"):
+class SequenceNumberRange(msgspec.Struct, rename="pascal"):
     starting_sequence_number: str
     ending_sequence_number: str | None = None
 
@@ -56,7 +56,7 @@ class _SequenceNumberRange(msgspec.Struct, rename="pascal"):
 class _Shard(msgspec.Struct, rename="pascal"):
     shard_id: str
     hash_key_range: _HashKeyRange
-    sequence_number_range: _SequenceNumberRange
+    sequence_number_range: SequenceNumberRange
     parent_shard_id: str | None = None
     adjacent_parent_shard_id: str | None = None
 
@@ -82,7 +82,7 @@ class _StreamNames(msgspec.Struct, rename="pascal"):
     stream_names: list[str]
 
 
-_ITERATOR_DECODER: Final = msgspec.json.Decoder(_Iterator)
+ITERATOR_DECODER: Final = msgspec.json.Decoder(IteratorBody)
 _SHARDS_DECODER: Final = msgspec.json.Decoder(_ShardPage)
 _SUMMARY_DECODER: Final = msgspec.json.Decoder(_SummaryBody)
 _NAMES_DECODER: Final = msgspec.json.Decoder(_StreamNames)
@@ -128,7 +128,7 @@ class PollingReader:
         if timestamp is not None:
             request["Timestamp"] = round(timestamp, 3)  # the service keeps milliseconds
         return call_json(
-            self._client, operations.GET_SHARD_ITERATOR, request, _ITERATOR_DECODER
+            self._client, operations.GET_SHARD_ITERATOR, request, ITERATOR_DECODER
         ).shard_iterator
 
     def fetch(self, iterator: str, limit: int) -> FetchedPage:

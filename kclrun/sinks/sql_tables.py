@@ -104,9 +104,9 @@ def patience_of(dialect: str, patience_s: float) -> Sequence[sa.Executable]:
 
     A process that stops in the middle of its transaction holds the cursor's row: the server ends
     the transaction, and we do not wait for ever meanwhile. For PostgreSQL both limits are local to
-    the transaction, as a pooler (PgBouncer) requires. For MySQL they are the session's: a
-    connection that nobody uses for so long is closed, too, and opened again. Times are UTC there,
-    and a value that does not fit its column is an error, not cut short.
+    the transaction, as a pooler (PgBouncer) requires. For MySQL they are the session's: the
+    server also closes a connection that is idle for so long, and the engine opens a new one. A
+    session of MySQL has UTC as its time zone, and refuses a value that does not fit its column.
     """
     if dialect == "postgresql":
         limits = ("lock_timeout", "idle_in_transaction_session_timeout")

@@ -116,8 +116,8 @@ class StateVersions:
         return self._kept.live()
 
     def _followed(self, name: str) -> Chain | None:
-        """The chain of a version, made of a copy on this machine that it rests on and of the deltas
-        since then: the lease was here before. None if there is no such copy."""
+        """The chain of a version that rests on a copy of an earlier one on this machine. The copy
+        is brought up to it by the deltas between them. None if this machine has no such copy."""
         copies = self._kept.copies()
         if not copies or name in copies:
             return None

@@ -11,7 +11,15 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.aws.kinesis import PAGES_MAX, Caller, PollingReader, WireStreamAdmin, call_json
+from kclrun.aws.kinesis import (
+    ITERATOR_DECODER,
+    PAGES_MAX,
+    Caller,
+    PollingReader,
+    SequenceNumberRange,
+    WireStreamAdmin,
+    call_json,
+)
 from kclrun.aws.operations import DESCRIBE_STREAM, GET_CHANGE_ITERATOR, GET_CHANGES
 from kclrun.aws.wire import WireClient
 from kclrun.codec.change_events import CHANGES_MAX, decode_changes
@@ -38,18 +46,9 @@ _STATUS: Final = {
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class _Iterator(msgspec.Struct, rename="pascal"):
-    shard_iterator: str
-
-
-class _SequenceNumberRange(msgspec.Struct, rename="pascal"):
-    starting_sequence_number: str
-    ending_sequence_number: str | None = None
-
-
 class _Shard(msgspec.Struct, rename="pascal"):
     shard_id: str
-    sequence_number_range: _SequenceNumberRange
+    sequence_number_range: SequenceNumberRange
     parent_shard_id: str | None = None
 
 
@@ -65,7 +64,6 @@ class _Described(msgspec.Struct, rename="pascal"):
     stream_description: _Description
 
 
-_ITERATOR_DECODER: Final = msgspec.json.Decoder(_Iterator)
 _DESCRIBED_DECODER: Final = msgspec.json.Decoder(_Described)
 
 
@@ -140,7 +138,7 @@ class ChangeReader:
         }
         if sequence_number is not None:
             request["SequenceNumber"] = sequence_number
-        found = call_json(self._client, GET_CHANGE_ITERATOR, request, _ITERATOR_DECODER)
+        found = call_json(self._client, GET_CHANGE_ITERATOR, request, ITERATOR_DECODER)
         return found.shard_iterator
 
     def fetch(self, iterator: str, limit: int) -> FetchedPage:

@@ -129,7 +129,9 @@ def _kind(name: str) -> IteratorType:
     try:
         return IteratorType(name)
     except ValueError:
-        raise InvalidRequest(f"{name} is no type", code="ValidationException") from None
+        raise InvalidRequest(
+            f"{name} is not a type of a shard iterator", code="ValidationException"
+        ) from None
 
 
 def _named(arn: str) -> dict[str, str]:
