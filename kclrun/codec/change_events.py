@@ -58,7 +58,7 @@ def decode_changes(body: bytes | bytearray) -> GetRecordsBody:
     try:
         parsed = _BODY.decode(body)
         records = [_record(bytes(raw)) for raw in parsed.records]
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         # Not chained, and without the parser's words: they may quote a change.
         raise MalformedBody("a GetRecords body of DynamoDB Streams does not parse") from None
     check_records(records, CHANGES_MAX)
