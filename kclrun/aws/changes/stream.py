@@ -43,6 +43,8 @@ _STATUS: Final = {
     "DISABLING": "ACTIVE",
     "DISABLED": "ACTIVE",
 }
+# Each shard that closes has a child, at once or within seconds.
+_ROLLING: Final = frozenset({"ENABLING", "ENABLED"})
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -197,17 +199,22 @@ class ChangeStreamAdmin:
         self._stream = stream
 
     def summary(self) -> StreamSummary:
-        """The stream by its table's name. It counts the open shards of all pages.
+        """The stream by its table's name. `open_shards` also counts a shard that has just closed,
+        and whose child is not listed yet: else there would be none at such a moment.
 
         Raises: NotFound, Throttled, Unavailable, AccessDenied.
         """
         first, shards = self._described()
+        if first.stream_status in _ROLLING:
+            counted = _without_child(shards)
+        else:
+            counted = tuple(shard for shard in shards if shard.is_open)
         return StreamSummary(
             name=table_of(self._stream),
             arn=first.stream_arn,
             status=_STATUS.get(first.stream_status, first.stream_status),
             retention_hours=RETENTION_HOURS,
-            open_shards=sum(shard.is_open for shard in shards),
+            open_shards=len(counted),
             created_at=WallTime(first.creation_request_date_time),
         )
 
@@ -223,8 +230,7 @@ class ChangeStreamAdmin:
         if shard_filter is None:
             return shards
         if shard_filter.kind == "AT_LATEST":
-            parents = {shard.parent_shard_id for shard in shards}
-            return tuple(shard for shard in shards if shard.shard_id not in parents)
+            return _without_child(shards)
         if shard_filter.kind == "AT_TRIM_HORIZON":
             listed = {shard.shard_id for shard in shards}
             return tuple(shard for shard in shards if shard.parent_shard_id not in listed)
@@ -250,6 +256,13 @@ class ChangeStreamAdmin:
             f"{DESCRIBE_STREAM.name}: more than {PAGES_MAX} pages",
             operation=DESCRIBE_STREAM.name,
         )
+
+
+def _without_child(shards: Iterable[Shard]) -> tuple[Shard, ...]:
+    """The shards that no listed shard comes from."""
+    listed = tuple(shards)
+    parents = {shard.parent_shard_id for shard in listed}
+    return tuple(shard for shard in listed if shard.shard_id not in parents)
 
 
 def _lineage(listed: Iterable[_Shard]) -> tuple[Shard, ...]:
