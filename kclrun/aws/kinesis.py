@@ -40,6 +40,8 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class IteratorBody(msgspec.Struct, rename="pascal"):
+    """What GetShardIterator answers, of a stream and of a table's stream."""
+
     shard_iterator: str
 
 
@@ -49,6 +51,8 @@ class _HashKeyRange(msgspec.Struct, rename="pascal"):
 
 
 class SequenceNumberRange(msgspec.Struct, rename="pascal"):
+    """From which sequence number to which a shard holds records; an open shard has no end."""
+
     starting_sequence_number: str
     ending_sequence_number: str | None = None
 
