@@ -426,10 +426,8 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="record-that-cannot-be-decoded-is-searched-for",
         file="kclrun/consuming/failures.py",
-        old=(
-            "elif isinstance(error, errors.UndecodableRecord) and (accused := self.accused(error)):"
-        ),
-        new="elif self._undecodable and (accused := self.accused(error)):",
+        old="elif isinstance(error, errors.UndecodableRecord) and",
+        new="elif self._undecodable and",
         breaks="each bad payload costs the pauses of all retries, and a bisection",
         source="powertools' batch processing: a record that fails validation fails by itself",
         layer="tests/unit/consuming/test_batch_failures.py",

@@ -5,8 +5,8 @@ import json
 import msgspec
 import pytest
 
-from kclrun.cli.cost.command import bytes_per_s, price_list
-from kclrun.cli.cost.formulas import SECONDS, Plan, Traffic, bill, writes_per_s
+from kclrun.cli.cost import command
+from kclrun.cli.cost.command import SECONDS, Plan, Traffic, bill, writes_per_s
 from kclrun.cli.program import run_program
 from kclrun.model.lease import Lease, LeaseKey, Load
 from kclrun.model.output import OutputPlace
@@ -143,8 +143,8 @@ def test_every_line_has_a_price_and_every_price_a_line():
     plans.append(REPLACE(PLAN, is_of_changes=True))
     used = {line.price for plan in plans for each in traffics for line in bill(plan, each)}
 
-    assert used == price_list().prices.keys()
-    assert price_list().as_of
+    assert used == command.price_list().prices.keys()
+    assert command.price_list().as_of
 
 
 def test_the_stream_of_a_table_is_billed_by_its_reads_alone():
@@ -223,7 +223,7 @@ def test_the_traffic_is_what_the_owners_of_open_shards_measured():
     leases = [lease("a", 10.0), lease("b", 30.0), lease("c", None)]
     ended = lease("d", 99.0, SHARD_END)
 
-    assert bytes_per_s([*leases, ended]) == 40 * 1024
+    assert command.bytes_per_s([*leases, ended]) == 40 * 1024
 
 
 def test_the_page_shows_what_the_verb_prints(ask):

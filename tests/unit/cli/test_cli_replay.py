@@ -8,8 +8,7 @@ import pytest
 
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.program import run_program
-from kclrun.cli.replay.command import _claim_folder, _place
-from kclrun.cli.replay.comparing import Comparison, compare
+from kclrun.cli.replay.command import Comparison, _claim_folder, _place, compare
 from kclrun.cli.replay.plan import (
     Asked,
     plan_lines,
