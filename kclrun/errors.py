@@ -31,7 +31,7 @@ leaves.
     │   ├── OutputLocked             another process has the data file: try again, or another host
     │   └── Superseded               another owner wrote there: begin again from the row
     ├── ProcessorError             user code raised; names the position, never the payload
-    ├── ProcessorVerdict           user code raises it to say what is to happen
+    ├── ProcessorVerdict           user code raises it to decide about its batch
     │   ├── FailedRecords            these records of the batch failed, the others are processed
     │   ├── RetryLater               give the same batch again after a pause
     │   └── HaltShard                halt the lease until an operator resumes it
@@ -242,7 +242,7 @@ class ProcessorError(KclrunError):
 
 
 class ProcessorVerdict(KclrunError):
-    """User code says what is to happen to its batch, where other exceptions leave it to
+    """User code decides about its batch, where other exceptions leave it to
     `on_error`."""
 
 

@@ -35,7 +35,7 @@ from kclrun.model.time import Instant, WallTime
 OUTAGE_AFTER: Final = 10
 # The time over which `on_error.limit` counts.
 LIMIT_WINDOW_S: Final = 600.0
-# User code may ask for a pause; longer than an hour, the lease would look dead.
+# User code may ask for a pause; longer than an hour, the lease would look abandoned.
 RETRY_LATER_MAX_S: Final = 3600.0
 
 
@@ -161,7 +161,7 @@ class BatchRun:
 
     @property
     def held(self) -> tuple[LetGo, ...]:
-        """What is given up, and held until a record of the batch succeeds. Before user code may
+        """Records that are given up, and held until one of the batch succeeds. Before user code may
         checkpoint inside its call, let go of these, and then `release` them."""
         return tuple(self._held)
 
@@ -172,7 +172,7 @@ class BatchRun:
         self._held.clear()
 
     def next_step(self, now: Instant) -> Step:
-        """What to do now. After Finished and Halt there is nothing more."""
+        """The next step. After Finished and Halt there is nothing more."""
         while not self._due and self._left and self._left[0] in self._undecodable:
             self._next = 1
             self._give_up(now)
@@ -284,7 +284,7 @@ class BatchRun:
         return pause_s
 
     def _halt(self, reason: str = "") -> None:
-        """What is left or held stays so: it is not settled."""
+        """Records that are left or held stay so: they are not settled."""
         self._due.append(Halt(reason))
 
     def _advance(self, count: int) -> None:

@@ -2,7 +2,7 @@
 
 A sample of the records goes through a sketch of fixed size. What leaves this module (`ShardHeat`)
 names a key by its hash key only: partition keys reach no log, metric or row.
-`hot_shards.py` decides what is hot.
+`hot_shards.py` decides which shards are hot.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Sampling:
 
 
 class _Window:
-    """What was read in one window of time."""
+    """The records that were read in one window of time."""
 
     def __init__(self, began: Instant) -> None:
         self.began = began

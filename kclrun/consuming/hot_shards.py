@@ -154,7 +154,7 @@ def traffic(heat: ShardHeat) -> str:
 
 
 def traffic_in_words(bytes_per_s: float, records_per_s: float) -> str:
-    """Two rates, in decimal units as the limits of Kinesis are told."""
+    """Two rates, in decimal units, as those of the limits of Kinesis."""
     return f"{_bytes(bytes_per_s)}/s and {records_per_s:,.0f} records/s"
 
 

@@ -27,7 +27,7 @@ from kclrun.protocol.reports import GilHeld, ProcessWarned, Report
 ATTEMPTS_MAX: Final = 1000
 # The last renewal before an outage is at most a third of `failover` old. With a pause of an eighth
 # there is a try in the last quarter before the fence, so an outage of up to half a `failover` costs
-# no lease. DESIGN 5 also limits the pause to 3 s.
+# no lease. Above that the limit is that of any failed request (`model/time.py`).
 RETRY_PAUSE_MAX_S: Final = 3.0
 RETRY_PAUSES_PER_FAILOVER: Final = 8
 
@@ -207,7 +207,7 @@ class LeaseWriter:
             self.counter = row.counter
             self.in_flight.unresolved.clear()
             return Verdict(VerdictKind.AGAIN, self.in_flight.rebase(row))
-        # Some write of ours applied: adopt the row, and send again what is missing on it [P6].
+        # Some write of ours applied: adopt the row, and send the missing values again [P6].
         self._confirm(row, min(self.in_flight.unresolved))
         if fate is Fate.APPLIED:
             return self._settle(change)

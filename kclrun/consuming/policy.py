@@ -101,7 +101,7 @@ def _instant_of(row: Lease, start_at: WallTime | None) -> WallTime:
 FLOOR_S: Final = 0.2
 # The most a throttled reader waits: an answer of 10 MB blocks the shard for 5 s (2 MB/s).
 THROTTLE_MAX_S: Final = 5.0
-# Failures other than throttling are retried for ever, at least at this pace (DESIGN §5).
+# Failures other than throttling are retried for ever, at least at this pace (`model/time.py`).
 ERROR_MAX_S: Final = 3.0
 
 

@@ -8,7 +8,7 @@ process subscribes where polling stands, and polls on while it has no subscripti
        ▲ │                  │
        └─┘ refused          └── renewal due ──► subscribes again at once, where the old one stands
 
-Source: SubscribeToShard in the Kinesis API reference; `reference/kcl-protocol.md` D.7.
+Source: SubscribeToShard in the Kinesis API reference.
 """
 
 from __future__ import annotations

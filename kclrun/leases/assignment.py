@@ -1,4 +1,4 @@
-"""Decides which leases to take and which to ask for, with reasons [P15, P16, P18, DESIGN 5].
+"""Decides which leases to take and which to ask for, with reasons [P15, P16, P18].
 
 Knows: the loads of all owners, as one scan shows it. Must not know: how a row is written or how
 a process is started. Every decision carries its reason in words, for logs and for

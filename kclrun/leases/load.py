@@ -1,5 +1,5 @@
 """Balance by load, after the counts: which heavy lease of ours goes to a lighter owner, and which
-light lease of that owner we ask for in return [P16, P17, DESIGN 13].
+light lease of that owner we ask for in return [P16, P17].
 
 Knows: the loads on the rows of one scan, and our exchange under way. Must not know: how leases are
 counted (`assignment.py`), how an ask is answered (`balancing.py`), clocks.

@@ -147,8 +147,9 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     those that begin elsewhere. `created` holds the creation time of each, as the service reported
     it at the start; `described_instant` is when it was asked. `ended_rows_stay_s`: how long the row
     of an ended shard outlives its use. `reads_kcl3_mode`: there may be a KCL 3 fleet that keeps its
-    mode outside of the lease table. `balance`: what is evened out, the counts of leases alone or
-    also their loads. `is_bounded`: a time range is read, and children beyond its end have no rows.
+    mode outside of the lease table. `balance`: the values that are evened out, the counts of leases
+    alone or also their loads. `is_bounded`: a time range is read, and children beyond its end have
+    no rows.
     """
 
     me: OwnerId
@@ -187,7 +188,7 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scan_every_s(self) -> float:
-        """Fixed delay between scans: detection takes at most 1.5 failovers (DESIGN 14: F + 7 s)."""
+        """Fixed delay between scans: detection takes at most 1.5 failovers."""
         return self.failover_s / 2
 
     @property

@@ -33,7 +33,7 @@ SHORT_OF_CPU: Final = 0.85
 # A new machine is ready, has its share of the leases and warm caches within two minutes, so no
 # figure older than that is about the present number of workers.
 WINDOW_S: Final = 120.0
-# A lag of polling and batching is seconds; what is a minute behind has fallen behind.
+# A lag of polling and batching is seconds; a shard a minute behind has fallen behind.
 BEHIND_MS: Final = 60_000
 # A fleet that has fallen behind should be at the tip again within a quarter of an hour.
 CATCH_UP_S: Final = 900.0

@@ -30,7 +30,7 @@ _LOOK_EVERY_S: Final = 30.0
 class CredentialHanding:
     """Renews the credentials for all lease processes: one request here, before the old ones expire.
 
-    A lease process never requests its own [DESIGN 7]. The request may wait on the network, so it
+    A lease process never requests its own. The request may wait on the network, so it
     runs on the pool. After a failure the old credentials stay in use, with one warning.
     It begins with `open`; `hand_over` is called with each new set.
     """
@@ -79,7 +79,7 @@ LOOK_FOR_OFFERS: Final = "look for offered leases"
 # For a warning only; the table of an early KCL 3 fleet may have little capacity.
 READ_KCL3_MODE: Final = "read the mode of a KCL 3 fleet"
 
-# Tables of 100,000 leases and more would not fit the promise of DESIGN 14 (10,000 leases).
+# Ten times the largest table that is measured, of 10,000 leases.
 _ROWS_MAX: Final = 100_000
 _BROKEN_SHOWN_MAX: Final = 100
 # A table that was just made may be unknown to one of the service's hosts for a moment: only a

@@ -131,8 +131,8 @@ class KeptLetter(msgspec.Struct, frozen=True):
 
 class LetterPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where an application's dead letters are: a folder, `s3://bucket/prefix`, an SQS queue or a
-    stream. `s3` beside a queue or a stream is for what is too large for them. The URLs are those
-    of the services, if they are not AWS's own."""
+    stream. `s3` beside a queue or a stream takes letters that are too large for it. The URLs are
+    those of the services, if they are not AWS's own."""
 
     path: str | None = None
     s3: str | None = None

@@ -102,8 +102,8 @@ class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
     """Whose rows they are. Cursors and names at a destination are keyed by everything here but the
     `token` [K4].
 
-    `stream_created_at` tells a stream from a later one of the same name. `generation` counts the
-    resets of the application by an operator. `token` is the fencing token of this owner: the
+    `stream_created_at`: a later stream may have the same name. `generation` counts the resets of
+    the application by an operator. `token` is the fencing token of this owner: the
     counter of its claim; a later owner's is greater.
 
     With `letter` they are the rows of one dead letter that is processed again, and apart from those

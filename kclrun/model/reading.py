@@ -28,7 +28,7 @@ class FetchedPage(msgspec.Struct, frozen=True):
     """One GetRecords answer, or one event of a subscription, aggregates not yet opened.
 
     An answer has `next_iterator`, an event `continuation`: a sequence number after which a later
-    subscription goes on, though no record may have it. (Spark's reader hands events out as answers:
+    subscription goes on, though no record may have it. (Spark's reader gives events as answers:
     those have both.) Without either it is the end of a closed shard; `children` then names its
     children (possibly none with services that leave them out).
     `body_bytes` is the size on the wire; `served_at` the service's own time, to the second, None if

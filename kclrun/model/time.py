@@ -17,8 +17,8 @@ DOUBLINGS_MAX: Final = 16
 def backoff_s(attempt: int, chance: float, *, base_s: float = 0.05, max_s: float = 3.0) -> float:
     """How long to wait before attempt number `attempt` (from 1): jitter over a doubling bound.
 
-    `chance` is in [0, 1). The bound doubles from `base_s` and stops at `max_s` (3 s: DESIGN §5
-    wants a lost service noticed again within a failover of 10 s, three tries at the least). Half
+    `chance` is in [0, 1). The bound doubles from `base_s` and stops at `max_s` (3 s: a lost
+    service is noticed again within a failover of 10 s, with three tries at the least). Half
     of the bound is always waited, so that a crowd neither spins nor moves in step.
     """
     bound = min(max_s, base_s * 2.0 ** min(attempt, DOUBLINGS_MAX))

@@ -311,7 +311,7 @@ class LeaseSpans:
 
     @_harmless
     def raised(self, batch: Given, error: BaseException) -> None:
-        """A call with records of this batch raised. Only the type is told: a message may hold
+        """A call with records of this batch raised. Only the type is recorded: a message may hold
         what a record holds."""
         span = self._under_way.get(id(batch))
         if span is not None:

@@ -101,7 +101,7 @@ Effect = Set | SetOnce | Add
 class Write(msgspec.Struct, frozen=True):
     """One kind of write: its conditions, which must all hold, and its effects.
 
-    `mistake` finds what a condition cannot prevent: it says what is wrong with a write, or None.
+    `mistake` finds errors that no condition can prevent: it returns the error in words, or None.
     """
 
     name: str

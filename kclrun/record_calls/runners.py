@@ -186,7 +186,7 @@ class LoopRunner:
             self._loop.call_soon_threadsafe(self._cancel_tasks)
 
     def close(self) -> None:
-        """Cancel what is left on the loop, also tasks of user code, and close it."""
+        """Cancel the tasks left on the loop, also those of user code, and close it."""
         if self._loop is None or self._thread is None:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -478,7 +478,7 @@ class SimulatedDeliveryQueue:
                 self._post(ProcessorFailed("process_records", words, run.calls, batch.position))
 
     def _leave_undone(self, batch: _Batch) -> None:
-        """What user code checkpoints from here on covers no more than what is done."""
+        """A checkpoint of user code from here on covers no more than the records that are done."""
         assert batch.run is not None, "only a batch that raised is left undone"
         self._batch = None
         self._given = batch.first + batch.run.settled - 1

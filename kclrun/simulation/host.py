@@ -36,7 +36,7 @@ from kclrun.simulation.world import World
 #
 # The order is that of `manager/children.py`. The manager's own code decides about a process that
 # stands still, and about the limit of patience.
-# The fork server forks one process at a time: 8 ms (DESIGN 6), and half as much again until it
+# The fork server forks one process at a time: 8 ms (measured), and half as much again until it
 # runs.
 _FORK_S: Final = 0.015
 # The manager looks each half second. While no process stands still and no batch is long, that finds

@@ -21,7 +21,7 @@ from kclrun.model.shard import HASH_KEY_MAX, ChildShard, Shard
 from kclrun.model.time import WallTime
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 
-# The size of a record, unless another is given: DESIGN 14 measures with 200 B.
+# The size of a record, unless another is given: that of `bin/bench`.
 RECORD_BYTES: Final = 200
 # The keys of a skewed stream. Enough for the shards of a large stream to differ, and few enough
 # that the hottest one shows.
@@ -167,7 +167,7 @@ class ShardStream:
 
     def subscribe(self, shard_id: str, now: float, taken_over: Callable[[], None]) -> bool:
         """SubscribeToShard by the fleet's consumer. False: refused, because the last subscription
-        began less than five seconds ago. Else that one has been taken over, which it is told."""
+        began less than five seconds ago. Else that one has been taken over, and is notified."""
         began, former_taken_over = self._subscriptions.get(shard_id, (-math.inf, None))
         if now - began < TAKEOVER_AFTER_S:
             return False

@@ -15,7 +15,7 @@ from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.user_code import UserCode
 
-# Scans every half failover (5 s of 10), the take, the fork, the claim: DESIGN 14 says 7 s.
+# Scans every half failover (5 s of 10), then the take, the fork and the claim.
 _AFTER_FAILOVER_S: Final = 7.0
 
 

@@ -295,7 +295,7 @@ class OffsetPlanner:
         began_at = self._clock()
         self._planner.begin(start, began_at, is_first=start == self._initial, takes_all=takes_all)
         if self._subscribed is not None:
-            # A pushed page says what was there when it was made: for all that is there now, ask.
+            # A pushed page shows the records at the time it was made: for those of now, ask.
             self._subscribed.subscribes = not self._planner.must_go_on
             self._subscribed.retain(self._planner.running.keys())
         may_wait = self._answered_at is not None and began_at - self._answered_at < _ASKED_AT_ONCE_S

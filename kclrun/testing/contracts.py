@@ -95,7 +95,7 @@ def assert_idempotent(
 
     It fails for what a crash loses (a count in `self` that began before the checkpoint) and, where
     `result` looks outside, for what it leaves twice (a row inserted, a file appended). `fresh` is
-    called before each run and empties what is outside. `result` is what must be the same, as in
+    called before each run and empties the systems outside. `result` must be the same, as in
     `assert_any_order_gives_the_same`. The other arguments are those of `run_processor`; left out,
     batches are of a quarter of the records, with a checkpoint after each.
     Raises: AssertionError with the place of the crash and both results; the processor's errors.

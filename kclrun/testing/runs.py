@@ -473,7 +473,7 @@ class _Life:
         return part
 
     def _fire_clock(self, timers: TimerRun, now: float | None) -> None:
-        """Fire what is due up to `now`: timers of the wall clock, and what an idle shard closes."""
+        """Fire the timers due up to `now`: of the wall clock, and those of an idle shard."""
         while now is not None and not self.run.released:
             wall_at, idle_at = timers.wall_at(), timers.idle_at(self._quiet_since)
             due = [each for each in (wall_at, idle_at) if each is not None and each <= now]

@@ -45,7 +45,7 @@ STATE_BUFFER_BYTES: Final = 64 * 2**20
 # Versions that nothing names are looked for once an hour: one LIST.
 _COLLECT_EVERY_S: Final = 3600.0
 # An offer leaves a larger roll to the next owner: sending it takes longer than the gap of a move
-# should be (DESIGN §11).
+# should be.
 OFFER_BYTES_MAX: Final = 5 * 2**20
 
 

@@ -1,6 +1,6 @@
 """Measures the shape of the code: sizes, headers, importers, words, calls that leave their file.
 
-    bin/shape            prints the table that DESIGN and the ratchets speak about
+    bin/shape            prints the table that the ratchets are about
 
 `tests/architecture/test_shape.py` holds the figures to the ratchets of `ratchets.yaml`.
 """

@@ -11,7 +11,7 @@ import msgspec
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A bound of DESIGN §14: exactly one of the two."""
+    """A goal: exactly one of the two."""
 
     at_least: float | None = None
     at_most: float | None = None

@@ -12,7 +12,7 @@ from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.what_if import WhatIf, run_what_if
 from kclrun.simulation.world import FleetSettings
 
-# DESIGN 14 names the fleet; four records a second and shard bring something with every poll.
+# The fleet of the goals; four records a second and shard bring something with every poll.
 _OWNERS: Final = 3
 _SHARDS: Final = 8
 _POLL_S: Final = 5.0

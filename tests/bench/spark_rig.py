@@ -25,7 +25,7 @@ from bench.spark_prebuilt import PrebuiltSource
 from kclrun.spark.engine.java import close_session
 from kclrun.spark.engine.session import open_session
 
-# What the demo machine has, and what Spark's own figures in DESIGN were taken with.
+# What the demo machine has, and what the goals for Spark were measured with.
 _MASTER: Final = "local[2]"
 _HEAP: Final = "2g"
 # The first batch pays for workers and imports, on a loaded machine for tens of seconds.

@@ -142,7 +142,7 @@ def owners(table):
 
 def until_taken(table, *verb):
     """The last line of the verb, once another manager has the lease. One that the machine holds up
-    for two seconds does not take it, and the owner takes it back (DESIGN P17)."""
+    for two seconds does not take it, and the owner takes it back [P17]."""
     over = time.monotonic() + HUNG_S
     while True:
         code, out, told = leases(table, *verb, "--yes")

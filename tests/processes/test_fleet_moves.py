@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 IS_LONG = os.environ.get("KCLRUN_FLEET_LONG") == "1"
 FAILOVER_S = 10.0 if IS_LONG else 6.0
 ROUNDS = 2 if IS_LONG else 1
-# DESIGN 14, on two cores.
+# The goals, on two cores.
 P50_MAX_S, P99_MAX_S = 0.6, 1.5
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 SHARDS = 6
 FAILOVER_S = 3.0
 CAP = 2000
-# DESIGN 14, on two cores.
+# The goals, on two cores.
 P50_MAX_S, P99_MAX_S = 0.6, 1.5
 
 

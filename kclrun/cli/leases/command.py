@@ -517,7 +517,7 @@ def _verdict(lease: Lease, ask: writes.Ask) -> int | None:
     if lease.owner == ask.asked:
         if lease.handoff == Handoff(ask.owner, ask.asked_at):
             return None
-        # An offer that stands for 2 s goes back to its giver (DESIGN P17); between two looks at the
+        # An offer that stands for 2 s goes back to its giver [P17]; between two looks at the
         # row that reads the same as a request that was dropped.
         why = "it dropped the request, or no other owner took the lease within 2 s"
         click.echo(f"{lease.key}: {ask.asked} still has it: {why}", err=True)

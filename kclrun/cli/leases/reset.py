@@ -119,8 +119,8 @@ def reset(
 ) -> int:
     """Move the checkpoints of a stopped fleet: read a stream again, or skip.
 
-    It is refused while an owner renews a lease, which it watches for one failover. What is cut
-    half-way leaves halted leases that name the reset; doing it again completes it.
+    It is refused while an owner renews a lease, which it watches for one failover. A reset that is
+    cut short leaves halted leases that name it; the same command again completes it.
 
     \b
     kclrun reset --config app.yaml --to 2026-03-01T14:00:00Z          show what would happen

@@ -35,7 +35,7 @@ from kclrun.model.time import WallTime
 _LABEL: Final = re.compile(r"[A-Za-z0-9_.]{1,64}\Z", re.ASCII)
 # DynamoDB's limit for the name of a table.
 _TABLE_CHARACTERS_MAX: Final = 255
-# A calendar of one command: nobody has as many sets of keys for one range that two would collide.
+# For one range: two of a thousand sets of keys collide about once in ten thousand times.
 _KEYS_DIGITS: Final = 8
 
 
@@ -73,7 +73,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 def refuse_label(label: str) -> None:
     """Raises: SettingsError for what cannot be a part of a table's name, or holds a dash, by which
-    the parts of a name are told apart."""
+    the parts of a name are separated."""
     if not _LABEL.match(label):
         raise SettingsError(
             f"--as: expected 1 to 64 of letters, digits, _ and ., got {label[:80]!r}"

@@ -340,7 +340,7 @@ _BAR_COLUMNS: Final = 30
 
 
 class Bar(NamedTuple):
-    """One bar. `share` is from 0 to 1; `told` is the text beside it."""
+    """One bar. `share` is from 0 to 1; `told` is the text that follows it."""
 
     title: str
     share: float

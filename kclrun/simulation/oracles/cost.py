@@ -54,7 +54,7 @@ class _Budget(msgspec.Struct):
 class CostWatch:
     """Counts every write that applied, and the requests of managers.
 
-    Each row and each manager has a budget that fills at the pace of DESIGN 5 and is spent request
+    Each row and each manager has a budget that fills at the pace of P9 and P17 and is spent request
     by request, so that no bound is met only on average: a fix that polls more is caught within
     seconds. An allowance beside the pace is for an event that happened, and is named at the place
     where it is given.

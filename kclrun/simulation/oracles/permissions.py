@@ -20,7 +20,7 @@ from kclrun.simulation.stories import RuleBroken
 
 # Two clocks compared through world time round differently.
 _ROUNDING_S: Final = 1e-6
-# The service tells its time in whole seconds, rounded down, and the last listing may be a cycle
+# The service gives its time in whole seconds, rounded down, and the last listing may be a cycle
 # old; a host's clock drifts.
 _PAUSE_END_S: Final = 2.0
 _DRIFT: Final = 1.01

@@ -38,7 +38,7 @@ class Tally(msgspec.Struct):
 
 
 class Coverage:
-    """Gets the named situations of a run, and what else tells one. It keeps none of them: a test
+    """Gets the named situations of a run, and the events that show one. It keeps none: a test
     that demands that its storms reach each situation sets a subclass that counts."""
 
     def seen(self, situation: str) -> None:

@@ -1,6 +1,6 @@
 """From one owner's last word on a lease to the next one's first GetRecords, as the servers saw it.
 
-For a planned move the last word is the acknowledged give-away [DESIGN 14]; for a lost host it is
+For a planned move the last word is the acknowledged give-away; for a lost host it is
 the moment of the loss.
 """
 

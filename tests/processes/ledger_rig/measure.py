@@ -1,4 +1,4 @@
-"""Prints the figures of DESIGN 14 on this machine: how soon a lease is read again after a death.
+"""Prints figures of this machine: how soon a lease is read again after a death.
 
     python tests/processes/ledger_rig/measure.py [--lease-kills 60] [--manager-kills 25] [--seed 7]
 

@@ -1,4 +1,4 @@
-"""Kill, and measure until user code is given records again: the figures of DESIGN 14."""
+"""Kill, and measure until user code is given records again."""
 
 import os
 import signal

@@ -29,7 +29,7 @@ OF_LEASE_PROCESSES = (
         old="adopts=not policy.has_storing_outputs",
         new="adopts=True",
         breaks="an owner undoes a reset within one checkpoint",
-        source="K3; R1 of reference/commit-model.md",
+        source="K3",
         layer="tests/unit/consuming/test_consuming_outputs.py",
     ),
     Mutant(
@@ -365,7 +365,7 @@ OF_LEASE_PROCESSES = (
         old="        return self._output.give_up_instant if is_wanted else None\n",
         new="        return None\n",
         breaks="a host whose output disk is full renews its share of the leases and reads none",
-        source="DESIGN 1: every shard that should advance and does not is restarted",
+        source="every shard that should advance and does not is restarted",
         layer="tests/unit/consuming/test_consuming_host_faults.py",
     ),
     Mutant(

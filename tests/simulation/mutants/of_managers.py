@@ -119,7 +119,7 @@ OF_MANAGERS = (
         old="        return owner not in self.moving and owner not in self.unsteady",
         new="        return True",
         breaks="leases are exchanged while others are on their way: two fill one light owner",
-        source="DESIGN 13: hysteresis",
+        source="balance by load: hysteresis",
         layer=LOAD,
     ),
     Mutant(
@@ -128,7 +128,7 @@ OF_MANAGERS = (
         old="        pays = min(watched.excess, watched.gain, *margins) > 0",
         new="        pays = True",
         breaks="one scan with lucky figures moves leases: noise keeps them moving for ever",
-        source="DESIGN 13: a fixed point",
+        source="balance by load: a fixed point",
         layer=LOAD_UNITS,
     ),
     Mutant(
@@ -146,7 +146,7 @@ OF_MANAGERS = (
         old="                if wanted is not None and not self._held.is_draining:",
         new="                if wanted is None and not self._held.is_draining:",
         breaks="the light lease is never asked for: the counts move another one, at random",
-        source="DESIGN 13: swap a heavy for a light lease",
+        source="balance by load: swap a heavy for a light lease",
         layer=LOAD_UNITS,
     ),
     Mutant(
@@ -155,7 +155,7 @@ OF_MANAGERS = (
         old="        if age_s < LOAD_MEAN_S:\n            return None\n",
         new="",
         breaks="a process that reads a backlog at its start counts as a heavy lease",
-        source="DESIGN 13: stale figures after a move",
+        source="balance by load: stale figures after a move",
         layer="tests/unit/consuming/test_consuming_pieces.py",
     ),
     Mutant(
@@ -269,7 +269,7 @@ OF_MANAGERS = (
         old="            if failed_slot not in {None, slot} or self.deaths >= DEATHS_ALONE_MAX:",
         new="            if self.has_tripped:",
         breaks="five deaths on a host short of memory halt a lease for the whole fleet",
-        source="DESIGN 6: halted for deaths only after another host tried",
+        source="halted for deaths only after another host tried",
         layer=SICK_HOST,
     ),
     Mutant(
@@ -341,7 +341,7 @@ OF_MANAGERS = (
         old="        if unread and self._held.is_full:\n",
         new="        if False:\n",
         breaks="with leases.max filled everywhere, a parent whose row was made again is never read",
-        source="the simulator; DESIGN 5: a lease whose parents have not ended is not work",
+        source="the simulator; a lease whose parents have not ended is not work",
         layer="tests/unit/leases/test_lease_manager.py",
     ),
     Mutant(

@@ -38,7 +38,7 @@ OF_THE_EDGES = (
         old="for e in self._unread if not wanted.covers(e.sequence_number)]",
         new="for e in self._unread]",
         breaks="a record that was polled before its event came is in a batch a second time",
-        source="issue 13, fan-out on Spark",
+        source="fan-out on Spark",
         layer="tests/unit/spark/test_spark_subscribed.py",
     ),
     Mutant(
@@ -47,7 +47,7 @@ OF_THE_EDGES = (
         old="            if wanted is None or (begin is not None and wanted < begin):",
         new="            if wanted is None:",
         breaks="records between a place and the first event are in no batch",
-        source="issue 13, fan-out on Spark",
+        source="fan-out on Spark",
         layer="tests/unit/spark/test_spark_subscribed.py",
     ),
     Mutant(

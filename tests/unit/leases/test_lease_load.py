@@ -1,4 +1,4 @@
-"""How a manager exchanges heavy leases for light ones: from the scans to the asks [DESIGN 13]."""
+"""How a manager exchanges heavy leases for light ones: from the scans to the asks."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from kclrun.simulation.world import FleetSettings
 pytestmark = pytest.mark.seconds
 
 FAILOVER_S = 6.0
-# DESIGN 14, for a planned move: a fork and a claim are part of it.
+# The goal for a planned move: a fork and a claim are part of it.
 UNREAD_MAX_S = 1.5
 
 

@@ -45,7 +45,7 @@ def test_a_rolling_deploy_repeats_nothing_and_leaves_no_shard_unread_for_long(se
     assert all(host.is_finished for host in fleet.hosts[:6])
     lengths = gap_lengths(fleet, began_s)
     assert len(lengths) >= 24
-    # DESIGN 14: from give-away to reading p99 1.5 s; here from the stop of delivery.
+    # The goal: from give-away to reading p99 1.5 s; here from the stop of delivery.
     assert lengths[len(lengths) * 99 // 100] <= 1.5
     assert fleet.oracles.tally.duplicates == 0
     assert fleet.is_balanced()

@@ -23,7 +23,7 @@ def test_a_manager_that_is_killed_and_started_again_on_its_host_reads_again_with
 
     lengths = gap_lengths(fleet, began_s)
     assert len(lengths) == 6
-    assert max(lengths) <= 1 + 3  # DESIGN 14, from its start
+    assert max(lengths) <= 1 + 3  # the goal, from its start
     assert fleet.is_balanced()
     assert fleet.oracles.tally.duplicates == 0
 
