@@ -24,20 +24,15 @@ from botocore.parsers import ResponseParserError
 
 from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.errors import ErrorReply, service_error
-from kclrun.aws.kinesis import stream_reference
-from kclrun.aws.operations import DESCRIBE_STREAM_SUMMARY, LIST_SHARDS, Operation
-from kclrun.errors import AccessDenied, InvalidRequest, ServiceError
-from kclrun.model.shard import HashRange, Shard
-from kclrun.model.time import WallTime
+from kclrun.aws.operations import Operation
+from kclrun.errors import AccessDenied, ServiceError
 from kclrun.model.wire import WireCredentials
-from kclrun.ports import ShardFilter, StreamSummary
 
 # botocore makes the methods of its clients at run time, so a static type does not exist.
 Client = Any
 
 # Three repetitions within a few seconds. The caller handles longer outages.
 READ_ATTEMPTS_MAX: Final = 4
-_PAGES_MAX: Final = 1_000
 
 NO_CREDENTIALS: Final = "NoCredentials"
 
@@ -93,10 +88,6 @@ class ControlPlane:
         self._session = session
         self._settings = settings
         self._credentials = credentials
-
-    def kinesis(self) -> Client:
-        """To read stream descriptions with."""
-        return self._client("kinesis", READ_ATTEMPTS_MAX)
 
     def dynamodb_reads(self) -> Client:
         """To inspect tables with."""
@@ -190,67 +181,3 @@ class RenewedClient:
         if self._made is not None:
             self._made[1].close()
             self._made = None
-
-
-class BotoStreamAdmin:
-    """Implements `ports.StreamAdmin` over a botocore client."""
-
-    def __init__(self, client: Client, stream: str) -> None:
-        self._client = client
-        self._reference = stream_reference(stream)
-
-    def summary(self) -> StreamSummary:
-        """DescribeStreamSummary. Raises: NotFound, Throttled, Unavailable, AccessDenied."""
-        try:
-            answer: Any = self._client.describe_stream_summary(**self._arguments())
-            found = answer["StreamDescriptionSummary"]
-        except BOTO_FAILURES as error:
-            raise from_botocore(DESCRIBE_STREAM_SUMMARY, error) from None
-        return StreamSummary(
-            name=found["StreamName"],
-            arn=found["StreamARN"],
-            status=found["StreamStatus"],
-            retention_hours=found["RetentionPeriodHours"],
-            open_shards=found["OpenShardCount"],
-            created_at=WallTime(found["StreamCreationTimestamp"].timestamp()),
-        )
-
-    def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:
-        """A complete listing (all pages), or a ServiceError; never an incomplete listing."""
-        arguments = self._arguments()
-        if shard_filter is not None:
-            arguments["ShardFilter"] = {"Type": shard_filter.kind}
-            if shard_filter.timestamp is not None:
-                arguments["ShardFilter"]["Timestamp"] = shard_filter.timestamp
-        shards: list[Shard] = []
-        for _ in range(_PAGES_MAX):
-            page, token = self._page(arguments)
-            shards.extend(_shard(shard) for shard in page)
-            if not token:
-                return tuple(shards)
-            arguments = {"NextToken": token}
-        raise InvalidRequest(
-            f"{LIST_SHARDS.name}: more than {_PAGES_MAX} pages", operation=LIST_SHARDS.name
-        )
-
-    def _page(self, arguments: dict[str, Any]) -> tuple[Any, str | None]:
-        try:
-            answer: Any = self._client.list_shards(**arguments)
-            return answer["Shards"], answer.get("NextToken")
-        except BOTO_FAILURES as error:
-            raise from_botocore(LIST_SHARDS, error) from None
-
-    def _arguments(self) -> dict[str, Any]:
-        return dict(self._reference)
-
-
-def _shard(shard: dict[str, Any]) -> Shard:
-    hashes, numbers = shard["HashKeyRange"], shard["SequenceNumberRange"]
-    return Shard(
-        shard_id=shard["ShardId"],
-        hash_range=HashRange(int(hashes["StartingHashKey"]), int(hashes["EndingHashKey"])),
-        starting_sequence_number=numbers["StartingSequenceNumber"],
-        ending_sequence_number=numbers.get("EndingSequenceNumber"),
-        parent_shard_id=shard.get("ParentShardId"),
-        adjacent_parent_shard_id=shard.get("AdjacentParentShardId"),
-    )

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
+
 from kclrun.config.changes import change_rules
 from kclrun.config.convert import Problem, nearest
 from kclrun.config.observing import ObserveSettings
@@ -231,9 +233,31 @@ def _fleet(settings: Settings) -> Iterator[Problem]:
         yield Problem(("pipeline",), "is for engine: spark; the fleet runs a processor")
     if settings.spark != SparkSettings():
         yield Problem(("spark",), "is for engine: spark; remove it, or set that")
+    yield from _options(settings)
     yield from _dead_letters(settings)
     yield from output_rules(settings)
     yield from state_rules(settings)
+
+
+# A start command has at most 64 KiB (`ipc/channel.py`). A quarter of it is left to its names,
+# addresses, credentials, paths and outputs, which take a few.
+_OPTIONS_BYTES_MAX: Final = 48 * 1024
+
+
+def _options(settings: Settings) -> Iterator[Problem]:
+    for index, source in enumerate(settings.sources):
+        path = ("streams", index, "options") if settings.streams else ("options",)
+        try:
+            size = len(msgspec.msgpack.encode(source.options))
+        except UnicodeEncodeError:
+            yield Problem(path, "a text in it is not Unicode, and cannot be sent")
+            continue
+        if size > _OPTIONS_BYTES_MAX:
+            yield Problem(
+                path,
+                f"{size:,} bytes, at most {_OPTIONS_BYTES_MAX:,}: each start of a lease process"
+                " sends them. Put large values in a file, and give its path",
+            )
 
 
 def _dead_letters(settings: Settings) -> Iterator[Problem]:

@@ -12,9 +12,9 @@ from typing import Final, TypeVar
 import msgspec
 
 from kclrun.consuming.hot_keys import ShardHeat
-from kclrun.errors import MalformedFrame, SettingsError
+from kclrun.errors import MalformedFrame
 from kclrun.ipc.board import StartSpec
-from kclrun.ipc.channel import FRAME_BYTES_MAX, Channel, decoded
+from kclrun.ipc.channel import Channel, decoded
 from kclrun.model.wire import WireCredentials
 from kclrun.protocol import reports
 from kclrun.protocol.reports import AnyReport, Report
@@ -149,26 +149,6 @@ def channel_to_launcher(sock: socket.socket) -> Channel[ToLauncher, FromLauncher
 def channel_of_launcher(fd: int) -> Channel[FromLauncher, ToLauncher]:
     """The launcher's end, from the descriptor it inherited."""
     return Channel(socket.socket(fileno=fd), _TO_LAUNCHER)
-
-
-def check_begin(begin: Begin) -> None:
-    """Check that a start command can be sent: at the start of a manager and before each take.
-
-    Raises: SettingsError if `options` hold values that cannot be encoded, or are too large.
-    """
-    try:
-        size = len(_ENCODER.encode(begin))
-    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError, RecursionError) as error:
-        kind = type(error).__name__
-        raise SettingsError(
-            f"options: a value is none that YAML has, or too large ({kind})"
-        ) from None
-    if size > FRAME_BYTES_MAX:
-        options = len(_ENCODER.encode(begin.spec.options))
-        raise SettingsError(
-            f"options: the start command takes {size} bytes, {options} of them for the options;"
-            f" at most {FRAME_BYTES_MAX}. Put large values in a file and give its path"
-        )
 
 
 # Together with the position (under 200 bytes) and the framing, the limits stay under the 16 KiB of

@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from kclrun.aws.control import BotoStreamAdmin, ControlPlane
-from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin, create_stream
 from kclrun.aws.put_records import WirePutter
 from kclrun.aws.wire import WireClient
@@ -18,8 +16,7 @@ from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, Throttled, 
 from kclrun.model.record import IteratorType, PutEntry
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.time import WallTime
-from kclrun.model.wire import WireCredentials
-from kclrun.ports import ShardFilter, StreamAdmin, StreamSummary
+from kclrun.ports import ShardFilter, StreamSummary
 
 ARN = "arn:aws:kinesis:eu-west-1:111122223333:stream/flights"
 MakeClient = Callable[..., WireClient]
@@ -187,25 +184,7 @@ def wire_shard(number: int, **more: object) -> dict[str, object]:
     } | more
 
 
-AdminOf = Callable[[str], StreamAdmin]
-
-
-@pytest.fixture(params=["wire", "botocore"])
-def admin_of(request: pytest.FixtureRequest, make_client: MakeClient) -> AdminOf:
-    def over_wire(url: str) -> StreamAdmin:
-        return WireStreamAdmin(make_client(url), "flights")
-
-    def over_botocore(url: str) -> StreamAdmin:
-        settings = EndpointSettings(region="eu-west-1", endpoint_url=url)
-        plane = ControlPlane(open_session(settings), settings, WireCredentials("a", "b"))
-        client = plane.kinesis()
-        request.addfinalizer(client.close)
-        return BotoStreamAdmin(client, "flights")
-
-    return over_wire if request.param == "wire" else over_botocore
-
-
-def test_a_listing_has_all_pages(server: Any, admin_of: AdminOf) -> None:
+def test_a_listing_has_all_pages(server: Any, make_client: MakeClient) -> None:
     closed = wire_shard(
         0,
         SequenceNumberRange={"StartingSequenceNumber": "1", "EndingSequenceNumber": "5"},
@@ -215,7 +194,9 @@ def test_a_listing_has_all_pages(server: Any, admin_of: AdminOf) -> None:
     server.reply(body=encoded({"Shards": [closed], "NextToken": "token"}))
     server.reply(body=encoded({"Shards": [wire_shard(1)]}))
 
-    shards = admin_of(server.url).list_shards(ShardFilter("AT_TIMESTAMP", WallTime(100.5)))
+    shards = WireStreamAdmin(make_client(server.url), "flights").list_shards(
+        ShardFilter("AT_TIMESTAMP", WallTime(100.5))
+    )
 
     everything = HashRange(0, 2**128 - 1)
     assert shards == (
@@ -240,11 +221,11 @@ def test_a_listing_that_breaks_off_is_an_error_and_no_part(
 
 
 def test_an_answer_torn_inside_its_head_is_no_listing_and_no_summary(
-    server: Any, admin_of: AdminOf
+    server: Any, make_client: MakeClient
 ) -> None:
     server.reply(body=b"")
     server.reply(body=b"")
-    admin = admin_of(server.url)
+    admin = WireStreamAdmin(make_client(server.url), "flights")
 
     with pytest.raises(Unavailable):
         admin.list_shards()
@@ -262,7 +243,7 @@ def test_a_listing_without_end_is_an_error(
         WireStreamAdmin(make_client(server.url), "flights").list_shards()
 
 
-def test_a_summary_tells_what_the_stream_is(server: Any, admin_of: AdminOf) -> None:
+def test_a_summary_tells_what_the_stream_is(server: Any, make_client: MakeClient) -> None:
     server.reply(
         body=encoded(
             {
@@ -279,13 +260,13 @@ def test_a_summary_tells_what_the_stream_is(server: Any, admin_of: AdminOf) -> N
         )
     )
 
-    assert admin_of(server.url).summary() == StreamSummary(
+    assert WireStreamAdmin(make_client(server.url), "flights").summary() == StreamSummary(
         "flights", ARN, "ACTIVE", 24, 4, WallTime(1_700_000_000.0)
     )
 
 
-def test_a_stream_that_is_missing_is_not_found(server: Any, admin_of: AdminOf) -> None:
+def test_a_stream_that_is_missing_is_not_found(server: Any, make_client: MakeClient) -> None:
     server.refuse(400, "ResourceNotFoundException", "Stream flights not found")
 
     with pytest.raises(NotFound, match="flights not found"):
-        admin_of(server.url).summary()
+        WireStreamAdmin(make_client(server.url), "flights").summary()

@@ -54,6 +54,8 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
             "processor: kclpy: is for engine: fleet",
         ),
         ("summary: a:b", "summary: needs output.path"),
+        (f"options: {{a: {'x' * 50_000}}}", "options: 50,006 bytes, at most 49,152: each start"),
+        ('options: {a: "\\ud800"}', "options: a text in it is not Unicode"),
         (
             "aws: {endpoint: embedded}\nembedded: {reshard: [{after: 0.1, split: 0}]}",
             "embedded.reshard: needs embedded.fill",
