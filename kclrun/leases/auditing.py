@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -200,6 +201,27 @@ def _words(theirs: WallTime, now: WallTime, table: str) -> str:
     )
 
 
+class _Changes:
+    """Log lines that are written once for each change of their value. `always` are their last
+    fields."""
+
+    def __init__(self, always: Mapping[str, str | float] = MappingProxyType({})) -> None:
+        self._always = always
+        self._last: dict[str, object] = {}
+
+    def note(
+        self, event: str, value: object, *, level: str = "warning", **fields: str | float
+    ) -> list[Command]:
+        """A false value is the healthy state, which is not logged."""
+        if self._last.get(event) == (value or None):
+            return []
+        self._last[event] = value or None
+        if not value:
+            return []
+        what = value if isinstance(value, int) else str(value)
+        return [Note(event, level, fields={"what": what, **fields, **self._always})]
+
+
 class Auditor:
     """Creates and deletes the rows of one stream. One instance for each stream; it knows the rows
     of its own stream alone. `Audits` holds the instances.
@@ -232,7 +254,7 @@ class Auditor:
         self.stream_watch = StreamWatch(stream, self._created_at, policy.described_instant)
         self._recent = shard_sync.RecentRows(policy.failover_s)
         self._has_seen_rows = False
-        self._noted: dict[str, object] = {}
+        self._changes = _Changes({"stream": stream_name_of(stream)} if stream else {})
 
     def needs_listing(self, view: TableView) -> bool:
         """Whether the scan calls for a listing now, even if other managers list, too [P10]."""
@@ -247,7 +269,7 @@ class Auditor:
         self._has_seen_rows = self._has_seen_rows or not view.is_empty
         self._recent.update(view)
         broken = ", ".join(sorted(view.broken)[:10])
-        commands = self._note_change("rows_broken", len(view.broken), level="error", keys=broken)
+        commands = self._changes.note("rows_broken", len(view.broken), level="error", keys=broken)
         if self._policy.cleanup:
             commands += self._write(self._ends.deletable(view, self.listing))
         return commands
@@ -271,12 +293,12 @@ class Auditor:
             return commands
         self.listing = listing
         misfits = self.stream_watch.misfits(view.rows.values(), listing)
-        suspected = "; ".join(misfits) or 0
-        commands += self._note_change("stream_recreation_suspected", suspected, level="error")
+        suspected = "; ".join(misfits)
+        commands += self._changes.note("stream_recreation_suspected", suspected, level="error")
         plan = self._plan(event, view, listing)
         is_first_sync = event.at_start is not None and not self._has_seen_rows
         self.should_list_soon = is_first_sync and not plan.leases
-        commands += self._note_change("shard_sync_refused", plan.problem or 0, level="warning")
+        commands += self._changes.note("shard_sync_refused", plan.problem)
         # Children of shards with a row first: they are read from their beginning, whatever
         # `start` says.
         for created in (
@@ -319,7 +341,7 @@ class Auditor:
             commands = self._note_write(event.change)
         elif isinstance(event.outcome, writes.Refused):
             code, message = event.outcome.code, event.outcome.message
-            commands = self._note_change("audit_refused", code, level="error", message=message)
+            commands = self._changes.note("audit_refused", code, level="error", message=message)
         if isinstance(event.outcome, writes.Refused | writes.Throttled | writes.Unavailable):
             return commands, False
         has_created = isinstance(event.change, writes.CreateLease | writes.CreateChildren)
@@ -418,17 +440,6 @@ class Auditor:
         ranges = [listing.range_of(LeaseKey(key)) for key in listing.children_named(row.key)]
         return are_children_lost(row.hash_range, [each for each in ranges if each is not None])
 
-    def _note_change(
-        self, event: str, value: str | int, *, level: str, **fields: str | float
-    ) -> list[Command]:
-        """Log once for each change of `value`. 0 is the healthy state, which is not logged."""
-        if self._noted.get(event, 0) == value:
-            return []
-        self._noted[event] = value
-        if self._stream:
-            fields["stream"] = stream_name_of(self._stream)
-        return [Note(event, level, fields={"what": value, **fields})] if value else []
-
 
 class ConfigDrift:
     """Logs where the settings of this manager and the rows disagree: once, until it changes.
@@ -441,7 +452,7 @@ class ConfigDrift:
 
     def __init__(self, policy: ManagerPolicy) -> None:
         self._policy = policy
-        self._told: dict[str, object] = {}
+        self._changes = _Changes()
 
     def after_scan(self, view: TableView) -> list[Command]:
         """Compare what live owners have published with ours [P9]."""
@@ -459,13 +470,13 @@ class ConfigDrift:
             ours = self._policy.of_stream(stream if are_many else self._policy.streams[0])
             if theirs is not None and theirs != ours.start_text:
                 starts.add((ours.start_text, theirs))
-        drifted = self._tell(
+        drifted = self._changes.note(
             "failover_differs",
             sorted(failovers),
             ours_s=self._policy.failover_s,
             theirs_s=", ".join(f"{failover_s:g}" for failover_s in sorted(failovers)),
         )
-        return drifted + self._tell(
+        return drifted + self._changes.note(
             "start_differs",
             sorted({theirs for _, theirs in starts}),
             ours=", ".join(sorted({ours for ours, _ in starts})),
@@ -476,24 +487,12 @@ class ConfigDrift:
         """Rows of streams that are not ours to read."""
         strange = sorted(keys)
         names = sorted({stream_name_of(stream_of(key)) or "(none)" for key in strange})
-        return self._tell(
+        return self._changes.note(
             "rows_of_other_streams",
             names,
             stream=", ".join(names),
             keys=", ".join(strange[:_KEYS_SHOWN_MAX]),
         )
-
-    def _tell(
-        self,
-        event: str,
-        what: list[float] | list[str],
-        **fields: str | float,
-    ) -> list[Command]:
-        """Log once for each change. An empty value is the healthy state, which is not logged."""
-        if self._told.get(event, []) == what:
-            return []
-        self._told[event] = what
-        return [Note(event, "warning", fields={"what": str(what), **fields})] if what else []
 
 
 class Audits:

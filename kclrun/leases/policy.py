@@ -141,13 +141,13 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one manager. The same for the whole fleet, except `me` and `leases_max`.
 
     `start_text` is the start position as published on the rows [P9]; `start` its sentinel
-    (TRIM_HORIZON, LATEST or AT_TIMESTAMP); `start_at` the instant of AT_TIMESTAMP. `leases_max`
-    bounds the leases that we hold, `moves_per_cycle` how many leases of other owners we ask for at
-    a time. `streams` are the streams of the application; `starts` holds the start positions of
-    those that begin elsewhere. `created` holds the creation time of each, as the service reported
-    it at the start; `described_instant` is when it was asked. `ended_rows_stay_s`: how long the row
-    of an ended shard outlives its use. `reads_kcl3_mode`: there may be a KCL 3 fleet that keeps its
-    mode outside of the lease table. `balance`: the values that are evened out, the counts of leases
+    (TRIM_HORIZON, LATEST or AT_TIMESTAMP). `leases_max` bounds the leases that we hold,
+    `moves_per_cycle` how many leases of other owners we ask for at a time. `streams` are the
+    streams of the application; `starts` holds the start positions of those that begin elsewhere.
+    `created` holds the creation time of each, as the service reported it at the start;
+    `described_instant` is when it was asked. `ended_rows_stay_s`: how long the row of an ended
+    shard outlives its use. `reads_kcl3_mode`: there may be a KCL 3 fleet that keeps its mode
+    outside of the lease table. `balance`: the values that are evened out, the counts of leases
     alone or also their loads. `is_bounded`: a time range is read, and children beyond its end have
     no rows.
     """
@@ -156,7 +156,6 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     failover_s: float = 10.0
     start_text: str = "TRIM_HORIZON"
     start: ExtendedSequenceNumber = TRIM_HORIZON
-    start_at: WallTime | None = None
     leases_max: int = 64
     moves_per_cycle: int = MOVES_PER_CYCLE
     cleanup: bool = True
@@ -174,9 +173,7 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
         own = self.starts.get(stream)
         if own is None:
             return self
-        return msgspec.structs.replace(
-            self, start_text=own.text, start=own.sentinel, start_at=own.at
-        )
+        return msgspec.structs.replace(self, start_text=own.text, start=own.sentinel)
 
     @property
     def renew_every_s(self) -> float:

@@ -278,10 +278,6 @@ class InstanceLife:
         is_awaited = self._is_replaced and not self._is_called_away
         return is_awaited and self._action(self._policy.termination_hook) is not None
 
-    @property
-    def is_identified(self) -> bool:
-        return self._identity is not None
-
     def check(self) -> None:
         """The invariants: no action is completed before its time."""
         assert self._termination is None or self._is_drained, "completed with leases still held"

@@ -65,7 +65,7 @@ def planned(rows, shards, start, *, at_start=None):
 
 
 def newly_planned(rows, shards, start, at_start):
-    policy = ManagerPolicy(me=ME, start=start, start_text=str(start), start_at=50.0)
+    policy = ManagerPolicy(me=ME, start=start, start_text=str(start))
     auditor = Auditor(policy, held=())
     view = view_of(rows)
     commands = auditor.after_listing(ShardsListed(shards, 100.0, at_start), view, 0.0)

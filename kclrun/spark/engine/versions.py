@@ -20,7 +20,6 @@ from kclrun.errors import SettingsError
 _NUMBER: Final = re.compile(r"(\d+)\.(\d+)")
 _FULL: Final = (4, 2)
 _LEAST: Final = (4, 0)
-_ARROW_STREAM_WRITER: Final = (4, 1)
 _COUNTS_BY_VALUE: Final = (4, 1)
 
 
@@ -28,13 +27,11 @@ class Capabilities(msgspec.Struct, frozen=True):
     """The capabilities of one PySpark.
 
     `says_start`: `latestOffset` gets the query's position and the limit of the next batch.
-    `streams_arrow_out`: a streaming sink may take Arrow record batches.
     `counts_by_value`: rows can be counted by value beside a query (`approx_top_k`).
     """
 
     version: str
     says_start: bool
-    streams_arrow_out: bool
     counts_by_value: bool
 
 
@@ -50,7 +47,6 @@ def capabilities(version: str) -> Capabilities:
     return Capabilities(
         version=version,
         says_start=found >= _FULL,
-        streams_arrow_out=found >= _ARROW_STREAM_WRITER,
         counts_by_value=found >= _COUNTS_BY_VALUE,
     )
 

@@ -224,8 +224,6 @@ def test_hooks_without_a_known_group_are_one_warning():
     assert watched == Note("instance_watched", me)
     assert (warned.event, warned.fields["hook"]) == ("lifecycle_not_completed", "ready, drained")
     assert "InstanceMetadataTags" in warned.fields["action"]
-    assert not InstanceLife(InstancePolicy()).is_identified
-    assert one.is_identified
     assert acts(one.handle(BecameReady(), 1.0)) == []
     one.handle(ENDED, 2.0)
     assert acts(one.handle(Drained(), 3.0)) == []
