@@ -166,6 +166,18 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return config(overrides(command))
 
 
+yes_option = click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
+
+
+def ends_with_plan(*, is_confirmed: bool, has_changes: bool = True) -> bool:
+    """Whether a verb ends after it showed its plan: there is nothing to do, or no `--yes`."""
+    if not has_changes:
+        click.echo("Nothing to do.")
+    elif not is_confirmed:
+        click.echo("Nothing was changed. To do it, add --yes")
+    return not (has_changes and is_confirmed)
+
+
 def with_verb_first(arguments: Sequence[str], verbs: Collection[str], default: str) -> list[str]:
     """The command line with its verb first: arguments before the verb are moved behind it.
 

@@ -14,7 +14,7 @@ import click
 
 from kclrun.aws.fan_out import consumer_of, registered, require_room
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration
+from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration, yes_option
 from kclrun.config.changes import refuse_changes
 from kclrun.errors import NotFound, Unavailable
 from kclrun.model.text import harmless
@@ -54,7 +54,7 @@ def list_consumers(config: Path | None, overrides: tuple[str, ...]) -> int:
 @consumers.command()
 @click.argument("name", metavar="NAME")
 @config_options
-@click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
+@yes_option
 def remove(name: str, config: Path | None, overrides: tuple[str, ...], *, yes: bool) -> int:
     """Deregister a consumer from each of the application's streams.
 

@@ -17,7 +17,14 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DEFAULT_CONFIG, DURATION, ConfigGroup, config_options
+from kclrun.cli.config_options import (
+    DEFAULT_CONFIG,
+    DURATION,
+    ConfigGroup,
+    config_options,
+    ends_with_plan,
+    yes_option,
+)
 from kclrun.cli.leases import views
 from kclrun.cli.leases.views import failover_of, scan_leases, scan_table
 from kclrun.cli.messages import leases_command, naming_table
@@ -57,7 +64,6 @@ _wait_option = click.option(
     show_default=True,
     help="How long to wait for the new owner.",
 )
-_yes_option = click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
 _OWNER_HELP = "With --explain: only this owner (or a part of its id); `new` for one that joins."
 
 
@@ -119,7 +125,7 @@ def leases(
         raise click.UsageError("--owner goes with --explain.")
     if (endpoints or show_keys) and not hot:
         raise click.UsageError("--endpoint and --show-keys go with --hot.")
-    aws = _aws(config, overrides)
+    aws = aws_of(config, overrides)
     if hot:
         from kclrun.cli.leases.hot import show_hot
 
@@ -136,7 +142,7 @@ def leases(
 @leases.command()
 @click.argument("shards", nargs=-1, required=True, metavar="SHARD...")
 @config_options
-@_yes_option
+@yes_option
 def resume(
     shards: tuple[str, ...], config: Path | None, overrides: tuple[str, ...], *, yes: bool
 ) -> int:
@@ -144,14 +150,14 @@ def resume(
 
     Nothing is skipped: mend the processor (or the record's cause) first.
     """
-    return resume_leases(_aws(config, overrides), shards, is_confirmed=yes)
+    return resume_leases(aws_of(config, overrides), shards, is_confirmed=yes)
 
 
 @leases.command()
 @click.argument("shard", metavar="SHARD")
 @config_options
 @_wait_option
-@_yes_option
+@yes_option
 def release(
     shard: str, config: Path | None, overrides: tuple[str, ...], wait: Duration, *, yes: bool
 ) -> int:
@@ -160,7 +166,7 @@ def release(
     The owner finishes its batch and checkpoints first: nothing is lost, nothing comes twice.
     Balancing goes on: an owner that then has too few may ask for it again.
     """
-    aws = _aws(config, overrides)
+    aws = aws_of(config, overrides)
     return give_away(aws, shard, to=None, wait_s=wait, is_confirmed=yes)
 
 
@@ -171,7 +177,7 @@ def release(
 )
 @config_options
 @_wait_option
-@_yes_option
+@yes_option
 def move(
     *,
     shard: str,
@@ -185,13 +191,13 @@ def move(
 
     As `release`, but OWNER comes first. It must hold a lease already: owners are known by theirs.
     """
-    aws = _aws(config, overrides)
+    aws = aws_of(config, overrides)
     return give_away(aws, shard, to=to, wait_s=wait, is_confirmed=yes)
 
 
 @leases.command()
 @config_options
-@_yes_option
+@yes_option
 def add_index(config: Path | None, overrides: tuple[str, ...], *, yes: bool) -> int:
     """Add the owner index to a lease table of the Java KCL: leases then move within a second.
 
@@ -199,10 +205,11 @@ def add_index(config: Path | None, overrides: tuple[str, ...], *, yes: bool) -> 
     kclrun leases add-index --config app.yaml          what it would do
     kclrun leases add-index --config app.yaml --yes
     """
-    return _add_index(_aws(config, overrides), is_confirmed=yes)
+    return _add_index(aws_of(config, overrides), is_confirmed=yes)
 
 
-def _aws(config: Path | None, overrides: tuple[str, ...]) -> Aws:
+def aws_of(config: Path | None, overrides: tuple[str, ...]) -> Aws:
+    """As `fleet_aws`, whose module is imported when it is needed."""
     from kclrun.cli.services import fleet_aws
 
     return fleet_aws(config, overrides)
@@ -223,8 +230,7 @@ def _add_index(aws: Aws, *, is_confirmed: bool) -> int:
         click.echo(f"{table} has its index {OWNER_INDEX} already. Nothing to do.")
         return exit_codes.DRAINED
     click.echo(_index_plan(table, state))
-    if not is_confirmed:
-        click.echo("Nothing was changed. To do it, add --yes")
+    if ends_with_plan(is_confirmed=is_confirmed):
         return exit_codes.DRAINED
     began = time.monotonic()
     table_setup.add_owner_index(
@@ -382,11 +388,7 @@ def resume_leases(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int
     ]
     for each in plans:
         click.echo(each.words)
-    if not changes:
-        click.echo("Nothing to do.")
-        return exit_codes.DRAINED
-    if not is_confirmed:
-        click.echo("Nothing was changed. To do it, add --yes")
+    if ends_with_plan(is_confirmed=is_confirmed, has_changes=bool(changes)):
         return exit_codes.DRAINED
     codes = [_write(aws, key, change) for key, change in changes]
     return next((code for code in codes if code), exit_codes.DRAINED)
@@ -426,8 +428,7 @@ def give_away(aws: Aws, shard: str, *, to: str | None, wait_s: float, is_confirm
     click.echo(planned.words, err=ask is None)
     if not isinstance(ask, writes.Ask):
         return exit_codes.UNMET
-    if not is_confirmed:
-        click.echo("Nothing was changed. To do it, add --yes")
+    if ends_with_plan(is_confirmed=is_confirmed):
         return exit_codes.DRAINED
     if target is not None and not _renews(aws, target, leases):
         return exit_codes.UNMET

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION, ConfigCommand, config_options
+from kclrun.cli.config_options import (
+    DURATION,
+    ConfigCommand,
+    config_options,
+    ends_with_plan,
+    yes_option,
+)
 from kclrun.cli.leases import views
-from kclrun.cli.leases.command import lease_of, tell_failure
+from kclrun.cli.leases.command import aws_of, lease_of, tell_failure
 from kclrun.cli.messages import some_of
 from kclrun.config.units import Duration
 from kclrun.leases.operating import Plan, Reach, plan_pause, plan_unpause
@@ -38,7 +44,6 @@ _PLANS_SHOWN_MAX: Final = 20
 _shards = click.argument("shards", nargs=-1, metavar="[SHARD]...")
 _stream = click.option("--stream", metavar="NAME", help="Every shard of this stream.")
 _all = click.option("--all", "is_all", is_flag=True, help="Every shard of the application.")
-_yes = click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
 
 
 @click.command(cls=ConfigCommand)
@@ -49,7 +54,7 @@ _yes = click.option("--yes", is_flag=True, help="Do it; without, only show the p
 @click.option(
     "--for", "lasting", type=DURATION, metavar="DURATION", help="Ends by itself after so long."
 )
-@_yes
+@yes_option
 def pause(
     shards: tuple[str, ...],
     config: Path | None,
@@ -77,7 +82,7 @@ def pause(
         leases = views.scan_leases(aws)
         return plan_pause(leases, reach, aws.dynamodb_client.service_time(), lasting)
 
-    return _change(_aws(config, overrides), (shards, stream, is_all), plan, is_confirmed=yes)
+    return _change(aws_of(config, overrides), (shards, stream, is_all), plan, is_confirmed=yes)
 
 
 @click.command(cls=ConfigCommand)
@@ -85,7 +90,7 @@ def pause(
 @config_options
 @_stream
 @_all
-@_yes
+@yes_option
 def resume(
     shards: tuple[str, ...],
     config: Path | None,
@@ -109,13 +114,7 @@ def resume(
         leases = views.scan_leases(aws)
         return plan_unpause(leases, reach, aws.dynamodb_client.service_time())
 
-    return _change(_aws(config, overrides), (shards, stream, is_all), plan, is_confirmed=yes)
-
-
-def _aws(config: Path | None, overrides: Sequence[str]) -> Aws:
-    from kclrun.cli.services import fleet_aws
-
-    return fleet_aws(config, overrides)
+    return _change(aws_of(config, overrides), (shards, stream, is_all), plan, is_confirmed=yes)
 
 
 def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: bool) -> Reach:
@@ -161,11 +160,9 @@ def _change(
         click.echo(each.words)
     if len(plans) > _PLANS_SHOWN_MAX:
         click.echo(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases")
-    if not any(each.change is not None for each in plans):
-        click.echo("Nothing to do.")
-        return exit_codes.DRAINED
-    if not is_confirmed:
-        click.echo("Nothing was changed. To do it, add --yes")
+    if ends_with_plan(
+        is_confirmed=is_confirmed, has_changes=any(each.change is not None for each in plans)
+    ):
         return exit_codes.DRAINED
     written: dict[LeaseKey, Outcome] = {}
     for _ in range(_PASSES_MAX):

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigCommand, config_options
+from kclrun.cli.config_options import ConfigCommand, config_options, yes_option
 from kclrun.cli.leases import views
 from kclrun.cli.leases.command import Failure, lease_of, tell_failure
 from kclrun.cli.services import refuse_expired, utc
@@ -106,7 +106,7 @@ class _Reset(msgspec.Struct, frozen=True):
     show_default=True,
     help="again: rows of records that are read again appear again. keep: refused, with the reason.",
 )
-@click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
+@yes_option
 def reset(
     config: Path | None,
     overrides: tuple[str, ...],

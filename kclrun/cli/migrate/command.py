@@ -17,7 +17,7 @@ from typing import Final
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration
+from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration, yes_option
 from kclrun.compat.kclpy.app_yaml import Script, app_yaml
 from kclrun.compat.kclpy.property_table import read_properties
 from kclrun.config.file_permissions import read_trusted, write_new
@@ -52,7 +52,7 @@ def kclpy(properties: Path, folder: Path | None) -> int:
 @migrate.command()
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @config_options
-@click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
+@yes_option
 def spark(checkpoint: str, config: Path | None, overrides: tuple[str, ...], *, yes: bool) -> int:
     """Write a stopped Spark query's positions to the lease table: the fleet goes on from there.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 
 from kclrun.cli import exit_codes
+from kclrun.cli.config_options import ends_with_plan
 from kclrun.cli.leases.views import failover_of
 from kclrun.cli.services import Aws
 from kclrun.cli.world import open_world, patiently
@@ -64,11 +65,8 @@ def import_leases(settings: Settings, place: str, *, is_confirmed: bool) -> int:
     _refuse_live_owners(aws, rows)
     steps = _plan(aws, offset, rows)
     _show(steps, batch, aws, is_new=rows is None)
-    if all(isinstance(step, export.Keep) for step in steps):
-        click.echo("Nothing to do.")
-        return exit_codes.DRAINED
-    if not is_confirmed:
-        click.echo("Nothing was changed. To do it, add --yes")
+    has_changes = not all(isinstance(step, export.Keep) for step in steps)
+    if ends_with_plan(is_confirmed=is_confirmed, has_changes=has_changes):
         return exit_codes.DRAINED
     if export.read_committed(folder) != batch:
         raise OffsetRefused(
