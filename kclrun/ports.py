@@ -21,7 +21,7 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.output import Cursor, Message, MessageLimits
 from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
-from kclrun.model.record import IteratorType, PutEntry, PutResult, StartPoint
+from kclrun.model.record import PutEntry, PutResult, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant, WallTime
@@ -32,14 +32,7 @@ from kclrun.protocol.writes import LeaseChange, Outcome
 class ShardReader(Protocol):
     """Reading one shard by polling. Calls raise ServiceError leaves and do not retry."""
 
-    def iterator(
-        self,
-        shard_id: str,
-        kind: IteratorType,
-        *,
-        sequence_number: str | None = None,
-        timestamp: WallTime | None = None,
-    ) -> str:
+    def iterator(self, shard_id: str, start: StartPoint) -> str:
         """A shard iterator, good for five minutes. Raises: NotFound, Throttled, Unavailable, …"""
         ...
 
@@ -77,13 +70,6 @@ class ShardSubscriber(Protocol):
         ...
 
 
-def open_iterator(reader: ShardReader, shard_id: str, start: StartPoint) -> str:
-    """An iterator at this start. Raises: as `ShardReader.iterator`."""
-    return reader.iterator(
-        shard_id, start.kind, sequence_number=start.sequence_number, timestamp=start.timestamp
-    )
-
-
 def next_page(
     reader: ShardReader, shard_id: str, cursor: PageCursor, limit: int = RECORDS_A_CALL
 ) -> FetchedPage:
@@ -93,7 +79,7 @@ def next_page(
     """
     try:
         if cursor.iterator is None:
-            cursor.opened(open_iterator(reader, shard_id, cursor.start))
+            cursor.opened(reader.iterator(shard_id, cursor.start))
         assert cursor.iterator is not None, "it has just been opened"
         page = reader.fetch(cursor.iterator, limit)
     except ServiceError as error:

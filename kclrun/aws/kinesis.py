@@ -17,7 +17,7 @@ from kclrun.aws.wire import WireClient, WireReply
 from kclrun.codec.get_records import decode_get_records
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType
+from kclrun.model.record import StartPoint
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, StreamSummary
@@ -110,14 +110,7 @@ class PollingReader:
         # of the stream too.
         self._by_arn = self._reference if "StreamARN" in self._reference else {}
 
-    def iterator(
-        self,
-        shard_id: str,
-        kind: IteratorType,
-        *,
-        sequence_number: str | None = None,
-        timestamp: WallTime | None = None,
-    ) -> str:
+    def iterator(self, shard_id: str, start: StartPoint) -> str:
         """A shard iterator; it expires after five minutes.
 
         Raises: NotFound, Throttled, Unavailable, AccessDenied, InvalidRequest.
@@ -125,12 +118,12 @@ class PollingReader:
         request: dict[str, Any] = {
             **self._reference,
             "ShardId": shard_id,
-            "ShardIteratorType": kind.value,
+            "ShardIteratorType": start.kind.value,
         }
-        if sequence_number is not None:
-            request["StartingSequenceNumber"] = sequence_number
-        if timestamp is not None:
-            request["Timestamp"] = round(timestamp, 3)  # the service keeps milliseconds
+        if start.sequence_number is not None:
+            request["StartingSequenceNumber"] = start.sequence_number
+        if start.timestamp is not None:
+            request["Timestamp"] = round(start.timestamp, 3)  # the service keeps milliseconds
         return call_json(
             self._client, operations.GET_SHARD_ITERATOR, request, ITERATOR_DECODER
         ).shard_iterator

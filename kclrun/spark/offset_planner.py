@@ -18,7 +18,7 @@ import msgspec
 
 from kclrun import errors
 from kclrun.model.lease import Lease
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.shard import ShardGraph
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.ports import LeaseTable, ShardFilter, ShardReader, StreamAdmin, StreamSummary
@@ -204,6 +204,7 @@ _ASKED_AT_ONCE_S: Final = 0.05
 CALLS_AT_ONCE: Final = 64
 # Pages of one listing are read at different instants; ten listings, a second apart, are enough.
 _LISTINGS_MAX: Final = 10
+_TIP: Final = StartPoint(IteratorType.LATEST)
 _LISTING_PAUSE_S: Final = 1.0
 
 
@@ -493,7 +494,7 @@ class OffsetPlanner:
         """Learn the service's time; any page contains it, also that of a shard whose children are
         not listed yet."""
         for shard in (*graph.open_shards(), *graph)[:1]:
-            at_tip = partial(self._reader.iterator, shard.shard_id, IteratorType.LATEST)
+            at_tip = partial(self._reader.iterator, shard.shard_id, _TIP)
             token = self._retried(at_tip)
             sent_at = self._clock()
             page = self._retried(partial(self._reader.fetch, token, 1))
@@ -502,7 +503,7 @@ class OffsetPlanner:
     def _arm(self, positions: Mapping[str, Position]) -> None:
         """Make iterators at the tip, before the query is reported as begun."""
         for shard_id, position in positions.items():
-            token = self._retried(partial(self._reader.iterator, shard_id, IteratorType.LATEST))
+            token = self._retried(partial(self._reader.iterator, shard_id, _TIP))
             self._planner.adopt(shard_id, position, token, self._clock())
 
     def _summarised(self) -> Streams:

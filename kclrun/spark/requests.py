@@ -35,7 +35,6 @@ from kclrun.ports import (
     ShardSubscriber,
     StreamAdmin,
     StreamSummary,
-    open_iterator,
 )
 from kclrun.spark.options import LeasesAt, Reached
 from kclrun.spark.planning import shard_cursor
@@ -342,7 +341,7 @@ class Asking:
         try:
             if token is None:
                 assert opening is not None
-                token = open_iterator(self._reader, ask.shard_id, opening)
+                token = self._reader.iterator(ask.shard_id, opening)
             asked_at = self._clock()
             page = self._reader.fetch(token, ask.read.limit)
         except errors.ExpiredIterator:

@@ -12,10 +12,9 @@ import msgspec
 
 from kclrun.errors import InvariantViolation, NotFound
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType, StartPoint
+from kclrun.model.record import StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard, ShardGraph
 from kclrun.model.stream import StreamKey, qualified, qualified_child, qualified_shards
-from kclrun.model.time import WallTime
 from kclrun.ports import (
     ShardFilter,
     ShardReader,
@@ -98,19 +97,10 @@ class StreamsReader:
         self._by_name = by_name
         self._first_keys = first_keys(by_name)
 
-    def iterator(
-        self,
-        shard_id: str,
-        kind: IteratorType,
-        *,
-        sequence_number: str | None = None,
-        timestamp: WallTime | None = None,
-    ) -> str:
+    def iterator(self, shard_id: str, start: StartPoint) -> str:
         """An iterator that names its stream."""
         stream, bare = parted(shard_id)
-        reader = self._reader(stream)
-        token = reader.iterator(bare, kind, sequence_number=sequence_number, timestamp=timestamp)
-        return f"{stream}{_SEPARATOR}{token}"
+        return f"{stream}{_SEPARATOR}{self._reader(stream).iterator(bare, start)}"
 
     def fetch(self, iterator: str, limit: int) -> FetchedPage:
         """One page, with its children under this reader's names."""

@@ -21,7 +21,7 @@ from kclrun.errors import InvalidRequest, NotFound, SettingsError, Unavailable
 from kclrun.model.reading import FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import Instant, WallTime
-from kclrun.ports import ShardReader, ShardSubscriber, StreamAdmin, Subscription, open_iterator
+from kclrun.ports import ShardReader, ShardSubscriber, StreamAdmin, Subscription
 from kclrun.spark.planning.shard_cursor import size_of
 from kclrun.spark.positions import Position, after
 
@@ -399,20 +399,12 @@ class SubscribedReader:
         self.came = came
         self.subscribes = True
 
-    def iterator(
-        self,
-        shard_id: str,
-        kind: IteratorType,
-        *,
-        sequence_number: str | None = None,
-        timestamp: WallTime | None = None,
-    ) -> str:
+    def iterator(self, shard_id: str, start: StartPoint) -> str:
         """A token for this place; without a call where a subscription is there."""
-        start = StartPoint(kind, sequence_number, timestamp)
         pushed = self._pushed(shard_id)
         if pushed is not None and pushed.is_at(start):
             return _text(shard_id, start, None)
-        return _text(shard_id, start, open_iterator(self._reader, shard_id, start))
+        return _text(shard_id, start, self._reader.iterator(shard_id, start))
 
     def fetch(self, iterator: str, limit: int) -> FetchedPage:
         """The next page from the token's place. Raises: as `ShardReader`."""
@@ -465,7 +457,7 @@ class SubscribedReader:
     def _polled(self, token: _Token, limit: int) -> FetchedPage:
         shard_id, start, iterator = token.shard_id, token.start, token.iterator
         if iterator is None:
-            iterator = open_iterator(self._reader, shard_id, start)
+            iterator = self._reader.iterator(shard_id, start)
         page = self._reader.fetch(iterator, limit)
         cursor = PageCursor(start)
         cursor.took(page)

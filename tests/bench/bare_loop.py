@@ -13,7 +13,7 @@ from kclrun.aws.wire import WireClient
 from kclrun.codec.kpl import open_aggregates
 from kclrun.ipc.board import Segment
 from kclrun.ipc.messages import Begin, channel_of_worker
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
 _LIMIT = 10_000
@@ -27,7 +27,7 @@ def run(segment_fd: int, _doorbell_fd: int, channel_fd: int) -> int:
     slot = Segment.attach(segment_fd).slot(spec.place)
     client = WireClient(spec.kinesis, lambda: spec.credentials, service="kinesis")
     reader = PollingReader(client, spec.stream_name)
-    iterator: str | None = reader.iterator(spec.shard_id, IteratorType.TRIM_HORIZON)
+    iterator: str | None = reader.iterator(spec.shard_id, StartPoint(IteratorType.TRIM_HORIZON))
     total = 0
     while iterator is not None:
         page = reader.fetch(iterator, _LIMIT)

@@ -23,7 +23,7 @@ from kclrun.aws.wire import WireClient
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import Throttled
 from kclrun.local.server import start_embedded
-from kclrun.model.record import IteratorType, PutEntry, Record
+from kclrun.model.record import IteratorType, PutEntry, Record, StartPoint
 from kclrun.model.shard import Shard
 from kclrun.sinks.flow_control import ProducerMetrics
 from kclrun.sinks.kinesis_producer import KinesisProducer
@@ -214,7 +214,7 @@ def _keys(shards: Sequence[Shard]) -> dict[str, list[str]]:
 
 
 def _records(reader: PollingReader, shard: str) -> Iterator[Record]:
-    iterator: str | None = reader.iterator(shard, IteratorType.TRIM_HORIZON)
+    iterator: str | None = reader.iterator(shard, StartPoint(IteratorType.TRIM_HORIZON))
     while iterator is not None:
         try:
             page = reader.fetch(iterator, 10_000)

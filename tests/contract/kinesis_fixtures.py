@@ -28,7 +28,7 @@ from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import Record
+from kclrun.model.record import Record, StartPoint
 from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, StreamSummary
@@ -83,9 +83,7 @@ class ModelSubject:
         return [(result.shard_id, result.sequence_number) for result in results]
 
     def iterator(self, shard_id, kind, sequence_number=None, timestamp=None) -> str:
-        return self._port.iterator(
-            shard_id, kind, sequence_number=sequence_number, timestamp=timestamp
-        )
+        return self._port.iterator(shard_id, StartPoint(kind, sequence_number, timestamp))
 
     def fetch(self, iterator: str, limit: int = 10_000) -> FetchedPage:
         return self._port.fetch(iterator, limit)
@@ -137,9 +135,7 @@ class SubscribedSubject(ModelSubject):
 
     def iterator(self, shard_id, kind, sequence_number=None, timestamp=None) -> str:
         assert self._subscribed is not None
-        return self._subscribed.iterator(
-            shard_id, kind, sequence_number=sequence_number, timestamp=timestamp
-        )
+        return self._subscribed.iterator(shard_id, StartPoint(kind, sequence_number, timestamp))
 
     def fetch(self, iterator: str, limit: int = 10_000) -> FetchedPage:
         """Subscriptions begin, and bring events, before each read."""

@@ -14,7 +14,7 @@ from kclrun.codec.kpl import open_aggregates
 from kclrun.errors import AccessDenied, OutcomeUnknown, Throttled
 from kclrun.local.filling import make_stream
 from kclrun.model.output import OutputPlace, RowsOf
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.sinks.kinesis_output import KinesisOutput
@@ -230,7 +230,10 @@ class Stream(Place):
         reader = PollingReader(self._client, self.name)
         found = []
         for shard in WireStreamAdmin(self._client, self.name).list_shards():
-            iterator, records = reader.iterator(shard.shard_id, IteratorType.TRIM_HORIZON), []
+            iterator, records = (
+                reader.iterator(shard.shard_id, StartPoint(IteratorType.TRIM_HORIZON)),
+                [],
+            )
             while iterator is not None:
                 page = reader.fetch(iterator, 10_000)
                 records += page.records

@@ -158,12 +158,14 @@ def test_a_summary_says_what_a_stream_of_kinesis_says(changes):
 def test_what_the_service_does_not_know_is_not_found(changes):
     shard = changes.admin.list_shards()[0].shard_id
     with pytest.raises(NotFound):
-        changes.reader.iterator("shardId-00000000000000000009-00000009", IteratorType.LATEST)
+        changes.reader.iterator(
+            "shardId-00000000000000000009-00000009", StartPoint(IteratorType.LATEST)
+        )
     with pytest.raises(InvalidRequest):
         changes.reader.fetch("nonsense", 10)
     with pytest.raises(InvalidRequest):
         changes.admin.list_shards(ShardFilter("AT_TIMESTAMP", changes.now))
-    iterator = changes.reader.iterator(shard, IteratorType.TRIM_HORIZON)
+    iterator = changes.reader.iterator(shard, StartPoint(IteratorType.TRIM_HORIZON))
     assert changes.reader.fetch(iterator, 10).body_bytes > 0
 
 
@@ -289,7 +291,7 @@ def test_lag_is_the_age_of_the_last_record_and_no_lag_means_that_the_service_had
 def test_an_iterator_lives_for_a_quarter_of_an_hour():
     changes = ModelChanges()
     shard = changes.put("a")
-    iterator = changes.reader.iterator(shard, IteratorType.TRIM_HORIZON)
+    iterator = changes.reader.iterator(shard, StartPoint(IteratorType.TRIM_HORIZON))
     changes.pause(901.0)
 
     with pytest.raises(ExpiredIterator):
@@ -322,11 +324,7 @@ def test_records_that_are_trimmed_under_an_iterator_cost_no_more_than_a_new_one(
     next_page(changes.reader, shard, cursor, 1)
     changes.pause(24 * HOUR_S - 60)
     changes.put("a", 3)
-    cursor.opened(
-        changes.reader.iterator(
-            shard, cursor.start.kind, sequence_number=cursor.start.sequence_number
-        )
-    )
+    cursor.opened(changes.reader.iterator(shard, cursor.start))
     changes.pause(120)
 
     with pytest.raises(ServiceError, match="TrimmedDataAccess"):
@@ -343,7 +341,7 @@ def test_a_shard_is_gone_a_day_after_it_closed():
 
     assert parent not in {shard.shard_id for shard in changes.admin.list_shards()}
     with pytest.raises(NotFound):
-        changes.reader.iterator(parent, IteratorType.TRIM_HORIZON)
+        changes.reader.iterator(parent, StartPoint(IteratorType.TRIM_HORIZON))
 
 
 def test_a_page_has_at_most_a_thousand_records_and_a_megabyte():
@@ -377,7 +375,7 @@ def test_a_page_has_at_most_a_thousand_records_and_a_megabyte():
 def test_a_garbled_answer_is_unavailable_and_quotes_nothing(body):
     changes = ModelChanges()
     shard = changes.put("secret")
-    iterator = changes.reader.iterator(shard, IteratorType.TRIM_HORIZON)
+    iterator = changes.reader.iterator(shard, StartPoint(IteratorType.TRIM_HORIZON))
     answer = changes.call
 
     def garbled(operation, request):

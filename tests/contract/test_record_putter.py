@@ -21,7 +21,7 @@ from kclrun.errors import InvalidRequest, NotFound, Throttled, Unavailable
 from kclrun.local.limits import AWS_LIMITS
 from kclrun.local.server import start_embedded
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.model.record import IteratorType, PutEntry, PutResult, Record
+from kclrun.model.record import IteratorType, PutEntry, PutResult, Record, StartPoint
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import RecordPutter, ShardReader, StreamAdmin
@@ -42,7 +42,7 @@ class Subject:
         self.shards = admin.list_shards
 
     def read(self, shard_id: str) -> list[Record]:
-        iterator: str | None = self.reader.iterator(shard_id, IteratorType.TRIM_HORIZON)
+        iterator: str | None = self.reader.iterator(shard_id, StartPoint(IteratorType.TRIM_HORIZON))
         records: list[Record] = []
         while iterator is not None:
             try:

@@ -13,7 +13,7 @@ import pytest
 
 from kclrun.cli.world import open_world
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, OwnerId
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.writes import Applied, CreateLease, Offer, Renew, Take
 from tests.patience import HUNG_S
@@ -199,7 +199,7 @@ def test_the_lag_is_the_age_of_what_is_not_checkpointed(table):
         began = time.time()
         site.put([(f"key{number}", str(number))])
         put_at.append((began, time.time()))
-    iterator = site.aws.reader.iterator(lower.shard_id, IteratorType.TRIM_HORIZON)
+    iterator = site.aws.reader.iterator(lower.shard_id, StartPoint(IteratorType.TRIM_HORIZON))
     in_lower = site.aws.reader.fetch(iterator, 1_000).records
     done, unread = in_lower[4], in_lower[5]
     table.plant(0, A, checkpoint=ExtendedSequenceNumber(done.sequence_number))

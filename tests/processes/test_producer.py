@@ -13,7 +13,7 @@ from kclrun.codec.kpl import open_aggregates
 from kclrun.errors import LimitExceeded, NotFound, SinkError, Throttled
 from kclrun.local.filling import make_stream
 from kclrun.local.server import start_embedded
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
 
@@ -37,7 +37,7 @@ def read(kinesis, stream):
     reader = PollingReader(client, stream)
     raw = []
     for shard in WireStreamAdmin(client, stream).list_shards():
-        iterator = reader.iterator(shard.shard_id, IteratorType.TRIM_HORIZON)
+        iterator = reader.iterator(shard.shard_id, StartPoint(IteratorType.TRIM_HORIZON))
         while iterator is not None:
             page = reader.fetch(iterator, 10_000)
             raw += page.records

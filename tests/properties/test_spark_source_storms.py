@@ -23,7 +23,7 @@ from kclrun.errors import NotFound, Throttled, Unavailable
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.spark.offset_planner import OffsetPlanner
 from kclrun.spark.offsets import decode_offset, encode_offset, pack, ranges_between
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
@@ -145,16 +145,16 @@ class World:
         at = self.at - self.chance.uniform(0, self.stale_s)
         return [shards for made_at, shards in self.listings if made_at <= max(at, EPOCH)][-1]
 
-    def iterator(self, shard_id, kind, *, sequence_number=None, timestamp=None):
+    def iterator(self, shard_id, start):
         self._answer("GetShardIterator")
-        if kind is IteratorType.AT_TIMESTAMP:
-            self.model.iterator(shard_id, kind, timestamp=timestamp)  # it refuses the future
+        if start.kind is IteratorType.AT_TIMESTAMP:
+            self.model.iterator(shard_id, start)  # it refuses the future
             log = self.log.get(shard_id)
-            number = None if log is None else log.first_at(timestamp)
+            number = None if log is None else log.first_at(start.timestamp)
             if number is None:
-                return self.model.iterator(shard_id, IteratorType.LATEST)
-            kind, sequence_number = IteratorType.AT_SEQUENCE_NUMBER, number
-        return self.model.iterator(shard_id, kind, sequence_number=sequence_number)
+                return self.model.iterator(shard_id, StartPoint(IteratorType.LATEST))
+            start = StartPoint(IteratorType.AT_SEQUENCE_NUMBER, number)
+        return self.model.iterator(shard_id, start)
 
     def fetch(self, iterator, limit):
         self._answer("GetRecords")

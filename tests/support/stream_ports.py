@@ -15,7 +15,7 @@ from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import Kinesis
 from kclrun.local.stream import StoredRecord, Stream
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType, PutEntry, PutResult, Record, StartPoint
+from kclrun.model.record import PutEntry, PutResult, Record, StartPoint
 from kclrun.model.shard import Shard
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, StreamSummary
@@ -33,23 +33,16 @@ class ModelStream:
         self._name = name
         self._now = now
 
-    def iterator(
-        self,
-        shard_id: str,
-        kind: IteratorType,
-        *,
-        sequence_number: str | None = None,
-        timestamp: WallTime | None = None,
-    ) -> str:
+    def iterator(self, shard_id: str, start: StartPoint) -> str:
         """As `ShardReader.iterator`. Raises: NotFound, InvalidRequest."""
         now = self._now()
         return self._kinesis.iterator(
             self._stream(now),
             shard_id,
-            kind,
+            start.kind,
             now,
-            sequence_number=sequence_number,
-            timestamp=timestamp,
+            sequence_number=start.sequence_number,
+            timestamp=start.timestamp,
         )
 
     def fetch(self, iterator: str, limit: int) -> FetchedPage:

@@ -25,7 +25,7 @@ from kclrun.aws.wire import WireClient
 from kclrun.codec.change_events import CHANGES_MAX, decode_changes
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType, Record
+from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import ALL_HASH_KEYS, Shard
 from kclrun.model.stream import is_change_stream, table_of
 from kclrun.model.time import WallTime
@@ -108,38 +108,31 @@ class ChangeReader:
         self._client = client
         self._stream = stream
 
-    def iterator(
-        self,
-        shard_id: str,
-        kind: IteratorType,
-        *,
-        sequence_number: str | None = None,
-        timestamp: WallTime | None = None,
-    ) -> str:
+    def iterator(self, shard_id: str, start: StartPoint) -> str:
         """A shard iterator; it expires after fifteen minutes.
 
         Raises: NotFound (also for a trimmed shard), Throttled, Unavailable, AccessDenied,
         InvalidRequest.
         """
-        if kind is IteratorType.AT_TIMESTAMP:
-            assert timestamp is not None, "a time to read from"
-            oldest = self._iterator(shard_id, IteratorType.TRIM_HORIZON, None)
-            return f"{_SINCE}{int(timestamp)}:{oldest}"
+        oldest = StartPoint(IteratorType.TRIM_HORIZON)
+        if start.kind is IteratorType.AT_TIMESTAMP:
+            assert start.timestamp is not None, "a time to read from"
+            return f"{_SINCE}{int(start.timestamp)}:{self._iterator(shard_id, oldest)}"
         try:
-            return self._iterator(shard_id, kind, sequence_number)
+            return self._iterator(shard_id, start)
         except ServiceError as error:
-            if error.code != _TRIMMED or sequence_number is None:
+            if error.code != _TRIMMED or start.sequence_number is None:
                 raise
-        return self._iterator(shard_id, IteratorType.TRIM_HORIZON, None)
+        return self._iterator(shard_id, oldest)
 
-    def _iterator(self, shard_id: str, kind: IteratorType, sequence_number: str | None) -> str:
+    def _iterator(self, shard_id: str, start: StartPoint) -> str:
         request: dict[str, Any] = {
             "StreamArn": self._stream,
             "ShardId": shard_id,
-            "ShardIteratorType": kind.value,
+            "ShardIteratorType": start.kind.value,
         }
-        if sequence_number is not None:
-            request["SequenceNumber"] = sequence_number
+        if start.sequence_number is not None:
+            request["SequenceNumber"] = start.sequence_number
         found = call_json(self._client, GET_CHANGE_ITERATOR, request, ITERATOR_DECODER)
         return found.shard_iterator
 

@@ -36,7 +36,7 @@ from kclrun.spark.offsets import Offset
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
     from kclrun.model.reading import FetchedPage
-    from kclrun.model.record import IteratorType
+    from kclrun.model.record import StartPoint
 
 T = TypeVar("T")
 Rows = Mapping[str, Lease]
@@ -155,9 +155,8 @@ class _PatientReader:
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
-    def iterator(self, shard_id: str, kind: IteratorType, **at: object) -> str:
-        ask: Callable[..., str] = self._aws.reader.iterator
-        return _patient(self._aws, partial(ask, shard_id, kind, **at))
+    def iterator(self, shard_id: str, start: StartPoint) -> str:
+        return _patient(self._aws, partial(self._aws.reader.iterator, shard_id, start))
 
     def fetch(self, iterator: str, limit: int) -> FetchedPage:
         return _patient(self._aws, partial(self._aws.reader.fetch, iterator, limit))

@@ -22,7 +22,7 @@ from kclrun.model.reading import FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import Shard
 from kclrun.model.time import WallTime
-from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, next_page, open_iterator
+from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, next_page
 
 
 class TailLineage:
@@ -97,7 +97,7 @@ class ShardTail:
 
     def begin(self) -> None:
         """Request the first iterator. Raises: a ServiceError leaf; then call it again."""
-        self._cursor.opened(open_iterator(self._reader, self.shard_id, self._cursor.start))
+        self._cursor.opened(self._reader.iterator(self.shard_id, self._cursor.start))
         self.is_begun = True
 
     def fetch(self) -> FetchedPage:

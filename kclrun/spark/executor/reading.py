@@ -25,7 +25,7 @@ from kclrun.model.reading import Fetch
 from kclrun.model.record import Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime, backoff_s
-from kclrun.ports import ShardReader, StreamAdmin, open_iterator
+from kclrun.ports import ShardReader, StreamAdmin
 from kclrun.spark.executor.range_cursor import AskRetention, RangeCursor, ReadPace, Request
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.options import SourceSettings
@@ -218,7 +218,7 @@ class ShardReading:
         match request:
             case StartPoint():
                 shard_id = self._wanted.shard_id
-                self._cursor.opened(open_iterator(self._reader, shard_id, request))
+                self._cursor.opened(self._reader.iterator(shard_id, request))
                 return ()
             case Fetch(iterator, limit):
                 # Pause also for zero seconds: `pause` raises Closed when reading must stop.

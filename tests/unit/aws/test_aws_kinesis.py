@@ -13,7 +13,7 @@ from kclrun.aws.kinesis import PollingReader, WireStreamAdmin, create_stream
 from kclrun.aws.put_records import WirePutter
 from kclrun.aws.wire import WireClient
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, Throttled, Unavailable
-from kclrun.model.record import IteratorType, PutEntry
+from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, StreamSummary
@@ -52,8 +52,10 @@ def test_an_iterator_is_asked_for_by_name_and_position(
     server.default.body = encoded({"ShardIterator": "the-iterator"})
     reader = PollingReader(make_client(server.url), "flights")
 
-    iterator = reader.iterator("s-1", IteratorType.AFTER_SEQUENCE_NUMBER, sequence_number="42")
-    reader.iterator("s-1", IteratorType.AT_TIMESTAMP, timestamp=WallTime(1_700_000_000.12345))
+    iterator = reader.iterator("s-1", StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, "42"))
+    reader.iterator(
+        "s-1", StartPoint(IteratorType.AT_TIMESTAMP, timestamp=WallTime(1_700_000_000.12345))
+    )
 
     assert iterator == "the-iterator"
     assert asked(server) == [
@@ -81,7 +83,7 @@ def test_a_stream_given_by_arn_is_named_by_arn_everywhere(
     client = make_client(server.url)
     reader = PollingReader(client, ARN)
 
-    reader.fetch(reader.iterator("s", IteratorType.LATEST), 10)
+    reader.fetch(reader.iterator("s", StartPoint(IteratorType.LATEST)), 10)
     WireStreamAdmin(client, ARN).list_shards()
 
     assert [request["StreamARN"] for request in asked(server)] == [ARN] * 3
@@ -170,7 +172,7 @@ def test_a_garbled_answer_is_asked_for_again(
         reader.fetch("it", 1)
     assert raised.value.code == "MalformedBody"
     with pytest.raises(Unavailable):
-        reader.iterator("s", IteratorType.LATEST)
+        reader.iterator("s", StartPoint(IteratorType.LATEST))
 
 
 # Listings

@@ -10,7 +10,7 @@ from kclrun.aws.wire import WireClient
 from kclrun.errors import AccessDenied
 from kclrun.local.server import start_embedded
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol.writes import Applied, CreateLease, Refused
@@ -64,7 +64,7 @@ def test_a_verifying_server_accepts_reads_of_the_stream(client, token):
     reader = PollingReader(kinesis, "orders")
 
     (shard,) = WireStreamAdmin(kinesis, "orders").list_shards()
-    page = reader.fetch(reader.iterator(shard.shard_id, IteratorType.TRIM_HORIZON), 10)
+    page = reader.fetch(reader.iterator(shard.shard_id, StartPoint(IteratorType.TRIM_HORIZON)), 10)
 
     assert [record.data for record in page.records] == [b"paid"]
 

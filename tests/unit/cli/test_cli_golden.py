@@ -30,7 +30,7 @@ from kclrun.consuming.hot_shards import HotShard
 from kclrun.local.filling import wait_until_active
 from kclrun.local.server import start_embedded
 from kclrun.model.lease import OFFERED, Halt, Handoff, Lease, LeaseKey, OwnerId
-from kclrun.model.record import IteratorType, PutEntry
+from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.observe.health import KeyBody, LeaseBody, TrafficBody
@@ -65,13 +65,13 @@ def key(number: int) -> LeaseKey:
 
 
 def last_of(aws: Aws) -> str:
-    token = aws.reader.iterator(key(0), IteratorType.TRIM_HORIZON)
+    token = aws.reader.iterator(key(0), StartPoint(IteratorType.TRIM_HORIZON))
     return aws.reader.fetch(token, 10).records[-1].sequence_number
 
 
 def planted(aws: Aws) -> list[Lease]:
     """A lease in each of its states, over a stream of six shards."""
-    token = aws.reader.iterator(key(0), IteratorType.TRIM_HORIZON)
+    token = aws.reader.iterator(key(0), StartPoint(IteratorType.TRIM_HORIZON))
     first = aws.reader.fetch(token, 1).records[0].sequence_number
     halt = Halt("ValueError: bad row\nin line 7", WallTime(time.time() - 48 * 3600))
     ranges = {shard.shard_id: shard.hash_range for shard in aws.stream.list_shards()}

@@ -16,7 +16,7 @@ from kclrun.codec.kpl import effective_hash_key
 from kclrun.config.load import settings_of
 from kclrun.errors import SettingsError, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType, Record
+from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import WallTime
 from tests.unit.cli.memory_site import Clock
 
@@ -200,8 +200,8 @@ class Reader:
         self.pages = list(pages)
         self.asked: list[object] = []
 
-    def iterator(self, shard_id: str, kind: IteratorType, **at: object) -> str:
-        self.asked.append((shard_id, kind, at["timestamp"]))
+    def iterator(self, shard_id: str, start: StartPoint) -> str:
+        self.asked.append((shard_id, start.kind, start.timestamp))
         return "i"
 
     def fetch(self, _: str, limit: int) -> FetchedPage:

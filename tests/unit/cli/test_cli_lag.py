@@ -225,7 +225,7 @@ class Pages:
         self.answers = list(answers)
         self.limits: list[int] = []
 
-    def iterator(self, *_: object, **__: object) -> str:
+    def iterator(self, *_: object) -> str:
         return "i"
 
     def fetch(self, _iterator: str, limit: int) -> FetchedPage:
@@ -292,7 +292,7 @@ def test_the_services_clock_counts_where_the_two_do_not_agree(
 
 
 def test_whether_the_checkpoints_record_is_gone_is_seen_at_the_first_that_comes(site: Site) -> None:
-    start = StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number="70")
+    start = StartPoint(IteratorType.AT_SEQUENCE_NUMBER, "70")
     position = ExtendedSequenceNumber("70")
     there = FetchedPage([Record(b"x", "k", "70", 1.0)], "i", 9)
     later = record(site.clock.now)

@@ -136,7 +136,7 @@ class Gaps:
         self.left = empty
         self.error = error
 
-    def iterator(self, *_: object, **__: object) -> str:
+    def iterator(self, *_: object) -> str:
         return "i"
 
     def fetch(self, *_: object) -> FetchedPage:

@@ -19,7 +19,7 @@ from kclrun.config.load import settings_of
 from kclrun.errors import NotFound
 from kclrun.local.filling import wait_until_active
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
-from kclrun.model.record import IteratorType, PutEntry
+from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import Applied, ConditionFailed, CreateLease, Renew, Take
@@ -69,7 +69,7 @@ def put(aws: Aws, count: int) -> list[str]:
     entries = [PutEntry(b"%d" % n, f"k{n}", explicit_hash_key="0") for n in range(count)]
     for batch in batches(entries):
         send_all(aws.kinesis_client, aws.settings.stream, batch)
-    token = aws.reader.iterator(KEY, IteratorType.TRIM_HORIZON)
+    token = aws.reader.iterator(KEY, StartPoint(IteratorType.TRIM_HORIZON))
     return [each.sequence_number for each in aws.reader.fetch(token, 1000).records]
 
 

@@ -25,7 +25,7 @@ from kclrun.config.schema import Settings
 from kclrun.local.filling import wait_until_active
 from kclrun.local.server import start_embedded
 from kclrun.model.lease import LeaseKey, OwnerId
-from kclrun.model.record import IteratorType, PutEntry
+from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.time import WallTime
 from tests.patience import HUNG_S
 
@@ -55,7 +55,9 @@ def payloads(aws: Aws) -> dict[str, list[tuple[str, bytes]]]:
     """(key, data) of every shard, aggregates opened, in order."""
     read: dict[str, list[tuple[str, bytes]]] = defaultdict(list)
     for shard in aws.stream.list_shards():
-        iterator: str | None = aws.reader.iterator(shard.shard_id, IteratorType.TRIM_HORIZON)
+        iterator: str | None = aws.reader.iterator(
+            shard.shard_id, StartPoint(IteratorType.TRIM_HORIZON)
+        )
         while iterator is not None:
             page = aws.reader.fetch(iterator, 10_000)
             opened = open_aggregates(page.records)

@@ -54,8 +54,8 @@ class Stream:
         self.answers = {name: deque(each) for name, each in answers.items()}
         self.opened: list[tuple[str, IteratorType]] = []
 
-    def iterator(self, shard_id: str, kind: IteratorType, **_: object) -> str:
-        self.opened.append((shard_id, kind))
+    def iterator(self, shard_id: str, start: StartPoint) -> str:
+        self.opened.append((shard_id, start.kind))
         self.shard_id = shard_id
         answers = self.answers[shard_id]
         if answers[0] is NotFound:
@@ -317,7 +317,7 @@ def test_with_their_threads_each_record_comes_once_and_all_threads_end(tmp_path:
     class Live(Stream):
         lock = threading.Lock()
 
-        def iterator(self, shard_id: str, *_: object, **__: object) -> str:
+        def iterator(self, shard_id: str, _: StartPoint) -> str:
             return shard_id
 
         def fetch(self, iterator: str, _: int = 0) -> FetchedPage:

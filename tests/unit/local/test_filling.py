@@ -29,7 +29,7 @@ from kclrun.local.filling import (
 )
 from kclrun.local.http_face import HttpFace
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.model.record import IteratorType, Record
+from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.wire import WireEndpoint
 from tests.patience import HUNG_S
@@ -76,7 +76,7 @@ def test_what_is_neither_a_record_nor_a_pause_is_refused(stream: tuple[WireEndpo
 
 def _records(client: WireClient, shard_id: str = "shardId-000000000000") -> Sequence[Record]:
     reader = PollingReader(client, "flights")
-    iterator = reader.iterator(shard_id, IteratorType.TRIM_HORIZON)
+    iterator = reader.iterator(shard_id, StartPoint(IteratorType.TRIM_HORIZON))
     return reader.fetch(iterator, 100).records
 
 

@@ -29,10 +29,10 @@ class Shard:
         self.errors = list(errors)
         self.calls = []
 
-    def iterator(self, shard_id, kind, *, sequence_number=None, timestamp=None):
-        self.calls.append(StartPoint(kind, sequence_number, timestamp))
+    def iterator(self, shard_id, start):
+        self.calls.append(start)
         self._fail()
-        return "10" if sequence_number is None else str(int(sequence_number) + 1)
+        return "10" if start.sequence_number is None else str(int(start.sequence_number) + 1)
 
     def fetch(self, iterator, limit):
         self.calls.append(Fetch(iterator, limit))

@@ -9,7 +9,7 @@ import pytest
 from kclrun.codec.kpl import open_aggregates
 from kclrun.local.limits import AWS_LIMITS
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.model.record import IteratorType, PutEntry, PutResult, Record
+from kclrun.model.record import IteratorType, PutEntry, PutResult, Record, StartPoint
 from kclrun.model.shard import Shard
 from kclrun.model.time import WallTime
 from tests.support.stream_ports import ModelStream
@@ -52,7 +52,7 @@ class VirtualStream:
         return {shard.shard_id: self._read(shard.shard_id) for shard in self.shards()}
 
     def _read(self, shard_id: str) -> list[Record]:
-        iterator = self.model.iterator(shard_id, IteratorType.TRIM_HORIZON)
+        iterator = self.model.iterator(shard_id, StartPoint(IteratorType.TRIM_HORIZON))
         records: list[Record] = []
         while iterator is not None:
             self.now += 5.0

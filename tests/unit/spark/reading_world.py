@@ -62,11 +62,11 @@ class World:
 
     # The ports, as the reader is given them.
 
-    def iterator(self, shard_id, kind, **at):
+    def iterator(self, shard_id, start):
         with self._lock:
-            self.calls.append(kind.value)
+            self.calls.append(start.kind.value)
             self.fault("iterator")
-            return self.port.iterator(shard_id, kind, **at)
+            return self.port.iterator(shard_id, start)
 
     def fetch(self, iterator, limit):
         with self._lock:

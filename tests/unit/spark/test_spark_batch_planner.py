@@ -17,7 +17,7 @@ from kclrun.errors import (
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType, Record
+from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import ShardGraph
 from kclrun.model.time import backoff_s
 from kclrun.spark.offset_planner import OffsetPlanner
@@ -88,20 +88,20 @@ class World:
         self.calls.append("list")
         return self.model.list_shards(shard_filter)
 
-    def iterator(self, shard_id, kind, *, sequence_number=None, timestamp=None):
-        self.calls.append(kind.name)
-        if kind is IteratorType.AT_TIMESTAMP:
-            self._require_past(shard_id, timestamp)
+    def iterator(self, shard_id, start):
+        self.calls.append(start.kind.name)
+        if start.kind is IteratorType.AT_TIMESTAMP:
+            self._require_past(shard_id, start)
             numbers = self.numbers.get(shard_id, [])
-            late = [n for n in numbers if self.stamps[n] >= timestamp - 1e-6]
+            late = [n for n in numbers if self.stamps[n] >= start.timestamp - 1e-6]
             if not late:
-                return self.model.iterator(shard_id, IteratorType.LATEST)
-            kind, sequence_number = IteratorType.AT_SEQUENCE_NUMBER, late[0]
-        return self.model.iterator(shard_id, kind, sequence_number=sequence_number)
+                return self.model.iterator(shard_id, StartPoint(IteratorType.LATEST))
+            start = StartPoint(IteratorType.AT_SEQUENCE_NUMBER, late[0])
+        return self.model.iterator(shard_id, start)
 
-    def _require_past(self, shard_id, timestamp):
+    def _require_past(self, shard_id, start):
         try:
-            self.model.iterator(shard_id, IteratorType.AT_TIMESTAMP, timestamp=timestamp)
+            self.model.iterator(shard_id, start)
         except InvalidRequest:
             self.refused += 1
             raise

@@ -9,7 +9,7 @@ import boto3
 import pytest
 
 from kclrun.errors import SettingsError, Unavailable
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.spark import requests
 from kclrun.spark.executor.reading import read_ranges, record_batches
 from kclrun.spark.offsets import Hint, ShardRange
@@ -148,11 +148,11 @@ def test_ranges_become_rows_over_http(endpoint):
     source = connected(reached(endpoint, "rows"))
     ranges, expected = [], []
     for shard in source.admin.list_shards():
-        token = source.reader.iterator(shard.shard_id, IteratorType.TRIM_HORIZON)
+        token = source.reader.iterator(shard.shard_id, StartPoint(IteratorType.TRIM_HORIZON))
         page = source.reader.fetch(token, 10_000)
         n = [record.sequence_number for record in page.records]
         after_first = IteratorType.AFTER_SEQUENCE_NUMBER
-        token = source.reader.iterator(shard.shard_id, after_first, sequence_number=n[0])
+        token = source.reader.iterator(shard.shard_id, StartPoint(after_first, n[0]))
         ranges.append(
             ShardRange(shard.shard_id, after(n[0]), after(n[-2]), hint=Hint(token, time.time()))
         )

@@ -9,7 +9,7 @@ from kclrun.codec.aggregator import build_aggregate
 from kclrun.codec.kpl import MAGIC, drop_until, open_aggregates
 from kclrun.errors import InvalidRequest, OffsetRefused, SettingsError, Unavailable
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard, ShardGraph
 from kclrun.spark import export, positions
@@ -47,10 +47,10 @@ def read_by_a_fleet(world, checkpoint):
     """What a lease process gives first: AT the record, what is at or below it dropped."""
     shard_id = world.shard_ids[0]
     if checkpoint == TRIM_HORIZON:
-        token = world.iterator(shard_id, IteratorType.TRIM_HORIZON)
+        token = world.iterator(shard_id, StartPoint(IteratorType.TRIM_HORIZON))
     else:
         at = {"sequence_number": checkpoint.sequence_number}
-        token = world.iterator(shard_id, IteratorType.AT_SEQUENCE_NUMBER, **at)
+        token = world.iterator(shard_id, StartPoint(IteratorType.AT_SEQUENCE_NUMBER, **at))
     records = world.fetch(token, 10_000).records
     return [each.data for each in drop_until(open_aggregates(records), checkpoint)]
 
@@ -65,8 +65,7 @@ def test_no_number_but_those_of_records_is_one_for_the_service():
     with pytest.raises(InvalidRequest, match="did not come from this shard"):
         world.iterator(
             world.shard_ids[0],
-            IteratorType.AT_SEQUENCE_NUMBER,
-            sequence_number=str(int(first) - 1),
+            StartPoint(IteratorType.AT_SEQUENCE_NUMBER, str(int(first) - 1)),
         )
 
 
@@ -146,7 +145,7 @@ def test_an_empty_aggregate_counts_as_one_record():
     message = b"\x0a\x01k"  # a table of one key, and no user record
     digest = hashlib.md5(message, usedforsecurity=False).digest()
     [first] = world.put(data=MAGIC + message + digest)
-    page = world.fetch(world.iterator(world.shard_ids[0], IteratorType.TRIM_HORIZON), 1)
+    page = world.fetch(world.iterator(world.shard_ids[0], StartPoint(IteratorType.TRIM_HORIZON)), 1)
     assert open_aggregates(page.records) == []
 
     assert standing(world, after(first)) == LeaseCheckpoint(number(first))

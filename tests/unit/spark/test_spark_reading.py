@@ -15,7 +15,7 @@ from kclrun.codec.aggregator import build_aggregate
 from kclrun.errors import AccessDenied, DataLoss, InvalidRequest, Unavailable
 from kclrun.local.limits import AWS_LIMITS
 from kclrun.model.reading import FetchedPage
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.time import Instant
 from kclrun.spark.executor.range_cursor import ReadPace
 from kclrun.spark.executor.reading import Clocks
@@ -33,7 +33,7 @@ def hinted(world, position, **more):
     """A hint whose token stands at a record (`before`) or behind it, made now."""
     at = IteratorType.AT_SEQUENCE_NUMBER
     kind = at if position.is_before else IteratorType.AFTER_SEQUENCE_NUMBER
-    token = world.port.iterator(world.shard_ids[0], kind, sequence_number=position.number)
+    token = world.port.iterator(world.shard_ids[0], StartPoint(kind, position.number))
     return Hint(iterator=token, iterator_at=world.now, **more)
 
 
@@ -94,7 +94,7 @@ def test_neither_empty_pages_nor_zero_lag_nor_time_end_a_range(starts_at, lags_m
         return None
 
     token = world.port.iterator(
-        world.shard_ids[0], IteratorType.AFTER_SEQUENCE_NUMBER, sequence_number=n[0]
+        world.shard_ids[0], StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, n[0])
     )
     world.fault = lagging_front_end
 
@@ -508,10 +508,10 @@ def test_eight_shards_are_opened_at_once_and_no_more():
     may_go_on = threading.Event()
     open_iterator = world.iterator
 
-    def held_back(*wanted, **at):
+    def held_back(*wanted):
         arrived.release()
         assert may_go_on.wait(HUNG_S)
-        return open_iterator(*wanted, **at)
+        return open_iterator(*wanted)
 
     world.iterator = held_back
     pages = world.pages(known, *wanted[1:])

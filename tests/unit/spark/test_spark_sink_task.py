@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from kclrun.errors import SettingsError
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.model.record import IteratorType
+from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.time import WallTime
 from kclrun.spark.options import Reached, SinkSettings
 from kclrun.spark.sink import writers as task
@@ -33,7 +33,7 @@ def stream(monkeypatch):
 def read(stream):
     found = []
     for shard in stream.list_shards():
-        iterator = stream.iterator(shard.shard_id, IteratorType.TRIM_HORIZON)
+        iterator = stream.iterator(shard.shard_id, StartPoint(IteratorType.TRIM_HORIZON))
         found += [record.data for record in stream.fetch(iterator, 10_000).records]
     return sorted(found)
 

@@ -79,9 +79,9 @@ class World:
     def wake(self):
         self.woken += 1
 
-    def iterator(self, shard_id, kind, *, sequence_number=None, timestamp=None):
+    def iterator(self, shard_id, start):
         self.calls.append("GetShardIterator")
-        return f"it-{sequence_number or 0}"
+        return f"it-{start.sequence_number or 0}"
 
     def fetch(self, iterator, limit):
         self.calls.append("GetRecords")
@@ -116,9 +116,7 @@ class World:
         return calls
 
     def token(self, start=HORIZON):
-        return self.reader.iterator(
-            SHARD, start.kind, sequence_number=start.sequence_number, timestamp=start.timestamp
-        )
+        return self.reader.iterator(SHARD, start)
 
 
 def numbers(page):

@@ -70,10 +70,8 @@ class World:
             self.elapsed += pause_s
         self.reader.step()
 
-    def iterator(self, shard_id, kind, *, sequence_number=None, timestamp=None):
-        return self.model.iterator(
-            shard_id, kind, sequence_number=sequence_number, timestamp=timestamp
-        )
+    def iterator(self, shard_id, start):
+        return self.model.iterator(shard_id, start)
 
     def fetch(self, iterator, limit):
         self.polls += 1

@@ -56,15 +56,15 @@ class Shard:
         """The retention passes over all that is closed."""
         self.stream.retention_s = 0.0
 
-    def iterator(self, shard_id, kind, *, sequence_number=None, timestamp=None):
-        self.starts.append(StartPoint(kind, sequence_number, timestamp))
+    def iterator(self, shard_id, start):
+        self.starts.append(start)
         return self._kinesis.iterator(
             self.stream,
             shard_id,
-            kind,
+            start.kind,
             self._now(),
-            sequence_number=sequence_number,
-            timestamp=timestamp,
+            sequence_number=start.sequence_number,
+            timestamp=start.timestamp,
         )
 
     def fetch(self, iterator, limit):

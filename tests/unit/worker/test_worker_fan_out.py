@@ -84,8 +84,8 @@ class Reader:
         self.ready = ready
         self.polls = 0
 
-    def iterator(self, shard_id, kind, *, sequence_number=None, timestamp=None):
-        return sequence_number or "0"
+    def iterator(self, shard_id, start):
+        return start.sequence_number or "0"
 
     def fetch(self, iterator, limit):
         self.polls += 1
