@@ -57,10 +57,26 @@ class Refused(msgspec.Struct, frozen=True):
 Outcome = Applied | ConditionFailed | Throttled | Unavailable | OutcomeUnknown | Refused
 
 
-# Every change of an owner names the owner and the counter that it last saw confirmed, and adds one
-# to the counter [P1, P2, I5]. `conditions.py` has the conditions and effects of each, as data:
-# `aws/expressions.py` renders them for DynamoDB, the in-memory table applies them to leases. One
-# contract suite runs over both.
+# `conditions.py` has the conditions and effects of each change, as data: `aws/expressions.py`
+# renders them for DynamoDB, the in-memory table applies them to leases. One contract suite runs
+# over both.
+class OwnersWrite(msgspec.Struct, frozen=True):
+    """A change of an owner names the owner and the counter that it last saw confirmed, and adds one
+    to the counter [P1, P2, I5]."""
+
+    key: LeaseKey
+    owner: OwnerId
+    seen_counter: int
+
+
+class SeenRow(msgspec.Struct, frozen=True):
+    """A change of a row that another program may own: it requires owner and counter as seen."""
+
+    key: LeaseKey
+    seen_owner: OwnerId | None
+    seen_counter: int
+
+
 class CreateLease(msgspec.Struct, frozen=True):
     """A whole row, by the first sync, or by its live owner if the row vanished. Applies only if
     there is not a row with this key."""
@@ -162,34 +178,28 @@ class Decline(msgspec.Struct, frozen=True):
     seen_counter: int
 
 
-class Claim(msgspec.Struct, frozen=True):
+class Claim(OwnersWrite, frozen=True):
     """A lease process proves the lease before its first read; returns the whole row [P4].
 
     `has_waited`: a failover has passed since a take by force, so `takenFrom` goes [P18].
     """
 
-    key: LeaseKey
-    owner: OwnerId
-    seen_counter: int
     has_waited: bool = False
 
 
-class Renew(msgspec.Struct, frozen=True):
+class Renew(OwnersWrite, frozen=True):
     """The heartbeat: counter + 1, and the throughput since the last one.
 
     `drops_ask`: removes an ask that is too old to be answered [P16]. `load`: given once the process
     has measured for long enough; until then the row keeps what a former process measured.
     """
 
-    key: LeaseKey
-    owner: OwnerId
-    seen_counter: int
     throughput_kbps: float | None = None
     drops_ask: bool = False
     load: Load | None = None
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class Checkpoint(OwnersWrite, frozen=True):
     """All records up to `position` are processed. Also requires the row's position to be `last`.
 
     Sets owner switches to 0 and removes a pending checkpoint. `load`: as in a renewal, which a
@@ -198,9 +208,6 @@ class Checkpoint(msgspec.Struct, frozen=True):
     that position, likewise; empty removes the one on the row.
     """
 
-    key: LeaseKey
-    owner: OwnerId
-    seen_counter: int
     position: ExtendedSequenceNumber
     last: ExtendedSequenceNumber
     load: Load | None = None
@@ -208,39 +215,30 @@ class Checkpoint(msgspec.Struct, frozen=True):
     state_version: str | None = None
 
 
-class NameChildren(msgspec.Struct, frozen=True):
+class NameChildren(OwnersWrite, frozen=True):
     """Write `childShardIds` on the parent, for the Java KCL's cleanup and ours [P12]."""
 
-    key: LeaseKey
-    owner: OwnerId
-    seen_counter: int
     children: frozenset[str]
 
 
-class End(msgspec.Struct, frozen=True):
+class End(OwnersWrite, frozen=True):
     """Checkpoint SHARD_END: requires the row's position to be `last`, like any checkpoint."""
 
-    key: LeaseKey
-    owner: OwnerId
-    seen_counter: int
     last: ExtendedSequenceNumber
     cursors: Cursors | None = None
     state_version: str | None = None
 
 
-class Release(msgspec.Struct, frozen=True):
+class Release(OwnersWrite, frozen=True):
     """Final checkpoint and `leaseOwner` removed, in one write. `position` may equal `last`."""
 
-    key: LeaseKey
-    owner: OwnerId
-    seen_counter: int
     position: ExtendedSequenceNumber
     last: ExtendedSequenceNumber
     cursors: Cursors | None = None
     state_version: str | None = None
 
 
-class Offer(msgspec.Struct, frozen=True):
+class Offer(OwnersWrite, frozen=True):
     """Final checkpoint, and the row given away, in one write [P17].
 
     The owner becomes `kclrun:offered`, `offeredBy` the giver, `offeredTo` the asker (None: any
@@ -249,9 +247,6 @@ class Offer(msgspec.Struct, frozen=True):
     the position does not move.
     """
 
-    key: LeaseKey
-    owner: OwnerId
-    seen_counter: int
     position: ExtendedSequenceNumber
     last: ExtendedSequenceNumber
     offered_to: OwnerId | None = None
@@ -296,24 +291,18 @@ class LateCheckpoint(msgspec.Struct, frozen=True):
     generation: int = 0
 
 
-class Amend(msgspec.Struct, frozen=True):
+class Amend(OwnersWrite, frozen=True):
     """The doctor, as a temporary owner, repairs fields that owners never change: parents and range
     as the service lists them; and, if given, the instant that the row's LATEST stands for."""
 
-    key: LeaseKey
-    owner: OwnerId
-    seen_counter: int
     parents: frozenset[str]
     hash_range: HashRange
     latest_pinned_at: WallTime | None = None
 
 
-class HaltLease(msgspec.Struct, frozen=True):
+class HaltLease(OwnersWrite, frozen=True):
     """The owner's manager notes on the row why the lease stands still."""
 
-    key: LeaseKey
-    owner: OwnerId
-    seen_counter: int
     halt: Halt
 
 
@@ -344,15 +333,11 @@ class DeleteEnded(msgspec.Struct, frozen=True):
     key: LeaseKey
 
 
-class DeleteTrimmed(msgspec.Struct, frozen=True):
+class DeleteTrimmed(SeenRow, frozen=True):
     """Delete the row of a shard proven trimmed: owner and counter as seen [P13]."""
 
-    key: LeaseKey
-    seen_owner: OwnerId | None
-    seen_counter: int
 
-
-class ResetLease(msgspec.Struct, frozen=True):
+class ResetLease(SeenRow, frozen=True):
     """A reset moves a row to a start sentinel: owner, counter and position as seen [K4].
 
     The row is then as the first sync makes it, unowned, in the next `generation`, without the
@@ -360,9 +345,6 @@ class ResetLease(msgspec.Struct, frozen=True):
     reads the shard. `latest_pinned_at`: what LATEST stands for, else None [P14].
     """
 
-    key: LeaseKey
-    seen_owner: OwnerId | None
-    seen_counter: int
     last: ExtendedSequenceNumber
     position: ExtendedSequenceNumber
     generation: int
@@ -370,23 +352,16 @@ class ResetLease(msgspec.Struct, frozen=True):
     latest_pinned_at: WallTime | None = None
 
 
-class HaltForReset(msgspec.Struct, frozen=True):
+class HaltForReset(SeenRow, frozen=True):
     """A reset halts a row that it will delete: owner and counter as seen. The row is then unowned,
     at its position. A child that waits for its parents does not begin when their rows go."""
 
-    key: LeaseKey
-    seen_owner: OwnerId | None
-    seen_counter: int
     halt: Halt
 
 
-class DeleteReset(msgspec.Struct, frozen=True):
+class DeleteReset(SeenRow, frozen=True):
     """A reset deletes a row, because an ancestor's row comes in its place: owner and counter as
     seen. It is created again when its parents end [P12]."""
-
-    key: LeaseKey
-    seen_owner: OwnerId | None
-    seen_counter: int
 
 
 class FinishReset(msgspec.Struct, frozen=True):
