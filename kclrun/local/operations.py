@@ -15,36 +15,9 @@ import msgspec
 from kclrun.codec.cbor import MalformedCbor, decode_cbor, encode_cbor
 from kclrun.codec.event_stream import encode_message
 from kclrun.errors import ServiceError
+from kclrun.local import requests
 from kclrun.local.consumers import Consumer, StreamConsumers, Subscription, SubscriptionEvent
 from kclrun.local.iterators import ShardQuery
-from kclrun.local.requests import (
-    CreateStream,
-    DeleteStream,
-    DescribeLimits,
-    Encryption,
-    GetRecords,
-    GetShardIterator,
-    ListConsumers,
-    ListShards,
-    ListStreams,
-    ListTags,
-    MaxRecordSize,
-    MergeShards,
-    Monitoring,
-    OfConsumer,
-    OfStream,
-    PagedStream,
-    PutRecord,
-    PutRecords,
-    RegisterConsumer,
-    Retention,
-    ShardMetric,
-    SplitShard,
-    SubscribeToShard,
-    Tagging,
-    UpdateShardCount,
-    UpdateStreamMode,
-)
 from kclrun.local.service import REGION, SHARDS_MAX, Kinesis, ReadPage
 from kclrun.local.stream import (
     PutEntry,
@@ -120,7 +93,7 @@ def child_json(child: ChildShard) -> Json:
 _KIB: Final = 1024
 # "50 on-demand streams" an account in the largest regions.
 _ON_DEMAND_STREAMS_MAX: Final = 50
-_ALL_METRICS: Final = frozenset(get_args(ShardMetric)) - {"ALL"}
+_ALL_METRICS: Final = frozenset(get_args(requests.ShardMetric)) - {"ALL"}
 # PutRecords: "up to 10 MiB, including partition keys" a request.
 _PUT_BYTES_MAX: Final = 10 * 1024 * _KIB
 _ENCODE: Final = msgspec.json.Encoder().encode
@@ -152,7 +125,7 @@ class _Call(msgspec.Struct, frozen=True):
     now: WallTime
     region: str
 
-    def stream(self, request: OfStream) -> Stream:
+    def stream(self, request: requests.OfStream) -> Stream:
         return self.kinesis.stream(request.stream_name, request.stream_arn, self.now)
 
 
@@ -207,7 +180,7 @@ def _encoded(given: Json, encoding: Encoding) -> bytes:
     return encode_cbor(msgspec.to_builtins(given, builtin_types=(bytes,)))
 
 
-def _create_stream(call: _Call, request: CreateStream) -> None:
+def _create_stream(call: _Call, request: requests.CreateStream) -> None:
     # Without a count the service makes an on-demand stream, which begins with four shards.
     stream = call.kinesis.create_stream(
         request.stream_name,
@@ -221,12 +194,12 @@ def _create_stream(call: _Call, request: CreateStream) -> None:
         stream.mode = request.stream_mode_details.stream_mode
 
 
-def _delete_stream(call: _Call, request: DeleteStream) -> None:
+def _delete_stream(call: _Call, request: requests.DeleteStream) -> None:
     stream = call.stream(request)
     call.kinesis.delete_stream(stream, call.now, with_consumers=request.enforce_consumer_deletion)
 
 
-def _describe_summary(call: _Call, request: OfStream) -> Json:
+def _describe_summary(call: _Call, request: requests.OfStream) -> Json:
     stream = call.stream(request)
     body = described_json(stream, call.now)
     body["OpenShardCount"] = len(stream.open_shards())
@@ -235,7 +208,7 @@ def _describe_summary(call: _Call, request: OfStream) -> Json:
     return {"StreamDescriptionSummary": body}
 
 
-def _describe_stream(call: _Call, request: PagedStream) -> Json:
+def _describe_stream(call: _Call, request: requests.PagedStream) -> Json:
     stream = call.stream(request)
     after = request.exclusive_start_shard_id or ""
     shards = [shard for shard in stream.shards(call.now) if shard.shard_id > after]
@@ -247,7 +220,7 @@ def _describe_stream(call: _Call, request: PagedStream) -> Json:
     return {"StreamDescription": body}
 
 
-def _list_streams(call: _Call, request: ListStreams) -> Json:
+def _list_streams(call: _Call, request: requests.ListStreams) -> Json:
     after = request.next_token or request.exclusive_start_stream_name or ""
     streams = [stream for stream in call.kinesis.streams(call.now) if stream.name > after]
     page = streams[: request.limit]
@@ -262,7 +235,7 @@ def _list_streams(call: _Call, request: ListStreams) -> Json:
     return body
 
 
-def _list_shards(call: _Call, request: ListShards) -> Json:
+def _list_shards(call: _Call, request: requests.ListShards) -> Json:
     if request.next_token is not None:
         if request.stream_name or request.exclusive_start_shard_id:
             raise invalid_argument("NextToken and StreamName cannot be provided together.")
@@ -279,13 +252,13 @@ def _list_shards(call: _Call, request: ListShards) -> Json:
     return body
 
 
-def _put_record(call: _Call, request: PutRecord) -> Json:
+def _put_record(call: _Call, request: requests.PutRecord) -> Json:
     entry = PutEntry(request.data, request.partition_key, request.explicit_hash_key)
     result = call.kinesis.put(call.stream(request), entry, call.now)
     return {"ShardId": result.shard_id, "SequenceNumber": result.sequence_number}
 
 
-def _put_records(call: _Call, request: PutRecords) -> Json:
+def _put_records(call: _Call, request: requests.PutRecords) -> Json:
     size_bytes = sum(len(entry.data) + len(entry.partition_key or "") for entry in request.records)
     if size_bytes > _PUT_BYTES_MAX:
         raise invalid_argument(
@@ -296,7 +269,7 @@ def _put_records(call: _Call, request: PutRecords) -> Json:
     return {"FailedRecordCount": failed, "Records": results}
 
 
-def _get_shard_iterator(call: _Call, request: GetShardIterator) -> Json:
+def _get_shard_iterator(call: _Call, request: requests.GetShardIterator) -> Json:
     try:
         kind = IteratorType(request.shard_iterator_type)
     except ValueError:
@@ -316,7 +289,7 @@ def _get_shard_iterator(call: _Call, request: GetShardIterator) -> Json:
     return {"ShardIterator": token}
 
 
-def _get_records(call: _Call, request: GetRecords) -> Json:
+def _get_records(call: _Call, request: requests.GetRecords) -> Json:
     page: ReadPage = call.kinesis.fetch(
         request.shard_iterator, request.limit, call.now, arn=request.stream_arn
     )
@@ -328,17 +301,17 @@ def _get_records(call: _Call, request: GetRecords) -> Json:
     return body
 
 
-def _split_shard(call: _Call, request: SplitShard) -> None:
+def _split_shard(call: _Call, request: requests.SplitShard) -> None:
     at = int(request.new_starting_hash_key)
     call.kinesis.split_shard(call.stream(request), request.shard_to_split, at, call.now)
 
 
-def _merge_shards(call: _Call, request: MergeShards) -> None:
+def _merge_shards(call: _Call, request: requests.MergeShards) -> None:
     stream = call.stream(request)
     stream.merge(request.shard_to_merge, request.adjacent_shard_to_merge, call.now)
 
 
-def _update_shard_count(call: _Call, request: UpdateShardCount) -> Json:
+def _update_shard_count(call: _Call, request: requests.UpdateShardCount) -> Json:
     if request.scaling_type != "UNIFORM_SCALING":
         raise validation(
             "Value at 'scalingType' failed to satisfy constraint: Member must satisfy enum value"
@@ -355,26 +328,26 @@ def _update_shard_count(call: _Call, request: UpdateShardCount) -> Json:
     }
 
 
-def _lengthen_retention(call: _Call, request: Retention) -> None:
+def _lengthen_retention(call: _Call, request: requests.Retention) -> None:
     hours = request.retention_period_hours
     call.kinesis.set_retention(call.stream(request), hours, call.now, longer=True)
 
 
-def _shorten_retention(call: _Call, request: Retention) -> None:
+def _shorten_retention(call: _Call, request: requests.Retention) -> None:
     hours = request.retention_period_hours
     call.kinesis.set_retention(call.stream(request), hours, call.now, longer=False)
 
 
-def _set_record_size(call: _Call, request: MaxRecordSize) -> None:
+def _set_record_size(call: _Call, request: requests.MaxRecordSize) -> None:
     call.stream(request).record_bytes_max = request.max_record_size_in_kib * _KIB
 
 
-def _tagged(call: _Call, request: Tagging | ListTags) -> Stream:
+def _tagged(call: _Call, request: requests.Tagging | requests.ListTags) -> Stream:
     arn = request.resource_arn or request.stream_arn
     return call.kinesis.stream(request.stream_name, arn, call.now)
 
 
-def _add_tags(call: _Call, request: Tagging) -> None:
+def _add_tags(call: _Call, request: requests.Tagging) -> None:
     stream = _tagged(call, request)
     # "You can assign up to 50 tags to a data stream."
     if len(stream.tags | (request.tags or {})) > 50:
@@ -382,13 +355,13 @@ def _add_tags(call: _Call, request: Tagging) -> None:
     stream.tags.update(request.tags or {})
 
 
-def _remove_tags(call: _Call, request: Tagging) -> None:
+def _remove_tags(call: _Call, request: requests.Tagging) -> None:
     stream = _tagged(call, request)
     for key in request.tag_keys or []:
         stream.tags.pop(key, None)
 
 
-def _list_tags(call: _Call, request: ListTags) -> Json:
+def _list_tags(call: _Call, request: requests.ListTags) -> Json:
     tags = sorted(_tagged(call, request).tags.items())
     after = request.exclusive_start_tag_key or ""
     rest = [{"Key": key, "Value": value} for key, value in tags if key > after]
@@ -397,7 +370,7 @@ def _list_tags(call: _Call, request: ListTags) -> Json:
     return {"Tags": rest[: request.limit], "HasMoreTags": len(rest) > request.limit}
 
 
-def _describe_limits(call: _Call, _request: DescribeLimits) -> Json:
+def _describe_limits(call: _Call, _request: requests.DescribeLimits) -> Json:
     streams = call.kinesis.streams(call.now)
     return {
         "ShardLimit": SHARDS_MAX,
@@ -407,29 +380,29 @@ def _describe_limits(call: _Call, _request: DescribeLimits) -> Json:
     }
 
 
-def _update_mode(call: _Call, request: UpdateStreamMode) -> None:
+def _update_mode(call: _Call, request: requests.UpdateStreamMode) -> None:
     call.stream(request).change_mode(request.stream_mode_details.stream_mode, call.now)
 
 
-def _start_encryption(call: _Call, request: Encryption) -> None:
+def _start_encryption(call: _Call, request: requests.Encryption) -> None:
     call.stream(request).encrypt(request.key_id, call.now)
 
 
-def _stop_encryption(call: _Call, request: Encryption) -> None:
+def _stop_encryption(call: _Call, request: requests.Encryption) -> None:
     call.stream(request).encrypt(None, call.now)
 
 
-def _enable_monitoring(call: _Call, request: Monitoring) -> Json:
+def _enable_monitoring(call: _Call, request: requests.Monitoring) -> Json:
     return _monitor(call, request, frozenset[str].union)
 
 
-def _disable_monitoring(call: _Call, request: Monitoring) -> Json:
+def _disable_monitoring(call: _Call, request: requests.Monitoring) -> Json:
     return _monitor(call, request, frozenset[str].difference)
 
 
 def _monitor(
     call: _Call,
-    request: Monitoring,
+    request: requests.Monitoring,
     change: Callable[[frozenset[str], frozenset[str]], frozenset[str]],
 ) -> Json:
     stream = call.stream(request)
@@ -453,13 +426,13 @@ def _consumer_json(consumer: Consumer, now: WallTime) -> Json:
     }
 
 
-def _register_consumer(call: _Call, request: RegisterConsumer) -> Json:
+def _register_consumer(call: _Call, request: requests.RegisterConsumer) -> Json:
     stream = call.kinesis.stream(None, request.stream_arn, call.now)
     consumer = call.kinesis.consumers_of(stream).register(request.consumer_name, call.now)
     return {"Consumer": _consumer_json(consumer, call.now)}
 
 
-def _named_consumer(call: _Call, request: OfConsumer) -> tuple[StreamConsumers, Consumer]:
+def _named_consumer(call: _Call, request: requests.OfConsumer) -> tuple[StreamConsumers, Consumer]:
     """Raises: NotFound, InvalidRequest (neither the consumer's ARN nor the stream's and a name)."""
     if request.consumer_arn is not None:
         consumers = call.kinesis.consumers_by_arn(request.consumer_arn, call.now)
@@ -471,19 +444,19 @@ def _named_consumer(call: _Call, request: OfConsumer) -> tuple[StreamConsumers, 
     return consumers, consumers.consumer(request.consumer_name, request.consumer_arn)
 
 
-def _describe_consumer(call: _Call, request: OfConsumer) -> Json:
+def _describe_consumer(call: _Call, request: requests.OfConsumer) -> Json:
     _, consumer = _named_consumer(call, request)
     body = _consumer_json(consumer, call.now)
     body["StreamARN"] = consumer.arn.partition("/consumer/")[0]
     return {"ConsumerDescription": body}
 
 
-def _deregister_consumer(call: _Call, request: OfConsumer) -> None:
+def _deregister_consumer(call: _Call, request: requests.OfConsumer) -> None:
     consumers, consumer = _named_consumer(call, request)
     consumers.deregister(consumer)
 
 
-def _list_consumers(call: _Call, request: ListConsumers) -> Json:
+def _list_consumers(call: _Call, request: requests.ListConsumers) -> Json:
     stream = call.kinesis.stream(None, request.stream_arn, call.now)
     after = request.next_token or ""
     rest = [each for each in call.kinesis.consumers_of(stream).listed() if each.name > after]
@@ -495,7 +468,7 @@ def _list_consumers(call: _Call, request: ListConsumers) -> Json:
     return body
 
 
-def _subscribe(call: _Call, request: SubscribeToShard) -> Subscription:
+def _subscribe(call: _Call, request: requests.SubscribeToShard) -> Subscription:
     consumers = call.kinesis.consumers_by_arn(request.consumer_arn, call.now)
     start = request.starting_position
     return consumers.subscribe(
@@ -552,37 +525,37 @@ def _of(
 
 
 OPERATIONS: Final[dict[str, _Operation]] = {
-    "AddTagsToStream": _of(Tagging, _add_tags),
-    "CreateStream": _of(CreateStream, _create_stream),
-    "DecreaseStreamRetentionPeriod": _of(Retention, _shorten_retention),
-    "DeleteStream": _of(DeleteStream, _delete_stream),
-    "DeregisterStreamConsumer": _of(OfConsumer, _deregister_consumer),
-    "DescribeLimits": _of(DescribeLimits, _describe_limits),
-    "DescribeStream": _of(PagedStream, _describe_stream),
-    "DescribeStreamConsumer": _of(OfConsumer, _describe_consumer),
-    "DescribeStreamSummary": _of(OfStream, _describe_summary),
-    "DisableEnhancedMonitoring": _of(Monitoring, _disable_monitoring),
-    "EnableEnhancedMonitoring": _of(Monitoring, _enable_monitoring),
-    "GetRecords": _of(GetRecords, _get_records),
-    "GetShardIterator": _of(GetShardIterator, _get_shard_iterator),
-    "IncreaseStreamRetentionPeriod": _of(Retention, _lengthen_retention),
-    "ListShards": _of(ListShards, _list_shards),
-    "ListStreamConsumers": _of(ListConsumers, _list_consumers),
-    "ListStreams": _of(ListStreams, _list_streams),
-    "ListTagsForResource": _of(ListTags, _list_tags),
-    "ListTagsForStream": _of(ListTags, _list_tags),
-    "MergeShards": _of(MergeShards, _merge_shards),
-    "PutRecord": _of(PutRecord, _put_record),
-    "PutRecords": _of(PutRecords, _put_records),
-    "RegisterStreamConsumer": _of(RegisterConsumer, _register_consumer),
-    "RemoveTagsFromStream": _of(Tagging, _remove_tags),
-    "SplitShard": _of(SplitShard, _split_shard),
-    "StartStreamEncryption": _of(Encryption, _start_encryption),
-    "StopStreamEncryption": _of(Encryption, _stop_encryption),
-    "SubscribeToShard": _of(SubscribeToShard, _subscribe),
-    "TagResource": _of(Tagging, _add_tags),
-    "UntagResource": _of(Tagging, _remove_tags),
-    "UpdateMaxRecordSize": _of(MaxRecordSize, _set_record_size),
-    "UpdateShardCount": _of(UpdateShardCount, _update_shard_count),
-    "UpdateStreamMode": _of(UpdateStreamMode, _update_mode),
+    "AddTagsToStream": _of(requests.Tagging, _add_tags),
+    "CreateStream": _of(requests.CreateStream, _create_stream),
+    "DecreaseStreamRetentionPeriod": _of(requests.Retention, _shorten_retention),
+    "DeleteStream": _of(requests.DeleteStream, _delete_stream),
+    "DeregisterStreamConsumer": _of(requests.OfConsumer, _deregister_consumer),
+    "DescribeLimits": _of(requests.DescribeLimits, _describe_limits),
+    "DescribeStream": _of(requests.PagedStream, _describe_stream),
+    "DescribeStreamConsumer": _of(requests.OfConsumer, _describe_consumer),
+    "DescribeStreamSummary": _of(requests.OfStream, _describe_summary),
+    "DisableEnhancedMonitoring": _of(requests.Monitoring, _disable_monitoring),
+    "EnableEnhancedMonitoring": _of(requests.Monitoring, _enable_monitoring),
+    "GetRecords": _of(requests.GetRecords, _get_records),
+    "GetShardIterator": _of(requests.GetShardIterator, _get_shard_iterator),
+    "IncreaseStreamRetentionPeriod": _of(requests.Retention, _lengthen_retention),
+    "ListShards": _of(requests.ListShards, _list_shards),
+    "ListStreamConsumers": _of(requests.ListConsumers, _list_consumers),
+    "ListStreams": _of(requests.ListStreams, _list_streams),
+    "ListTagsForResource": _of(requests.ListTags, _list_tags),
+    "ListTagsForStream": _of(requests.ListTags, _list_tags),
+    "MergeShards": _of(requests.MergeShards, _merge_shards),
+    "PutRecord": _of(requests.PutRecord, _put_record),
+    "PutRecords": _of(requests.PutRecords, _put_records),
+    "RegisterStreamConsumer": _of(requests.RegisterConsumer, _register_consumer),
+    "RemoveTagsFromStream": _of(requests.Tagging, _remove_tags),
+    "SplitShard": _of(requests.SplitShard, _split_shard),
+    "StartStreamEncryption": _of(requests.Encryption, _start_encryption),
+    "StopStreamEncryption": _of(requests.Encryption, _stop_encryption),
+    "SubscribeToShard": _of(requests.SubscribeToShard, _subscribe),
+    "TagResource": _of(requests.Tagging, _add_tags),
+    "UntagResource": _of(requests.Tagging, _remove_tags),
+    "UpdateMaxRecordSize": _of(requests.MaxRecordSize, _set_record_size),
+    "UpdateShardCount": _of(requests.UpdateShardCount, _update_shard_count),
+    "UpdateStreamMode": _of(requests.UpdateStreamMode, _update_mode),
 }

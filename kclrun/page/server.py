@@ -10,10 +10,9 @@ from typing import Final
 from kclrun.model.stream import called, is_loopback_host
 from kclrun.observe.endpoint import Answer, HttpEndpoint, Query, Route
 from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plans_of, wish_of
-from kclrun.page.fleet_view import fleet_body
+from kclrun.page.fleet_view import fleet_body, outputs_body, settings_body
 from kclrun.page.layout import page
 from kclrun.page.markup import Html, element, joined, short
-from kclrun.page.plan_views import outputs_body, settings_body
 from kclrun.page.shard_view import shard_body
 from kclrun.page.shards_view import lineage_body, shards_body
 from kclrun.page.snapshot import About, Snapshot

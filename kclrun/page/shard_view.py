@@ -8,18 +8,9 @@ from kclrun.leases.lines import pause_words, spelled
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.stream import called
+from kclrun.page import layout
 from kclrun.page.acting import about_letters, shard_actions
 from kclrun.page.fleet_view import finding_box, resume_command
-from kclrun.page.layout import (
-    facts,
-    instant,
-    lag_text,
-    legend,
-    loss_text,
-    shard_links,
-    state,
-    strip,
-)
 from kclrun.page.markup import Child, Html, element, joined
 from kclrun.page.snapshot import About, Row, Snapshot, rows_of
 
@@ -38,15 +29,15 @@ def shard_body(
         _pause(about, lease, snapshot),
         _actions(about, lease, snapshot) if has_actions else None,
         element("h2", "Now"),
-        facts(_now(row)),
-        strip(snapshot.history.get(key), class_="strip wide")
+        layout.facts(_now(row)),
+        layout.strip(snapshot.history.get(key), class_="strip wide")
         if row is not None and row.state != "ended"
         else None,
         joined(element("h2", "Findings of the doctor"), findings) if findings else None,
         _row(lease),
         _outputs(lease),
         _stream(snapshot, key),
-        legend(about),
+        layout.legend(about),
     )
 
 
@@ -56,12 +47,12 @@ def _halt(about: About, lease: Lease | None) -> Html | None:
     halt = lease.halt
     return element(
         "div",
-        element("p", element("strong", f"Halted since {instant(halt.halted_at)}.")),
+        element("p", element("strong", f"Halted since {layout.instant(halt.halted_at)}.")),
         element("p", halt.reason, class_="words"),
         element(
             "p",
             "Its owner keeps and renews it, and reads nothing. The oldest record that is known to"
-            f" wait arrived at {instant(halt.waiting_since)}; older ones may wait, too."
+            f" wait arrived at {layout.instant(halt.waiting_since)}; older ones may wait, too."
             if halt.waiting_since is not None
             else "Its owner keeps and renews it, and reads nothing.",
         ),
@@ -96,15 +87,15 @@ def _now(row: Row | None) -> Iterator[tuple[str, Child]]:
     if row is None:
         yield "state", "the stream lists it; it has no row in the lease table"
         return
-    yield "state", state(row.state)
-    yield "behind", lag_text(row)
-    yield "until records are lost", loss_text(row)
+    yield "state", layout.state(row.state)
+    yield "behind", layout.lag_text(row)
+    yield "until records are lost", layout.loss_text(row)
     if row.lag is not None and row.lag.oldest_at is not None:
         yield "oldest record above the checkpoint", f"arrived at {row.lag.oldest_at}"
     if row.state != "halted" and row.note:
         yield "remarks", element("span", row.note, class_="words")
-    yield "parents", shard_links(row.parents) if row.parents else "none"
-    yield "children", shard_links(row.children) if row.children else "none"
+    yield "parents", layout.shard_links(row.parents) if row.parents else "none"
+    yield "children", layout.shard_links(row.children) if row.children else "none"
 
 
 def _row(lease: Lease | None) -> Html | None:
@@ -112,7 +103,9 @@ def _row(lease: Lease | None) -> Html | None:
         return None
     return joined(
         element("h2", "The row of the lease table"),
-        facts([("lease key", _id(lease.key)), *_owner(lease), *_position(lease), *_marks(lease)]),
+        layout.facts(
+            [("lease key", _id(lease.key)), *_owner(lease), *_position(lease), *_marks(lease)]
+        ),
     )
 
 
@@ -145,9 +138,9 @@ def _position(lease: Lease) -> Iterator[tuple[str, Child]]:
     if lease.start is not None:
         yield "start", lease.start
     if lease.latest_pinned_at is not None:
-        yield "LATEST is", instant(lease.latest_pinned_at)
+        yield "LATEST is", layout.instant(lease.latest_pinned_at)
     if lease.stream_created_at is not None:
-        yield "stream created", instant(lease.stream_created_at)
+        yield "stream created", layout.instant(lease.stream_created_at)
     if lease.hash_range is not None:
         yield "hash keys", _id(f"{lease.hash_range.start} to {lease.hash_range.end}")
     if lease.generation:
@@ -157,7 +150,10 @@ def _position(lease: Lease) -> Iterator[tuple[str, Child]]:
 def _marks(lease: Lease) -> Iterator[tuple[str, Child]]:
     if lease.handoff is not None:
         asker = "an operator" if lease.handoff.to == ANYBODY else lease.handoff.to
-        yield "asked for by", f"{asker}, at {instant(lease.handoff.asked_at)} by its own clock"
+        yield (
+            "asked for by",
+            f"{asker}, at {layout.instant(lease.handoff.asked_at)} by its own clock",
+        )
     if lease.offered_to is not None:
         yield "meant for", _id(lease.offered_to)
     if lease.offered_by is not None:
@@ -182,7 +178,7 @@ def _outputs(lease: Lease | None) -> Html | None:
         else None
     )
     pairs = [(name, _id(str(cursor))) for name, cursor in lease.outputs.cursors]
-    return joined(element("h2", "How far the outputs have its rows"), moved, facts(pairs))
+    return joined(element("h2", "How far the outputs have its rows"), moved, layout.facts(pairs))
 
 
 def _stream(snapshot: Snapshot, key: str) -> Html | None:
@@ -192,14 +188,14 @@ def _stream(snapshot: Snapshot, key: str) -> Html | None:
     numbers = shard.ending_sequence_number
     return joined(
         element("h2", "The shard, as the stream lists it"),
-        facts(
+        layout.facts(
             [
                 ("name", called(key)),
                 ("open", "yes" if shard.is_open else "no: Kinesis writes no more to it"),
                 ("first sequence number", _id(shard.starting_sequence_number)),
                 ("last sequence number", _id(numbers) if numbers is not None else None),
                 ("hash keys", _id(f"{shard.hash_range.start} to {shard.hash_range.end}")),
-                ("parents", shard_links(shard.parents) if shard.parents else "none"),
+                ("parents", layout.shard_links(shard.parents) if shard.parents else "none"),
             ]
         ),
     )

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+import msgspec
+
 from kclrun.leases.lines import shortened
-from kclrun.model.lease import Owner
-from kclrun.page.layout import (
-    lag_text,
-    legend,
-    loss_text,
-    shard_link,
-    shard_links,
-    state,
-    strip,
-    table,
-    told,
-)
-from kclrun.page.lineage import Descent, lineage_of
+from kclrun.model.lease import Lease, Owner
+from kclrun.model.shard import Shard
+from kclrun.page import layout
 from kclrun.page.markup import Html, element, joined, link, short
 from kclrun.page.snapshot import About, Row, Snapshot, is_idle, most_urgent_first, rows_of
 
@@ -56,9 +48,9 @@ def shards_body(about: About, snapshot: Snapshot, query: Query) -> Html:
     lines = [_line(row, snapshot) for row in shown]
     return joined(
         _choices(query),
-        table(caption, _HEADS, lines, label="Shards"),
+        layout.table(caption, _HEADS, lines, label="Shards"),
         _further(query, first, len(rows)),
-        legend(about),
+        layout.legend(about),
     )
 
 
@@ -111,16 +103,16 @@ def _number(text: str | None) -> int:
 def _line(row: Row, snapshot: Snapshot) -> Html:
     return element(
         "tr",
-        element("th", shard_link(row.key), scope="row", class_="id"),
-        element("td", state(row.state)),
-        element("td", lag_text(row), class_="n"),
-        element("td", loss_text(row), class_="n"),
-        element("td", strip(snapshot.history.get(row.key)) if row.state != "ended" else "-"),
+        element("th", layout.shard_link(row.key), scope="row", class_="id"),
+        element("td", layout.state(row.state)),
+        element("td", layout.lag_text(row), class_="n"),
+        element("td", layout.loss_text(row), class_="n"),
+        element("td", layout.strip(snapshot.history.get(row.key)) if row.state != "ended" else "-"),
         element("td", _host(row.owner), class_="id one"),
         element("td", short(shortened(row.checkpoint), 40) or "-", class_="id one"),
-        element("td", shard_links(row.parents, in_short=True), class_="id one"),
-        element("td", shard_links(row.children, in_short=True), class_="id one"),
-        element("td", told(row.note), class_="note"),
+        element("td", layout.shard_links(row.parents, in_short=True), class_="id one"),
+        element("td", layout.shard_links(row.children, in_short=True), class_="id one"),
+        element("td", layout.told(row.note), class_="note"),
     )
 
 
@@ -151,7 +143,7 @@ def lineage_body(snapshot: Snapshot) -> Html:
         f" {alone}{left}"
     )
     heads = ("shard", "generation", "state", "behind", "came from", "became")
-    return table(caption, heads, rows, label="Lineage")
+    return layout.table(caption, heads, rows, label="Lineage")
 
 
 def _descent(of: Descent, row: Row | None) -> Html:
@@ -163,15 +155,75 @@ def _descent(of: Descent, row: Row | None) -> Html:
         element(
             "th",
             "└ " if depth else None,
-            shard_link(of.key),
+            layout.shard_link(of.key),
             scope="row",
             class_=f"id i{depth}" if depth else "id",
         ),
         element("td", of.depth + 1, class_="n"),
-        element("td", state(row.state if row is not None else "not in the table")),
-        element("td", lag_text(row) if row is not None else "-", class_="n"),
+        element("td", layout.state(row.state if row is not None else "not in the table")),
+        element("td", layout.lag_text(row) if row is not None else "-", class_="n"),
         element(
-            "td", began, shard_links(of.parents, in_short=True) if of.parents else None, class_="id"
+            "td",
+            began,
+            layout.shard_links(of.parents, in_short=True) if of.parents else None,
+            class_="id",
         ),
-        element("td", became, shard_links(of.children, in_short=True), class_="id"),
+        element("td", became, layout.shard_links(of.children, in_short=True), class_="id"),
     )
+
+
+# The shards' ancestry through splits and merges, in the order of a tree.
+
+
+class Descent(msgspec.Struct, frozen=True):
+    """One shard of the tree: `depth` below its oldest known ancestor."""
+
+    key: str
+    depth: int
+    parents: tuple[str, ...]
+    children: tuple[str, ...]
+
+
+class Lineage(msgspec.Struct, frozen=True):
+    """`descents`: each shard below a parent. A merge is below the one that comes first, and names
+    both. `alone` counts the shards without known parents and children, `left_out` those beyond the
+    limit, or in a circle."""
+
+    descents: tuple[Descent, ...]
+    alone: int
+    left_out: int
+
+
+def lineage_of(leases: Mapping[str, Lease], shards: Mapping[str, Shard], most: int) -> Lineage:
+    """The tree of all rows and listed shards, at most so many. Rows may name shards that neither
+    the table nor the listing has: those are left out."""
+    keys: set[str] = {*leases, *shards}
+    parents: dict[str, set[str]] = {key: set() for key in keys}
+    children: dict[str, set[str]] = {key: set() for key in keys}
+    for parent, child in _edges(leases, shards):
+        if parent in keys and child in keys and parent != child:
+            parents[child].add(parent)
+            children[parent].add(child)
+    alone = sum(not parents[key] and not children[key] for key in keys)
+    roots = sorted((key for key in keys if not parents[key] and children[key]), reverse=True)
+    waiting = [(root, 0) for root in roots]
+    seen: set[str] = set()
+    descents: list[Descent] = []
+    while waiting and len(descents) < most:
+        key, depth = waiting.pop()
+        if key in seen:
+            continue
+        seen.add(key)
+        descents.append(Descent(key, depth, _sorted(parents[key]), _sorted(children[key])))
+        waiting += [(child, depth + 1) for child in sorted(children[key], reverse=True)]
+    return Lineage(tuple(descents), alone, len(keys) - alone - len(descents))
+
+
+def _edges(leases: Mapping[str, Lease], shards: Mapping[str, Shard]) -> list[tuple[str, str]]:
+    of_rows = [(parent, key) for key, lease in leases.items() for parent in lease.parents]
+    of_rows += [(key, child) for key, lease in leases.items() for child in lease.children]
+    return of_rows + [(parent, key) for key, shard in shards.items() for parent in shard.parents]
+
+
+def _sorted(keys: Collection[str]) -> tuple[str, ...]:
+    return tuple(sorted(keys))

@@ -17,15 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
+from kclrun import errors
 from kclrun.codec.row_lines import encode_row
-from kclrun.errors import (
-    LimitExceeded,
-    OutcomeUnknown,
-    ServiceError,
-    SinkError,
-    Throttled,
-    Unavailable,
-)
 from kclrun.model.output import Cursor, Message, MessageLimits, OutputPlace, RowsOf
 from kclrun.model.time import backoff_s
 from kclrun.ports import MessageSender
@@ -46,7 +39,7 @@ _NOT_IN_XML: Final = (("\ufffe", "\\ufffe"), ("\uffff", "\\uffff"))
 # A value that becomes the key of messages: any type whose text tells its values apart.
 _KEY_TYPES: Final = (str, int)
 
-_Outcome = Sequence[str | None] | ServiceError
+_Outcome = Sequence[str | None] | errors.ServiceError
 
 
 class RowEncoder:
@@ -72,7 +65,7 @@ def _key_text(row: Mapping[str, Any], column: str) -> str:
     return str(value)
 
 
-def naming(where: str, error: ServiceError) -> ServiceError:
+def naming(where: str, error: errors.ServiceError) -> errors.ServiceError:
     """The same error, with the destination in front."""
     return type(error)(f"{where}: {error}", operation=error.operation, code=error.code)
 
@@ -131,7 +124,7 @@ class MessageOutput:
         size_bytes = len(text) if text.isascii() else len(text.encode())
         bytes_max = self._sender.limits.message_bytes_max
         if size_bytes > bytes_max:
-            raise LimitExceeded(
+            raise errors.LimitExceeded(
                 f"a row of {size_bytes:,} bytes does not fit into {self._sender.where}, which takes"
                 f" {bytes_max:,}"
             )
@@ -141,7 +134,7 @@ class MessageOutput:
         """As `Output.begin`: finds the destination. A former owner is not kept from sending."""
         try:
             self._sender.look()
-        except ServiceError as error:
+        except errors.ServiceError as error:
             raise self._failed(error) from None
         self._committed = self._upto = at
         for _ in range(CONCURRENCY):
@@ -175,7 +168,7 @@ class MessageOutput:
         """As `Output.check`: looks at the destination, and sends nothing."""
         try:
             self._sender.look()
-        except ServiceError as error:
+        except errors.ServiceError as error:
             raise naming(self._sender.where, error) from None
         return self._sender.where
 
@@ -213,10 +206,10 @@ class MessageOutput:
             outcome: _Outcome
             try:
                 outcome = self._sender.send(batch)
-            except ServiceError as error:
+            except errors.ServiceError as error:
                 outcome = error
             except Exception as error:  # noqa: BLE001 - its caller waits for an answer
-                outcome = Unavailable(f"{type(error).__name__}: {error}")
+                outcome = errors.Unavailable(f"{type(error).__name__}: {error}")
             self._answers.put((batch, outcome))
 
     def _await_news(self) -> None:
@@ -236,7 +229,7 @@ class MessageOutput:
         """Raises: SinkError where a repetition does not help, or has not helped for some time; the
         messages that were not taken wait then, in their order."""
         self._under_way -= 1
-        if isinstance(outcome, ServiceError):
+        if isinstance(outcome, errors.ServiceError):
             self._messages.give_back(batch, [False] * len(batch))
             self._note_failure(outcome, gives_up=gives_up)
             return
@@ -247,9 +240,9 @@ class MessageOutput:
         if codes:
             refused = sum(code is not None for code in outcome)
             text = f"{refused} of {len(batch)} messages were refused: {', '.join(codes)[:200]}"
-            self._note_failure(Unavailable(text), gives_up=gives_up)
+            self._note_failure(errors.Unavailable(text), gives_up=gives_up)
 
-    def _note_failure(self, error: ServiceError, *, gives_up: bool) -> None:
+    def _note_failure(self, error: errors.ServiceError, *, gives_up: bool) -> None:
         now = self._clock()
         if self._failing_since is None:
             self._failing_since = now
@@ -258,15 +251,15 @@ class MessageOutput:
             self._failures, self._chance(), base_s=_BACKOFF_BASE_S, max_s=_BACKOFF_MAX_S
         )
         self._held_until = now + pause_s
-        may_pass = isinstance(error, Throttled | Unavailable | OutcomeUnknown)
+        may_pass = isinstance(error, errors.Throttled | errors.Unavailable | errors.OutcomeUnknown)
         has_lasted = now - self._failing_since >= GIVE_UP_AFTER_S
         if gives_up and (has_lasted or not may_pass):
             raise self._failed(error)
 
-    def _failed(self, error: ServiceError) -> SinkError:
+    def _failed(self, error: errors.ServiceError) -> errors.SinkError:
         waiting = self._messages.count
         left = f" ({waiting} messages wait)" if waiting else ""
-        return SinkError(f"cannot send to {self._sender.where}: {error}{left}")
+        return errors.SinkError(f"cannot send to {self._sender.where}: {error}{left}")
 
 
 class _Waiting:

@@ -12,16 +12,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
+from kclrun import errors
 from kclrun.codec.aggregator import Aggregator
 from kclrun.codec.kpl import effective_hash_key, parse_hash_key
-from kclrun.errors import (
-    InvalidRequest,
-    LimitExceeded,
-    ServiceError,
-    SettingsError,
-    Throttled,
-    Unavailable,
-)
 from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import Shard
 from kclrun.model.time import backoff_s
@@ -124,7 +117,7 @@ def checked_size_bytes(entry: PutEntry, bytes_max: int) -> int:
     """
     characters = len(entry.partition_key)
     if not 0 < characters <= _KEY_CHARS_MAX:
-        raise LimitExceeded(
+        raise errors.LimitExceeded(
             f"a partition key has {characters} characters; the service takes 1 to {_KEY_CHARS_MAX}"
         )
     if entry.explicit_hash_key is not None:
@@ -133,9 +126,11 @@ def checked_size_bytes(entry: PutEntry, bytes_max: int) -> int:
         size_bytes = entry.size_bytes
     except UnicodeEncodeError:
         # Not chained: the original error contains the key.
-        raise LimitExceeded("a partition key holds a lone surrogate and has no UTF-8") from None
+        raise errors.LimitExceeded(
+            "a partition key holds a lone surrogate and has no UTF-8"
+        ) from None
     if size_bytes > bytes_max:
-        raise LimitExceeded(
+        raise errors.LimitExceeded(
             f"a record has {size_bytes} bytes, its key included; at most {bytes_max} are taken"
         )
     return size_bytes
@@ -218,7 +213,7 @@ class ShardQueues:
         """Use a new listing; waiting key queues move to the shard queue that they belong to now."""
         listed = sorted((each.hash_range.start, each.shard_id) for each in shards if each.is_open)
         if not listed:
-            raise SettingsError("the stream lists no open shard to write to")
+            raise errors.SettingsError("the stream lists no open shard to write to")
         waiting = [key_queue for shard_queue in self._in_order for key_queue in shard_queue.ready]
         for shard_queue in self._in_order:
             shard_queue.ready.clear()
@@ -459,7 +454,7 @@ class PendingRecords:
         for shard_queue, code in codes.items():
             self._give_up_on(shard_queue, code, now)
 
-    def fail(self, request: Request, error: ServiceError, now: float, chance: float) -> None:
+    def fail(self, request: Request, error: errors.ServiceError, now: float, chance: float) -> None:
         """The request failed as a whole: all of it is sent again, after a pause for all shards.
 
         `error` is Throttled, Unavailable or OutcomeUnknown. It is raised again, with the number of
@@ -585,7 +580,7 @@ class PendingRecords:
         """Raise if sending to this shard again is useless."""
         retry = classify(code, 200, is_write=True, was_sent=True)
         if retry is Retry.GIVE_UP:
-            raise InvalidRequest(
+            raise errors.InvalidRequest(
                 f"{_PUT}: a record for {shard_queue.shard_id} was refused with {code[:100]}",
                 operation=_PUT,
                 code=code,
@@ -593,7 +588,7 @@ class PendingRecords:
         since = shard_queue.fruitless_since
         if since is None or now - since < self._settings.give_up_after_s:
             return
-        leaf = Throttled if retry is Retry.AGAIN_SLOWER else Unavailable
+        leaf = errors.Throttled if retry is Retry.AGAIN_SLOWER else errors.Unavailable
         raise leaf(
             f"{_PUT}: {shard_queue.shard_id} took no record for {now - since:.0f} s ({code});"
             f" {self.waiting_records} records are not acknowledged."

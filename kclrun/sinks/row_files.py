@@ -17,16 +17,7 @@ import msgspec
 
 from kclrun.codec.row_lines import encode_row
 from kclrun.errors import SettingsError
-from kclrun.model.row_schema import (
-    ArrayType,
-    Column,
-    DataType,
-    DecimalType,
-    MapType,
-    RowSchema,
-    SimpleType,
-    StructType,
-)
+from kclrun.model import row_schema
 
 # A row group is what a reader of Parquet takes at once. Beyond one of these its rows are encoded,
 # so they wait in memory as Python's values for no longer.
@@ -75,7 +66,7 @@ class RowFormat(Protocol):
 def row_format(name: str, schema: str | None) -> RowFormat:
     """The format `json`, `csv` or `parquet`. Raises: SettingsError if it needs a schema and has
     none, or an extra of kclrun that is not installed."""
-    columns = None if schema is None else RowSchema.parse(schema)
+    columns = None if schema is None else row_schema.RowSchema.parse(schema)
     if name == "json":
         return _JsonLines()
     if columns is None:
@@ -118,7 +109,7 @@ class _Csv:
     suffix = "csv"
     content_type = "text/csv; charset=utf-8; header=present"
 
-    def __init__(self, schema: RowSchema) -> None:
+    def __init__(self, schema: row_schema.RowSchema) -> None:
         self._schema = schema
         self._cells = tuple(_cell(column.type) for column in schema.columns)
         self._line: Callable[[Sequence[Any]], str] = csv.writer(_Echo()).writerow
@@ -143,16 +134,16 @@ class _Echo:
         return line
 
 
-def _cell(kind: DataType) -> Callable[[Any], str] | None:
+def _cell(kind: row_schema.DataType) -> Callable[[Any], str] | None:
     """How a value becomes the text of a cell; None where csv's own way is right."""
     match kind:
-        case SimpleType("boolean"):
+        case row_schema.SimpleType("boolean"):
             return lambda value: "true" if value else "false"
-        case SimpleType("binary"):
+        case row_schema.SimpleType("binary"):
             return lambda value: base64.b64encode(value).decode()
-        case SimpleType("timestamp"):
+        case row_schema.SimpleType("timestamp"):
             return datetime.isoformat
-        case SimpleType() | DecimalType():
+        case row_schema.SimpleType() | row_schema.DecimalType():
             return None
         case _:
             return lambda value: msgspec.json.encode(value).decode()
@@ -165,13 +156,14 @@ class _Parquet:
     suffix = "parquet"
     content_type = "application/vnd.apache.parquet"
 
-    def __init__(self, schema: RowSchema) -> None:
+    def __init__(self, schema: row_schema.RowSchema) -> None:
         self._arrow = arrow_schema(schema)
         # The columns whose values have sizes of their own.
         self._varying = tuple(
             (column.name, str(column.type) not in {"string", "binary"})
             for column in schema.columns
-            if not isinstance(column.type, SimpleType) or column.type.name in {"string", "binary"}
+            if not isinstance(column.type, row_schema.SimpleType)
+            or column.type.name in {"string", "binary"}
         )
         self._fixed = _VALUE_BYTES * len(schema.columns)
 
@@ -276,7 +268,7 @@ _ARROW_NAMES: Final = {
 }
 
 
-def arrow_schema(schema: RowSchema) -> Any:
+def arrow_schema(schema: row_schema.RowSchema) -> Any:
     """The schema of Arrow with these columns, as Spark maps its types. Raises: SettingsError
     without pyarrow."""
     try:
@@ -288,21 +280,21 @@ def arrow_schema(schema: RowSchema) -> Any:
     return pa.schema([_field(pa, column) for column in schema.columns])
 
 
-def _field(pa: Any, column: Column) -> Any:
+def _field(pa: Any, column: row_schema.Column) -> Any:
     return pa.field(column.name, _arrow_type(pa, column.type), nullable=column.nullable)
 
 
-def _arrow_type(pa: Any, kind: DataType) -> Any:
+def _arrow_type(pa: Any, kind: row_schema.DataType) -> Any:
     match kind:
-        case SimpleType("timestamp"):
+        case row_schema.SimpleType("timestamp"):
             return pa.timestamp("us", tz="UTC")
-        case SimpleType(name):
+        case row_schema.SimpleType(name):
             return getattr(pa, _ARROW_NAMES[name])()
-        case DecimalType(precision, scale):
+        case row_schema.DecimalType(precision, scale):
             return pa.decimal128(precision, scale)
-        case ArrayType(element):
+        case row_schema.ArrayType(element):
             return pa.list_(_arrow_type(pa, element))
-        case MapType(key, value):
+        case row_schema.MapType(key, value):
             return pa.map_(_arrow_type(pa, key), _arrow_type(pa, value))
-        case StructType(columns):
+        case row_schema.StructType(columns):
             return pa.struct([_field(pa, each) for each in columns])

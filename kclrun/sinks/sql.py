@@ -15,31 +15,11 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy import exc
 
-from kclrun.errors import (
-    ConfigError,
-    InvariantViolation,
-    LimitExceeded,
-    SettingsError,
-    SinkError,
-    Superseded,
-)
+from kclrun import errors
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.processor import Row
-from kclrun.sinks.sql_tables import (
-    PATIENCE_S,
-    REFUSED_FOR_GOOD,
-    Encoded,
-    Shape,
-    Target,
-    code_of,
-    create_target,
-    cursor_table,
-    find_target,
-    open_engine,
-    patience_of,
-    shown_url,
-)
+from kclrun.sinks import sql_tables
 
 # Rows of one statement: its arrays or its parameters are some megabytes at most.
 _ROWS_A_STATEMENT: Final = 10_000
@@ -52,7 +32,7 @@ _ROW_BYTES: Final = 64
 class _Batch(msgspec.Struct):
     """Rows of one transaction. Once it was sent, only its outcome may change it [K6]."""
 
-    rows: list[Encoded]
+    rows: list[sql_tables.Encoded]
     upto: Cursor
     unsent_bytes: int = 0
     version: str | None = None  # of the state, of the first output with an outbox
@@ -76,13 +56,13 @@ class SqlOutput:
         assert place.sql is not None, "the settings name a database"
         self._place = place
         self._of = of
-        self._engine = open_engine(place.sql)
+        self._engine = sql_tables.open_engine(place.sql)
         self._schema = RowSchema.parse(place.schema) if place.schema else None
         *schema, _ = place.table.rsplit(".", 1)
-        self._cursors = cursor_table(cursors, schema[0] if schema else None)
+        self._cursors = sql_tables.cursor_table(cursors, schema[0] if schema else None)
         self._is_ours = sa.and_(*(self._cursors.c[name] == each for name, each in self._key()))
-        self._target: Target | None = None
-        self._shapes: dict[tuple[str, ...], Shape] = {}
+        self._target: sql_tables.Target | None = None
+        self._shapes: dict[tuple[str, ...], sql_tables.Shape] = {}
         self._began: str = ""
         self._sent: _Batch | None = None
         self._added: _Batch | None = None
@@ -92,7 +72,7 @@ class SqlOutput:
     def __repr__(self) -> str:
         return f"SqlOutput({self._name})"
 
-    def encode(self, row: Row) -> tuple[Encoded, int]:
+    def encode(self, row: Row) -> tuple[sql_tables.Encoded, int]:
         """As `Output.encode`, for the table that `begin` found."""
         assert self._target is not None, "begin comes first"
         names = tuple(row)
@@ -118,7 +98,7 @@ class SqlOutput:
                 )
                 row = connection.execute(self._read()).one()
                 if taken.rowcount != 1:
-                    raise SettingsError(
+                    raise errors.SettingsError(
                         f"{self._name}: shard {self._of.shard_id} was taken over there with the"
                         f" token {row.token}, which is above ours, {self._of.token}\n"
                         "Either another process owns the lease by now, or the lease table is older"
@@ -131,7 +111,7 @@ class SqlOutput:
         self._confirmed = max(at, there)
         return self._confirmed
 
-    def add(self, rows: Sequence[Encoded], upto: Cursor) -> None:
+    def add(self, rows: Sequence[sql_tables.Encoded], upto: Cursor) -> None:
         """As `Output.add`; nothing is sent here."""
         if self._added is None:
             self._added = _Batch([], upto)
@@ -167,7 +147,7 @@ class SqlOutput:
     def check(self) -> str:
         """As `Output.check`: columns, and that rows may be inserted and cursors moved."""
         with self._saying("use"), self._engine.connect() as connection:
-            target = find_target(connection, self._place, self._schema)
+            target = sql_tables.find_target(connection, self._place, self._schema)
             if target is None:
                 if not self._place.creates_table:
                     raise self._missing()
@@ -185,7 +165,7 @@ class SqlOutput:
 
     @property
     def _name(self) -> str:
-        return f"table {self._place.table} of {shown_url(self._engine.url)}"
+        return f"table {self._place.table} of {sql_tables.shown_url(self._engine.url)}"
 
     def _key(self) -> list[tuple[str, Any]]:
         """A stream that was created again under its name has cursors of its own [K4, R5]."""
@@ -211,14 +191,16 @@ class SqlOutput:
                 return
         self._creating(lambda connection: self._cursors.create(connection, checkfirst=True))
 
-    def _found_target(self) -> Target:
+    def _found_target(self) -> sql_tables.Target:
         with self._engine.connect() as connection:
-            found = find_target(connection, self._place, self._schema)
+            found = sql_tables.find_target(connection, self._place, self._schema)
         if found is None and self._place.creates_table and self._schema is not None:
             schema = self._schema
-            self._creating(lambda connection: create_target(connection, self._place, schema))
+            self._creating(
+                lambda connection: sql_tables.create_target(connection, self._place, schema)
+            )
             with self._engine.connect() as connection:
-                found = find_target(connection, self._place, schema)
+                found = sql_tables.find_target(connection, self._place, schema)
         if found is None:
             raise self._missing()
         return found
@@ -235,8 +217,8 @@ class SqlOutput:
                 if is_last:
                     raise
 
-    def _missing(self) -> SettingsError:
-        return SettingsError(
+    def _missing(self) -> errors.SettingsError:
+        return errors.SettingsError(
             f"{self._name} does not exist\n"
             "Create it, or set output.create: on and output.schema to its columns"
         )
@@ -255,7 +237,7 @@ class SqlOutput:
         assert self._target is not None, "begin found it"
         upto = str(batch.upto)
         if upto == self._began:  # a resend could not be told from the first send
-            raise InvariantViolation(f"{self._name}: rows at an unchanged position")
+            raise errors.InvariantViolation(f"{self._name}: rows at an unchanged position")
         cursors = self._cursors
         with self._transaction() as connection:
             moved = connection.execute(
@@ -275,7 +257,7 @@ class SqlOutput:
                 row = connection.execute(self._read()).first()
                 # Only our own earlier send can have left our token with this position [K6].
                 if row is None or (row.token, row.position) != (self._of.token, upto):
-                    raise Superseded(
+                    raise errors.Superseded(
                         f"{self._name}: another owner moved the cursor of {self._of.shard_id}"
                     )
         self._began = upto
@@ -283,7 +265,7 @@ class SqlOutput:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
         with self._engine.begin() as connection:
-            for each in patience_of(connection.dialect.name, PATIENCE_S):
+            for each in sql_tables.patience_of(connection.dialect.name, sql_tables.PATIENCE_S):
                 connection.execute(each)
             yield connection
 
@@ -292,28 +274,33 @@ class SqlOutput:
         """Failures of driver and database as ours, without the values that they quote."""
         try:
             yield
-        except (SinkError, ConfigError):
+        except (errors.SinkError, errors.ConfigError):
             raise
         except exc.DBAPIError as error:
             raise self._failure(doing, error) from None
         except (exc.SQLAlchemyError, UnicodeError, OverflowError) as error:
             # From SQLAlchemy itself, or from a driver that cannot send a value.
-            raise SettingsError(
+            raise errors.SettingsError(
                 f"cannot {doing} {self._name}: {type(error).__name__} in the driver"
             ) from None
 
-    def _failure(self, doing: str, error: exc.DBAPIError) -> SinkError | SettingsError:
+    def _failure(
+        self, doing: str, error: exc.DBAPIError
+    ) -> errors.SinkError | errors.SettingsError:
         of = type(error.orig).__name__
-        code = code_of(error.orig)
+        code = sql_tables.code_of(error.orig)
         told = f"cannot {doing} {self._name}: {of}" + (f" ({code})" if code else "")
-        if isinstance(error, exc.IntegrityError | exc.DataError) or code in REFUSED_FOR_GOOD:
+        if (
+            isinstance(error, exc.IntegrityError | exc.DataError)
+            or code in sql_tables.REFUSED_FOR_GOOD
+        ):
             named = self._target.named_in(error.orig) if self._target is not None else ""
-            return SettingsError(f"{told}{named}\nThe database refuses a row for good")
+            return errors.SettingsError(f"{told}{named}\nThe database refuses a row for good")
         if isinstance(error, exc.ProgrammingError | exc.NotSupportedError):
-            return SettingsError(
+            return errors.SettingsError(
                 f"{told}\nAre table, columns and the user's permissions as they were?"
             )
-        return SinkError(told + self._connection_words(error))
+        return errors.SinkError(told + self._connection_words(error))
 
     def _connection_words(self, error: exc.DBAPIError) -> str:
         """What the driver says of a failed connection. Failures of statements quote values."""
@@ -333,7 +320,7 @@ class SqlOutput:
     def _parsed(self, position: str) -> Cursor:
         try:
             return Cursor.parse(position)
-        except LimitExceeded:
-            raise SettingsError(
+        except errors.LimitExceeded:
+            raise errors.SettingsError(
                 f"{self._name}: the position in {self._cursors.fullname} is not a cursor of kclrun"
             ) from None

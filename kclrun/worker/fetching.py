@@ -11,20 +11,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from kclrun import errors
 from kclrun.aws.fan_out import FanOut
 from kclrun.codec.kpl import KplRange, drop_until, open_in_parts
 from kclrun.consuming.hot_keys import KeyMeter, ShardHeat
 from kclrun.consuming.policy import Pacing
 from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.timers import Quiet
-from kclrun.errors import (
-    ExpiredIterator,
-    NotFound,
-    RecordError,
-    ServiceError,
-    Throttled,
-    Unavailable,
-)
 from kclrun.model.reading import FetchedPage, HeadWatch, PageCursor, Replay
 from kclrun.model.record import Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -66,7 +59,7 @@ class FetchWatch:
         self._looked = Instant(0.0)
         self._waited_s = 0.0
 
-    def look(self, now: Instant) -> Unavailable | None:
+    def look(self, now: Instant) -> errors.Unavailable | None:
         """The error to end the process with, once the fetch thread has hung for too long."""
         asking_since, passed_s = self._view().asking_since_instant, now - self._looked
         self._looked = now
@@ -76,7 +69,7 @@ class FetchWatch:
         self._waited_s += min(passed_s, LOOK_S_MAX)
         if self._waited_s < self._silence_max_s:
             return None
-        return Unavailable(
+        return errors.Unavailable(
             f"a request for records has not come back for {self._waited_s:.0f} s, though its"
             " time-outs have passed"
         )
@@ -215,8 +208,8 @@ class FetchThread:
                     return
                 if page.is_end and self._finish(page):
                     return
-            except (ServiceError, RecordError) as error:
-                if isinstance(error, NotFound) and self._was_trimmed():
+            except (errors.ServiceError, errors.RecordError) as error:
+                if isinstance(error, errors.NotFound) and self._was_trimmed():
                     self._queue.finish((), is_expired=True)
                     return
                 pause_s = self._pause_after(error, asked)
@@ -259,7 +252,7 @@ class FetchThread:
         if self._head.took(page):
             try:
                 summary = self._awaited(self._admin.summary)
-            except ServiceError:
+            except errors.ServiceError:
                 return
             self._head.know(summary.retention_hours * 3600.0)
         if text := self._head.loss():
@@ -386,16 +379,18 @@ class FetchThread:
             return False
         try:
             shards = self._awaited(self._admin.list_shards)
-        except ServiceError:
+        except errors.ServiceError:
             expiry.listing_failed(self._now())
             return False
         return expiry.is_proven(shards, self._now())
 
-    def _pause_after(self, error: ServiceError | RecordError, asked: Instant) -> float:
+    def _pause_after(
+        self, error: errors.ServiceError | errors.RecordError, asked: Instant
+    ) -> float:
         chance = random.random()
-        if isinstance(error, ExpiredIterator):
+        if isinstance(error, errors.ExpiredIterator):
             return 0.0
-        if isinstance(error, Throttled):
+        if isinstance(error, errors.Throttled):
             # Other applications share the five reads a second: throttling is normal, not an outage.
             if self._meter is not None:
                 self._meter.throttled(self._now())

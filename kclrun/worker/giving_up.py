@@ -10,14 +10,7 @@ from kclrun.errors import LetterTooLarge, SinkError
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.observe.failures import Failure
-from kclrun.protocol.reports import (
-    DEAD_LETTER,
-    ProcessorFailed,
-    ProcessorRaised,
-    ProcessorRecovered,
-    RecordGivenUp,
-    Report,
-)
+from kclrun.protocol import reports
 from kclrun.worker.delivery_queue import DeliveryQueue
 
 
@@ -28,7 +21,7 @@ class GivingUp:
         self,
         queue: DeliveryQueue,
         post: Callable[[events.Event], None],
-        report: Callable[[Report], None],
+        report: Callable[[reports.Report], None],
         bury: Callable[[Record, Failure, int], None] | None,
         then: Then,
     ) -> None:
@@ -52,16 +45,16 @@ class GivingUp:
                 return False
             except SinkError as error:
                 failed += 1
-                if not self.rests(DEAD_LETTER, error, failed):
+                if not self.rests(reports.DEAD_LETTER, error, failed):
                     return False
         if failed:
-            self._report(ProcessorRecovered(DEAD_LETTER, failed + 1))
+            self._report(reports.ProcessorRecovered(reports.DEAD_LETTER, failed + 1))
         return True
 
     def rests(self, where: str, error: SinkError, failed: int) -> bool:
         """Report that a place took nothing, and wait; False if delivery was stopped meanwhile."""
         pause_s = destination_pause_s(failed)
-        self._report(ProcessorRaised(where, str(error), "", "", "", failed, pause_s))
+        self._report(reports.ProcessorRaised(where, str(error), "", "", "", failed, pause_s))
         return self._queue.may_try_again(pause_s, is_batch=True)
 
     def keep(self, record: Record, failure: Failure, calls: int) -> None:
@@ -71,7 +64,7 @@ class GivingUp:
             assert self._bury is not None, "the settings name a place for dead letters"
             self._bury(record, failure, calls)
         self._report(
-            RecordGivenUp(
+            reports.RecordGivenUp(
                 record.position,
                 failure.error,
                 failure.raised_at,
@@ -104,22 +97,22 @@ class Trouble:
         self._last, self._is_host_fault = failure, is_host_fault
         self.calls += 1
 
-    def raised(self, pause_s: float) -> ProcessorRaised:
+    def raised(self, pause_s: float) -> reports.ProcessorRaised:
         """A repetition is reported in brief: its traceback was logged the first time."""
         assert self._last is not None, "only what raised is reported"
         last = self._last
         traceback_text = "" if self._is_repetition else last.traceback_text
-        return ProcessorRaised(
+        return reports.ProcessorRaised(
             *(self._where, last.error, last.raised_at, last.record, traceback_text),
             *(self.calls, pause_s),
         )
 
-    def given_up(self, reason: str = "") -> ProcessorFailed:
+    def given_up(self, reason: str = "") -> reports.ProcessorFailed:
         """`reason` is said instead of the last error."""
         assert self._last is not None, "only what raised is given up"
         last = self._last
         traceback_text = "" if self._is_repetition else last.traceback_text
-        return ProcessorFailed(
+        return reports.ProcessorFailed(
             self._where,
             reason or last.error,
             self.calls,

@@ -19,47 +19,17 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import WORKER_STATES
 from kclrun.errors import ServiceError, SinkError
+from kclrun.ipc import messages
 from kclrun.ipc.board import StatusSlot
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
-from kclrun.ipc.messages import (
-    Admit,
-    Begin,
-    Drain,
-    DumpStacks,
-    FailoverChanged,
-    Left,
-    OthersInSight,
-    RenewCredentials,
-    Restart,
-    ToWorker,
-    encode_report,
-)
 from kclrun.ipc.ring import EventRing
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.stream import qualified_shards, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import LeaseTable, Pump, StreamAdmin
-from kclrun.protocol.reports import (
-    DEAD_LETTER,
-    Checkpointed,
-    ProcessorRaised,
-    ProcessWarned,
-    RecordGivenUp,
-    RecordsExpired,
-    Report,
-)
+from kclrun.protocol import reports, writes
 from kclrun.protocol.status import LeaseStatus
-from kclrun.protocol.writes import (
-    Applied,
-    Checkpoint,
-    End,
-    HandOver,
-    LateCheckpoint,
-    LeaseChange,
-    Offer,
-    Release,
-)
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
@@ -76,7 +46,7 @@ class ManagerLine:
 
     def __init__(
         self,
-        channel: Channel[Left, ToWorker],
+        channel: Channel[messages.Left, messages.ToWorker],
         renew: Callable[[WireCredentials], None],
         tell_stacks: Callable[[TextIO], None] | None = None,
     ) -> None:
@@ -100,22 +70,22 @@ class ManagerLine:
                 case PeerGone():
                     self._is_gone = True
                     received.append(events.ManagerGone())
-                case Drain(reason):
+                case messages.Drain(reason):
                     received.append(events.DrainRequested(reason))
-                case FailoverChanged(failover_s):
+                case messages.FailoverChanged(failover_s):
                     received.append(events.FailoverChanged(failover_s))
-                case OthersInSight(others):
+                case messages.OthersInSight(others):
                     received.append(events.OthersInSight(others))
-                case RenewCredentials(credentials):
+                case messages.RenewCredentials(credentials):
                     self._renew(credentials)
-                case DumpStacks():
+                case messages.DumpStacks():
                     faulthandler.dump_traceback(file=STDERR_FD, all_threads=True)
                     if self._tell_stacks is not None:
                         with open(STDERR_FD, "w", closefd=False) as file:
                             self._tell_stacks(file)
-                case Restart():
+                case messages.Restart():
                     received.append(events.RestartRequested())
-                case Begin() | Admit():
+                case messages.Begin() | messages.Admit():
                     pass  # Only the first one counts, and it was read before.
         return received
 
@@ -141,17 +111,17 @@ class Reporter:
         self._reporting = threading.Lock()
         self._is_closed = False
 
-    def report(self, report: Report) -> None:
+    def report(self, report: reports.Report) -> None:
         """Put a report on the ring. A full ring drops it, and the manager reads the row."""
         match report:
-            case ProcessorRaised(where) if where != DEAD_LETTER:
+            case reports.ProcessorRaised(where) if where != reports.DEAD_LETTER:
                 self._retries += 1
-            case RecordGivenUp():
+            case reports.RecordGivenUp():
                 self._skipped += report.is_skipped
                 self._dead_letters += not report.is_skipped
         with self._reporting:
             if not self._is_closed:
-                self._ring.put(encode_report(report))
+                self._ring.put(messages.encode_report(report))
         self._doorbell.press()
 
     def close(self) -> None:
@@ -162,11 +132,11 @@ class Reporter:
 
     def warn(self, text: str) -> None:
         """A warning for the log; the lease continues. Any thread may call it."""
-        self.report(ProcessWarned(text))
+        self.report(reports.ProcessWarned(text))
 
     def records_lost(self, position: ExtendedSequenceNumber, text: str) -> None:
         """Records above `position` may have expired unread; the lease continues. Any thread."""
-        self.report(RecordsExpired(position, text))
+        self.report(reports.RecordsExpired(position, text))
 
     def note_send(self, instant: Instant) -> None:
         """A write of the row is about to be sent [P5]."""
@@ -413,7 +383,7 @@ class LeaseThread:
                 self._rows.commit(asked)
             case commands.AnswerCheckpoint():
                 self._checkpoints.answer(command)
-            case Report():
+            case reports.Report():
                 self._report(command)
             case commands.Exit(cause):
                 self._publish()
@@ -426,8 +396,8 @@ class LeaseThread:
         stream = stream_of(self._life.own.key)
         return events.ShardsListed(qualified_shards(stream, self._admin.list_shards()))
 
-    def _report(self, report: Report) -> None:
-        if isinstance(report, Checkpointed):
+    def _report(self, report: reports.Report) -> None:
+        if isinstance(report, reports.Checkpointed):
             self._checkpoints.note_durable(report.position)
             self._rows.confirm(self._life.own.confirmed.state_version)
         self._reporter.report(report)
@@ -446,7 +416,7 @@ class LeaseThread:
         elif self._life.own.sends(command.change):
             self._send(command.change)
 
-    def _send(self, change: LeaseChange) -> None:
+    def _send(self, change: writes.LeaseChange) -> None:
         began = self._now()
         try:
             self._make_rows_durable(change)
@@ -455,16 +425,17 @@ class LeaseThread:
             self._pump.answer(events.RowsNotKept(change, str(error)))
             return
         sent = self._now()
-        if not isinstance(change, LateCheckpoint):  # not a write as owner: no fence follows from it
+        # No fence follows from a late checkpoint: it is not a write as owner.
+        if not isinstance(change, writes.LateCheckpoint):
             self._reporter.note_send(sent)
         outcome = self._table.write(change)
         self._asking_s += self._now() - sent
         if self._spans is not None and (position := _covered(change)) is not None:
-            is_applied = isinstance(outcome, Applied)
+            is_applied = isinstance(outcome, writes.Applied)
             self._spans.committed(position, type(outcome).__name__, began, is_applied=is_applied)
         self._pump.answer(events.WriteResolved(change, outcome, sent))
 
-    def _make_rows_durable(self, change: LeaseChange) -> None:
+    def _make_rows_durable(self, change: writes.LeaseChange) -> None:
         if (position := _covered(change)) is not None:
             self._rows.make_durable(position)
 
@@ -481,12 +452,18 @@ class LeaseThread:
         self._asking_s += self._now() - asked
 
 
-def _covered(change: LeaseChange) -> ExtendedSequenceNumber | None:
+def _covered(change: writes.LeaseChange) -> ExtendedSequenceNumber | None:
     """The position that a write puts on the row; None if it carries none."""
     match change:
-        case Checkpoint() | Release() | Offer() | HandOver() | LateCheckpoint():
+        case (
+            writes.Checkpoint()
+            | writes.Release()
+            | writes.Offer()
+            | writes.HandOver()
+            | writes.LateCheckpoint()
+        ):
             return change.position
-        case End():
+        case writes.End():
             return SHARD_END
         case _:
             return None

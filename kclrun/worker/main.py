@@ -39,17 +39,9 @@ from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
 from kclrun.consuming.timers import TimerRun
 from kclrun.errors import HostFailed, SinkError
-from kclrun.ipc import exit_codes
+from kclrun.ipc import exit_codes, messages
 from kclrun.ipc.board import Segment, StartSpec, TraceSpec
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
-from kclrun.ipc.messages import (
-    Admit,
-    Begin,
-    Left,
-    ToWorker,
-    channel_of_worker,
-    encode_report,
-)
 from kclrun.ipc.ring import EventRing
 from kclrun.loading import load_decoding, load_function, load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
@@ -217,16 +209,16 @@ def run(segment_fd: int, doorbell_fd: int, channel_fd: int) -> int:
     """Serve one lease, or those that the manager admits; returns the exit code."""
     segment = Segment.attach(segment_fd)
     doorbell = Doorbell.at_door(doorbell_fd)
-    channel = channel_of_worker(channel_fd)
+    channel = messages.channel_of_worker(channel_fd)
     got = channel.receive_with_fds(BEGIN_WAIT_S)
     if isinstance(got, Quiet | PeerGone):
         return exit_codes.UNCLAIMED
     message, fds = got
     match message:
-        case Begin():
+        case messages.Begin():
             configure_lease_logging(_log_of(message.spec, message.spec.lease_key))
             return _serve(message.spec, fds, segment, doorbell, channel)
-        case Admit():
+        case messages.Admit():
             shared = SharedProcess(channel, functools.partial(_serve_shared, segment, doorbell))
             return shared.serve(fds)
         case _:
@@ -234,14 +226,17 @@ def run(segment_fd: int, doorbell_fd: int, channel_fd: int) -> int:
 
 
 def _serve_shared(
-    segment: Segment, doorbell: Doorbell, channel: Channel[Left, ToWorker], lease: SharedLease
+    segment: Segment,
+    doorbell: Doorbell,
+    channel: Channel[messages.Left, messages.ToWorker],
+    lease: SharedLease,
 ) -> int:
     """One lease of a shared process, from its start command to its exit code."""
     got = channel.receive_with_fds(BEGIN_WAIT_S)
     if isinstance(got, Quiet | PeerGone):
         return exit_codes.UNCLAIMED
     begin, fds = got
-    if not isinstance(begin, Begin):
+    if not isinstance(begin, messages.Begin):
         return exit_codes.UNCLAIMED
     spec = begin.spec
     lease.shard = spec.lease_key
@@ -256,7 +251,7 @@ def _serve(
     fds: tuple[int, ...],
     segment: Segment,
     doorbell: Doorbell,
-    channel: Channel[Left, ToWorker],
+    channel: Channel[messages.Left, messages.ToWorker],
     *,
     shared: SharedLease | None = None,
 ) -> int:
@@ -280,7 +275,7 @@ def _broke(error: BaseException, ring: EventRing, doorbell: Doorbell) -> int:
     if fault is None:
         traceback.print_exception(error)
     words = fault or f"a bug in kclrun: {type(error).__name__}: {error}"
-    ring.put(encode_report(ProcessBroke(words)))
+    ring.put(messages.encode_report(ProcessBroke(words)))
     doorbell.press()
     return exit_codes.BUG if fault is None else exit_codes.HOST
 
@@ -307,7 +302,7 @@ class LeaseProcess:
         segment: Segment,
         ring: EventRing,
         doorbell: Doorbell,
-        channel: Channel[Left, ToWorker],
+        channel: Channel[messages.Left, messages.ToWorker],
         *,
         shared: SharedLease | None = None,
     ) -> None:

@@ -231,7 +231,7 @@ def test_an_owner_that_stops_inside_its_transaction_does_not_hold_up_the_next_on
     p0, p1 = (SqlOutput(place_at(database.url), rows_of(token)) for token in (1, 2))
     p0.begin(BEGIN)
     add(p0, 1, 2)
-    monkeypatch.setattr(sql, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(sql.sql_tables, "PATIENCE_S", 1.0)
     held = Held(monkeypatch)
     with held.commits(p0) as outcome:
         assert persist(lambda: p1.begin(BEGIN)) == BEGIN

@@ -19,22 +19,11 @@ from uuid import UUID
 
 import msgspec
 
+from kclrun import errors
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.operations import DESCRIBE_TABLE, PUT_ITEM
 from kclrun.aws.wire import RefusedReply, WireClient
-from kclrun.errors import (
-    InvalidRequest,
-    LimitExceeded,
-    NotFound,
-    OutcomeUnknown,
-    ServiceError,
-    SettingsError,
-    SinkError,
-    Superseded,
-    Throttled,
-    Unavailable,
-)
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.processor import Row
@@ -176,7 +165,7 @@ class DynamoDbOutput:
         except UnicodeEncodeError:
             raise TypeError(f"column {_broken(item)}: a text with half a surrogate pair") from None
         if len(encoded) > _ITEM_BYTES_MAX and _size(item) > _ITEM_BYTES_MAX:
-            raise LimitExceeded(f"an item above DynamoDB's {_ITEM_BYTES_MAX:,} bytes")
+            raise errors.LimitExceeded(f"an item above DynamoDB's {_ITEM_BYTES_MAX:,} bytes")
         return (key, encoded, len(encoded)), len(encoded)
 
     def begin(self, at: Cursor) -> Cursor:
@@ -223,12 +212,12 @@ class DynamoDbOutput:
         try:
             reply = self._client.call(DESCRIBE_TABLE, _encode({"TableName": self._table}))
             table = msgspec.json.decode(reply.body, type=_Reply).table
-        except NotFound:
-            raise SettingsError(
+        except errors.NotFound:
+            raise errors.SettingsError(
                 f"output.dynamodb: the table {self._table} does not exist; create it with its key"
             ) from None
-        except (ServiceError, msgspec.DecodeError) as error:
-            raise SinkError(f"cannot use the table {self._table}: {error}") from None
+        except (errors.ServiceError, msgspec.DecodeError) as error:
+            raise errors.SinkError(f"cannot use the table {self._table}: {error}") from None
         types = {each.attribute_name: each.attribute_type for each in table.attribute_definitions}
         names = (each.attribute_name for each in table.key_schema)
         return [_KeyColumn(name, types[name]) for name in names]
@@ -279,7 +268,7 @@ class DynamoDbOutput:
             self._unsent_bytes -= row[2]
         # The gravest first: nothing is repeated if one says that nothing helps.
         known = [each for each in failures if each is not None]
-        for kind in (SettingsError, Superseded, BaseException):
+        for kind in (errors.SettingsError, errors.Superseded, BaseException):
             for failure in known:
                 if isinstance(failure, kind):
                     raise failure
@@ -301,37 +290,39 @@ class DynamoDbOutput:
                     condition, values = _UNCHANGED, found.values()
                 continue
             if number == _TRIES - 1 or stop.is_set():
-                raise SinkError(f"cannot put items into {self._table}: {found}") from None
+                raise errors.SinkError(f"cannot put items into {self._table}: {found}") from None
             first, most = _BACKOFF_S
             self._sleep(min(most, first * 2**number) * random.uniform(0.5, 1.0))
-        raise SinkError(f"cannot put an item into {self._table}: others write the same one")
+        raise errors.SinkError(f"cannot put an item into {self._table}: others write the same one")
 
-    def _ask(self, body: bytes) -> ServiceError | _Mark | None:
+    def _ask(self, body: bytes) -> errors.ServiceError | _Mark | None:
         """None once it is put; the mark of the item that is there instead; or a failure that
         passes. A lost answer is harmless: our own mark is then found."""
         try:
             reply = self._client.ask(PUT_ITEM, body)
-        except (Unavailable, OutcomeUnknown) as error:
+        except (errors.Unavailable, errors.OutcomeUnknown) as error:
             return error
         if not isinstance(reply, RefusedReply):
             return None
         if reply.error.code == _REFUSED:
             return self._mark_of(reply.error)
         failure = service_error(PUT_ITEM, reply.error, reply.status)
-        if isinstance(failure, Throttled | Unavailable | OutcomeUnknown):
+        if isinstance(failure, errors.Throttled | errors.Unavailable | errors.OutcomeUnknown):
             return failure
-        if isinstance(failure, InvalidRequest):  # its words may quote the item
-            raise SettingsError(f"the table {self._table} refuses an item: {reply.error.code}")
-        raise SinkError(f"cannot put items into {self._table}: {failure}")
+        if isinstance(failure, errors.InvalidRequest):  # its words may quote the item
+            raise errors.SettingsError(
+                f"the table {self._table} refuses an item: {reply.error.code}"
+            )
+        raise errors.SinkError(f"cannot put items into {self._table}: {failure}")
 
-    def _mark_of(self, error: ErrorReply) -> _Mark | Unavailable:
+    def _mark_of(self, error: ErrorReply) -> _Mark | errors.Unavailable:
         """The mark of the item that is there; a failure if it is not shown (it was just
         deleted)."""
         try:
             found: Any = (error.item or {})[MARK]
             return _Mark(*(found["M"][name]["S"] for name in _Mark.__struct_fields__))
         except (KeyError, TypeError):
-            return Unavailable("an item changed meanwhile", operation=PUT_ITEM.name)
+            return errors.Unavailable("an item changed meanwhile", operation=PUT_ITEM.name)
 
     def _goes_over(self, found: _Mark, ours: _Mark) -> bool:
         """Whether our item goes over the one with the mark `found`.
@@ -339,18 +330,18 @@ class DynamoDbOutput:
         Raises: Superseded, SettingsError if it may not.
         """
         if found.of != ours.of:
-            raise SettingsError(
+            raise errors.SettingsError(
                 f"the table {self._table} has items of {found.of} with our keys: two applications"
                 " must not write the same items"
             )
         if found.epoch > ours.epoch:
-            raise Superseded(f"the table {self._table} has items of a later reset or stream")
+            raise errors.Superseded(f"the table {self._table} has items of a later reset or stream")
         if found.epoch < ours.epoch:
             return True
         is_later = (_age(found.shard), found.upto) > (_age(ours.shard), ours.upto)
         if self._is_letter and is_later:
             # The mark is that of a commit, and the record of the item may be before the letter's.
-            raise SettingsError(
+            raise errors.SettingsError(
                 f"the table {self._table} has an item with a key of this letter, from a commit"
                 " behind it: which of the two is newer is not known\n"
                 "Drop the letter, or put it back with --to stream: its item is the newest then"
@@ -358,7 +349,7 @@ class DynamoDbOutput:
         if found.shard == ours.shard:
             return found.upto < ours.upto
         if _age(found.shard) > _age(ours.shard):
-            raise SettingsError(
+            raise errors.SettingsError(
                 f"the table {self._table} has items of {found.shard} with keys of {self._shard}\n"
                 "Items of one key must come from records of one partition key, so that one shard"
                 " at a time writes them"

@@ -14,18 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
+from kclrun.aws import operations
 from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, RenewedClient, from_botocore
 from kclrun.aws.endpoints import EndpointSettings
-from kclrun.aws.operations import (
-    DESCRIBE_DELIVERY_STREAM,
-    GET_QUEUE_ATTRIBUTES,
-    GET_QUEUE_URL,
-    GET_TOPIC_ATTRIBUTES,
-    PUBLISH_BATCH,
-    PUT_RECORD_BATCH,
-    SEND_MESSAGE_BATCH,
-    Operation,
-)
 from kclrun.errors import InvalidRequest
 from kclrun.model.output import Message, MessageLimits, OutputPlace
 from kclrun.model.wire import WireCredentials
@@ -97,7 +88,7 @@ class QueueSender(_Sender):
     def look(self) -> None:
         """As `MessageSender.look`."""
         url = self._found_url()
-        with _doing(GET_QUEUE_ATTRIBUTES):
+        with _doing(operations.GET_QUEUE_ATTRIBUTES):
             answer = self._client().get_queue_attributes(QueueUrl=url, AttributeNames=[_SIZE])
             self._bound(int(answer["Attributes"][_SIZE]))
 
@@ -108,7 +99,7 @@ class QueueSender(_Sender):
             {"Id": str(number), "MessageBody": each.body, **_ordered(each)}
             for number, each in enumerate(messages)
         ]
-        with _doing(SEND_MESSAGE_BATCH):
+        with _doing(operations.SEND_MESSAGE_BATCH):
             answer = self._client().send_message_batch(QueueUrl=url, Entries=entries)
             return _refusals(answer, len(messages))
 
@@ -116,7 +107,7 @@ class QueueSender(_Sender):
         if self._url is None:
             url = self._queue
             if "://" not in url:
-                with _doing(GET_QUEUE_URL):
+                with _doing(operations.GET_QUEUE_URL):
                     url = self._client().get_queue_url(QueueName=url)["QueueUrl"]
             self._url = url
         return self._url
@@ -132,7 +123,7 @@ class TopicSender(_Sender):
 
     def look(self) -> None:
         """As `MessageSender.look`."""
-        with _doing(GET_TOPIC_ATTRIBUTES):
+        with _doing(operations.GET_TOPIC_ATTRIBUTES):
             answer = self._client().get_topic_attributes(TopicArn=self._topic_arn)
             self._bound(int(answer["Attributes"].get(_SIZE, _SNS.message_bytes_max)))
 
@@ -142,7 +133,7 @@ class TopicSender(_Sender):
             {"Id": str(number), "Message": each.body, **_ordered(each)}
             for number, each in enumerate(messages)
         ]
-        with _doing(PUBLISH_BATCH):
+        with _doing(operations.PUBLISH_BATCH):
             answer = self._client().publish_batch(
                 TopicArn=self._topic_arn, PublishBatchRequestEntries=entries
             )
@@ -161,20 +152,20 @@ class DeliveryStreamSender(_Sender):
 
         Raises: InvalidRequest too, if the stream reads another stream: it takes no other records.
         """
-        with _doing(DESCRIBE_DELIVERY_STREAM):
+        with _doing(operations.DESCRIBE_DELIVERY_STREAM):
             answer = self._client().describe_delivery_stream(DeliveryStreamName=self._name)
             kind = answer["DeliveryStreamDescription"]["DeliveryStreamType"]
         if kind != "DirectPut":
             raise InvalidRequest(
                 f"{self.where} is of type {kind}: only one of type DirectPut takes records",
-                operation=DESCRIBE_DELIVERY_STREAM.name,
+                operation=operations.DESCRIBE_DELIVERY_STREAM.name,
                 code=str(kind),
             )
 
     def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
         """As `MessageSender.send`."""
         records = [{"Data": each.body.encode()} for each in messages]
-        with _doing(PUT_RECORD_BATCH):
+        with _doing(operations.PUT_RECORD_BATCH):
             answer = self._client().put_record_batch(DeliveryStreamName=self._name, Records=records)
             results = [each.get("ErrorCode") for each in answer["RequestResponses"]]
             return _complete(results, len(messages))
@@ -208,7 +199,7 @@ def _complete(results: list[str | None], count: int) -> list[str | None]:
 
 
 @contextlib.contextmanager
-def _doing(operation: Operation) -> Iterator[None]:
+def _doing(operation: operations.Operation) -> Iterator[None]:
     """Raises: a ServiceError leaf for any failure of the service."""
     try:
         yield

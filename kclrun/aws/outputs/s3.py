@@ -15,17 +15,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from kclrun.aws import operations
 from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, RenewedClient, from_botocore
 from kclrun.aws.endpoints import EndpointSettings
-from kclrun.aws.operations import (
-    COMPLETE_MULTIPART_UPLOAD,
-    CREATE_MULTIPART_UPLOAD,
-    GET_OBJECT,
-    HEAD_OBJECT,
-    PUT_OBJECT,
-    UPLOAD_PART,
-    Operation,
-)
 from kclrun.errors import AccessDenied, ServiceError, SettingsError, SinkError, Superseded
 from kclrun.model.output import Cursor, OutputPlace, RollRecord, RowsOf, roll_folder, roll_name
 from kclrun.model.wire import WireCredentials
@@ -82,14 +74,14 @@ class Bucket:
         url = self.url(f"{self.prefix}{_OURS}/probe")
         key = f"{self.prefix}{_OURS}/probe"
         for _ in range(2):
-            is_refused = not self.create(PUT_OBJECT, f"create {url}", key, Body=b"")
+            is_refused = not self.create(operations.PUT_OBJECT, f"create {url}", key, Body=b"")
         if not is_refused:
             raise SettingsError(
                 f"the service of {url} does not honour If-None-Match: two owners of a lease could"
                 " replace what the other one wrote. S3 itself does"
             )
         try:
-            with self.doing(HEAD_OBJECT, f"look for {url}"):
+            with self.doing(operations.HEAD_OBJECT, f"look for {url}"):
                 self.client().head_object(Bucket=self.bucket, Key=f"{key}-absent")
         except AccessDenied as error:
             raise AccessDenied(
@@ -103,7 +95,9 @@ class Bucket:
                 raise
         return f"s3://{self.bucket}/{self.prefix}"
 
-    def create(self, operation: Operation, what: str, key: str, **arguments: Any) -> bool:
+    def create(
+        self, operation: operations.Operation, what: str, key: str, **arguments: Any
+    ) -> bool:
         """PutObject that creates; False if the name is taken. Raises: a ServiceError leaf."""
         try:
             with self.doing(operation, what):
@@ -115,7 +109,7 @@ class Bucket:
         return True
 
     @contextlib.contextmanager
-    def doing(self, operation: Operation, what: str) -> Iterator[None]:
+    def doing(self, operation: operations.Operation, what: str) -> Iterator[None]:
         """Raises: a ServiceError leaf for any failure of the service, with the attempt in words."""
         try:
             yield
@@ -166,7 +160,7 @@ class ObjectRolls(Bucket):
         """As `Rolls.find`."""
         key = self.key(begin)
         try:
-            with self.doing(HEAD_OBJECT, f"look for {self.url(key)}"):
+            with self.doing(operations.HEAD_OBJECT, f"look for {self.url(key)}"):
                 found = self.client().head_object(Bucket=self.bucket, Key=key)
         except ServiceError as error:
             if error.code in ABSENT:
@@ -181,7 +175,7 @@ class ObjectRolls(Bucket):
 
     def _record(self, key: str) -> RollRecord:
         try:
-            with self.doing(GET_OBJECT, f"read {self.url(key)}"):
+            with self.doing(operations.GET_OBJECT, f"read {self.url(key)}"):
                 found = self.client().get_object(Bucket=self.bucket, Key=key)
                 return msgspec.json.decode(found["Body"].read(), type=RollRecord)
         except msgspec.MsgspecError:
@@ -259,7 +253,7 @@ class ObjectUpload:
 
     def _put(self, record: RollRecord) -> ServiceError | None:
         """The failure of an attempt, which may be applied nevertheless."""
-        with self._attempt(PUT_OBJECT) as failures:
+        with self._attempt(operations.PUT_OBJECT) as failures:
             self._rolls.client().put_object(
                 Bucket=self._rolls.bucket,
                 Key=self._key,
@@ -277,12 +271,12 @@ class ObjectUpload:
             self._send_part(min(len(self._bytes), PART_BYTES))
         if not self._has_record:
             key = self._rolls.record_key(self._begin, self._commit)
-            with self._rolls.doing(PUT_OBJECT, f"write {self._rolls.url(key)}"):
+            with self._rolls.doing(operations.PUT_OBJECT, f"write {self._rolls.url(key)}"):
                 self._rolls.client().put_object(
                     Bucket=self._rolls.bucket, Key=key, Body=msgspec.json.encode(record)
                 )
             self._has_record = True
-        with self._attempt(COMPLETE_MULTIPART_UPLOAD) as failures:
+        with self._attempt(operations.COMPLETE_MULTIPART_UPLOAD) as failures:
             self._rolls.client().complete_multipart_upload(
                 Bucket=self._rolls.bucket,
                 Key=self._key,
@@ -295,7 +289,7 @@ class ObjectUpload:
     def _send_part(self, size: int) -> None:
         rolls, url = self._rolls, self._rolls.url(self._key)
         if self._upload is None:
-            with rolls.doing(CREATE_MULTIPART_UPLOAD, f"begin the upload of {url}"):
+            with rolls.doing(operations.CREATE_MULTIPART_UPLOAD, f"begin the upload of {url}"):
                 self._upload = rolls.client().create_multipart_upload(
                     Bucket=rolls.bucket,
                     Key=self._key,
@@ -303,7 +297,7 @@ class ObjectUpload:
                     Metadata={"kclrun-commit": self._commit, "kclrun-version": _version()},
                 )["UploadId"]
         number = len(self._parts) + 1
-        with rolls.doing(UPLOAD_PART, f"upload part {number} of {url}"):
+        with rolls.doing(operations.UPLOAD_PART, f"upload part {number} of {url}"):
             answer = rolls.client().upload_part(
                 Bucket=rolls.bucket,
                 Key=self._key,
@@ -315,7 +309,7 @@ class ObjectUpload:
         del self._bytes[:size]
 
     @contextlib.contextmanager
-    def _attempt(self, operation: Operation) -> Iterator[list[ServiceError]]:
+    def _attempt(self, operation: operations.Operation) -> Iterator[list[ServiceError]]:
         """Collects the failure of the request that creates the object."""
         failures: list[ServiceError] = []
         try:

@@ -1,7 +1,7 @@
 """The history of the lag and the tree of shards."""
 
 from kclrun.page.lag_history import SAMPLES_MAX, LagHistory, level_of
-from kclrun.page.lineage import lineage_of
+from kclrun.page.shards_view import lineage_of
 from tests.unit.page.fleet import key, lease, shard
 
 

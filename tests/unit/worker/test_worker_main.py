@@ -402,7 +402,7 @@ def door(stage, monkeypatch):
         opened.append(channel_of_worker(fd))
         return opened[-1]
 
-    monkeypatch.setattr(main, "channel_of_worker", of_worker)
+    monkeypatch.setattr(main.messages, "channel_of_worker", of_worker)
     door = Door(stage)
     yield door
     for channel in [door.manager, *opened]:
