@@ -98,7 +98,7 @@ class Imds:
         parts = urlsplit(endpoint_url)
         if parts.scheme != "http" or not parts.hostname:
             raise SettingsError(
-                f"AWS_EC2_METADATA_SERVICE_ENDPOINT: {endpoint_url!r} is no http:// address"
+                f"AWS_EC2_METADATA_SERVICE_ENDPOINT: {endpoint_url!r} is not an http:// address"
             )
         self._host, self._port = parts.hostname, parts.port or 80
         self._prefix = parts.path.rstrip("/")
@@ -237,7 +237,7 @@ def _decoded(body: str, struct: type[Body]) -> Body:
     try:
         return msgspec.json.decode(body, type=struct)
     except (msgspec.DecodeError, UnicodeEncodeError):
-        _unavailable("an answer that is no notice")
+        _unavailable("an answer that is not a notice")
 
 
 def _unavailable(what: str) -> NoReturn:

@@ -314,7 +314,7 @@ def _text(item: Item, name: str, *, most: int = TEXT_CHARACTERS_MAX) -> str | No
         return None
     value = attribute.get("S")
     if not isinstance(value, str) or len(value) > most:
-        raise ValueError(f"{name} is no text of at most {most} characters")
+        raise ValueError(f"{name} is not a text of at most {most} characters")
     return value
 
 
@@ -380,7 +380,7 @@ def _pending(item: Item) -> PendingCheckpoint | None:
     try:
         state = base64.b64decode(encoded, validate=True)
     except ValueError:
-        raise ValueError("pendingCheckpointState is no base64") from None
+        raise ValueError("pendingCheckpointState is not base64") from None
     if len(state) > _STATE_BYTES_MAX:
         raise ValueError("pendingCheckpointState is too long")
     return PendingCheckpoint(position, state)
@@ -396,9 +396,9 @@ def _shard_ids(item: Item, name: str) -> frozenset[str]:
         return frozenset()
     ids = attribute.get("SS")
     if not isinstance(ids, list) or len(ids) > SHARD_IDS_MAX:
-        raise ValueError(f"{name} is no set of at most {SHARD_IDS_MAX} shard ids")
+        raise ValueError(f"{name} is not a set of at most {SHARD_IDS_MAX} shard ids")
     if not all(len(shard_id) <= 128 for shard_id in ids):
-        raise ValueError(f"{name} holds something that is no shard id")
+        raise ValueError(f"{name} holds something that is not a shard id")
     return frozenset(ids)
 
 
@@ -408,7 +408,7 @@ def _hash_range(item: Item) -> HashRange | None:
         return None
     # 2**128 has 39 digits.
     if not re.fullmatch(r"\d{1,39},\d{1,39}", f"{start},{end}"):
-        raise ValueError("startingHashKey or endingHashKey is no hash key")
+        raise ValueError("startingHashKey or endingHashKey is not a hash key")
     if not int(start) <= int(end) <= HASH_KEY_MAX:
         raise ValueError("the hash range is empty or too large")
     return HashRange(int(start), int(end))

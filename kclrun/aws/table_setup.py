@@ -323,7 +323,7 @@ def _refuse_other_keys(name: str, table: Any) -> None:
     if keys != [("leaseKey", "HASH")] or types.get("leaseKey") != "S":
         shown = ", ".join(f"{key} ({kind})" for key, kind in keys)
         raise errors.TableRefused(
-            f"table {name} is no lease table: its key is {shown}\n"
+            f"table {name} is not a lease table: its key is {shown}\n"
             "A lease table has leaseKey (HASH, a string) alone; name another with leases.table"
         )
 

@@ -83,7 +83,7 @@ class WireClient:
     ) -> None:
         host = _host_header(endpoint.url)
         if host is None:
-            raise SettingsError(f"the {service} endpoint is no plain http:// or https:// URL")
+            raise SettingsError(f"the {service} endpoint is not a plain http:// or https:// URL")
         self._service = service
         self._host = host
         self._credentials = credentials

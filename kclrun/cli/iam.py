@@ -55,7 +55,7 @@ def iam(config: Path | None, overrides: tuple[str, ...], purpose: str, account: 
     """
     settings = load_configuration(config, overrides).settings
     if settings.aws.endpoint == EMBEDDED:
-        raise SettingsError("aws.endpoint: embedded asks nobody for permission; leave it out")
+        raise SettingsError("aws.endpoint: embedded needs no permission; leave it out")
     click.echo(json.dumps(_policy(purpose, settings, _site(settings, account)), indent=2))
     return exit_codes.DRAINED
 

@@ -117,7 +117,9 @@ def _dimensions(dimensions: Mapping[str, str]) -> Iterator[Problem]:
         if name in _OWN_DIMENSIONS:
             yield Problem((*path, name), "is set by kclrun; choose another name")
         elif name.startswith(":") or not _is_text(name, _NAME_CHARACTERS_MAX):
-            yield Problem((*path, name), "is no name of a dimension: plain text, no colon in front")
+            yield Problem(
+                (*path, name), "is not the name of a dimension: plain text, no colon in front"
+            )
         elif not _is_text(value, _VALUE_CHARACTERS_MAX):
             yield Problem((*path, name), "expected a value of plain text that is not empty")
 

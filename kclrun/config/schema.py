@@ -654,4 +654,4 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                     start=source.start or self.start,
                     concurrency=source.concurrency,
                 )
-        raise SettingsError(f"{named} is no stream of this application: {self.stream_names}")
+        raise SettingsError(f"{named} is not a stream of this application: {self.stream_names}")

@@ -205,8 +205,8 @@ def _look_up(inside: str, environment: Mapping[str, str], path: Path) -> str:
     parts = _INSIDE.match(inside)
     if parts is None:
         raise SettingsError(
-            f"{dotted(path)}: ${{{inside}}} is no variable; write ${{NAME}}, ${{NAME:-default}} or"
-            " ${secret:NAME}"
+            f"{dotted(path)}: ${{{inside}}} is not a variable; write ${{NAME}}, ${{NAME:-default}}"
+            " or ${secret:NAME}"
         )
     name, default = parts[1], parts[2]
     found = environment.get(name)

@@ -367,7 +367,7 @@ class Segment:
         size = os.fstat(fd).st_size
         header = os.pread(fd, _HEADER.size + _CRC.size, 0)
         if len(header) < _HEADER.size + _CRC.size:
-            raise SegmentRefused(f"{size} bytes of shared memory are no kclrun segment")
+            raise SegmentRefused(f"{size} bytes of shared memory are not a kclrun segment")
         magic, version, places, _, _ = _HEADER.unpack_from(header)
         if magic != _MAGIC or version != LAYOUT_VERSION:
             raise SegmentRefused(

@@ -410,7 +410,7 @@ class _Planning:
                 self._take_now_or_soon(lease, rank)
             elif self._room_for_overdue > 0 and self._is_overdue(lease):
                 waited_s = self._policy.overdue_after_s
-                why = f"{self._why_free(lease)}, and nobody took it for {waited_s:g} s"
+                why = f"{self._why_free(lease)}, and no owner took it for {waited_s:g} s"
                 self._take(lease, why)
             elif self._can_pass_on(lease):
                 self._pass_on_now_or_soon(lease)
@@ -517,10 +517,10 @@ class _Planning:
 
     def _why_free(self, lease: Lease) -> str:
         if lease.owner in self._holdings.gone:
-            return f"left by {lease.owner}, a former self of ours that is proven dead"
+            return f"left by {lease.owner}, a previous run of this manager that has ended"
         if lease.owner is None:
             is_child = lease.key in self._holdings.children
-            return "nobody owns it" + (", and its parent ended here" if is_child else "")
+            return "it has no owner" + (", and its parent ended here" if is_child else "")
         still_s = self._observation.unchanged_s(lease, self._loads.view.seen_instant)
         return f"expired: {lease.owner} did not renew it for {still_s:.0f} s"
 

@@ -502,7 +502,7 @@ def blockers(
             if held_lease.state not in _SETTLED and not held_lease.is_over:
                 lines.append(f"{lease.key} is {held_lease.state.value}")
         elif lease.owner == me or is_nobody(lease.owner) or lease.key in view.expired:
-            lines.append(f"{lease.key} is not being read by anybody")
+            lines.append(f"{lease.key} is not being read")
     for lease in view.rows.values():
         if lease.is_ended:
             missing = sorted(child for child in lease.children if not view.has_row(child))

@@ -34,7 +34,7 @@ class LifecycleOutcome(enum.Enum):
     GONE = "nothing waits there: no such hook or group, or the wait is over"
     LATER = "throttled or away: nothing happened"
     UNKNOWN = "sent, and its fate is not known"
-    REFUSED = "it will never work: a permission, or a name that is none"
+    REFUSED = "it will never work: a permission, or a wrong name"
 
 
 class LifecycleAnswer(msgspec.Struct, frozen=True):

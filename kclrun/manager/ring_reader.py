@@ -114,7 +114,7 @@ def exit_words(
     """A wait status for people. `forced` are the signals that we sent ourselves. `is_vouched`: its
     report confirms how it ended, so the code is one of ours and not one that user code chose."""
     if status is None:
-        return "ended, and its exit status went to nobody"
+        return "ended, and its exit status was lost"
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in set(signal.Signals) else str(number)

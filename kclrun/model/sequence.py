@@ -54,7 +54,7 @@ class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
         if self.sequence_number not in _RANKS and not _NUMBER.match(self.sequence_number):
             shown = self.sequence_number[:40]
             raise LimitExceeded(
-                f"{shown!r} is no sequence number: expected one of {', '.join(sorted(_RANKS))}"
+                f"{shown!r} is not a sequence number: expected one of {', '.join(sorted(_RANKS))}"
                 f" or a decimal number of at most {SEQUENCE_DIGITS_MAX} digits"
             )
         if self.sub_sequence_number < 0:

@@ -21,7 +21,7 @@ def why_no_endpoint(url: str) -> str:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError:
-        return "this is no URL"
+        return "this is not a URL"
     if "://" not in url and _is_address(url):
         return f"write {'http' if is_loopback(f'//{url}') else 'https'}://{url}"
     if parts.scheme not in {"http", "https"} or not host:
@@ -102,7 +102,7 @@ def stream_key(arn: str, created_at: WallTime) -> StreamKey:
     """
     parts = _ARN.fullmatch(arn)
     if parts is None:
-        raise SettingsError(f"{arn!r} is no ARN of a stream: leases cannot be named by it")
+        raise SettingsError(f"{arn!r} is not the ARN of a stream: leases cannot be named by it")
     return StreamKey(f"{parts['account']}:{parts['name']}:{int(created_at)}")
 
 

@@ -184,7 +184,7 @@ def open_at(
     Raises: SinkError, as `EmittedRows.open` says.
     """
     if not _SHARD_ID.match(shard_id):
-        raise SinkError(f"{shard_id[:128]!r} is no shard id: no file is named after it")
+        raise SinkError(f"{shard_id[:128]!r} is not a shard id: no file is named after it")
     path = folder / f"{shard_id}.jsonl"
     try:
         make_folder(folder)
@@ -273,7 +273,7 @@ def _go_back(
     if base is None or base.length > size:
         raise SinkError(
             f"{path} has {size} bytes and its marks say"
-            f" {base.length if base else 'nothing'}: somebody cut it or replaced it."
+            f" {base.length if base else 'nothing'}: it was cut or replaced from outside."
             f" To go on, move it and {marks.path.name} away, together"
         )
     marks.drop_all_but([mark for mark in marks.marks if mark.position <= position])

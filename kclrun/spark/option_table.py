@@ -246,7 +246,7 @@ class OptionReader:
         if any(word in flat for word in _CREDENTIALS):
             self.refuse(
                 key,
-                "credentials are no options, they would stand in query plans; leave it out and"
+                "credentials are not options: they would stand in query plans; leave it out and"
                 " give them to the processes (environment, profile, instance or pod role), or"
                 " name a role in roleArn",
             )

@@ -121,7 +121,7 @@ def parse_position(text: str) -> Position:
     match = _NUMBER.match(text)
     if match is None or (match[1] and match[3]):
         raise OffsetRefused(
-            f"{text[:60]!r} is no position: expected TRIM_HORIZON, SHARD_END, TS:<milliseconds>,"
+            f"{text[:60]!r} is not a position: expected TRIM_HORIZON, SHARD_END, TS:<milliseconds>,"
             " a sequence number, or @ and a sequence number"
         )
     sub = None if match[3] is None else int(match[3])

@@ -240,7 +240,7 @@ def _region(reached: Reached) -> str | None:
     named = parts[3] if len(parts) == 6 and parts[5].startswith("stream/") else ""
     if not named:
         raise errors.SettingsError(
-            f"{reached.stream!r} is no stream's ARN: expected"
+            f"{reached.stream!r} is not the ARN of a stream: expected"
             " arn:aws:kinesis:<region>:<account>:stream/<name>"
         )
     if reached.region not in {None, named}:

@@ -78,7 +78,7 @@ def test_another_name_may_be_given_to_the_format(spark, stream):
     register(spark, alias="kinesis")
 
     assert spark.read.format("kinesis").options(**stream.options).load().count() == 3
-    with pytest.raises(SettingsError, match="is no name for a format"):
+    with pytest.raises(SettingsError, match="is not a name for a format"):
         register(spark, alias="two words")
 
 

@@ -471,7 +471,7 @@ def _renews(aws: Aws, target: OwnerId, leases: Iterable[Lease]) -> bool:
             break
         time.sleep(_LOOK_EVERY_S)
     click.echo(
-        f"{target} has renewed nothing for {failover_s:g} s: it seems to be dead. Nothing changed",
+        f"{target} has renewed nothing for {failover_s:g} s: it seems to be gone. Nothing changed",
         err=True,
     )
     return False
@@ -535,7 +535,7 @@ def _gave_up(lease: Lease, ask: writes.Ask, wait_s: float) -> int:
         told = "given away, and not taken yet; see  kclrun leases --age"
     else:
         told = (
-            f"still with {ask.asked} after {wait_s:g} s: it is in a long batch, or dead\n"
+            f"still with {ask.asked} after {wait_s:g} s: it is in a long batch, or has ended\n"
             "The ask stays for 30 s; see  kclrun leases --age"
         )
     click.echo(f"{ask.key}: {told}", err=True)

@@ -186,7 +186,7 @@ def _chosen(
     for name in named:
         if not any(name in (each, stream_name(each)) for each in known.values()):
             listed = ", ".join(map(stream_name, known.values()))
-            raise SettingsError(f"--stream: {name} is no stream of this application: {listed}")
+            raise SettingsError(f"--stream: {name} is not a stream of this application: {listed}")
     return tuple(
         key for key, each in known.items() if not named or {each, stream_name(each)} & set(named)
     )

@@ -118,7 +118,7 @@ def _require_interface(processor: Any, name: str) -> int:
     version = getattr(processor, "version", None)
     if version not in _INTERFACES:
         raise errors.ProcessorLoadError(
-            f"{name} is no processor of amazon_kclpy: it has no `version` of"
+            f"{name} is not a processor of amazon_kclpy: it has no `version` of"
             f" {', '.join(map(str, _INTERFACES))}\n"
             "Derive it from amazon_kclpy.v3.processor.RecordProcessorBase; a RecordProcessor of"
             " kclrun is named without kclpy:"

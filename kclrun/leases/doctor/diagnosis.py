@@ -153,7 +153,7 @@ def _went_back(lease: Lease, before: Lease) -> Iterator[Finding]:
             kind=Kind.POSITION_BACK,
             keys=(lease.key,),
             evidence=f"its checkpoint went from {before.checkpoint} back to {lease.checkpoint}",
-            advice="if nobody did that on purpose, find out what else writes this table",
+            advice="if this was not done on purpose, find the other program that writes this table",
         )
 
 
@@ -213,7 +213,7 @@ def _start(lease: Lease, pair: Pair) -> Iterator[Finding]:
             kind=Kind.PENDING_LEFT,
             keys=(lease.key,),
             evidence=f"pendingCheckpoint {lease.pending.position}",
-            advice="it is given to whoever initializes next, and the first checkpoint removes it",
+            advice="the next owner gets it in `initialize`, and the first checkpoint removes it",
         )
 
 
@@ -305,7 +305,7 @@ def _offer(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
             kind=Kind.OFFER_LEFT,
             keys=(lease.key,),
             evidence=f"its owner is {lease.owner or 'nobody'}, and offeredTo or offeredBy stand on"
-            " it: whoever took the offer was no kclrun",
+            " it: the owner that took the offer is not kclrun",
             mend=freed(lease, pair.circumstances),
         )
 
@@ -342,7 +342,7 @@ def _taken_from(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
     )
 
 
-_GO_ON = "let it go on: what is behind it cannot be put in order any more"
+_GO_ON = "let it go on: the records before it cannot be put in order any more"
 _ANEW = "all that the service still has of this shard comes again"
 _TURN = (
     "nothing is lost: the parent is read to its end, too. For the right order the child's"
@@ -562,7 +562,7 @@ def _ended(of: _Listed) -> Iterator[Finding]:
             keys=(row.key, child),
             evidence=f"{row.key} has ended and names a child {child} that has no row",
             mend=freed(row, of.circumstances, children=known) if known else (),
-            advice="a wrong name harms nobody, but keeps the row from being cleaned up; if it was"
+            advice="a wrong name does no harm, but keeps the row from being cleaned up; if it was"
             " a shard, nobody will read it any more. The right names are written instead, where"
             " the service still lists a child",
         )

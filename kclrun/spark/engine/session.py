@@ -75,7 +75,7 @@ def register(spark: SparkSession, alias: str | None = None) -> None:
 def _aliased(source: type[Any], alias: str) -> type[Any]:
     if not _ALIAS.match(alias):
         raise SettingsError(
-            f"{alias[:60]!r} is no name for a format: expected a letter, then letters, digits,"
+            f"{alias[:60]!r} is not a name for a format: expected a letter, then letters, digits,"
             " '_', '.' and '-'"
         )
     # The class is not in any module, so it travels to the planner by value.

@@ -150,7 +150,7 @@ def pipeline_result(
     if isinstance(result, StreamingQuery):
         return result
     if not isinstance(result, DataFrame) or not result.isStreaming:
-        kind = "a DataFrame that is no stream" if isinstance(result, DataFrame) else type(result)
+        kind = "a DataFrame that is not a stream" if isinstance(result, DataFrame) else type(result)
         raise ProcessorLoadError(
             f"pipeline: {reference} returned {kind}\n"
             "Return a DataFrame made of `records`, or a query that was started on it"

@@ -87,7 +87,7 @@ class _Check:
         except pa.ArrowInvalid:
             # Not chained: the original may quote the bytes.
             raise SinkError(
-                f"{name} is no UTF-8 text in a batch of {self._rows} rows that begins with row"
+                f"{name} is not UTF-8 text in a batch of {self._rows} rows that begins with row"
                 f" {self._rows_before + 1} of its partition: it was cast from bytes; encode them,"
                 " as with base64(…)"
             ) from None

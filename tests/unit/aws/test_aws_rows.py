@@ -318,7 +318,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "hash key is no number": {"startingHashKey": {"S": "a"}, "endingHashKey": {"S": "1"}},
     "hash range is empty": {"startingHashKey": {"S": "2"}, "endingHashKey": {"S": "1"}},
     "hash range is too large": {"startingHashKey": {"S": "0"}, "endingHashKey": {"S": str(2**128)}},
-    "state is no base64": {
+    "state is not base64": {
         "pendingCheckpoint": {"S": "1"},
         "pendingCheckpointState": {"B": "!!!"},
     },

@@ -176,7 +176,7 @@ def test_a_move_to_an_owner_that_renews_nothing_changes_nothing(
 
     assert (code, said) == (1, TO_B)
     assert told == [
-        f"{B} has renewed nothing for {failover_s:g} s: it seems to be dead. Nothing changed"
+        f"{B} has renewed nothing for {failover_s:g} s: it seems to be gone. Nothing changed"
     ]
     assert site.clock.slept == [0.5] * round(failover_s * 2)
     assert site.row(0).handoff is None
@@ -430,7 +430,7 @@ def test_of_several_streams_the_plan_is_for_the_leases_of_those(
     site.plant(1, None, stream="123456789012:audits:9:")
 
     said = call("leases --explain --owner new")[1]
-    assert said[1].endswith(f":orders:{created}:{ZERO}: nobody owns it")
+    assert said[1].endswith(f":orders:{created}:{ZERO}: it has no owner")
     assert len(said) == 2
 
 

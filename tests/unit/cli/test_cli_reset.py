@@ -230,7 +230,11 @@ def test_a_shard_whose_children_have_begun_is_not_reset_alone(site: Site, call: 
         ("reset --to LATEST --outputs keep", 64, "would begin where it stands, and so undo"),
         ("reset --to LATEST --shard 1 --stream orders", 64, "leave --stream out"),
         ("reset --to LATEST --set state.store=kept", 78, "a reset does not change it yet"),
-        ("reset --to LATEST --stream other", 78, "other is no stream of this application: orders"),
+        (
+            "reset --to LATEST --stream other",
+            78,
+            "other is not a stream of this application: orders",
+        ),
         ("reset --to yesterday", 78, "--to: expected TRIM_HORIZON, LATEST or an instant"),
         ("reset --to 2023-11-01T00:00:00Z", 78, "orders keeps records for 24 h, and was created"),
         ("reset --to 2923-11-01T00:00:00Z", 78, "is in the future"),

@@ -270,7 +270,9 @@ def test_a_verb_of_one_stream_wants_to_know_which_of_several(config):
     assert settings_for(config, "audits").only_stream == "audits"
     with pytest.raises(click.UsageError, match=r"name one with --stream \(orders, audits\)"):
         settings_for(config, None)
-    with pytest.raises(click.UsageError, match="--stream: other is no stream of this application"):
+    with pytest.raises(
+        click.UsageError, match="--stream: other is not a stream of this application"
+    ):
         settings_for(config, "other")
 
 

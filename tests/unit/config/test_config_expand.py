@@ -47,7 +47,7 @@ def test_a_missing_variable_is_named_with_its_path() -> None:
     "text", ["${}", "${1A}", "${A-b}", "${A:b}", "${secret:}", "${secret:../x}", "${secret:a/b}"]
 )
 def test_what_is_no_variable_is_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="is no variable"):
+    with pytest.raises(SettingsError, match="is not a variable"):
         expand({"k": text}, {"A": "1"})
 
 

@@ -64,7 +64,9 @@ def test_no_stream_is_meant_where_there_are_several_and_none_that_is_not_there()
 
     with pytest.raises(SettingsError, match=r"has several streams \(orders, .*: say which one"):
         _ = settings.only_stream
-    with pytest.raises(SettingsError, match="other is no stream of this application: orders, aud"):
+    with pytest.raises(
+        SettingsError, match="other is not a stream of this application: orders, aud"
+    ):
         settings.of_stream("other")
 
 

@@ -69,7 +69,7 @@ def test_what_the_dead_left_beyond_our_target_is_offered_in_their_name():
 
 
 def test_an_unowned_lease_is_taken():
-    assert sentences(*leases(None, 1)) == ["take shard free-0: nobody owns it"]
+    assert sentences(*leases(None, 1)) == ["take shard free-0: it has no owner"]
 
 
 def test_a_lease_is_asked_for_with_the_numbers_that_speak_for_it():

@@ -1181,7 +1181,7 @@ def test_what_stands_in_the_way_is_named():
     words = "\n".join(life.core.caught_up_blockers())
 
     assert "a is taking" in words
-    assert "c is not being read by anybody" in words
+    assert "c is not being read" in words
     assert "lost, a child of p, has no lease" in words
     assert "bad has a row that cannot be read" in words
     assert "b " not in words

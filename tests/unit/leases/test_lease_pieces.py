@@ -301,4 +301,4 @@ def test_a_scan_of_ten_thousand_leases_of_a_thousand_owners_is_planned_in_time()
 def test_a_row_of_our_own_that_no_process_serves_is_not_caught_up_and_anothers_is_its_own():
     mine, others = lease("a", owner="me"), lease("b", owner="other")
 
-    assert blockers(view_of(mine, others), {}, "me") == ("a is not being read by anybody",)
+    assert blockers(view_of(mine, others), {}, "me") == ("a is not being read",)

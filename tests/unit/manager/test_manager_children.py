@@ -449,7 +449,7 @@ def test_a_death_whose_status_went_to_nobody_is_reported_all_the_same(rig):
 
     rig.loop.run_to(rig.loop.now() + 0.2)
 
-    assert rig.of(ProcessExited)[0].reason == "ended, and its exit status went to nobody"
+    assert rig.of(ProcessExited)[0].reason == "ended, and its exit status was lost"
 
 
 def test_a_status_that_comes_after_the_pidfd_and_before_the_patience_ends_is_told(rig):

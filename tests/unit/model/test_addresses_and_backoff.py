@@ -32,10 +32,10 @@ from kclrun.model.time import backoff_s
         ("kinesis.example#secret", "this is not a URL that starts with https://"),
         ("kinesis.example?secret", "this is not a URL that starts with https://"),
         ("https://", "this is not a URL that starts with https://"),
-        ("https://kinesis.example:99999", "this is no URL"),
+        ("https://kinesis.example:99999", "this is not a URL"),
         ("orders", "this is not a URL that starts with https://"),
         ("ftp://127.0.0.1", "this is not a URL that starts with https://"),
-        ("https://[::1", "this is no URL"),
+        ("https://[::1", "this is not a URL"),
     ],
 )
 def test_an_endpoint_is_https_or_on_this_host_and_else_it_is_said_what_to_write(url, why):

@@ -140,7 +140,7 @@ def fails(_):
         (fails, "pipeline: m:p raised ValueError: wrong$"),
         (lambda _: None, "pipeline: m:p returned <class 'NoneType'>"),
         (lambda _: SimpleNamespace(isStreaming=True), "returned <class 'types.SimpleNamespace'>"),
-        (lambda _: Frame([], isStreaming=False), "returned a DataFrame that is no stream"),
+        (lambda _: Frame([], isStreaming=False), "returned a DataFrame that is not a stream"),
     ],
 )
 def test_what_a_pipeline_raises_or_returns_is_refused_by_its_name(

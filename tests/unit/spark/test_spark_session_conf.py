@@ -219,5 +219,5 @@ def test_the_format_is_registered_where_it_is_not_installed_and_under_its_other_
     assert link.is_symlink()
     assert link.resolve() == Path(tmp_path)
     for wrong in ("", "1k", "k" * 65, "a b"):
-        with pytest.raises(SettingsError, match="is no name for a format"):
+        with pytest.raises(SettingsError, match="is not a name for a format"):
             register(spark, wrong)
