@@ -1,4 +1,5 @@
-"""How many examples a random test tries: all at the gate, a tenth in the quick stage.
+"""How many examples a random test tries: all at the gate, fewer where somebody waits: a quarter in
+`bin/test`, a tenth in its quick stage.
 
 The profile of hypothesis says which, for tests that name a number and for seeded storms too. The
 profiles are registered here: a process that a test starts imports this without conftest.py.
@@ -19,6 +20,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("quarter", settings.get_profile(GATE), max_examples=25)
 settings.register_profile("quick", settings.get_profile(GATE), max_examples=10)
 settings.register_profile("search", deadline=None, max_examples=1_000)
 

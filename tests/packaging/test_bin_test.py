@@ -15,14 +15,15 @@ ROOT = Path(__file__).parents[2]
 GROUPS = ["quick tests", "real processes", "Spark"]
 BUSY = "A time limit only says that a test hung, or that this machine is busy beyond measure."
 
-# Ends as the file `status-N` says and notes what `failures-N` holds, where N counts the groups.
+# Ends as the file `status-N` says and notes what `failures-N` holds, where N numbers the groups:
+# the last two run side by side.
 FAKE_PYTHON = """#!/usr/bin/env bash
 here=$(dirname -- "$0")
 [ "$*" != '-m tests.support.spark_archive' ] || exit 0
 echo "$*" >>"$here/calls"
 echo "${PYTHONDONTWRITEBYTECODE-unset}" >"$here/bytecode"
 echo "$KCLRUN_TEST_FAILURES" >"$here/notes"
-n=$(wc -l <"$here/calls")
+case "$*" in *tests/unit*) n=1 ;; *tests/processes*) n=2 ;; *) n=3 ;; esac
 [ ! -f "$here/failures-$n" ] || cat "$here/failures-$n" >>"$KCLRUN_TEST_FAILURES"
 exit "$(cat "$here/status-$n" 2>/dev/null || echo 0)"
 """
@@ -139,9 +140,9 @@ def test_groups_that_fail_end_no_run_and_are_named_with_their_tests_at_the_end(c
     assert second.endswith(" s, pytest ended with 5)")
     assert third.startswith("  Spark (")
     assert third.endswith(" s, pytest ended with 4)")
-    assert tests == [
-        "    tests/unit/test_a.py::test_x (call): assert 1 == 2",
+    assert sorted(tests) == [
         "    tests/spark/test_b.py::test_y (setup): OSError: no Java",
+        "    tests/unit/test_a.py::test_x (call): assert 1 == 2",
     ]
     assert "All groups passed" not in ran.stdout
 
@@ -167,6 +168,14 @@ def test_an_interrupt_ends_the_run_and_the_end_still_names_what_failed(checkout)
     assert len(checkout.calls()) == 1
     assert "pytest ended with 2" in summary(ran)[0]
     assert "test_x" in summary(ran)[1]
+
+
+def test_only_all_examples_tries_all_of_a_random_test(checkout):
+    assert checkout.run().returncode == checkout.run("--all-examples").returncode == 0
+
+    quick = [call for call in checkout.calls() if "tests/unit" in call]
+    assert ["--hypothesis-profile quarter" in call for call in quick] == [True, False]
+    assert len(checkout.calls()) == 6
 
 
 def test_quick_runs_one_group_with_few_examples(checkout):

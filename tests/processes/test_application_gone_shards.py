@@ -46,6 +46,7 @@ def put(aws, stream, hash_key):
     )
 
 
+@pytest.mark.slow
 def test_children_are_read_though_their_parent_was_trimmed_while_the_fleet_was_down(
     forgetful_aws, start
 ):

@@ -126,6 +126,7 @@ def position(table, shard_id):
     return item["checkpoint"]["S"], int(item["checkpointSubSequenceNumber"]["N"])
 
 
+@pytest.mark.slow
 def test_the_checkpoints_of_the_java_worker_go_on_over_all_three_interfaces(
     embedded_aws, stream, consumer, notes
 ):

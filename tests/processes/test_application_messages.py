@@ -74,6 +74,7 @@ def by_number(seen):
     return {key: sorted(numbers) for key, numbers in seen.items()}
 
 
+@pytest.mark.slow
 def test_every_row_arrives_in_the_order_of_its_key_while_processes_are_killed(
     embedded_aws, application, producer
 ):

@@ -167,6 +167,7 @@ def test_lines_of_the_log_add_up_to_what_was_processed(embedded_aws, application
     assert app.of("metrics_not_published") == []
 
 
+@pytest.mark.slow
 def test_a_halted_shard_is_seen_and_no_reason_to_replace_the_machine(
     embedded_aws, application, producer
 ):
@@ -256,6 +257,7 @@ def test_an_address_that_is_taken_ends_the_start_before_any_lease_is_taken(
     assert app.lease_pids(with_orphans=True) == []
 
 
+@pytest.mark.slow
 def test_metrics_that_nobody_takes_hold_up_no_record_and_no_stop(
     embedded_aws, application, producer
 ):

@@ -117,6 +117,7 @@ def test_a_stream_that_answers_nobody_costs_no_lease(embedded_aws, application, 
     app.finish(source)
 
 
+@pytest.mark.slow
 def test_a_stream_that_refuses_connections_is_told_once_a_shard_with_its_length(
     embedded_aws, application, producer, gate
 ):

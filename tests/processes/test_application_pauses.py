@@ -17,6 +17,7 @@ def rows(embedded_aws, app):
     return embedded_aws.rows(app.table)
 
 
+@pytest.mark.slow
 def test_a_paused_application_keeps_its_leases_over_a_restart_and_reads_nothing_until_resumed(
     embedded_aws, application, producer
 ):

@@ -127,6 +127,7 @@ def assert_rows_are_as_the_kcl_writes_them(rows, keys):
     assert len(merged) == 1
 
 
+@pytest.mark.slow
 def test_operators_name_a_lease_by_stream_and_shard_and_see_each_stream(
     embedded_aws, application, producer, two_streams
 ):
@@ -176,6 +177,7 @@ def test_operators_name_a_lease_by_stream_and_shard_and_see_each_stream(
     assert app.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_table_of_one_stream_is_not_used_for_several_nor_the_other_way_round(
     embedded_aws, application, two_streams
 ):

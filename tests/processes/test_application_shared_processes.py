@@ -122,6 +122,7 @@ def test_a_shard_whose_code_raises_halts_and_its_neighbours_go_on_in_their_proce
     app.finish(source)
 
 
+@pytest.mark.slow
 def test_a_busy_shard_gets_a_process_of_its_own_at_a_commit_and_nothing_comes_twice(
     embedded_aws, application, producer
 ):
@@ -140,6 +141,7 @@ def test_a_busy_shard_gets_a_process_of_its_own_at_a_commit_and_nothing_comes_tw
     assert not app.of("lease_released")[:-3], "its row was never given away"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_code_that_stands_still_ends_its_process_and_its_neighbours_are_not_fenced(
     embedded_aws, application, producer

@@ -138,6 +138,7 @@ def test_leases_that_share_a_process_give_single_records_in_the_order_of_the_sha
         assert called == [(key, n) for _, key, n in rows]
 
 
+@pytest.mark.slow
 def test_a_coroutine_that_stands_still_is_named_with_its_stack_and_its_record_goes_on_elsewhere(
     embedded_aws, application, producer, tmp_path
 ):

@@ -4,6 +4,8 @@ import os
 import signal
 import time
 
+import pytest
+
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.gate import Gate
 
@@ -59,6 +61,7 @@ def test_user_code_that_stands_still_is_ended_and_each_stall_is_one_story(
     assert len(app.of("process_stalled")) == len(WAYS), "it was cured and stalled again"
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_ended_and_its_shard_is_read_again(
     embedded_aws, application, producer
 ):
@@ -86,6 +89,7 @@ def test_a_stopped_process_is_ended_and_its_shard_is_read_again(
     app.finish(source, killed={victim}, cap=CAP)
 
 
+@pytest.mark.slow
 def test_a_request_that_never_comes_back_ends_in_good_order_and_nothing_comes_twice(
     embedded_aws, application, producer
 ):

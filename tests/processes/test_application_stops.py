@@ -13,6 +13,7 @@ from tests.processes.ledger_rig.application import wait_for_ends
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 
+@pytest.mark.slow
 def test_five_stops_and_restarts_in_the_stream_make_no_duplicate(
     embedded_aws, application, producer
 ):

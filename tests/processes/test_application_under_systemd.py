@@ -97,6 +97,7 @@ def test_a_unit_is_ready_once_its_table_is_read_stays_alive_and_says_that_it_sto
     assert not any("NOTIFY_SOCKET" in each for each in environments)
 
 
+@pytest.mark.slow
 def test_a_manager_that_stands_still_says_nothing_and_leaves_its_stacks_to_the_watchdog(
     embedded_aws, unit, systemd
 ):
@@ -144,6 +145,7 @@ def test_a_watchdog_that_is_too_quick_ends_the_start_in_words(embedded_aws, unit
     assert app.of("lease_taken") == []
 
 
+@pytest.mark.slow
 def test_a_drained_instance_that_waits_for_its_group_asks_for_the_time(
     embedded_aws, on_instance, metadata, group, systemd
 ):

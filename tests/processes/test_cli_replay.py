@@ -145,6 +145,7 @@ def test_a_replay_has_each_row_of_its_range_once_over_reshards_and_touches_nothi
     assert (code, "has files already" in told) == (78, True)
 
 
+@pytest.mark.slow
 def test_a_replay_that_is_killed_or_halted_goes_on_with_the_same_command(orders):
     begin, end = orders.written()
     (orders.folder / "bad").touch()  # user code cannot process record 300
@@ -171,6 +172,7 @@ def test_a_replay_that_is_killed_or_halted_goes_on_with_the_same_command(orders)
     assert sorted(row["tens"] for row in tens) == list(range(100, 400, 10))
 
 
+@pytest.mark.slow
 def test_a_comparison_shows_how_the_rows_of_two_versions_differ(orders):
     begin, end = orders.written()
     said = ("--from", begin, "--to", end, "--folder", "compared")

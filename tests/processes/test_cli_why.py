@@ -96,6 +96,7 @@ def site(tmp_path):
         yield site
 
 
+@pytest.mark.slow
 def test_the_story_names_the_death_the_exception_the_halt_and_the_loss_of_the_machine(
     site, tmp_path, monkeypatch
 ):

@@ -77,6 +77,7 @@ def _seconds_between(app, first, last):
     return (minutes_and_seconds[1] - minutes_and_seconds[0]) % 3600
 
 
+@pytest.mark.slow
 def test_a_group_that_ends_the_instance_waits_for_the_batch_and_is_asked_for_time(
     embedded_aws, on_instance, group, producer
 ):

@@ -20,7 +20,6 @@ from tests.patience import HUNG_S
 from tests.processes.cli_rig import Program, Site
 from tests.unit.page.fleet import ABOUT, behind, key, lease, snapshot_of
 
-pytestmark = pytest.mark.slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
@@ -93,6 +92,7 @@ def rendered(profile, url):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_begins_before_the_first_start_and_shows_the_fleet_and_a_split_as_they_come(
     site, programs, number
@@ -130,6 +130,7 @@ def test_a_manager_serves_the_page_while_it_runs(site, programs):
     assert fleet.end() == 0
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_named(site, programs):
     first = programs("page", "--config", site.config, "--port", "0")
     port = urlsplit(url_of(first)).port
@@ -140,6 +141,7 @@ def test_a_port_that_is_taken_is_named(site, programs):
     assert any(f"cannot listen on 127.0.0.1:{port}" in line for line in second.told)
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_in_a_browser_a_thousand_shards_are_shown_with_their_strips(tmp_path):
     leases = [lease(number) for number in range(1_000)]
@@ -159,6 +161,7 @@ def test_in_a_browser_a_thousand_shards_are_shown_with_their_strips(tmp_path):
     assert f"key={key(999)}" in document
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_in_a_browser_the_page_loads_itself_again_without_scripts(tmp_path):
     numbers, shown_twice = itertools.count(1), threading.Event()

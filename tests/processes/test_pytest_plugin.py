@@ -49,7 +49,7 @@ def project(tmp_path):
     return tmp_path
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 @pytest.mark.timeout(2 * TEST_S)
 def test_the_examples_of_the_page_pass_as_they_stand_side_by_side(project):
     files = [block for block in blocks_of(PAGE.read_text()) if block.kind == "file"]
@@ -85,7 +85,7 @@ def test_without_the_extra_a_test_that_needs_it_fails_and_says_what_to_install(p
     assert "1 passed, 1 error" in output
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 def test_a_halted_shard_and_settings_that_cannot_be_fail_the_test_with_the_reason(project):
     (project / "test_it.py").write_text(
         "from kclrun import RecordProcessor\n\n\n"
