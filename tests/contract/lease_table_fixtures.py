@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 from kclrun.aws.lease_table import INDEX_KEYS, OWNER_INDEX, DynamoLeaseTable
@@ -25,6 +24,7 @@ from kclrun.aws.wire import WireClient
 from kclrun.cli.world import Aws
 from kclrun.config.load import settings_of
 from kclrun.local.lease_rows import LeaseRows
+from kclrun.local.moto_process import dispatcher
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import LeaseTable
@@ -51,9 +51,7 @@ class OneAtATime:
 
 @pytest.fixture(scope="session")
 def moto_url() -> Iterator[str]:
-    server = make_server(
-        "127.0.0.1", 0, OneAtATime(DomainDispatcherApplication(create_backend_app)), threaded=True
-    )
+    server = make_server("127.0.0.1", 0, OneAtATime(dispatcher()), threaded=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"

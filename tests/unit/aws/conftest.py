@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 from kclrun.aws.http import CONNECTIONS_MAX
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
+from kclrun.local.moto_process import dispatcher
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.patience import HUNG_S
 
@@ -217,9 +217,7 @@ def make_client() -> Iterator[MakeClient]:
 @pytest.fixture(scope="module")
 def moto_url() -> Iterator[str]:
     """Moto's services behind one endpoint, for one module's tests."""
-    server = make_server(
-        "127.0.0.1", 0, DomainDispatcherApplication(create_backend_app), threaded=True
-    )
+    server = make_server("127.0.0.1", 0, dispatcher(), threaded=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
