@@ -1,4 +1,7 @@
-"""What is wrong before AWS is asked ends the program at once: what, where, what to do, and 78."""
+"""What is wrong before AWS is asked ends the program at once: what, where, what to do, and a code.
+
+What is said of each setting is in tests/unit/config and tests/unit/cli, without a process.
+"""
 
 import pytest
 
@@ -12,48 +15,52 @@ def project(tmp_path):
     return Project(tmp_path)
 
 
-# What is said of each setting is in tests/unit/config and tests/unit/cli, without a process.
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("settings", "arguments", "said"),
     [
+        # Everything at once, so that nobody mends a file line by line.
         (
             {"leases": {"max": "many"}, "stall": 120},
-            # Everything at once, so that nobody mends a file line by line.
+            [],
             [
                 "leases.max: expected a whole number from 1 to 1024, got 'many' (app.yaml line ",
                 "stall:",
             ],
         ),
-        ({"processor": "mine:Minne"}, ["defines no Minne", "It defines: Mine"]),
+        ({}, ["--set", "lease.max=1"], ["lease: no such setting; did you mean leases?"]),
+        # Before a lease is halted over it.
+        ({"output": {"path": "mine.py"}}, [], ["output.path: cannot make the folder /"]),
+        ({"output": {"path": "/proc/rows"}}, [], ["output.path: cannot make the folder /"]),
+        ({}, ["--report", "mine.py/report.json"], ["--report: cannot make the folder /"]),
     ],
-    ids=["settings", "processor"],
+    ids=["settings", "--set", "output", "output in /proc", "--report"],
 )
-def test_a_wrong_configuration_is_78_with_place_and_remedy(project, wrong, said):
-    ended = project.settings(**wrong).run()
+def test_it_is_78_with_place_and_remedy(project, settings, arguments, said):
+    ended = project.settings(**settings).run(*arguments)
 
     assert ended.code == 78
     assert ended.has_told(*said)
 
 
-def test_a_wrong_override_is_78_and_named(project):
-    ended = project.settings().run("--set", "lease.max=1")
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("/", ["/ is a folder", "--config"]),
+        ("no.yaml", ["cannot read no.yaml: No such file or directory"]),
+    ],
+)
+def test_a_configuration_that_is_no_file_is_78(project, config, said):
+    ended = project.run(config=config)
 
     assert ended.code == 78
-    assert ended.has_told("lease: no such setting; did you mean leases?")
+    assert ended.has_told(*said)
 
 
-def test_a_configuration_that_is_not_there_is_78(project):
-    ended = project.run()
+def test_a_report_that_cannot_be_written_is_told_before_the_run(project):
+    ended = project.settings().run("--report", ".")
 
-    assert ended.code == 78
-    assert ended.has_told(f"cannot read {project.config}: No such file or directory")
-
-
-def test_a_folder_as_configuration_is_78_and_told_what_to_name(project):
-    ended = project.run(config=project.folder)
-
-    assert ended.code == 78
-    assert ended.has_told(f"{project.folder} is a folder", "--config")
+    assert ended.code == 64
+    assert "'.' is a directory" in ended.told
 
 
 def test_a_processor_is_imported_with_the_environment_it_will_run_with(project):
@@ -71,26 +78,22 @@ def test_a_processor_is_imported_with_the_environment_it_will_run_with(project):
     assert "canary-7" not in refused.told + refused.out
 
 
-def test_without_credentials_nothing_is_asked_and_it_is_77(project):
+@pytest.mark.parametrize(
+    ("aws", "code", "said"),
+    [
+        ("aws: {region: us-east-1}", 77, ["no AWS credentials were found", "AWS_PROFILE", "role"]),
+        ("", 78, ["region"]),
+    ],
+)
+def test_without_credentials_or_a_region_nothing_is_asked(project, aws, code, said):
     del project.environment["AWS_ACCESS_KEY_ID"], project.environment["AWS_SECRET_ACCESS_KEY"]
-    project.text(
-        "application: orders\nstream: orders\nprocessor: mine:Mine\naws: {region: us-east-1}\n"
-    )
+    project.text(f"application: orders\nstream: orders\nprocessor: mine:Mine\n{aws}\n")
 
     ended = project.run()
 
-    assert ended.code == 77
-    assert ended.has_told("no AWS credentials were found", "AWS_PROFILE", "role")
+    assert ended.code == code
+    assert ended.has_told(*said)
     assert "Grant it" not in ended.told
-
-
-def test_without_a_region_it_is_78(project):
-    project.text("application: orders\nstream: orders\nprocessor: mine:Mine\n")
-
-    ended = project.run()
-
-    assert ended.code == 78
-    assert ended.has_told("region")
 
 
 def test_a_place_for_lock_files_that_cannot_be_written_is_78(project, embedded_aws):
@@ -103,33 +106,8 @@ def test_a_place_for_lock_files_that_cannot_be_written_is_78(project, embedded_a
     assert ended.has_told("KCLRUN_STATE_DIR")
 
 
-@pytest.mark.parametrize(
-    ("more", "arguments", "setting"),
-    [
-        ({"output": {"path": "mine.py"}}, [], "output.path"),
-        ({"output": {"path": "mine.py/rows"}}, [], "output.path"),
-        ({"output": {"path": "/proc/rows"}}, [], "output.path"),
-        ({}, ["--report", "mine.py/report.json"], "--report"),
-    ],
-)
-def test_a_place_that_cannot_be_written_is_78_before_a_lease_is_halted_over_it(
-    project, more, arguments, setting
-):
-    ended = project.settings(**more).run(*arguments)
-
-    assert ended.code == 78
-    assert ended.has_told(f"{setting}: cannot make the folder /")
-
-
-def test_a_report_that_cannot_be_written_is_told_before_the_run(project):
-    ended = project.settings().run("--report", ".")
-
-    assert ended.code == 64
-    assert "'.' is a directory" in ended.told
-
-
 def test_foreign_text_in_a_message_moves_no_cursor(project):
-    ended = project.settings(processor="mine:Mine", start="\x1b[2Jsoon\r\u202e").run()
+    ended = project.settings(start="\x1b[2Jsoon\r\u202e").run()
 
     assert ended.code == 78
     assert not any(character in ended.told for character in "\x1b\r\u202e")

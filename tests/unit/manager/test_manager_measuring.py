@@ -35,23 +35,10 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import CreateLease, ResumeLease
-from tests.unit.manager.manager_rig import BEGAN, ManagerRig, sampler_of_core
+from tests.unit.manager.manager_rig import BEGAN, sampler_of_core
 
 OTHER = "kclrun:g:other:n"
 TERM = signal.SIGTERM
-
-
-@pytest.fixture
-def rig(tmp_path):
-    made = []
-
-    def make(**how):
-        made.append(ManagerRig(tmp_path, **how))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
 
 
 def sampler_of(run):

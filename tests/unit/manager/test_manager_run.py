@@ -23,19 +23,6 @@ from tests.unit.manager.manager_rig import BEGAN, ManagerRig
 TERM, INT, QUIT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP
 
 
-@pytest.fixture
-def rig(tmp_path):
-    made = []
-
-    def make(**how):
-        made.append(ManagerRig(tmp_path, **how))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
 def owners(rig):
     return {lease.owner for page in rig.table.scan() for lease in page.leases}
 
