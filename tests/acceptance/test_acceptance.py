@@ -71,6 +71,7 @@ def test_every_check_passes_here_and_all_that_was_made_is_gone(account):
     assert account.taken_names() == []
 
 
+@pytest.mark.slow
 def test_the_contract_of_a_table_runs_over_two_tables_of_the_account(account):
     file = "tests/contract/test_lease_table_late.py"
     ran = subprocess.run(

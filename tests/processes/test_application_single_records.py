@@ -94,7 +94,8 @@ def test_killed_in_the_middle_each_row_is_there_once_and_the_poisons_are_letters
     assert len(letters_at(place, embedded_aws)) == len(poisons)
 
 
-@pytest.mark.parametrize("kind", ["Tasks", pytest.param("Threads", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Tasks", "Threads"])
 def test_drained_in_the_middle_and_started_again_each_record_is_called_once(
     embedded_aws, application, producer, tmp_path, kind
 ):

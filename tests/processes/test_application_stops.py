@@ -57,7 +57,9 @@ def test_ctrl_c_reaches_the_whole_group_and_drains_once(embedded_aws, applicatio
     app.judged(source)
 
 
-@pytest.mark.parametrize("how", ["a second SIGTERM", "SIGQUIT"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("a second SIGTERM", marks=pytest.mark.slow), "SIGQUIT"]
+)
 def test_a_stop_in_a_hurry_ends_stuck_user_code_and_its_records_come_again(
     embedded_aws, application, producer, how
 ):

@@ -64,7 +64,16 @@ def test_a_missing_stream_is_66(project, endpoints):
     assert ended.has_told("Stream nobodys", "not found", "kclrun local --stream nobodys")
 
 
-@pytest.mark.parametrize("operation", ["DescribeTable", "CreateTable", "GetItem", "Scan"])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "GetItem",
+        *(
+            pytest.param(o, marks=pytest.mark.slow)
+            for o in ("DescribeTable", "CreateTable", "Scan")
+        ),
+    ],
+)
 def test_a_missing_permission_on_the_table_is_77_and_named(
     project, endpoints, dynamodb, stream, table, operation
 ):
@@ -77,7 +86,9 @@ def test_a_missing_permission_on_the_table_is_77_and_named(
     assert "UpdateItem" not in dynamodb.calls, "a lease was taken before the refusal was seen"
 
 
-@pytest.mark.parametrize("operation", ["DescribeStreamSummary", "ListShards"])
+@pytest.mark.parametrize(
+    "operation", [pytest.param("DescribeStreamSummary", marks=pytest.mark.slow), "ListShards"]
+)
 def test_a_missing_permission_on_the_stream_is_77_and_named(
     project, endpoints, kinesis, dynamodb, stream, table, operation
 ):
