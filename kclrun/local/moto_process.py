@@ -20,7 +20,7 @@ _HOSTS_MAX: Final = 256
 def dispatcher() -> WsgiApp:
     """moto's application for all services, which remembers the service of each host.
 
-    moto lists its own folder for that, twice a request: a third of a request's CPU time.
+    moto lists its own folder for that, twice a request: a third of the CPU time of one of DynamoDB.
     """
     # By default moto accepts requests of web pages of any origin. No web page needs access here.
     os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "true"
