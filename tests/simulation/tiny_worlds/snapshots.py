@@ -60,9 +60,9 @@ STATE = {
 # states.
 NOTED = {
     "ModeWatch": ("_in_table", "_elsewhere", "_told", "_reads", "_is_reading", "_read_instant"),
-    "Auditor": ("_noted", "_told_expired"),
+    "Auditor": ("_changes", "_told_expired"),
     "StreamWatch": ("_open_and_ended_since",),
-    "ConfigDrift": ("_told",),
+    "ConfigDrift": ("_changes",),
     "CapacityWatch": ("_short_scans", "_left_unread"),
     # No row has a load here, so nothing is exchanged.
     "Observation": ("_moved",),

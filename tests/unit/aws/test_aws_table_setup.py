@@ -193,7 +193,7 @@ def test_a_table_with_another_key_is_refused(
 ) -> None:
     plain_table(plane, name, *keys, kind=kind)
 
-    with pytest.raises(TableRefused, match="no lease table"):
+    with pytest.raises(TableRefused, match="not a lease table"):
         ensured(plane, name)
 
 

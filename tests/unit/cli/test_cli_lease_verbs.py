@@ -125,7 +125,7 @@ def test_a_request_that_nobody_answers_is_given_up_and_stays(
     assert (code, told) == (
         1,
         [
-            f"{ZERO}: still with {A} after 1 s: it is in a long batch, or dead",
+            f"{ZERO}: still with {A} after 1 s: it is in a long batch, or has ended",
             "The ask stays for 30 s; see  kclrun leases --age",
         ],
     )

@@ -82,10 +82,10 @@ def test_what_is_no_address_is_refused(listen: str | int) -> None:
             (f"observe: {{cloudwatch: {{dimensions: {dimensions}}}}}", f"{DIMENSIONS}{said}")
             for dimensions, said in (
                 ("{Shard: x}", ".Shard: is set by kclrun"),
-                ("{':a': x}", ".:a: is no name"),
-                ("{Köln: x}", ".Köln: is no name"),
-                ("{' ': x}", ". : is no name"),
-                (f"{{{'n' * 256}: x}}", f".{'n' * 256}: is no name"),
+                ("{':a': x}", ".:a: is not the name"),
+                ("{Köln: x}", ".Köln: is not the name"),
+                ("{' ': x}", ". : is not the name"),
+                (f"{{{'n' * 256}: x}}", f".{'n' * 256}: is not the name"),
                 ('{a: "x\\ty"}', ".a: expected a value of plain text"),
                 ("{a: Köln}", ".a: expected a value of plain text"),
                 ("{a: ''}", ".a: expected a value"),

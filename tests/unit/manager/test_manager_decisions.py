@@ -127,7 +127,7 @@ def test_an_end_is_said_in_words():
     assert exit_words(9 << 8) == "exit code 9"
     assert "SIGKILL" in exit_words(signal.SIGKILL)
     assert "memory" in exit_words(signal.SIGKILL)
-    assert "nobody" in exit_words(None)
+    assert "status was lost" in exit_words(None)
     assert (exit_code_of(3 << 8), exit_code_of(9), exit_code_of(None)) == (3, None, None)
     assert exit_words(signal.SIGKILL, [signal.SIGKILL]) == "killed by SIGKILL", "by us"
     assert exit_words(signal.SIGTERM) == "killed by SIGTERM"

@@ -13,7 +13,7 @@ from kclrun.model.shard import HashRange
     "text", ["", "00", "01", "-1", "1.0", "1 ", "½", "trim_horizon", "9" * 130, "SHARD-END"]
 )
 def test_what_is_no_sequence_number_is_refused(text):
-    with pytest.raises(LimitExceeded, match="is no sequence number"):
+    with pytest.raises(LimitExceeded, match="is not a sequence number"):
         ExtendedSequenceNumber(text)
 
 

@@ -32,7 +32,7 @@ def test_a_key_is_made_of_account_name_and_the_whole_second_of_the_creation():
     "arn", ["", "orders", "arn:aws:s3:::bucket", "arn:aws:kinesis:x:1:stream/"]
 )
 def test_what_is_no_arn_of_a_stream_makes_no_key(arn):
-    with pytest.raises(SettingsError, match="no ARN of a stream"):
+    with pytest.raises(SettingsError, match="not the ARN of a stream"):
         stream_key(arn, 1.0)
 
 

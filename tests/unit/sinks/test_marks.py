@@ -157,7 +157,7 @@ def test_the_marks_of_a_file_that_was_moved_away_are_void(tmp_path: Path):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (b'{"n":1}\n', "has 8 bytes and its marks say 10: somebody cut it or replaced it"),
+        (b'{"n":1}\n', "has 8 bytes and its marks say 10: it was cut or replaced from outside"),
         (b'{"n":1}\n{"n":2}\n', "has no line end at 10, where its marks say one is"),
     ],
 )

@@ -46,7 +46,7 @@ def test_a_region_is_needed_and_must_agree_with_the_arn():
     with pytest.raises(SettingsError, match="eu-west-1: leave region out"):
         connected(Reached(stream=ARN, region="us-east-1"))
     for arn in ("arn:aws:sqs:eu-west-1:123456789012:orders", "arn:aws:kinesis:eu-west-1:1"):
-        with pytest.raises(SettingsError, match="no stream's ARN"):
+        with pytest.raises(SettingsError, match="not the ARN of a stream"):
             connected(Reached(stream=arn))
 
 

@@ -172,7 +172,7 @@ def test_an_arn_names_the_stream_and_its_region():
         ({"startingOffsets": "{"}, "expected JSON such as"),
         ({"startingOffsets": "{}"}, "expected at least one shard"),
         ({"startingOffsets": '{"shard-1": "1"}'}, "expected shard ids and \"*\", not 'shard-1'"),
-        ({"startingOffsets": f'{{"{FIRST}": "latest"}}'}, f"{FIRST}: 'latest' is no position"),
+        ({"startingOffsets": f'{{"{FIRST}": "latest"}}'}, f"{FIRST}: 'latest' is not a position"),
         ({"startingOffsets": "latest", "from": "0"}, "and startingTimestamp say the same thing"),
         ({"startingTimestamp": "2026-03-01T06:00:00"}, "the time zone is missing; add Z for UTC"),
         ({"startingTimestamp": "yesterday"}, "expected an instant such as"),
@@ -291,7 +291,7 @@ def test_before_it_is_known_what_they_are_for_options_of_both_pass():
 )
 def test_a_credential_is_no_option_and_is_not_repeated(name):
     told = refusal({"streamName": "flights", name: "wJalrXUtnFEMI"})
-    assert f"{name}: credentials are no options" in told
+    assert f"{name}: credentials are not options" in told
     assert "wJalrXUtnFEMI" not in told
 
 

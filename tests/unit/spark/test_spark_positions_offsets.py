@@ -68,7 +68,7 @@ def test_a_position_inside_an_aggregate_lies_between_its_ends():
 
 @pytest.mark.parametrize("text", ["", "LATEST", "TS:01", "@", "@7/1", "007", "1/", "7 ", "TS:-1"])
 def test_what_is_no_position_is_refused(text):
-    with pytest.raises(OffsetRefused, match="is no position"):
+    with pytest.raises(OffsetRefused, match="is not a position"):
         parse_position(text)
 
 

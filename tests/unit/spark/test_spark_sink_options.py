@@ -303,7 +303,7 @@ class TestRows:
 
         told = row_refusal(pa.RecordBatch.from_pydict(columns))
 
-        assert f"{column} is no UTF-8 text" in told
+        assert f"{column} is not UTF-8 text" in told
         assert "xff" not in told
 
 
