@@ -2,6 +2,7 @@
 (standard and FIFO) and a stream, on the embedded AWS."""
 
 import itertools
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -10,9 +11,12 @@ import pytest
 from kclrun.aws import dead_letters
 from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.put_records import WirePutter
+from kclrun.aws.wire import WireClient
 from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, SinkError
 from kclrun.local.filling import make_stream
 from kclrun.model.letter import LETTER_VERSION, LetterPlace
+from kclrun.model.record import PutEntry
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.sinks.dead_letters import letter_store
 from tests.support.letters import letter
@@ -85,9 +89,8 @@ class Place:
             more = fifo if self.place.sqs.endswith(".fifo") else {}
             sqs.send_message(QueueUrl=url, MessageBody=content.decode(), **more)
         elif self.place.stream:
-            kinesis = EndpointSettings(region="us-east-1", endpoint_url=self.kinesis.url)
-            client = RenewedClient(kinesis, lambda: KEYS, ControlPlane.kinesis)()
-            client.put_record(StreamName=self.place.stream, Data=content, PartitionKey="k")
+            with closing(WireClient(self.kinesis, lambda: KEYS, service="kinesis")) as client:
+                WirePutter(client, self.place.stream).put([PutEntry(content, "k")])
         else:
             bucket, _, prefix = self.place.s3.removeprefix("s3://").partition("/")
             key = f"{prefix}/orders/a/1-0.json".lstrip("/")

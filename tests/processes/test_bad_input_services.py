@@ -128,7 +128,7 @@ def test_a_table_with_another_key_is_78(project, embedded_aws, endpoints, stream
     ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
 
     assert ended.code == 78
-    assert ended.has_told(f"table {table} is no lease table", "id (HASH)", "leases.table")
+    assert ended.has_told(f"table {table} is not a lease table", "id (HASH)", "leases.table")
 
 
 def test_a_table_of_the_kcl_3_in_its_own_mode_is_78(

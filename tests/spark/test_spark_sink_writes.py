@@ -114,7 +114,7 @@ class TestRefusals:
         assert "cannot be overwritten" in refused(two, good, mode="overwrite")
         assert "does not know the column 'number'" in refused(rows, good)
         assert "needs a column data" in refused(two.drop("data"), good)
-        assert "credentials are no options" in refused(two, {**good, "awsSecretKey": "x"})
+        assert "credentials are not options" in refused(two, {**good, "awsSecretKey": "x"})
         assert records(kinesis.stored(stream)) == []
 
     def test_a_missing_stream_is_named(self, spark, kinesis):

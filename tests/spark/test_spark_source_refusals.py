@@ -42,7 +42,7 @@ def test_unknown_options_are_told_at_load_all_together_with_a_suggestion(spark, 
 
     assert "did you mean startingOffsets?" in told
     assert "pollInterval: expected 200ms to 1m" in told
-    assert "awssecretkey: credentials are no options" in told
+    assert "awssecretkey: credentials are not options" in told
     assert "x9" not in told
 
 
