@@ -18,7 +18,7 @@ import msgspec
 from kclrun.errors import ServiceError
 from kclrun.model.instance import InstanceIdentity, InstanceLook, LifecycleAction
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.letter import KeptLetter, Letter
+from kclrun.model.letter import KeptLetter, Letter, Takeover
 from kclrun.model.output import Cursor, Message, MessageLimits
 from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
 from kclrun.model.record import PutEntry, PutResult, StartPoint
@@ -245,8 +245,14 @@ class LetterStore(Protocol):
         """
         ...
 
+    def take_over(self, takeover: Takeover) -> None:
+        """Durable when this returns, as a letter is: `kept` then tells that letters of former
+        owners are of uncommitted work. Raises: SinkError.
+        """
+        ...
+
     def kept(self) -> Iterator[KeptLetter]:
-        """The letters, shard by shard in the order of the records, each record once.
+        """The letters, shard by shard in the order of the records, as `told_apart` gives them.
 
         Raises: SettingsError, naming the place, if it holds anything else, or a letter of a newer
         version; a ServiceError leaf.

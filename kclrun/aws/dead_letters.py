@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -37,7 +39,16 @@ from kclrun.aws.operations import (
 from kclrun.aws.put_records import batches, put_records, send_all
 from kclrun.aws.wire import WireClient
 from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, SinkError, Unavailable
-from kclrun.model.letter import KeptLetter, Letter, LetterPlace, decode_letter
+from kclrun.model.letter import (
+    TAKEN_OVER,
+    KeptLetter,
+    Letter,
+    LetterPlace,
+    Takeover,
+    decode_letter,
+    decode_takeover,
+    told_apart,
+)
 from kclrun.model.reading import PageCursor
 from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -90,13 +101,20 @@ class LetterBucket:
 
     def keep(self, letter: Letter) -> None:
         """As `LetterStore.keep`. The same letter may be kept twice, and is then there once."""
-        key, body = self._prefix + letter.name, msgspec.json.encode(letter) + b"\n"
-        with _keeping(), _doing(PUT_OBJECT, f"keep the dead letter {self.url_of(letter)}"):
+        self._put(letter)
+
+    def take_over(self, takeover: Takeover) -> None:
+        """As `LetterStore.take_over`."""
+        self._put(takeover)
+
+    def _put(self, content: Letter | Takeover) -> None:
+        key, body = self._prefix + content.name, msgspec.json.encode(content) + b"\n"
+        with _keeping(), _doing(PUT_OBJECT, f"keep the dead letter {self.url_of(content)}"):
             self._client().put_object(Bucket=self._bucket, Key=key, Body=body)
 
-    def url_of(self, letter: Letter) -> str:
-        """Where `keep` puts it."""
-        return f"s3://{self._bucket}/{self._prefix}{letter.name}"
+    def url_of(self, content: Letter | Takeover) -> str:
+        """Where it is put."""
+        return f"s3://{self._bucket}/{self._prefix}{content.name}"
 
     def get(self, letter: Letter) -> Letter:
         """The whole letter of one without its payload. Raises: SettingsError, a ServiceError."""
@@ -104,19 +122,22 @@ class LetterBucket:
 
     def kept(self) -> Iterator[KeptLetter]:
         """As `LetterStore.kept`."""
-        of_shard: list[KeptLetter] = []
-        for key in self._keys():
-            each = KeptLetter(self._get(key), f"s3://{self._bucket}/{key}", key)
-            # Keys are listed in the order of their bytes, so a shard's stand beside each other.
-            if of_shard and each.letter.order[:2] != of_shard[0].letter.order[:2]:
-                yield from _in_order(of_shard)
-                of_shard = []
-            of_shard.append(each)
-        yield from _in_order(of_shard)
+        # Keys are listed in the order of their bytes, so a shard's stand beside each other.
+        for _, keys in itertools.groupby(self._keys(), lambda key: key.rpartition("/")[0]):
+            letters, takeovers = [], []
+            for key in keys:
+                url = f"s3://{self._bucket}/{key}"
+                if key.endswith(".json"):
+                    letters.append(KeptLetter(self._get(key), url, (key,)))
+                elif (takeover := decode_takeover(self._read(key))) is not None:
+                    takeovers.append(takeover)
+                else:
+                    raise SettingsError(f"{url}: it is not what an owner of a lease left there")
+            yield from told_apart(letters, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""
-        self._remove([each.handle for each in kept])
+        self._remove([key for each in kept for key in each.handles])
 
     def remove_letters(self, letters: Sequence[Letter]) -> None:
         """Remove letters at `url_of`. Raises: a ServiceError leaf."""
@@ -132,10 +153,13 @@ class LetterBucket:
         """Nothing is held."""
 
     def _get(self, key: str) -> Letter:
-        url = f"s3://{self._bucket}/{key}"
-        with _doing(GET_OBJECT, f"read {url}"):
+        return decode_letter(self._read(key), f"s3://{self._bucket}/{key}")
+
+    def _read(self, key: str) -> bytes:
+        with _doing(GET_OBJECT, f"read s3://{self._bucket}/{key}"):
             found = self._client().get_object(Bucket=self._bucket, Key=key)
-            return decode_letter(found["Body"].read(), url)
+            content: bytes = found["Body"].read()
+            return content
 
     def _keys(self) -> Iterator[str]:
         arguments: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix}
@@ -145,12 +169,12 @@ class LetterBucket:
                 page = self._client().list_objects_v2(**arguments)
                 keys = [found["Key"] for found in page.get("Contents", ())]
                 is_more = page["IsTruncated"]
-            yield from (key for key in keys if key.endswith(".json"))
+            yield from (key for key in keys if key.endswith((".json", TAKEN_OVER)))
             arguments["ContinuationToken"] = page.get("NextContinuationToken")
 
     def _remove(self, keys: Sequence[str]) -> None:
-        for at in range(0, len(keys), _OBJECTS_A_CALL):
-            named = [{"Key": key} for key in keys[at : at + _OBJECTS_A_CALL]]
+        for part in _parts(keys, _OBJECTS_A_CALL):
+            named = [{"Key": key} for key in part]
             with _doing(DELETE_OBJECTS, f"remove letters of s3://{self._bucket}"):
                 answer = self._client().delete_objects(
                     Bucket=self._bucket, Delete={"Objects": named, "Quiet": True}
@@ -180,42 +204,55 @@ class LetterQueue:
     def keep(self, letter: Letter) -> None:
         """As `LetterStore.keep`."""
         with _keeping(), _doing(SEND_MESSAGE, f"keep a dead letter in the queue {self._queue}"):
-            url, bytes_max = self._queue_found()
+            _, bytes_max = self._queue_found()
             body = _fitting(letter, _ascii(letter), bytes_max, self._large, self._queue)
-            fifo = {"MessageGroupId": letter.name[-128:], "MessageDeduplicationId": _digest(body)}
-            more = fifo if url.endswith(".fifo") else {}
-            self._client().send_message(QueueUrl=url, MessageBody=body, **more)
+            self._send(letter, body)
+
+    def take_over(self, takeover: Takeover) -> None:
+        """As `LetterStore.take_over`."""
+        with _keeping(), _doing(SEND_MESSAGE, f"take over the letters in {self._queue}"):
+            self._send(takeover, _ascii(takeover))
+
+    def _send(self, content: Letter | Takeover, body: str) -> None:
+        url, _ = self._queue_found()
+        fifo = {"MessageGroupId": content.name[-128:], "MessageDeduplicationId": _digest(body)}
+        more = fifo if url.endswith(".fifo") else {}
+        self._client().send_message(QueueUrl=url, MessageBody=body, **more)
 
     def kept(self) -> Iterator[KeptLetter]:
         """As `LetterStore.kept`: at most 10,000. No other reader receives them for ten minutes,
         or until `close`."""
-        found: dict[str, tuple[Letter, list[str]]] = {}
+        letters, takeovers = [], []
         for message in self._messages():
-            self._hidden.add(message["ReceiptHandle"])
-            letter = decode_letter(
-                message["Body"], f"{self._queue}, message {message['MessageId']}"
-            )
-            known = found.setdefault(letter.name, (letter, []))
-            known[1].append(message["ReceiptHandle"])
-        yield from _in_order(
-            _kept(letter, self._queue, self._large, handles) for letter, handles in found.values()
-        )
+            body, handle = message["Body"], message["ReceiptHandle"]
+            self._hidden.add(handle)
+            if (takeover := decode_takeover(body)) is not None:
+                takeovers.append(takeover)
+                continue
+            letter = decode_letter(body, f"{self._queue}, message {message['MessageId']}")
+            letters.append(_kept(letter, self._queue, self._large, handle))
+        yield from told_apart(letters, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""
-        handles = [handle for each in kept for handle in each.handle]
-        for entries in _entries(handles):
-            with _doing(DELETE_MESSAGE_BATCH, f"remove letters of the queue {self._queue}"):
-                answer = self._client().delete_message_batch(
-                    QueueUrl=self._queue_found()[0], Entries=entries
-                )
-                _refuse_partly(
-                    DELETE_MESSAGE_BATCH,
-                    "messages",
-                    [each["Code"] for each in answer.get("Failed", ())],
-                )
-            self._hidden.difference_update(each["ReceiptHandle"] for each in entries)
+        handles = [handle for each in kept for handle in each.handles]
+        what = f"remove letters of the queue {self._queue}"
+        self._change(DELETE_MESSAGE_BATCH, "delete_message_batch", what, handles)
         _remove_large(self._large, kept)
+
+    def _change(
+        self, operation: Operation, call: str, what: str, handles: Sequence[str], **more: Any
+    ) -> None:
+        """Change messages that are hidden, ten a call. Raises: a ServiceError leaf; then those that
+        follow are unchanged."""
+        for part in _parts(handles, _MESSAGES_A_CALL):
+            entries = [{"Id": str(n), "ReceiptHandle": one, **more} for n, one in enumerate(part)]
+            with _doing(operation, what):
+                url, _ = self._queue_found()
+                answer = getattr(self._client(), call)(QueueUrl=url, Entries=entries)
+                failed = [each["Code"] for each in answer.get("Failed", ())]
+                _refuse_partly(operation, "messages", failed)
+            self._hidden.difference_update(part)
 
     def check(self) -> str:
         """As `LetterStore.check`."""
@@ -224,15 +261,11 @@ class LetterQueue:
 
     def close(self) -> None:
         """As `LetterStore.close`. A message that cannot be shown again now comes back by itself."""
-        hidden, self._hidden = sorted(self._hidden), set()
-        for entries in _entries(hidden, VisibilityTimeout=0):
-            with (
-                contextlib.suppress(ServiceError),
-                _doing(CHANGE_MESSAGE_VISIBILITY_BATCH, "show messages again"),
-            ):
-                self._client().change_message_visibility_batch(
-                    QueueUrl=self._queue_found()[0], Entries=entries
-                )
+        call, what = "change_message_visibility_batch", "show messages again"
+        for part in _parts(sorted(self._hidden), _MESSAGES_A_CALL):
+            with contextlib.suppress(ServiceError):
+                self._change(CHANGE_MESSAGE_VISIBILITY_BATCH, call, what, part, VisibilityTimeout=0)
+        self._hidden.clear()
 
     def _messages(self) -> Iterator[dict[str, Any]]:
         count = 0
@@ -273,6 +306,13 @@ _REMOVAL_ENCODE: Final = msgspec.json.Encoder().encode
 _REMOVAL_DECODER: Final = msgspec.json.Decoder(_Removal)
 
 
+def _removal(data: bytes) -> _Removal | None:
+    try:
+        return _REMOVAL_DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 class LetterStream:
     """Letters as records of a Kinesis stream, under the keys of the records themselves.
 
@@ -290,32 +330,39 @@ class LetterStream:
         bytes_max = _RECORD_BYTES_MAX - len(letter.partition_key.encode())
         body = _fitting(letter, _ascii(letter), bytes_max, self._large, self._stream)
         with _keeping(), _doing(PUT_RECORDS, f"keep a dead letter in the stream {self._stream}"):
-            (result,) = put_records(self._client, self._stream, [_entry(letter, body.encode())])
-            if result.error_code is not None:
-                code = result.error_code[:100]
-                raise Unavailable(f"refused with {code}", operation=PUT_RECORDS.name, code=code)
+            self._put(_entry(letter, body.encode()))
+
+    def take_over(self, takeover: Takeover) -> None:
+        """As `LetterStore.take_over`."""
+        with _keeping(), _doing(PUT_RECORDS, f"take over the letters in {self._stream}"):
+            self._put(PutEntry(_ascii(takeover).encode(), takeover.shard_id, None))
+
+    def _put(self, entry: PutEntry) -> None:
+        (result,) = put_records(self._client, self._stream, [entry])
+        if result.error_code is not None:
+            code = result.error_code[:100]
+            raise Unavailable(f"refused with {code}", operation=PUT_RECORDS.name, code=code)
 
     def kept(self) -> Iterator[KeptLetter]:
         """As `LetterStore.kept`: at most 10,000, the oldest."""
         letters: dict[str, Letter] = {}
-        removed: dict[str, float] = {}
+        takeovers: list[Takeover] = []
+        removed: defaultdict[str, float] = defaultdict(lambda: -1.0)
         for data, where in self._records():
-            try:
-                removal = _REMOVAL_DECODER.decode(data)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            if (takeover := decode_takeover(data)) is not None:
+                takeovers.append(takeover)
+            elif (removal := _removal(data)) is not None:
+                removed[removal.removed] = max(removal.given_up_at, removed[removal.removed])
+            else:
                 letter = decode_letter(data, where)
                 letters[letter.name] = letter
-            else:
-                at = max(removal.given_up_at, removed.get(removal.removed, 0.0))
-                removed[removal.removed] = at
-        left = [
-            each for each in letters.values() if each.given_up_at > removed.get(each.name, -1.0)
-        ]
-        yield from _in_order(_kept(each, self._stream, self._large) for each in left[:LETTERS_MAX])
+        left = [each for each in letters.values() if each.given_up_at > removed[each.name]]
+        found = (_kept(each, self._stream, self._large, each) for each in left[:LETTERS_MAX])
+        yield from told_apart(found, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""
-        letters = [each.letter for each in kept]
+        letters = [letter for each in kept for letter in each.handles]
         removals = (
             _entry(letter, _REMOVAL_ENCODE(_Removal(letter.name, letter.given_up_at)))
             for letter in letters
@@ -350,17 +397,9 @@ class LetterStream:
                         break
 
 
-def _entries(handles: Sequence[str], **more: Any) -> Iterator[list[dict[str, Any]]]:
-    """What the calls about these messages name, call by call."""
-    for at in range(0, len(handles), _MESSAGES_A_CALL):
-        yield [
-            {"Id": str(number), "ReceiptHandle": handle, **more}
-            for number, handle in enumerate(handles[at : at + _MESSAGES_A_CALL])
-        ]
-
-
-def _in_order(kept: Iterable[KeptLetter]) -> list[KeptLetter]:
-    return sorted(kept, key=lambda each: each.letter.order)
+def _parts(every: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """What each call names."""
+    return (every[at : at + size] for at in range(0, len(every), size))
 
 
 def _entry(letter: Letter, body: bytes) -> PutEntry:
@@ -373,9 +412,9 @@ def _above(bytes_max: int, large: LetterBucket | None) -> str:
     return f"; for letters above {bytes_max:,} bytes: {place}"
 
 
-def _ascii(letter: Letter) -> str:
+def _ascii(content: Letter | Takeover) -> str:
     """As JSON in ASCII: SQS refuses some characters of Unicode."""
-    return json.dumps(msgspec.to_builtins(letter), separators=(",", ":"))
+    return json.dumps(msgspec.to_builtins(content), separators=(",", ":"))
 
 
 def _digest(body: str) -> str:
@@ -400,21 +439,21 @@ def _fitting(
     return _ascii(msgspec.structs.replace(letter, data=b"", data_at=large.url_of(letter)))
 
 
-def _kept(letter: Letter, where: str, large: LetterBucket | None, handle: Any = None) -> KeptLetter:
+def _kept(letter: Letter, where: str, large: LetterBucket | None, handle: Any) -> KeptLetter:
     """The letter with its payload. Raises: SettingsError, a ServiceError leaf."""
     if letter.data_at is None:
-        return KeptLetter(letter, where, handle)
+        return KeptLetter(letter, where, (handle,))
     # Any sender may write a message: the URL in it is followed within our own bucket only.
     if large is None or letter.data_at != large.url_of(letter):
         raise SettingsError(
             f"a dead letter is at {letter.data_at}: that is not in on_error.dead_letter.s3"
         )
-    return KeptLetter(large.get(letter), where, handle, is_outside=True)
+    return KeptLetter(large.get(letter), where, (handle,), (letter,))
 
 
 def _remove_large(large: LetterBucket | None, kept: Sequence[KeptLetter]) -> None:
     """After the messages: a message without its object could not be read again."""
-    outside = [each.letter for each in kept if each.is_outside]
+    outside = [letter for each in kept for letter in each.outside]
     if large is not None and outside:
         large.remove_letters(outside)
 

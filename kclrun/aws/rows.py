@@ -41,7 +41,7 @@ from kclrun.protocol.conditions import reader
 
 Item = Mapping[str, Mapping[str, Any]]
 
-# KCL 3.5 and we together write at most 32 attributes to one row. 64 leaves room for others.
+# KCL 3.5 and we together write at most 33 attributes to one row. 64 leaves room for others.
 ATTRIBUTES_MAX: Final = 64
 # DynamoDB allows a partition key of 2048 bytes.
 KEY_CHARACTERS_MAX: Final = 2048
@@ -161,6 +161,7 @@ def _lease(item: Item) -> Lease:
         generation=_integer(item, "outputGeneration") or 0,
         state_version=_text(item, "stateVersion", most=STATE_VERSION_CHARACTERS_MAX),
         pause=_pause(item),
+        letters_to=_letters_to(item),
     )
 
 
@@ -275,6 +276,7 @@ COLUMNS: Final = (
     Column("pausedAt", "pause.paused_at", milliseconds),
     Column("pausedUntil", "pause.until", milliseconds, absent=0),
     Column("pauseScope", "pause.scope", lambda scope: text(scope.value)),
+    Column("lettersTo", "letters_to", lambda at: text(str(at))),
 )
 _EMPTY: Final[frozenset[str]] = frozenset()
 
@@ -454,6 +456,11 @@ def _outputs(item: Item) -> StoredCursors | None:
         raise ValueError(f"outputCursors is not a map of at most {OUTPUTS_MAX} outputs")
     cursors = {name: Cursor.parse(_text(known, name) or "") for name in known}
     return StoredCursors(Cursor.parse(at).reached, sorted_cursors(cursors))
+
+
+def _letters_to(item: Item) -> ExtendedSequenceNumber | None:
+    at = _text(item, "lettersTo")
+    return None if at is None else Cursor.parse(at).position
 
 
 def _died_on(item: Item) -> DiedOn | None:

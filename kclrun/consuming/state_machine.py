@@ -404,16 +404,17 @@ class LeaseStateMachine:
     def _late_checkpoint(self) -> writes.LateCheckpoint | None:
         """The late checkpoint that a lost lease leaves for the next owner, if there is one [P19].
 
-        None with keyed state (a snapshot belongs to each position), or if the row is gone. Below
-        the last position acknowledged to us, or in another generation, an operator has reset it.
+        None with keyed state (a snapshot belongs to each position), with letters above the last
+        checkpoint (the next owner tells that they do not count), or if the row is gone. Below the
+        last position acknowledged to us, or in another generation, an operator has reset it.
         """
-        own, ledger = self.own, self.ledger
-        position = self._covered(self._requests.unacknowledged(ledger))
-        if self.policy.has_keyed_state or own.is_gone or position <= ledger.checkpointed:
+        own, row, last = self.own, self.own.confirmed, self.ledger.checkpointed
+        position = self._covered(self._requests.unacknowledged(self.ledger))
+        is_judged_again = self.policy.has_keyed_state or row.has_open_letters
+        if is_judged_again or own.is_gone or position <= last:
             return None
-        last, generation = ledger.checkpointed, own.confirmed.generation
-        kept = self.commits.to_write(own.confirmed, position)
-        return writes.LateCheckpoint(own.key, own.me, last, position, *kept, generation=generation)
+        kept = (*self.commits.to_write(row, position), row.generation, row.letters_to)
+        return writes.LateCheckpoint(own.key, own.me, last, position, *kept)
 
     def _covered(self, position: ExtendedSequenceNumber) -> ExtendedSequenceNumber:
         """How far the row's checkpoint may go now, on the way to `position`. With manual

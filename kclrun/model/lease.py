@@ -178,6 +178,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `outputs` is how far the outputs have the rows, None before their first checkpoint [K2];
     `generation` counts the resets by an operator [K4]. `state_version` names the version of the
     keyed state at `outputs.at`. All three change only with the checkpoint. `pause` may be over.
+    `letters_to`: of records up to there an owner may have kept dead letters [K20].
     """
 
     key: LeaseKey
@@ -206,11 +207,17 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     generation: int = 0
     state_version: str | None = None
     pause: Pause | None = None
+    letters_to: ExtendedSequenceNumber | None = None
 
     @property
     def is_ended(self) -> bool:
         """Whether every record of the shard was processed (checkpoint SHARD_END)."""
         return self.checkpoint.sequence_number == SHARD_END.sequence_number
+
+    @property
+    def has_open_letters(self) -> bool:
+        """Whether dead letters may have been kept of records that the checkpoint does not cover."""
+        return self.letters_to is not None and self.letters_to > self.checkpoint
 
     @property
     def failed_slot(self) -> str | None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
-from kclrun.errors import SettingsError
+from kclrun.errors import LimitExceeded, SettingsError
+from kclrun.model.output import Cursor
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 
+# The ending of the names of takeovers.
+TAKEN_OVER: Final = ".taken-over"
 # The version of the format; readers refuse a higher one.
 LETTER_VERSION: Final = 1
 # The message of an exception, and the last lines of a traceback, as in the log.
@@ -22,7 +27,9 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seconds since the epoch. `calls` counts the calls that raised with the record.
 
     `stream_created_at` and `generation` say of which stream of that name, and of which reset of the
-    application, the lease was [K4]; both are 0 in letters that do not say it.
+    application, the lease was [K4]; both are 0 in letters that do not say it. `token` is the
+    fencing token of the owner that gave the record up, and `owner_since` when it began; both are 0
+    where no lease is behind it, and in letters of earlier versions [K20].
 
     `data_at` is the URL of the whole letter, where this one lacks its payload: a queue or a stream
     takes no message of that size.
@@ -46,6 +53,8 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     given_up_at: float
     stream_created_at: float = 0.0
     generation: int = 0
+    token: int = 0
+    owner_since: float = 0.0
     data_at: str | None = None
 
     @classmethod
@@ -62,10 +71,11 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         traceback: str,
         calls: int,
         given_up_at: float,
-        stream_created_at: float = 0.0,
-        generation: int = 0,
+        owner: LetterOwner | None = None,
     ) -> Letter:
-        """The letter of a record that was given up after `calls` calls had raised with it."""
+        """The letter of a record that was given up after `calls` calls had raised with it. `owner`
+        is None where no lease is behind it."""
+        by = LetterOwner() if owner is None else owner
         return cls(
             version=LETTER_VERSION,
             application=application,
@@ -83,8 +93,10 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             traceback=traceback[-_TRACEBACK_CHARACTERS_MAX:],
             calls=calls,
             given_up_at=given_up_at,
-            stream_created_at=stream_created_at,
-            generation=generation,
+            stream_created_at=by.stream_created_at,
+            generation=by.generation,
+            token=by.token,
+            owner_since=by.since,
         )
 
     @property
@@ -106,10 +118,12 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def name(self) -> str:
-        """A path that follows from the record: `<stream>/<shard>/<position>.json`. A record that is
-        given up again after a crash, or by the next owner, has the same one."""
+        """A path that follows from the record and the owner that gave it up:
+        `<stream>/<shard>/<position>.<generation>.<token>.json`. The next owner's letter has another
+        one: a request of a former owner that arrives late replaces nothing [K20]."""
         number = f"{self.sequence_number}-{self.sub_sequence_number}"
-        return f"{self.stream}/{self.shard_id}/{number}.json"
+        by = f".{self.generation}.{self.token}" if self.token else ""
+        return f"{self.stream}/{self.shard_id}/{number}{by}.json"
 
     @property
     def order(self) -> tuple[str, str, int, int]:
@@ -117,16 +131,80 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (self.stream, self.shard_id, int(self.sequence_number), self.sub_sequence_number)
 
 
-class KeptLetter(msgspec.Struct, frozen=True):
-    """A letter and its place: `where` for people, `handle` for the store that has it.
+class LetterOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """Of which lease and by which owner a record was given up, as `Letter` says it."""
 
-    `is_outside`: the letter was too large for its queue or stream, and is in the bucket beside it.
+    stream_created_at: float = 0.0
+    generation: int = 0
+    token: int = 0
+    since: float = 0.0
+
+
+class Takeover(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Kept among the letters by an owner that began at `taken_over_at`, a Cursor, while a former
+    owner might have letters above it: those do not count, for this one judges their records [K20].
+    """
+
+    taken_over_at: str
+    stream: str
+    shard_id: str
+    by: LetterOwner
+
+    @property
+    def name(self) -> str:
+        """A path beside the letters of the shard. Not of `.json`: those are letters."""
+        by = self.by
+        created = round(by.stream_created_at * 1000)
+        return f"{self.stream}/{self.shard_id}/{created}.{by.generation}.{by.token}{TAKEN_OVER}"
+
+    def is_over(self, letter: Letter) -> bool:
+        """Whether the letter is of an owner before this one, and of a record that it judged again.
+
+        A row that was deleted by hand and made again counts from 0. Its owners have lower tokens
+        and began later: their letters count.
+        """
+        by = self.by
+        is_of_lease = (self.stream, self.shard_id, by.stream_created_at, by.generation) == (
+            *(letter.stream, letter.shard_id, letter.stream_created_at, letter.generation),
+        )
+        is_before = 0 < letter.token < by.token and letter.owner_since < by.since
+        at = Cursor.parse(self.taken_over_at).position
+        return is_of_lease and is_before and letter.record.position > at
+
+
+class KeptLetter(msgspec.Struct, frozen=True):
+    """A letter and its place: `where` for people, `handles` for the store that has it, one for each
+    time that it has the letter of this record.
+
+    `outside`: the letters of these that were too large for their queue or stream, and are in the
+    bucket beside it. `is_uncommitted`: the work of its owner was never committed, and another one
+    processed the record, or has a letter of it.
     """
 
     letter: Letter
     where: str
-    handle: Any = None
-    is_outside: bool = False
+    handles: tuple[Any, ...] = ()
+    outside: tuple[Letter, ...] = ()
+    is_uncommitted: bool = False
+
+
+def told_apart(found: Iterable[KeptLetter], takeovers: Iterable[Takeover]) -> list[KeptLetter]:
+    """The letters in the order of their records: each record of a generation once, and once more
+    with the letters of it that are of uncommitted work."""
+    known: defaultdict[tuple[str, str], list[Takeover]] = defaultdict(list)
+    for takeover in takeovers:
+        known[takeover.stream, takeover.shard_id].append(takeover)
+    together: dict[tuple[object, ...], KeptLetter] = {}
+    for each in found:
+        letter = each.letter
+        is_void = any(one.is_over(letter) for one in known[letter.order[:2]])
+        key = (*letter.order, letter.generation, is_void)
+        other = together.get(key, each)
+        last = max(other, each, key=lambda kept: (kept.letter.token, kept.letter.given_up_at))
+        handles = tuple(dict.fromkeys((*other.handles, *each.handles)))
+        outside = tuple(dict.fromkeys((*other.outside, *each.outside)))
+        together[key] = KeptLetter(last.letter, last.where, handles, outside, is_void)
+    return [each for _, each in sorted(together.items(), key=lambda item: item[0])]
 
 
 class LetterPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +221,7 @@ class LetterPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _DECODER: Final = msgspec.json.Decoder(Letter)
+_TAKEOVERS: Final = msgspec.json.Decoder(Takeover)
 
 
 def decode_letter(content: bytes | str, where: str) -> Letter:
@@ -154,3 +233,13 @@ def decode_letter(content: bytes | str, where: str) -> Letter:
     if letter.version > LETTER_VERSION:
         raise SettingsError(f"{where}: it was written by a newer version of kclrun")
     return letter
+
+
+def decode_takeover(content: bytes | str) -> Takeover | None:
+    """None if it is anything else: a letter, or what another program left."""
+    try:
+        takeover = _TAKEOVERS.decode(content)
+        Cursor.parse(takeover.taken_over_at)
+    except (msgspec.DecodeError, UnicodeDecodeError, LimitExceeded):
+        return None
+    return takeover

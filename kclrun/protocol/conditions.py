@@ -432,6 +432,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             _NOT_ENDED,
             _HAS_NO_OR_OTHER_KCLRUN_OWNER,
             Equals("generation", _GENERATION),
+            Equals("letters_to", _value(":seenLettersTo", "letters_to", may_be_absent=True)),
             AtLeast("checkpoint", _LAST),
             Below("checkpoint", _POSITION),
         ),
@@ -464,6 +465,14 @@ WRITES: Final[Mapping[type[Any], Write]] = {
     writes.ChangePause: Write(
         "pause or resume", (Equals("pause", _SEEN_PAUSE),), (Set("pause", _PAUSE),)
     ),
+    writes.NoteLetters: Write(
+        "note letters",
+        (
+            Equals("owner", _ME),
+            Equals("letters_to", _value(":seenLettersTo", "seen", may_be_absent=True)),
+        ),
+        (Set("letters_to", _value(":lettersTo", "upto")),),
+    ),
     writes.DeleteEnded: Write("delete an ended lease", (_ENDED,)),
     writes.DeleteTrimmed: Write("delete a trimmed shard's lease", _AS_SEEN),
     writes.ResetLease: Write(
@@ -474,7 +483,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             *_without("owner", "checkpoint_owner"),
             *_WITHOUT_HANDOFF,
             *_MOVED,
-            *_without("outputs"),
+            *_without("outputs", "letters_to"),
             Set("children", _NO_CHILDREN),
             Set("generation", _GENERATION),
             Set(

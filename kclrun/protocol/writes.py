@@ -280,6 +280,8 @@ class LateCheckpoint(msgspec.Struct, frozen=True):
     `former` (an offered row included), and `last` <= its position < `position` in the extended
     order. Owner and counter stay. `position` is never SHARD_END. `generation`: the row's when
     `former` had it. A reset since then may have moved the row to a sentinel at or above `last`.
+    `letters_to`: the row's note, of letters that `last` covers. The next owner counts on it that no
+    others are committed [K20].
     """
 
     key: LeaseKey
@@ -289,6 +291,7 @@ class LateCheckpoint(msgspec.Struct, frozen=True):
     cursors: Cursors | None = None
     state_version: str | None = None
     generation: int = 0
+    letters_to: ExtendedSequenceNumber | None = None
 
 
 class Amend(OwnersWrite, frozen=True):
@@ -325,6 +328,20 @@ class ChangePause(msgspec.Struct, frozen=True):
     key: LeaseKey
     pause: Pause | None
     seen: Pause | None
+
+
+class NoteLetters(msgspec.Struct, frozen=True):
+    """Before an owner keeps dead letters of records up to `upto`: the next one sees that they are
+    not covered by the checkpoint, if it is lower [K20].
+
+    Not an owner's write: the counter is untouched, and so is what the owner has under way. Requires
+    the note that was seen, so that a request that arrives late takes none back.
+    """
+
+    key: LeaseKey
+    owner: OwnerId
+    upto: ExtendedSequenceNumber
+    seen: ExtendedSequenceNumber | None
 
 
 class DeleteEnded(msgspec.Struct, frozen=True):
@@ -392,6 +409,7 @@ RowChange = (
     | HaltLease
     | ResumeLease
     | ChangePause
+    | NoteLetters
     | DeleteEnded
     | DeleteTrimmed
     | ResetLease

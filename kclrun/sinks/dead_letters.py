@@ -1,4 +1,5 @@
-"""Dead letters in a folder: each is one JSON line in a file of its own, named by its record.
+"""Dead letters in a folder: each is one JSON line in a file of its own, named by its record and by
+the owner that gave it up.
 
 `cat` over the files is JSON Lines. Implements `ports.LetterStore`.
 """
@@ -11,7 +12,16 @@ from pathlib import Path
 import msgspec
 
 from kclrun.errors import SettingsError, SinkError
-from kclrun.model.letter import KeptLetter, Letter, LetterPlace, decode_letter
+from kclrun.model.letter import (
+    TAKEN_OVER,
+    KeptLetter,
+    Letter,
+    LetterPlace,
+    Takeover,
+    decode_letter,
+    decode_takeover,
+    told_apart,
+)
 from kclrun.ports import LetterStore
 from kclrun.sinks.durable_files import publish_file, sync_folder
 
@@ -29,26 +39,36 @@ class LetterFolder:
 
     def keep(self, letter: Letter) -> None:
         """As `LetterStore.keep`. The same letter may be kept twice, and is then there once."""
-        path = self._folder / letter.name
+        self._publish(letter)
+
+    def take_over(self, takeover: Takeover) -> None:
+        """As `LetterStore.take_over`."""
+        self._publish(takeover)
+
+    def _publish(self, content: Letter | Takeover) -> None:
+        path = self._folder / content.name
         try:
             if not path.parent.is_dir():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 for parent in (path.parent.parent, self._folder):
                     sync_folder(parent)
-            publish_file(path, msgspec.json.encode(letter) + b"\n")
+            publish_file(path, msgspec.json.encode(content) + b"\n")
         except OSError as error:
             raise SinkError(f"cannot keep the dead letter {path}: {error.strerror}") from error
 
     def kept(self) -> Iterator[KeptLetter]:
         """As `LetterStore.kept`."""
         for shard in sorted(self._folder.glob("*/*/")):
-            found = [KeptLetter(_read(path), str(path), path) for path in shard.glob("[!.]*.json")]
-            yield from sorted(found, key=lambda each: each.letter.order)
+            files = shard.glob("[!.]*.json")
+            found = [KeptLetter(_letter(path), str(path), (path,)) for path in files]
+            takeovers = map(_takeover, shard.glob(f"[!.]*{TAKEN_OVER}"))
+            yield from told_apart(found, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""
         for each in kept:
-            each.handle.unlink(missing_ok=True)
+            for path in each.handles:
+                path.unlink(missing_ok=True)
 
     def check(self) -> str:
         """As `LetterStore.check`. The folder itself is made at the start of a run."""
@@ -58,8 +78,19 @@ class LetterFolder:
         """Nothing is held."""
 
 
-def _read(path: Path) -> Letter:
+def _letter(path: Path) -> Letter:
+    return decode_letter(_read(path), str(path))
+
+
+def _takeover(path: Path) -> Takeover:
+    takeover = decode_takeover(_read(path))
+    if takeover is None:
+        raise SettingsError(f"{path}: it is not what an owner of a lease left there")
+    return takeover
+
+
+def _read(path: Path) -> bytes:
     try:
-        return decode_letter(path.read_bytes(), str(path))
+        return path.read_bytes()
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None

@@ -156,7 +156,7 @@ class LeaseOutputs:
         assert isinstance(first, BoxedOutput), "with an outbox every output is one"
         stored = None if row.outputs is None else row.outputs.of(name)
         at = stored or Cursor.of(row.checkpoint)
-        there = self._until_there(OUTPUT, lambda: first.begin(at)).reached
+        there = self.until_there(OUTPUT, lambda: first.begin(at)).reached
         if there <= row.checkpoint or not first.decided:
             return row
         return msgspec.structs.replace(row, checkpoint=there, state_version=first.decided)
@@ -164,7 +164,7 @@ class LeaseOutputs:
     def _boxed(self, versions: StateVersions, row: Lease) -> Decided:
         name = row.state_version
         assert name is not None, "the first output named it"
-        _, rows = self._until_there(STATE, lambda: versions.boxed(name))
+        _, rows = self.until_there(STATE, lambda: versions.boxed(name))
         return Decided(name, Cursor.of(row.checkpoint), rows)
 
     def _serve(self) -> None:
@@ -199,7 +199,7 @@ class LeaseOutputs:
             *(store, spec.shard_id, row.counter, nonce, kept),
             may_begin_empty=place.may_begin_empty,
         )
-        entries = self._until_there(
+        entries = self.until_there(
             STATE, lambda: versions.restore(row, self._read_rows, row.hash_range)
         )
         live = LiveEntries(entries, self._change, row.hash_range, place.max_bytes, threading.Lock())
@@ -231,12 +231,12 @@ class LeaseOutputs:
         """Take the destinations over, however long one of them is away."""
         cursors = dict(row.outputs.cursors) if row.outputs is not None else {}
         may_adopt = self._file is None
-        return self._until_there(
+        return self.until_there(
             OUTPUT,
             lambda: outputs.begin(row.checkpoint, cursors, may_adopt=may_adopt, decided=decided),
         )
 
-    def _until_there(self, what: str, call: Callable[[], T]) -> T:
+    def until_there(self, what: str, call: Callable[[], T]) -> T:
         """Call until it returns, while `what` is away. Raises: SinkError when delivery was stopped
         meanwhile; SettingsError."""
         failed = 0

@@ -45,7 +45,6 @@ from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.ring import EventRing
 from kclrun.loading import load_decoding, load_function, load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.letter import Letter
 from kclrun.model.output import setting_of
 from kclrun.model.record import Decoding, Record
 from kclrun.model.row_schema import RowSchema
@@ -58,9 +57,8 @@ from kclrun.observe.failures import Failure
 from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row, call_method, fires_timers
-from kclrun.protocol.reports import ProcessBroke, StartUnclaimed
+from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
 from kclrun.record_calls.fitting import require_fit
-from kclrun.sinks.dead_letters import letter_store
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer
@@ -68,6 +66,7 @@ from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, 
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
 from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.lease_thread import LOOK_S, LeaseThread, ManagerLine, Reporter
+from kclrun.worker.letters import LeaseLetters
 from kclrun.worker.sharing import (
     SHARED_LOOK_S,
     SharedLease,
@@ -318,8 +317,7 @@ class LeaseProcess:
         cpu_s = time.process_time if shared is None else shared.cpu_s
         self._life = LeaseStateMachine(life_policy(spec), random.random, cpu_s)
         self._user_code_returned = threading.Event()
-        self._letters: LetterStore | None = None
-        self._row: Lease | None = None  # as it was claimed
+        self._letters = LeaseLetters(spec, self._services.table, self._letters_elsewhere)
         self._fetching: FetchThread | None = None
         slot = segment.slot(spec.place)
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
@@ -466,8 +464,8 @@ class LeaseProcess:
         if self._spans is not None and self._spec.traces is not None:
             self._spans.meet_user_code(_carrier(self._spec.traces.context, paths))
         processor = kind()
+        self._rows.until_there(DEAD_LETTER, lambda: self._letters.begin(row))
         claimed, row = row, self._rows.open(row)
-        self._row = row
         timers = self._take_timers(processor, row)
         context = self._context(row, timers, is_single=is_single)
         call_method(processor, "initialize", context)
@@ -560,25 +558,7 @@ class LeaseProcess:
 
     def _bury(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep a record that was given up. Raises: SinkError."""
-        spec, row = self._spec, self._row
-        assert row is not None, "a batch was delivered"
-        if self._letters is None:
-            self._letters = letter_store(spec.on_error.letters, self._letters_elsewhere)
-        letter = Letter.of(
-            record,
-            application=spec.application,
-            processor=spec.processor,
-            stream=spec.stream_name,
-            shard_id=spec.shard_id,
-            error=failure.error,
-            raised_at=failure.raised_at,
-            traceback=failure.traceback_text,
-            calls=calls,
-            given_up_at=time.time(),
-            stream_created_at=row.stream_created_at or 0.0,
-            generation=row.generation,
-        )
-        self._letters.keep(letter)
+        self._letters.keep(record, failure, calls, self._deliverer.delivered)
 
     def _letters_elsewhere(self) -> LetterStore:
         from kclrun.aws.dead_letters import open_letters

@@ -228,6 +228,10 @@ SPECIAL_FORMS = {
         "pausedUntil = :seenPausedUntil",
         "(pausedUntil = :seenPausedUntil OR attribute_not_exists(pausedUntil))",
     ),
+    "no letters were noted": (
+        "lettersTo = :seenLettersTo",
+        "attribute_not_exists(lettersTo)",
+    ),
     "the generation is 0": (
         "outputGeneration = :generation",
         "(outputGeneration = :generation OR attribute_not_exists(outputGeneration))",

@@ -20,12 +20,13 @@ KEYS = 50
 
 
 def letters_at(place, aws):
-    """The letters at `on_error.dead_letter`."""
+    """The letters at `on_error.dead_letter` that count."""
     kinesis = WireEndpoint(aws.embedded.kinesis_endpoint, "us-east-1", "us-east-1")
     keys, at = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret"), LetterPlace(**place)
     return [
         each.letter
         for each in letter_store(at, lambda: open_letters(at, kinesis, lambda: keys)).kept()
+        if not each.is_uncommitted
     ]
 
 

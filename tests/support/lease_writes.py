@@ -56,6 +56,7 @@ CHANGES = (
     ch.ChangePause(KEY, Pause(WallTime(7.0)), Pause(WallTime(7.0), WallTime(9.0), Scope.ALL)),
     ch.ChangePause(KEY, Pause(WallTime(7.0), WallTime(9.0), Scope.ALL), None),
     ch.ChangePause(KEY, None, Pause(WallTime(7.0))),
+    *(ch.NoteLetters(KEY, ME, NEXT, seen) for seen in (None, INSIDE, WHOLE)),
     ch.DeleteEnded(KEY),
     *(ch.DeleteTrimmed(KEY, seen, 4) for seen in (OTHER, None)),
     *(
@@ -86,11 +87,11 @@ CHANGES = (
         for kept in KEPT
     ),
     *(
-        ch.LateCheckpoint(KEY, ME, last, to, *kept, generation=generation)
+        ch.LateCheckpoint(KEY, ME, last, to, *kept, generation, noted)
         for last in (INSIDE, WHOLE)
         for to in (NEXT_INSIDE, NEXT)
         for kept in KEPT
-        for generation in (2, 0)
+        for generation, noted in ((2, None), (0, None), (0, WHOLE))
     ),
     *(
         ch.ResetLease(KEY, seen, 4, last, TRIM_HORIZON, 2, Halt("why", WallTime(1.0)), pinned_at)

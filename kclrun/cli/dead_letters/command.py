@@ -15,7 +15,7 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigGroup, Configuration, config_options, load_configuration
-from kclrun.cli.dead_letters.redrive import process_again
+from kclrun.cli.dead_letters.redrive import Leases, leases_now, process_again, settled
 from kclrun.cli.user_code import dead_letter_folder
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import Settings, StreamSettings, stream_name
@@ -57,9 +57,18 @@ def _filters(command: click.decorators.FC) -> click.decorators.FC:
     return command
 
 
+_uncommitted = click.option(
+    "--uncommitted",
+    is_flag=True,
+    help="Those that do not count: their owner was lost before its checkpoint, and the next one"
+    " processed the record, or has a letter of it.",
+)
+
+
 @dead_letters.command(name="list")
 @config_options
 @_filters
+@_uncommitted
 def list_letters(config: Path | None, overrides: tuple[str, ...], **filters: Any) -> int:
     """One line for each letter: where it was, when it was given up, and why."""
     with _letters(config, overrides, filters) as chosen:
@@ -70,6 +79,7 @@ def list_letters(config: Path | None, overrides: tuple[str, ...], **filters: Any
         error = harmless(letter.error)[:_ERROR_CHARACTERS_MAX]
         click.echo(f"{given_up}  {letter.stream}  {letter.shard_id}  {letter.position}  {error}")
     click.echo(f"{len(kept)} dead letters", err=True)
+    _tell_left_out(chosen)
     return exit_codes.DRAINED
 
 
@@ -82,7 +92,8 @@ def show(position: str, config: Path | None, overrides: tuple[str, ...]) -> int:
     POSITION is as `list` prints it. A payload that is not text is shown as base64.
     """
     with _letters(config, overrides, {}) as chosen:
-        found = [each for each in chosen.kept if each.letter.position == position]
+        every = (*chosen.kept, *chosen.left_out)
+        found = [each for each in every if each.letter.position == position]
     if not found:
         raise SettingsError(
             f"there is no dead letter at {position}\nShow them:  kclrun dead-letters list"
@@ -96,6 +107,8 @@ def show(position: str, config: Path | None, overrides: tuple[str, ...]) -> int:
         click.echo(f"raised at      {harmless(letter.raised_at)}")
         click.echo(f"payload        {_payload(letter.data)}")
         click.echo(f"kept in        {each.where}")
+        if each.is_uncommitted:
+            click.echo("uncommitted    it does not count: the next owner judged its record again")
         for line in letter.traceback.splitlines():
             click.echo(f"  {harmless(line)}")
     return exit_codes.DRAINED
@@ -120,9 +133,10 @@ def redrive(
     The order of each key is kept. A letter is removed once it is processed and its rows are in all
     outputs, or once its record is in the stream. An interrupted run can be repeated: SQL, S3 and
     rolled files have each row once, other outputs have what was under way at that moment twice.
-    With such outputs a letter waits until the checkpoint of its shard has passed it.
+    A letter waits until the checkpoint of its shard has passed it, and is left out if its owner was
+    lost before its checkpoint and the next one judged the record again.
     """
-    with _letters(config, overrides, filters) as chosen:
+    with _letters(config, overrides, filters, reads_leases=yes) as chosen:
         left = 0
         for source, letters in _by_stream(chosen):
             name = stream_name(source.name)
@@ -130,21 +144,33 @@ def redrive(
             if not yes:
                 verb = f"put {plan} back" if to == "stream" else f"process {plan}"
                 click.echo(f"Would {verb}")
-            elif to == "stream":
-                _put_back(chosen, source.name, letters)
-                click.echo(f"Put {plan} back")
+                continue
+            if ready := settled(chosen.leases, letters):
+                done = _redriven(chosen, source, ready, to)
             else:
-                failed = process_again(chosen.configuration, source, chosen.store, letters)
-                click.echo(f"Processed {len(letters) - failed} of {plan}")
-                left += failed
+                done = 0
+            click.echo(f"{'Put back' if to == 'stream' else 'Processed'} {done} of {plan}")
+            left += len(letters) - done
+        _tell_left_out(chosen)
         if chosen.kept and not yes:
             click.echo("Do it with --yes.")
     return exit_codes.HALTED if left else exit_codes.DRAINED
 
 
+def _redriven(
+    chosen: _Chosen, source: StreamSettings, letters: Sequence[KeptLetter], to: str
+) -> int:
+    """How many of them are done and removed."""
+    if to == "stream":
+        _put_back(chosen, source.name, letters)
+        return len(letters)
+    return len(letters) - process_again(chosen.configuration, source, chosen.store, letters)
+
+
 @dead_letters.command()
 @config_options
 @_filters
+@_uncommitted
 @click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
 def drop(config: Path | None, overrides: tuple[str, ...], *, yes: bool, **filters: Any) -> int:
     """Remove letters for good: their records are lost."""
@@ -177,20 +203,46 @@ class _Chosen(msgspec.Struct, frozen=True):
     configuration: Configuration
     store: LetterStore
     kept: Sequence[KeptLetter]
+    left_out: Sequence[KeptLetter]
+    leases: Leases
 
 
 @contextmanager
 def _letters(
-    config: Path | None, overrides: tuple[str, ...], filters: Mapping[str, Any]
+    config: Path | None,
+    overrides: tuple[str, ...],
+    filters: Mapping[str, Any],
+    *,
+    reads_leases: bool = False,
 ) -> Iterator[_Chosen]:
     """Raises: SettingsError without a place of letters, or if it holds anything else."""
     configuration = load_configuration(config, overrides)
     store = letter_store(configuration.settings)
+    wants_uncommitted = filters.get("uncommitted", False)
     try:
-        kept = [each for each in store.kept() if _fits(each.letter, filters)]
-        yield _Chosen(configuration, store, kept)
+        leases = leases_now(configuration.settings) if reads_leases else {}
+        fitting = [each for each in store.kept() if _fits(each.letter, filters)]
+        kept = [each for each in fitting if each.is_uncommitted == wants_uncommitted]
+        left_out = [each for each in fitting if each.is_uncommitted != wants_uncommitted]
+        yield _Chosen(configuration, store, kept, left_out, leases)
     finally:
         store.close()
+
+
+def _tell_left_out(chosen: _Chosen) -> None:
+    """Of letters that do not count, and where that cannot be told for certain."""
+    if count := sum(each.is_uncommitted for each in chosen.left_out):
+        click.echo(
+            f"{count} more do not count: their owner was lost before its checkpoint, and the next"
+            " one judged their records again (list --uncommitted, drop --uncommitted)",
+            err=True,
+        )
+    if chosen.kept and chosen.configuration.settings.on_error.dead_letter.sqs is not None:
+        click.echo(
+            "A queue does not promise to show every message at once: a letter of which another"
+            " owner has processed the record may be among these",
+            err=True,
+        )
 
 
 def _fits(letter: Letter, filters: Mapping[str, Any]) -> bool:

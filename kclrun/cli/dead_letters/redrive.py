@@ -50,13 +50,12 @@ def process_again(
             " processes the records again"
         )
     places = _places(settings, letters[0].letter.stream)
-    settled = _settled(settings, letters) if places else letters
     rows = _GrowingRows(output_folder(settings))
-    left = len(letters) - len(settled)
+    left = 0
     job = msgspec.json.encode(_job(configuration, source, places))
     with _user_process(lease_environment(os.environ, settings.environment.only)) as (ask, answers):
         ask(job)
-        for shard, of_shard in itertools.groupby(settled, lambda each: each.letter.shard_id):
+        for shard, of_shard in itertools.groupby(letters, lambda each: each.letter.shard_id):
             kept = list(of_shard)
             ask(msgspec.json.encode([each.letter for each in kept]))
             answer = _answer(answers.readline())
@@ -79,38 +78,52 @@ def _places(settings: Settings, stream: str) -> tuple[OutputPlace, ...]:
     return tuple(place for place in output_places(settings, key) if not place.grows)
 
 
-def _settled(settings: Settings, letters: Sequence[KeptLetter]) -> list[KeptLetter]:
-    """The letters whose records no lease process will read again.
+Leases = Mapping[str, Sequence[Lease]]
+
+
+def leases_now(settings: Settings) -> Leases:
+    """The rows of the lease table, by shard; none on Spark, and where there is no table.
+
+    Read them before the letters: where a checkpoint has passed a letter of a former owner, the next
+    one had said before that it does not count [K20].
+    """
+    from kclrun.cli.services import Aws
+
+    leases: defaultdict[str, list[Lease]] = defaultdict(list)
+    if settings.engine == "fleet":
+        with suppress(NotFound):  # no lease table: nothing is read any more
+            for page in Aws(settings).table.scan():
+                for lease in page.leases:
+                    leases[shard_id_of(lease.key)].append(lease)
+    return leases
+
+
+def settled(leases: Leases, letters: Sequence[KeptLetter]) -> list[KeptLetter]:
+    """The letters of a stream whose records no lease process will read again.
 
     A letter is there before the checkpoint passes its record. Until then the record may be read
     again, and by a mended processor: its rows would come from both [K20]. A shard without a lease
     is not read any more.
     """
-    from kclrun.cli.services import Aws
-
     name = letters[0].letter.stream
-    leases: defaultdict[str, list[Lease]] = defaultdict(list)
-    with suppress(NotFound):  # no lease table: nothing is read any more
-        for page in Aws(settings).table.scan():
-            for lease in page.leases:
-                if stream_name_of(stream_of(lease.key)) in {"", name}:
-                    leases[shard_id_of(lease.key)].append(lease)
-    settled = [
+    found = [
         each
         for each in letters
-        if not any(_may_read(lease, each.letter) for lease in leases[each.letter.shard_id])
+        if not any(_may_read(lease, each.letter) for lease in leases.get(each.letter.shard_id, ()))
     ]
-    if waiting := len(letters) - len(settled):
+    if waiting := len(letters) - len(found):
         click.echo(
             f"{waiting} letters of {name} wait for the checkpoint of their shard to pass them:"
             " until then the fleet may read their records again",
             err=True,
         )
-    return settled
+    return found
 
 
 def _may_read(lease: Lease, letter: Letter) -> bool:
     """Whether the lease is behind the letter, and of the same stream, as far as that is known."""
+    if stream_name_of(stream_of(lease.key)) not in {"", letter.stream}:
+        return False
     created, ours = lease.stream_created_at, letter.stream_created_at
     return lease.checkpoint < letter.record.position and (not created or ours in {0.0, created})
 

@@ -159,7 +159,14 @@ _OWNERS_WRITES: Final = frozenset(
 )
 # These leave the owner and the counter as they are.
 _NOBODYS_WRITES: Final = frozenset(
-    {writes.Ask, writes.Withdraw, writes.LateCheckpoint, writes.ResumeLease, writes.ChangePause}
+    {
+        writes.Ask,
+        writes.Withdraw,
+        writes.LateCheckpoint,
+        writes.ResumeLease,
+        writes.ChangePause,
+        writes.NoteLetters,
+    }
 )
 _CREATIONS: Final = frozenset({writes.CreateLease, writes.CreateChildren})
 _OURS: Final = (

@@ -20,6 +20,7 @@ from kclrun.protocol.writes import (
     FinishReset,
     LateCheckpoint,
     NameChildren,
+    NoteLetters,
     ResumeLease,
     Take,
     Withdraw,
@@ -27,7 +28,15 @@ from kclrun.protocol.writes import (
 from tests.support.lease_writes import ALL, CHANGES, KEY, ME
 
 # Not written as owner: the counter stays as it is.
-OTHERS_WRITES = (ResumeLease, ChangePause, Withdraw, Ask, LateCheckpoint, FinishReset)
+OTHERS_WRITES = (
+    ResumeLease,
+    ChangePause,
+    NoteLetters,
+    Withdraw,
+    Ask,
+    LateCheckpoint,
+    FinishReset,
+)
 BOUND = [(type(change), bind(change)) for change in ALL]
 UPDATES = [each for each in BOUND if each[1].expression.update]
 Rule = Callable[[type, BoundWrite], None]

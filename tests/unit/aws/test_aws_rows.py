@@ -105,6 +105,7 @@ OWN_ROW: dict[str, Any] = {
     "outputCursors": {"M": {"rows": {"S": "20"}, "sql": {"S": "21/3+2"}}},
     "outputGeneration": {"N": "2"},
     "stateVersion": {"S": "0000000007-000002-0badcafe"},
+    "lettersTo": {"S": "22/1"},
 }
 OWN_LEASE = Lease(
     key=LeaseKey("shardId-000000000003"),
@@ -131,6 +132,7 @@ OWN_LEASE = Lease(
     ),
     generation=2,
     state_version="0000000007-000002-0badcafe",
+    letters_to=ExtendedSequenceNumber("22", 1),
 )
 
 
@@ -341,6 +343,7 @@ BROKEN: dict[str, dict[str, Any]] = {
         "outputsAt": {"S": "x"},
         "outputCursors": {"M": {}},
     },
+    "letters are kept up to no position": {"lettersTo": {"S": "5+"}},
     "generation is negative": {"outputGeneration": {"N": "-1"}},
     "an attribute is no map": {"leaseOwner": "me"},
     "too many attributes": {f"x{n}": {"S": "y"} for n in range(ATTRIBUTES_MAX - 2)},

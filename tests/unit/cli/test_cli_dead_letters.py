@@ -18,6 +18,12 @@ from tests.support.letters import letter
 SECOND = "shardId-000000000001"
 
 
+@pytest.fixture(autouse=True)
+def no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No record is read any more."""
+    monkeypatch.setattr("kclrun.cli.dead_letters.command.leases_now", lambda _: {})
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     folder = LetterFolder(tmp_path / "letters")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from kclrun.cli.config_options import load_configuration
-from kclrun.cli.dead_letters.redrive import _settled
+from kclrun.cli.dead_letters.redrive import leases_now, settled
 from kclrun.cli.program import run_program
 from kclrun.errors import NotFound
 from kclrun.model.lease import Lease, LeaseKey
@@ -199,9 +199,10 @@ def test_a_letter_waits_until_no_process_reads_its_record_again(
 ) -> None:
     leases.update({getattr(each, "key", "missing"): each for each in rows})
 
-    settled = _settled(load_configuration(shop, ()).settings, [*letters_of(shop).kept()])
+    known = leases_now(load_configuration(shop, ()).settings)
+    ready = settled(known, [*letters_of(shop).kept()])
 
-    numbers = [int(each.letter.sequence_number) for each in settled]
+    numbers = [int(each.letter.sequence_number) for each in ready]
     assert sorted(numbers) == sorted({11, 12, 13} - set(waiting))
     told = f"{len(waiting)} letters of orders wait for the checkpoint of their shard to pass them"
     assert (told in capfd.readouterr().err) == bool(waiting)

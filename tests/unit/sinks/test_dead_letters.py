@@ -16,11 +16,11 @@ from tests.support.letters import letter
 
 
 def test_a_letter_is_one_line_of_json_in_a_file_named_by_its_record(tmp_path: Path) -> None:
-    kept = letter(11, 4, stream_created_at=5.5, generation=1)
+    kept = letter(11, 4, stream_created_at=5.5, generation=1, token=7, owner_since=8.5)
     LetterFolder(tmp_path).keep(kept)
 
     (file,) = tmp_path.rglob("*.json")
-    assert file == tmp_path / "orders" / "shardId-000000000002" / "11-4.json"
+    assert file == tmp_path / "orders" / "shardId-000000000002" / "11-4.1.7.json"
     (line,) = file.read_text().splitlines()
     assert json.loads(line) == {
         **{
