@@ -64,9 +64,9 @@ from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
+from kclrun.worker.giving_up import LeaseLetters
 from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.lease_thread import LOOK_S, LeaseThread, ManagerLine, Reporter
-from kclrun.worker.letters import LeaseLetters
 from kclrun.worker.sharing import (
     SHARED_LOOK_S,
     SharedLease,
@@ -558,7 +558,8 @@ class LeaseProcess:
 
     def _bury(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep a record that was given up. Raises: SinkError."""
-        self._letters.keep(record, failure, calls, self._deliverer.delivered)
+        delivered, durable = self._deliverer.delivered, self._checkpoints.durable
+        self._letters.keep(record, failure, calls, delivered=delivered, durable=durable)
 
     def _letters_elsewhere(self) -> LetterStore:
         from kclrun.aws.dead_letters import open_letters

@@ -56,7 +56,7 @@ CHANGES = (
     ch.ChangePause(KEY, Pause(WallTime(7.0)), Pause(WallTime(7.0), WallTime(9.0), Scope.ALL)),
     ch.ChangePause(KEY, Pause(WallTime(7.0), WallTime(9.0), Scope.ALL), None),
     ch.ChangePause(KEY, None, Pause(WallTime(7.0))),
-    *(ch.NoteLetters(KEY, ME, NEXT, seen) for seen in (None, INSIDE, WHOLE)),
+    *(ch.NoteLetters(KEY, ME, NEXT, seen) for seen in (INSIDE, WHOLE, None)),
     ch.DeleteEnded(KEY),
     *(ch.DeleteTrimmed(KEY, seen, 4) for seen in (OTHER, None)),
     *(
@@ -91,7 +91,7 @@ CHANGES = (
         for last in (INSIDE, WHOLE)
         for to in (NEXT_INSIDE, NEXT)
         for kept in KEPT
-        for generation, noted in ((2, None), (0, None), (0, WHOLE))
+        for generation, noted in ((2, WHOLE), (0, None), (2, None))
     ),
     *(
         ch.ResetLease(KEY, seen, 4, last, TRIM_HORIZON, 2, Halt("why", WallTime(1.0)), pinned_at)

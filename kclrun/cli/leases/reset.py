@@ -311,7 +311,7 @@ def _show_what_stays(settings: Settings, rows: Iterable[Lease]) -> None:
     click.echo("What the processor itself did elsewhere, it does again for records read again.")
     if settings.on_error.then == "dead-letter":
         click.echo(
-            "Dead letters stay. A record that is read again and given up again replaces its letter;"
+            "Dead letters stay. A record that is read again and given up again has a second letter;"
             " redrive or drop letters before, or both the letter and the record are processed."
         )
     if owned(rows):

@@ -11,6 +11,7 @@ import pytest
 from kclrun.aws import put_records
 from kclrun.cli.program import run_program
 from kclrun.errors import Unavailable
+from kclrun.model.letter import LetterOwner, Takeover
 from kclrun.model.record import PutEntry
 from kclrun.sinks.dead_letters import LetterFolder
 from tests.support.letters import letter
@@ -286,3 +287,26 @@ def test_user_code_that_does_not_load_leaves_all_letters(
     assert redrive(shop, "--yes") == 65
     assert words in capfd.readouterr().err
     assert len(left(shop)) == 5
+
+
+def test_letters_of_uncommitted_work_are_left_out_and_told(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = LetterFolder(config.parent / "letters")
+    folder.keep(letter(14, shard_id=SECOND, token=5, owner_since=1.0))
+    by = LetterOwner(token=9, since=2.0)
+    folder.take_over(Takeover(taken_over_at="13", stream="orders", shard_id=SECOND, by=by))
+    told = "1 more do not count: their owner was lost before its checkpoint"
+
+    def run(*words: str) -> str:
+        assert run_program(["dead-letters", *words, "--config", str(config)]) == 0
+        out, err = capsys.readouterr()
+        assert (told in err) == (words in {("list",), ("redrive",)})
+        return out
+
+    assert [line.split()[3] for line in run("list").splitlines()] == ["13", "11", "12/3"]
+    assert [line.split()[3] for line in run("list", "--uncommitted").splitlines()] == ["14"]
+    assert run("redrive").startswith("Would process 3 letters of orders")
+    assert "uncommitted    it does not count" in run("show", "14")
+    assert run("drop", "--uncommitted", "--yes") == "Dropping 1 dead letters\n"
+    assert left(config) == ["13", "11", "12"]
