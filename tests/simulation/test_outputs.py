@@ -74,6 +74,28 @@ def test_a_lease_that_a_java_worker_moved_halts_and_its_outputs_begin_behind_tha
     assert "lease_halted" in played.situations
 
 
+def test_a_row_made_again_by_hand_halts_its_lease_until_the_token_in_the_database_is_set_back():
+    """Swarm storm 103066 beside SQL, made small: rows of a host that was lost are deleted."""
+    strikes = [("kill_process", 60.0, 0), ("kill_process", 61.0, 1), ("kill_host", 80.0, 0)]
+    strikes += [("delete_row", 81.0 + n / 10, n) for n in range(6)]
+    profile = Profile(
+        seed=1,
+        hosts=2,
+        shards=3,
+        records_per_s=4.0,
+        settings=FleetSettings(checkpoint_every_s=5.0),
+        storm_s=120.0,
+        strikes=tuple(
+            Strike(at_s=at, kind=kind, target=n, lasts_s=40.0) for kind, at, n in strikes
+        ),
+    )
+    kind = ProcessWithOutputs.of("sql", faults_until_s=0.0)
+    played = play(profile, process_kind=kind)
+
+    assert rows_of(kind).seen["token above ours"] == 1
+    assert played.situations >= {"lease_halted", "lease_resumed"}
+
+
 def test_the_storms_reach_what_makes_outputs_hard():
     seen = sum((storm(103_101, *KINDS[kinds])[1].seen for kinds in ("sql", "s3")), Counter())
 

@@ -22,6 +22,8 @@ from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.states import State
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
+from kclrun.protocol.reports import ProcessorFailed
+from kclrun.protocol.writes import ResumeLease
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.stories import RuleBroken
 from kclrun.simulation.table import ItemWrite
@@ -159,6 +161,8 @@ class Store:
 
     def _row_written(self, sender: str, change: Any, before: Any, after: Any) -> None:
         self._written(sender, change, before, after)
+        if isinstance(change, ResumeLease) and after is not None:
+            self._follow_the_words(after)
         if after is None or before is None or after.checkpoint == before.checkpoint:
             return
         done = self._stream.number_of(after.key, after.checkpoint)
@@ -170,6 +174,13 @@ class Store:
             if key == after.key and destination.reached < done:
                 words = f"{kind} lacks row {destination.reached + 1}, and the checkpoint is {done}"
                 raise RuleBroken("I13", key, words)
+
+    def _follow_the_words(self, row: Any) -> None:
+        """A row that was deleted by hand and is made again has lower tokens: its lease halts, and
+        an operator sets the token in the database to 0 before he resumes it."""
+        for (_, key), destination in self.of.items():
+            if key == row.key and isinstance(destination, SqlTable):
+                destination.token = 0 if destination.token > row.counter else destination.token
 
 
 class _Lane(msgspec.Struct):
@@ -254,7 +265,8 @@ class ProcessWithOutputs(LeaseProcess):
 
         def installed(answer: int | None) -> None:
             if answer is None:
-                self.post(events.OutputsSuperseded("a token above ours"))
+                self.store.seen["token above ours"] += 1
+                self.post(ProcessorFailed("initialize", "a token above ours", attempts=1))
                 return
             lane.at = answer
             self._begin_lane(index + 1)
