@@ -160,9 +160,12 @@ class LeaseLetters:
         self._began = self._passed = TRIM_HORIZON
         self._keeping = threading.Lock()
 
-    def begin(self, row: Lease) -> None:
-        """The lease is claimed, and nothing is read yet. Raises: SinkError while the place of the
-        letters is away."""
+    def begin(self, row: Lease, reached: ExtendedSequenceNumber) -> None:
+        """The lease is claimed, and nothing is read yet. `reached`: the greatest position that an
+        output has. A former owner's letters up to there stay, since none of its rows follows.
+
+        Raises: SinkError while the place of the letters is away.
+        """
         self._noted, self._began, self._passed = row.letters_to, row.checkpoint, TRIM_HORIZON
         self._owner = LetterOwner(
             stream_created_at=row.stream_created_at or 0.0,
@@ -170,11 +173,12 @@ class LeaseLetters:
             token=row.counter,
             since=time.time(),
         )
-        if row.has_open_letters and self._spec.on_error.then == "dead-letter":
-            spec, at = self._spec, str(Cursor(row.checkpoint.of_record))
+        at, spec = max(row.checkpoint, reached).of_record, self._spec
+        is_open = row.letters_to is not None and row.letters_to > at
+        if is_open and spec.on_error.then == "dead-letter":
             self._opened().take_over(
                 Takeover(
-                    taken_over_at=at,
+                    taken_over_at=str(Cursor(at)),
                     stream=spec.stream_name,
                     shard_id=spec.shard_id,
                     by=self._owner,

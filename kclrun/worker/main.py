@@ -464,8 +464,9 @@ class LeaseProcess:
         if self._spans is not None and self._spec.traces is not None:
             self._spans.meet_user_code(_carrier(self._spec.traces.context, paths))
         processor = kind()
-        self._rows.until_there(DEAD_LETTER, lambda: self._letters.begin(row))
         claimed, row = row, self._rows.open(row)
+        reached = max((row.checkpoint, *self._rows.cuts))
+        self._rows.until_there(DEAD_LETTER, lambda: self._letters.begin(claimed, reached))
         timers = self._take_timers(processor, row)
         context = self._context(row, timers, is_single=is_single)
         call_method(processor, "initialize", context)

@@ -61,7 +61,7 @@ class Shard:
             self.rows,
             lambda: dead_letters.open_letters(self.place.place, self.place.kinesis, lambda: KEYS),
         )
-        letters.begin(claimed)
+        letters.begin(claimed, claimed.checkpoint)
         return SimpleNamespace(letters=letters, row=claimed, me=me)
 
     def save(self, owner, number):

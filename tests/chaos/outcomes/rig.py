@@ -243,7 +243,7 @@ class OutcomesRun:
         with contextlib.closing(
             letter_store(place, lambda: open_letters(place, kinesis, lambda: keys))
         ) as store:
-            return [each.letter for each in store.kept()]
+            return [each.letter for each in store.kept() if not each.is_uncommitted]
 
     def _compare_letters(self):
         letters = self._letters()
