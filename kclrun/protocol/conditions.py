@@ -431,8 +431,8 @@ WRITES: Final[Mapping[type[Any], Write]] = {
         (
             _NOT_ENDED,
             _HAS_NO_OR_OTHER_KCLRUN_OWNER,
-            Equals("generation", _GENERATION),
             Equals("letters_to", _value(":seenLettersTo", "letters_to", may_be_absent=True)),
+            Equals("generation", _GENERATION),
             AtLeast("checkpoint", _LAST),
             Below("checkpoint", _POSITION),
         ),

@@ -60,6 +60,30 @@ def test_it_waits_for_the_batch_under_way_and_covers_it_if_it_was_finished(endin
 
 
 @pytest.mark.parametrize(
+    ("noted", "late_note", "is_written"),
+    [
+        pytest.param(p(10), None, True, id="letters that the last checkpoint covers"),
+        pytest.param(p(20), None, False, id="letters above it"),
+        pytest.param(None, p(20), False, id="letters that no write of ours has shown"),
+    ],
+)
+def test_there_is_none_over_letters_which_the_next_owner_says_do_not_count(
+    noted, late_note, is_written
+):
+    driver = Driver(every_s=1000.0)
+    if noted:
+        driver.table.write(changes.NoteLetters(KEY, ME, noted, None))
+    driver.begin()
+    driver.batch(20)
+    if late_note:
+        driver.table.write(changes.NoteLetters(KEY, ME, late_note, None))
+
+    lose(driver)
+
+    assert (driver.stored.checkpoint == p(20)) == is_written
+
+
+@pytest.mark.parametrize(
     ("mode", "has_keyed_state", "processed"),
     [
         pytest.param("auto", False, False, id="nothing new"),
