@@ -7,6 +7,7 @@ hash range.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, Protocol, cast
 
@@ -139,6 +140,7 @@ class WireAggregate(Protocol):
     records: Any
 
     def SerializeToString(self) -> bytes: ...  # noqa: N802 - protobuf's name
+    def IsInitialized(self) -> bool: ...  # noqa: N802 - protobuf's name
 
 
 def aggregate_descriptor() -> FileDescriptorProto:
@@ -181,16 +183,31 @@ def aggregate_descriptor() -> FileDescriptorProto:
     )
     record.field.add(name="data", number=3, label=field.LABEL_REQUIRED, type=field.TYPE_BYTES)
     record.reserved_range.add(start=4, end=5)
+    by_column = file.message_type.add(name="AggregatedColumns")
+    by_column.field.add(
+        name="columns",
+        number=3,
+        label=field.LABEL_OPTIONAL,
+        type=field.TYPE_MESSAGE,
+        type_name=f".{_PACKAGE}.Columns",
+    )
+    columns = file.message_type.add(name="Columns")
+    for number, name, kind in (
+        (1, "partition_key_index", field.TYPE_UINT64),
+        (2, "explicit_hash_key_index", field.TYPE_INT64),
+        (3, "data", field.TYPE_BYTES),
+    ):
+        columns.field.add(name=name, number=number, label=field.LABEL_REPEATED, type=kind)
     return file
 
 
-def _message_class() -> Any:
+def _message_classes(*names: str) -> list[Any]:
     pool = DescriptorPool()
     pool.AddSerializedFile(aggregate_descriptor().SerializeToString())
-    return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.AggregatedRecord"))
+    return [GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in names]
 
 
-_AGGREGATED_RECORD: Final = _message_class()
+_AGGREGATED_RECORD, _AGGREGATED_COLUMNS = _message_classes("AggregatedRecord", "AggregatedColumns")
 
 
 def parse_aggregate(message: bytes) -> WireAggregate:
@@ -307,7 +324,7 @@ def open_aggregate(record: Record) -> list[Record]:
         raise MalformedAggregate("its message does not parse") from None
     if len(aggregate.records) > USER_RECORDS_MAX:
         raise LimitExceeded(f"it holds more than {USER_RECORDS_MAX} user records")
-    return _user_records(record, aggregate)
+    return _user_records(record, aggregate, message)
 
 
 def drop_until(records: Sequence[Record], checkpoint: ExtendedSequenceNumber) -> list[Record]:
@@ -357,34 +374,81 @@ def _verified(data: bytes) -> bytes:
     return message
 
 
-def _user_records(record: Record, aggregate: WireAggregate) -> list[Record]:
+def _user_records(record: Record, aggregate: WireAggregate, message: bytes) -> list[Record]:
     try:
         keys = [key.decode() for key in aggregate.partition_key_table]
         # By index: an absent index is one more entry, and a wrong index is a missing entry.
         hash_keys: dict[int, str | None] = {ABSENT_HASH_KEY: None}
         for index, hash_key in enumerate(aggregate.explicit_hash_key_table):
             hash_keys[index] = hash_key.decode()
-        number, arrival = record.sequence_number, record.approximate_arrival_timestamp
-        encryption = record.encryption_type
-        return [
-            Record(
-                # Positional: keywords would cost a tenth of the whole.
-                user.data or _present_and_empty(user),
-                keys[user.partition_key_index],
-                number,
-                arrival,
-                encryption,
-                sub_sequence_number,
-                hash_keys[user.explicit_hash_key_index],
-                True,  # noqa: FBT003 - `aggregated`
-            )
-            for sub_sequence_number, user in enumerate(aggregate.records)
-        ]
+        columns = _columns_of(aggregate, message)
+        if columns is not None:
+            return _of_columns(record, keys, columns)
+        return _of_rows(record, keys, hash_keys, aggregate)
     except LookupError:
         raise MalformedAggregate("a user record's key index is absent or out of range") from None
     except UnicodeDecodeError:
         # Never chained: the exception carries the key's bytes.
         raise MalformedAggregate("a key is not UTF-8") from None
+
+
+def _columns_of(aggregate: WireAggregate, message: bytes) -> Any:
+    """The same user records as columns, if row `i` of each is user record `i`; else None.
+
+    Parsing them once more and proving that costs 130 ns a user record; a Python object for each,
+    and its fields one by one, 300 ns more than whole columns.
+
+    The proof: every user record has a key index and data, for both are required. There are as many
+    of each as user records, so each has them once. None has an index of a hash key.
+    """
+    # A user record may hold its fields many times; each costs 16 bytes of memory here.
+    if len(message) > _COUNTED_ABOVE_BYTES or not aggregate.IsInitialized():
+        return None
+    columns = _AGGREGATED_COLUMNS.FromString(message).columns
+    count = len(aggregate.records)
+    if len(columns.data) != count or len(columns.partition_key_index) != count:
+        return None
+    return None if columns.explicit_hash_key_index else columns
+
+
+def _of_columns(record: Record, keys: list[str], columns: Any) -> list[Record]:
+    return list(
+        map(
+            Record,
+            columns.data[:],
+            map(keys.__getitem__, columns.partition_key_index[:]),
+            itertools.repeat(record.sequence_number),
+            itertools.repeat(record.approximate_arrival_timestamp),
+            itertools.repeat(record.encryption_type),
+            itertools.count(),
+            itertools.repeat(None),  # `explicit_hash_key`
+            itertools.repeat(True),  # noqa: FBT003 - `aggregated`
+        )
+    )
+
+
+def _of_rows(
+    record: Record,
+    keys: list[str],
+    hash_keys: dict[int, str | None],
+    aggregate: WireAggregate,
+) -> list[Record]:
+    number, arrival = record.sequence_number, record.approximate_arrival_timestamp
+    encryption = record.encryption_type
+    return [
+        Record(
+            # Positional: keywords would cost a tenth of the whole.
+            user.data or _present_and_empty(user),
+            keys[user.partition_key_index],
+            number,
+            arrival,
+            encryption,
+            sub_sequence_number,
+            hash_keys[user.explicit_hash_key_index],
+            True,  # noqa: FBT003 - `aggregated`
+        )
+        for sub_sequence_number, user in enumerate(aggregate.records)
+    ]
 
 
 def _present_and_empty(user: WireRecord) -> bytes:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -27,19 +27,19 @@ __all__ = ["main"]
 class Row(msgspec.Struct, frozen=True):
     """A row by name: what it is, where its function is, how many rounds by default.
 
-    `is_plotted`: its function takes a `plot`, the file to draw to, or None.
+    `takes`: the option that its function takes, too: a file, or None.
     """
 
     name: str
     about: str
     function: str
     rounds: int
-    is_plotted: bool = False
+    takes: str | None = None
 
-    def load(self, plot: Path | None = None) -> Callable[[int], list[Figure | NotMeasured]]:
+    def load(self, files: Mapping[str, Path | None]) -> Callable[[int], list[Figure | NotMeasured]]:
         module, _, function = self.function.partition(":")
         loaded: Callable[..., list[Figure | NotMeasured]] = getattr(import_module(module), function)
-        return partial(loaded, plot=plot) if self.is_plotted else loaded
+        return loaded if self.takes is None else partial(loaded, **{self.takes: files[self.takes]})
 
 
 ROWS: Final = {
@@ -152,7 +152,7 @@ ROWS: Final = {
             "Kinesis producer: cost against boto3; a hot shard: healthy ones ≥ 90 % of their rate",
             "bench.sink:sink",
             5,
-            is_plotted=True,
+            takes="plot",
         ),
         Row(
             "outputs",
@@ -198,6 +198,13 @@ ROWS: Final = {
         ),
         Row("spark-sink", "Spark's rows into a stream", "bench.spark_sink:sink", 3),
         Row(
+            "spark-whole",
+            "a Spark program with its start, 3 M and 30 M rows: ≥ 3 x awslabs' connector",
+            "bench.spark_whole:whole",
+            1,
+            takes="awslabs_jar",
+        ),
+        Row(
             "peers",
             "one stream by kclrun, boto3, async-kinesis, amazon_kclpy: CPU of the whole program",
             "bench.peers:peers",
@@ -216,7 +223,7 @@ def main(arguments: list[str]) -> int:
     _say(" ".join(f"{name}={value}" for name, value in facts.items()))
     results: list[Figure | NotMeasured] = []
     for name in asked.rows:
-        results += _measured(ROWS[name], asked.rounds, asked.plot)
+        results += _measured(ROWS[name], asked.rounds, vars(asked))
     show(results)
     if asked.json is not None:
         _write(asked.json, facts, results)
@@ -245,6 +252,12 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
         "--report", action="store_true", help="write the tables of docs/explanation/how-fast.md"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the sink's hot shard there")
+    parser.add_argument(
+        "--awslabs-jar",
+        type=Path,
+        metavar="FILE",
+        help="the connector that spark-whole runs beside",
+    )
     asked = parser.parse_args(arguments)
     unknown = sorted(set(asked.rows) - {*ROWS, *GROUPS})
     if unknown:
@@ -256,16 +269,18 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
     asked.rows = list(dict.fromkeys(named or (SECTIONS if asked.report else ROWS)))
     if asked.rounds is not None and asked.rounds < 1:
         parser.error("--rounds: at least 1")
-    if asked.plot is not None and not any(ROWS[name].is_plotted for name in asked.rows):
+    if asked.plot is not None and not any(ROWS[name].takes == "plot" for name in asked.rows):
         parser.error("--plot: only the row `sink` draws")
     return asked
 
 
-def _measured(row: Row, rounds: int | None, plot: Path | None) -> list[Figure | NotMeasured]:
+def _measured(
+    row: Row, rounds: int | None, files: Mapping[str, Path | None]
+) -> list[Figure | NotMeasured]:
     _say(f"{row.name}: {row.about} …")
     began = time.monotonic()
     try:
-        figures: list[Figure | NotMeasured] = [*row.load(plot)(rounds or row.rounds)]
+        figures: list[Figure | NotMeasured] = [*row.load(files)(rounds or row.rounds)]
     except Exception as error:
         # A row that fails is reported, and the others still run.
         traceback.print_exc()

@@ -10,13 +10,8 @@ SECTIONS = {
     "fetch": "GetRecords to records, one thread",
     "aggregates": "KPL aggregates to user records, one thread",
     "spark-source": "Spark, the JVM and all Python under it",
+    "spark-whole": "A Spark program with its start, beside awslabs' connector",
 }
-
-
-# Peers that cannot be run here: never left out without a word.
-PEERS_MISSING = (
-    "awslabs' spark-sql-kinesis-connector: neither Maven Central nor PyPI has it, only its source",
-)
 
 
 def tables():
@@ -32,8 +27,7 @@ def tables():
             lines = ["| what | unit | median | least to greatest | runs |", "|---|---|---|---|---|"]
             parts += [f"## {heading}", "\n".join(lines + [_line(each) for each in figures])]
     missing = [f"- {each['reason']}" for each in kept["not_measured"]]
-    missing += [f"- {each}" for each in PEERS_MISSING]
-    return "\n\n".join([*parts, "## Not measured", "\n".join(missing)])
+    return "\n\n".join([*parts, *(["## Not measured", "\n".join(missing)] if missing else [])])
 
 
 def _line(figure):

@@ -13,13 +13,26 @@ import threading
 import time
 from collections import Counter
 from email.utils import formatdate
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from bench.canned_kinesis import READ_COUNT
-from bench.spark_stream import KINDS, Block, Stream
+from bench.spark_stream import KINDS, Block, CborBlock, Stream
+from kclrun.codec.cbor import decode_cbor, encode_cbor
 
 _PREFIX: Final = "Kinesis_20131202."
 _BACKLOG: Final = 512
+
+
+class Request(NamedTuple):
+    """An operation, and its body in one of the two forms of the service."""
+
+    target: str
+    content_type: str
+    body: bytes
+
+    @property
+    def is_cbor(self) -> bool:
+        return "cbor" in self.content_type
 
 
 class Service:
@@ -32,24 +45,29 @@ class Service:
         self._streams: dict[str, Stream] = {}
         self._calls: Counter[str] = Counter()
 
-    def answer(self, target: str, body: bytes, blocks: dict[str, Block]) -> bytes:
+    def answer(self, asked: Request, blocks: dict[str, Block]) -> bytes:
         """The body of a success; every request is one. `blocks` are the connection's own."""
-        if target == READ_COUNT:
+        if asked.target == READ_COUNT:
             return str(self._calls["GetRecords"]).encode()
-        operation = target.removeprefix(_PREFIX)
+        operation = asked.target.removeprefix(_PREFIX)
         self._calls[operation] += 1
-        request: dict[str, Any] = json.loads(body)
+        request: dict[str, Any] = (
+            decode_cbor(asked.body) if asked.is_cbor else json.loads(asked.body)
+        )
         if operation == "GetRecords":
             iterator: str = request["ShardIterator"]
             stream = self._stream(iterator.partition("|")[0])
             if stream.kind.name not in blocks:
-                blocks[stream.kind.name] = Block(stream.kind)
+                made = CborBlock if asked.is_cbor else Block
+                blocks[stream.kind.name] = made(stream.kind)
             limit = request.get("Limit", stream.kind.page_records)
             return blocks[stream.kind.name].page(stream, iterator, limit, _now_ms())
         stream = self._stream(request["StreamName"])
         if operation == "GetShardIterator":
-            return json.dumps({"ShardIterator": stream.iterator(request, _now_ms())}).encode()
-        return stream.listing() if operation == "ListShards" else stream.summary()
+            answer: dict[str, Any] = {"ShardIterator": stream.iterator(request, _now_ms())}
+        else:
+            answer = stream.listing() if operation == "ListShards" else stream.summary()
+        return encode_cbor(answer) if asked.is_cbor else json.dumps(answer).encode()
 
     def _stream(self, name: str) -> Stream:
         # Streams are there when they are first named; all of them began together.
@@ -67,13 +85,13 @@ def _serve(sock: socket.socket, service: Service) -> None:
     try:
         with sock, sock.makefile("rb") as received:
             while (request := _request(received)) is not None:
-                sock.sendall(_response(service.answer(*request, blocks)))
+                sock.sendall(_response(request.content_type, service.answer(request, blocks)))
     except ConnectionError:
         return
 
 
-def _request(received: BinaryIO) -> tuple[str, bytes] | None:
-    """Target and body of the next request; None when the peer has closed."""
+def _request(received: BinaryIO) -> Request | None:
+    """The next request; None when the peer has closed."""
     if not received.readline():
         return None
     headers: dict[bytes, bytes] = {}
@@ -81,12 +99,13 @@ def _request(received: BinaryIO) -> tuple[str, bytes] | None:
         name, _, value = line.partition(b":")
         headers[name.lower()] = value.strip()
     body = received.read(int(headers[b"content-length"]))
-    return headers[b"x-amz-target"].decode(), body
+    content_type = headers.get(b"content-type", b"").decode()
+    return Request(headers[b"x-amz-target"].decode(), content_type, body)
 
 
-def _response(body: bytes) -> bytes:
+def _response(content_type: str, body: bytes) -> bytes:
     head = (
-        "HTTP/1.1 200 OK\r\nContent-Type: application/x-amz-json-1.1\r\n"
+        f"HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\n"
         f"x-amzn-RequestId: 00000000\r\nDate: {formatdate(usegmt=True)}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )

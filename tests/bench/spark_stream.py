@@ -11,8 +11,8 @@ records, so the server costs little beside a client. Pure: time is an argument.
 from __future__ import annotations
 
 import base64
-import json
 import random
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
@@ -20,6 +20,9 @@ import msgspec
 import numpy as np
 
 from kclrun.codec.aggregator import build_aggregate
+from kclrun.codec.cbor import encode_cbor
+
+Rows = np.ndarray[Any, Any]
 
 _REGION: Final = "us-east-1"
 # Real numbers have 56 digits and begin with 49.
@@ -28,6 +31,7 @@ _SEQUENCE_HEAD: Final = "49" + "0" * (54 - _INDEX_DIGITS)
 _ITERATOR_CHARACTERS: Final = 224
 _HASH_KEYS: Final = 2**128
 _RETENTION_HOURS: Final = 24
+_ARRIVED: Final = "ApproximateArrivalTimestamp"
 # Four digits are stored at a time.
 _QUADS: Final = np.frombuffer("".join(f"{n:04d}" for n in range(10_000)).encode(), np.uint8)
 _QUAD_TABLE: Final = _QUADS.reshape(-1, 4)
@@ -96,7 +100,7 @@ class Stream:
     def iterator_at(self, shard_id: str, index: int) -> str:
         return f"{self.name}|{shard_id}|{index}".ljust(_ITERATOR_CHARACTERS, ".")
 
-    def summary(self) -> bytes:
+    def summary(self) -> dict[str, Any]:
         described = {
             "StreamName": self.name,
             "StreamARN": f"arn:aws:kinesis:{_REGION}:000000000000:stream/{self.name}",
@@ -105,9 +109,9 @@ class Stream:
             "OpenShardCount": len(self.shards),
             "StreamCreationTimestamp": self.first_ms / 1_000,
         }
-        return json.dumps({"StreamDescriptionSummary": described}).encode()
+        return {"StreamDescriptionSummary": described}
 
-    def listing(self) -> bytes:
+    def listing(self) -> dict[str, Any]:
         """All shards: open, without parents, each with its share of the hash keys."""
         count = len(self.shards)
         edges = [_HASH_KEYS * n // count for n in range(count + 1)]
@@ -122,19 +126,20 @@ class Stream:
             }
             for n, shard_id in enumerate(self.shards)
         ]
-        return json.dumps({"Shards": listed}).encode()
+        return {"Shards": listed}
 
 
 class Block:
     """Bytes of one page of a kind, rewritten in place. One for each thread."""
 
     def __init__(self, kind: Kind) -> None:
-        rows = _rows(kind)
+        rows = self.template(kind)
         first = rows[0].tobytes()
         self._kind = kind
         self._rows = rows.copy()
         self._number_at = first.index(_SEQUENCE_HEAD.encode()) + len(_SEQUENCE_HEAD)
-        self._arrived_at = first.index(b":") + 1
+        # Two bytes stand between the name and the value in both forms.
+        self._arrived_at = first.index(_ARRIVED.encode()) + len(_ARRIVED) + 2
 
     def page(self, stream: Stream, iterator: str, limit: int, now_ms: int) -> bytes:
         """The body that GetRecords answers."""
@@ -143,48 +148,96 @@ class Block:
         known = stream.first_at(now_ms + 1)
         end = max(begin, min(begin + min(limit, self._kind.page_records), known))
         behind_ms = max(0, now_ms - stream.arrived_ms(end)) if end < known else 0
-        head = (
-            f'{{"MillisBehindLatest":{behind_ms}'
-            f',"NextShardIterator":"{stream.iterator_at(shard_id, end)}","Records":['
-        )
-        return b"".join([head.encode(), self._records(stream, begin, end), b"]}"])
+        following = stream.iterator_at(shard_id, end)
+        return self.body(behind_ms, following, self._numbered(stream, begin, end))
 
-    def _records(self, stream: Stream, begin: int, end: int) -> memoryview | bytes:
-        if begin == end:
-            return b""
+    @staticmethod
+    def template(kind: Kind) -> Rows:
+        """A record a row, without number and instant."""
+        return _json_rows(kind)
+
+    @staticmethod
+    def body(behind_ms: int, following: str, rows: Rows) -> bytes:
+        """An answer with these records."""
+        head = f'{{"MillisBehindLatest":{behind_ms},"NextShardIterator":"{following}","Records":['
+        # Without the comma after the last one.
+        return b"".join([head.encode(), rows.reshape(-1)[:-1].data, b"]}"])
+
+    @staticmethod
+    def store_arrival(place: Rows, arrived_ms: Rows) -> None:
+        """As 1772366400.250: ten digits of seconds, a dot, three of milliseconds."""
+        seconds = arrived_ms // 1_000
+        place[:, 0:2] = _QUAD_TABLE[seconds // 10**8 % 10_000][:, 2:]
+        place[:, 2:6] = _QUAD_TABLE[seconds // 10**4 % 10_000]
+        place[:, 6:10] = _QUAD_TABLE[seconds % 10_000]
+        place[:, 11:14] = _QUAD_TABLE[arrived_ms % 1_000][:, 1:]
+
+    def _numbered(self, stream: Stream, begin: int, end: int) -> Rows:
         rows = self._rows[: end - begin]
+        if begin == end:
+            return rows
         index = np.arange(begin, end)
-        arrived_ms = stream.first_ms + 1_000 * index // self._kind.per_second
         for quad in range(_INDEX_DIGITS // 4):
             at = self._number_at + _INDEX_DIGITS - 4 * (quad + 1)
             rows[:, at : at + 4] = _QUAD_TABLE[index // 10_000**quad % 10_000]
-        # As 1772366400.250: ten digits of seconds, a dot, three of milliseconds.
-        at = self._arrived_at
-        seconds = arrived_ms // 1_000
-        rows[:, at : at + 2] = _QUAD_TABLE[seconds // 10**8 % 10_000][:, 2:]
-        rows[:, at + 2 : at + 6] = _QUAD_TABLE[seconds // 10**4 % 10_000]
-        rows[:, at + 6 : at + 10] = _QUAD_TABLE[seconds % 10_000]
-        rows[:, at + 11 : at + 14] = _QUAD_TABLE[arrived_ms % 1_000][:, 1:]
-        # Without the comma after the last one.
-        return rows.reshape(-1)[:-1].data
+        arrived_ms = stream.first_ms + 1_000 * index // self._kind.per_second
+        self.store_arrival(rows[:, self._arrived_at :], arrived_ms)
+        return rows
+
+
+class CborBlock(Block):
+    """The same in AWS's CBOR, which the SDK of Java asks for."""
+
+    @staticmethod
+    def template(kind: Kind) -> Rows:
+        return _cbor_rows(kind)
+
+    @staticmethod
+    def body(behind_ms: int, following: str, rows: Rows) -> bytes:
+        fields = {"MillisBehindLatest": behind_ms, "NextShardIterator": following}
+        # A map of three: the two above, and the records.
+        head = b"\xa3" + encode_cbor(fields)[1:] + encode_cbor("Records")
+        count = b"\x9a" + len(rows).to_bytes(4, "big")
+        return b"".join([head, count, rows.reshape(-1).data])
+
+    @staticmethod
+    def store_arrival(place: Rows, arrived_ms: Rows) -> None:
+        """Behind the tag of a time and the mark of a number of 64 bits."""
+        place[:, 0:8] = arrived_ms.astype(">u8").view(np.uint8).reshape(-1, 8)
 
 
 @cache
-def _rows(kind: Kind) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """A record a row, without number and instant. Half a second of work."""
+def _json_rows(kind: Kind) -> Rows:
+    """Half a second of work."""
+    records = [
+        f'{{"{_ARRIVED}":0000000000.000,"Data":"{base64.b64encode(data).decode()}"'
+        f',"PartitionKey":"{key}","SequenceNumber":"{sequence_number(0)}"}},'
+        for key, data in _records(kind)
+    ]
+    return _as_rows([text.encode() for text in records])
+
+
+@cache
+def _cbor_rows(kind: Kind) -> Rows:
+    # A time of 64 bits, since its mark must not depend on the value; it comes first.
+    time = encode_cbor(_ARRIVED) + b"\xc1\x1b" + bytes(8)
+    fields = [
+        encode_cbor({"Data": data, "PartitionKey": key, "SequenceNumber": sequence_number(0)})[1:]
+        for key, data in _records(kind)
+    ]
+    return _as_rows([b"\xa4" + time + each for each in fields])
+
+
+def _as_rows(records: list[bytes]) -> Rows:
+    return np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1)
+
+
+def _records(kind: Kind) -> Iterator[tuple[str, bytes]]:
+    """Key and data of the records of a page."""
     chance = random.Random(kind.name)
-    rows = [_record(kind, slot, chance) for slot in range(kind.page_records)]
-    return np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)
-
-
-def _record(kind: Kind, slot: int, chance: random.Random) -> bytes:
-    data = _aggregate(kind, chance) if kind.user_records > 1 else _payload(kind, chance)
-    text = (
-        '{"ApproximateArrivalTimestamp":0000000000.000'
-        f',"Data":"{base64.b64encode(data).decode()}"'
-        f',"PartitionKey":"key-{slot:08d}","SequenceNumber":"{sequence_number(0)}"}},'
-    )
-    return text.encode()
+    for slot in range(kind.page_records):
+        data = _aggregate(kind, chance) if kind.user_records > 1 else _payload(kind, chance)
+        yield f"key-{slot:08d}", data
 
 
 def sequence_number(index: int) -> str:

@@ -342,9 +342,9 @@ def record_batches(
     unless a single record is larger. `explicitHashKey` is null unless the record came out of an
     aggregate: GetRecords does not return it.
     """
-    sizes = list(map(len, [each.data for each in records]))
-    for first, last in cuts(sizes, _ROWS_MAX, _DATA_BYTES_MAX):
-        yield _batch(records[first:last], stream, shard_id)
+    data = [each.data for each in records]
+    for first, last in cuts(list(map(len, data)), _ROWS_MAX, _DATA_BYTES_MAX):
+        yield _batch(records[first:last], data[first:last], stream, shard_id)
 
 
 def cuts(sizes: Sequence[int], rows_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:
@@ -363,7 +363,9 @@ def cuts(sizes: Sequence[int], rows_max: int, bytes_max: int) -> Iterator[tuple[
         yield first, len(sizes)
 
 
-def _batch(records: Sequence[Record], stream: str, shard_id: str) -> pa.RecordBatch:
+def _batch(
+    records: Sequence[Record], data: Sequence[bytes], stream: str, shard_id: str
+) -> pa.RecordBatch:
     count = len(records)
     arrived_s = pa.array([each.approximate_arrival_timestamp for each in records], pa.float64())
     arrived_us = pc.round(pc.multiply(arrived_s, _MICROSECONDS)).cast(pa.int64())
@@ -374,7 +376,7 @@ def _batch(records: Sequence[Record], stream: str, shard_id: str) -> pa.RecordBa
         hash_keys = pa.nulls(count, pa.string())
         sub_numbers = pa.repeat(pa.scalar(0, pa.int64()), count)
     columns = [
-        pa.array([each.data for each in records], pa.binary()),
+        pa.array(data, pa.binary()),
         pa.array([each.partition_key for each in records], pa.string()),
         hash_keys,
         pa.repeat(pa.scalar(stream, pa.string()), count),
@@ -393,8 +395,9 @@ SHARDS_AT_ONCE: Final = 8
 # at most some hundred thousand user records where they are tiny.
 _OPENED_BYTES_MAX: Final = 2 * 2**20
 
-# A fetched page: its range, its records with aggregates not opened, whether it is the last page.
-_Raw = tuple[ShardRange, Sequence[Record], bool]
+# A fetched page: its range, its records with aggregates not opened, the bytes of their data, and
+# whether it is the last page.
+_Raw = tuple[ShardRange, Sequence[Record], int, bool]
 
 
 class ReadPage(msgspec.Struct, frozen=True):
@@ -456,9 +459,10 @@ def _read_together(
             thread.start()
         for wanted in ranges:
             if wanted.hint.rows is not None:
-                yield from _opened(wanted, wanted.hint.rows, settings, is_last=True)
-        for wanted, records, is_last in ahead.pages():
-            yield from _opened(wanted, records, settings, is_last=is_last)
+                rows = wanted.hint.rows
+                yield from _opened(wanted, rows, _bytes_of(rows), settings, is_last=True)
+        for wanted, records, size_bytes, is_last in ahead.pages():
+            yield from _opened(wanted, records, size_bytes, settings, is_last=is_last)
     finally:
         ahead.close()
         for thread in threads:
@@ -502,8 +506,9 @@ class _Task:
             self._ahead.admit(wanted.shard_id)
             records = reading.next_records()
             is_done = reading.is_done
-            size_bytes = sum([len(record.data) for record in records])
-            self._ahead.put(wanted.shard_id, (wanted, records, is_done), size_bytes)
+            size_bytes = _bytes_of(records)
+            page = (wanted, records, size_bytes, is_done)
+            self._ahead.put(wanted.shard_id, page, size_bytes)
 
     def _pause(self, seconds: float) -> None:
         if self._source.clocks.sleep is not None:
@@ -512,8 +517,17 @@ class _Task:
         self._ahead.pause(seconds)
 
 
+def _bytes_of(records: Sequence[Record]) -> int:
+    return sum([len(record.data) for record in records])
+
+
 def _opened(
-    wanted: ShardRange, records: Sequence[Record], settings: SourceSettings, *, is_last: bool
+    wanted: ShardRange,
+    records: Sequence[Record],
+    size_bytes: int,
+    settings: SourceSettings,
+    *,
+    is_last: bool,
 ) -> Iterator[ReadPage]:
     """A page as its consumer gets it, in pieces: opening makes many records of few bytes."""
     if not settings.opens_aggregates:
@@ -521,7 +535,7 @@ def _opened(
         if left or is_last:
             yield ReadPage(wanted, left, is_last)
         return
-    pieces = _pieces(records)
+    pieces = [records] if size_bytes <= _OPENED_BYTES_MAX else _pieces(records)
     for index, piece in enumerate(pieces, start=1):
         opened = _beyond(wanted.begin, open_aggregates(piece))
         ends = is_last and index == len(pieces)
@@ -530,10 +544,10 @@ def _opened(
 
 
 def _pieces(records: Sequence[Record]) -> Sequence[Sequence[Record]]:
-    """The records in pieces of at most 2 MiB; one piece where there are none."""
+    """The records in pieces of at most 2 MiB."""
     sizes = [len(record.data) for record in records]
     bounds = cuts(sizes, len(records), _OPENED_BYTES_MAX)
-    return [records[first:last] for first, last in bounds] or [records]
+    return [records[first:last] for first, last in bounds]
 
 
 def _closed_beyond(begin: Position, records: Sequence[Record]) -> list[Record]:

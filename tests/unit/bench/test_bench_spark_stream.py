@@ -1,11 +1,11 @@
 """The streams that exist as a formula mean what a stream of the service means."""
 
 import itertools
-import json
 
 import pytest
-from bench.spark_stream import KINDS, Block, Stream
+from bench.spark_stream import KINDS, Block, CborBlock, Stream
 
+from kclrun.codec.cbor import decode_cbor
 from kclrun.codec.get_records import decode_get_records
 
 BEGAN_MS = 1_772_366_400_250
@@ -33,6 +33,24 @@ def test_pages_follow_each_other_without_a_gap():
     assert {len(each.sequence_number) for each in records} == {56}
     arrived_ms = [round(1000 * each.approximate_arrival_timestamp) for each in records]
     assert arrived_ms == [stream.arrived_ms(n) for n in range(len(records))]
+
+
+@pytest.mark.parametrize("limit", [0, 7])
+def test_a_page_says_the_same_in_cbor(limit):
+    stream = Stream("large-2", BEGAN_MS)
+    iterator = stream.iterator_at(SHARD, 65_530)
+    asked = (stream, iterator, limit, BEGAN_MS)
+
+    said = decode_get_records(Block(stream.kind).page(*asked))
+    in_cbor = decode_cbor(CborBlock(stream.kind).page(*asked))
+
+    assert in_cbor["NextShardIterator"] == said.next_iterator
+    assert in_cbor["MillisBehindLatest"] == said.millis_behind_latest
+    fields = ("Data", "PartitionKey", "SequenceNumber", "ApproximateArrivalTimestamp")
+    assert [tuple(each[name] for name in fields) for each in in_cbor["Records"]] == [
+        (each.data, each.partition_key, each.sequence_number, each.approximate_arrival_timestamp)
+        for each in said.records
+    ]
 
 
 @pytest.mark.parametrize(("kind", "first"), [("AT", 12_345), ("AFTER", 12_346)])
@@ -74,7 +92,7 @@ def test_the_lag_is_the_age_of_the_next_record():
 
 
 def test_shards_tile_the_hash_keys():
-    listed = json.loads(Stream("small-3", BEGAN_MS).listing())["Shards"]
+    listed = Stream("small-3", BEGAN_MS).listing()["Shards"]
 
     ranges = [each["HashKeyRange"] for each in listed]
     edges = [(int(each["StartingHashKey"]), int(each["EndingHashKey"])) for each in ranges]
