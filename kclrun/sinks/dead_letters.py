@@ -13,7 +13,7 @@ import msgspec
 from kclrun.errors import SettingsError, SinkError
 from kclrun.model.letter import KeptLetter, Letter, LetterPlace, decode_letter
 from kclrun.ports import LetterStore
-from kclrun.sinks.durable_files import publish_file, sync_folder
+from kclrun.sinks.durable_files import check_folder, publish_file, sync_folder
 
 
 def letter_store(place: LetterPlace, elsewhere: Callable[[], LetterStore]) -> LetterStore:
@@ -52,7 +52,7 @@ class LetterFolder:
 
     def check(self) -> str:
         """As `LetterStore.check`. The folder itself is made at the start of a run."""
-        return f"the folder {self._folder}"
+        return check_folder(self._folder)
 
     def close(self) -> None:
         """Nothing is held."""
