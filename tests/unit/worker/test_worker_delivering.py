@@ -289,7 +289,7 @@ def test_a_letter_that_can_never_be_kept_halts_the_shard_with_that_reason(start)
     main.begin(page(11, 12, 13), page(21))
 
     failure = main.wait_for(ProcessorFailed)
-    assert failure.error == "it does not fit into the queue"
+    assert failure.error == "it does not fit into the queue; the last error: ValueError: bad 12"
     main.queue.stop_delivery()
     main.wait_for(events.DeliveryStopped)
     assert main.processor.batches == [[11, 12, 13], [11], [12]]
