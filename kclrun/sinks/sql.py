@@ -289,17 +289,20 @@ class SqlOutput:
         of = type(error.orig).__name__
         code = sql_tables.code_of(error.orig)
         told = f"cannot {doing} {self._name}: {of}" + (f" ({code})" if code else "")
+        named = self._target.named_in(error.orig) if self._target is not None else ""
         if (
             isinstance(error, exc.IntegrityError | exc.DataError)
             or code in sql_tables.REFUSED_FOR_GOOD
         ):
-            named = self._target.named_in(error.orig) if self._target is not None else ""
             return errors.SettingsError(f"{told}{named}\nThe database refuses a row for good")
         if code == "SQLITE_NOTADB":
             return errors.SettingsError(f"{told}: the file is not a database of SQLite")
-        if isinstance(error, exc.ProgrammingError | exc.NotSupportedError):
+        if (
+            isinstance(error, exc.ProgrammingError | exc.NotSupportedError)
+            or code in sql_tables.CHANGED
+        ):
             return errors.SettingsError(
-                f"{told}\nAre table, columns and the user's permissions as they were?"
+                f"{told}{named}\nAre table, columns and the user's permissions as they were?"
             )
         words = sql_tables.meaning_of(code)
         return errors.SinkError(

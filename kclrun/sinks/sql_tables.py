@@ -27,6 +27,8 @@ PATIENCE_S: Final = 10.0
 # Errors of MySQL and MariaDB about a row's values that a driver may count among those of
 # connections: a CHECK (4025 of MariaDB, 3819 of MySQL), a value that is cut short or out of range.
 REFUSED_FOR_GOOD: Final = frozenset({4025, 3819, 1264, 1265, 1292, 1366, 1406})
+# A table or a column that is gone, which these drivers count among failures of connections.
+CHANGED: Final = frozenset({1054, 1146, "SQLITE_ERROR"})
 # Where words of MySQL's errors name a constraint, by the error. The value of 1062 comes before it.
 _CONSTRAINT_IN: Final = {
     1062: re.compile(r"for key '([^']+)'$"),

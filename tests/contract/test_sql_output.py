@@ -487,6 +487,22 @@ def test_a_table_that_cannot_take_the_rows_is_refused_in_words(
             output.check()
 
 
+@pytest.mark.parametrize("change", ["DROP TABLE rides", "ALTER TABLE rides DROP COLUMN text"])
+def test_a_table_that_changes_under_its_writer_halts_it_in_words_and_keeps_its_rows(
+    database, owner, change
+):
+    output = owner()
+    output.begin(BEGIN)
+    add(output, 1, 2)
+    database.run(change)
+    with pytest.raises(SettingsError, match=r"(?s)table rides .*Are table, columns and the user's"):
+        output.commit()
+    restored = {"DROP TABLE rides": "CREATE TABLE rides (n BIGINT NOT NULL, text TEXT)"}
+    database.run(restored.get(change, "ALTER TABLE rides ADD COLUMN text TEXT"))
+    assert output.commit() == at(2)
+    assert database.numbers() == [1, 2]
+
+
 def test_an_upsert_keeps_the_last_row_of_each_key_and_what_the_others_do_not_mention(
     database, owner
 ):
