@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import botocore.session
 from botocore.credentials import Credentials, RefreshableCredentials
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError
 
 from kclrun.aws.control import NO_CREDENTIALS, from_botocore
 from kclrun.aws.operations import ASSUME_ROLE
@@ -61,7 +61,7 @@ class CredentialSource:
         """Credentials that are valid for some minutes at least; renewed here before they expire.
 
         botocore tries to renew them from 15 minutes before they expire, and a failure is an error
-        from 10 minutes before. Raises: AccessDenied without any credentials; Unavailable or
+        from 10 minutes before. Raises: AccessDenied without a whole pair of keys; Unavailable or
         AccessDenied where the provider fails to renew them; SettingsError where they are empty.
         """
         try:
@@ -73,6 +73,14 @@ class CredentialSource:
             frozen = found.get_frozen_credentials()
         except ClientError as error:
             raise from_botocore(ASSUME_ROLE, error) from None
+        except PartialCredentialsError as error:
+            raise AccessDenied(
+                f"the AWS credentials found lack a part: {error.kwargs['cred_var']}\n"
+                "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, both of them, or correct the"
+                " profile",
+                operation="credentials",
+                code=NO_CREDENTIALS,
+            ) from None
         except (BotoCoreError, OSError) as error:
             # OSError: a provider reads a file (a token) or runs a program. This host may lack a
             # file descriptor or memory for it now, or the file is being replaced.

@@ -76,10 +76,10 @@ def open_session(settings: EndpointSettings) -> botocore.session.Session:
         session.get_scoped_config()
         if is_loopback(settings.endpoint_url) and session.get_config_variable("region") is None:
             session.set_config_variable("region", LOOPBACK_REGION)
-    except ProfileNotFound:
-        raise SettingsError(
-            f"aws.profile: {settings.profile!r} is not in the AWS configuration files"
-        ) from None
+    except ProfileNotFound as error:
+        setting = "aws.profile" if settings.profile is not None else "AWS_PROFILE"
+        name = error.kwargs["profile"]
+        raise SettingsError(f"{setting}: {name!r} is not in the AWS configuration files") from None
     return session
 
 

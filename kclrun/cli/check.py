@@ -88,7 +88,7 @@ def _check_aws(configuration: Configuration, stage: Callable[[str, Stage], int])
     if configuration.settings.engine == "fleet":
         codes.append(stage("table", lambda: _table(aws)))
         if configuration.settings.on_error.then == "dead-letter":
-            codes.append(stage("letters", aws.letters.check))
+            codes.append(stage("letters", aws.check_letters))
         codes += [stage(name, check_output) for name, check_output in aws.outputs]
     return next((code for code in codes if code), exit_codes.DRAINED)
 

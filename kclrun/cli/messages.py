@@ -103,6 +103,8 @@ def for_a_person(error: BaseException, verb: str) -> str:
     first, *more = harmless(str(error)).split("\n")
     lines = [f"{_beginning(error, verb)}: {first}", *(f"  {line}" for line in more)]
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), None)
+    if isinstance(error, errors.Unavailable) and not error.operation:  # not of AWS
+        hint = "Check that it runs and can be reached from here, then try again"
     if isinstance(error, errors.AccessDenied) and _UNKNOWN_CALLER.search(first):
         hint = "The credentials are wrong or have expired; check them, aws.profile and aws.role_arn"
     # A refusal of several lines contains its own advice.

@@ -53,6 +53,7 @@ from kclrun.observe.emf import EmfOutlet
 from kclrun.observe.logs import LineSink
 from kclrun.ports import LetterStore, MetricOutlet, ShardReader, StreamAdmin, StreamSummary
 from kclrun.sinks.dead_letters import letter_store
+from kclrun.sinks.rolled_files import open_rolled_files
 from kclrun.worker.opening import open_output, open_versions
 
 if TYPE_CHECKING:
@@ -89,12 +90,20 @@ class Checkable(Protocol):
 
 def _checked(named: str, open_it: Callable[[], Checkable]) -> str:
     """The destination in words. Raises: SettingsError if it is missing or does not fit;
-    AccessDenied, Throttled, Unavailable; each with the name of the setting."""
+    AccessDenied, Throttled, Unavailable (without an operation if it is not of AWS); each with the
+    name of the setting."""
     try:
         with closing(open_it()) as opened:
             return opened.check()
-    except (errors.ConfigError, errors.NotFound, errors.InvalidRequest) as error:
-        raise errors.SettingsError(f"{named}: {error}") from None
+    except errors.ConfigError as error:
+        # Some name what is inside of the setting: `output.table: …`.
+        told = str(error) if str(error).startswith(f"{named}.") else f"{named}: {error}"
+        raise errors.SettingsError(told) from None
+    except (errors.NotFound, errors.InvalidRequest) as error:
+        raise errors.SettingsError(
+            f"{named}: {error}\n"
+            "Create it, or correct its name in the settings: it is looked for in aws.region"
+        ) from None
     except errors.ServiceError as error:
         raise type(error)(f"{named}: {error}", operation=error.operation, code=error.code) from None
     except errors.SinkError as error:
@@ -186,7 +195,6 @@ class Aws:
     def consumers_of(self, stream_arn: str) -> StreamConsumers:
         return StreamConsumers(self.kinesis_client, stream_arn)
 
-    @cached_property
     def letters(self) -> LetterStore:
         """The place of `on_error.dead_letter`; sends nothing."""
         place = self.settings.letter_place
@@ -194,15 +202,17 @@ class Aws:
             place, lambda: open_letters(place, self.kinesis, self.credentials.current)
         )
 
+    def check_letters(self) -> str:
+        """The place of the letters in words, as `_checked`."""
+        return _checked("on_error.dead_letter", self.letters)
+
     @property
     def outputs(self) -> tuple[tuple[str, Callable[[], str]], ...]:
         """The store of the state, and the outputs of the fleet that are destinations of their own,
-        each by its setting, with a test of it. A file that grows is a folder of this machine, which
-        the start makes."""
+        each by its setting, with a test of it."""
         places = tuple(
             (setting_of(place.name), partial(self._check_output, place))
             for place in output_places(self.settings, ONLY_STREAM)
-            if not place.grows
         )
         state = state_place(self.settings)
         if state is None:
@@ -212,10 +222,12 @@ class Aws:
 
     def _check_output(self, place: OutputPlace) -> str:
         """The destination in words, as `_checked`."""
-        return _checked(
-            setting_of(place.name),
-            partial(open_output, place, _NO_ROWS, self.kinesis, self.credentials.current),
+        opening: Callable[[], Checkable] = partial(
+            open_output, place, _NO_ROWS, self.kinesis, self.credentials.current
         )
+        if place.grows:
+            opening = partial(open_rolled_files, place, _NO_ROWS)  # only its folder is looked at
+        return _checked(setting_of(place.name), opening)
 
     @property
     def metrics(self) -> MetricOutlet[Measurement] | None:

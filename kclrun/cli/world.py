@@ -57,7 +57,7 @@ def open_world(settings: Settings) -> World:
     created = {key: stream.summary.created_at for key, stream in opened.items()}
     patiently(lambda: refuse_other_kind(aws, created), deadline, patience_s)
     if settings.on_error.then == "dead-letter":
-        patiently(aws.letters.check, deadline, patience_s)
+        patiently(aws.check_letters, deadline, patience_s)
     for _, check in aws.outputs:
         patiently(check, deadline, patience_s)
     consumers: Mapping[StreamKey, str] = {}
@@ -137,8 +137,9 @@ def patiently(call: Callable[[], T], deadline: Instant, patience_s: float) -> T:
             pause_s = start_pause_s(attempt, random.random(), is_throttled=is_throttled)
             patient_s = patience_s * (THROTTLED_PATIENCES - 1) if is_throttled else 0.0
             if time.monotonic() + pause_s >= deadline + patient_s:
+                who = "AWS" if error.operation else "The destination"
                 raise Unavailable(
-                    f"AWS has not answered for {patience_s:g} s (aws.start_timeout)\n"
+                    f"{who} has not answered for {patience_s:g} s (aws.start_timeout)\n"
                     f"The last attempt: {error}",
                     operation=error.operation,
                     code=error.code,

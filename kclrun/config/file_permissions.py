@@ -68,7 +68,11 @@ def read_secret(path: Path) -> str:
             content = file.read(_SECRET_BYTES_MAX + 1)
         text = content.decode()
     except OSError as error:
-        raise SettingsError(f"cannot read the secret {path}: {error.strerror}") from None
+        raise SettingsError(
+            f"cannot read the secret {path}: {error.strerror}\n"
+            "A secret is a file of this name in the folder that KCLRUN_SECRETS names, in systemd's"
+            " CREDENTIALS_DIRECTORY, or in /run/secrets"
+        ) from None
     except UnicodeDecodeError:
         raise SettingsError(f"the secret {path} is not UTF-8") from None
     text = text.removesuffix("\n").removesuffix("\r")

@@ -53,7 +53,7 @@ BucketUrl = Annotated[
     str,
     msgspec.Meta(
         pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?$",
-        extra={"words": " like s3://bucket/prefix"},
+        extra={"words": " like s3://bucket/prefix, with a bucket's name (no capitals, no _)"},
     ),
 ]
 StoryPlace = Annotated[

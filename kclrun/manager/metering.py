@@ -7,6 +7,7 @@ reader. Measured: a sample of 100 leases costs 3 ms.
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import socket
 import time
@@ -16,13 +17,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings
+from kclrun.config.state import checkpoint_every
 from kclrun.config.units import parse_listen
 from kclrun.consuming.subscribing import SILENCE_MAX_S
 from kclrun.errors import SettingsError
 from kclrun.manager.loop import Loop
 from kclrun.manager.sampling import Sampler
 from kclrun.model.record import Measurement
+from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.endpoint import Answer, HttpEndpoint
 from kclrun.observe.health import HealthLimits, Verdict, health_body, judge
@@ -385,6 +389,7 @@ def open_metering(
         stall_s=float(settings.stall) + idle_s,
         look_age_max_s=max(failover_s, _LOOK_AGE_MIN_S),
         drain_max_s=float(settings.shutdown.grace) + _AFTER_GRACE_S,
+        output_lag_max_s=_output_lag_max_s(settings),
     )
     board = HealthBoard(limits, loop.now)
     cloudwatch = observe.cloudwatch
@@ -403,6 +408,17 @@ def open_metering(
         announcer=announcer,
         otlp=_otlp(settings, owner, board, log) if sends_otlp else None,
     )
+
+
+def _output_lag_max_s(settings: Settings) -> float:
+    """Rows wait for their roll or the checkpoint, and then for no longer than a stall. With
+    checkpoints that user code asks for, they wait for as long as it wants."""
+    every = checkpoint_every(settings)
+    if every == "manual":
+        return math.inf
+    places = output_places(settings, ONLY_STREAM)
+    waits = [0.0 if every == "batch" else float(every), *(place.roll_s for place in places)]
+    return max(waits) + float(settings.stall)
 
 
 def _otlp(settings: Settings, owner: str, board: HealthBoard, log: EventLog) -> OtlpFeed:

@@ -28,12 +28,14 @@ class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The longest times. `stall_s` is how long a lease that should advance may stand still.
 
     `look_age_max_s` is the `failover`, 10 s at least: a manager that did not look for so long
-    renews nothing. `drain_max_s` is the longest duration of a stop.
+    renews nothing. `drain_max_s` is the longest duration of a stop. `output_lag_max_s` is how long
+    rows may wait for an output, its roll included.
     """
 
     stall_s: float
     look_age_max_s: float
     drain_max_s: float
+    output_lag_max_s: float
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +157,11 @@ def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
             yield Reason(text=_with_note(text, lease), shard=lease.shard)
         elif lease.state in {"backing off", "failing"}:
             yield Reason(text=_with_note(lease.state, lease), shard=lease.shard)
+        elif (lag_s := (lease.output_lag_ms or 0) / 1000) >= limits.output_lag_max_s:
+            text = (
+                f"rows have waited for an output for {lag_s:.0f} s, and no checkpoint passes them"
+            )
+            yield Reason(text=f"{text}; the log says which one and why", shard=lease.shard)
 
 
 def _with_note(text: str, lease: LeaseSample) -> str:
@@ -213,6 +220,7 @@ class LeaseBody(msgspec.Struct, frozen=True):
     state: str
     still_s: float | None = None
     lag_ms: int | None = None
+    output_lag_ms: int | None = None
     restarts: int = 0
     note: str = ""
     traffic: TrafficBody | None = None
@@ -225,6 +233,7 @@ def _lease_body(lease: LeaseSample) -> LeaseBody:
         state=lease.state,
         still_s=round(lease.still_s, 1) if lease.still_s is not None else None,
         lag_ms=lease.lag_ms,
+        output_lag_ms=lease.output_lag_ms,
         restarts=lease.restarts,
         note=_note(lease),
         traffic=_traffic_body(lease.heat) if lease.heat is not None else None,

@@ -206,7 +206,11 @@ TEXT_CHARACTERS_MAX: Final = 2048
 # Secret keys have 40 characters, access keys 20 with a known prefix, iterators and tokens hundreds.
 # A run of that length without a digit, a capital and a small letter is a path, a hash or a number:
 # these must stay readable.
-_SECRET: Final = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}|[A-Za-z0-9/+=]{40,}")
+_RUN_MIN: Final = 40
+_SECRET: Final = re.compile(rf"\b(?:AKIA|ASIA)[A-Z0-9]{{12,}}|[A-Za-z0-9/+=]{{{_RUN_MIN},}}")
+# The end of a path of `model.output.roll_folder`, up to the first hyphen. It makes a long run of
+# names of the settings, and messages about outputs name those paths.
+_OF_ROLLS: Final = re.compile(r"/[0-9]{8}T[0-9]{6}Z/shardId\Z")
 _OF_SECRETS: Final = (re.compile(r"[a-z]"), re.compile(r"[A-Z]"), re.compile(r"[0-9]"))
 # A processor that logs a line for each batch has 5 a second at most (the 200 ms floor of a poll).
 _BURST_LINES: Final = 50
@@ -239,9 +243,10 @@ def clean_text(
 
 
 def _withheld(match: re.Match[str]) -> str:
-    run = match[0]
+    run = _OF_ROLLS.sub("", match[0])
     is_key = run.startswith(("AKIA", "ASIA"))
-    return "[withheld]" if is_key or all(kind.search(run) for kind in _OF_SECRETS) else run
+    is_secret = len(run) >= _RUN_MIN and all(kind.search(run) for kind in _OF_SECRETS)
+    return "[withheld]" if is_key or is_secret else match[0]
 
 
 class RateLimit:

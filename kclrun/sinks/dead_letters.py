@@ -23,7 +23,7 @@ from kclrun.model.letter import (
     told_apart,
 )
 from kclrun.ports import LetterStore
-from kclrun.sinks.durable_files import publish_file, sync_folder
+from kclrun.sinks.durable_files import check_folder, publish_file, sync_folder
 
 
 def letter_store(place: LetterPlace, elsewhere: Callable[[], LetterStore]) -> LetterStore:
@@ -72,7 +72,7 @@ class LetterFolder:
 
     def check(self) -> str:
         """As `LetterStore.check`. The folder itself is made at the start of a run."""
-        return f"the folder {self._folder}"
+        return check_folder(self._folder)
 
     def close(self) -> None:
         """Nothing is held."""

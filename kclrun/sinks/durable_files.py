@@ -55,6 +55,22 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def check_folder(folder: Path) -> str:
+    """The folder in words, which need not be there; makes nothing. Raises: SettingsError where it
+    cannot be made or written to."""
+    # Path.exists raises where this user may not look.
+    above = (folder, *folder.absolute().parents)
+    there = next(each for each in above if os.path.exists(each))  # noqa: PTH110
+    if not there.is_dir():
+        raise SettingsError(f"cannot use the folder {folder}: {there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise SettingsError(
+            f"cannot use the folder {folder}: {there} is read-only, or user {os.geteuid()} may not"
+            " write to it"
+        )
+    return f"the folder {folder}"
+
+
 def make_folder(folder: Path) -> None:
     """Make it and its missing parents; each is synced into its own parent, topmost first.
 

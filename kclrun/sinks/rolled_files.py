@@ -26,7 +26,7 @@ from kclrun.model.output import (
     roll_name,
 )
 from kclrun.model.time import WallTime
-from kclrun.sinks.durable_files import make_folder, sync, sync_folder, write_at
+from kclrun.sinks.durable_files import check_folder, make_folder, sync, sync_folder, write_at
 from kclrun.sinks.marks import failure
 from kclrun.sinks.roll_chains import Part, RollFile
 from kclrun.sinks.rolls import RolledOutput
@@ -115,7 +115,7 @@ class FileRolls:
 
     def check(self) -> str:
         """As `Output.check`. The folder is made by the first roll."""
-        return f"the folder {self._root}"
+        return check_folder(self._root)
 
     def close(self) -> None:
         """Nothing is held."""

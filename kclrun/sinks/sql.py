@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from kclrun import errors
-from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.output import Cursor, OutputPlace, RowsOf, setting_of
 from kclrun.model.row_schema import RowSchema
 from kclrun.processor import Row
 from kclrun.sinks import sql_tables
@@ -53,10 +53,9 @@ class SqlOutput:
     stores_cursor: bool = True
 
     def __init__(self, place: OutputPlace, of: RowsOf, *, cursors: str = "kclrun_cursors") -> None:
-        assert place.sql is not None, "the settings name a database"
         self._place = place
         self._of = of
-        self._engine = sql_tables.open_engine(place.sql)
+        self._engine = sql_tables.open_engine(place)
         self._schema = RowSchema.parse(place.schema) if place.schema else None
         *schema, _ = place.table.rsplit(".", 1)
         self._cursors = sql_tables.cursor_table(cursors, schema[0] if schema else None)
@@ -220,7 +219,7 @@ class SqlOutput:
     def _missing(self) -> errors.SettingsError:
         return errors.SettingsError(
             f"{self._name} does not exist\n"
-            "Create it, or set output.create: on and output.schema to its columns"
+            f"Create it, or set {setting_of(self._place.name)}.create: on and its `schema`"
         )
 
     def _make_cursor(self, at: Cursor) -> None:
@@ -290,17 +289,25 @@ class SqlOutput:
         of = type(error.orig).__name__
         code = sql_tables.code_of(error.orig)
         told = f"cannot {doing} {self._name}: {of}" + (f" ({code})" if code else "")
+        named = self._target.named_in(error.orig) if self._target is not None else ""
         if (
             isinstance(error, exc.IntegrityError | exc.DataError)
             or code in sql_tables.REFUSED_FOR_GOOD
         ):
-            named = self._target.named_in(error.orig) if self._target is not None else ""
             return errors.SettingsError(f"{told}{named}\nThe database refuses a row for good")
-        if isinstance(error, exc.ProgrammingError | exc.NotSupportedError):
+        if code == "SQLITE_NOTADB":
+            return errors.SettingsError(f"{told}: the file is not a database of SQLite")
+        if (
+            isinstance(error, exc.ProgrammingError | exc.NotSupportedError)
+            or code in sql_tables.CHANGED
+        ):
             return errors.SettingsError(
-                f"{told}\nAre table, columns and the user's permissions as they were?"
+                f"{told}{named}\nAre table, columns and the user's permissions as they were?"
             )
-        return errors.SinkError(told + self._connection_words(error))
+        words = sql_tables.meaning_of(code)
+        return errors.SinkError(
+            told + (f": {words}" if words else "") + self._connection_words(error)
+        )
 
     def _connection_words(self, error: exc.DBAPIError) -> str:
         """What the driver says of a failed connection. Failures of statements quote values."""

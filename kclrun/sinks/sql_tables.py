@@ -18,7 +18,7 @@ from sqlalchemy import exc
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from kclrun.errors import RowMismatch, SettingsError
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import OutputPlace, setting_of
 from kclrun.model.row_schema import Column, DataType, DecimalType, RowSchema, SimpleType
 
 # How long a transaction waits for another one, and how long a server keeps the transaction of a
@@ -27,6 +27,8 @@ PATIENCE_S: Final = 10.0
 # Errors of MySQL and MariaDB about a row's values that a driver may count among those of
 # connections: a CHECK (4025 of MariaDB, 3819 of MySQL), a value that is cut short or out of range.
 REFUSED_FOR_GOOD: Final = frozenset({4025, 3819, 1264, 1265, 1292, 1366, 1406})
+# A table or a column that is gone, which these drivers count among failures of connections.
+CHANGED: Final = frozenset({1054, 1146, "SQLITE_ERROR"})
 # Where words of MySQL's errors name a constraint, by the error. The value of 1062 comes before it.
 _CONSTRAINT_IN: Final = {
     1062: re.compile(r"for key '([^']+)'$"),
@@ -34,6 +36,32 @@ _CONSTRAINT_IN: Final = {
     1452: re.compile(r"CONSTRAINT `([^`]+)`"),
     3819: re.compile(r"constraint '([^']+)'"),
     4025: re.compile(r"CONSTRAINT `([^`]+)`"),
+}
+# What a code means that comes with a failure that may pass: of PostgreSQL's SQLSTATEs the first
+# characters that fit (https://www.postgresql.org/docs/current/errcodes-appendix.html), of SQLite's
+# names, of MySQL's numbers. The words of a database may quote values; these are ours.
+_MEANS: Final = {
+    "53100": "the disk of the server is full",
+    "53": "the server has no memory, or no connection, free",
+    "57P": "the server is going down, or not up yet",
+    "55P03": "another transaction holds the row of the cursor",
+    "40": "another transaction was in the way",
+    "SQLITE_FULL": "the disk is full",
+    "SQLITE_BUSY": "another process has the file locked",
+    "SQLITE_READONLY": "the file, or its disk, is read-only",
+    "SQLITE_CANTOPEN": "is its folder there, and may this user write to it?",
+    "SQLITE_IOERR": "the disk failed",
+    "1021": "the disk of the server is full",
+    "1114": "the disk of the server is full",
+    "1040": "the server has no connection free",
+    "1053": "the server is going down",
+    "1205": "another transaction holds the row of the cursor",
+    "1213": "another transaction was in the way",
+}
+_DRIVERS: Final = {
+    "postgresql": ("psycopg[binary]", "postgresql+psycopg"),
+    "mysql": ("pymysql", "mysql+pymysql"),
+    "mariadb": ("pymysql", "mariadb+pymysql"),
 }
 _NAME_SHOWN_MAX: Final = 64
 # Sets of columns that one processor emits; a program that makes names of data has no end of them.
@@ -49,17 +77,18 @@ Convert = Callable[[Any], Any]
 Encoded = tuple["Shape", tuple[Any, ...], int]
 
 
-def open_engine(text: str) -> sa.Engine:
+def open_engine(place: OutputPlace) -> sa.Engine:
     """An engine of one connection, opened at its first use. Raises: SettingsError."""
+    setting = f"{setting_of(place.name)}.sql"
     try:
-        url = sa.make_url(text)
+        url = sa.make_url(place.sql or "")
     except (exc.ArgumentError, ValueError):
         raise SettingsError(
-            "output.sql: expected SQLAlchemy's URL, such as"
+            f"{setting}: expected SQLAlchemy's URL, such as"
             " postgresql+psycopg://user:${secret:NAME}@host/database"
         ) from None
     if url.get_backend_name() == "sqlite" and url.database in {None, "", ":memory:"}:
-        raise SettingsError("output.sql: rows in memory are not durable; name a file")
+        raise SettingsError(f"{setting}: rows in memory are not durable; name a file")
     try:
         return sa.create_engine(
             url,
@@ -70,13 +99,19 @@ def open_engine(text: str) -> sa.Engine:
             hide_parameters=True,
             connect_args=_patience(url),
         )
-    except (ImportError, exc.NoSuchModuleError):
+    except exc.NoSuchModuleError:
         raise SettingsError(
-            f"output.sql: the driver of {url.drivername} is not installed\n"
-            "To go on, for example:  pip install 'psycopg[binary]'   (postgresql+psycopg://…)"
+            f"{setting}: SQLAlchemy knows no database {url.drivername}\n"
+            "Write postgresql+psycopg://…, mysql+pymysql://… or sqlite:///…, or install its dialect"
+        ) from None
+    except ImportError:
+        package, driver = _DRIVERS.get(url.get_backend_name(), ("", ""))
+        advice = f"pip install '{package}', and write {driver}://…" if package else "install it"
+        raise SettingsError(
+            f"{setting}: the driver of {url.drivername} is not installed\nTo go on:  {advice}"
         ) from None
     except (exc.ArgumentError, TypeError, ValueError):
-        raise SettingsError(f"output.sql: {shown_url(url)}: its options are not usable") from None
+        raise SettingsError(f"{setting}: {shown_url(url)}: its options are not usable") from None
 
 
 def shown_url(url: sa.URL) -> str:
@@ -121,10 +156,18 @@ def patience_of(dialect: str, patience_s: float) -> Sequence[sa.Executable]:
 
 
 def code_of(error: BaseException | None) -> str | int | None:
-    """The database's own code of a driver's error: SQLSTATE, or the number of MySQL."""
+    """The database's own code of a driver's error: SQLSTATE, the number of MySQL, or the name of
+    SQLite."""
     if error is not None and error.args and isinstance(error.args[0], int):
         return error.args[0]
-    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    names = ("sqlstate", "pgcode", "sqlite_errorname")
+    return next((code for name in names if (code := getattr(error, name, None))), None)
+
+
+def meaning_of(code: str | int | None) -> str:
+    """What a failure with this code means, in words; nothing for one that we do not know."""
+    begins = str.startswith if isinstance(code, str) else str.__eq__
+    return next((words for known, words in _MEANS.items() if begins(str(code), known)), "")
 
 
 def constraint_of(error: BaseException | None) -> str | None:
@@ -408,7 +451,9 @@ def find_target(
     _refuse_other_columns(place, columns, schema)
     if place.is_upsert:
         if dialect not in {"postgresql", "sqlite", "mysql"}:
-            raise SettingsError(f"output.write: upsert is not known for {dialect}; use insert")
+            raise SettingsError(
+                f"{setting_of(place.name)}.write: upsert is not known for {dialect}; use insert"
+            )
         unique = [primary]
         unique += [
             tuple(each["column_names"])
@@ -421,7 +466,7 @@ def find_target(
         ]
         if set(place.key) not in map(set, unique):
             raise SettingsError(
-                f"output.key: {place.table} has no unique index on exactly"
+                f"{setting_of(place.name)}.key: {place.table} has no unique index on exactly"
                 f" {', '.join(place.key)}; an upsert needs one"
             )
     return Target(place, dialect, columns, schema)
@@ -488,7 +533,8 @@ def _refuse_without_transactions(
     ).scalar()
     if found is not None:
         raise SettingsError(
-            f"output.table: {place.table} has the engine {found}, which knows no transactions\n"
+            f"{setting_of(place.name)}.table: {place.table} has the engine {found}, which knows no"
+            " transactions\n"
             f"To go on:  ALTER TABLE {place.table} ENGINE = InnoDB"
         )
 
@@ -624,7 +670,7 @@ def _refuse_other_columns(
     problems = [f"no column {name}" for name in place.key if name not in there]
     if schema is not None:
         problems += [
-            f"column {each.name} needs a value, and output.schema does not have it"
+            f"column {each.name} needs a value, and `schema` does not have it"
             for each in columns
             if each.is_needed and each.name not in given
         ]
@@ -635,9 +681,12 @@ def _refuse_other_columns(
             elif not _fits(each.type, found.type):
                 problems.append(f"column {each.name} is {found.type}, not {each.type}")
             elif each.nullable and not found.nullable:
-                problems.append(f"column {each.name} is NOT NULL; say so in output.schema")
+                problems.append(f"column {each.name} is NOT NULL; say so in `schema`")
     if problems:
-        raise SettingsError(f"output.table: {place.table} has " + "; ".join(problems))
+        raise SettingsError(
+            f"{setting_of(place.name)}.table: {place.table} has {'; '.join(problems)}\n"
+            "Change the table, or the setting: kclrun changes no table that is there"
+        )
 
 
 def _fits(given: DataType, there: DataType | None) -> bool:

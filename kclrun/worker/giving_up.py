@@ -123,13 +123,14 @@ class Trouble:
         )
 
     def given_up(self, reason: str = "") -> reports.ProcessorFailed:
-        """`reason` is said instead of the last error."""
+        """`reason` is said before the last error; what user code gave as one has it already."""
         assert self._last is not None, "only what raised is given up"
         last = self._last
         traceback_text = "" if self._is_repetition else last.traceback_text
+        both = f"{reason}; the last error: {last.error}"
         return reports.ProcessorFailed(
             self._where,
-            reason or last.error,
+            last.error if not reason else reason if reason in last.error else both,
             self.calls,
             last.position,
             traceback_text,

@@ -23,7 +23,7 @@ class Table(Place):
         super().__init__(*arguments)
         self._faults = []
         self._late = []
-        self._engine = open_engine(self.url())
+        self._engine = open_engine(OutputPlace(name="output", sql=self.url()))
 
     def url(self):
         raise NotImplementedError

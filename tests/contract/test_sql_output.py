@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import random
 import signal
+import sqlite3
 import threading
 import time
 from datetime import UTC, date, datetime
@@ -23,7 +24,7 @@ import sqlalchemy as sa
 from kclrun.errors import SettingsError, SinkError, Superseded
 from kclrun.sinks import sql
 from kclrun.sinks.sql import SqlOutput
-from kclrun.sinks.sql_tables import Shape
+from kclrun.sinks.sql_tables import Shape, meaning_of
 from tests.patience import HUNG_S
 from tests.support.sql_owners import BEGIN, add, at, persist, place_at, row, rows_of, run_owner
 
@@ -486,6 +487,22 @@ def test_a_table_that_cannot_take_the_rows_is_refused_in_words(
             output.check()
 
 
+@pytest.mark.parametrize("change", ["DROP TABLE rides", "ALTER TABLE rides DROP COLUMN text"])
+def test_a_table_that_changes_under_its_writer_halts_it_in_words_and_keeps_its_rows(
+    database, owner, change
+):
+    output = owner()
+    output.begin(BEGIN)
+    add(output, 1, 2)
+    database.run(change)
+    with pytest.raises(SettingsError, match=r"(?s)table rides .*Are table, columns and the user's"):
+        output.commit()
+    restored = {"DROP TABLE rides": "CREATE TABLE rides (n BIGINT NOT NULL, text TEXT)"}
+    database.run(restored.get(change, "ALTER TABLE rides ADD COLUMN text TEXT"))
+    assert output.commit() == at(2)
+    assert database.numbers() == [1, 2]
+
+
 def test_an_upsert_keeps_the_last_row_of_each_key_and_what_the_others_do_not_mention(
     database, owner
 ):
@@ -545,3 +562,80 @@ def test_no_message_and_no_repr_has_the_password(url):
     text = "".join(map(str, (refused.value, refused.value.__cause__)))
     assert "hunter2" not in text
     assert refused.value.__suppress_context__ or refused.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgres://me@h/x", "no database postgres\nWrite postgresql\\+psycopg://"),
+        ("mysql+nothing://me@h/x", "no database mysql.nothing\nWrite "),
+        ("oracle+oracledb://me@h/x", "driver of oracle.oracledb is not installed\nTo go on:  inst"),
+        ("postgresql+pg8000://me@h/x", "pip install 'psycopg.binary.', and write postgresql.psy"),
+        ("sqlite://", "rows in memory are not durable"),
+        ("me@h/x", "expected SQLAlchemy's URL"),
+    ],
+)
+def test_a_url_that_names_no_database_says_what_to_write(url, words):
+    with pytest.raises(SettingsError, match=words) as refused:
+        SqlOutput(place_at(url, name="late"), rows_of())
+    assert str(refused.value).startswith("outputs.late.sql: ")
+
+
+def test_a_file_that_is_no_database_or_has_no_place_or_is_locked_says_so(tmp_path):
+    (tmp_path / "text").write_text("not a database, as it is " * 99)
+    locked = sqlite3.connect(tmp_path / "locked", isolation_level="EXCLUSIVE")
+    locked.execute("CREATE TABLE rides (n INTEGER NOT NULL, text TEXT)")
+    locked.commit()
+    locked.execute("BEGIN EXCLUSIVE")
+    for name, kind, words in (
+        ("text", SettingsError, "is not a database of SQLite"),
+        ("no/folder", SinkError, r"\(SQLITE_CANTOPEN\): is its folder there"),
+        ("locked?timeout=0", SinkError, r"\(SQLITE_BUSY\): another process has the file locked"),
+    ):
+        with contextlib.closing(
+            SqlOutput(place_at(f"sqlite:///{tmp_path}/{name}"), rows_of())
+        ) as output:
+            with pytest.raises(kind, match=words):
+                output.check()
+            with pytest.raises(kind, match=words):
+                output.begin(BEGIN)
+    locked.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("53100", "the disk of the server is full"),
+        ("53300", "no connection, free"),
+        ("57P01", "going down"),
+        ("40P01", "another transaction"),
+        ("SQLITE_FULL", "the disk is full"),
+        ("SQLITE_IOERR_WRITE", "the disk failed"),
+        (1114, "the disk of the server is full"),
+        (4025, ""),  # a CHECK of MariaDB, and not class 40 of PostgreSQL
+        (None, ""),
+    ],
+)
+def test_a_code_of_a_database_has_a_meaning_in_words(code, words):
+    assert words in meaning_of(code)
+    assert bool(words) == bool(meaning_of(code))
+
+
+def test_a_full_disk_is_told_and_costs_no_row_and_doubles_none(tmp_path):
+    """SQLite's own limit of pages is its full disk."""
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    with contextlib.closing(SqlOutput(place_at(url), rows_of())) as output:
+        output.begin(BEGIN)
+        connection = output._engine.connect()  # the only one: its limit holds for the commit
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+        connection.close()
+        add(output, 1, 900)
+        for _ in range(2):
+            with pytest.raises(SinkError, match=r"rows.db: Op.*\(SQLITE_FULL\): the disk is full"):
+                output.commit()
+        connection = output._engine.connect()
+        connection.exec_driver_sql("PRAGMA max_page_count = 10000")
+        connection.close()
+        assert output.commit() == at(900)
+    assert Database(url).numbers() == list(range(1, 901))

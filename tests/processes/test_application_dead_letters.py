@@ -128,6 +128,7 @@ def test_an_outage_halts_the_shard_and_leaves_no_letter(
     app.until(lambda: app.of("lease_halted"))
 
     (halted,) = app.of("lease_halted")
-    assert "looks like an outage" in embedded_aws.rows(app.table)[halted["shard"]]["haltReason"]
+    reason = embedded_aws.rows(app.table)[halted["shard"]]["haltReason"]
+    assert "it looks like an outage, and nothing was given up; the last error: " in reason
     assert letters_at({"path": str(tmp_path / "letters")}, embedded_aws) == []
     assert app.stop() == 0

@@ -170,7 +170,10 @@ class DynamoDbOutput:
 
     def begin(self, at: Cursor) -> Cursor:
         """As `Output.begin`. The items have their own marks: `at` comes back."""
-        self._key = self._described()
+        try:
+            self._key = self._described()
+        except errors.ServiceError as error:
+            raise errors.SinkError(str(error)) from None
         self._upto = at
         return at
 
@@ -209,14 +212,19 @@ class DynamoDbOutput:
         self._client.close()
 
     def _described(self) -> list[_KeyColumn]:
+        """Raises: SettingsError without the table; another leaf of ServiceError."""
         try:
             reply = self._client.call(DESCRIBE_TABLE, _encode({"TableName": self._table}))
             table = msgspec.json.decode(reply.body, type=_Reply).table
         except errors.NotFound:
             raise errors.SettingsError(
-                f"output.dynamodb: the table {self._table} does not exist; create it with its key"
+                f"the table {self._table} does not exist\n"
+                "Create it with its key, or correct its name in the settings"
             ) from None
-        except (errors.ServiceError, msgspec.DecodeError) as error:
+        except errors.ServiceError as error:
+            told = f"cannot use the table {self._table}: {error}"
+            raise type(error)(told, operation=error.operation, code=error.code) from None
+        except msgspec.DecodeError as error:
             raise errors.SinkError(f"cannot use the table {self._table}: {error}") from None
         types = {each.attribute_name: each.attribute_type for each in table.attribute_definitions}
         names = (each.attribute_name for each in table.key_schema)

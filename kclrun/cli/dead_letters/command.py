@@ -78,7 +78,9 @@ def list_letters(config: Path | None, overrides: tuple[str, ...], **filters: Any
         given_up = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(letter.given_up_at))
         error = harmless(letter.error)[:_ERROR_CHARACTERS_MAX]
         click.echo(f"{given_up}  {letter.stream}  {letter.shard_id}  {letter.position}  {error}")
-    click.echo(f"{len(kept)} dead letters", err=True)
+    folder = dead_letter_folder(chosen.configuration.settings)
+    missing = f": there is no folder {folder}" if folder is not None and not folder.exists() else ""
+    click.echo(f"{len(kept)} dead letters{missing}", err=True)
     _tell_left_out(chosen)
     return exit_codes.DRAINED
 
@@ -154,6 +156,8 @@ def redrive(
         _tell_left_out(chosen)
         if chosen.kept and not yes:
             click.echo("Do it with --yes.")
+        if not chosen.kept:
+            click.echo("No letters.")
     return exit_codes.HALTED if left else exit_codes.DRAINED
 
 
@@ -194,7 +198,7 @@ def letter_store(settings: Settings) -> LetterStore:
         raise SettingsError(
             "on_error.dead_letter: is missing; this application keeps no dead letters"
         )
-    return Aws(settings).letters
+    return Aws(settings).letters()
 
 
 class _Chosen(msgspec.Struct, frozen=True):

@@ -62,7 +62,8 @@ def process_again(
             if refusal := rows.refusal(answer):
                 answer = Redriven(error=refusal)
             if answer.error:
-                click.echo(f"{shard}: {answer.error}", err=True)
+                told = answer.error.replace("\n", "\n  ")
+                click.echo(f"{shard}: {told}", err=True)
             rows.keep(shard, answer)
             store.remove([kept[index] for index in answer.done])
             left += len(kept) - len(answer.done)

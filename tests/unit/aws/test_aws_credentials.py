@@ -51,6 +51,17 @@ def test_without_keys_nothing_is_called_anonymously() -> None:
         CredentialSource(session(), endpoint_url="https://kinesis.example").current()
 
 
+def test_half_a_pair_of_keys_is_told_with_the_half_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDCANARY")
+    with pytest.raises(
+        AccessDenied, match=r"lack a part: AWS_SECRET_ACCESS_KEY\nSet AWS_ACC"
+    ) as no:
+        CredentialSource(session()).current()
+    assert "CANARY" not in str(no.value)
+
+
 @pytest.mark.parametrize("keys", [("", "secret"), ("key", "")])
 def test_keys_of_which_one_is_empty_are_refused(keys: tuple[str, str]) -> None:
     found = session()

@@ -140,9 +140,14 @@ def test_a_session_for_an_endpoint_on_this_host_has_a_region_for_every_client(
 
 
 @pytest.mark.parametrize("region", [None, "eu-west-1"])
-def test_an_unknown_profile_is_a_settings_error(region: str | None) -> None:
-    with pytest.raises(SettingsError, match="nobody"):
-        resolved(profile="nobody")
+def test_an_unknown_profile_is_a_settings_error_that_says_who_named_it(
+    region: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingsError, match=r"^aws.profile: 'nobody' is not in the AWS conf"):
+        resolved(profile="nobody", region=region)
+    monkeypatch.setenv("AWS_PROFILE", "nobodys")
+    with pytest.raises(SettingsError, match=r"^AWS_PROFILE: 'nobodys' is not in the AWS conf"):
+        resolved(region=region)
 
 
 def test_proxies_come_from_the_environment_and_respect_no_proxy(

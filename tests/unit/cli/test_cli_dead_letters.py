@@ -149,6 +149,12 @@ def test_one_letter_is_shown_whole_and_its_payload_harmless(
     [
         (["show", "99"], "", 78, "there is no dead letter at 99"),
         (["list"], "--set on_error={}", 78, "this application keeps no dead letters"),
+        (
+            ["list"],
+            "--set on_error.dead_letter.path=/mising",
+            0,
+            "0 dead letters: there is no folder /mising",
+        ),
         (["redrive", "--to", "stream", "--yes"], "--set stream=b", 78, "letters of orders: not"),
         (["redrive", "--yes"], "--set processor=", 78, "processor"),
         (["redrive", "--yes"], "--set state.store=kept", 78, "state is changed by its lease"),

@@ -97,31 +97,91 @@ def test_a_stream_that_is_not_there_is_66(config: Path, capsys: pytest.CaptureFi
     )
 
 
+LETTERS = "on_error: {then: dead-letter, dead_letter: {%s}}"
+CREATE = "\n  Create it, or correct its name in the settings"
+TOPIC = "arn:aws:sns:us-east-1:123456789012:none"
+
+
 @pytest.mark.parametrize(
-    ("output", "said"),
+    ("line", "said", "code"),
     [
-        ("kinesis: none", "output: the stream none: ListShards: ResourceNotFoundException"),
-        ("sqs: none", "output: the queue none: GetQueueUrl: AWS.SimpleQueueService.NonExistent"),
-        (
-            "sns: 'arn:aws:sns:us-east-1:123456789012:none'",
-            "output: the topic arn:aws:sns:us-east-1:123456789012:none: GetTopicAttributes",
+        *(
+            (line, said + ".*" + CREATE, 78)
+            for line, said in (
+                ("output: {kinesis: none}", "output: the stream none: ListShards: ResourceNotFo"),
+                ("output: {sqs: none}", "output: the queue none: GetQueueUrl: AWS.SimpleQueueSer"),
+                (f"output: {{sns: '{TOPIC}'}}", f"output: the topic {TOPIC}: GetTopicAttributes"),
+                ("output: {firehose: none}", "output: the delivery stream none: DescribeDeliv"),
+                ("output: {s3: 's3://none/x'}", "output: cannot create s3://none/x/_kclrun/probe"),
+                ("outputs: {a: {s3: 's3://none'}}", "outputs.a: cannot create s3://none/_kclrun/"),
+                (LETTERS % "sqs: none", "on_error.dead_letter: cannot find the queue none: GetQ"),
+                (LETTERS % "s3: 's3://none'", "on_error.dead_letter: cannot look into the bucket"),
+                (LETTERS % "stream: none", "on_error.dead_letter: cannot look at the stream none"),
+            )
         ),
-        ("firehose: none", "output: the delivery stream none: DescribeDeliveryStream"),
+        (
+            "outputs: {a: {dynamodb: none}}",
+            "outputs.a: the table none does not exist\n  Create it with its key, or correct its na",
+            78,
+        ),
+        (
+            "outputs: {a: {sql: 'sqlite:///text/x.db', table: t}}",
+            r"outputs.a: cannot use table t of .*CANTOPEN\): is .*\n  Check that it runs and c",
+            69,
+        ),
     ],
 )
-def test_a_destination_that_is_not_there_is_78_for_a_check_and_for_a_run(
-    config: Path, output: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_a_destination_that_is_not_there_ends_a_check_and_a_run_with_what_to_do(
+    config: Path, line: str, said: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream_of(config, shards=1)
     with config.open("a") as file:
-        file.write(f"processor: kclrun.samples.hello:Hello\noutput: {{{output}}}\n")
+        file.write(f"processor: kclrun.samples.hello:Hello\n{line}\n")
 
-    assert run_program(["check", "--config", str(config)]) == 78
+    assert run_program(["check", "--config", str(config)]) == code
     told = capsys.readouterr()
-    assert "output     --  wrong\n" in told.out
-    assert f"Check failed: {said}" in told.err
-    assert run_program(["run", "--config", str(config)]) == 78
-    assert f"Cannot start: {said}" in capsys.readouterr().err
+    assert " --  wrong\n" in told.out
+    assert re.search(f"^Check failed: {said}", told.err, re.DOTALL)
+    assert run_program(["run", "--config", str(config), "--set", "aws.start_timeout=10ms"]) == code
+    told_by_run = capsys.readouterr().err
+    assert re.search(f"^Cannot start: .*{said}", told_by_run, re.DOTALL)
+    assert ("The destination has not answered" in told_by_run) == (code == 69)
+
+
+@pytest.mark.parametrize(
+    ("line", "setting"),
+    [
+        ("output: {path: %s}", "output"),
+        ("output: {path: %s, roll: {}}", "output"),
+        (LETTERS % "path: %s", "on_error.dead_letter"),
+    ],
+)
+def test_a_folder_is_checked_and_not_made(
+    config: Path,
+    line: str,
+    setting: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream_of(config, shards=1)
+    text = config.read_text() + "processor: kclrun.samples.hello:Hello\n"
+    free, taken = config.parent / "free", config.parent / "taken"
+    taken.write_text("a file")
+
+    config.write_text(text + line % (free / "rows"))
+    assert run_program(["check", "--config", str(config)]) == 0
+    assert f"ok  the folder {free}/rows\n" in capsys.readouterr().out
+    assert not free.exists()
+    # No mode of a folder stops root, and the tests may be root's.
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != config.parent)
+    for folder, why in (
+        (taken / "rows", f"{taken} is a file"),
+        (free / "rows", f"{config.parent} is read-only, or user {os.geteuid()} may not write to"),
+    ):
+        config.write_text(text + line % folder)
+        assert run_program(["check", "--config", str(config)]) == 78
+        told = capsys.readouterr().err
+        assert f"Check failed: {setting}: cannot use the folder {folder}: {why}" in told
 
 
 def test_the_destinations_of_all_outputs_are_checked(

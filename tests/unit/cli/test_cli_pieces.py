@@ -333,7 +333,7 @@ def test_a_service_that_is_away_until_the_deadline_is_told_with_the_last_error(
 
     def fail() -> None:
         attempts.append(clock.now)
-        raise Throttled("slow") if len(attempts) == 1 else Unavailable("away")
+        raise Throttled("slow") if len(attempts) == 1 else Unavailable("away", operation="Scan")
 
     with pytest.raises(Unavailable, match="AWS has not answered for 4 s"):
         world.patiently(fail, Instant(clock.now + 4.0), 4.0)

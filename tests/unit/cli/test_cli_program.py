@@ -75,8 +75,12 @@ def test_a_message_says_what_happened_and_then_what_to_do() -> None:
     assert told.splitlines() == [
         "Cannot start: no answer",
         "  of DynamoDB",
-        "  Check the network, aws.region and aws.endpoint, then try again",
+        "  Check that it runs and can be reached from here, then try again",
     ]
+    told = for_a_person(Unavailable("no answer", operation="Scan"), "run")
+    assert (
+        told.splitlines()[1] == "  Check the network, aws.region and aws.endpoint, then try again"
+    )
 
 
 @pytest.mark.parametrize("said", ["table t has no lease for s", "there is no lease table t"])

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import msgspec
 import pytest
 
+from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
 from kclrun.manager.manager import ReportWriter
-from kclrun.manager.metering import SAMPLE_EVERY_S, HealthBoard, Metering, open_metering
+from kclrun.manager.metering import (
+    SAMPLE_EVERY_S,
+    HealthBoard,
+    Metering,
+    _output_lag_max_s,
+    open_metering,
+)
+from kclrun.model.time import WallTime
 from kclrun.observe.health import HealthLimits
 from kclrun.observe.logs import EventLog, LineSink
 from kclrun.observe.metrics import MetricWindow
@@ -17,7 +26,7 @@ from kclrun.observe.publishing import Publisher
 from kclrun.observe.sample import LeaseSample, ManagerSample, ShardReport
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
-LIMITS = HealthLimits(stall_s=120.0, look_age_max_s=10.0, drain_max_s=70.0)
+LIMITS = HealthLimits(stall_s=120.0, look_age_max_s=10.0, drain_max_s=70.0, output_lag_max_s=180.0)
 
 
 def sample(records, now):
@@ -171,6 +180,24 @@ def test_nothing_is_opened_that_was_not_asked_for(log):
     )
 
     assert opened is None
+
+
+@pytest.mark.parametrize(
+    ("more", "longest_s"),
+    [
+        ("output: {s3: 's3://bucket', roll: {every: 5m}}\n", 300.0 + 120.0),
+        ("output: {s3: 's3://bucket'}\ncheckpoint: {every: batch}\n", 60.0 + 120.0),
+        ("output: {path: out}\nstall: 30s\n", 10.0 + 30.0),
+        ("output: {path: out}\ncheckpoint: {every: manual}\n", math.inf),
+    ],
+)
+def test_rows_may_wait_for_their_roll_or_checkpoint_and_a_stall(more, longest_s):
+    settings = settings_of(
+        f"application: orders\nstream: orders\n{more}",
+        environment={},
+        now=WallTime(1_780_000_000.0),
+    )
+    assert _output_lag_max_s(settings) == longest_s
 
 
 def test_a_report_knows_whose_process_died_since_it_was_last_asked():

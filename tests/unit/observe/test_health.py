@@ -7,7 +7,7 @@ import pytest
 from kclrun.observe.health import HealthLimits, health_body, judge
 from kclrun.observe.sample import LeaseSample, ManagerSample, Outage
 
-LIMITS = HealthLimits(stall_s=120.0, look_age_max_s=10.0, drain_max_s=70.0)
+LIMITS = HealthLimits(stall_s=120.0, look_age_max_s=10.0, drain_max_s=70.0, output_lag_max_s=180.0)
 
 
 def sample(*leases, **fields):
@@ -15,8 +15,8 @@ def sample(*leases, **fields):
     return ManagerSample(application="orders", stream="orders", owner="me", leases=leases, **fields)
 
 
-def lease(shard="a", state="running", still_s=0.5, note=""):
-    return LeaseSample(shard=shard, state=state, still_s=still_s, note=note)
+def lease(shard="a", state="running", still_s=0.5, note="", **more):
+    return LeaseSample(shard=shard, state=state, still_s=still_s, note=note, **more)
 
 
 def verdict(shown, age_s=1.0):
@@ -59,6 +59,19 @@ SCENARIOS = [
     ),
     ("one that stands still for `stall`", sample(lease(still_s=120.0)), "degraded", "for 120 s"),
     ("one that stands still for less", sample(lease(still_s=119.9)), "ok", ""),
+    (
+        "rows that an output does not take wait on every machine, and are told",
+        sample(lease(output_lag_ms=180_000), lease("b", output_lag_ms=400_000)),
+        "degraded",
+        "rows have waited for an output for 180 s, and no checkpoint passes them; the log says",
+    ),
+    ("rows that wait for their roll", sample(lease(output_lag_ms=179_999)), "ok", ""),
+    (
+        "a halted lease is told once",
+        sample(lease(state="halted", still_s=None, note="x", output_lag_ms=10**6)),
+        "degraded",
+        "halted: x",
+    ),
     (
         "user code raised, and is called again",
         sample(lease("a", "failing", 3.0, "KeyError: x"), lease("b")),
@@ -194,7 +207,7 @@ def test_the_body_names_the_shard_of_a_reason_and_the_state_of_each_lease():
     }
     still = {"shard": "a", "state": "halted", "still_s": None, "note": "boom"}
     moving = {"shard": "b", "state": "running", "still_s": 0.6, "note": ""}
-    unknown = {"lag_ms": None, "restarts": 0, "traffic": None, "hot": None}
+    unknown = {"lag_ms": None, "output_lag_ms": None, "restarts": 0, "traffic": None, "hot": None}
     assert body["leases"] == [each | unknown for each in (still, moving)]
 
 

@@ -220,10 +220,13 @@ def test_what_has_to_be_read_is_not_taken_for_a_secret():
     text = (
         "shardId-000000000001 at 49590338271490256608559692538361571095921575989136588898 in"
         " /home/user/projects/something/processors/orders/aggregate, sha"
-        " 3f786850e387550fdab836ed7e6dc881de23001b"
+        " 3f786850e387550fdab836ed7e6dc881de23001b, cannot write"
+        " s3://bucket/Prefix2/orders/clicks/20260102T030405Z/shardId-000000000001/0/0-TRIM_HORIZON"
     )
 
     assert clean_text(text) == text
+    roll = "/20260102T030405Z/shardId-0"
+    assert clean_text(f"{CANARIES['secret key']}{roll}") == "[withheld]-0"
 
 
 def test_a_field_that_the_catalogue_does_not_name_is_withheld(lines):

@@ -289,7 +289,7 @@ def test_a_letter_that_can_never_be_kept_halts_the_shard_with_that_reason(start)
     main.begin(page(11, 12, 13), page(21))
 
     failure = main.wait_for(ProcessorFailed)
-    assert failure.error == "it does not fit into the queue"
+    assert failure.error == "it does not fit into the queue; the last error: ValueError: bad 12"
     main.queue.stop_delivery()
     main.wait_for(events.DeliveryStopped)
     assert main.processor.batches == [[11, 12, 13], [11], [12]]
@@ -403,7 +403,7 @@ def test_user_code_has_its_batch_again_later(start):
     assert [each.attempts for each in main.told] == [1, 2, 3]
 
 
-def test_more_than_the_limit_halts_with_words_in_place_of_the_error(start):
+def test_more_than_the_limit_halts_with_words_before_the_last_error(start):
     letters = Letters()
     main = start(*poisoned(12, 13), retries=0, then="dead-letter", bury=letters, limit=1)
     main.begin(page(11, 12, 13))
@@ -411,6 +411,7 @@ def test_more_than_the_limit_halts_with_words_in_place_of_the_error(start):
     failure = main.wait_for(ProcessorFailed)
 
     assert failure.error.startswith("1 records were given up within 10 minutes")
+    assert failure.error.endswith("; the last error: ValueError: bad 13")
     assert [number for number, _, _ in letters.kept] == [12]
     assert [each.last for each in main.of(events.BatchProcessed)] == [p(11), p(12)]
 

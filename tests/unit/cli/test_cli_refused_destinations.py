@@ -1,0 +1,99 @@
+"""What `kclrun check` and a start say where AWS refuses each of the destinations."""
+
+import http.server
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kclrun.cli import exit_codes
+from kclrun.cli.services import Aws
+from kclrun.config.load import settings_of
+from kclrun.errors import AccessDenied
+from kclrun.model.time import WallTime
+
+pytestmark = pytest.mark.seconds
+
+
+class _Refusing(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        error = b"<Code>AccessDenied</Code><Message>of the test</Message>"
+        body = b"<ErrorResponse><Error>%s</Error></ErrorResponse>" % error  # of SNS
+        if self.command == "PUT":  # of S3
+            body = b"<Error>%s</Error>" % error
+        elif "X-Amz-Target" in self.headers:
+            body = b'{"__type": "AccessDeniedException", "message": "of the test"}'
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_PUT(self) -> None:
+        self.do_POST()
+
+    def do_GET(self) -> None:
+        self.do_PUT()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("s3: 's3://b-1'", "cannot create s3://b-1/_kclrun/probe: PutObject: AccessDenied"),
+        ("sqs: rows", "the queue rows: GetQueueUrl: AccessDenied"),
+        ("sns: 'arn:aws:sns:us-east-1:123456789012:t'", ":t: GetTopicAttributes: AccessDenied"),
+        ("firehose: rows", "the delivery stream rows: DescribeDeliveryStream: AccessDenied"),
+        ("kinesis: rows", "the stream rows: ListShards: AccessDenied"),
+        ("dynamodb: rows", "cannot use the table rows: DescribeTable: AccessDenied"),
+    ],
+)
+def test_an_output_that_is_refused_is_77_with_its_setting_and_call(
+    refusing: str, place: str, words: str
+) -> None:
+    aws = _aws(refusing, f"outputs: {{late: {{{place}}}}}")
+    ((name, check),) = aws.outputs
+    with pytest.raises(AccessDenied) as refused:
+        check()
+    assert name == "outputs.late"
+    assert str(refused.value).startswith("outputs.late: ")
+    assert words in str(refused.value)
+    assert exit_codes.exit_code_of(refused.value) == 77
+
+
+@pytest.mark.parametrize(
+    ("place", "call"),
+    [
+        ("s3: 's3://b-1'", "ListObjectsV2"),
+        ("sqs: dead", "GetQueueUrl"),
+        ("stream: d", "ListShards"),
+    ],
+)
+def test_a_place_of_letters_that_is_refused_is_77_with_its_setting_and_call(
+    refusing: str, place: str, call: str
+) -> None:
+    aws = _aws(refusing, f"on_error: {{then: dead-letter, dead_letter: {{{place}}}}}")
+    with pytest.raises(AccessDenied, match=f"^on_error.dead_letter: .*{call}: AccessDenied"):
+        aws.check_letters()
+
+
+def _aws(endpoint: str, more: str) -> Aws:
+    text = f"application: orders\nstream: orders\naws: {{endpoint: '{endpoint}'}}\n{more}\n"
+    return Aws(settings_of(text, environment={}, now=WallTime(time.time())))
