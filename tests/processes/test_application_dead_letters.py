@@ -132,3 +132,32 @@ def test_an_outage_halts_the_shard_and_leaves_no_letter(
     assert "it looks like an outage, and nothing was given up; the last error: " in reason
     assert letters_at({"path": str(tmp_path / "letters")}, embedded_aws) == []
     assert app.stop() == 0
+
+
+def test_r12_a_letter_of_a_killed_process_is_not_redriven_if_its_record_then_succeeds(
+    embedded_aws, application, producer, tmp_path
+):
+    stream = embedded_aws.stream(shards=1)
+    source = producer(stream, 200, seed=6, keys=1)
+    source.start().join()
+    ((_, rows),) = source.put.items()
+    place = {"path": str(tmp_path / "letters")}
+    app = application(
+        stream,
+        options={"poisons": [f"{key}:{n}" for _, key, n in rows[50:51]]},
+        checkpoint={"every": "60s"},
+        on_error={"retries": 0, "then": "dead-letter", "dead_letter": place},
+    )
+    app.start()
+    app.until(lambda: app.of("record_dead_lettered"))
+    app.cure.touch()
+    for pid in app.lease_pids():
+        os.kill(pid, signal.SIGKILL)
+
+    app.until(lambda: len(app.ledger.delivered) == source.total_put)
+    assert app.stop() == 0
+
+    listed = app.cli("dead-letters", "list", "--config", str(app.config))
+    assert listed.stderr.startswith("0 dead letters\n1 more do not count"), listed.stderr
+    redriven = app.cli("dead-letters", "redrive", "--config", str(app.config), "--yes")
+    assert (redriven.returncode, redriven.stdout) == (0, ""), redriven.stderr

@@ -21,6 +21,7 @@ from kclrun.cli.dead_letters.user_process import RedriveJob, Redriven, ServiceAc
 from kclrun.cli.user_code import output_folder, own_module
 from kclrun.codec.row_lines import encode_row
 from kclrun.config.outputs import output_places
+from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.errors import NotFound, SettingsError
 from kclrun.loading import GLUE, import_paths
@@ -83,7 +84,8 @@ Leases = Mapping[str, Sequence[Lease]]
 
 
 def leases_now(settings: Settings) -> Leases:
-    """The rows of the lease table, by shard; none on Spark, and where there is no table.
+    """The rows of the lease table, by shard. None on Spark, where there is no table, and with the
+    embedded AWS, whose table ended with its run: nothing is read any more.
 
     Read them before the letters: where a checkpoint has passed a letter of a former owner, the next
     one had said before that it does not count [K20].
@@ -91,8 +93,8 @@ def leases_now(settings: Settings) -> Leases:
     from kclrun.cli.services import Aws
 
     leases: defaultdict[str, list[Lease]] = defaultdict(list)
-    if settings.engine == "fleet":
-        with suppress(NotFound):  # no lease table: nothing is read any more
+    if settings.engine == "fleet" and settings.aws.endpoint != EMBEDDED:
+        with suppress(NotFound):
             for page in Aws(settings).table.scan():
                 for lease in page.leases:
                     leases[shard_id_of(lease.key)].append(lease)
