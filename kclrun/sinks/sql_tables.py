@@ -58,11 +58,7 @@ _MEANS: Final = {
     "1205": "another transaction holds the row of the cursor",
     "1213": "another transaction was in the way",
 }
-_DRIVERS: Final = {
-    "postgresql": ("psycopg[binary]", "postgresql+psycopg"),
-    "mysql": ("pymysql", "mysql+pymysql"),
-    "mariadb": ("pymysql", "mariadb+pymysql"),
-}
+_DRIVERS: Final = {"postgresql": "psycopg[binary]", "mysql": "pymysql", "mariadb": "pymysql"}
 _NAME_SHOWN_MAX: Final = 64
 # Sets of columns that one processor emits; a program that makes names of data has no end of them.
 _SHAPES_MAX: Final = 1_000
@@ -105,8 +101,10 @@ def open_engine(place: OutputPlace) -> sa.Engine:
             "Write postgresql+psycopg://…, mysql+pymysql://… or sqlite:///…, or install its dialect"
         ) from None
     except ImportError:
-        package, driver = _DRIVERS.get(url.get_backend_name(), ("", ""))
-        advice = f"pip install '{package}', and write {driver}://…" if package else "install it"
+        backend, advice = url.get_backend_name(), "install it"
+        if package := _DRIVERS.get(backend):
+            driver = package.partition("[")[0]
+            advice = f"pip install '{package}', and write {backend}+{driver}://…"
         raise SettingsError(
             f"{setting}: the driver of {url.drivername} is not installed\nTo go on:  {advice}"
         ) from None

@@ -601,6 +601,7 @@ def test_health_is_judged_by_the_settings_and_an_idle_read_is_no_standstill(
         "stall_s": stall_s,
         "look_age_max_s": look_age_max_s,
         "drain_max_s": 60.0,
+        "output_lag_max_s": 110.0,
     }
     metering.introduce()
     assert run.lines("endpoint_listening")[0]["endpoint"].startswith("http://127.0.0.1:")
