@@ -29,8 +29,9 @@ from kclrun.sinks.dead_letters import letter_store
 from kclrun.spark.executor.reading import ReadPage, read_ranges
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.options import SourceSettings, Use, read_source_options, source_texts
-from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob, ProcessorTask
+from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob
 from kclrun.spark.processors.range_progress import fencing_token
+from kclrun.spark.processors.tasks import ProcessorTask
 from kclrun.spark.requests import connected
 from kclrun.spark.source import KclrunDataSource, ShardsPartition, StreamReader
 
