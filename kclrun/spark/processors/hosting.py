@@ -26,6 +26,7 @@ from kclrun.consuming.delivery import (
     ErrorPolicy,
     GiveUp,
     RetryAfter,
+    RowScope,
     attempt,
     error_words,
     host_fault,
@@ -51,6 +52,8 @@ from kclrun.processor import Checkpointer, Context, KeptRow, RecordProcessor, ca
 from kclrun.record_calls.fitting import require_fit
 from kclrun.record_calls.runners import PROCESS_RECORD
 from kclrun.spark.executor.reading import cuts
+from kclrun.spark.keyed.names import QueryPlace
+from kclrun.spark.keyed.shard_state import ShardState
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.processors.range_progress import (
     RangeProgress,
@@ -58,6 +61,7 @@ from kclrun.spark.processors.range_progress import (
 )
 from kclrun.spark.processors.single_records import SingleRecords
 from kclrun.spark.stream_set import parted
+from kclrun.state.keyed import Undoable
 
 # Emitted rows on their way into the DataFrame: JSON lines, then Arrow batches.
 #
@@ -80,6 +84,10 @@ ARROW_SCHEMA: Final = pa.schema(
         ("subSequenceNumber", pa.int64()),
         ("row", pa.string()),
     ]
+)
+NO_STATE: Final = (
+    "context.state needs `state` in the configuration: `state: {}` keeps it beside the query's"
+    " checkpoint"
 )
 # Spark's own limit of one batch (spark.sql.execution.arrow.maxRecordsPerBatch).
 BATCH_ROWS_MAX: Final = 10_000
@@ -244,6 +252,7 @@ class ProcessorJob(msgspec.Struct, frozen=True, kw_only=True):
     decode: str | None = None
     glue_url: str | None = None
     schema: str | None = None
+    state: QueryPlace | None = None
     run: str
 
     def user_code(self) -> type[RecordProcessor]:
@@ -261,6 +270,27 @@ def _load(reference: str, paths: tuple[str, ...]) -> type[RecordProcessor]:
     return load_processor(reference, [Path(path) for path in paths])
 
 
+class _RowsAndState:
+    """Implements `RowScope`: the rows and the changes of the state that a call made stay, or go,
+    together."""
+
+    def __init__(self, rows: EmittedBatches, state: ShardState) -> None:
+        self._rows = rows
+        self._state = state
+
+    def begin_batch(self) -> None:
+        self._rows.begin_batch()
+        self._state.begin_batch()
+
+    def end_batch(self, position: ExtendedSequenceNumber, /) -> None:
+        self._rows.end_batch(position)
+        self._state.end_batch()
+
+    def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None, /) -> None:
+        self._rows.take_back_batch(checkpoint)
+        self._state.take_back_batch()
+
+
 def _now() -> Instant:
     return Instant(time.monotonic())
 
@@ -275,7 +305,8 @@ class ProcessorHost:
     keeps a letter durably, before the task can return [I13]. It raises SinkError, and the task
     fails.
 
-    `begin` is the position it starts at; `token` the fencing token of the task. Every method that
+    `begin` is the position it starts at; `token` the fencing token of the task; `state` that of the
+    shard there, which an instance behind this one goes on with. Every method that
     calls user code raises ProcessorError when user code raises; the instance is then unusable.
     """
 
@@ -287,6 +318,7 @@ class ProcessorHost:
         token: int,
         *,
         bury: Callable[[Letter], None],
+        state: ShardState | None = None,
         decoding: Decoding | None = None,
         wait: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -304,6 +336,8 @@ class ProcessorHost:
         self._wait = wait
         self._clock = clock
         self._rows = EmittedBatches(self._shard_id, self._stream)
+        self.state = state
+        self._effects: RowScope = self._rows if state is None else _RowsAndState(self._rows, state)
         self._progress = RangeProgress(begin, job.uncheckpointed_max)
         self._progress_lock = threading.Lock()  # user code may checkpoint from any of its threads
         self._checkpointer = Checkpointer(self._checkpoint)
@@ -324,6 +358,11 @@ class ProcessorHost:
     def position(self) -> ExtendedSequenceNumber:
         """The position of the last delivered record."""
         return self._progress.delivered
+
+    @property
+    def done(self) -> ExtendedSequenceNumber:
+        """The position of the last processed record; SHARD_END once the shard ended."""
+        return self._progress.processed
 
     def go_on(self, token: int) -> None:
         """The next range begins at this instance's position; it belongs to another task now."""
@@ -407,6 +446,8 @@ class ProcessorHost:
             uncheckpointed_max=self._job.uncheckpointed_max,
             checkpoint_mode="batch",
             emit=self._rows.emit,
+            entries=None if self.state is None else self.state.live,
+            no_state=NO_STATE,
             prepare=self._rows.prepare,
             release=self._release,
             schemas=None
@@ -415,15 +456,29 @@ class ProcessorHost:
         )
         call_method(self._processor, "initialize", self._context)
         concurrency = self._job.concurrency
-        if require_fit(user_code, self._job.processor, concurrency, is_manual=False):
+        has_state = self.state is not None
+        if require_fit(
+            user_code, self._job.processor, concurrency, is_manual=False, has_state=has_state
+        ):
             self._single = SingleRecords(
                 *(self._processor, self._context, concurrency or Concurrency()),
                 *(self._job.on_error, self._breaker),
                 decoding=self._decoding,
                 let_go=self._let_go,
-                place=self._rows.place,
+                place=self._place,
             )
             self._stop_calls = self._single.calls.close
+
+    def _place(
+        self,
+        position: ExtendedSequenceNumber,
+        rows: Sequence[KeptRow],
+        changes: Sequence[Undoable],
+    ) -> None:
+        self._rows.place(position, rows)
+        if changes:
+            assert self.state is not None, "without state no call changes it"
+            self.state.place(changes)
 
     def _give_some(
         self,
@@ -440,7 +495,7 @@ class ProcessorHost:
         self._covers = max(self._given, self._kept_until or self._given)
         call = functools.partial(self._give, given)
         try:
-            attempt(call, self._rows, self._covers, lambda: self._progress.checkpointed)
+            attempt(call, self._effects, self._covers, lambda: self._progress.checkpointed)
         except BaseException as caught:  # noqa: BLE001 - user code: also SystemExit
             error = run.checked(caught)
             if isinstance(error, FailedRecords):
@@ -501,6 +556,8 @@ class ProcessorHost:
         with self._progress_lock:
             self._progress.checkpoint(at)
             self._rows.cover(self._covers)
+            if self.state is not None:
+                self.state.cover()
 
     def _release(self) -> None:
         self.is_released = True
@@ -516,7 +573,7 @@ class ProcessorHost:
         attempts = Attempts(where, self._job.on_error)
         while True:
             try:
-                attempt(call, self._rows, covers, lambda: self._progress.checkpointed)
+                attempt(call, self._effects, covers, lambda: self._progress.checkpointed)
                 return
             except BaseException as error:  # noqa: BLE001 - user code: also SystemExit
                 match attempts.raised(error):
