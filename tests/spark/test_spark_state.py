@@ -5,15 +5,21 @@ import json
 import textwrap
 import uuid
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import pytest
 
 from kclrun.config.processing import StateSettings
 from kclrun.config.schema import FetchSettings, OnErrorSettings, Settings
 from kclrun.config.units import Duration
+from kclrun.errors import SettingsError
 from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.processors.source import OBSERVED, processor_stream
+from tests.patience import HUNG_S
+from tests.processes.ledger_rig.application import Application
 from tests.spark.source_rig import until
+
+pytestmark = pytest.mark.slow
 
 COUNTS = """
 from pathlib import Path
@@ -38,6 +44,11 @@ class Counts(RecordProcessor):
     def shard_ended(self, checkpointer):
         for key in self.context.state:
             self.context.emit({"ended": key, "number": self.seen[key]})
+
+
+class Alarms(Counts):
+    def on_timer(self, timer, checkpointer):
+        pass
 """
 
 
@@ -46,26 +57,26 @@ class Rig:
 
     def __init__(self, spark, stream, folder):
         self.spark, self.stream, self.folder = spark, stream, folder
+        self.application = f"app-{stream.name}"
         self.module = f"counts_{uuid.uuid4().hex[:8]}"
         (folder / f"{self.module}.py").write_text(textwrap.dedent(COUNTS))
         self.queries = []
 
-    def start(self, *, trigger=None, options=None, on_error=None, state=None, source=None):
+    def start(self, *, processor="Counts", options=None, on_error=None, source=None):
         settings = Settings(
-            application=f"app-{self.module}",
+            application=self.application,
             stream=self.stream.name,
-            processor=f"{self.module}:Counts",
+            processor=f"{self.module}:{processor}",
             options=options or {},
             fetch=FetchSettings(batch_max=7),
             on_error=on_error or OnErrorSettings(retries=0, backoff=Duration(0)),
-            state=state or StateSettings(store=str(self.folder / "state")),
+            state=StateSettings(store=str(self.folder / "state")),
         )
         options = {
             **self.stream.options,
-            "startingOffsets": "earliest",
             "pollInterval": "200ms",
             "shardListInterval": "1s",
-            **(source or {}),
+            **(source or {"startingOffsets": "earliest"}),
         }
         rows = processor_stream(
             self.spark, settings, read_source_options(options, Use.STREAM), [self.folder]
@@ -73,7 +84,7 @@ class Rig:
         writer = rows.writeStream.format("parquet").option("path", str(self.folder / "rows"))
         query = (
             writer.option("checkpointLocation", str(self.folder / "checkpoint"))
-            .trigger(**(trigger or {"processingTime": "100 milliseconds"}))
+            .trigger(processingTime="100 milliseconds")
             .start()
         )
         self.queries.append(query)
@@ -91,6 +102,55 @@ class Rig:
     def rows(self):
         read = self.spark.read.parquet(str(self.folder / "rows")).collect()
         return [json.loads(row["row"]) for row in read]
+
+
+class Fleet:
+    """A manager that runs the same processor over the same stream, with the same store."""
+
+    def __init__(self, rig, embedded):
+        self.application = Application(
+            rig.folder,
+            SimpleNamespace(embedded=embedded),
+            rig.stream.name,
+            processor=f"{rig.module}:Counts",
+            path=str(rig.folder),
+            output={"path": "rows"},
+            state={"store": str(rig.folder / "state")},
+            leases={"failover": "2s"},
+        )
+        self.folder = self.application.folder / "rows"
+
+    def rows(self):
+        found = []
+        for file in sorted(self.folder.rglob("*.jsonl")):
+            whole, _, _ = file.read_text().rpartition("\n")  # it may write its last line now
+            found += map(json.loads, whole.splitlines())
+        return found
+
+    def counted(self):
+        return sum("key" in row for row in self.rows())
+
+    def until_counted(self, count):
+        self.application.until(lambda: self.counted() >= count)
+
+    def cli(self, *arguments):
+        done = self.application.cli(*arguments, "--config", str(self.application.config))
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def fleet_of(embedded):
+    """Makes the fleet of a rig."""
+    made = []
+
+    def make(rig):
+        made.append(Fleet(rig, embedded))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.application.close()
 
 
 @pytest.fixture
@@ -149,3 +209,51 @@ def test_state_is_the_fold_over_batches_failed_tasks_restarts_splits_and_merges(
     assert Counter(row["ended"] for row in ended) == dict.fromkeys(
         (f"key-{number}" for number in range(7)), 2
     )
+
+
+def test_a_processor_with_timers_is_refused_before_its_query_starts(rig_of):
+    with pytest.raises(
+        SettingsError, match="Alarms has on_timer, and timers are for engine: fleet"
+    ):
+        rig_of(1).start(processor="Alarms")
+
+
+def test_state_travels_from_a_fleet_to_spark_and_back_with_the_positions(rig_of, fleet_of):
+    rig = rig_of(2)
+    stream, fleet = rig.stream, fleet_of(rig)
+    stream.put(40)
+    fleet.application.start()
+    fleet.until_counted(40)
+    stream.split(stream.open_shards()[0])
+    stream.put(40)
+    fleet.until_counted(80)
+    assert fleet.application.stop(timeout_s=HUNG_S) == 0
+
+    # While the fleet is stopped the stream goes on, so that Spark reads across a merge.
+    stream.merge(*stream.open_shards()[1:])
+    stream.put(60)
+    query = rig.start(source={"startingLeases": fleet.application.table})
+    rig.until_committed(query, 60)
+    stream.split(stream.open_shards()[1])
+    stream.put(60)
+    rig.until_committed(query, 120)
+    query.stop()
+
+    stream.put(60)
+    migrate = ("migrate", "spark", str(rig.folder / "checkpoint"))
+    assert "state" in fleet.cli(*migrate)
+    fleet.cli(*migrate, "--yes")
+    assert "Nothing to do" in fleet.cli(*migrate, "--yes")
+    fleet.cli("state", "verify")
+    fleet.application.start()
+    fleet.until_counted(140)
+    assert fleet.application.stop(timeout_s=HUNG_S) == 0
+
+    assert_is_fold(rig.rows() + fleet.rows(), stream.put_records)
+    kept = [json.loads(line) for line in fleet.cli("state", "export").splitlines()]
+    open_ones = {each["key"]: each["values"]["seen"] for each in kept if not is_ended(each)}
+    assert open_ones == Counter(key for key, _ in stream.put_records)
+
+
+def is_ended(exported):
+    return exported["checkpoint"] == "SHARD_END"

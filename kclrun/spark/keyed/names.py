@@ -25,6 +25,8 @@ RUNS: Final = "runs"
 RUNS_KEPT: Final = 100
 # The run of what a query begins with: every run of the query reads it.
 ORIGIN: Final = 0
+# Above that of every start.
+ANY_RUN: Final = 10**18
 # The field of an offset that has the lineage. An offset that a query without a checkpoint begins at
 # has an empty one: Spark asks for it again at each start until its first batch is planned.
 LINEAGE: Final = "lineage"

@@ -21,6 +21,7 @@ from kclrun.model.shard import ShardGraph
 from kclrun.ports import ClaimStore, VersionStore
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.spark.keyed.names import (
+    ANY_RUN,
     ORIGIN,
     RUNS,
     RUNS_KEPT,
@@ -35,7 +36,7 @@ from kclrun.spark.keyed.names import (
     run_name,
     run_of,
 )
-from kclrun.spark.keyed.shard_state import chain_at
+from kclrun.spark.keyed.shard_state import chain_at, rows_at
 from kclrun.spark.offsets import Offset
 from kclrun.spark.planning.beginnings import position_of_row
 from kclrun.spark.positions import SHARD_END, Position
@@ -94,6 +95,16 @@ class FleetState:
 
     def _parents(self, keys: Sequence[LeaseKey]) -> Mapping[LeaseKey, Lease | None]:
         return {key: self._rows.get(key) for key in keys}
+
+
+def entries_at(store: VersionStore, shard_id: str, at: Position, family: Family) -> KeptEntries:
+    """The entries of a stopped query's shard where its last batch ended, or where its first range
+    would begin. Raises: SinkError; SettingsError where no claim says what they are."""
+    row, parents = rows_at(store, ANY_RUN, shard_id, at, family)
+    kept = MemoryEntries()
+    versions = StateVersions(store, shard_id, row.counter, secrets.token_hex(4), kept)
+    versions.restore(row, lambda _: parents, family.hash_range)
+    return kept
 
 
 def written(kept: KeptEntries, store: VersionStore, shard_id: str, token: int, at: Cursor) -> Chain:

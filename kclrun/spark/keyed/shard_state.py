@@ -17,7 +17,7 @@ from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import SHARD_END as ENDED
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.state import OF_PARENTS
-from kclrun.ports import ClaimStore
+from kclrun.ports import ClaimStore, VersionStore
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.spark.keyed.names import (
     BatchState,
@@ -35,7 +35,7 @@ from kclrun.state.keyed import LiveEntries, Undoable, held_bytes
 _CALL_BYTES_MAX: Final = 256 * 2**20
 
 
-def chain_at(store: ClaimStore, shard_id: str, at: Position, run: int) -> Chain | None:
+def chain_at(store: VersionStore, shard_id: str, at: Position, run: int) -> Chain | None:
     """The versions of the shard's state at a position; None if no run has claimed it.
 
     Raises: SinkError; SettingsError for a claim that is damaged.
@@ -79,7 +79,7 @@ class ShardState:
         self._lock = threading.RLock()
         family = batch.families.get(shard_id, Family(None))
         self._versions = StateVersions(store, shard_id, token, secrets.token_hex(4))
-        row, parents = _rows(store, batch, shard_id, begin, family)
+        row, parents = rows_at(store, batch.run, shard_id, begin, family)
         values = self._versions.restore(row, lambda _: parents, family.hash_range)
         self.live = LiveEntries(
             values, self._change, family.hash_range, max_bytes, threading.Lock()
@@ -145,13 +145,13 @@ class ShardState:
                 self._changes.append(made)
 
 
-def _rows(
-    store: ClaimStore, batch: BatchState, shard_id: str, begin: Position, family: Family
+def rows_at(
+    store: VersionStore, run: int, shard_id: str, begin: Position, family: Family
 ) -> tuple[Lease, Mapping[LeaseKey, Lease | None]]:
     """The row that a lease would have that begins there, and those of its parents: what a state
-    begins with is decided as on the fleet."""
+    begins with is decided as on the fleet. Raises: as `ShardState`."""
     key = LeaseKey(shard_id)
-    chain = chain_at(store, shard_id, begin, batch.run)
+    chain = chain_at(store, shard_id, begin, run)
     if chain is not None:
         return Lease(key=key, checkpoint=TRIM_HORIZON, state_version=chain.newest), {}
     if not family.parents:
@@ -161,7 +161,7 @@ def _rows(
         )
     parents: dict[LeaseKey, Lease | None] = {}
     for parent in family.parents:
-        ended = chain_at(store, parent, SHARD_END, batch.run)
+        ended = chain_at(store, parent, SHARD_END, run)
         if ended is None:
             raise SettingsError(
                 f"no version of the state of {parent} at its end is in state.store, and {shard_id}"

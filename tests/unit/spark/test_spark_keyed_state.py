@@ -3,6 +3,7 @@
 import json
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,13 +15,17 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END as ENDED
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ALL_HASH_KEYS, HASH_KEY_MAX, HashRange, Shard, ShardGraph
+from kclrun.model.state import StatePlace
 from kclrun.sinks.dead_letters import LetterFolder
 from kclrun.spark.executor.reading import ReadPage
+from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.query_state import BATCHES_KEPT, FleetState, QueryState, written
-from kclrun.spark.offsets import Offset, ShardRange, StreamIs
+from kclrun.spark.offsets import Offset, ShardRange, StreamIs, decode_offset, encode_offset
+from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after
 from kclrun.spark.processors.hosting import ProcessorJob
 from kclrun.spark.processors.range_progress import ProcessorCache
+from kclrun.spark.processors.source import ProcessorReader
 from kclrun.spark.processors.tasks import Keyed, ProcessorTask
 from kclrun.state.kept import MemoryEntries
 from tests.support.memory_versions import MemoryVersions, Versions
@@ -271,6 +276,52 @@ def test_old_versions_go_once_no_batch_can_begin_with_them(world):
         world.query.committed(LINEAGE, offset(**{LOW: AT[5], HIGH: AT[5]}))
     assert not any(of == PARENT for of, _ in world.stored[LINEAGE].content)
     assert world.task(LOW, AT[5], AT[6], *some(A)) == [(A, "x" * 8)]
+
+
+class Planner:
+    """Answers with these ends, one after the other."""
+
+    def __init__(self, *ends):
+        self.ends = list(ends)
+
+    def initial_offset(self):
+        return offset(**{PARENT: TRIM_HORIZON})
+
+    def latest_offset(self, start, *, takes_all):
+        del takes_all
+        return self.ends.pop(0) or start
+
+
+def reader_of(tmp_path, *ends, may_begin_empty=False):
+    place = StatePlace(path=str(tmp_path), may_begin_empty=may_begin_empty)
+    job = SimpleNamespace(state=QueryPlace(place, "app", "orders"))
+    settings = read_source_options({"streamName": "orders", "region": "eu-west-1"}, Use.STREAM)
+    reader = ProcessorReader(settings, job)
+    reader._planner = Planner(*ends)
+    return reader
+
+
+def test_every_offset_after_the_first_carries_the_lineage_of_the_query(tmp_path):
+    reader = reader_of(tmp_path, None, offset(**{PARENT: AT[1]}), None)
+    first = reader.initialOffset()
+    assert reader.latestOffset(first) is first  # no news: the same text for Spark
+    end = reader.latestOffset(first)
+    assert len(end["lineage"]) == 32
+    assert list(end) == sorted(end)
+    assert decode_offset(end) == offset(**{PARENT: AT[1]})
+    assert reader.latestOffset(end) is end
+    # After a restart the checkpoint's lineage goes on; a new query has another.
+    again = reader_of(tmp_path, offset(**{PARENT: AT[2]}), offset(**{PARENT: AT[1]}))
+    assert again.latestOffset(end)["lineage"] == end["lineage"]
+    assert again.latestOffset(again.initialOffset())["lineage"] != end["lineage"]
+
+
+def test_a_checkpoint_of_a_query_without_state_is_refused_unless_it_may_begin_empty(tmp_path):
+    without = encode_offset(offset(**{PARENT: AT[1]}))
+    with pytest.raises(SettingsError, match="the checkpoint is of a query without state"):
+        reader_of(tmp_path, offset(**{PARENT: AT[2]})).latestOffset(without)
+    reader = reader_of(tmp_path, offset(**{PARENT: AT[2]}), may_begin_empty=True)
+    assert reader.latestOffset(without)["lineage"]
 
 
 class TestFromTheFleet:
