@@ -256,6 +256,7 @@ class QueryState:
         if lineage in self._runs:
             return self._runs[lineage]
         store, ours = self._store(lineage), secrets.token_bytes(16)
+        store.check()  # for one, that it refuses to create a name twice
         found = sorted(
             number for name, _ in store.list(RUNS) if (number := run_of(name)) is not None
         )
