@@ -99,8 +99,12 @@ def state_rules(settings: Settings) -> Iterator[Problem]:
 def spark_state_rules(settings: Settings) -> Iterator[Problem]:
     """The problems of the state of a query, and what it does not have yet on Spark."""
     state = settings.state
-    if settings.watermark is not None:
-        yield Problem(("watermark",), "is for timers, which are for engine: fleet")
+    yield from _watermark_rules(settings)
+    if settings.watermark is not None and settings.watermark.idle is not None:
+        yield Problem(
+            ("watermark", "idle"),
+            "is for engine: fleet: on Spark the records alone say when timers fire",
+        )
     if state is None:
         return
     if settings.pipeline is not None:

@@ -12,7 +12,6 @@ import pytest
 from kclrun.config.processing import StateSettings
 from kclrun.config.schema import FetchSettings, OnErrorSettings, Settings
 from kclrun.config.units import Duration
-from kclrun.errors import SettingsError
 from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.processors.source import OBSERVED, processor_stream
 from tests.patience import HUNG_S
@@ -44,11 +43,6 @@ class Counts(RecordProcessor):
     def shard_ended(self, checkpointer):
         for key in self.context.state:
             self.context.emit({"ended": key, "number": self.seen[key]})
-
-
-class Alarms(Counts):
-    def on_timer(self, timer, checkpointer):
-        pass
 """
 
 
@@ -62,11 +56,11 @@ class Rig:
         (folder / f"{self.module}.py").write_text(textwrap.dedent(COUNTS))
         self.queries = []
 
-    def start(self, *, processor="Counts", options=None, on_error=None, source=None):
+    def start(self, *, options=None, on_error=None, source=None):
         settings = Settings(
             application=self.application,
             stream=self.stream.name,
-            processor=f"{self.module}:{processor}",
+            processor=f"{self.module}:Counts",
             options=options or {},
             fetch=FetchSettings(batch_max=7),
             on_error=on_error or OnErrorSettings(retries=0, backoff=Duration(0)),
@@ -209,13 +203,6 @@ def test_state_is_the_fold_over_batches_failed_tasks_restarts_splits_and_merges(
     assert Counter(row["ended"] for row in ended) == dict.fromkeys(
         (f"key-{number}" for number in range(7)), 2
     )
-
-
-def test_a_processor_with_timers_is_refused_before_its_query_starts(rig_of):
-    with pytest.raises(
-        SettingsError, match="Alarms has on_timer, and timers are for engine: fleet"
-    ):
-        rig_of(1).start(processor="Alarms")
 
 
 def test_state_travels_from_a_fleet_to_spark_and_back_with_the_positions(rig_of, fleet_of):

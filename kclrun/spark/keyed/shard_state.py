@@ -9,11 +9,13 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 from kclrun.errors import LimitExceeded, SettingsError, SinkError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors
+from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END as ENDED
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.state import OF_PARENTS
@@ -30,6 +32,7 @@ from kclrun.spark.keyed.names import (
 from kclrun.spark.positions import SHARD_END, Position
 from kclrun.state.chain import Chain
 from kclrun.state.keyed import LiveEntries, Undoable, held_bytes
+from kclrun.state.timers import Clock
 
 # As of a call on the fleet: its changes wait in memory until it returns.
 _CALL_BYTES_MAX: Final = 256 * 2**20
@@ -48,6 +51,19 @@ def chain_at(store: VersionStore, shard_id: str, at: Position, run: int) -> Chai
             return None
         name, content = found, store.read(shard_id, found)
     return None if content is None else decode_claim(name, content)
+
+
+class _Entries(LiveEntries):
+    """As on the fleet, without timers of the clock: when they fire is no function of the records,
+    and a task that is tried again would have other rows."""
+
+    def set_timer(
+        self, key: Record | str, at: float | datetime, name: str = "", clock: Clock = "event"
+    ) -> None:
+        """As `Context.set_timer`."""
+        if clock != "event":
+            raise SettingsError(f"timers of the {clock} clock are for engine: fleet")
+        super().set_timer(key, at, name, clock)
 
 
 class ShardState:
@@ -81,9 +97,7 @@ class ShardState:
         self._versions = StateVersions(store, shard_id, token, secrets.token_hex(4))
         row, parents = rows_at(store, batch.run, shard_id, begin, family)
         values = self._versions.restore(row, lambda _: parents, family.hash_range)
-        self.live = LiveEntries(
-            values, self._change, family.hash_range, max_bytes, threading.Lock()
-        )
+        self.live = _Entries(values, self._change, family.hash_range, max_bytes, threading.Lock())
 
     def is_state_at(self, batch: BatchState, begin: Position) -> bool:
         """Whether a batch that begins there would read exactly this [K14]."""
@@ -135,7 +149,8 @@ class ShardState:
         with self._lock:
             if not self._is_open:
                 raise SinkError(
-                    "context.state is changed in process_records and shard_ended, while they run"
+                    "context.state is changed in process_records, on_timer and shard_ended, while"
+                    " they run"
                 )
             if self._call_bytes > _CALL_BYTES_MAX:
                 raise LimitExceeded(f"one call changed more than {_CALL_BYTES_MAX} bytes of state")

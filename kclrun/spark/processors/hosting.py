@@ -48,13 +48,21 @@ from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
-from kclrun.processor import Checkpointer, Context, KeptRow, RecordProcessor, call_method
+from kclrun.processor import (
+    Checkpointer,
+    Context,
+    KeptRow,
+    RecordProcessor,
+    call_method,
+    fires_timers,
+)
 from kclrun.record_calls.fitting import require_fit
 from kclrun.record_calls.runners import PROCESS_RECORD
 from kclrun.spark.executor.reading import cuts
 from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.shard_state import ShardState
 from kclrun.spark.offsets import ShardRange
+from kclrun.spark.processors.event_timers import EventTimers, refuse_single_records
 from kclrun.spark.processors.range_progress import (
     RangeProgress,
     RangeReport,
@@ -346,6 +354,7 @@ class ProcessorHost:
         self._given: ExtendedSequenceNumber | None = None
         self._kept_until: ExtendedSequenceNumber | None = None
         self._single: SingleRecords | None = None
+        self._timers: EventTimers | None = None
         self._stop_calls: Callable[[], None] = lambda: None
         user_code = job.user_code()
         self._attempt("initialize", lambda: self._initialize(user_code, begin))
@@ -370,7 +379,21 @@ class ProcessorHost:
         self._progress.continue_with_next_range()
 
     def process(self, records: Sequence[Record]) -> None:
-        """Deliver some records, at least one, in one call of `process_records`, or one by one."""
+        """Deliver some records, at least one: in one call of `process_records`, in several with
+        timers between them, or one by one."""
+        if self._timers is None:
+            self.process_part(records)
+        else:
+            self._timers.process(records, self, self._effects)
+
+    def repeat_timer(self, call: Callable[[], None]) -> None:
+        """As `TimersHost`."""
+        started = self._clock()
+        self._attempt("on_timer", call, self.position)
+        self._progress.process(self.position, self._clock() - started)
+
+    def process_part(self, records: Sequence[Record]) -> None:
+        """As `TimersHost`."""
         last = self._progress.deliver(records)
         started = self._clock()
         if self._single is not None:
@@ -448,18 +471,27 @@ class ProcessorHost:
             emit=self._rows.emit,
             entries=None if self.state is None else self.state.live,
             no_state=NO_STATE,
+            watermark=lambda: None if self._timers is None else self._timers.watermark,
             prepare=self._rows.prepare,
             release=self._release,
             schemas=None
             if self._job.schema is None
             else {MAIN_OUTPUT: RowSchema.parse(self._job.schema)},
         )
+        if self.state is not None and fires_timers(self._processor):
+            assert self._job.state is not None, "the job says where the state is"
+            self._timers = EventTimers(
+                *(self._processor, self._checkpointer, self.state, begin),
+                self._job.state.place.watermarks,
+            )
         call_method(self._processor, "initialize", self._context)
         concurrency = self._job.concurrency
         has_state = self.state is not None
         if require_fit(
             user_code, self._job.processor, concurrency, is_manual=False, has_state=has_state
         ):
+            if self._timers is not None:
+                refuse_single_records(self._job.processor)
             self._single = SingleRecords(
                 *(self._processor, self._context, concurrency or Concurrency()),
                 *(self._job.on_error, self._breaker),

@@ -25,7 +25,6 @@ from kclrun.loading import load_decoding, load_processor
 from kclrun.model.letter import LetterPlace
 from kclrun.model.row_schema import RowSchema
 from kclrun.ports import LetterStore
-from kclrun.processor import fires_timers
 from kclrun.record_calls.fitting import concurrency_of, require_fit
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.spark.engine.versions import installed
@@ -90,11 +89,6 @@ def processor_stream(
     assert settings.processor is not None, "the rules of the settings see to it"
     on_error = settings.on_error
     state = query_place(settings, source)
-    if state is not None and fires_timers(load_processor(settings.processor, paths)):
-        raise SettingsError(
-            f"state: {settings.processor} has on_timer, and timers are for engine: fleet: on Spark"
-            " they would never fire"
-        )
     job = ProcessorJob(
         application=settings.application,
         stream=source.reached.name,

@@ -108,8 +108,8 @@ def test_on_spark_the_state_is_below_the_checkpoint_unless_the_settings_say(chec
             "state.store: is missing: spark.checkpoint is neither a folder nor in S3",
         ),
         (
-            "state: {}\nwatermark: {}\nengine: spark\nspark: {checkpoint: /x}",
-            "watermark: is for timers, which are for engine: fleet",
+            "state: {}\nwatermark: {idle: 1m}\nengine: spark\nspark: {checkpoint: /x}",
+            "watermark.idle: is for engine: fleet",
         ),
     ],
 )

@@ -3,19 +3,20 @@
 import json
 import sys
 import textwrap
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
 from kclrun.consuming.delivery import ErrorPolicy
-from kclrun.errors import ProcessorError, SettingsError
+from kclrun.errors import KclrunError, ProcessorError, SettingsError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END as ENDED
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ALL_HASH_KEYS, HASH_KEY_MAX, HashRange, Shard, ShardGraph
-from kclrun.model.state import StatePlace
+from kclrun.model.state import StatePlace, Watermarks
 from kclrun.sinks.dead_letters import LetterFolder
 from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.keyed.names import QueryPlace
@@ -28,6 +29,7 @@ from kclrun.spark.processors.range_progress import ProcessorCache
 from kclrun.spark.processors.source import ProcessorReader
 from kclrun.spark.processors.tasks import Keyed, ProcessorTask
 from kclrun.state.kept import MemoryEntries
+from kclrun.testing import run_processor
 from tests.support.memory_versions import MemoryVersions, Versions
 
 MARKS = """
@@ -50,10 +52,42 @@ class Marks(RecordProcessor):
     def shard_ended(self, checkpointer):
         for key in self.context.state:
             self.context.emit({"ended": key, "marks": self.context.state[key]["marks"]})
+
+
+class Visits(RecordProcessor):
+    clock = "event"
+
+    def initialize(self, context):
+        self.context, self.seen = context, context.counter("seen")
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            self.seen.add(record)
+            at = record.approximate_arrival_timestamp + 5
+            self.context.set_timer(record, at, clock=self.clock)
+
+    def on_timer(self, timer, checkpointer):
+        self.context.emit({"key": timer.key, "at": timer.at, "seen": self.seen[timer.key]})
+        self.seen[timer.key] = 0
+        if timer.key == "a" and self.context.options.get("wrong"):
+            raise ValueError(self.context.options["wrong"].pop())
+
+
+class Clocked(Visits):
+    clock = "wall"
+
+
+class Single(RecordProcessor):
+    def process_record(self, record, context):
+        pass
+
+    def on_timer(self, timer, checkpointer):
+        pass
 """
 LINEAGE, OTHER = "a" * 32, "b" * 32
 PARENT, LOW, HIGH, CHILD = "shardId-0", "shardId-1", "shardId-2", "shardId-3"
 HALF = 2**127
+WATERMARKS = Watermarks(lateness_s=2.0, every_s=1.0)
 GRAPH = ShardGraph(
     [
         Shard(PARENT, ALL_HASH_KEYS, "0", "9"),
@@ -75,6 +109,7 @@ class World:
         self.worker = ProcessorCache()
         self.token = 0
         self.code = "x"
+        self.wrong = []  # what the next timers of the key A raise
         self.fleet = None
         self.start()
 
@@ -104,18 +139,19 @@ class World:
     def task(self, shard, begin, end, *records, lineage=LINEAGE, query=None, worker=None, **job):
         """One attempt at a range: its rows."""
         self.token += 1
-        settings = {"retries": 0, "then": "halt", "limit": 100} | job
+        settings = {"retries": 0, "then": "halt", "limit": 100, "processor": "Marks"} | job
         policy = ErrorPolicy(settings["retries"], 0.0, settings["then"], None, settings["limit"])
         task = ProcessorTask(
             ProcessorJob(
                 application="app",
                 stream="orders",
-                processor="marks:Marks",
+                processor=f"marks:{settings['processor']}",
                 paths=(str(self.folder),),
-                options={"code": self.code},
+                options={"code": self.code, "wrong": self.wrong},
                 batch_max=100,
                 uncheckpointed_max=1000,
                 on_error=policy,
+                state=QueryPlace(StatePlace(path="unused", watermarks=WATERMARKS), "app", "orders"),
                 run="r",
             ),
             self.token,
@@ -129,8 +165,8 @@ class World:
         )
         first = int(begin.number or 0) + 1
         read = [
-            Record(data, key, str(number))
-            for number, (key, data) in enumerate(records, start=first)
+            Record(data, key, str(number), approximate_arrival_timestamp=float(sum(at)))
+            for number, (key, data, *at) in enumerate(records, start=first)
         ]
         pages = [ReadPage(ShardRange(shard, begin, end), read, is_last=True)]
         lines = [line for batch in task.run(iter_closing(pages)) for line in batch.to_pylist()]
@@ -157,6 +193,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "marks", raising=False)
     (tmp_path / "marks.py").write_text(textwrap.dedent(MARKS))
+    monkeypatch.syspath_prepend(tmp_path)
     yield World(tmp_path)
     sys.modules.pop("marks", None)
 
@@ -276,6 +313,66 @@ def test_old_versions_go_once_no_batch_can_begin_with_them(world):
         world.query.committed(LINEAGE, offset(**{LOW: AT[5], HIGH: AT[5]}))
     assert not any(of == PARENT for of, _ in world.stored[LINEAGE].content)
     assert world.task(LOW, AT[5], AT[6], *some(A)) == [(A, "x" * 8)]
+
+
+@pytest.mark.parametrize("cuts", [(), (5,), (1, 2, 3), (7, 8, 40), range(1, 60, 3)], ids=str)
+def test_timers_of_event_time_fire_alike_however_the_records_are_cut(world, cuts):
+    # Of two keys, with gaps: the timers fire at the records that move the watermark far enough.
+    times = [number + 9 * (number % 7 == 0) + 20 * (number // 20) for number in range(60)]
+    records = [("ab"[number % 3 == 0], b"1", at) for number, at in enumerate(times)]
+    world.begin()
+    rows, begin = [], TRIM_HORIZON
+    for first, last in pairwise([0, *cuts, len(records)]):
+        end = after(str(last))
+        for worker in (ProcessorCache(), world.worker):  # each range is read twice
+            found = world.task(
+                *(PARENT, begin, end, *records[first:last]), processor="Visits", worker=worker
+            )
+        rows += found
+        begin = end
+
+    import marks
+
+    plain = [
+        Record(data, key, str(number), approximate_arrival_timestamp=float(at))
+        for number, (key, data, at) in enumerate(records, start=1)
+    ]
+    kept = WATERMARKS
+    expected = run_processor(
+        marks.Visits, plain, end_of_shard=False, lateness_s=kept.lateness_s, every_s=kept.every_s
+    )
+    assert rows == [tuple(row.values()) for row in expected.rows]
+    assert len(rows) > 5
+
+
+def test_a_timer_that_raised_is_called_again_and_its_changes_count_once(world):
+    world.begin()
+    world.wrong += ["once"]
+    records = [(A, b"1", 0), (B, b"1", 20), (A, b"1", 40)]
+    visits = {"processor": "Visits", "retries": 1}
+    rows = world.task(PARENT, TRIM_HORIZON, AT[1], *records, **visits)
+    assert rows == [(A, 5.0, 1), (B, 25.0, 1)]
+    assert world.wrong == []
+    world.wrong += ["for good"]
+    elsewhere = {"processor": "Visits", "worker": ProcessorCache()}
+    with pytest.raises(ProcessorError, match="on_timer"):
+        world.task(PARENT, AT[1], AT[2], (B, b"1", 60), **elsewhere)
+    # The children have the pending timers of their keys.
+    assert world.task(PARENT, AT[1], SHARD_END, processor="Visits") == []
+    assert world.task(LOW, TRIM_HORIZON, AT[5], ("c", b"1", 60), **visits) == [(A, 45.0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("processor", "words"),
+    [
+        ("Clocked", "timers of the wall clock are for engine: fleet"),
+        ("Single", "on_timer"),
+    ],
+)
+def test_a_timer_that_the_records_do_not_decide_is_refused(world, processor, words):
+    world.begin()
+    with pytest.raises(KclrunError, match=words):
+        world.task(PARENT, TRIM_HORIZON, AT[1], *some(A), processor=processor)
 
 
 class Planner:
