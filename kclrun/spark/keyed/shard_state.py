@@ -36,6 +36,8 @@ from kclrun.state.timers import Clock
 
 # As of a call on the fleet: its changes wait in memory until it returns.
 _CALL_BYTES_MAX: Final = 256 * 2**20
+# A version says at its end how far it is.
+_UNKNOWN: Final = Cursor(TRIM_HORIZON)
 
 
 def chain_at(store: VersionStore, shard_id: str, at: Position, run: int) -> Chain | None:
@@ -88,6 +90,8 @@ class ShardState:
     ) -> None:
         self._store = store
         self._shard_id = shard_id
+        # Of the calls that may still be taken back. What was settled waits by key in `_versions`: a
+        # range of millions of records holds as much as it has keys.
         self._changes: list[Undoable] = []
         self._covered = 0  # of the changes, those that are not taken back
         self._call_bytes = 0
@@ -97,6 +101,7 @@ class ShardState:
         self._versions = StateVersions(store, shard_id, token, secrets.token_hex(4))
         row, parents = rows_at(store, batch.run, shard_id, begin, family)
         values = self._versions.restore(row, lambda _: parents, family.hash_range)
+        self._versions.begin(_UNKNOWN)
         self.live = _Entries(values, self._change, family.hash_range, max_bytes, threading.Lock())
 
     def is_state_at(self, batch: BatchState, begin: Position) -> bool:
@@ -107,11 +112,10 @@ class ShardState:
     def claim(self, end: Position, done: ExtendedSequenceNumber, run: int) -> bool:
         """The state is durable, and is what the next batch reads; False if another attempt at the
         range was first: then its state is."""
-        self._versions.begin(Cursor(done))
-        self._versions.add(self._changes, Cursor(done))
+        with self._lock:
+            assert not self._changes, "no call of user code runs"
+            self._versions.add((), Cursor(done))
         self._versions.commit()
-        self._changes.clear()
-        self._covered = 0
         ours = encode_claim(self._versions.chain)
         return self._store.claim(self._shard_id, claim_name(end, run), ours) == ours
 
@@ -119,13 +123,12 @@ class ShardState:
         """As `RowScope`."""
         with self._lock:
             self._is_open, self._call_bytes = True, 0
-            self._covered = len(self._changes)
 
     def end_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
         """As `RowScope`."""
         with self._lock:
             self._is_open = False
-            self._covered = len(self._changes)
+            self._settle()
 
     def take_back_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
         """As `RowScope`."""
@@ -133,16 +136,22 @@ class ShardState:
             self._is_open = False
             self.live.undo_all(self._changes[self._covered :])
             del self._changes[self._covered :]
+            self._settle()
 
     def cover(self) -> None:
         """User code asks for a checkpoint: the changes until now stay, also if the call raises."""
         with self._lock:
             self._covered = len(self._changes)
 
+    def _settle(self) -> None:
+        self._versions.add(self._changes, _UNKNOWN)
+        self._changes.clear()
+        self._covered = 0
+
     def place(self, changes: Sequence[Undoable]) -> None:
         """The changes of records that are done: user code sees them already."""
         with self._lock:
-            self._changes += changes
+            self._versions.add(changes, _UNKNOWN)
 
     def _change(self, change: Callable[[], Undoable | None]) -> None:
         """Implements `state.keyed.Journal`."""
