@@ -312,6 +312,16 @@ class VersionStore(Protocol):
         ...
 
 
+class ClaimStore(VersionStore, Protocol):
+    """A store in which several writers may want one name, and the first has it: on Spark each
+    attempt at a task claims the name of its shard's state [K21]."""
+
+    def claim(self, shard: str, name: str, content: bytes) -> bytes:
+        """Create the name, durable when this returns, unless it is there. Returns the content that
+        it has from now on: this one, or that of the writer that was first."""
+        ...
+
+
 class Output(Protocol):
     """One destination of the rows of one shard, for one owner of its lease.
 

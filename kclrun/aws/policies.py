@@ -202,10 +202,7 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
         }
     yield from _letters(settings, site)
     yield from _outputs(settings, site)
-    state = state_place(settings)
-    if state is not None and state.s3 is not None:
-        yield _allow(Grant.KEEP_VERSIONS, [site.objects(state.s3)])
-        yield _allow(Grant.LIST_VERSIONS, [site.bucket(state.s3)])
+    yield from _versions(settings, site)
     if settings.observe.story.startswith("s3:"):
         yield _allow(Grant.KEEP_STORY, [site.objects(settings.observe.story)])
     if settings.aws.role_arn is None:
@@ -216,6 +213,13 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
         "Action": ["dynamodb:DeleteTable", "dynamodb:UpdateTable"],
         "Resource": table[0],
     }
+
+
+def _versions(settings: Settings, site: Site) -> Iterator[_Statement]:
+    state = state_place(settings)
+    if state is not None and state.s3 is not None:
+        yield _allow(Grant.KEEP_VERSIONS, [site.objects(state.s3)])
+        yield _allow(Grant.LIST_VERSIONS, [site.bucket(state.s3)])
 
 
 def _letters(settings: Settings, site: Site) -> Iterator[_Statement]:
@@ -268,6 +272,7 @@ def _spark(settings: Settings, site: Site) -> Iterator[_Statement]:
     yield from _reads(settings, site)
     if isinstance(settings.start, StartAtLeases):
         yield _allow(Grant.START, [site.table(settings.start.leases)])
+    yield from _versions(settings, site)
 
 
 def _sunk(sink: Sink | None) -> Iterator[_Statement]:

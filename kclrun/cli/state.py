@@ -168,6 +168,10 @@ def _leases(
     place = state_place(settings)
     if place is None:
         raise SettingsError("there is no `state` in the settings")
+    if settings.engine == "spark":
+        raise SettingsError(
+            "this is for the state that a lease table names; on Spark the offsets of the query do"
+        )
     aws = Aws(settings)
     names = {key: stream.summary.name for key, stream in open_streams(aws).items()}
     stores: dict[str, VersionStore] = {}

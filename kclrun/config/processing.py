@@ -47,11 +47,12 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     with `local` on a disk, too."""
 
     store: Annotated[
-        str,
+        str | None,
         msgspec.Meta(
-            description="folder that all machines of the application share, or s3://bucket/prefix"
+            description="folder that all machines of the application share, or s3://bucket/prefix;"
+            " on Spark it may be left out: then the state is below spark.checkpoint"
         ),
-    ]
+    ] = None
     max_bytes: Annotated[
         ByteSize, msgspec.Meta(description="of one shard; a lease above it halts")
     ] = ByteSize(2**30)

@@ -25,7 +25,7 @@ from kclrun.config.schema import (
     StartAtLeases,
     stream_name,
 )
-from kclrun.config.state import state_rules
+from kclrun.config.state import spark_state_rules, state_rules
 from kclrun.config.units import parse_listen, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
@@ -346,8 +346,7 @@ def _source(settings: Settings) -> Iterator[Problem]:
 
 def _output(settings: Settings) -> Iterator[Problem]:
     yield from spark_output_rules(settings)
-    if settings.state is not None:
-        yield Problem(("state",), "is for engine: fleet")
+    yield from spark_state_rules(settings)
     output = settings.output
     if output is None:
         return

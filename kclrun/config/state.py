@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Final, Literal
+from urllib.parse import unquote, urlsplit
 
 from kclrun.config.convert import Problem
 from kclrun.config.outputs import URL, named_outputs
-from kclrun.config.processing import WatermarkSettings
+from kclrun.config.processing import StateSettings, WatermarkSettings
 from kclrun.config.schema import Settings
 from kclrun.model.output import setting_of
 from kclrun.model.state import StatePlace, Watermarks
@@ -21,6 +22,8 @@ from kclrun.model.state import StatePlace, Watermarks
 _BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?")
 # A version in S3 costs one PUT: 1,000 leases pay $430 a month at 30 s, and $1,300 at 10 s.
 _EVERY_S: Final = 10.0
+# Spark has a folder `state` there, of its own operators.
+STATE_FOLDER: Final = "kclrun-state"
 _EVERY_IN_S3_S: Final = 30.0
 _MEMORY_BYTES: Final = 256 * 2**20
 # Of less, the pages of SQLite and a part of a snapshot, which is encoded at once, are the most.
@@ -33,10 +36,11 @@ def state_place(settings: Settings) -> StatePlace | None:
     if state is None:
         return None
     watermark = settings.watermark or WatermarkSettings()
-    is_bucket = state.store.startswith("s3:")
+    store = state.store or below_checkpoint(settings.spark.checkpoint) or ""
+    is_bucket = store.startswith("s3:")
     return StatePlace(
-        path=None if is_bucket else state.store,
-        s3=state.store if is_bucket else None,
+        path=None if is_bucket else store,
+        s3=store if is_bucket else None,
         max_bytes=int(state.max_bytes),
         retain_s=float(state.retain),
         endpoint_url=settings.aws.url_of("s3") if is_bucket else None,
@@ -58,7 +62,22 @@ def checkpoint_every(settings: Settings) -> float | Literal["batch", "manual"]:
     if every is not None:
         return every if isinstance(every, str) else float(every)
     state = settings.state
-    return _EVERY_IN_S3_S if state is not None and state.store.startswith("s3:") else _EVERY_S
+    is_in_s3 = state is not None and (state.store or "").startswith("s3:")
+    return _EVERY_IN_S3_S if is_in_s3 else _EVERY_S
+
+
+def below_checkpoint(checkpoint: str | None) -> str | None:
+    """Where the state of a query is kept if `state.store` is left out; None for a checkpoint of
+    Spark's that is neither a folder nor in S3."""
+    if not checkpoint:
+        return None
+    parts = urlsplit(checkpoint)
+    folder = f"{parts.path.rstrip('/')}/{STATE_FOLDER}"
+    if parts.scheme in {"s3", "s3a", "s3n"}:
+        return f"s3://{parts.netloc}{folder}"
+    if parts.scheme == "file":
+        return unquote(folder)
+    return None if URL.match(checkpoint) else f"{checkpoint.rstrip('/')}/{STATE_FOLDER}"
 
 
 def state_rules(settings: Settings) -> Iterator[Problem]:
@@ -67,21 +86,56 @@ def state_rules(settings: Settings) -> Iterator[Problem]:
     yield from _watermark_rules(settings)
     if state is None:
         return
-    at = ("state", "store")
-    if state.store.startswith("s3:"):
-        if not _BUCKET.fullmatch(state.store):
-            yield Problem(at, "expected a text like s3://bucket/prefix")
-    elif not state.store or URL.match(state.store):
-        yield Problem(
-            at,
-            "expected a folder that all machines of the application share, or s3://bucket/prefix",
-        )
+    yield from _store_rules(state.store)
     if state.memory is not None:
         if state.local is None:
             yield Problem(("state", "local"), "expected a folder of this machine, for `memory`")
         if state.memory < _MEMORY_MIN_BYTES:
             yield Problem(("state", "memory"), "expected 64MiB or more")
     yield from _outbox_rules(settings) if state.outbox else ()
+    yield from _size_rules(state)
+
+
+def spark_state_rules(settings: Settings) -> Iterator[Problem]:
+    """The problems of the state of a query, and what it does not have yet on Spark."""
+    state = settings.state
+    yield from _watermark_rules(settings)
+    if settings.watermark is not None and settings.watermark.idle is not None:
+        yield Problem(
+            ("watermark", "idle"),
+            "is for engine: fleet: on Spark the records alone say when timers fire",
+        )
+    if state is None:
+        return
+    if settings.pipeline is not None:
+        yield Problem(("state",), "is for a processor; a pipeline has the state of Spark")
+    if settings.streams:
+        yield Problem(("state",), "is for one `stream` with engine: spark")
+    for name in ("local", "memory", "outbox"):
+        if getattr(state, name):
+            yield Problem(("state", name), "is for engine: fleet")
+    if state.store is not None:
+        yield from _store_rules(state.store)
+    elif settings.spark.checkpoint and below_checkpoint(settings.spark.checkpoint) is None:
+        yield Problem(
+            ("state", "store"),
+            "is missing: spark.checkpoint is neither a folder nor in S3; name a folder that all"
+            " machines share, or s3://bucket/prefix",
+        )
+    yield from _size_rules(state)
+
+
+def _store_rules(store: str | None) -> Iterator[Problem]:
+    at = ("state", "store")
+    if store is not None and store.startswith("s3:"):
+        if not _BUCKET.fullmatch(store):
+            yield Problem(at, "expected a text like s3://bucket/prefix")
+    elif not store or URL.match(store):
+        known = "a folder that all machines of the application share, or s3://bucket/prefix"
+        yield Problem(at, f"is missing; {known}" if store is None else f"expected {known}")
+
+
+def _size_rules(state: StateSettings) -> Iterator[Problem]:
     if state.max_bytes <= 0:
         yield Problem(("state", "max_bytes"), "expected more than nothing, such as 1GiB")
 

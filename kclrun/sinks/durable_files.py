@@ -179,6 +179,24 @@ def publish_file(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def create_file(path: Path, content: bytes) -> bool:
+    """Create `path` with this content, whole and durable; False if it is there already: it then
+    stays as it is. Of several processes that create it at the same time one gets True.
+
+    Raises: OSError, also where the file system has no hard links; SyncFailed.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    publish_file(temporary, content)
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    return True
+
+
 def write_report(path: Path, report: msgspec.Struct) -> None:
     """Write the file of `--report`: replaced whole or not at all [S13].
 

@@ -1,6 +1,6 @@
 """Versions of the keyed state as files of a folder, which all machines of the application share.
 
-It implements `ports.VersionStore`.
+It implements `ports.ClaimStore`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kclrun.errors import SinkError
-from kclrun.sinks.durable_files import make_folder, publish_file
+from kclrun.sinks.durable_files import create_file, make_folder, publish_file
 from kclrun.sinks.rolled_files import failing
 
 _SUFFIX: Final = ".state"
@@ -32,6 +32,13 @@ class StateFiles:
         with failing(path, "write"):
             make_folder(path.parent)
             publish_file(path, content)
+
+    def claim(self, shard: str, name: str, content: bytes) -> bytes:
+        """As `ClaimStore`."""
+        path = self._path(shard, name)
+        with failing(path, "write"):
+            make_folder(path.parent)
+            return content if create_file(path, content) else path.read_bytes()
 
     def read(self, shard: str, name: str) -> bytes | None:
         """As `VersionStore`."""

@@ -91,6 +91,11 @@ class StateVersions:
         return self._chain.newest
 
     @property
+    def chain(self) -> Chain:
+        """What `version` rests on."""
+        return self._chain
+
+    @property
     def must_write(self) -> bool:
         """Whether the next commit writes a version although nothing changed: a row beyond its
         initial position names one, and that of a child rests on no parent [K13, K16]."""

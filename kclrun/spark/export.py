@@ -18,12 +18,14 @@ import msgspec
 from kclrun.codec.kpl import open_aggregates
 from kclrun.errors import OffsetRefused, SettingsError, Unavailable
 from kclrun.model.lease import Lease, LeaseKey, highest_generation
+from kclrun.model.output import Cursors, StoredCursors
 from kclrun.model.reading import PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard, ShardGraph
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardReader, next_page
+from kclrun.spark.keyed.names import lineage_of
 from kclrun.spark.lineage import KEY_SPACE, ancestors_of
 from kclrun.spark.offsets import Offset, decode_offset, parts_of
 from kclrun.spark.positions import Place, Position
@@ -107,6 +109,18 @@ def offset_of_stream(batch: CommittedBatch, arn: str) -> Offset:
         ", ".join(sorted({each.streams[""].arn for each in offsets})) or "no kclrun source at all"
     )
     raise OffsetRefused(f"the checkpoint is not of {arn}: it has {others}\nCheck `stream`")
+
+
+def lineage_of_stream(batch: CommittedBatch, arn: str) -> str | None:
+    """The lineage of the state of the query that reads this stream; None if it had no state."""
+    for text in batch.sources:
+        try:
+            plain = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            continue
+        if isinstance(plain, dict) and plain.get("stream") == arn:
+            return lineage_of(plain) or None
+    return None
 
 
 def _offsets(text: str) -> tuple[Offset, ...]:
@@ -288,14 +302,47 @@ class Create(msgspec.Struct, frozen=True, tag=True):
     lease: Lease
     note: str = ""
 
+    @property
+    def shard_id(self) -> str:
+        return self.lease.key
+
+    @property
+    def position(self) -> ExtendedSequenceNumber:
+        return self.lease.checkpoint
+
+    @property
+    def token(self) -> int:
+        """The counter of the row while we write it."""
+        return 0
+
 
 class Move(msgspec.Struct, frozen=True, tag=True):
-    """The row is further back. `children` are named on it where the shard has ended."""
+    """The row is further back. `children` are named on it where the shard has ended.
+    `state_version` names the state at `to`, if there is one."""
 
     row: Lease
     to: ExtendedSequenceNumber
     children: frozenset[str] = frozenset()
     note: str = ""
+    state_version: str | None = None
+
+    @property
+    def shard_id(self) -> str:
+        return self.row.key
+
+    @property
+    def position(self) -> ExtendedSequenceNumber:
+        return self.to
+
+    @property
+    def token(self) -> int:
+        """The counter of the row while we write it."""
+        return self.row.counter + 1
+
+    @property
+    def cursors(self) -> Cursors | None:
+        """Those of a row with state: the outputs begin where it is."""
+        return None if self.state_version is None else ()
 
 
 class Keep(msgspec.Struct, frozen=True, tag=True):
@@ -307,6 +354,16 @@ class Keep(msgspec.Struct, frozen=True, tag=True):
 
 
 Step = Create | Move | Keep
+
+
+def with_state(step: Create | Move, version: str) -> Create | Move:
+    """The step, with a version of the keyed state at its position."""
+    if isinstance(step, Move):
+        return msgspec.structs.replace(step, state_version=version)
+    outputs = StoredCursors(step.lease.checkpoint, ())
+    return Create(
+        msgspec.structs.replace(step.lease, outputs=outputs, state_version=version), step.note
+    )
 
 
 def plan_rows(

@@ -430,6 +430,10 @@ class OffsetPlanner:
             as_of_ms=start.as_of_ms,
         )
 
+    def shards(self) -> ShardGraph:
+        """The stream's shards now. Raises: a ServiceError leaf that waiting does not mend."""
+        return self._listed()
+
     def _listed(self, only: str | None = None) -> ShardGraph:
         listed = self._retried(self._admin.list_shards)
         if only is None:

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -27,15 +28,18 @@ from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import WireClient
 from kclrun.codec.values import Decode
 from kclrun.model.letter import LetterPlace
+from kclrun.model.state import StatePlace
 from kclrun.model.stream import is_loopback, why_no_endpoint
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import (
+    ClaimStore,
     LetterStore,
     ShardReader,
     ShardSubscriber,
     StreamAdmin,
     StreamSummary,
 )
+from kclrun.sinks.state_files import StateFiles
 from kclrun.spark.options import LeasesAt, Reached
 from kclrun.spark.planning import shard_cursor
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader, StreamsSubscriber, admins_of
@@ -112,6 +116,7 @@ class Connected:
         session = open_session(settings)
         self._session = session
         self._registry: Decode | None = None
+        self._versions: dict[str, ClaimStore] = {}
         self.endpoint: WireEndpoint = resolve_endpoint(session, "kinesis", settings)
         self._credentials = CredentialSource(
             session,
@@ -179,6 +184,26 @@ class Connected:
                 place, s3_url=place.s3_url or url, sqs_url=place.sqs_url or url
             )
         return open_letters(place, self.endpoint, self._credentials.current)
+
+    def versions(self, place: StatePlace, folder: str) -> ClaimStore:
+        """The versions of keyed state below a folder of this place; made once, sends nothing.
+
+        With a stream in an emulator on this host, S3 is in that emulator, too.
+        """
+        known = self._versions.get(folder)
+        if known is None:
+            if place.path is not None:
+                known = StateFiles(Path(place.path), folder)
+            else:
+                from kclrun.aws.outputs.state_objects import open_state_objects
+
+                if place.endpoint_url is None and is_loopback(self.endpoint.url):
+                    place = msgspec.structs.replace(place, endpoint_url=self.endpoint.url)
+                known = open_state_objects(
+                    place, self.endpoint.region, self._credentials.current, folder
+                )
+            self._versions[folder] = known
+        return known
 
     def registry(self, url: str | None) -> Decode:
         """The schema registry of the stream's region; made once, with what it has looked up."""

@@ -1,6 +1,7 @@
 """One contract for every store of state versions: a folder, S3, and the memory of other tests."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -63,6 +64,15 @@ def test_a_repetition_after_a_reply_that_was_lost_is_no_error(store):
     store.create(SHARD, NAMES[0], b"once")
     assert store.read(SHARD, NAMES[0]) == b"once"
     assert names(store) == NAMES[:1]
+
+
+def test_of_several_that_claim_a_name_the_first_has_it(store):
+    with ThreadPoolExecutor(8) as pool:
+        said = list(pool.map(lambda n: store.claim(SHARD, "end.000001", b"%d" % n), range(8)))
+    assert len(set(said)) == 1
+    assert store.read(SHARD, "end.000001") == said[0]
+    assert store.claim(SHARD, "end.000002", b"x") == b"x"
+    assert names(store) == ["end.000001", "end.000002"]  # nothing else is left of the attempts
 
 
 def test_what_is_deleted_is_gone_and_deleting_it_again_is_no_error(store):

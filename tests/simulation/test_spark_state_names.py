@@ -32,6 +32,7 @@ class _World(NamedTuple):
     run: int = 1
     committed: _Marks = ()
     has_run: bool = False
+    older: tuple[int, int] | None = None  # a driver that lives on: its start and its run
     versions: frozenset[_Claim] = frozenset()
     flying: frozenset[_Claim] = frozenset()
 
@@ -44,6 +45,7 @@ class _Rules(NamedTuple):
     reads_greatest: bool = True
     folds_again: bool = True
     deletes_before_commit: bool = False
+    has_two_drivers: bool = False
 
 
 def _name(rules: _Rules, world: _World) -> _Name:
@@ -96,7 +98,27 @@ def _moves(rules: _Rules, world: _World) -> Iterator[_World]:
     if world.starts < _STARTS:
         again = world._replace(starts=world.starts + 1, run=world.run + 1, has_run=False)
         yield again
+        if rules.has_two_drivers:
+            yield again._replace(older=(world.starts, world.run))
         yield again._replace(lineage=world.lineage + 1, run=1, committed=())
+
+
+def _moves_of_older(rules: _Rules, world: _World) -> Iterator[_World]:
+    """The driver before does the same batch. Of two that commit one batch Spark ends the second,
+    and a later start goes on."""
+    if world.older is None or len(world.committed) == _BATCHES:
+        return
+    its = world._replace(starts=world.older[0], run=world.older[1])
+    name, mark = _name(rules, its), _mark(rules, its)
+    yield world._replace(flying=world.flying | {(name, (*_read(rules, its), mark))})
+    if any(name == there for there, _ in world.versions) and world.starts < _STARTS:
+        yield world._replace(
+            starts=world.starts + 1,
+            run=world.run + 1,
+            committed=(*world.committed, mark),
+            has_run=False,
+            older=None,
+        )
 
 
 def _search(rules: _Rules) -> tuple[int, _World | None]:
@@ -105,7 +127,7 @@ def _search(rules: _Rules) -> tuple[int, _World | None]:
         world = queue.popleft()
         if _read(rules, world) != world.committed:
             return len(seen), world
-        for after in _moves(rules, world):
+        for after in (*_moves(rules, world), *_moves_of_older(rules, world)):
             if after not in seen:
                 seen.add(after)
                 queue.append(after)
@@ -114,7 +136,13 @@ def _search(rules: _Rules) -> tuple[int, _World | None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "rules", [_Rules(), _Rules(has_new_code=False, is_drained=False)], ids=["new-code", "undrained"]
+    "rules",
+    [
+        _Rules(),
+        _Rules(has_new_code=False, is_drained=False),
+        _Rules(has_new_code=False, has_two_drivers=True),
+    ],
+    ids=["new-code", "undrained", "two-drivers"],
 )
 def test_state_agrees_with_the_committed_rows_whatever_lands_late(rules: _Rules) -> None:
     states, broken = _search(rules)
@@ -131,8 +159,12 @@ def test_state_agrees_with_the_committed_rows_whatever_lands_late(rules: _Rules)
         _Rules(has_new_code=False, is_drained=False, folds_again=False),
         _Rules(deletes_before_commit=True),
         _Rules(is_drained=False),
+        _Rules(has_two_drivers=True),
     ],
-    ids=["no-run", "no-lineage", "smallest-run", "empty", "early-delete", "undrained-new-code"],
+    ids=[
+        *("no-run", "no-lineage", "smallest-run", "empty", "early-delete"),
+        *("undrained-new-code", "two-drivers-of-different-code"),
+    ],
 )
 def test_each_broken_rule_reads_another_state_than_the_committed_rows_have(rules: _Rules) -> None:
     assert _search(rules)[1] is not None

@@ -57,6 +57,16 @@ def failing(records):
     return records.select(halve("data"))
 
 
+def miscounted(folder):
+    found = SparkSession.active().read.parquet(str(folder))
+    return f"{found.count()} rows, {found.where('seen != number DIV 50 + 1').count()} miscounted"
+
+
+class Count(RecordProcessor):
+    def process_record(self, record, context):
+        context.emit({"number": int(record.data), "seen": context.counter("seen").add(record)})
+
+
 class Sum(RecordProcessor):
     def initialize(self, context):
         self.context = context
@@ -105,6 +115,20 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.1)
+
+
+def test_process_record_counts_in_state_below_the_checkpoint_over_reshards(application, tmp_path):
+    command, _ = application(
+        "processor: pipelines:Count\nstate: {}\nconcurrency: {records: 8}\nuntil: caught-up\n"
+        "output: {path: out, format: parquet, schema: 'number long, seen long'}\n"
+        "summary: pipelines:miscounted",
+    )
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HUNG_S)
+    assert done.returncode == 0, done.stderr
+    assert "20000 rows, 0 miscounted" in done.stdout
+    # The end of a shard is one claim: of four shards, three ended.
+    ends = list(tmp_path.glob("out/*.checkpoint/kclrun-state/spark/*/*/*/*/shard_end.*.state"))
+    assert len({path.parent.name for path in ends}) == 3
 
 
 def test_a_pipeline_reads_a_resharding_stream_to_its_end_and_sums_up(application, tmp_path):

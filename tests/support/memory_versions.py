@@ -42,6 +42,9 @@ class MemoryVersions:
         if fate:
             raise SinkError(f"{fate}: {name}")
 
+    def claim(self, shard: str, name: str, content: bytes) -> bytes:
+        return self.stored.content.setdefault((shard, name), content)
+
     def read(self, shard: str, name: str) -> bytes | None:
         return self.stored.content.get((shard, name))
 

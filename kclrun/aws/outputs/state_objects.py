@@ -35,7 +35,7 @@ def open_state_objects(
 
 
 class StateObjects:
-    """Implements `VersionStore`: `s3://bucket/prefix/<folder>/<shard>/<name>.state`."""
+    """Implements `ClaimStore`: `s3://bucket/prefix/<folder>/<shard>/<name>.state`."""
 
     def __init__(self, bucket: Bucket, folder: str) -> None:
         self._bucket = bucket
@@ -46,6 +46,18 @@ class StateObjects:
         key = self._key(shard, name)
         with self._asking(PUT_OBJECT, f"create {self._bucket.url(key)}"):
             self._bucket.create(PUT_OBJECT, f"create {self._bucket.url(key)}", key, Body=content)
+
+    def claim(self, shard: str, name: str, content: bytes) -> bytes:
+        """As `ClaimStore`."""
+        key = self._key(shard, name)
+        what = f"create {self._bucket.url(key)}"
+        with self._asking(PUT_OBJECT, what):
+            if self._bucket.create(PUT_OBJECT, what, key, Body=content):
+                return content
+        there = self.read(shard, name)
+        if there is None:
+            raise SinkError(f"cannot {what}: it was there, and is not any more")
+        return there
 
     def read(self, shard: str, name: str) -> bytes | None:
         """As `VersionStore`."""

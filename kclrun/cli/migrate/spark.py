@@ -12,26 +12,37 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
+import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ends_with_plan
 from kclrun.cli.leases.views import failover_of
 from kclrun.cli.services import Aws
 from kclrun.cli.world import open_world, patiently
+from kclrun.config.schema import stream_name
+from kclrun.config.state import STATE_FOLDER, state_place
 from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused
 from kclrun.leases.lines import shortened
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, Owner, OwnerId
+from kclrun.model.output import Cursor
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import ShardGraph
 from kclrun.model.text import harmless
 from kclrun.model.time import Instant
-from kclrun.ports import LeaseTable, StreamSummary
+from kclrun.ports import LeaseTable, StreamSummary, VersionStore
 from kclrun.protocol import writes
 from kclrun.spark import export
+from kclrun.spark.keyed.names import ANY_RUN, Family, QueryPlace
+from kclrun.spark.keyed.query_state import entries_at, written
+from kclrun.spark.keyed.shard_state import chain_at
 from kclrun.spark.offsets import Offset
+from kclrun.spark.positions import SHARD_END as ENDED
+from kclrun.spark.positions import TRIM_HORIZON as TRIM
+from kclrun.worker.opening import open_versions
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
@@ -63,8 +74,12 @@ def import_leases(settings: Settings, place: str, *, is_confirmed: bool) -> int:
     offset = _offset(batch, summary)
     rows = _rows(aws)
     _refuse_live_owners(aws, rows)
-    steps = _plan(aws, offset, rows)
+    graph = ShardGraph(_patient(aws, aws.stream.list_shards))
+    steps = _plan(aws, offset, rows, graph)
+    state = _state(aws, folder, offset, graph, export.lineage_of_stream(batch, summary.arn))
     _show(steps, batch, aws, is_new=rows is None)
+    if state is not None:
+        click.echo("The state at these positions is copied to state.store.")
     has_changes = not all(isinstance(step, export.Keep) for step in steps)
     if ends_with_plan(is_confirmed=is_confirmed, has_changes=has_changes):
         return exit_codes.DRAINED
@@ -72,7 +87,7 @@ def import_leases(settings: Settings, place: str, *, is_confirmed: bool) -> int:
         raise OffsetRefused(
             f"{place} has gone on meanwhile: stop the query first, then repeat this"
         )
-    return _write(open_world(settings).table, settings, steps)
+    return _write(open_world(settings).table, settings, steps, state)
 
 
 def _offset(batch: export.CommittedBatch, summary: StreamSummary) -> Offset:
@@ -132,8 +147,77 @@ def _has_owner(row: Lease) -> bool:
     return not row.is_ended and row.owner not in {None, OFFERED}
 
 
-def _plan(aws: Aws, offset: Offset, rows: Rows | None) -> tuple[export.Step, ...]:
-    graph = ShardGraph(_patient(aws, aws.stream.list_shards))
+def _state(
+    aws: Aws, folder: Path, offset: Offset, graph: ShardGraph, lineage: str | None
+) -> _State | None:
+    """The state that goes along; None if neither side has one.
+
+    Raises: SettingsError where only one of the two has state.
+    """
+    place, settings = state_place(aws.settings), aws.settings
+    if place is None and lineage is not None:
+        raise SettingsError(
+            "the query has keyed state, and the configuration has no `state`: name a state.store"
+            " for it to go to"
+        )
+    if place is not None and lineage is None and not place.may_begin_empty:
+        raise SettingsError(
+            "the configuration has `state`, and the query had none: its records left none. To go on"
+            " with its positions and an empty state, set state.begin: empty"
+        )
+    if place is None or lineage is None:
+        return None
+    of_query = QueryPlace(place, settings.application, stream_name(settings.only_stream))
+    beside = folder / STATE_FOLDER
+    from_place = place
+    if beside.is_dir():
+        from_place = msgspec.structs.replace(place, path=str(beside), s3=None)
+    access = (aws.kinesis, aws.credentials.current)
+    return _State(
+        open_versions(from_place, of_query.folder(lineage), *access),
+        open_versions(place, of_query.folder_of_fleet, *access),
+        offset,
+        graph,
+    )
+
+
+class _State:
+    """Copies the state of shards from a query's store into that of the fleet."""
+
+    def __init__(
+        self, source: VersionStore, fleet: VersionStore, offset: Offset, graph: ShardGraph
+    ) -> None:
+        self._source = source
+        self._fleet = fleet
+        self._offset = offset
+        self._graph = graph
+
+    def with_version(self, step: export.Create | export.Move) -> export.Create | export.Move:
+        """The step with a version that is durable, if the query has state of the shard there.
+
+        Raises: SinkError; SettingsError, naming the version that is missing.
+        """
+        shard_id, checkpoint = step.shard_id, step.position
+        is_known = shard_id in self._offset.shards
+        at = self._offset.shards.get(shard_id, ENDED if checkpoint == SHARD_END else TRIM)
+        is_passed = not is_known and at == ENDED
+        if is_passed and chain_at(self._source, shard_id, at, ANY_RUN) is None:
+            return step  # its children have state of their own
+        shard = self._graph.get(shard_id)
+        family = Family(None) if shard is None else Family(shard.hash_range, shard.parents)
+        kept = entries_at(self._source, shard_id, at, family)
+        is_first = checkpoint.is_sentinel and checkpoint != SHARD_END
+        if is_first and next(kept.changes(), None) is None:
+            return step
+        # By the token of our own write, so that a later owner may delete it.
+        chain = written(kept, self._fleet, shard_id, step.token, Cursor.of(checkpoint))
+        assert chain.newest is not None, "a snapshot was written"
+        return export.with_state(step, chain.newest)
+
+
+def _plan(
+    aws: Aws, offset: Offset, rows: Rows | None, graph: ShardGraph
+) -> tuple[export.Step, ...]:
     reader = _PatientReader(aws)
 
     def done(shard_id: str) -> export.LeaseCheckpoint:
@@ -200,13 +284,15 @@ def _because(note: str) -> str:
     return f" ({note})" if note else ""
 
 
-def _write(table: LeaseTable, settings: Settings, steps: Sequence[export.Step]) -> int:
+def _write(
+    table: LeaseTable, settings: Settings, steps: Sequence[export.Step], state: _State | None
+) -> int:
     me = Owner(settings.leases.group, "import", os.urandom(8).hex()).id
     written = 0
     for step in steps:
         if isinstance(step, export.Keep):
             continue
-        outcome = _perform(table, settings, me, step)
+        outcome = _perform(table, settings, me, step if state is None else state.with_version(step))
         if not isinstance(outcome, writes.Applied):
             return _stopped(step, outcome, written)
         written += 1
@@ -228,8 +314,14 @@ def _perform(
         return outcome
     counter = row.counter + 1 + bool(step.children)
     if step.to == SHARD_END:
-        return table.write(writes.End(row.key, me, counter, row.checkpoint))
-    return table.write(writes.Release(row.key, me, counter, step.to, row.checkpoint))
+        return table.write(
+            writes.End(row.key, me, counter, row.checkpoint, step.cursors, step.state_version)
+        )
+    return table.write(
+        writes.Release(
+            *(row.key, me, counter, step.to, row.checkpoint), step.cursors, step.state_version
+        )
+    )
 
 
 def _take(row: Lease, settings: Settings, me: OwnerId) -> writes.Take:

@@ -178,7 +178,7 @@ def _unfinished(rows: Mapping[str, Lease], lineage: ShardGraph, now_ms: int) -> 
     for shard_id, row in unfinished.items():
         above = sorted(ancestors_of(lineage, shard_id).intersection(unfinished))
         if not above:
-            begun[shard_id] = _position_of(row, now_ms)
+            begun[shard_id] = position_of_row(row, now_ms)
         elif not row.checkpoint.is_sentinel:
             raise SettingsError(
                 f"startingLeases: {shard_id} is at {row.checkpoint}, and {above[0]}, from which it"
@@ -208,7 +208,8 @@ def _ranges(shard_ids: Collection[str], lineage: ShardGraph) -> list[HashRange]:
     return [lineage[each].hash_range for each in shard_ids if each in lineage]
 
 
-def _position_of(row: Lease, now_ms: int) -> Position:
+def position_of_row(row: Lease, now_ms: int) -> Position:
+    """Where a query goes on behind a row; `now_ms` is for LATEST without an instant."""
     checkpoint = row.checkpoint
     match checkpoint.sequence_number:
         case sequence.TRIM_HORIZON.sequence_number:

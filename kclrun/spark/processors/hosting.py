@@ -5,13 +5,12 @@ It does not know Spark. `range_progress.py` and the error policy make the decisi
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ from kclrun.consuming.delivery import (
     ErrorPolicy,
     GiveUp,
     RetryAfter,
+    RowScope,
     attempt,
     error_words,
     host_fault,
@@ -48,26 +48,28 @@ from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
-from kclrun.ports import LetterStore
-from kclrun.processor import Checkpointer, Context, KeptRow, RecordProcessor, call_method
+from kclrun.processor import (
+    Checkpointer,
+    Context,
+    KeptRow,
+    RecordProcessor,
+    call_method,
+    fires_timers,
+)
 from kclrun.record_calls.fitting import require_fit
 from kclrun.record_calls.runners import PROCESS_RECORD
-from kclrun.spark.executor.reading import ReadPage, cuts
+from kclrun.spark.executor.reading import cuts
+from kclrun.spark.keyed.names import QueryPlace
+from kclrun.spark.keyed.shard_state import ShardState
 from kclrun.spark.offsets import ShardRange
-from kclrun.spark.positions import Place
+from kclrun.spark.processors.event_timers import EventTimers, refuse_single_records
 from kclrun.spark.processors.range_progress import (
-    Absent,
-    Found,
-    Key,
-    ProcessorCache,
     RangeProgress,
     RangeReport,
-    Stale,
-    begins_at,
-    cut,
 )
 from kclrun.spark.processors.single_records import SingleRecords
 from kclrun.spark.stream_set import parted
+from kclrun.state.keyed import Undoable
 
 # Emitted rows on their way into the DataFrame: JSON lines, then Arrow batches.
 #
@@ -90,6 +92,10 @@ ARROW_SCHEMA: Final = pa.schema(
         ("subSequenceNumber", pa.int64()),
         ("row", pa.string()),
     ]
+)
+NO_STATE: Final = (
+    "context.state needs `state` in the configuration: `state: {}` keeps it beside the query's"
+    " checkpoint"
 )
 # Spark's own limit of one batch (spark.sql.execution.arrow.maxRecordsPerBatch).
 BATCH_ROWS_MAX: Final = 10_000
@@ -254,6 +260,7 @@ class ProcessorJob(msgspec.Struct, frozen=True, kw_only=True):
     decode: str | None = None
     glue_url: str | None = None
     schema: str | None = None
+    state: QueryPlace | None = None
     run: str
 
     def user_code(self) -> type[RecordProcessor]:
@@ -271,6 +278,27 @@ def _load(reference: str, paths: tuple[str, ...]) -> type[RecordProcessor]:
     return load_processor(reference, [Path(path) for path in paths])
 
 
+class _RowsAndState:
+    """Implements `RowScope`: the rows and the changes of the state that a call made stay, or go,
+    together."""
+
+    def __init__(self, rows: EmittedBatches, state: ShardState) -> None:
+        self._rows = rows
+        self._state = state
+
+    def begin_batch(self) -> None:
+        self._rows.begin_batch()
+        self._state.begin_batch()
+
+    def end_batch(self, position: ExtendedSequenceNumber, /) -> None:
+        self._rows.end_batch(position)
+        self._state.end_batch()
+
+    def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None, /) -> None:
+        self._rows.take_back_batch(checkpoint)
+        self._state.take_back_batch()
+
+
 def _now() -> Instant:
     return Instant(time.monotonic())
 
@@ -285,7 +313,8 @@ class ProcessorHost:
     keeps a letter durably, before the task can return [I13]. It raises SinkError, and the task
     fails.
 
-    `begin` is the position it starts at; `token` the fencing token of the task. Every method that
+    `begin` is the position it starts at; `token` the fencing token of the task; `state` that of the
+    shard there, which an instance behind this one goes on with. Every method that
     calls user code raises ProcessorError when user code raises; the instance is then unusable.
     """
 
@@ -297,6 +326,7 @@ class ProcessorHost:
         token: int,
         *,
         bury: Callable[[Letter], None],
+        state: ShardState | None = None,
         decoding: Decoding | None = None,
         wait: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -314,6 +344,8 @@ class ProcessorHost:
         self._wait = wait
         self._clock = clock
         self._rows = EmittedBatches(self._shard_id, self._stream)
+        self.state = state
+        self._effects: RowScope = self._rows if state is None else _RowsAndState(self._rows, state)
         self._progress = RangeProgress(begin, job.uncheckpointed_max)
         self._progress_lock = threading.Lock()  # user code may checkpoint from any of its threads
         self._checkpointer = Checkpointer(self._checkpoint)
@@ -322,6 +354,7 @@ class ProcessorHost:
         self._given: ExtendedSequenceNumber | None = None
         self._kept_until: ExtendedSequenceNumber | None = None
         self._single: SingleRecords | None = None
+        self._timers: EventTimers | None = None
         self._stop_calls: Callable[[], None] = lambda: None
         user_code = job.user_code()
         self._attempt("initialize", lambda: self._initialize(user_code, begin))
@@ -335,13 +368,32 @@ class ProcessorHost:
         """The position of the last delivered record."""
         return self._progress.delivered
 
+    @property
+    def done(self) -> ExtendedSequenceNumber:
+        """The position of the last processed record; SHARD_END once the shard ended."""
+        return self._progress.processed
+
     def go_on(self, token: int) -> None:
         """The next range begins at this instance's position; it belongs to another task now."""
         self._token = self._context.fencing_token = token
         self._progress.continue_with_next_range()
 
     def process(self, records: Sequence[Record]) -> None:
-        """Deliver some records, at least one, in one call of `process_records`, or one by one."""
+        """Deliver some records, at least one: in one call of `process_records`, in several with
+        timers between them, or one by one."""
+        if self._timers is None:
+            self.process_part(records)
+        else:
+            self._timers.process(records, self, self._effects)
+
+    def repeat_timer(self, call: Callable[[], None]) -> None:
+        """As `TimersHost`."""
+        started = self._clock()
+        self._attempt("on_timer", call, self.position)
+        self._progress.process(self.position, self._clock() - started)
+
+    def process_part(self, records: Sequence[Record]) -> None:
+        """As `TimersHost`."""
         last = self._progress.deliver(records)
         started = self._clock()
         if self._single is not None:
@@ -417,23 +469,48 @@ class ProcessorHost:
             uncheckpointed_max=self._job.uncheckpointed_max,
             checkpoint_mode="batch",
             emit=self._rows.emit,
+            entries=None if self.state is None else self.state.live,
+            no_state=NO_STATE,
+            watermark=lambda: None if self._timers is None else self._timers.watermark,
             prepare=self._rows.prepare,
             release=self._release,
             schemas=None
             if self._job.schema is None
             else {MAIN_OUTPUT: RowSchema.parse(self._job.schema)},
         )
+        if self.state is not None and fires_timers(self._processor):
+            assert self._job.state is not None, "the job says where the state is"
+            self._timers = EventTimers(
+                *(self._processor, self._checkpointer, self.state, begin),
+                self._job.state.place.watermarks,
+            )
         call_method(self._processor, "initialize", self._context)
         concurrency = self._job.concurrency
-        if require_fit(user_code, self._job.processor, concurrency, is_manual=False):
+        has_state = self.state is not None
+        if require_fit(
+            user_code, self._job.processor, concurrency, is_manual=False, has_state=has_state
+        ):
+            if self._timers is not None:
+                refuse_single_records(self._job.processor)
             self._single = SingleRecords(
                 *(self._processor, self._context, concurrency or Concurrency()),
                 *(self._job.on_error, self._breaker),
                 decoding=self._decoding,
                 let_go=self._let_go,
-                place=self._rows.place,
+                place=self._place,
             )
             self._stop_calls = self._single.calls.close
+
+    def _place(
+        self,
+        position: ExtendedSequenceNumber,
+        rows: Sequence[KeptRow],
+        changes: Sequence[Undoable],
+    ) -> None:
+        self._rows.place(position, rows)
+        if changes:
+            assert self.state is not None, "without state no call changes it"
+            self.state.place(changes)
 
     def _give_some(
         self,
@@ -450,7 +527,7 @@ class ProcessorHost:
         self._covers = max(self._given, self._kept_until or self._given)
         call = functools.partial(self._give, given)
         try:
-            attempt(call, self._rows, self._covers, lambda: self._progress.checkpointed)
+            attempt(call, self._effects, self._covers, lambda: self._progress.checkpointed)
         except BaseException as caught:  # noqa: BLE001 - user code: also SystemExit
             error = run.checked(caught)
             if isinstance(error, FailedRecords):
@@ -511,6 +588,8 @@ class ProcessorHost:
         with self._progress_lock:
             self._progress.checkpoint(at)
             self._rows.cover(self._covers)
+            if self.state is not None:
+                self.state.cover()
 
     def _release(self) -> None:
         self.is_released = True
@@ -526,7 +605,7 @@ class ProcessorHost:
         attempts = Attempts(where, self._job.on_error)
         while True:
             try:
-                attempt(call, self._rows, covers, lambda: self._progress.checkpointed)
+                attempt(call, self._effects, covers, lambda: self._progress.checkpointed)
                 return
             except BaseException as error:  # noqa: BLE001 - user code: also SystemExit
                 match attempts.raised(error):
@@ -565,130 +644,3 @@ class ProcessorHost:
             "The range is given again from its beginning if Spark runs the task again\n"
             + "".join(traceback.format_list(frames[-FRAMES_MAX:]))
         ).rstrip()
-
-
-# One task of a micro-batch: the ranges of some shards, each through its processor instance.
-Pages = Generator[ReadPage, None, None]
-Instances = ProcessorCache[ProcessorHost]
-
-# Belongs to this Python process: Spark gives one worker process one task at a time.
-KEPT: Final[Instances] = ProcessorCache()
-
-
-class ProcessorTask:
-    """Runs once. `token` is greater than that of every attempt started before.
-
-    `letters` opens the place of dead letters, at the first one; `registry` that of schemas.
-    An instance is kept only when the whole task succeeded. If the task fails, its instances are
-    dropped without a call, as after a crash.
-    """
-
-    def __init__(
-        self,
-        job: ProcessorJob,
-        token: int,
-        *,
-        kept: Instances = KEPT,
-        letters: Callable[[], LetterStore],
-        registry: Callable[[], Decode],
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._job = job
-        self._decoding = job.decoding(registry)
-        self._open_letters = letters
-        self._letters: LetterStore | None = None
-        self._token = token
-        self._kept = kept
-        self._wait = wait
-        self._hosts: dict[str, ProcessorHost] = {}
-        # The positions of released instances, until another instance continues behind them.
-        self._released: dict[str, ExtendedSequenceNumber] = {}
-        self._finished: list[tuple[ShardRange, ProcessorHost]] = []
-        self._accounts: dict[str, RangeReport] = {}
-
-    def run(self, pages: Pages) -> Iterator[pa.RecordBatch]:
-        """The emitted rows, in order within a shard, then an account of each range.
-
-        All records of a range are processed, then, if it ends with its shard, `shard_ended` is
-        called. Raises: ProcessorError, ProcessorLoadError, and the errors of reading.
-        """
-        with contextlib.closing(pages):
-            for page in pages:
-                for batch in cut(page.records, self._job.batch_max):
-                    yield from self._process(page.range, batch)
-                if page.is_last:
-                    yield from self._finish(page.range)
-        self._keep_instances()
-        for account in self._accounts.values():
-            yield report_batch(account)
-
-    def _process(
-        self, shard_range: ShardRange, records: Sequence[Record]
-    ) -> Iterator[pa.RecordBatch]:
-        host = self._instance(shard_range)
-        host.process(records)
-        if not host.is_released:
-            yield from host.rows.batches()
-            return
-        # No other worker takes the shard over: a new instance continues behind this one.
-        host.give_up()
-        del self._hosts[shard_range.shard_id]
-        self._released[shard_range.shard_id] = host.position
-        yield from self._settle(shard_range, host)
-
-    def _finish(self, shard_range: ShardRange) -> Iterator[pa.RecordBatch]:
-        ends_shard = shard_range.end.place is Place.SHARD_END
-        if shard_range.shard_id in self._released and not ends_shard:
-            return
-        host = self._instance(shard_range)
-        if ends_shard:
-            host.end_shard()
-        else:
-            self._finished.append((shard_range, host))
-        yield from self._settle(shard_range, host)
-
-    def _settle(self, shard_range: ShardRange, host: ProcessorHost) -> Iterator[pa.RecordBatch]:
-        yield from host.rows.batches(all_of_them=True)
-        account = host.report(shard_range)
-        former = self._accounts.get(shard_range.shard_id)
-        self._accounts[shard_range.shard_id] = former.then(account) if former else account
-
-    def _instance(self, shard_range: ShardRange) -> ProcessorHost:
-        shard_id = shard_range.shard_id
-        if shard_id in self._released:
-            self._hosts[shard_id] = self._host(shard_id, self._released.pop(shard_id))
-        elif shard_id not in self._hosts:
-            self._hosts[shard_id] = self._first_instance(shard_range)
-        return self._hosts[shard_id]
-
-    def _first_instance(self, shard_range: ShardRange) -> ProcessorHost:
-        match self._kept.take(self._key(shard_range.shard_id), shard_range.begin):
-            case Found(host):
-                host.go_on(self._token)
-                return host
-            case Stale(host):
-                host.lose()
-            case Absent():
-                pass
-        return self._host(shard_range.shard_id, begins_at(shard_range.begin))
-
-    def _host(self, shard_id: str, begin: ExtendedSequenceNumber) -> ProcessorHost:
-        return ProcessorHost(
-            *(self._job, shard_id, begin, self._token),
-            bury=self._bury,
-            decoding=self._decoding,
-            wait=self._wait,
-        )
-
-    def _bury(self, letter: Letter) -> None:
-        if self._letters is None:
-            self._letters = self._open_letters()
-        self._letters.keep(letter)
-
-    def _keep_instances(self) -> None:
-        for shard_range, host in self._finished:
-            for dropped in self._kept.keep(self._key(shard_range.shard_id), shard_range.end, host):
-                dropped.lose()
-
-    def _key(self, shard_id: str) -> Key:
-        return Key(self._job.run, self._job.application, self._job.stream, shard_id)

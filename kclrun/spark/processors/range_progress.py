@@ -152,6 +152,11 @@ class RangeProgress:
         return self._ledger.delivered
 
     @property
+    def processed(self) -> ExtendedSequenceNumber:
+        """The last record for which user code returned, or the position of the beginning."""
+        return self._ledger.processed
+
+    @property
     def checkpointed(self) -> ExtendedSequenceNumber:
         return self._ledger.checkpointed
 

@@ -40,7 +40,8 @@ class _Given(NamedTuple):
 
 
 class SingleRecords(RecordHost):
-    """The `RecordHost` of one instance. `let_go` keeps a letter, or raises; `place` takes rows."""
+    """The `RecordHost` of one instance. `let_go` keeps a letter, or raises; `place` takes rows
+    and changes of the state."""
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class SingleRecords(RecordHost):
         *,
         decoding: Decoding | None,
         let_go: Callable[[Record, BaseException, int], None],
-        place: Callable[[ExtendedSequenceNumber, Sequence[KeptRow]], None],
+        place: Callable[[ExtendedSequenceNumber, Sequence[KeptRow], Sequence[Undoable]], None],
     ) -> None:
         self._let_go = let_go
         self._place = place
@@ -112,8 +113,7 @@ class SingleRecords(RecordHost):
         rows: Sequence[KeptRow],
         changes: Sequence[Undoable],
     ) -> bool:
-        assert not changes, "a context on Spark has no state"
-        self._place(position, rows)
+        self._place(position, rows, changes)
         return True
 
 

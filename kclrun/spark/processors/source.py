@@ -16,7 +16,8 @@ import msgspec
 from pyspark.sql.datasource import InputPartition
 
 from kclrun.config.processing import RECORDS_MAX
-from kclrun.config.schema import CheckpointSettings, DeadLetterSettings, Settings
+from kclrun.config.schema import CheckpointSettings, DeadLetterSettings, Settings, stream_name
+from kclrun.config.state import state_place
 from kclrun.consuming.concurrency import Concurrency, Order
 from kclrun.consuming.delivery import ErrorPolicy, Then
 from kclrun.errors import SettingsError
@@ -26,13 +27,25 @@ from kclrun.model.row_schema import RowSchema
 from kclrun.ports import LetterStore
 from kclrun.record_calls.fitting import concurrency_of, require_fit
 from kclrun.sinks.dead_letters import letter_store
+from kclrun.spark.engine.versions import installed
 from kclrun.spark.executor.reading import ReadPage, read_ranges
-from kclrun.spark.offsets import ShardRange
+from kclrun.spark.keyed.names import (
+    BEGINS,
+    BatchState,
+    QueryPlace,
+    lineage_of,
+    marked,
+    unmarked,
+)
+from kclrun.spark.keyed.query_state import FleetState, QueryState
+from kclrun.spark.offsets import ShardRange, decode_offset
 from kclrun.spark.options import SourceSettings, Use, read_source_options, source_texts
-from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob, ProcessorTask
+from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob
 from kclrun.spark.processors.range_progress import fencing_token
+from kclrun.spark.processors.tasks import Keyed, ProcessorTask
 from kclrun.spark.requests import connected
 from kclrun.spark.source import KclrunDataSource, ShardsPartition, StreamReader
+from kclrun.spark.stream_set import summaries_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,6 +88,7 @@ def processor_stream(
     """
     assert settings.processor is not None, "the rules of the settings see to it"
     on_error = settings.on_error
+    state = query_place(settings, source)
     job = ProcessorJob(
         application=settings.application,
         stream=source.reached.name,
@@ -95,9 +109,23 @@ def processor_stream(
         decode=settings.decode,
         glue_url=settings.aws.url_of("glue"),
         schema=settings.output.schema if settings.output is not None else None,
+        state=state,
         run=uuid.uuid4().hex,
     )
     return _emitted(spark, job, source_texts(source))
+
+
+def query_place(settings: Settings, source: SourceSettings) -> QueryPlace | None:
+    """Where the query's state is; None without state. Raises: SettingsError for a Spark that does
+    not say where a query stands: the state has a lineage only by that."""
+    place = state_place(settings)
+    if place is None:
+        return None
+    if not installed().says_start:
+        raise SettingsError("state: needs PySpark 4.2 or newer with engine: spark")
+    if place.path is not None:  # on executors, too
+        place = msgspec.structs.replace(place, path=str(Path(place.path).absolute()))
+    return QueryPlace(place, settings.application, stream_name(source.reached.name))
 
 
 def process(
@@ -200,11 +228,15 @@ def _emitted(
 
 
 class ProcessorPartition(ShardsPartition):
-    """The ranges of one task; `began_s` is when the query was started (seconds since the epoch)."""
+    """The ranges of one task; `began_s` is when the query was started (seconds since the epoch).
+    `state` is of the shards of these ranges."""
 
-    def __init__(self, ranges: tuple[ShardRange, ...], began_s: int) -> None:
+    def __init__(
+        self, ranges: tuple[ShardRange, ...], began_s: int, state: BatchState | None = None
+    ) -> None:
         super().__init__(ranges)
         self.began_s = began_s
+        self.state = state
 
 
 class ProcessorReader(StreamReader):
@@ -233,16 +265,90 @@ class ProcessorReader(StreamReader):
         super().__init__(settings)
         self._job = job
         self._began_s: int | None = None
+        self._state: QueryState | None = None
+        self._lineage = uuid.uuid4().hex  # of a query that begins now
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_state": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
+        """As in the source. With state it carries a lineage, which is still to be given."""
+        offset = super().initialOffset()
+        return offset if self._job.state is None else marked(offset, BEGINS)
+
+    def latestOffset(  # noqa: N802 - PySpark's name
+        self, start: dict[str, Any] | None = None, limit: Any = None
+    ) -> dict[str, Any]:
+        """As in the source. Raises: SettingsError for a checkpoint of a query without state."""
+        if self._job.state is None or start is None:
+            return super().latestOffset(start, limit)
+        lineage = self._lineage_of(start)
+        bare = unmarked(start)
+        end = super().latestOffset(bare, limit)
+        return start if end is bare else marked(end, lineage or self._lineage)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """As in the source: the same records at every call."""
+        """As in the source: the same records at every call. With state, what the query begins with
+        is durable before its first batch is read."""
         if self._began_s is None:
             self._began_s = int(time.time())  # in the one process that plans for this query
-        return [
-            ProcessorPartition(each.ranges, self._began_s)
+        found = [
+            each.ranges
             for each in super().partitions(start, end)
             if isinstance(each, ShardsPartition)
         ]
+        lineage = lineage_of(end)
+        if self._job.state is None or not lineage:
+            return [ProcessorPartition(ranges, self._began_s) for ranges in found]
+        state = self._kept_state(self._job.state, self._began_s)
+        if self._lineage_of(start) != lineage:
+            state.begin(lineage, decode_offset(start), decode_offset(end))
+        return [
+            ProcessorPartition(
+                ranges, self._began_s, state.batch(lineage, [each.shard_id for each in ranges])
+            )
+            for ranges in found
+        ]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """As in the source; versions of the state that no batch reads any more are removed."""
+        super().commit(end)
+        lineage = lineage_of(end)
+        if self._state is not None and lineage:
+            self._state.committed(lineage, decode_offset(end))
+
+    def _lineage_of(self, start: Mapping[str, Any]) -> str | None:
+        lineage = lineage_of(start)
+        assert self._job.state is not None, "asked with state only"
+        if lineage is None and not self._job.state.place.may_begin_empty:
+            raise SettingsError(
+                "the checkpoint is of a query without state: its records were processed without it."
+                " To begin with an empty state at its position, set state.begin: empty; to have the"
+                " state of those records, too, begin with a new spark.checkpoint"
+            )
+        return lineage
+
+    def _kept_state(self, place: QueryPlace, began_s: int) -> QueryState:
+        if self._state is None:
+            connection, leases = connected(self._settings.reached), self._settings.start.leases
+
+            def fleet() -> FleetState:
+                from kclrun.spark.offset_planner import leases_of  # which executors do not need
+
+                assert leases is not None, "asked with leases only"
+                table = connection.lease_table(leases)
+                rows = leases_of(table, leases.table, summaries_of(connection.admin))
+                return FleetState(rows, connection.versions(place.place, place.folder_of_fleet))
+
+            self._state = QueryState(
+                lambda lineage: connection.versions(place.place, place.folder(lineage)),
+                self._planned().shards,
+                None if leases is None else fleet,
+                token=fencing_token(began_s, 0),
+                retain_s=place.place.retain_s,
+                may_begin_empty=place.place.may_begin_empty,
+            )
+        return self._state
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs the processor over one partition; on executors. Raises: as `ProcessorTask.run`."""
@@ -253,8 +359,20 @@ class ProcessorReader(StreamReader):
             _token(partition.began_s),
             letters=self._letters,
             registry=lambda: connected(self._settings.reached).registry(self._job.glue_url),
+            keyed=self._keyed(partition.state),
         )
         return task.run(_pages(partition.ranges, self._settings))
+
+    def _keyed(self, batch: BatchState | None) -> Keyed | None:
+        place = self._job.state
+        if place is None or batch is None:
+            return None
+        folder = place.folder(batch.lineage)
+        return Keyed(
+            batch,
+            place.place.max_bytes,
+            lambda: connected(self._settings.reached).versions(place.place, folder),
+        )
 
     def _letters(self) -> LetterStore:
         place = self._job.letters

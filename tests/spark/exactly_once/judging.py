@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 _COLUMNS = ["shardId", "sequenceNumber", "partitionKey", "data"]
+_COUNTED = ["shardId", "row"]
 
 
 @dataclass
@@ -27,21 +28,23 @@ class Verdict:
         )
 
 
-def complete_attempts(out: Path):
+def complete_attempts(out: Path, columns=_COLUMNS):
     """Batch id to its complete attempts, each a list of rows in the order of the partitions."""
     found = {}
     for folder in sorted(out.glob("batch-*")):
         attempts = sorted(path.parent for path in folder.glob("attempt-*/COUNTED"))
         if attempts:
-            found[int(folder.name.removeprefix("batch-"))] = [_rows(each) for each in attempts]
+            found[int(folder.name.removeprefix("batch-"))] = [
+                _rows(each, columns) for each in attempts
+            ]
     return found
 
 
-def _rows(attempt: Path):
+def _rows(attempt: Path, names):
     rows = []
     for part in sorted(attempt.glob("part-*.parquet")):
-        columns = pq.ParquetFile(part).read(columns=_COLUMNS).to_pydict()
-        rows += zip(*(columns[name] for name in _COLUMNS), strict=True)
+        columns = pq.ParquetFile(part).read(columns=names).to_pydict()
+        rows += zip(*(columns[name] for name in names), strict=True)
     assert len(rows) == int((attempt / "COUNTED").read_text()), f"two actions disagree: {attempt}"
     return rows
 
@@ -58,6 +61,35 @@ def judge(put, out: Path, parents) -> Verdict:
     _judge_records(verdict, put, batches)
     _judge_keys(verdict, batches)
     _judge_lineage(verdict, batches, parents)
+    return verdict
+
+
+def judge_counts(put, out: Path) -> Verdict:
+    """`put` as for `judge`; `out` has the rows of `counting.Counts`: the count of a record, which
+    is state, is one more than its number among those of its key."""
+    attempts = complete_attempts(out, _COUNTED)
+    verdict = Verdict(batches=len(attempts))
+    numbers = defaultdict(list)
+    shards = set()
+    for batch_id, several in sorted(attempts.items()):
+        verdict.replayed += len(several) > 1
+        if any(sorted(rows) != sorted(several[0]) for rows in several[1:]):
+            verdict.faults.append(f"batch {batch_id} was not the same when read again")
+        for shard, text in several[-1]:
+            row = json.loads(text)
+            shards.add(shard)
+            numbers[row["key"]].append(row["n"])
+            if row["seen"] != row["n"] + 1:
+                verdict.faults.append(f"batch {batch_id}: {row}")
+    verdict.shards, verdict.records = len(shards), sum(map(len, numbers.values()))
+    expected = defaultdict(list)
+    for records in put.values():
+        for _, key, n in records:
+            expected[key].append(n)
+    if {key: sorted(of) for key, of in numbers.items()} != {
+        key: sorted(of) for key, of in expected.items()
+    }:
+        verdict.faults.append("records are missing, or twice")
     return verdict
 
 

@@ -15,7 +15,11 @@ import time
 import zlib
 from pathlib import Path
 
+from kclrun.config.processing import StateSettings
+from kclrun.config.schema import Settings
 from kclrun.spark.engine.session import open_session
+from kclrun.spark.options import Use, read_source_options
+from kclrun.spark.processors.source import processor_stream
 
 FAILING_ONE_IN = 5
 
@@ -76,21 +80,35 @@ def writing_attempts(order):
     return write
 
 
+def counted(spark, order, options):
+    """The rows of `counting.Counts`, which remembers how many records of a key it has seen."""
+    settings = Settings(
+        application="counts",
+        stream=order["stream"],
+        processor="counting:Counts",
+        state=StateSettings(store=order["state"]),
+    )
+    source = read_source_options(options, Use.STREAM)
+    return processor_stream(spark, settings, source, [Path(__file__).parent])
+
+
 def main(order):
     spark = open_session(
         application="exactly-once", master=order["master"], conf=order.get("conf", {})
     )
-    records = (
-        spark.readStream.format("kclrun")
-        .option("streamName", order["stream"])
-        .option("endpointUrl", order["endpoint"])
-        .option("region", "us-east-1")
-        .option("startingOffsets", "earliest")
-        .option("pollInterval", "500ms")
-        .option("shardsPerTask", order.get("shards_per_task", 2))
-        .options(**order.get("source", {}))
-        .load()
-    )
+    options = {
+        "streamName": order["stream"],
+        "endpointUrl": order["endpoint"],
+        "region": "us-east-1",
+        "startingOffsets": "earliest",
+        "pollInterval": "500ms",
+        "shardsPerTask": str(order.get("shards_per_task", 2)),
+        **order.get("source", {}),
+    }
+    if "state" in order:
+        records = counted(spark, order, options)
+    else:
+        records = spark.readStream.format("kclrun").options(**options).load()
     writer = records.writeStream.foreachBatch(writing_attempts(order)).option(
         "checkpointLocation", order["checkpoint"]
     )

@@ -474,6 +474,16 @@ def test_on_spark_no_table_is_needed_but_for_the_leases_it_begins_at() -> None:
     assert begins["Resource"].endswith(":table/old")
 
 
+def test_on_spark_the_state_of_a_processor_may_be_kept_below_the_checkpoint() -> None:
+    text = (
+        "application: shop\nstream: orders\nprocessor: m:f\nengine: spark\nstate: {}\n"
+        "spark: {checkpoint: s3a://b/c}\noutput: {format: console}\n"
+    )
+    statements = by_sid(run_policy(settings(text), SITE))
+    assert statements[Grant.KEEP_VERSIONS.value]["Resource"] == "arn:aws:s3:::b/c/kclrun-state/*"
+    assert statements[Grant.LIST_VERSIONS.value]["Resource"] == "arn:aws:s3:::b"
+
+
 def test_only_who_puts_may_write_to_a_stream() -> None:
     assert by_sid(POLICIES["who puts"])[Grant.WRITE.value]["Resource"] == STREAM
     sunk = by_sid(POLICIES["Spark with a stream for its rows"])[Grant.WRITE.value]

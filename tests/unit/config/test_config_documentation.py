@@ -58,7 +58,6 @@ def test_the_schema_refuses_unknown_settings_and_asks_for_those_without_a_defaul
         "": ["application"],
         "embedded.fill": ["source"],
         "embedded.reshard": ["after"],
-        "state": ["store"],
         "streams": ["name"],
     }
 

@@ -59,6 +59,24 @@ def test_a_commit_to_s3_is_each_30_s_unless_the_settings_say(text, every):
 
 
 @pytest.mark.parametrize(
+    ("checkpoint", "store"),
+    [
+        ("/data/checkpoint/", "/data/checkpoint/kclrun-state"),
+        ("checkpoint", "checkpoint/kclrun-state"),
+        ("file:///data/a%20b", "/data/a b/kclrun-state"),
+        ("s3a://bucket/orders/", "s3://bucket/orders/kclrun-state"),
+        ("s3://bucket", "s3://bucket/kclrun-state"),
+    ],
+)
+def test_on_spark_the_state_is_below_the_checkpoint_unless_the_settings_say(checkpoint, store):
+    text = f"state: {{}}\nengine: spark\nspark: {{checkpoint: '{checkpoint}'}}"
+    place = state_place(settings(text))
+    assert (place.path or place.s3) == store
+    place = state_place(settings(text.replace("state: {}", "state: {store: kept}")))
+    assert place.path == "kept"
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("state: {}", "state.store: is missing"),
@@ -78,8 +96,20 @@ def test_a_commit_to_s3_is_each_30_s_unless_the_settings_say(text, every):
         ("watermark: {lateness: 1s}", "watermark: is for timers, which are kept with `state`"),
         ("state: {store: kept}\nwatermark: {every: 0s}", "watermark.every: expected more"),
         (
-            "state: {store: kept}\nengine: spark\nspark: {checkpoint: /x}\noutput: {path: out}",
-            "state: is for engine: fleet",
+            "state: {store: kept, local: /x}\nengine: spark\nspark: {checkpoint: /x}",
+            "state.local: is for engine: fleet",
+        ),
+        (
+            "state: {outbox: on}\nengine: spark\nspark: {checkpoint: /x}",
+            "state.outbox: is for engine: fleet",
+        ),
+        (
+            "state: {}\nengine: spark\nspark: {checkpoint: 'hdfs://a/b'}",
+            "state.store: is missing: spark.checkpoint is neither a folder nor in S3",
+        ),
+        (
+            "state: {}\nwatermark: {idle: 1m}\nengine: spark\nspark: {checkpoint: /x}",
+            "watermark.idle: is for engine: fleet",
         ),
     ],
 )

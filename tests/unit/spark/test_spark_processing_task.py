@@ -24,8 +24,9 @@ from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after
 from kclrun.spark.processors import hosting as emitting
-from kclrun.spark.processors.hosting import ProcessorHost, ProcessorJob, ProcessorTask
+from kclrun.spark.processors.hosting import ProcessorHost, ProcessorJob
 from kclrun.spark.processors.range_progress import ProcessorCache
+from kclrun.spark.processors.tasks import ProcessorTask
 
 A, B = "shardId-000000000000", "shardId-000000000001"
 DIARY = """

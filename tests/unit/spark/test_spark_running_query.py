@@ -277,7 +277,9 @@ def test_the_tasks_of_one_reader_have_the_second_of_its_first_batch(monkeypatch)
     monkeypatch.setattr(
         StreamReader, "partitions", lambda *_: [ShardsPartition(("one",)), ShardsPartition(())]
     )
-    reader = ProcessorReader(SourceSettings(reached=Reached(stream="s")), "job")
+    reader = ProcessorReader(
+        SourceSettings(reached=Reached(stream="s")), SimpleNamespace(state=None)
+    )
 
     made = [each for _ in range(2) for each in reader.partitions({}, {})]
     assert [(each.ranges, each.began_s) for each in made] == [(("one",), 7), ((), 7)] * 2

@@ -14,8 +14,9 @@ from kclrun.sinks.dead_letters import LetterFolder
 from kclrun.spark.executor.reading import ReadPage
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON
-from kclrun.spark.processors.hosting import ProcessorJob, ProcessorTask
+from kclrun.spark.processors.hosting import ProcessorJob
 from kclrun.spark.processors.range_progress import ProcessorCache
+from kclrun.spark.processors.tasks import ProcessorTask
 
 RANGE = ShardRange("shardId-000000000000", TRIM_HORIZON, SHARD_END)
 PROCESSORS = """
