@@ -17,7 +17,7 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigCommand, config_options, yes_option
+from kclrun.cli.config_options import ConfigCommand, config_options, start_option, yes_option
 from kclrun.cli.lag import lag_of_lease
 from kclrun.cli.leases import views
 from kclrun.cli.leases.command import Failure, lease_of, tell_failure
@@ -25,7 +25,7 @@ from kclrun.cli.services import refuse_expired, utc
 from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import stream_name
-from kclrun.config.units import StartPosition, parse_start
+from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError, TableRefused
 from kclrun.leases.lines import shortened
 from kclrun.leases.positions import (
@@ -173,7 +173,7 @@ def _asked(
 ) -> _Asked:
     """Raises: SettingsError for a `--to` that is neither a start nor a file of positions."""
     if not to.endswith(_KEPT_SUFFIX):
-        start = parse_start(to, WallTime(time.time()), "--to")
+        start = start_option(to, WallTime(time.time()), "--to")
         return _Asked(start, to, streams, shards, drops_state)
     try:
         with Path(to).open("rb") as file:
