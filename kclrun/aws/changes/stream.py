@@ -6,7 +6,9 @@ has no time to read from, no lag, no hash keys, and no children in the last answ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -23,12 +25,12 @@ from kclrun.aws.kinesis import (
 from kclrun.aws.operations import DESCRIBE_STREAM, GET_CHANGE_ITERATOR, GET_CHANGES
 from kclrun.aws.wire import WireClient
 from kclrun.codec.change_events import CHANGES_MAX, decode_changes
-from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
+from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import ALL_HASH_KEYS, Shard
 from kclrun.model.stream import is_change_stream, table_of
-from kclrun.model.time import WallTime
+from kclrun.model.time import WallTime, backoff_s
 from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, StreamSummary
 
 # Stream records are kept for 24 hours; no setting changes that.
@@ -36,6 +38,11 @@ RETENTION_HOURS: Final = 24
 _TRIMMED: Final = "TrimmedDataAccessException"
 # Stands before an iterator that reads from a time: `since:<seconds>:<iterator>`.
 _SINCE: Final = "since:"
+# DescribeStream answers ten requests a second: one listing takes half of them, and leaves the rest
+# to the other machines. 1,000 shards are ten pages, two seconds.
+_PAGE_PAUSE_S: Final = 0.2
+# Waits of 0.2 s at the least, doubled up to 3 s: five attempts of one page take 4 s at most.
+_PAGE_ATTEMPTS: Final = 5
 # A disabled stream can be read for 24 hours, so it is ACTIVE to a reader.
 _STATUS: Final = {
     "ENABLING": "CREATING",
@@ -187,9 +194,12 @@ def _behind_ms(records: list[Record], served_at: WallTime | None) -> int | None:
 class ChangeStreamAdmin:
     """Implements `ports.StreamAdmin` with DescribeStream."""
 
-    def __init__(self, client: Caller, stream: str) -> None:
+    def __init__(
+        self, client: Caller, stream: str, wait: Callable[[float], object] = time.sleep
+    ) -> None:
         self._client = client
         self._stream = stream
+        self._wait = wait
 
     def summary(self) -> StreamSummary:
         """The stream by its table's name. `open_shards` also counts a shard that has just closed,
@@ -233,13 +243,19 @@ class ChangeStreamAdmin:
         )
 
     def _described(self) -> tuple[_Description, tuple[Shard, ...]]:
-        """The first page's description, and the shards of all pages."""
+        """The first page's description, and the shards of all pages.
+
+        A page has 100 shards, and the service answers ten requests a second, of all readers. So the
+        pages of a long listing are a pause apart, and a page that is throttled is asked for again:
+        a listing of 1,000 shards that began anew each time would never be complete.
+        """
         request = {"StreamArn": self._stream}
         first: _Description | None = None
         found: dict[str, _Shard] = {}
-        for _ in range(PAGES_MAX):
-            page = call_json(self._client, DESCRIBE_STREAM, request, _DESCRIBED_DECODER)
-            described = page.stream_description
+        for number in range(PAGES_MAX):
+            if number:
+                self._wait(_PAGE_PAUSE_S)
+            described = self._page(request)
             first = first or described
             found |= {shard.shard_id: shard for shard in described.shards}
             if described.last_evaluated_shard_id is None:
@@ -249,6 +265,19 @@ class ChangeStreamAdmin:
             f"{DESCRIBE_STREAM.name}: more than {PAGES_MAX} pages",
             operation=DESCRIBE_STREAM.name,
         )
+
+    def _page(self, request: dict[str, str]) -> _Description:
+        """Raises: as `summary`; Throttled after the last attempt."""
+        for attempt in range(1, _PAGE_ATTEMPTS):
+            try:
+                return self._asked(request)
+            except Throttled:
+                self._wait(backoff_s(attempt, random.random(), base_s=_PAGE_PAUSE_S))
+        return self._asked(request)
+
+    def _asked(self, request: dict[str, str]) -> _Description:
+        page = call_json(self._client, DESCRIBE_STREAM, request, _DESCRIBED_DECODER)
+        return page.stream_description
 
 
 def _without_child(shards: Iterable[Shard]) -> tuple[Shard, ...]:

@@ -263,6 +263,8 @@ def _tell_end(place: _Place, aws: Aws, code: int, report: Report) -> int:
 
 def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], folder: Path) -> int:
     """Replay each of two versions, and compare their rows; 1 if they differ."""
+    from kclrun.cli.user_code import require_user_code
+
     settings = configuration.settings
     if settings.streams:
         raise SettingsError("--compare: the application has several streams: name one (--stream)")
@@ -276,6 +278,8 @@ def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], f
     for side, place in sides.items():
         click.echo(f"{side}: {place.settings.processor}", err=True)
     click.echo("  A call gets one record, so that each row is known by its record.", err=True)
+    for place in sides.values():  # a version that cannot be loaded is told before hours are read
+        require_user_code(place.configuration)
     for place in sides.values():
         code = _run(place)
         if code != exit_codes.DRAINED:
