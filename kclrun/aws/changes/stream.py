@@ -6,7 +6,6 @@ has no time to read from, no lag, no hash keys, and no children in the last answ
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -30,7 +29,7 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import ALL_HASH_KEYS, Shard
 from kclrun.model.stream import is_change_stream, table_of
-from kclrun.model.time import WallTime, backoff_s
+from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, StreamSummary
 
 # Stream records are kept for 24 hours; no setting changes that.
@@ -38,11 +37,14 @@ RETENTION_HOURS: Final = 24
 _TRIMMED: Final = "TrimmedDataAccessException"
 # Stands before an iterator that reads from a time: `since:<seconds>:<iterator>`.
 _SINCE: Final = "since:"
-# DescribeStream answers ten requests a second: one listing takes half of them, and leaves the rest
-# to the other machines. 1,000 shards are ten pages, two seconds.
-_PAGE_PAUSE_S: Final = 0.2
-# Waits of 0.2 s at the least, doubled up to 3 s: five attempts of one page take 4 s at most.
-_PAGE_ATTEMPTS: Final = 5
+# DescribeStream answers ten requests a second, of all readers: so far apart are the pages of a
+# listing. 1,000 shards are ten pages, one second.
+_PAGE_PAUSE_S: Final = 0.1
+# So often a page of one listing may be throttled, and is asked for again after so long. A lease
+# process lists at the end of its shard and renews after that: with 1.5 s more, a listing of 1,000
+# shards is over before a lease of a failover of 3 s is lost.
+_THROTTLED_MAX: Final = 3
+_THROTTLED_PAUSE_S: Final = 0.5
 # A disabled stream can be read for 24 hours, so it is ACTIVE to a reader.
 _STATUS: Final = {
     "ENABLING": "CREATING",
@@ -245,17 +247,27 @@ class ChangeStreamAdmin:
     def _described(self) -> tuple[_Description, tuple[Shard, ...]]:
         """The first page's description, and the shards of all pages.
 
-        A page has 100 shards, and the service answers ten requests a second, of all readers. So the
-        pages of a long listing are a pause apart, and a page that is throttled is asked for again:
-        a listing of 1,000 shards that began anew each time would never be complete.
+        A page has 100 shards, and the service answers ten requests a second. So the pages of a long
+        listing are a pause apart, and a page that is throttled is asked for again: a listing that
+        began anew each time would never be complete. Raises: Throttled, at the fourth time.
         """
         request = {"StreamArn": self._stream}
         first: _Description | None = None
         found: dict[str, _Shard] = {}
+        throttled = 0
         for number in range(PAGES_MAX):
             if number:
                 self._wait(_PAGE_PAUSE_S)
-            described = self._page(request)
+            while True:
+                try:
+                    page = call_json(self._client, DESCRIBE_STREAM, request, _DESCRIBED_DECODER)
+                    break
+                except Throttled:
+                    throttled += 1
+                    if throttled > _THROTTLED_MAX:
+                        raise
+                self._wait(_THROTTLED_PAUSE_S)
+            described = page.stream_description
             first = first or described
             found |= {shard.shard_id: shard for shard in described.shards}
             if described.last_evaluated_shard_id is None:
@@ -265,19 +277,6 @@ class ChangeStreamAdmin:
             f"{DESCRIBE_STREAM.name}: more than {PAGES_MAX} pages",
             operation=DESCRIBE_STREAM.name,
         )
-
-    def _page(self, request: dict[str, str]) -> _Description:
-        """Raises: as `summary`; Throttled after the last attempt."""
-        for attempt in range(1, _PAGE_ATTEMPTS):
-            try:
-                return self._asked(request)
-            except Throttled:
-                self._wait(backoff_s(attempt, random.random(), base_s=_PAGE_PAUSE_S))
-        return self._asked(request)
-
-    def _asked(self, request: dict[str, str]) -> _Description:
-        page = call_json(self._client, DESCRIBE_STREAM, request, _DESCRIBED_DECODER)
-        return page.stream_description
 
 
 def _without_child(shards: Iterable[Shard]) -> tuple[Shard, ...]:
