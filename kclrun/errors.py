@@ -97,6 +97,7 @@ __all__ = [
 _SCARCE: Final = frozenset(
     {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 )
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The answers of the kernel, or of a sandbox around us, to a call that it will never allow.
 _NEVER: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOENT})
 
@@ -310,6 +311,11 @@ def host_error(what: str, reason: str, number: int | None) -> HostRefused | Host
         return HostRefused(
             f"this host refuses it: {reason}. {what} See what confines kclrun here (seccomp,"
             " AppArmor, ProcSubset=, an old kernel)"
+        )
+    if number in _NO_ROOM:
+        return HostFailed(
+            f"this host has no more to give: {reason}. {what} See what its disks have left (df -h,"
+            " quotas)"
         )
     return HostFailed(
         f"this host has no more to give: {reason}. {what} See its limits of processes, memory and"

@@ -18,7 +18,7 @@ from kclrun.aws.errors import service_error
 from kclrun.aws.expressions import CREATE, BoundWrite, bind
 from kclrun.aws.rows import BrokenRow, Item, decode_page, decode_row, encode_row, kcl3_mode_of, text
 from kclrun.aws.wire import RefusedReply, WireClient, WireReply
-from kclrun.errors import InvalidRequest, NotFound, ServiceError, Unavailable
+from kclrun.errors import InvalidRequest, NotFound, ServiceError, TableRefused, Unavailable
 from kclrun.errors import OutcomeUnknown as OutcomeUnknownError
 from kclrun.errors import Throttled as ThrottledError
 from kclrun.model.lease import KCL3_MODE_KEY, OFFERED, Lease, LeaseKey, coordinator_table
@@ -143,6 +143,8 @@ def _rows(client: WireClient, table: str, keys: Sequence[str]) -> tuple[Lease, .
 # A page holds up to 1 MB, some 2,000 rows of 500 bytes. So the limit is ten million leases, a
 # thousand times the largest stream. It ends a scan of a service whose pages never end.
 PAGES_MAX: Final = 5_000
+# What DynamoDB says of a key that is not the table's, and of one that has more parts.
+_ANOTHER_KEY: Final = ("key element does not match the schema", "conditions on the keys is invalid")
 _CONDITION_FAILED: Final = "ConditionalCheckFailedException"
 _CANCELLED: Final = "TransactionCanceledException"
 _CONDITION_REASON: Final = "ConditionalCheckFailed"
@@ -174,7 +176,8 @@ class DynamoLeaseTable:
     def items(self, *, consistent: bool = True) -> Iterator[Sequence[Item]]:
         """All pages of the table's items, leases and others, unchanged: for a backup of all rows.
 
-        Read consistently by default. Raises a ServiceError leaf.
+        Read consistently by default. Raises: a ServiceError leaf; TableRefused for a table of
+        another program.
         """
         request: dict[str, Any] = {"TableName": self._table, "ConsistentRead": consistent}
         if self._page_rows_max is not None:
@@ -183,6 +186,8 @@ class DynamoLeaseTable:
             reply = parsed(
                 ITEMS_DECODER, operations.SCAN, self._client.call(operations.SCAN, _encode(request))
             )
+            if reply.items and "leaseKey" not in reply.items[0]:
+                raise self._no_lease_table()
             yield reply.items
             if not reply.last_evaluated_key:
                 return
@@ -194,14 +199,17 @@ class DynamoLeaseTable:
     def read(self, key: LeaseKey) -> Lease | None:
         """One row by consistent read; None if it does not exist or is not a lease.
 
-        Raises a ServiceError leaf; a broken row is InvalidRequest with code `BROKEN_ROW`.
+        Raises: a ServiceError leaf; a broken row is InvalidRequest with code `BROKEN_ROW`;
+        TableRefused for a table of another program.
         """
         request = {"TableName": self._table, "Key": _key(key), "ConsistentRead": True}
-        reply = parsed(
-            ROW_DECODER,
-            operations.GET_ITEM,
-            self._client.call(operations.GET_ITEM, _encode(request)),
-        )
+        try:
+            answer = self._client.call(operations.GET_ITEM, _encode(request))
+        except InvalidRequest as error:
+            if not any(words in str(error) for words in _ANOTHER_KEY):
+                raise
+            raise self._no_lease_table() from None
+        reply = parsed(ROW_DECODER, operations.GET_ITEM, answer)
         if reply.item is None:
             return None
         try:
@@ -212,6 +220,12 @@ class DynamoLeaseTable:
                 operation=operations.GET_ITEM.name,
                 code=writes.BROKEN_ROW,
             ) from None
+
+    def _no_lease_table(self) -> TableRefused:
+        return TableRefused(
+            f"table {self._table} is not a lease table: its key is not leaseKey alone\n"
+            "Name another with leases.table"
+        )
 
     def offered(self, rows_max: int) -> tuple[Lease, ...]:
         """At most `rows_max` offered rows; if there are more, a random choice of them [P17].

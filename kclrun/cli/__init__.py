@@ -7,6 +7,7 @@ only by the verb that needs it, so that `kclrun --help` is fast.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -19,8 +20,12 @@ __all__ = ["main"]
 def main() -> int:
     """Run the command line of this process; the exit code."""
     _open_what_is_closed()
+    _print_in_every_encoding()
     _hear_the_first_signal()
-    from kclrun.cli.program import run_program
+    try:
+        from kclrun.cli.program import run_program
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
     return run_program(sys.argv[1:])
 
@@ -39,6 +44,13 @@ def _open_what_is_closed() -> None:
             null = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(null, True)  # noqa: FBT003 - as the standard files are
             setattr(sys, name, os.fdopen(null, mode, closefd=False))
+
+
+def _print_in_every_encoding() -> None:
+    """Print `?` for a character that the encoding of the output has not: `…` in Latin-1. Standard
+    error escapes it already."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _hear_the_first_signal() -> None:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from kclrun.config.units import Duration
+from kclrun.config.units import Duration, StartPosition, parse_start
 from kclrun.errors import SettingsError
+from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
 if TYPE_CHECKING:
@@ -63,6 +64,19 @@ def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def start_option(
+    text: str,
+    now: WallTime,
+    name: str,
+    sentinels: Sequence[ExtendedSequenceNumber] = (TRIM_HORIZON, LATEST),
+) -> StartPosition:
+    """As `parse_start`, for an option. Raises: click.UsageError."""
+    try:
+        return parse_start(text, now, name, sentinels)
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def stream_settings(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import click
@@ -85,6 +86,16 @@ def module_of(verb: str) -> str:
     return f"kclrun.cli.{name}.command" if verb in _FOLDERS else f"kclrun.cli.{name}"
 
 
+@contextmanager
+def _unnumbered() -> Iterator[None]:
+    """For a closed pipe with its error number click ends the program, with code 1: that is the
+    answer of a check. Raises: BrokenPipeError, without a number."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise BrokenPipeError from None
+
+
 class _Verbs(click.Group):
     """The verbs, each imported when it is used."""
 
@@ -97,6 +108,14 @@ class _Verbs(click.Group):
         module = importlib.import_module(module_of(cmd_name))
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
+
+    def make_context(self, *arguments: Any, **more: Any) -> click.Context:
+        with _unnumbered():
+            return super().make_context(*arguments, **more)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _unnumbered():
+            return super().invoke(ctx)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -160,7 +179,7 @@ def run_program(arguments: Sequence[str]) -> int:
         return exit_codes.USAGE
     except BrokenPipeError:
         # The reader of our output (`| head`) has closed the pipe. Python must not flush at exit.
-        sys.stderr.close()
+        sys.stdout = sys.stderr = None
         return exit_codes.DRAINED
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary of the program
         return exit_codes.INTERRUPTED if _is_interrupt(error) else messages.tell(error, verb)

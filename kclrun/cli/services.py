@@ -44,6 +44,7 @@ from kclrun.model.stream import (
     called,
     is_change_stream,
     is_loopback,
+    region_of,
     stream_key,
     stream_of,
 )
@@ -110,6 +111,17 @@ def _checked(named: str, open_it: Callable[[], Checkable]) -> str:
         raise errors.Unavailable(f"{named}: {error}") from None
 
 
+def _refuse_other_region(settings: Settings, region: str) -> None:
+    """A request to another region finds no stream of this ARN. Raises: SettingsError."""
+    for source in settings.sources:
+        named = region_of(source.name)
+        if named is not None and named != region:
+            raise errors.SettingsError(
+                f"stream: {source.name} is in {named}, and the region of the application is"
+                f" {region}\nSet aws.region: {named}, where the lease table is then, too"
+            )
+
+
 class Aws:
     """The AWS services of these settings. Makes each client when it is first needed.
 
@@ -131,6 +143,7 @@ class Aws:
             self._session, "kinesis", self._endpoint_settings("kinesis")
         )
         self.dynamodb: WireEndpoint = resolve_endpoint(self._session, "dynamodb", dynamodb)
+        _refuse_other_region(settings, self.kinesis.region)
         self._dynamodb_settings = msgspec.structs.replace(dynamodb, region=self.dynamodb.region)
         self.credentials = CredentialSource(
             self._session,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -76,28 +77,33 @@ class StartPosition(msgspec.Struct, frozen=True):
     at: WallTime | None = None
 
 
-def parse_start(text: str, now: WallTime, name: str = "start") -> StartPosition:
-    """Read TRIM_HORIZON, LATEST or an ISO-8601 instant in the past; `name` is the setting or the
+def parse_start(
+    text: str,
+    now: WallTime,
+    name: str = "start",
+    sentinels: Sequence[ExtendedSequenceNumber] = (TRIM_HORIZON, LATEST),
+) -> StartPosition:
+    """Read one of `sentinels` or an ISO-8601 instant in the past; `name` is the setting or the
     option, for errors. Raises: SettingsError."""
-    for sentinel in (TRIM_HORIZON, LATEST):
+    for sentinel in sentinels:
         if text == sentinel.sequence_number:
             return StartPosition(sentinel)
-    moment = _instant(text, name)
+    moment = _instant(text, name, sentinels)
     if moment.timestamp() > now:
-        raise SettingsError(
-            f"{name}: {text} is in the future (it is now {_shown(now)})\n"
-            f"Records that are yet to come are read with {name}: LATEST"
-        )
+        told = f"{name} LATEST" if name.startswith("--") else f"{name}: LATEST"
+        hint = f"\nRecords that are yet to come are read with {told}" if LATEST in sentinels else ""
+        raise SettingsError(f"{name}: {text} is in the future (it is now {_shown(now)}){hint}")
     return StartPosition(AT_TIMESTAMP, WallTime(moment.timestamp()))
 
 
-def _instant(text: str, name: str) -> datetime:
+def _instant(text: str, name: str, sentinels: Sequence[ExtendedSequenceNumber]) -> datetime:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
+        names = ", ".join(each.sequence_number for each in sentinels)
         raise SettingsError(
-            f"{name}: expected TRIM_HORIZON, LATEST or an instant such as 2026-03-01T06:00:00Z,"
-            f" got {text[:60]!r}"
+            f"{name}: expected {names}{' or ' if names else ''}an instant such as"
+            f" 2026-03-01T06:00:00Z, got {text[:60]!r}"
         ) from None
     if moment.tzinfo is None:
         raise SettingsError(f"{name}: {text} does not say its time zone; add Z for UTC, or +01:00")

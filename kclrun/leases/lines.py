@@ -12,12 +12,15 @@ from datetime import UTC, datetime
 import msgspec
 
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner, Pause, Scope
+from kclrun.model.sequence import AT_TIMESTAMP, LATEST
 from kclrun.model.time import WallTime
 
 
 class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
     """One printed lease. `state`: ended, halted, paused, unowned, offered or owned. A pause that
     is over is not shown; one on a halted lease, or on one without an owner, is in `note`.
+    `starts_at`: the instant, in seconds since 1970, that a checkpoint LATEST or AT_TIMESTAMP
+    stands for.
 
     `is_renewed` None is "not watched". The loads are those of the row: KiB/s, and the share of a
     core; None before they were measured.
@@ -38,6 +41,7 @@ class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
     load_kbps: float | None = None
     load_cpu: float | None = None
     note: str = ""
+    starts_at: float | None = None
 
 
 def line_of(lease: Lease, now: WallTime) -> LeaseLine:
@@ -61,7 +65,16 @@ def line_of(lease: Lease, now: WallTime) -> LeaseLine:
         load_kbps=lease.load.kbps if lease.load is not None else None,
         load_cpu=lease.load.cpu if lease.load is not None else None,
         note="; ".join(note for note in (paused, _hand_off(lease)) if note),
+        starts_at=_starts_at(lease),
     )
+
+
+def _starts_at(lease: Lease) -> float | None:
+    at = lease.checkpoint
+    if at == LATEST:
+        return lease.latest_pinned_at
+    is_instant = at.sequence_number == AT_TIMESTAMP.sequence_number and at.sub_sequence_number
+    return at.sub_sequence_number / 1000 if is_instant else None
 
 
 def _state(lease: Lease, *, is_paused: bool) -> str:

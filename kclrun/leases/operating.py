@@ -119,6 +119,8 @@ def plan_pause(
     plans = []
     for lease in _in_order(leases, reach):
         if lease.is_ended:
+            if reach.scope is Scope.SHARD:
+                plans.append(Plan(lease.key, f"{lease.key}: has ended, so nothing of it is read"))
             continue
         seen = lease.pause
         stands = seen is not None and seen.stands_at(now)

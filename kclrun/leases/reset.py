@@ -6,7 +6,7 @@ back when their parents end [P12]. Must not know: who may reset, and what the ou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -30,7 +30,8 @@ ResetWrite = (
 
 class ResetStart(msgspec.Struct, frozen=True):
     """Where reading begins: a start sentinel, with AT_TIMESTAMP its milliseconds as sub-sequence
-    number. `listed_at` is the service's time of the listings, which a LATEST stands for [P14].
+    number; kept positions say it for each shard. `listed_at` is the service's time of the listings,
+    which a LATEST stands for [P14].
     `halt` is on the rows until the reset is complete; its reason is of this reset alone."""
 
     position: ExtendedSequenceNumber
@@ -44,9 +45,12 @@ class ResetPlan(msgspec.Struct, frozen=True):
 
     1. `begin` and `halt`, in any order: the rows of the start, each halted; and halts on those that
        will be removed. Then nothing of the stream is read.
-    2. `remove`, one after the other, oldest shard first. An ended parent is gone before its child
+    2. `end`, in any order: the rows of shards that had ended at kept positions. Their children have
+       rows by now [P12], and without them a manager would take these shards for children that are
+       missing, and read them again.
+    3. `remove`, one after the other, oldest shard first. An ended parent is gone before its child
        is: no manager that starts meanwhile finds a child missing and creates it.
-    3. `finish`, in any order: the halts go.
+    4. `finish`, in any order: the halts go.
 
     A reset that is cut leaves halted rows that name it, and rows as they were; doing it again
     begins from these.
@@ -55,6 +59,7 @@ class ResetPlan(msgspec.Struct, frozen=True):
     generation: int
     begin: tuple[writes.ResetLease | writes.CreateLease, ...]
     halt: tuple[writes.HaltForReset, ...]
+    end: tuple[writes.ResetLease | writes.CreateLease, ...]
     remove: tuple[writes.DeleteReset, ...]
     finish: tuple[writes.FinishReset, ...]
 
@@ -78,10 +83,9 @@ def plan_reset(
         problem = first.problem
     if problem is not None:
         raise TableRefused(f"the shards are changing: {problem}\nRepeat this in a minute")
-    known = {row.key: row for row in rows}
     targets = {lease.key for lease in first.leases}
     others = sorted((row for row in rows if row.key not in targets), key=lambda row: row.key)
-    return _plan(rows, known, first.leases, others, start)
+    return plan_of(rows, _at_start(first.leases, start), others, start)
 
 
 def plan_shards(
@@ -97,7 +101,7 @@ def plan_shards(
     for key in sorted(keys):
         if key not in listing:
             raise TableRefused(f"{called(key)} is not listed any more: its records have expired")
-        begun = _begun_descendant(known[key], rows, listing, keys)
+        begun = begun_descendant(known[key], rows, listing, keys)
         if begun is not None:
             raise TableRefused(
                 f"{called(begun)} descends from {called(key)} and has begun: the records of the"
@@ -106,12 +110,13 @@ def plan_shards(
             )
         row = known[key]
         leases.append(child_lease(key, row.parents, listing.graph[key].hash_range))
-    return _plan(rows, known, leases, (), start)
+    return plan_of(rows, _at_start(leases, start), (), start)
 
 
-def _begun_descendant(
+def begun_descendant(
     row: Lease, rows: Iterable[Lease], listing: Listing, reset: Collection[LeaseKey]
 ) -> LeaseKey | None:
+    """A descendant of a shard that has begun and is not reset itself; None if there is none."""
     children: dict[str, set[str]] = {}
     for one in rows:
         for parent in one.parents:
@@ -130,53 +135,55 @@ def _begun_descendant(
     return None
 
 
-def _plan(
-    rows: Iterable[Lease],
-    known: Mapping[LeaseKey, Lease],
-    leases: Iterable[Lease],
+def _at_start(leases: Iterable[Lease], start: ResetStart) -> tuple[Lease, ...]:
+    pinned_at = start.listed_at if start.position == LATEST else None
+    return tuple(
+        msgspec.structs.replace(lease, checkpoint=start.position, latest_pinned_at=pinned_at)
+        for lease in leases
+    )
+
+
+def plan_of(
+    rows: Sequence[Lease],
+    leases: Sequence[Lease],
     others: Sequence[Lease],
     start: ResetStart,
 ) -> ResetPlan:
+    """The writes that leave `leases`, each at its checkpoint, and none of the rows `others`. Rows
+    that are in neither stay."""
+    known = {row.key: row for row in rows}
     generation = highest_generation(rows) + 1
-    is_latest = start.position == LATEST
-    pinned_at = start.listed_at if is_latest else None
-    begin: list[writes.ResetLease | writes.CreateLease] = []
-    for lease in leases:
-        row = known.get(lease.key)
-        if row is None:
-            new = msgspec.structs.replace(
-                lease,
-                checkpoint=start.position,
-                generation=generation,
-                halt=start.halt,
-                latest_pinned_at=pinned_at,
-                stream_created_at=start.stream_created_at,
-            )
-            begin.append(writes.CreateLease(new))
-        else:
-            begin.append(
-                writes.ResetLease(
-                    row.key,
-                    row.owner,
-                    row.counter,
-                    row.checkpoint,
-                    start.position,
-                    generation,
-                    start.halt,
-                    pinned_at,
-                )
-            )
-    keys = [each.lease.key if isinstance(each, writes.CreateLease) else each.key for each in begin]
+    put = [_put(lease, known.get(lease.key), generation, start) for lease in leases]
     return ResetPlan(
         generation,
-        tuple(begin),
+        tuple(write for lease, write in zip(leases, put, strict=True) if not lease.is_ended),
         tuple(
             writes.HaltForReset(row.key, row.owner, row.counter, start.halt)
             for row in others
             if not row.is_ended
         ),
+        tuple(write for lease, write in zip(leases, put, strict=True) if lease.is_ended),
         tuple(_removal(row) for row in others),
-        tuple(writes.FinishReset(key, generation, start.halt.reason) for key in keys),
+        tuple(writes.FinishReset(lease.key, generation, start.halt.reason) for lease in leases),
+    )
+
+
+def _put(
+    lease: Lease, row: Lease | None, generation: int, start: ResetStart
+) -> writes.ResetLease | writes.CreateLease:
+    """The write after which the lease is there, halted and in its generation."""
+    if row is None:
+        return writes.CreateLease(
+            msgspec.structs.replace(
+                lease,
+                generation=generation,
+                halt=start.halt,
+                stream_created_at=start.stream_created_at,
+            )
+        )
+    return writes.ResetLease(
+        *(row.key, row.owner, row.counter, row.checkpoint, lease.checkpoint),
+        *(generation, start.halt, lease.latest_pinned_at, lease.children),
     )
 
 

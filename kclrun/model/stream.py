@@ -88,6 +88,12 @@ def is_change_stream(stream: str) -> bool:
     return _CHANGES.fullmatch(stream) is not None
 
 
+def region_of(stream: str) -> str | None:
+    """The region that a stream's ARN names; None for a name."""
+    parts = stream.split(":")
+    return parts[3] or None if len(parts) > 5 and parts[0] == "arn" else None
+
+
 def table_of(arn: str) -> str:
     """The table of a DynamoDB stream."""
     parts = _CHANGES.fullmatch(arn)

@@ -308,9 +308,10 @@ def _mistake_of_late(change: writes.LateCheckpoint) -> str | None:
 
 
 def _mistake_of_reset(change: writes.ResetLease) -> str | None:
-    """A number of one shard means nothing in its children, which are to be read again, too."""
-    is_start = change.position.is_sentinel and change.position != SHARD_END
-    return None if is_start else f"a reset is never to {change.position}"
+    """At SHARD_END the children would be missing; a tick is of timers, which fire again."""
+    position: ExtendedSequenceNumber = change.position
+    is_place = (position != SHARD_END or bool(change.children)) and not position.tick
+    return None if is_place else f"a reset is never to {position}"
 
 
 def _mistake_of_names(change: writes.NameChildren) -> str | None:
@@ -483,8 +484,8 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             *_without("owner", "checkpoint_owner"),
             *_WITHOUT_HANDOFF,
             *_MOVED,
-            *_without("outputs", "letters_to"),
-            Set("children", _NO_CHILDREN),
+            *_without("outputs", "letters_to", "state_version"),
+            Set("children", _value(":children", "children", may_be_absent=True)),
             Set("generation", _GENERATION),
             Set(
                 "latest_pinned_at",

@@ -355,11 +355,14 @@ class DeleteTrimmed(SeenRow, frozen=True):
 
 
 class ResetLease(SeenRow, frozen=True):
-    """A reset moves a row to a start sentinel: owner, counter and position as seen [K4].
+    """A reset moves a row to a start sentinel, or to a position that was kept: owner, counter and
+    position as seen [K4].
 
     The row is then as the first sync makes it, unowned, in the next `generation`, without the
-    cursors of the outputs. `halt` says that the reset is under way: until `FinishReset` no manager
-    reads the shard. `latest_pinned_at`: what LATEST stands for, else None [P14].
+    cursors of the outputs and the version of the keyed state. `halt` says that the reset is under
+    way: until `FinishReset` no manager reads the shard. `latest_pinned_at`: what
+    LATEST stands for, else None [P14]. `children` are named where the position is SHARD_END, and
+    have rows by then [P12].
     """
 
     last: ExtendedSequenceNumber
@@ -367,6 +370,7 @@ class ResetLease(SeenRow, frozen=True):
     generation: int
     halt: Halt
     latest_pinned_at: WallTime | None = None
+    children: frozenset[str] = frozenset()
 
 
 class HaltForReset(SeenRow, frozen=True):

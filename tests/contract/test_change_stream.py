@@ -5,13 +5,21 @@ manager and the end of a shard rely on, over the model and over the embedded AWS
 import json
 import time
 import uuid
+from itertools import pairwise
 
 import boto3
 import pytest
 
 from kclrun.aws.changes.stream import admin_of, reader_of
 from kclrun.aws.wire import WireClient
-from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, ServiceError, Unavailable
+from kclrun.errors import (
+    ExpiredIterator,
+    InvalidRequest,
+    NotFound,
+    ServiceError,
+    Throttled,
+    Unavailable,
+)
 from kclrun.local.changes.model import ChangeSettings
 from kclrun.local.server import start_embedded
 from kclrun.model.reading import HeadWatch, PageCursor
@@ -215,6 +223,32 @@ def test_a_closed_shard_ends_without_children_and_the_listing_names_them_late():
         seen.append((children, changes.admin.summary().open_shards))
         changes.pause(5.0)
     assert seen == [(0, 1), (1, 1), (2, 2)]
+
+
+def test_a_thousand_shards_are_listed_at_the_pace_of_the_service_though_pages_are_throttled():
+    changes = ModelChanges(partitions=1_000, partitions_max=1_000)
+    asked = []
+
+    def throttle_thrice(operation):
+        asked.append(changes.now)
+        if len(asked) in {1, 5, 6}:
+            raise Throttled("LimitExceededException", operation=operation)
+
+    changes.between = throttle_thrice
+
+    assert len(changes.admin.list_shards()) == 1_000
+    assert len(asked) == 13, "a page that was refused is asked for again, and no other"
+    assert min(later - sooner for sooner, later in pairwise(asked)) >= 0.099
+    assert asked[-1] - asked[0] <= 2.5, "a lease process renews after it"
+
+    def refuse(operation):
+        asked.append(changes.now)
+        raise Throttled("LimitExceededException", operation=operation)
+
+    changes.between, asked = refuse, []
+    with pytest.raises(Throttled):
+        changes.admin.list_shards()
+    assert len(asked) == 4
 
 
 def test_a_listing_whose_pages_are_of_different_moments_shows_no_open_parent():

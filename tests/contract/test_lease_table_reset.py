@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from kclrun.errors import InvariantViolation
@@ -46,6 +47,7 @@ USED = changed(
     died_on=DiedOn("host", AT_5),
     outputs=StoredCursors(AT_5, (("rows", Cursor(AT_5)),)),
     generation=2,
+    state_version="v1",
     latest_pinned_at=WallTime(3.0),
 )
 AT_TIME = ExtendedSequenceNumber("AT_TIMESTAMP", 1_764_000_000_000)
@@ -54,15 +56,22 @@ AT_TIME = ExtendedSequenceNumber("AT_TIMESTAMP", 1_764_000_000_000)
 def reset_to(
     position: ExtendedSequenceNumber, row: Lease = USED, pinned_at: WallTime | None = None
 ) -> ResetLease:
+    children = frozenset({CHILD_1}) if position == SHARD_END else frozenset[str]()
     return ResetLease(
         row.key, row.owner, row.counter, row.checkpoint, position, row.generation + 1, HALT,
-        pinned_at,
+        pinned_at, children,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("position", "pinned_at"),
-    [(TRIM_HORIZON, None), (LATEST, WallTime(8.5)), (AT_TIME, None)],
+    [
+        (TRIM_HORIZON, None),
+        (LATEST, WallTime(8.5)),
+        (AT_TIME, None),
+        (AT_9, None),
+        (SHARD_END, None),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("last", [AT_5, SHARD_END], ids=str)
@@ -85,6 +94,7 @@ def test_a_reset_row_is_as_the_first_sync_makes_it_and_halted_in_the_next_genera
         hash_range=row.hash_range,
         halt=HALT,
         latest_pinned_at=pinned_at,
+        children=frozenset({CHILD_1} if position == SHARD_END else ()),
         generation=3,
     )
     assert outcome == Applied(expected)
@@ -109,12 +119,15 @@ def test_a_row_that_is_not_as_seen_is_neither_reset_nor_deleted(
     assert subject.raw(KEY) is None
 
 
-@pytest.mark.parametrize("position", [SHARD_END, AT_9], ids=str)
-def test_a_reset_is_to_a_start(subject: Subject, position: ExtendedSequenceNumber) -> None:
+@pytest.mark.parametrize("position", [SHARD_END, AT_9.at_tick(1)], ids=str)
+def test_a_reset_never_ends_a_shard_without_children_and_never_keeps_a_tick(
+    subject: Subject, position: ExtendedSequenceNumber
+) -> None:
     table = subject.with_rows(USED)
+    reset = msgspec.structs.replace(reset_to(position), children=frozenset())
 
     with pytest.raises(InvariantViolation, match="a reset is never to"):
-        table.write(reset_to(position))
+        table.write(reset)
     assert table.read(KEY) == USED
 
 
@@ -139,7 +152,7 @@ LATE: dict[str, LeaseChange] = {
 
 
 @pytest.mark.parametrize("name", LATE)
-@pytest.mark.parametrize("position", [TRIM_HORIZON, LATEST, AT_TIME], ids=str)
+@pytest.mark.parametrize("position", [TRIM_HORIZON, LATEST, AT_TIME, AT_5], ids=str)
 @pytest.mark.parametrize("is_taken", [False, True], ids=["unowned", "taken by the next fleet"])
 def test_no_write_of_a_former_owner_undoes_a_reset(
     subject: Subject, position: ExtendedSequenceNumber, name: str, *, is_taken: bool

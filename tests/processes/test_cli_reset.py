@@ -35,15 +35,16 @@ class Mine(RecordProcessor):
 class Rows:
     """An application with every kind of output that keeps rows, and what they hold."""
 
-    def __init__(self, folder, endpoint):
+    def __init__(self, folder, endpoint, name):
         self.folder = folder
-        self.site = Site(folder, endpoint, "again", 1)
+        self.name = name
+        self.site = Site(folder, endpoint, name, 1)
         (folder / "mine.py").write_text(PROCESSOR)
         self.s3 = boto3.client(
             "s3", endpoint_url=endpoint, region_name="us-east-1",
             aws_access_key_id="k", aws_secret_access_key="s",
         )  # fmt: skip
-        self.s3.create_bucket(Bucket="again")
+        self.s3.create_bucket(Bucket=name)
         self.config = self.site.config
         text = self.config.read_text().replace("kclrun.samples.hello:Hello", "mine:Mine")
         self.config.write_text(
@@ -54,7 +55,7 @@ class Rows:
             + f"  rolled: {{path: {folder}/rolled, roll: {{every: 1s}}}}\n"
             + f"  sql: {{sql: 'sqlite:///{folder}/rows.db', table: rows, create: true,"
             + " schema: 'n long'}\n"
-            + "  objects: {s3: 's3://again/rows', roll: {every: 1s}}\n"
+            + f"  objects: {{s3: 's3://{name}/rows', roll: {{every: 1s}}}}\n"
         )
         self.numbers = 0
         self.generation = 0
@@ -94,9 +95,9 @@ class Rows:
         }
 
     def _objects(self):
-        listed = self.s3.list_objects_v2(Bucket="again", Prefix="rows/").get("Contents", ())
+        listed = self.s3.list_objects_v2(Bucket=self.name, Prefix="rows/").get("Contents", ())
         keys = [each["Key"] for each in listed if f"/{self.generation}/" in each["Key"]]
-        bodies = [self.s3.get_object(Bucket="again", Key=key)["Body"].read() for key in keys]
+        bodies = [self.s3.get_object(Bucket=self.name, Key=key)["Body"].read() for key in keys]
         return Counter(json.loads(line)["n"] for body in bodies for line in body.splitlines())
 
     def _sql(self):
@@ -119,7 +120,7 @@ def once(first, end):
 
 
 def test_a_stream_is_read_again_over_a_split_skipped_and_read_from_a_time(endpoint, tmp_path):
-    app = Rows(tmp_path, endpoint)
+    app = Rows(tmp_path, endpoint, "again")
     app.put(30)
     app.site.split(app.site.open_shards()[0])
     app.put(30)
@@ -146,6 +147,69 @@ def test_a_stream_is_read_again_over_a_split_skipped_and_read_from_a_time(endpoi
     app.reset(between)
     app.read()
     assert app.seen() == once(80, 90)
+
+
+def test_kept_positions_bring_every_row_after_them_once_more_over_a_split(endpoint, tmp_path):
+    app = Rows(tmp_path, endpoint, "kept")
+    app.put(30)
+    app.read()
+    assert app.seen() == once(0, 30)
+    kept = tmp_path / "kept.json"
+    kept.write_text(called("leases", "--config", app.config, "--json")[1])
+    app.put(20)
+    app.site.split(app.site.open_shards()[0])
+    app.put(10)
+    app.read()
+    assert app.leases()[0].is_ended
+    assert app.seen()["sql"] == Counter(range(30, 60))
+
+    app.reset(str(kept))
+    assert len(app.leases()) == 1, "the children come again when their parent ends"
+    app.read()
+
+    assert app.seen() == once(30, 60)
+
+
+COUNTING = """
+from kclrun import RecordProcessor
+
+class Mine(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+
+    def process_records(self, batch, checkpointer):
+        count = self.context.counter("seen")
+        for record in batch:
+            count[record] += 1
+            self.context.emit({"n": int(record.data), "seen": count[record]})
+"""
+
+
+def test_dropped_state_is_built_again_over_a_split(endpoint, tmp_path):
+    app = Rows(tmp_path, endpoint, "dropped")
+    (tmp_path / "mine.py").write_text(COUNTING)
+    lines = app.config.read_text().partition("outputs:")[0]
+    app.config.write_text(f"{lines}state: {{store: {tmp_path}/kept}}\n")
+
+    def counted(generation):
+        """The rows of one generation, in the order of the records."""
+        name = f".{generation}" if generation else ""
+        files = (tmp_path / "grown").glob(f"shardId-????????????{name}.jsonl")
+        return sorted(line for file in files for line in file.read_text().splitlines())
+
+    app.put(30)
+    app.read()
+    app.site.split(app.site.open_shards()[0])
+    app.put(30)
+    app.read()
+    assert {row.state_version is None for row in app.leases()} == {False}
+
+    app.reset("TRIM_HORIZON", "--state", "drop")
+    assert {row.state_version for row in app.leases()} == {None}
+    app.read()
+
+    assert len(counted(1)) == 60
+    assert counted(1) == counted(0)
 
 
 def test_a_reset_is_refused_while_a_manager_runs(endpoint, tmp_path):

@@ -4,11 +4,16 @@ Whatever the cut leaves, the fleet never reads a child before its parents have e
 made again ends in the rows of a first sync: nothing halted, one generation, the doctor content.
 """
 
+import json
+
 import pytest
 
+from kclrun.cli.leases.views import as_plain
 from kclrun.errors import TableRefused
 from kclrun.leases.doctor.diagnosis import diagnose
 from kclrun.leases.doctor.findings import Gravity
+from kclrun.leases.lines import line_of
+from kclrun.leases.positions import parse_kept, plan_positions
 from kclrun.leases.reset import ResetStart, is_written, plan_reset, position_at
 from kclrun.model.lease import Halt
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
@@ -154,3 +159,63 @@ def test_a_fleet_that_starts_while_it_is_reset_reads_nothing_out_of_order(seed):
     else:
         assert any(row.halt is not None for row in fleet.rows()), "it is seen"
         assert settled(fleet, at) is None or fleet.reset(at)
+
+
+def kept_of(fleet):
+    """The positions of the fleet now, through the text that `kclrun leases --json` prints."""
+    lines = [as_plain(line_of(row, float(fleet.clock))) for row in fleet.rows()]
+    return parse_kept(json.dumps(lines).encode(), "kept.json")
+
+
+def unended(fleet):
+    return {row.key: row.checkpoint for row in fleet.rows() if not row.is_ended}
+
+
+@pytest.mark.parametrize("seed", seeds(0, 60))
+def test_kept_positions_come_back_and_go_forward_again_over_every_reshard(seed):
+    fleet = StoppedFleet(seed)
+    for _ in range(fleet.random.randrange(STEPS)):
+        fleet.step()
+    early, at_early = kept_of(fleet), unended(fleet)
+    for _ in range(fleet.random.randrange(STEPS)):
+        fleet.step()
+    late, at_late = kept_of(fleet), unended(fleet)
+
+    for kept, there in ((early, at_early), (late, at_late), (early, at_early)):
+        try:
+            if fleet.random.randrange(2):
+                unread = unended(fleet).keys()
+                put(fleet, kept, fleet.random.randrange(8))
+                lived(fleet, unread)
+            put(fleet, kept)
+        except TableRefused as refusal:
+            if "not listed any more" in str(refusal) or "changing" in str(refusal):
+                return
+            raise
+        assert unended(fleet) == there
+        assert {row.halt for row in fleet.rows()} == {None}
+        errors = diagnose(fleet.look(), fleet.look(), circumstances_of(fleet))
+        assert [f for f in errors if f.gravity == Gravity.ERROR] == []
+        if kept is early and fleet.random.randrange(2):
+            lived(fleet, there.keys())
+
+
+def put(fleet, kept, writes_max=FOREVER):
+    """A reset to kept positions, cut after so many writes."""
+    start = ResetStart(TRIM_HORIZON, float(fleet.clock), Halt(f"reset {fleet.tick()}", 1.0, 1.0))
+    plan = plan_positions(fleet.rows(), fleet.listing(), kept, start)
+    every = (*plan.begin, *plan.halt, *plan.end, *plan.remove, *plan.finish)
+    for write in every[:writes_max]:
+        assert not isinstance(fleet.table.write(write), ConditionFailed)
+
+
+def lived(fleet, unread):
+    """A fleet is started over what is there. It begins no shard before those of `unread` have ended
+    that it comes of."""
+    begun, unread = fleet.begun(), set(unread)
+    for _ in range(40):
+        fleet.audit()
+        rows = [row for row in fleet.rows() if not row.is_ended]
+        fleet.process(fleet.random.choice(rows))
+        unread -= {row.key for row in fleet.rows() if row.is_ended}
+        assert {key for key in fleet.begun() - begun if fleet.ancestors(key) & unread} == set()

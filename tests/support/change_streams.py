@@ -17,7 +17,7 @@ class ModelChanges:
         self.between = lambda operation: None
         self._streams = ChangeStreams(ChangeSettings(**settings), lambda: self.now)
         self.stream = self._streams.add_stream(ARN)
-        self.reader, self.admin = ChangeReader(self, ARN), ChangeStreamAdmin(self, ARN)
+        self.reader, self.admin = ChangeReader(self, ARN), ChangeStreamAdmin(self, ARN, self.pause)
 
     def put(self, key, n=0, **more):
         """A change of an item; the shard that has it."""

@@ -6,7 +6,8 @@ has no time to read from, no lag, no hash keys, and no children in the last answ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +24,7 @@ from kclrun.aws.kinesis import (
 from kclrun.aws.operations import DESCRIBE_STREAM, GET_CHANGE_ITERATOR, GET_CHANGES
 from kclrun.aws.wire import WireClient
 from kclrun.codec.change_events import CHANGES_MAX, decode_changes
-from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
+from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import ALL_HASH_KEYS, Shard
@@ -36,6 +37,14 @@ RETENTION_HOURS: Final = 24
 _TRIMMED: Final = "TrimmedDataAccessException"
 # Stands before an iterator that reads from a time: `since:<seconds>:<iterator>`.
 _SINCE: Final = "since:"
+# DescribeStream answers ten requests a second, of all readers: so far apart are the pages of a
+# listing. 1,000 shards are ten pages, one second.
+_PAGE_PAUSE_S: Final = 0.1
+# So often a page of one listing may be throttled, and is asked for again after so long. A lease
+# process lists at the end of its shard and renews after that: with 1.5 s more, a listing of 1,000
+# shards is over before a lease of a failover of 3 s is lost.
+_THROTTLED_MAX: Final = 3
+_THROTTLED_PAUSE_S: Final = 0.5
 # A disabled stream can be read for 24 hours, so it is ACTIVE to a reader.
 _STATUS: Final = {
     "ENABLING": "CREATING",
@@ -187,9 +196,12 @@ def _behind_ms(records: list[Record], served_at: WallTime | None) -> int | None:
 class ChangeStreamAdmin:
     """Implements `ports.StreamAdmin` with DescribeStream."""
 
-    def __init__(self, client: Caller, stream: str) -> None:
+    def __init__(
+        self, client: Caller, stream: str, wait: Callable[[float], object] = time.sleep
+    ) -> None:
         self._client = client
         self._stream = stream
+        self._wait = wait
 
     def summary(self) -> StreamSummary:
         """The stream by its table's name. `open_shards` also counts a shard that has just closed,
@@ -233,12 +245,28 @@ class ChangeStreamAdmin:
         )
 
     def _described(self) -> tuple[_Description, tuple[Shard, ...]]:
-        """The first page's description, and the shards of all pages."""
+        """The first page's description, and the shards of all pages.
+
+        A page has 100 shards, and the service answers ten requests a second. So the pages of a long
+        listing are a pause apart, and a page that is throttled is asked for again: a listing that
+        began anew each time would never be complete. Raises: Throttled, at the fourth time.
+        """
         request = {"StreamArn": self._stream}
         first: _Description | None = None
         found: dict[str, _Shard] = {}
-        for _ in range(PAGES_MAX):
-            page = call_json(self._client, DESCRIBE_STREAM, request, _DESCRIBED_DECODER)
+        throttled = 0
+        for number in range(PAGES_MAX):
+            if number:
+                self._wait(_PAGE_PAUSE_S)
+            while True:
+                try:
+                    page = call_json(self._client, DESCRIBE_STREAM, request, _DESCRIBED_DECODER)
+                    break
+                except Throttled:
+                    throttled += 1
+                    if throttled > _THROTTLED_MAX:
+                        raise
+                self._wait(_THROTTLED_PAUSE_S)
             described = page.stream_description
             first = first or described
             found |= {shard.shard_id: shard for shard in described.shards}

@@ -215,9 +215,10 @@ def _as_json(plans: Sequence[Plan], traffic: Traffic) -> dict[str, Any]:
 
 def _show(plans: Sequence[Plan], traffic: Traffic) -> None:
     prices = price_list()
+    machines = "1 machine" if traffic.machines == 1 else f"{traffic.machines} machines"
     click.echo(
         f"{traffic.shards} shards, {traffic.capacity}, {traffic.records_per_s:,.0f} records/s of"
-        f" {traffic.record_bytes:,.0f} B, {traffic.machines} machines, retention"
+        f" {traffic.record_bytes:,.0f} B, {machines}, retention"
         f" {traffic.retention_hours} h\n"
         f"List prices of {prices.region}, {prices.as_of}, {prices.currency} a month of 730 h\n"
     )

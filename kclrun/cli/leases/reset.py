@@ -17,16 +17,24 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigCommand, config_options, yes_option
+from kclrun.cli.config_options import ConfigCommand, config_options, start_option, yes_option
+from kclrun.cli.lag import lag_of_lease
 from kclrun.cli.leases import views
 from kclrun.cli.leases.command import Failure, lease_of, tell_failure
 from kclrun.cli.services import refuse_expired, utc
 from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import stream_name
-from kclrun.config.units import StartPosition, parse_start
+from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError, TableRefused
 from kclrun.leases.lines import shortened
+from kclrun.leases.positions import (
+    KEPT_BYTES_MAX,
+    KeptPositions,
+    parse_kept,
+    plan_kept_shards,
+    plan_positions,
+)
 from kclrun.leases.reset import (
     ResetPlan,
     ResetStart,
@@ -42,11 +50,19 @@ from kclrun.leases.reset import (
 from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import Halt, Lease, LeaseKey
 from kclrun.model.output import OutputPlace, file_name, setting_of
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.stream import StreamKey, called, qualified_shards, stream_of
 from kclrun.model.text import harmless
 from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.ports import LeaseTable, ShardFilter
-from kclrun.protocol.writes import Applied, ConditionFailed, CreateLease, Refused, keys_of
+from kclrun.protocol.writes import (
+    Applied,
+    ConditionFailed,
+    CreateLease,
+    Refused,
+    ResetLease,
+    keys_of,
+)
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws, OpenStream
@@ -54,6 +70,8 @@ if TYPE_CHECKING:
 
 # Rows written at the same time: as many as the client has connections.
 _ROWS_AT_ONCE: Final = 8
+# What `--to` ends with if it names a file of positions.
+_KEPT_SUFFIX: Final = ".json"
 # Of each kind of row; a stream may have a thousand.
 _ROWS_SHOWN_MAX: Final = 20
 _KEEP: Final = (
@@ -63,21 +81,25 @@ _KEEP: Final = (
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    """What the command line says: `text` is that of `--to`. `streams` and `shards` empty: all."""
+    """What the command line says: `text` is that of `--to`, `kept` the positions of its file, which
+    has no start. `streams` and `shards` empty: all."""
 
     start: StartPosition
     text: str
     streams: tuple[str, ...]
     shards: tuple[str, ...]
+    drops_state: bool = False
+    kept: KeptPositions | None = None
 
 
 class _Reset(msgspec.Struct, frozen=True):
-    """The plan of one stream, with the rows as they are."""
+    """The plan of one stream, with the rows as they are. `notes` are about kept positions."""
 
     stream: StreamKey
     name: str
     plan: ResetPlan
     rows: Mapping[LeaseKey, Lease]
+    notes: Mapping[LeaseKey, str]
 
 
 @click.command(cls=ConfigCommand)
@@ -86,8 +108,9 @@ class _Reset(msgspec.Struct, frozen=True):
     "--to",
     "to",
     required=True,
-    metavar="TRIM_HORIZON|LATEST|TIME",
-    help="All that the stream has, nothing up to now, or from a time on: 2026-03-01T06:00:00Z.",
+    metavar="TRIM_HORIZON|LATEST|TIME|FILE.json",
+    help="All that the stream has, nothing up to now, from a time on (2026-03-01T06:00:00Z), or the"
+    " positions that `kclrun leases --json` printed into a file.",
 )
 @click.option(
     "--shard", "shards", multiple=True, metavar="SHARD", help="This shard alone; may be repeated."
@@ -106,6 +129,11 @@ class _Reset(msgspec.Struct, frozen=True):
     show_default=True,
     help="again: rows of records that are read again appear again. keep: refused, with the reason.",
 )
+@click.option(
+    "--state",
+    type=click.Choice(["drop"]),
+    help="drop: keyed state begins empty. With `state:` in the settings it must be said.",
+)
 @yes_option
 def reset(
     config: Path | None,
@@ -115,6 +143,7 @@ def reset(
     shards: tuple[str, ...],
     streams: tuple[str, ...],
     outputs: str,
+    state: str | None,
     yes: bool,
 ) -> int:
     """Move the checkpoints of a stopped fleet: read a stream again, or skip.
@@ -126,6 +155,8 @@ def reset(
     kclrun reset --config app.yaml --to 2026-03-01T14:00:00Z          show what would happen
     kclrun reset --config app.yaml --to 2026-03-01T14:00:00Z --yes
     kclrun reset --config app.yaml --to LATEST --yes                  skip what waits
+    kclrun leases --config app.yaml --json > kept.json                keep the positions of now
+    kclrun reset --config app.yaml --to kept.json --yes               go back to them
     """
     if outputs == "keep":
         raise click.UsageError(_KEEP)
@@ -133,19 +164,33 @@ def reset(
         raise click.UsageError("--shard names its stream itself (orders:2): leave --stream out.")
     from kclrun.cli.services import fleet_aws
 
-    asked = _Asked(parse_start(to, WallTime(time.time()), "--to"), to, streams, shards)
+    asked = _asked(to, streams, shards, drops_state=state == "drop")
     return _reset(fleet_aws(config, overrides), asked, is_confirmed=yes)
+
+
+def _asked(
+    to: str, streams: tuple[str, ...], shards: tuple[str, ...], *, drops_state: bool
+) -> _Asked:
+    """Raises: SettingsError for a `--to` that is neither a start nor a file of positions."""
+    if not to.endswith(_KEPT_SUFFIX):
+        start = start_option(to, WallTime(time.time()), "--to")
+        return _Asked(start, to, streams, shards, drops_state)
+    try:
+        with Path(to).open("rb") as file:
+            text = file.read(KEPT_BYTES_MAX + 1)
+    except OSError as error:
+        raise SettingsError(f"--to: {to} cannot be read: {error.strerror}") from None
+    if len(text) > KEPT_BYTES_MAX:
+        raise SettingsError(f"--to: {to} is larger than the positions of any table")
+    start = StartPosition(TRIM_HORIZON)
+    return _Asked(start, to, streams, shards, drops_state, parse_kept(text, to))
 
 
 def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
     from kclrun.cli.doctor import refuse_native
     from kclrun.cli.services import open_streams, refuse_other_kind
 
-    if aws.settings.state is not None:
-        raise SettingsError(
-            "state: is kept with the checkpoint, and a reset does not change it yet\n"
-            "Begin anew with another table (leases.table) and another state.store"
-        )
+    _refuse_state(aws.settings, asked)
     if asked.start.at is not None:
         refuse_changes(
             aws.settings,
@@ -174,6 +219,27 @@ def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
             return code
     click.echo("The next fleet to start begins there.")
     return exit_codes.DRAINED
+
+
+def _refuse_state(settings: Settings, asked: _Asked) -> None:
+    """A state is of one position, and the reset has it for none other: it can only begin empty. A
+    lease alone, or one at a kept position, would go on with that of its parents, or refuses
+    [K13, K16]. Raises: SettingsError."""
+    if settings.state is None:
+        if asked.drops_state:
+            raise SettingsError("--state drop: the settings have no `state:`, so there is none")
+        return
+    if not asked.drops_state:
+        raise SettingsError(
+            "the application has `state:`, which is of the checkpoints as they are: a reset cannot"
+            " keep it\nWith --state drop each lease begins with an empty state; with --to"
+            " TRIM_HORIZON it is built again from all that the stream still has"
+        )
+    if asked.shards or asked.kept is not None:
+        raise SettingsError(
+            "--state drop: an empty state begins where a whole stream begins anew: with --to"
+            " TRIM_HORIZON, LATEST or a time, and without --shard"
+        )
 
 
 def _chosen(
@@ -231,7 +297,6 @@ def _planned(
     now, start = WallTime(time.time()), asked.start
     refuse_expired(stream.summary, start.at, now, "--to")
     listed = qualified_shards(key, stream.admin.list_shards())
-    there = stream.admin.list_shards(ShardFilter.at(start.sentinel, start.at))
     listing = Listing(listed, aws.source_client.service_time(), Instant(time.monotonic()))
     begin = ResetStart(
         start.sentinel if start.at is None else position_at(start.at),
@@ -240,11 +305,49 @@ def _planned(
         stream.summary.created_at,
     )
     shards = frozenset(each for each in keys if stream_of(each) == key)
+    known = {row.key: row for row in mine}
+    if asked.kept is not None:
+        kept = {each: at for each, at in asked.kept.items() if stream_of(each) == key}
+        if not kept:
+            raise SettingsError(f"{asked.text} has no position of {name}")
+        plan = (
+            plan_kept_shards(mine, listing, kept, shards, begin)
+            if shards
+            else plan_positions(mine, listing, kept, begin)
+        )
+        return _Reset(key, name, plan, known, _notes(plan, known, stream))
     if shards:
         plan = plan_shards(mine, listing, shards, begin)
     else:
+        there = stream.admin.list_shards(ShardFilter.at(start.sentinel, start.at))
         plan = plan_reset(mine, listing, qualified_shards(key, there), begin)
-    return _Reset(key, name, plan, {row.key: row for row in mine})
+    return _Reset(key, name, plan, known, {})
+
+
+def _notes(
+    plan: ResetPlan, known: Mapping[LeaseKey, Lease], stream: OpenStream
+) -> dict[LeaseKey, str]:
+    """By lease, what is lost at its kept position: records that are skipped, and records that have
+    expired, by a look into the shard."""
+
+    def of(write: ResetLease | CreateLease) -> tuple[LeaseKey, str]:
+        (key,) = keys_of(write)
+        to = _position_of(write)
+        row = known.get(key)
+        is_forward = (
+            row is not None and (to == SHARD_END or not to.is_sentinel) and row.checkpoint < to
+        )
+        skips = "forward, what is between is skipped" if is_forward else ""
+        moved = Lease(key=key, checkpoint=to)
+        lost = "" if to.is_sentinel else lag_of_lease(moved, None, stream.reader).note
+        return key, "; ".join(part for part in (skips, lost) if part)
+
+    with ThreadPoolExecutor(_ROWS_AT_ONCE) as pool:
+        return dict(pool.map(of, (*plan.begin, *plan.end)))
+
+
+def _position_of(write: ResetLease | CreateLease) -> ExtendedSequenceNumber:
+    return write.lease.checkpoint if isinstance(write, CreateLease) else write.position
 
 
 def _reason(to: str, now: WallTime) -> str:
@@ -258,14 +361,19 @@ def _reason(to: str, now: WallTime) -> str:
 def _show(each: _Reset, settings: Settings, to: str) -> None:
     plan, rows = each.plan, each.rows
     click.echo(f"{each.name}, table {settings.table}: to {to}, generation {plan.generation}")
-    _show_rows(_begun(write, rows, to) for write in plan.begin)
-    _show_rows(
-        f"{called(write.key)}: {_place(rows[write.key])}, removed: it comes again when its parents"
-        " end"
-        for write in plan.remove
-    )
+    _show_rows(_begun(each, write, to) for write in (*plan.begin, *plan.end))
+    coming = {key for write in plan.begin for key in keys_of(write)}
+    told = []
+    for write in plan.remove:
+        comes_again = not coming.isdisjoint(rows[write.key].parents)
+        coming |= {write.key} if comes_again else set()
+        why = "it comes again when its parents end" if comes_again else "its children go on"
+        told.append(f"{called(write.key)}: {_place(rows[write.key])}, removed: {why}")
+    _show_rows(told)
     for place in output_places(settings, each.stream):
         click.echo(f"  {setting_of(place.name)}: {_fate(place, plan.generation)}")
+    if settings.state is not None:
+        click.echo("  state: dropped, with its timers: each lease begins with an empty one")
 
 
 def _show_rows(lines: Iterable[str]) -> None:
@@ -276,12 +384,15 @@ def _show_rows(lines: Iterable[str]) -> None:
         click.echo(f"  … and {len(told) - _ROWS_SHOWN_MAX} more")
 
 
-def _begun(write: ResetWrite, rows: Mapping[LeaseKey, Lease], to: str) -> str:
+def _begun(each: _Reset, write: ResetLease | CreateLease, to: str) -> str:
     (key,) = keys_of(write)
+    note = each.notes.get(key)
+    where = to if note is None else shortened(str(_position_of(write)))
+    noted = f"; {note}" if note else ""
     if isinstance(write, CreateLease):
-        return f"{called(key)}: new, at {to}"
-    halted = "; its halt goes" if rows[key].halt is not None else ""
-    return f"{called(key)}: {_place(rows[key])} to {to}{halted}"
+        return f"{called(key)}: new, at {where}{noted}"
+    halted = "; its halt goes" if each.rows[key].halt is not None else ""
+    return f"{called(key)}: {_place(each.rows[key])} to {where}{noted}{halted}"
 
 
 def _place(row: Lease) -> str:
@@ -326,7 +437,7 @@ def _write(aws: Aws, each: _Reset, to: str) -> int:
         for outcome in _outcomes(plan, settle, pool):
             if outcome is not None:
                 return _stopped(*outcome)
-    moved, removed = len(plan.begin), len(plan.remove)
+    moved, removed = len(plan.begin) + len(plan.end), len(plan.remove)
     click.echo(f"{each.name}: {moved} leases are at {to}, {removed} were removed")
     return exit_codes.DRAINED
 
@@ -341,6 +452,7 @@ def _outcomes(
 ) -> Iterator[_Unsettled | None]:
     """The next stage is sent when all of the one before was taken."""
     yield from list(pool.map(settle, (*plan.begin, *plan.halt)))
+    yield from list(pool.map(settle, plan.end))
     for write in plan.remove:
         yield settle(write)
     yield from list(pool.map(settle, plan.finish))

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigCommand, config_options
-from kclrun.config.units import parse_start
+from kclrun.cli.config_options import ConfigCommand, config_options, start_option
 from kclrun.leases.story import Sentence, Story, present, tell
 from kclrun.manager.locks import state_folder
 from kclrun.manager.story import FOLDER
@@ -71,9 +70,7 @@ def why(
     from kclrun.cli.services import fleet_aws
 
     aws = fleet_aws(config, overrides)
-    until = None if at is None else parse_start(at, WallTime(time.time()), "--at").at
-    if at is not None and until is None:
-        raise click.UsageError("--at: expected an instant such as 2026-03-01T06:00:00Z.")
+    until = None if at is None else start_option(at, WallTime(time.time()), "--at", ()).at
     lease = lease_of(aws, shard)
     found = _gathered(aws, folders)
     story = tell(lease.key, found.entries.values(), until)

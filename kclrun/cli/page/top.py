@@ -20,6 +20,7 @@ from rich.text import Text
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION, ConfigCommand, config_options
+from kclrun.cli.messages import naming_table
 from kclrun.config.units import Duration
 from kclrun.leases.lines import soonest, spelled, worst
 from kclrun.model.lease import Owner
@@ -29,6 +30,7 @@ from kclrun.model.time import WallTime
 from kclrun.page.snapshot import Row, Snapshot, most_urgent_first, rows_of
 
 if TYPE_CHECKING:
+    from kclrun.cli.services import Aws
     from kclrun.config.schema import Settings
 
 _EVERY_MIN_S: Final = 5.0
@@ -95,8 +97,10 @@ def top(
         reader.read_table()
         reader.read_lags()
         shown = render_fleet(aws.settings, reader.look(), sort=sort, every_s=None)
-        Console(width=console.width if console.is_terminal else _WIDE).print(shown)
-        return exit_codes.DRAINED if reader.look().table_at is not None else exit_codes.UNAVAILABLE
+        _print_once(Console(width=console.width if console.is_terminal else _WIDE), shown)
+        if reader.look().table_at is None:
+            _raise_why(aws)
+        return exit_codes.DRAINED
     ended = signal_event()
     try:
         reader.start()
@@ -115,6 +119,19 @@ def top(
     finally:
         reader.close()
     return exit_codes.DRAINED
+
+
+def _print_once(console: Console, shown: RenderableType) -> None:
+    """Without the blanks that fill a line up."""
+    with console.capture() as capture:
+        console.print(shown)
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def _raise_why(aws: Aws) -> None:
+    """Raises: the error of the table, for its exit code; none if it can be read by now."""
+    with naming_table(aws.settings.table):
+        next(iter(aws.table.items(consistent=False)), None)
 
 
 def render_fleet(
@@ -159,7 +176,8 @@ def _figures(rows: Sequence[Row], snapshot: Snapshot) -> str:
     lost = "" if first is None else f", {spelled(first.loss_in_s)} to the first loss"
     owners = {lease.owner for lease in snapshot.leases.values() if lease.owner}
     silent = f" ({len(snapshot.owners.silent)} silent)" if snapshot.owners.silent else ""
-    return f"{len(owners)} owners{silent}; {counted or 'no leases'}; {behind}{lost}"
+    counted_owners = "1 owner" if len(owners) == 1 else f"{len(owners)} owners"
+    return f"{counted_owners}{silent}; {counted or 'no leases'}; {behind}{lost}"
 
 
 def _times(snapshot: Snapshot) -> str:

@@ -25,17 +25,17 @@ from kclrun.cli.config_options import (
     Configuration,
     config_options,
     load_configuration,
+    start_option,
 )
 from kclrun.cli.replay import plan
 from kclrun.cli.replay.plan import Asked, table_prefix
 from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
-from kclrun.config.units import parse_start
 from kclrun.errors import NotFound, SettingsError
 from kclrun.model.lease import replay_tables
 from kclrun.model.output import Cursor
 from kclrun.model.reading import Replay
-from kclrun.model.sequence import LATEST
+from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
 from kclrun.observe.sample import Report
@@ -143,17 +143,17 @@ def _asked(said: dict[str, Any]) -> Asked:
         raise click.UsageError("--compare keeps rows in files of its own: leave --outputs out.")
     if len(said["compare"]) > 2:
         raise click.UsageError("--compare names one processor, or two.")
-    start = parse_start(said["begin"], now, "--from")
-    until = parse_start(said["end"], now, "--to")
-    if start.sentinel == LATEST or until.at is None:
-        raise SettingsError("--from and --to: a replay ends by itself, so its range is in the past")
-    if start.at is not None and start.at >= until.at:
-        raise SettingsError("--from: is not before --to: the range is empty")
+    # A replay ends by itself, so its range is in the past.
+    start = start_option(said["begin"], now, "--from", (TRIM_HORIZON,))
+    until_at = start_option(said["end"], now, "--to", ()).at
+    assert until_at is not None, "without a sentinel it is an instant"
+    if start.at is not None and start.at >= until_at:
+        raise click.UsageError("--from is not before --to: the range is empty.")
     if said["label"]:
         plan.refuse_label(said["label"])
     return Asked(
         start=start,
-        until_at=until.at,
+        until_at=until_at,
         keys=tuple(dict.fromkeys(said["keys"])),
         label=said["label"],
         has_same_outputs=said["outputs"] == "same",
@@ -263,6 +263,8 @@ def _tell_end(place: _Place, aws: Aws, code: int, report: Report) -> int:
 
 def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], folder: Path) -> int:
     """Replay each of two versions, and compare their rows; 1 if they differ."""
+    from kclrun.cli.user_code import require_user_code
+
     settings = configuration.settings
     if settings.streams:
         raise SettingsError("--compare: the application has several streams: name one (--stream)")
@@ -276,6 +278,8 @@ def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], f
     for side, place in sides.items():
         click.echo(f"{side}: {place.settings.processor}", err=True)
     click.echo("  A call gets one record, so that each row is known by its record.", err=True)
+    for place in sides.values():  # a version that cannot be loaded is told before hours are read
+        require_user_code(place.configuration)
     for place in sides.values():
         code = _run(place)
         if code != exit_codes.DRAINED:

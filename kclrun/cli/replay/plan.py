@@ -181,7 +181,8 @@ def plan_lines(settings: Settings, replayed: Settings, asked: Asked) -> Iterator
     began = "the oldest record" if asked.start.at is None else utc(asked.start.at)
     yield f"{settings.stream_names}: from {began} up to {utc(asked.until_at)}"
     if asked.keys:
-        yield f"  keys: only records of {len(asked.keys)} partition keys reach the processor"
+        keys = "1 partition key" if len(asked.keys) == 1 else f"{len(asked.keys)} partition keys"
+        yield f"  keys: only records of {keys} reach the processor"
     yield f"  leases: of its own, in table {replayed.table}; those of the fleet are not touched"
     before, now = _named(settings), _named(replayed)
     for name, output in now.items():

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
+import click
 import msgspec
 
 from kclrun import errors
@@ -133,7 +134,7 @@ class ShardStart(msgspec.Struct, frozen=True):
 def parse_from(text: str, now: WallTime) -> StartPoint:
     """Read TRIM_HORIZON, LATEST, an instant, `10m` for ten minutes ago, or a sequence number.
 
-    Raises: SettingsError.
+    Raises: click.UsageError.
     """
     if text.upper() in {"TRIM_HORIZON", "LATEST"}:
         return StartPoint(IteratorType(text.upper()))
@@ -148,12 +149,10 @@ def parse_from(text: str, now: WallTime) -> StartPoint:
 
 def _instant(text: str, now: WallTime) -> WallTime | None:
     try:
-        return parse_start(text, now).at
+        return parse_start(text, now, "--from").at
     except errors.SettingsError as error:
-        why = str(error).removeprefix("start: ")
-        raise errors.SettingsError(
-            f"--from: {why}\n"
-            "Also possible: 10m (ten minutes ago), and with --shard a sequence number"
+        raise click.UsageError(
+            f"{error}\nAlso possible: 10m (ten minutes ago), and with --shard a sequence number"
         ) from None
 
 

@@ -11,7 +11,7 @@ import pytest
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.rows import encode_row
 from kclrun.aws.wire import WireClient
-from kclrun.errors import InvalidRequest, Throttled, Unavailable
+from kclrun.errors import InvalidRequest, TableRefused, Throttled, Unavailable
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol import writes as outcomes
@@ -278,6 +278,21 @@ def test_reads_are_consistent(server: Any, table: DynamoLeaseTable) -> None:
     asked = [msgspec.json.decode(request.body) for request in server.requests]
     assert all(request["ConsistentRead"] for request in asked)
     assert not any("Limit" in request for request in asked)
+
+
+def test_a_table_of_another_program_is_told(server: Any, table: DynamoLeaseTable) -> None:
+    server.reply(body=msgspec.json.encode({"Items": [{"id": {"S": "x"}}]}))
+    for words in (
+        "The provided key element does not match the schema",
+        "The number of conditions on the keys is invalid",
+    ):
+        server.refuse(400, "ValidationException", words)
+
+    with pytest.raises(TableRefused, match="leases is not a lease table"):
+        list(table.scan())
+    for _ in range(2):
+        with pytest.raises(TableRefused, match=r"Name another with leases\.table"):
+            table.read(KEY)
 
 
 def test_a_scan_that_breaks_off_raises(server: Any, table: DynamoLeaseTable) -> None:

@@ -403,3 +403,43 @@ def test_a_start_warns_of_rows_without_a_place_as_check_does(
     assert run_program(["--config", str(file)]) == 69
     told = capsys.readouterr().err
     assert f"warning: {file.parent / 'mine.py'} line 7 calls context.emit(), and" in told
+
+
+# Real processes: the encoding of the output, and readers that go away, are of the process.
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize(
+    ("command", "code", "out", "err"),
+    [
+        ("kclrun check --schema | head -c 1", 0, b"{", b""),
+        ("kclrun dashboards grafana | true", 0, b"", b""),
+        ("kclrun --help | true", 0, b"", b""),
+        ("kclrun check --help | true", 0, b"", b""),
+        ("kclrun completion bash > /dev/full", 69, b"", b"See what its disks have left (df -h"),
+    ],
+)
+def test_where_the_output_goes_to_ends_no_verb_with_a_wrong_code(
+    tmp_path: Path, command: str, code: int, out: bytes, err: bytes
+) -> None:
+    program = f"{sys.executable} -m kclrun"
+    script = f"set -o pipefail; {command.replace('kclrun ', f'{program} ', 1)}"
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, cwd=tmp_path, check=False)
+
+    assert (ended.returncode, ended.stderr if not err else err in ended.stderr) == (
+        code,
+        b"" if not err else True,
+    )
+    assert ended.stdout.startswith(out)
+
+
+@pytest.mark.seconds
+def test_a_character_that_the_output_has_not_is_a_question_mark() -> None:
+    script = "import sys; from kclrun import cli; cli._print_in_every_encoding(); print('a…b')"
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        check=True,
+        env={"PYTHONIOENCODING": "latin-1"},
+    )
+    assert ended.stdout == b"a?b\n"

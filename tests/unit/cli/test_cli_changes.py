@@ -15,6 +15,12 @@ aws: {{region: eu-west-1, endpoint: "http://127.0.0.1:1"}}
 """
 
 
+MINE = """from kclrun import RecordProcessor
+class Mine(RecordProcessor):
+    def process_records(self, batch, checkpointer): ...
+"""
+
+
 @pytest.fixture
 def ask(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
@@ -46,6 +52,19 @@ def test_a_verb_for_kinesis_alone_says_so(ask, arguments):
 
     assert code == 78
     assert "is for streams of Kinesis: " in told.err
+
+
+@pytest.mark.parametrize("verb", ["check", "run", "lag", "leases"])
+def test_a_stream_of_another_region_is_refused_in_words(ask, tmp_path, verb):
+    (tmp_path / "mine.py").write_text(MINE)
+
+    code, told = ask(verb, "--set", "aws.region=us-east-1", "--set", "processor=mine:Mine")
+
+    assert code == 78
+    assert (
+        f"stream: {ARN} is in eu-west-1, and the region of the application is us-east" in told.err
+    )
+    assert "Set aws.region: eu-west-1, where the lease table is then, too" in told.err
 
 
 def test_the_policy_reads_the_stream_of_the_table_and_nothing_else_of_it(ask):

@@ -65,6 +65,8 @@ def test_each_reach_writes_its_rows_and_no_counter(site, call, words, paused):
     assert {number: site.row(number).pause for number in paused} == paused
     assert {site.row(number).counter for number in (0, 1, 2)} == {1}
     assert site.row(2).pause is None, "an ended lease reads nothing"
+    code, said, _ = call("pause 2 --yes")
+    assert (code, said[0]) == (0, "shardId-000000000002: has ended, so nothing of it is read")
 
 
 def test_rows_that_appear_while_the_others_are_written_are_paused_too(site, call, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -397,22 +398,20 @@ def test_the_command_for_leases_shows_no_secret() -> None:
 
 
 def test_interrupts_and_closed_pipes_are_no_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[bool] = []
-
     def ends_with(error: BaseException) -> int:
         def main(*_: object, **__: object) -> None:
             raise error
 
         monkeypatch.setattr(program, "main", main)
+        monkeypatch.setattr(sys, "stdout", sys.stdout)
+        monkeypatch.setattr(sys, "stderr", sys.stderr)
         return run_program(["version"])
 
     assert ends_with(KeyboardInterrupt()) == 130
     assert ends_with(click.Abort()) == 130
-    stderr = SimpleNamespace(close=lambda: closed.append(True))
-    monkeypatch.setattr("kclrun.cli.program.sys.stderr", stderr)
-    code = ends_with(BrokenPipeError())
+    code, closed = ends_with(BrokenPipeError()), (sys.stdout, sys.stderr)
     monkeypatch.undo()
-    assert (code, closed) == (0, [True])
+    assert (code, closed) == (0, (None, None))
     assert exit_codes.exit_code_of(KeyboardInterrupt()) == exit_codes.INTERRUPTED == 130
 
 

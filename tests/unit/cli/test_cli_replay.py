@@ -133,9 +133,14 @@ def test_the_name_tells_ranges_keys_and_labels_apart_and_no_key_is_in_it():
     ("said", "code", "part"),
     [
         ((), 64, "--from TIME and --to TIME"),
-        (("--from", "2026-03-01T06:00:00Z", "--to", "2026-03-01T06:00:00Z"), 78, "empty"),
-        (("--from", "LATEST", "--to", "2026-03-01T06:00:00Z"), 78, "in the past"),
-        (("--from", "TRIM_HORIZON", "--to", "2999-03-01T06:00:00Z"), 78, "in the future"),
+        (("--from", "2026-03-01T06:00:00Z", "--to", "2026-03-01T06:00:00Z"), 64, "empty"),
+        (
+            ("--from", "LATEST", "--to", "2026-03-01T06:00:00Z"),
+            64,
+            "expected TRIM_HORIZON or an instant",
+        ),
+        (("--from", "TRIM_HORIZON", "--to", "LATEST"), 64, "--to: expected an instant such as"),
+        (("--from", "TRIM_HORIZON", "--to", "2999-03-01T06:00:00Z"), 64, "in the future"),
         (("--from", "TRIM_HORIZON", "--to", "2026-03-01T06:00:00Z", "--as", "a/b"), 78, "--as"),
         (
             (

@@ -229,15 +229,26 @@ def test_a_shard_whose_children_have_begun_is_not_reset_alone(site: Site, call: 
     [
         ("reset --to LATEST --outputs keep", 64, "would begin where it stands, and so undo"),
         ("reset --to LATEST --shard 1 --stream orders", 64, "leave --stream out"),
-        ("reset --to LATEST --set state.store=kept", 78, "a reset does not change it yet"),
+        (
+            "reset --to LATEST --set state.store=kept",
+            78,
+            "With --state drop each lease begins with",
+        ),
+        ("reset --to LATEST --state drop", 78, "the settings have no `state:`"),
+        (
+            "reset --to LATEST --shard 1 --state drop --set state.store=kept",
+            78,
+            "an empty state begins where a whole stream begins anew",
+        ),
+        ("reset --to nowhere.json", 78, "nowhere.json cannot be read: No such file"),
         (
             "reset --to LATEST --stream other",
             78,
             "other is not a stream of this application: orders",
         ),
-        ("reset --to yesterday", 78, "--to: expected TRIM_HORIZON, LATEST or an instant"),
+        ("reset --to yesterday", 64, "--to: expected TRIM_HORIZON, LATEST or an instant"),
         ("reset --to 2023-11-01T00:00:00Z", 78, "orders keeps records for 24 h, and was created"),
-        ("reset --to 2923-11-01T00:00:00Z", 78, "is in the future"),
+        ("reset --to 2923-11-01T00:00:00Z", 64, "to come are read with --to LATEST"),
     ],
 )
 def test_what_cannot_be_reset_is_told(call: Call, line: str, code: int, words: str) -> None:
@@ -245,6 +256,110 @@ def test_what_cannot_be_reset_is_told(call: Call, line: str, code: int, words: s
 
     assert got == code
     assert words in " ".join(told)
+
+
+def test_dropped_state_goes_with_the_rows_and_the_plan_says_so(site: Site, call: Call) -> None:
+    site.plant(1, A, MID, state_version="v1")
+    dropping = "reset --to TRIM_HORIZON --state drop --set state.store=kept"
+
+    said = call(dropping)[1]
+    assert "  state: dropped, with its timers: each lease begins with an empty one" in said
+    assert call(f"{dropping} --yes")[0] == 0
+    assert {row.state_version for row in rows(site).values()} == {None}
+
+
+# To kept positions
+
+
+def keep(site: Site, call: Call) -> Path:
+    """What `leases --json` prints now, in a file."""
+    file = site.folder / "kept.json"
+    file.write_text("\n".join(call("leases --json")[1]))
+    return file
+
+
+def numbered(site: Site) -> tuple[ExtendedSequenceNumber, ...]:
+    """A record of shard 1, and a later one of shard 2."""
+    first, later = site.put(2**127), site.put(1, after_s=60.0)
+    return tuple(ExtendedSequenceNumber(text) for text in (*first, *later))
+
+
+def test_kept_positions_are_put_back_and_what_came_of_them_waits_again(
+    site: Site, call: Call
+) -> None:
+    one, two = numbered(site)
+    site.plant(0, A, SHARD_END, children=frozenset({key(2), key(3)}), counter=9)
+    site.plant(1, A, TRIM_HORIZON)
+    site.plant(2, A, two, parents=frozenset({key(0)}))
+    site.plant(3, A, TRIM_HORIZON, parents=frozenset({key(0)}))
+    now = keep(site, call)
+    file = site.folder / "former.json"
+    kept = [
+        {"shard": key(0), "checkpoint": "TRIM_HORIZON"},
+        {"shard": key(1), "checkpoint": f"{one}+3"},
+    ]
+    file.write_text(msgspec.json.encode(kept).decode())
+
+    code, said, told = call(f"reset --to {file} --yes")
+
+    assert (code, told) == (0, ["Watching the counters for 1 s …"])
+    assert f"  {key(0)}: SHARD_END to TRIM_HORIZON" in said
+    assert any(line.endswith("forward, what is between is skipped") for line in said)
+    assert f"  {key(3)}: TRIM_HORIZON, removed: it comes again when its parents end" in said
+    assert fate(site) == {0: (TRIM_HORIZON, 1, False), 1: (one, 1, False)}
+
+    code, said, _ = call(f"reset --to {now} --yes")
+
+    assert code == 0
+    assert fate(site) == {
+        0: (SHARD_END, 2, False),
+        1: (TRIM_HORIZON, 2, False),
+        2: (two, 2, False),
+        3: (TRIM_HORIZON, 2, False),
+    }
+    assert call("doctor")[0] == 0
+
+
+def test_kept_positions_that_would_lose_or_reorder_records_are_refused(
+    site: Site, call: Call
+) -> None:
+    one, two = numbered(site)
+    horizon, end = "TRIM_HORIZON", "SHARD_END"
+    file = site.folder / "kept.json"
+    for lines, more, words in (
+        ({0: horizon}, "", f"lead to no lease of {key(1)}"),
+        ({1: str(one), 2: horizon, 0: end}, "", f"lead to no lease of {key(3)}"),
+        ({0: horizon, 1: str(one), 2: str(two)}, "", "they are not of one moment"),
+        ({0: horizon, 1: str(MID)}, "", f"{key(1)} never had a record 49500"),
+        ({0: horizon, 1: horizon, 7: horizon}, "", f"{key(7)} is not listed any more"),
+        ({1: "LATEST", 0: horizon}, "", "`starts_at` does not say of which instant"),
+        ({1: "yesterday", 0: horizon}, "", "'yesterday' is not a checkpoint"),
+        ({}, "", "has no position"),
+        ({0: horizon, 1: str(one)}, "--shard 0", f"{key(2)} descends from {key(0)} and has begun"),
+        ({0: end, 1: str(one)}, "--shard 0", "had ended when its position was kept"),
+        ({0: horizon}, "--shard 1", f"the kept positions do not have {key(1)}"),
+    ):
+        kept = [{"shard": key(shard), "checkpoint": at} for shard, at in lines.items()]
+        file.write_text(msgspec.json.encode(kept).decode())
+
+        code, _, told = call(f"reset --to {file} {more}")
+
+        assert code == 78, (lines, told)
+        assert words in " ".join(told)
+    for text in ("", "{}", '[{"shard": 3}]', '[{"shard": "s", "checkpoint": "1"}, 7]', "\0"):
+        file.write_text(text)
+        assert "is not what  kclrun leases --json  prints" in call(f"reset --to {file}")[2][0]
+    assert {row.generation for row in rows(site).values()} == {0}
+
+
+def test_one_shard_goes_to_its_kept_position(site: Site, call: Call) -> None:
+    one, _ = numbered(site)
+    file = site.folder / "kept.json"
+    file.write_text(msgspec.json.encode([{"shard": key(1), "checkpoint": str(one)}]).decode())
+
+    assert call(f"reset --to {file} --shard 1 --yes")[0] == 0
+    assert fate(site)[1] == (one, 1, False)
+    assert fate(site)[0] == (SHARD_END, 0, False)
 
 
 def test_a_table_with_a_broken_row_or_of_a_stream_without_leases_is_refused(

@@ -84,9 +84,9 @@ def test_a_table_that_cannot_be_read_is_told_with_its_own_code(site, call, monke
 
     monkeypatch.setattr(type(site.rows), "items", refuse)
 
-    code, said, _ = call("top --once")
+    code, said, told = call("top --once")
 
-    assert code == 69
+    assert (code, told[0]) == (77, "Cannot show the fleet: no Scan for you")
     assert any("The lease table cannot be read: " in line for line in said)
 
 
