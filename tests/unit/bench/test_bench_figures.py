@@ -75,7 +75,9 @@ def test_what_falls_short_is_said_and_what_was_not_measured_too(capsys):
 
 @pytest.mark.seconds
 def test_every_row_can_be_loaded():
-    assert {name for name, row in ROWS.items() if not callable(row.load({row.takes: None}))} == set()
+    assert {
+        name for name, row in ROWS.items() if not callable(row.load({row.takes: None}))
+    } == set()
 
 
 def test_a_row_that_fails_is_reported_and_is_an_error(monkeypatch, tmp_path, capsys):
