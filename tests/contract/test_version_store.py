@@ -11,7 +11,10 @@ from kclrun.aws.outputs import state_objects
 from kclrun.aws.outputs.s3 import Bucket
 from kclrun.aws.outputs.state_objects import StateObjects
 from kclrun.errors import ServiceError, SettingsError, SinkError
+from kclrun.model.state import StatePlace
 from kclrun.sinks.state_files import StateFiles
+from kclrun.spark.options import Reached
+from kclrun.spark.requests import Connected
 from kclrun.state.versions import version_name
 from tests.contract.output_places import KEYS, FaultyClient
 from tests.support.memory_versions import MemoryVersions, Versions
@@ -73,6 +76,21 @@ def test_of_several_that_claim_a_name_the_first_has_it(store):
     assert store.read(SHARD, "end.000001") == said[0]
     assert store.claim(SHARD, "end.000002", b"x") == b"x"
     assert names(store) == ["end.000001", "end.000002"]  # nothing else is left of the attempts
+
+
+def test_a_task_of_spark_reaches_the_bucket_beside_its_stream(aws, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEYS.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEYS.secret_key)
+    bucket = Objects(aws).name
+    connection = Connected(Reached(stream="orders", region="us-east-1", endpoint_url=aws.endpoint))
+    place = StatePlace(s3=f"s3://{bucket}/state")
+    store = connection.versions(place, "spark/app/orders/0123")
+    assert connection.versions(place, "spark/app/orders/0123") is store
+    assert store.claim(SHARD, "after-7.000001", b"first") == b"first"
+    assert store.claim(SHARD, "after-7.000001", b"second") == b"first"
+    assert names(store) == ["after-7.000001"]
+    assert list(store.shards()) == [SHARD]
+    assert bucket in store.check()
 
 
 def test_what_is_deleted_is_gone_and_deleting_it_again_is_no_error(store):

@@ -15,10 +15,13 @@ from tests.patience import HUNG_S
 pytestmark = pytest.mark.slow
 
 PIPELINES = """
+import operator
 import time
+from collections import Counter
 from pathlib import Path
 
 from kclrun import RecordProcessor
+from kclrun.windows import Tumbling, Windows
 from pyspark.sql import DataFrame, SparkSession, functions as F
 
 
@@ -65,6 +68,38 @@ def miscounted(folder):
 class Count(RecordProcessor):
     def process_record(self, record, context):
         context.emit({"number": int(record.data), "seen": context.counter("seen").add(record)})
+
+
+def second(number):
+    return 1_000_000_000 + number // 2
+
+
+def misclosed(folder):
+    found = SparkSession.active().read.parquet(str(folder)).collect()
+    closed = {(row["key"], row["start"]): row["clicks"] for row in found}
+    windows = Counter((number % 50, second(number) // 60 * 60) for number in range(20_000))
+    ended = {window for window in windows if window[1] + 60 <= second(19_999) - 60}
+    wrong = sum(windows[window] != clicks for window, clicks in closed.items())
+    return f"{len(found) - len(closed)} twice, {wrong} wrong, {len(ended - set(closed))} not closed"
+
+
+class Clicks(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+        minutes = (context, "clicks", Tumbling(60), int, operator.add)
+        self.windows = Windows(*minutes, time_of=self.event_time)
+
+    def event_time(self, record):
+        return second(int(record.data))
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            assert self.windows.add(record, 1), "no record is late"
+
+    def on_timer(self, timer, checkpointer):
+        for each in self.windows.closed(timer):
+            row = {"key": int(each.key[3:]), "start": int(each.start), "clicks": each.value}
+            self.context.emit(row)
 
 
 class Sum(RecordProcessor):
@@ -129,6 +164,18 @@ def test_process_record_counts_in_state_below_the_checkpoint_over_reshards(appli
     # The end of a shard is one claim: of four shards, three ended.
     ends = list(tmp_path.glob("out/*.checkpoint/kclrun-state/spark/*/*/*/*/shard_end.*.state"))
     assert len({path.parent.name for path in ends}) == 3
+
+
+def test_windows_of_event_time_close_once_over_reshards(application, tmp_path):
+    command, _ = application(
+        "processor: pipelines:Clicks\nstate: {}\nwatermark: {lateness: 10s}\nuntil: caught-up\n"
+        "output: {path: out, format: parquet, schema: 'key long, start long, clicks long'}\n"
+        "summary: pipelines:misclosed",
+        fill="source: 'pipelines:events'",
+    )
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HUNG_S)
+    assert done.returncode == 0, done.stderr
+    assert "0 twice, 0 wrong, 0 not closed" in done.stdout
 
 
 def test_a_pipeline_reads_a_resharding_stream_to_its_end_and_sums_up(application, tmp_path):
