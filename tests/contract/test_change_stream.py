@@ -108,8 +108,14 @@ def numbers(records):
 
 
 def everything(changes):
-    """The records of all shards, parents before children."""
-    return [r for shard in changes.admin.list_shards() for r in read(changes, shard.shard_id)[0]]
+    """The records of all shards, parents before children. A shard that closed while they were put
+    has a child that may not be listed yet."""
+    shards, without_child = (), True
+    while without_child:
+        shards = changes.admin.list_shards()
+        parents = {shard.parent_shard_id for shard in shards}
+        without_child = any(not s.is_open and s.shard_id not in parents for s in shards)
+    return [r for shard in shards for r in read(changes, shard.shard_id)[0]]
 
 
 # Over both services.
