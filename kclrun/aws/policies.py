@@ -128,7 +128,7 @@ def letters_policy(settings: Settings, site: Site) -> Policy:
     put_back = [each for each in _streams(settings, site) if not is_change_stream(each)]
     written = [*put_back, *_row_streams(settings, site)]
     statements = [_allow(Grant.WRITE, written), *_outputs(settings, site), *_schemas(settings)]
-    if any(not each.grows for each in output_places(settings, ONLY_STREAM)):
+    if settings.engine == "fleet":
         statements.append(_allow(Grant.SEE_LEASES, [site.table(settings.table)]))
     if place.s3 is not None:
         statements.append(_allow(Grant.SEE_BUCKET, [site.bucket(place.s3)]))
