@@ -1,12 +1,13 @@
 """`kclrun state rebuild` with real managers and lease processes, over a split and a merge: what was
-lost is the fold of the records again, and the fleet goes on with it."""
+lost is the fold of the records again, and the fleet goes on with it. The versions are items of a
+table, which was deleted."""
 
 import json
-import shutil
 from collections import defaultdict
 
 import pytest
 
+from kclrun.aws.outputs.state_items import TABLE
 from kclrun.cli.leases.views import scan_leases
 from kclrun.local.server import start_embedded
 from tests.processes.cli_rig import Site, ended
@@ -48,14 +49,16 @@ class Folded:
     """An application with state, and the fold of each key's records."""
 
     def __init__(self, folder, endpoint):
-        self.folder, self.kept = folder, folder / "kept"
+        self.folder = folder
         self.site = Site(folder, endpoint, "folds", 2)
+        self.dynamodb = self.site.aws.control.dynamodb_writes()
+        self.dynamodb.create_table(TableName="kept", **TABLE)
         (folder / "folds.py").write_text(PROCESSOR)
         text = self.site.config.read_text().replace("kclrun.samples.hello:Hello", "folds:Folds")
         self.site.config.write_text(
             text
             + f"path: {folder}\nfetch: {{idle: 200ms}}\ncheckpoint: {{every: 200ms}}\n"
-            + f"start: TRIM_HORIZON\nstate: {{store: {self.kept}}}\n"
+            + "start: TRIM_HORIZON\nstate: {store: dynamodb://kept}\n"
             + f"output: {{path: {folder}/rows}}\n"
         )
         self.count, self.folds = 0, defaultdict(int)
@@ -73,6 +76,10 @@ class Folded:
 
     def do(self, *verb):
         return ended(*verb, "--config", self.site.config)
+
+    def lose_state(self):
+        self.dynamodb.delete_table(TableName="kept")
+        self.dynamodb.create_table(TableName="kept", **TABLE)
 
     def exported(self):
         """Values by key, of the open shards."""
@@ -108,7 +115,7 @@ def test_lost_state_halts_in_words_and_is_the_fold_of_the_records_after_a_rebuil
     before = folded.exported()
     assert {key: each["fold"] for key, each in before.items()} == folded.folds
 
-    shutil.rmtree(folded.kept)
+    folded.lose_state()
     folded.put(50)
     code, out, told = folded.run()
     halted = [row for row in scan_leases(folded.site.aws) if row.halt is not None]
