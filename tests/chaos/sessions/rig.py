@@ -48,8 +48,10 @@ class Report:
     keys: int = 0
     seconds: float = 0.0
 
-    def __str__(self):
+    def as_json(self):
         return json.dumps(asdict(self), indent=2)
+
+    __str__ = as_json
 
 
 class SessionsRun:
