@@ -125,6 +125,8 @@ def test_a_repetition_after_a_reply_that_was_lost_is_no_error(store):
     assert names(store) == NAMES[:1]
 
 
+# On Spark, where no table is a store.
+@pytest.mark.parametrize("store", ["folder", "s3", "memory"], indirect=True)
 def test_of_several_that_claim_a_name_the_first_has_it(store):
     with ThreadPoolExecutor(8) as pool:
         said = list(pool.map(lambda n: store.claim(SHARD, "end.000001", b"%d" % n), range(8)))
