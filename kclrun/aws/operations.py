@@ -55,6 +55,7 @@ class Grant(enum.Enum):
     # Keyed state: its versions, also those that nothing names any more.
     KEEP_VERSIONS = "KeepVersionsOfTheState"
     LIST_VERSIONS = "ListVersionsOfTheState"
+    KEEP_STATE_ITEMS = "KeepVersionsOfTheStateAsItems"
     KEEP_STORY = "KeepTheStoryOfShards"
     LIST_REPLAYS = "ListReplays"
     REMOVE_REPLAYS = "RemoveReplays"
@@ -142,17 +143,26 @@ LIST_STREAMS: Final = Operation("kinesis", "ListStreams", grants=())
 
 # The index is added after a look at the table. Its operator may have another role than the fleet.
 DESCRIBE_TABLE: Final = Operation(
-    "dynamodb", "DescribeTable", grants=(Grant.LEASES, Grant.INDEX, Grant.WRITE_ITEMS)
+    "dynamodb",
+    "DescribeTable",
+    grants=(Grant.LEASES, Grant.INDEX, Grant.WRITE_ITEMS, Grant.KEEP_STATE_ITEMS),
 )
 SCAN: Final = Operation("dynamodb", "Scan", grants=(Grant.LEASES, Grant.START, Grant.SEE_LEASES))
-QUERY: Final = Operation("dynamodb", "Query", grants=(Grant.OFFERS,))
+QUERY: Final = Operation("dynamodb", "Query", grants=(Grant.OFFERS, Grant.KEEP_STATE_ITEMS))
 BATCH_GET_ITEM: Final = Operation("dynamodb", "BatchGetItem")
-GET_ITEM: Final = Operation("dynamodb", "GetItem", grants=(Grant.LEASES, Grant.KCL3))
+GET_ITEM: Final = Operation(
+    "dynamodb", "GetItem", grants=(Grant.LEASES, Grant.KCL3, Grant.KEEP_STATE_ITEMS)
+)
 PUT_ITEM: Final = Operation(
-    "dynamodb", "PutItem", is_write=True, grants=(Grant.LEASES, Grant.WRITE_ITEMS)
+    "dynamodb",
+    "PutItem",
+    is_write=True,
+    grants=(Grant.LEASES, Grant.WRITE_ITEMS, Grant.KEEP_STATE_ITEMS),
 )
 UPDATE_ITEM: Final = Operation("dynamodb", "UpdateItem", is_write=True)
-DELETE_ITEM: Final = Operation("dynamodb", "DeleteItem", is_write=True)
+DELETE_ITEM: Final = Operation(
+    "dynamodb", "DeleteItem", is_write=True, grants=(Grant.LEASES, Grant.KEEP_STATE_ITEMS)
+)
 # DynamoDB has no permission of this name: it checks the permissions of the parts.
 TRANSACT_WRITE_ITEMS: Final = Operation(
     "dynamodb",

@@ -220,6 +220,8 @@ def _versions(settings: Settings, site: Site) -> Iterator[_Statement]:
     if state is not None and state.s3 is not None:
         yield _allow(Grant.KEEP_VERSIONS, [site.objects(state.s3)])
         yield _allow(Grant.LIST_VERSIONS, [site.bucket(state.s3)])
+    if state is not None and state.dynamodb is not None:
+        yield _allow(Grant.KEEP_STATE_ITEMS, [site.table(state.dynamodb)])
 
 
 def _letters(settings: Settings, site: Site) -> Iterator[_Statement]:

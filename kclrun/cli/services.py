@@ -35,7 +35,7 @@ from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.config.state import state_place
 from kclrun.leases.auditing import why_another_stream
-from kclrun.model.lease import Lease
+from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import OutputPlace, RowsOf, setting_of
 from kclrun.model.record import Measurement
 from kclrun.model.stream import (
@@ -434,12 +434,15 @@ def utc(at: float) -> str:
 
 def refuse_other_kind(aws: Aws, created: Mapping[StreamKey, WallTime]) -> None:
     """Scan the whole table. Raises: TableRefused for leases of the other kind of application, or of
-    a stream that was deleted and created again since [P13].
+    a stream that was deleted and created again since [P13]; and with `state` for those that a Java
+    worker renews.
 
     The kind does not change after the table's creation, and a row's creation time does not change
     after its first take. So the scan need not be consistent, which costs half, at each start.
     """
-    for page in aws.table.scan(consistent=False):
+    java: dict[LeaseKey, Lease] = {}
+    for page in aws.table.scan(consistent=aws.settings.state is not None):
+        java |= {lease.key: lease for lease in page.leases if lease.has_foreign_owner}
         why = why_other_kind(
             page.leases, aws.settings.table, is_of_several=bool(aws.settings.streams)
         )
@@ -450,6 +453,26 @@ def refuse_other_kind(aws: Aws, created: Mapping[StreamKey, WallTime]) -> None:
             why = why_another_stream(leases, created_at, table=aws.settings.table)
             if why is not None:
                 raise errors.TableRefused(why)
+    if java and aws.settings.state is not None:
+        _refuse_java(aws, java)
+
+
+def _refuse_java(aws: Aws, seen: Mapping[LeaseKey, Lease]) -> None:
+    """A Java worker moves checkpoints without a version of the state, and each of those leases
+    would halt. The leases of one that is gone are not renewed for a failover, and are taken."""
+    time.sleep(float(aws.settings.leases.failover))
+    rows = [lease for page in aws.table.scan() for lease in page.leases]
+    alive = sorted(
+        str(row.owner)
+        for row in rows
+        if row.has_foreign_owner and row.key in seen and row.counter != seen[row.key].counter
+    )
+    if alive:
+        raise errors.TableRefused(
+            f"state: {len(alive)} leases of {aws.settings.table} are renewed by Java workers,"
+            f" {alive[0]} among them: they move checkpoints and do not know the state\n"
+            "Stop them first; or run without `state` beside them, under the same name"
+        )
 
 
 def why_other_kind(leases: Iterable[Lease], table: str, *, is_of_several: bool) -> str | None:

@@ -1,11 +1,11 @@
-"""`kclrun state`: the versions of the keyed state that the lease table names: shown, checked, and
-written as JSON."""
+"""`kclrun state`: the versions of the keyed state that the lease table names: shown, checked,
+written as JSON, and made again."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,12 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration
+from kclrun.cli.config_options import (
+    ConfigGroup,
+    config_options,
+    load_configuration,
+    yes_option,
+)
 from kclrun.config.state import state_place
 from kclrun.errors import SettingsError
 from kclrun.model.output import Cursor
@@ -46,12 +51,13 @@ class Kept(msgspec.Struct, frozen=True):
 
 @click.group(cls=ConfigGroup)
 def state() -> None:
-    """Show, check and export what the processors remember.
+    """Show, check, export and rebuild what the processors remember.
 
     \b
     kclrun state show --config app.yaml
     kclrun state verify --config app.yaml
     kclrun state export --config app.yaml --output state.jsonl
+    kclrun state rebuild --config app.yaml
     """
 
 
@@ -64,7 +70,7 @@ def show(config: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> i
     Every version is read: the stored bytes are those of the chain.
     """
     for row, store in _leases(config, overrides):
-        kept, _ = _read(row, store)
+        kept, _ = read_state(row, store)
         if as_json:
             click.echo(msgspec.json.encode(kept).decode())
         elif kept.wrong:
@@ -84,7 +90,7 @@ def verify(config: Path | None, overrides: tuple[str, ...]) -> int:
 
     Exit code 1 if one is missing or damaged, or a row names none for its checkpoint.
     """
-    found = [_read(row, store)[0] for row, store in _leases(config, overrides)]
+    found = [read_state(row, store)[0] for row, store in _leases(config, overrides)]
     wrong = [each for each in found if each.wrong]
     for each in wrong:
         click.echo(f"{each.shard}: {each.wrong}", err=True)
@@ -126,7 +132,7 @@ def export(
     is_whole = True
     with _to(output) as write:
         for row, store in chosen:
-            kept, entries = _read(row, store)
+            kept, entries = read_state(row, store)
             if kept.wrong:
                 is_whole = False
                 click.echo(f"{kept.shard}: {kept.wrong}", err=True)
@@ -135,6 +141,58 @@ def export(
                 if own:
                     write(_line(kept, key, own))
     return exit_codes.DRAINED if is_whole else exit_codes.UNMET
+
+
+@state.command()
+@config_options
+@click.option(
+    "--shard", "shards", multiple=True, metavar="SHARD", help="This shard alone; may be repeated."
+)
+@click.option(
+    "--all", "is_all", is_flag=True, help="Every shard, also those that have their state."
+)
+@click.option(
+    "--from",
+    "begin",
+    metavar="TIME",
+    help="Where the replay begins, or TRIM_HORIZON: what records before that left is missing.",
+)
+@click.option("--stream", metavar="NAME|ARN", help="One of several streams.")
+@click.option(
+    "--folder",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="For the state while it is made; else rebuild-NAME.",
+)
+@yes_option
+def rebuild(
+    config: Path | None,
+    overrides: tuple[str, ...],
+    *,
+    shards: tuple[str, ...],
+    is_all: bool,
+    begin: str | None,
+    stream: str | None,
+    folder: Path | None,
+    yes: bool,
+) -> int:
+    """Make lost state again: the processor gets the records up to the checkpoints once more.
+
+    For the shards whose version is missing or damaged, or whose row names none. It is a replay with
+    leases of its own; rows of the processor go nowhere. The fleet must be stopped, and the stream
+    must hold all records since the application began, unless --from says where to begin. The same
+    command goes on with a rebuild that was interrupted.
+
+    \b
+    kclrun state rebuild --config app.yaml                          show what would happen
+    kclrun state rebuild --config app.yaml --yes
+    kclrun state rebuild --config app.yaml --shard shardId-000000000003 --from TRIM_HORIZON --yes
+    """
+    from kclrun.cli.replay.rebuild import Wish, rebuild_state
+
+    configuration = load_configuration(config, overrides)
+    wish = Wish(shards=shards, is_all=is_all, begin=begin, stream=stream, folder=folder)
+    return rebuild_state(configuration, wish, is_confirmed=yes)
 
 
 @contextmanager
@@ -161,10 +219,18 @@ def _line(kept: Kept, key: str, values: Mapping[str, bytes]) -> bytes:
 def _leases(
     config: Path | None, overrides: tuple[str, ...]
 ) -> Iterator[tuple[Lease, VersionStore]]:
-    """The rows of the application's streams, each with the store of its versions."""
-    from kclrun.cli.services import Aws, open_streams
+    from kclrun.cli.services import Aws
 
-    settings = load_configuration(config, overrides).settings
+    aws = Aws(load_configuration(config, overrides).settings)
+    return with_stores(aws, _rows(aws))
+
+
+def with_stores(aws: Aws, rows: Iterable[Lease]) -> Iterator[tuple[Lease, VersionStore]]:
+    """Those of the rows that are of the application's streams, each with the store of its
+    versions. Raises: SettingsError without `state`."""
+    from kclrun.cli.services import open_streams
+
+    settings = aws.settings
     place = state_place(settings)
     if place is None:
         raise SettingsError("there is no `state` in the settings")
@@ -172,10 +238,9 @@ def _leases(
         raise SettingsError(
             "this is for the state that a lease table names; on Spark the offsets of the query do"
         )
-    aws = Aws(settings)
     names = {key: stream.summary.name for key, stream in open_streams(aws).items()}
     stores: dict[str, VersionStore] = {}
-    for row in _rows(aws):
+    for row in rows:
         name = names.get(stream_of(row.key))
         if name is None:
             continue
@@ -190,7 +255,7 @@ def _rows(aws: Aws) -> list[Lease]:
     return sorted(rows, key=lambda row: row.key)
 
 
-def _read(row: Lease, store: VersionStore) -> tuple[Kept, Entries]:
+def read_state(row: Lease, store: VersionStore) -> tuple[Kept, Entries]:
     """What the row's version holds, read whole: nothing if it is wrong. Raises: SinkError while the
     store is away."""
     kept = Kept(row.key, str(row.checkpoint), row.state_version or "")

@@ -42,6 +42,9 @@ class ConcurrencySettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
+TABLE_SCHEME: Final = "dynamodb://"
+
+
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the values of context.state are kept. While a shard is read, they are in memory, or
     with `local` on a disk, too."""
@@ -49,8 +52,9 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     store: Annotated[
         str | None,
         msgspec.Meta(
-            description="folder that all machines of the application share, or s3://bucket/prefix;"
-            " on Spark it may be left out: then the state is below spark.checkpoint"
+            description="folder that all machines of the application share, s3://bucket/prefix, or"
+            " dynamodb://table; on Spark a folder or a bucket, or left out: then the state is below"
+            " spark.checkpoint"
         ),
     ] = None
     max_bytes: Annotated[
@@ -85,6 +89,13 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
             " begin with none at their checkpoint; without it they are refused"
         ),
     ] = None
+
+    @property
+    def table(self) -> str | None:
+        """The table that `store` names, if it is one."""
+        if self.store is None or not self.store.startswith(TABLE_SCHEME):
+            return None
+        return self.store.removeprefix(TABLE_SCHEME)
 
 
 class WatermarkSettings(msgspec.Struct, frozen=True, kw_only=True):

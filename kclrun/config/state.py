@@ -13,13 +13,15 @@ from urllib.parse import unquote, urlsplit
 
 from kclrun.config.convert import Problem
 from kclrun.config.outputs import URL, named_outputs
-from kclrun.config.processing import StateSettings, WatermarkSettings
+from kclrun.config.processing import TABLE_SCHEME, StateSettings, WatermarkSettings
 from kclrun.config.schema import Settings
 from kclrun.model.output import setting_of
 from kclrun.model.state import StatePlace, Watermarks
 
 # As `names.BucketUrl`.
 _BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?")
+# As `names.TableName`.
+_TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 # A version in S3 costs one PUT: 1,000 leases pay $430 a month at 30 s, and $1,300 at 10 s.
 _EVERY_S: Final = 10.0
 # Spark has a folder `state` there, of its own operators.
@@ -37,13 +39,15 @@ def state_place(settings: Settings) -> StatePlace | None:
         return None
     watermark = settings.watermark or WatermarkSettings()
     store = state.store or below_checkpoint(settings.spark.checkpoint) or ""
-    is_bucket = store.startswith("s3:")
+    is_bucket, table = store.startswith("s3:"), state.table
+    is_folder = not is_bucket and table is None
     return StatePlace(
-        path=None if is_bucket else store,
+        path=store if is_folder else None,
         s3=store if is_bucket else None,
+        dynamodb=table,
         max_bytes=int(state.max_bytes),
         retain_s=float(state.retain),
-        endpoint_url=settings.aws.url_of("s3") if is_bucket else None,
+        endpoint_url=None if is_folder else settings.aws.url_of("s3" if is_bucket else "dynamodb"),
         local=state.local,
         memory_bytes=_MEMORY_BYTES if state.memory is None else int(state.memory),
         watermarks=Watermarks(
@@ -87,6 +91,10 @@ def state_rules(settings: Settings) -> Iterator[Problem]:
     if state is None:
         return
     yield from _store_rules(state.store)
+    if state.table is not None and state.table == settings.table:
+        yield Problem(
+            ("state", "store"), "expected a table of its own: workers scan the lease table"
+        )
     if state.memory is not None:
         if state.local is None:
             yield Problem(("state", "local"), "expected a folder of this machine, for `memory`")
@@ -114,7 +122,12 @@ def spark_state_rules(settings: Settings) -> Iterator[Problem]:
     for name in ("local", "memory", "outbox"):
         if getattr(state, name):
             yield Problem(("state", name), "is for engine: fleet")
-    if state.store is not None:
+    if state.table is not None:
+        yield Problem(
+            ("state", "store"),
+            "a table is for engine: fleet; expected a folder or s3://bucket/prefix",
+        )
+    elif state.store is not None:
         yield from _store_rules(state.store)
     elif settings.spark.checkpoint and below_checkpoint(settings.spark.checkpoint) is None:
         yield Problem(
@@ -130,8 +143,14 @@ def _store_rules(store: str | None) -> Iterator[Problem]:
     if store is not None and store.startswith("s3:"):
         if not _BUCKET.fullmatch(store):
             yield Problem(at, "expected a text like s3://bucket/prefix")
+    elif store is not None and store.startswith(TABLE_SCHEME):
+        if not _TABLE.fullmatch(store.removeprefix(TABLE_SCHEME)):
+            yield Problem(at, "expected a text like dynamodb://table")
     elif not store or URL.match(store):
-        known = "a folder that all machines of the application share, or s3://bucket/prefix"
+        known = (
+            "a folder that all machines of the application share, s3://bucket/prefix, or"
+            " dynamodb://table"
+        )
         yield Problem(at, f"is missing; {known}" if store is None else f"expected {known}")
 
 

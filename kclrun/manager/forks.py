@@ -118,7 +118,7 @@ class StartCommands:
             log=ipc.LogSpec(level=settings.log.level, json=self._log_as_json),
             traces=_traces(settings),
             nice=source.settings.priority,
-            replay=self._replay,
+            replay=self._replay and self._replay.of_shard(shard_id_of(start.key)),
         )
 
 

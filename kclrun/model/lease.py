@@ -240,6 +240,12 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.is_moved_past_outputs and self.state_version is None
 
     @property
+    def has_foreign_owner(self) -> bool:
+        """Whether its owner is no manager of ours, and it has not ended: a Java worker's."""
+        owner = self.owner
+        return owner is not None and not self.is_ended and not owner.startswith(OWNER_PREFIX)
+
+    @property
     def is_hopping(self) -> bool:
         return self.owner_switches >= HOPPING_SWITCHES
 

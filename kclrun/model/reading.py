@@ -8,7 +8,8 @@ a second that Kinesis allows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -16,6 +17,7 @@ import msgspec
 
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound
 from kclrun.model.record import IteratorType, Record, StartPoint
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard
 from kclrun.model.time import WallTime
 
@@ -79,15 +81,38 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     With `keys`, only records of these partition keys reach the processor. `row_names` are the
     outputs whose rows are kept in one file with the cursor of their record, for a comparison.
+
+    For `kclrun state rebuild` each shard is read up to a position instead: `stops` has it by shard
+    id, and `stop` is that of one shard. Reading then stands there, as at the tip of the stream;
+    with SHARD_END the shard ends. Rows for the outputs of `row_names` are dropped.
     """
 
-    until_at: WallTime
+    until_at: WallTime = WallTime(math.inf)
     keys: tuple[str, ...] = ()
     row_names: tuple[str, ...] = ()
+    stops: Mapping[str, ExtendedSequenceNumber] | None = None
+    stop: ExtendedSequenceNumber | None = None
 
     def __repr__(self) -> str:
         """Without the keys: representations reach logs."""
         return f"Replay(until_at={self.until_at})"
+
+    def of_shard(self, shard_id: str) -> Replay:
+        """The same for one shard. Of a shard without a stop nothing is read."""
+        if self.stops is None:
+            return self
+        stop = self.stops.get(shard_id, TRIM_HORIZON)
+        return msgspec.structs.replace(self, stops=None, stop=stop)
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether the rows of the processor go nowhere."""
+        return self.stop is not None
+
+    @property
+    def stands(self) -> bool:
+        """Whether reading stands at its end, and the shard does not end there."""
+        return self.stop is not None and self.stop != SHARD_END
 
     def cut(self, page: FetchedPage) -> tuple[FetchedPage, bool]:
         """The page up to its first record at or after the end, and whether there was one.
@@ -96,6 +121,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         the same each time it is read.
         """
         records = page.records
+        if self.stop is not None:
+            return self._up_to(page, self.stop)
         # To look at each record of each page would take 5 % of all that a lease does.
         if not records or (
             records[-1].approximate_arrival_timestamp + _DISORDER_MAX_S < self.until_at
@@ -105,6 +132,15 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
             if record.approximate_arrival_timestamp >= self.until_at:
                 return msgspec.structs.replace(page, records=records[:index]), True
         return page, False
+
+    def _up_to(self, page: FetchedPage, stop: ExtendedSequenceNumber) -> tuple[FetchedPage, bool]:
+        if stop == SHARD_END:
+            return page, False
+        last = stop.of_record
+        for index, record in enumerate(page.records):
+            if ExtendedSequenceNumber(record.sequence_number) > last:
+                return msgspec.structs.replace(page, records=page.records[:index]), True
+        return page, page.is_end
 
     def is_past(self, page: FetchedPage) -> bool:
         """Whether reading stands behind the end: an open shard gets no more records of the range.
@@ -118,6 +154,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     def chosen(self, records: list[Record]) -> list[Record]:
         """The records for the processor."""
+        if self.stop is not None and records and records[-1].position > self.stop:
+            records = [record for record in records if record.position <= self.stop]
         if not self.keys:
             return records
         return [record for record in records if record.partition_key in self.keys]

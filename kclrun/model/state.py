@@ -40,18 +40,20 @@ class Watermarks(msgspec.Struct, frozen=True):
 
 
 class StatePlace(msgspec.Struct, frozen=True, kw_only=True):
-    """The store of the versions: exactly one of `path` and `s3` is set.
+    """The store of the versions: exactly one of `path`, `s3` and `dynamodb` is set.
 
-    `s3` is an URL `s3://bucket/prefix`. Above `max_bytes` of keys, names and values the lease
-    halts. Versions that nothing names are deleted when they are older than `retain_s`.
-    `endpoint_url` replaces the address of S3. `local` is a folder of this machine for a copy of the
-    state, of which some `memory_bytes` are in memory then. `watermarks` are those of the timers in
-    the state. With `has_outbox` the versions hold the rows of their commits.
+    `s3` is an URL `s3://bucket/prefix`, `dynamodb` the name of a table. Above `max_bytes` of keys,
+    names and values the lease halts. Versions that nothing names are deleted when they are older
+    than `retain_s`. `endpoint_url` replaces the address of the service. `local` is a folder of this
+    machine for a copy of the state, of which some `memory_bytes` are in memory then. `watermarks`
+    are those of the timers in the state. With `has_outbox` the versions hold the rows of their
+    commits.
     `may_begin_empty`: rows without a version are of a time without state.
     """
 
     path: str | None = None
     s3: str | None = None
+    dynamodb: str | None = None
     max_bytes: int = 2**30
     retain_s: float = 86400.0
     endpoint_url: str | None = None

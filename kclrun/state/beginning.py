@@ -1,17 +1,21 @@
-"""The state with which a lease begins, by its row and the rows of its parents [K13, K16]."""
+"""The state with which a lease begins, by its row and the rows of its parents [K13, K16]; and what
+is to be read to make it again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
 from typing import Final
 
 import msgspec
 
 from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.sequence import SHARD_END
-from kclrun.model.shard import HashRange, hash_key_of
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.shard import HashRange, ShardGraph, hash_key_of
 from kclrun.model.state import OF_PARENTS
+from kclrun.model.stream import shard_id_of
+from kclrun.model.time import WallTime
 from kclrun.state.chain import Entries
 from kclrun.state.timers import WATERMARK, merged_watermark
 
@@ -129,3 +133,97 @@ def known_range(hash_range: HashRange | None) -> HashRange:
             " `kclrun doctor --yes` writes it"
         )
     return hash_range
+
+
+# A state that was lost is the fold of the records of its shard and of the ancestors, up to the
+# checkpoint: it can be made again while the stream holds all of them.
+
+_SAY_FROM: Final = (
+    "Say with --from where the replay begins: what records before that left will be missing"
+)
+
+
+class KeptSince(msgspec.Struct, frozen=True):
+    """What the stream keeps: the records that arrived at `since` or later; and since when it is
+    there."""
+
+    since: WallTime
+    created_at: WallTime
+
+
+def stops_of(
+    targets: Collection[Lease], rows: Mapping[str, Lease], shards: ShardGraph
+) -> dict[str, ExtendedSequenceNumber]:
+    """Up to where each shard is read, by its id: to its checkpoint if its state is to be made, to
+    its end if it is an ancestor. `rows` are all rows of the stream, by shard id.
+
+    Raises: SettingsError for a shard that is not listed any more: its records have expired; and
+    where an ancestor has not ended.
+    """
+    stops: dict[str, ExtendedSequenceNumber] = {}
+    waiting: list[str] = []
+    for row in targets:
+        shard_id = shard_id_of(row.key)
+        if shard_id not in shards:
+            raise SettingsError(
+                f"{shard_id} is not listed any more: its records have expired, and its state"
+                " cannot be made again"
+            )
+        stops[shard_id] = SHARD_END if row.is_ended else row.checkpoint.of_record
+        waiting.append(shard_id)
+    while waiting:
+        child = waiting.pop()
+        for parent in shards.parents_of(child):
+            known = rows.get(parent)
+            if known is not None and not known.is_ended:
+                raise SettingsError(f"the parent {parent} of {child} has not ended")
+            if parent not in stops:
+                waiting.append(parent)
+            stops[parent] = SHARD_END
+    return stops
+
+
+def beginning_of(
+    read: Iterable[str], rows: Mapping[str, Lease], shards: ShardGraph, kept: KeptSince
+) -> WallTime | None:
+    """From where the shards `read` are replayed, so that nothing is missing: an instant, or None
+    for all that the stream holds.
+
+    It is where the application began, as its rows say. Raises: SettingsError if the stream does not
+    hold all records from there on, or if the rows do not say it.
+    """
+    for shard_id in read:
+        lost = [parent for parent in shards[shard_id].parents if parent not in shards]
+        if lost:
+            raise SettingsError(
+                f"the stream does not hold the beginning any more: {lost[0]}, the parent of"
+                f" {shard_id}, has expired\n{_SAY_FROM}"
+            )
+    starts = {row.start for row in rows.values() if row.start is not None}
+    if len(starts) != 1:
+        why = "their owners began with different settings" if starts else "no owner wrote it"
+        raise SettingsError(f"the rows do not say where the application began: {why}\n{_SAY_FROM}")
+    began = _instant_of(starts.pop(), rows.values())
+    if (kept.created_at if began is None else began) < kept.since:
+        raise SettingsError(
+            "the stream does not hold the beginning any more: records of before its retention have"
+            f" expired\n{_SAY_FROM}"
+        )
+    return began
+
+
+def _instant_of(start: str, rows: Iterable[Lease]) -> WallTime | None:
+    if start == TRIM_HORIZON.sequence_number:
+        return None
+    if start == LATEST.sequence_number:
+        pins = {row.latest_pinned_at for row in rows if row.latest_pinned_at is not None}
+        if len(pins) != 1:
+            raise SettingsError(f"the rows do not say which instant LATEST was\n{_SAY_FROM}")
+        return pins.pop()
+    try:
+        return WallTime(datetime.fromisoformat(start).timestamp())
+    except ValueError:
+        raise SettingsError(
+            f"the rows say that the application began at {start[:60]!r}, which is no instant"
+            f"\n{_SAY_FROM}"
+        ) from None

@@ -170,7 +170,9 @@ class Deliverer:
         processor: RecordProcessor,
         rows: RowScope,
         round_every_s: float | None,
+        *,
         quiet: Callable[[], Quiet | None] = lambda: None,
+        wall: Callable[[], float] | None = time.time,
     ) -> None:
         """`on_timer` is called from here on. Called by `prepare`."""
 
@@ -190,6 +192,7 @@ class Deliverer:
             may_go=lambda: self._queue.may_try_again(0.0, is_batch=True),
             round_every_s=round_every_s,
             quiet=quiet,
+            wall=wall,
         )
         self._timers.done = self._done
         self._queue.look_at_timers(self._timers.wait_s)
@@ -243,6 +246,7 @@ class Deliverer:
                 return False
             end = timers.run.part_end(records, start)
             timers.note()
+            timers.arrived_at = records[end - 1].approximate_arrival_timestamp
             part = _part(batch, start, end)
             self._note_delivered(part)
             if not self._is_done_with(part) or not timers.arrive(part.last):

@@ -78,6 +78,10 @@ class FetchWatch:
 Answer = TypeVar("Answer")
 
 
+# A status is published once a second; the manager asks when the last answer was.
+_STANDS_S: Final = 1.0
+
+
 class FetchPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Where and how to read: `checkpoint` is the last processed position, `start` the first
     iterator.
@@ -203,6 +207,8 @@ class FetchThread:
                 page, is_over = self._within_range(page)
                 if not self._lay_down(page):
                     return
+                if is_over and self._stands_at_end():
+                    return
                 if is_over or self._is_behind_range(page):
                     self._queue.finish(())
                     return
@@ -263,6 +269,20 @@ class FetchThread:
         replay = self._plan.replay
         return (page, False) if replay is None else replay.cut(page)
 
+    def _stands_at_end(self) -> bool:
+        """Whether the shard goes on behind the end of a replay. Reading stands there, as at a tip,
+        until delivery stops."""
+        replay = self._plan.replay
+        if replay is None or not replay.stands:
+            return False
+        pause_s = 0.0
+        while self._queue.pause(pause_s):
+            self.view = msgspec.structs.replace(
+                self.view, at_tip=True, last_fetch_instant=self._now(), millis_behind_latest=0
+            )
+            pause_s = _STANDS_S
+        return True
+
     def _is_behind_range(self, page: FetchedPage) -> bool:
         """Whether an open shard is read beyond the time range of a replay."""
         replay = self._plan.replay
@@ -277,10 +297,12 @@ class FetchThread:
                 fetched = laid.last
                 if not self._queue.put(laid):
                     return False
-        # A replay is over where the shard is: at the end of its range, never at a tip before.
-        at_tip = page.is_empty_tip and self._plan.replay is None
+        # A replay is over where the shard is: at the end of its range, never at a tip before. With
+        # a stop nothing lies between the last record and that end.
+        replay = self._plan.replay
+        at_tip = page.is_empty_tip and (replay is None or replay.stands)
         before, quiet = self.view.quiet, None
-        if at_tip and page.served_at is not None:
+        if at_tip and replay is None and page.served_at is not None:
             since = page.served_at if before is None else before.since
             quiet = Quiet(since, page.served_at)
         self.view = FetchView(

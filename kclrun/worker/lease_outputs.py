@@ -89,8 +89,10 @@ class LeaseOutputs:
         self._places = [place for place in spec.outputs if not place.grows]
         self._begun: Lease | None = None
         self._emit_to: dict[str, Callable[[Row], None]] = {}
-        # The outputs whose rows are kept with their cursors, all in one file.
-        self._compared = () if spec.replay is None else spec.replay.row_names
+        # The outputs whose rows are kept with their cursors, all in one file; or are dropped.
+        replay = spec.replay
+        self._compared = () if replay is None or replay.drops_rows else replay.row_names
+        self._dropped = frozenset(replay.row_names if replay and replay.drops_rows else ())
 
     def open(self, row: Lease) -> Lease:
         """Open every output, the state first; returns the row with the position from which reading
@@ -102,6 +104,7 @@ class LeaseOutputs:
         if self._begun is not None:
             return self._begun
         spec = self._spec
+        self._emit_to |= dict.fromkeys(self._dropped, _drop)
         for place in spec.outputs:
             if place.grows and place.path is not None and self._file is None:
                 name = file_name(spec.shard_id, row.generation)
@@ -265,6 +268,8 @@ class LeaseOutputs:
         `emit`, but for a full disk."""
         if to not in self._emit_to:
             raise self._unknown(to)
+        if to in self._dropped:
+            return KeptRow(to, b"", 0)
         if self._is_in_file(to):
             line = encode_row(row)
             return KeptRow(to, line, len(line))
@@ -273,6 +278,8 @@ class LeaseOutputs:
 
     def place(self, row: KeptRow) -> None:
         """Add a row that was prepared. Raises: SinkError for a full disk."""
+        if row.to in self._dropped:
+            return
         if isinstance(self._file, CursorRows):
             self._file.keep(row.to, row.encoded)
         elif self._file is not None and row.to == MAIN_OUTPUT:
@@ -404,3 +411,7 @@ def _large(size: int, most: int) -> str:
 
 def _pace(place: OutputPlace) -> Pace:
     return Pace(place.roll_s, place.roll_bytes, place.buffer_bytes)
+
+
+def _drop(_row: Row) -> None:
+    """The row of a processor whose state is rebuilt: the outputs have it."""

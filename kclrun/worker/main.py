@@ -493,6 +493,7 @@ class LeaseProcess:
         self._deliverer.take_timers(
             *(timers, processor, self._rows, self._rows.round_every_s),
             quiet=lambda: self._fetch_view().quiet,
+            wall=None if self._spec.replay is not None and self._spec.replay.stop else time.time,
         )
         return timers
 

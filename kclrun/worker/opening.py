@@ -103,6 +103,10 @@ def open_versions(
         from kclrun.sinks.state_files import StateFiles
 
         return StateFiles(Path(place.path), folder)
+    if place.dynamodb is not None:
+        from kclrun.aws.outputs.state_items import open_state_items
+
+        return open_state_items(place, kinesis, credentials, folder)
     from kclrun.aws.outputs.state_objects import open_state_objects
 
     return open_state_objects(place, kinesis.region, credentials, folder)

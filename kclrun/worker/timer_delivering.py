@@ -39,6 +39,7 @@ class TimerDelivery:
     is done; `attempt` repeats a call as `on_error` says, and is False if it was given up. `may_go`
     is asked between two groups, and is False once delivery was stopped: the others fire later.
     `quiet` tells whether the shard is idle; None while it is not, or while that is not known.
+    `wall` None: the clock is at the arrival of the last record, as when the records came.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class TimerDelivery:
         may_go: Callable[[], bool],
         round_every_s: float | None,
         quiet: Callable[[], Quiet | None] = lambda: None,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] | None = time.time,
     ) -> None:
         self.run = run
         self._processor = processor
@@ -70,7 +71,8 @@ class TimerDelivery:
         self._next_round = Instant(0.0)
         self._quiet = quiet
         self._was_idle = False
-        self._wall = wall
+        self.arrived_at = 0.0  # of the last record given
+        self._wall = wall or (lambda: self.arrived_at)
         self.done: ExtendedSequenceNumber | None = None
 
     def wait_s(self, now: Instant, upcoming: ExtendedSequenceNumber | None) -> float | None:

@@ -26,6 +26,10 @@ def main(arguments=None):
         from tests.chaos.outcomes.command import main as outcomes  # pyarrow, SQLAlchemy
 
         return outcomes(arguments[1:])
+    if arguments[:1] == ["sessions"]:
+        from tests.chaos.sessions.command import main as sessions
+
+        return sessions(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="bin/chaos",
         description="Real processes under fire: nothing lost, nothing out of order, every"

@@ -1,4 +1,5 @@
-"""One contract for every store of state versions: a folder, S3, and the memory of other tests."""
+"""One contract for every store of state versions: a folder, S3, items of a table, and the memory of
+other tests."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -7,11 +8,13 @@ import pytest
 
 from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
-from kclrun.aws.outputs import state_objects
+from kclrun.aws.outputs import state_items, state_objects
 from kclrun.aws.outputs.s3 import Bucket
+from kclrun.aws.outputs.state_items import open_state_items
 from kclrun.aws.outputs.state_objects import StateObjects
-from kclrun.errors import ServiceError, SettingsError, SinkError
+from kclrun.errors import OutcomeUnknown, ServiceError, SettingsError, SinkError
 from kclrun.model.state import StatePlace
+from kclrun.model.wire import WireEndpoint
 from kclrun.sinks.state_files import StateFiles
 from kclrun.spark.options import Reached
 from kclrun.spark.requests import Connected
@@ -40,10 +43,63 @@ class Objects:
         return StateObjects(Bucket(lambda: self.faulty, f"s3://{name}/some/prefix"), FOLDER)
 
 
-@pytest.fixture(params=["folder", "s3", "memory"])
+class Items:
+    """A table; the answers to its requests may be lost, come late or be refusals."""
+
+    def __init__(self, aws, **changed):
+        endpoint = EndpointSettings(region="us-east-1", endpoint_url=aws.endpoint)
+        self.dynamodb = RenewedClient(endpoint, lambda: KEYS, ControlPlane.dynamodb_writes)()
+        self.name = f"state-{next(BUCKETS)}"
+        self.dynamodb.create_table(TableName=self.name, **(state_items.TABLE | changed))
+        self.kinesis = WireEndpoint(aws.kinesis_endpoint, "us-east-1", "us-east-1")
+        self.endpoint, self.faults, self.late, self.asked = aws.endpoint, {}, [], 0
+        self.store = self.in_table(self.name)
+
+    def in_table(self, name):
+        place = StatePlace(dynamodb=name, endpoint_url=self.endpoint)
+        store = open_state_items(place, self.kinesis, lambda: KEYS, FOLDER)
+        store._sleep = lambda _: None
+        self.ask, store._client.ask = store._client.ask, self.meet
+        return store
+
+    def meet(self, operation, body):
+        """The fault of this request, counted from the last `fail`."""
+        self.asked += 1
+        fault = self.faults.get(self.asked)
+        if fault in {"late", "lost reply"}:
+            (self.late.append if fault == "late" else self.ask_now)((operation, body))
+        if fault is not None:
+            raise OutcomeUnknown("no answer", operation=operation.name)
+        return self.ask(operation, body)
+
+    def ask_now(self, request):
+        self.ask(*request)
+
+    def fail(self, faults):
+        self.faults, self.asked = faults, 0
+
+    def land(self):
+        self.faults = {}
+        for request in self.late:
+            self.ask(*request)
+
+    def items(self):
+        return self.dynamodb.scan(TableName=self.name)["Items"]
+
+
+@pytest.fixture
+def items(aws):
+    made = Items(aws)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture(params=["folder", "s3", "dynamodb", "memory"])
 def store(request, tmp_path):
     if request.param == "s3":
         return Objects(request.getfixturevalue("aws")).store
+    if request.param == "dynamodb":
+        return request.getfixturevalue("items").store
     return StateFiles(tmp_path, FOLDER) if request.param == "folder" else MemoryVersions(Versions())
 
 
@@ -69,6 +125,8 @@ def test_a_repetition_after_a_reply_that_was_lost_is_no_error(store):
     assert names(store) == NAMES[:1]
 
 
+# On Spark, where no table is a store.
+@pytest.mark.parametrize("store", ["folder", "s3", "memory"], indirect=True)
 def test_of_several_that_claim_a_name_the_first_has_it(store):
     with ThreadPoolExecutor(8) as pool:
         said = list(pool.map(lambda n: store.claim(SHARD, "end.000001", b"%d" % n), range(8)))
@@ -163,3 +221,66 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_its_path(tmp_path):
         store.create(SHARD, NAMES[0], b"")
     with pytest.raises(SinkError, match="orders"):
         store.check()
+
+
+LARGE = b"".join(number.to_bytes(4) for number in range(250_000))  # three items
+
+
+def test_a_version_larger_than_an_item_is_in_several_and_leaves_none_behind(items):
+    for content in (LARGE, b"x" * state_items.INLINE_BYTES_MAX, b"x" * state_items.PART_BYTES):
+        items.store.create(SHARD, NAMES[0], content)
+        assert items.store.read(SHARD, NAMES[0]) == content
+        assert names(items.store) == NAMES[:1]
+        items.store.delete(SHARD, NAMES[:1])
+        assert items.items() == []
+
+
+@pytest.mark.parametrize("content", [b"small", LARGE], ids=["one item", "several"])
+@pytest.mark.parametrize("fault", ["lost request", "lost reply", "late"])
+def test_a_version_whose_writer_died_at_any_request_is_whole_or_absent_and_listed(
+    aws, content, fault
+):
+    items, at = Items(aws), 0
+    while True:
+        at += 1
+        name = version_name(9, at, "0badcafe")
+        items.fail(dict.fromkeys(range(at, at + state_items._TRIES), fault))
+        try:
+            items.store.create(SHARD, name, content)
+        except SinkError:
+            items.faults = {}
+            assert items.store.read(SHARD, name) in {None, content}
+            if any(item["version"]["S"] == name for item in items.items()):
+                assert name in names(items.store)
+            items.store.create(SHARD, name, content)
+            items.land()
+            assert items.store.read(SHARD, name) == content
+            items.store.delete(SHARD, [name])
+            assert not items.items()
+            items.late.clear()
+        else:
+            break
+    assert at > (2 if content == b"small" else 6)
+    items.store.close()
+
+
+def test_a_table_that_is_missing_or_has_another_key_is_an_error_in_words(aws, items):
+    missing = items.in_table("never-made")
+    for use in (
+        lambda: missing.read(SHARD, NAMES[0]),
+        lambda: missing.create(SHARD, NAMES[0], b""),
+        lambda: list(missing.list(SHARD)),
+    ):
+        with pytest.raises(SinkError, match="never-made"):
+            use()
+    with pytest.raises(SettingsError, match="never-made does not exist; create it with the key"):
+        missing.check()
+    missing.close()
+    other = Items(
+        aws,
+        KeySchema=[{"AttributeName": "place", "KeyType": "HASH"}],
+        AttributeDefinitions=[{"AttributeName": "place", "AttributeType": "S"}],
+    )
+    with pytest.raises(SettingsError, match=r"needs the key `place` \(partition\) and"):
+        other.store.check()
+    other.store.close()

@@ -162,3 +162,33 @@ def test_no_decision_needs_more_than_eight_lines_of_a_terminal():
 
     assert len(decisions) >= 10
     assert [each for each in decisions if len(each) > 8 * 80] == []
+
+
+def test_every_trace_of_a_commit_has_a_test_that_is_there():
+    """V1 to V9 and R1 to R12: the table of `commits.md` names files of tests and functions."""
+    page = (pages.DOCS / "explanation" / "commits.md").read_text()
+    table = page.partition("## The traces\n")[2].partition("\n## ")[0]
+    tests = pages.DOCS.parent / "tests"
+    paths = list(tests.rglob("test_*.py"))
+    files = {path.name for path in paths}
+    functions = {
+        name for path in paths for name in re.findall(r"def (test_\w+)\(", path.read_text())
+    }
+
+    met = set()
+    for traces, _, named in rows(table):
+        ids = set(re.findall(r"\b[VR]\d+\b", traces))
+        if not ids:
+            continue
+        told = re.findall(r"`(test_\w+(?:\.py|…)?)`", named)
+        assert told, f"{traces} names no test"
+        for each in told:
+            begun = each.removesuffix("…") if each.endswith("…") else None
+            is_there = (
+                any(name.startswith(begun) for name in functions)
+                if begun
+                else each in files or each in functions
+            )
+            assert is_there, f"{traces}: {each}"
+        met |= ids
+    assert met == {f"V{number}" for number in range(1, 10)} | {f"R{n}" for n in range(1, 13)}

@@ -309,6 +309,33 @@ def test_a_table_of_the_kcl_3_is_refused_until_its_mode_is_removed_and_then_goes
     assert table.item("Leader")["entityType"] == {"S": "LEADER"}
 
 
+@pytest.mark.parametrize("outbox", [False, True])
+def test_a_run_with_state_is_refused_beside_a_java_worker_that_lives(
+    stream, table, java_worker, application, tmp_path, outbox
+):
+    at = stream.put(FIRST, "zero")
+    table.put(FIRST, at[0], counter=10)
+    table.put(SECOND, "TRIM_HORIZON", counter=20, owner=None)
+    java_worker.start({FIRST: 10})
+    settings = {
+        "processor": "kclrun.samples.hello:Hello",
+        "state": {"store": str(tmp_path / "kept"), "begin": "empty", "outbox": outbox},
+        "output": {"path": str(tmp_path / "rows"), "roll": {}},
+        "leases": {"failover": "3s"},
+    }
+    app = application(stream.name, **settings)
+    refused = app.cli("run", "--config", "app.yaml")
+    assert (refused.returncode, java_worker.holds) == (78, [FIRST]), refused.stderr
+    assert f"1 leases of app-{stream.name} are renewed by Java workers, {WORKER}" in refused.stderr
+    assert "stateVersion" not in table.item(FIRST)
+
+    # Its leases are taken once it is gone.
+    java_worker.die()
+    app.start()
+    app.until(lambda: len(app.of("lease_claimed")) == 2)
+    assert app.stop() == 0
+
+
 @pytest.mark.slow
 def test_a_fleet_moves_machine_by_machine_beside_a_java_worker_that_lives(
     stream, table, java_worker, consumer, notes

@@ -3,6 +3,7 @@ that draws lots, although its process is killed around each of its writes, again
 
 import json
 import sqlite3
+from collections import Counter
 
 import boto3
 import msgspec
@@ -171,3 +172,96 @@ def test_three_outputs_and_the_state_agree_after_kills_around_each_write(with_s3
         assert not strange, f"{name} has rows of an execution that the state is not of"
     b, c = (found[name] for name in others)
     assert sorted(b) == sorted(c), "what b has of a record, c has"
+
+
+# A process dies once, when the first output has decided the commit of the shard's end.
+ENDING = """
+import json, os, pathlib, random, signal
+from kclrun import RecordProcessor
+from kclrun.model.sequence import SHARD_END
+from kclrun.worker.outputs import Outputs
+
+DIED = pathlib.Path(__file__).with_name("died")
+
+class Ends(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            self.emit(record.partition_key, json.loads(record.data)["n"])
+
+    def emit(self, key, number):
+        lot = random.randrange(2**40)
+        for name in ("output", "b"):
+            self.context.emit({"key": key, "number": number, "lot": lot}, to=name)
+        values = self.context.state[key]
+        values["lots"] = [*values.get("lots", []), lot]
+
+    def shard_ended(self, checkpointer):
+        for key in list(self.context.state):
+            self.emit(key, -1)
+        checkpointer.checkpoint()
+
+commit = Outputs._commit
+
+def deadly(self, lane):
+    commit(self, lane)
+    if lane.name == "output" and lane.committed.position == SHARD_END and not DIED.exists():
+        DIED.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Outputs._commit = deadly
+"""
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("first", ["sql", "path"])
+def test_an_end_of_a_shard_that_the_first_output_decided_is_finished_by_the_next_process(
+    tmp_path, first
+):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "ending.py").write_text(ENDING)
+    database = f"sqlite:///{tmp_path}/rows.db"
+    places = {
+        "sql": {"sql": database, "table": "lots", "create": True, "schema": SCHEMA},
+        "path": {"path": str(tmp_path / "rows"), "roll": {"every": "1s"}},
+    }
+    (other,) = places.keys() - {first}
+    aws = Aws()
+    stream = aws.stream(shards=1)
+    settings = {
+        "processor": "ending:Ends",
+        "path": str(tmp_path / "code"),
+        "state": {"store": str(tmp_path / "kept"), "outbox": True},
+        "output": places[first],
+        "outputs": {"b": places[other]},
+        "leases": {"failover": "2s"},
+    }
+    app = Application(tmp_path, aws, stream, **settings)
+    source = Producer(aws.kinesis, stream, 200, seed=9, rate=400, reshards=[(100, "split", 0)])
+
+    def numbers():
+        return [row for row in rows_in_sql(tmp_path / "rows.db") if row[1] >= 0]
+
+    try:
+        app.start()
+        source.start()
+        app.until((tmp_path / "code" / "died").exists)
+        app.until(lambda: source.is_done and len(numbers()) == 200)
+        assert app.stop() == 0
+        rows = aws.rows(app.table)
+    finally:
+        source.stop()
+        app.close()
+        aws.close()
+    (parent,) = (shard for shard, row in rows.items() if row["checkpoint"] == "SHARD_END")
+    at_end = lots_by_key(tmp_path / "kept", app.table, stream, {parent: rows.pop(parent)})
+    kept = lots_by_key(tmp_path / "kept", app.table, stream, rows)
+    assert all(kept[key][: len(lots)] == lots for key, lots in at_end.items())
+    found = {"sql": rows_in_sql(tmp_path / "rows.db"), "path": rows_in_files(tmp_path / "rows")}
+    assert sorted(found["sql"]) == sorted(found["path"])
+    assert sum(number == -1 for _, number, _ in found["sql"]) == len(at_end)
+    assert Counter((key, lot) for key, _, lot in found["sql"]) == Counter(
+        (key, lot) for key, lots in kept.items() for lot in lots
+    )

@@ -139,6 +139,7 @@ def plan_of(settings: Settings) -> Plan:
         is_of_changes=is_of_changes(settings),
         outputs=output_places(settings, ONLY_STREAM),
         keeps_state_in_s3=state is not None and state.s3 is not None,
+        keeps_state_in_items=state is not None and state.dynamodb is not None,
         metrics=cloudwatch.via if cloudwatch is not None else None,
         metrics_by_shard=cloudwatch is not None and cloudwatch.detail == "shard",
     )
@@ -302,6 +303,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     is_of_changes: bool = False
     outputs: tuple[OutputPlace, ...] = ()
     keeps_state_in_s3: bool = False
+    keeps_state_in_items: bool = False
     metrics: Literal["api", "log"] | None = None
     metrics_by_shard: bool = False
 
@@ -418,6 +420,14 @@ def _outputs(plan: Plan, traffic: Traffic) -> Iterator[Line]:
     if plan.keeps_state_in_s3 and traffic.records_per_s:
         every_s = plan.checkpoint_every_s or plan.idle_s
         yield Line("S3", "versions of the state", "s3-put", traffic.shards / every_s * SECONDS)
+    if plan.keeps_state_in_items and traffic.records_per_s:
+        every_s = plan.checkpoint_every_s or plan.idle_s
+        # A version has the changes of its commit: taken to be as many bytes as its records, once in
+        # a delta, and once more in the snapshot that is due when the deltas exceed the one before.
+        changed = traffic.bytes_per_s * every_s / traffic.shards
+        units = 2 * math.ceil(changed / _WRITE_UNIT_BYTES)
+        amount = traffic.shards / every_s * units * SECONDS
+        yield Line("DynamoDB", "versions of the state", "write-unit", amount)
 
 
 def _metrics(plan: Plan, traffic: Traffic) -> Iterator[Line]:

@@ -200,12 +200,12 @@ def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
     opened = open_streams(aws)
     keys = frozenset(lease_of(aws, shard).key for shard in asked.shards)
     chosen = _chosen(opened, asked.streams, keys)
-    rows = _rows(aws)
+    rows = rows_to_change(aws)
     refuse_other_kind(aws, {key: stream.summary.created_at for key, stream in opened.items()})
     refuse_owners(rows)
     if is_confirmed:
         refuse_native(aws)
-        rows = _watched(aws, rows)
+        rows = watched_rows(aws, rows)
     resets = [_planned(aws, (each, opened[each]), rows, asked, keys) for each in chosen]
     for each in resets:
         _show(each, aws.settings, asked.text)
@@ -258,8 +258,9 @@ def _chosen(
     )
 
 
-def _rows(aws: Aws) -> tuple[Lease, ...]:
-    """Raises: TableRefused for a row that cannot be read, NotFound without a table."""
+def rows_to_change(aws: Aws) -> tuple[Lease, ...]:
+    """The rows of the table. Raises: TableRefused for one that cannot be read; NotFound without a
+    table."""
     scanned = views.scan_table(aws)
     if scanned.broken:
         raise TableRefused(
@@ -269,7 +270,7 @@ def _rows(aws: Aws) -> tuple[Lease, ...]:
     return scanned.leases
 
 
-def _watched(aws: Aws, rows: tuple[Lease, ...]) -> tuple[Lease, ...]:
+def watched_rows(aws: Aws, rows: tuple[Lease, ...]) -> tuple[Lease, ...]:
     """The rows one failover later, when no owner has renewed: each has passed its fence [P7, P9].
     Without an owner they are as they were. Raises: TableRefused."""
     if not owned(rows):

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from kclrun.aws.control import ControlPlane
     from kclrun.cli.services import Aws
     from kclrun.config.schema import Settings
+    from kclrun.model.lease import Lease
 
 # Of the differences on the terminal; a file has all of them.
 _SHOWN_MAX: Final = 20
@@ -54,7 +55,7 @@ _MARK: Final = ".kclrun-replay"
 _REPORT: Final = "report.json"
 
 
-class _Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True):
     """One replay: the command line, the settings that it runs with, its folder."""
 
     asked: Asked
@@ -125,7 +126,7 @@ def replay(config: Path | None, overrides: tuple[str, ...], *, yes: bool, **said
     folder = (said["folder"] or Path(f"replay-{asked.name}")).absolute()
     if said["compare"]:
         return _compare(configuration, asked, said["compare"], folder)
-    place = _place(configuration, asked, folder)
+    place = place_of(configuration, asked, folder)
     for line in plan.plan_lines(configuration.settings, place.settings, asked):
         click.echo(harmless(line), err=True)
     if asked.has_same_outputs and not yes:
@@ -160,25 +161,21 @@ def _asked(said: dict[str, Any]) -> Asked:
     )
 
 
-def _place(configuration: Configuration, asked: Asked, folder: Path) -> _Place:
+def place_of(configuration: Configuration, asked: Asked, folder: Path) -> Place:
     settings = plan.settings_of_replay(configuration.settings, asked, folder)
     # What a halted lease is resumed with must name its table, not that of the fleet.
     overrides = (*configuration.overrides, f"leases.table={settings.table}")
     replayed = msgspec.structs.replace(configuration, settings=settings, overrides=overrides)
-    return _Place(asked, replayed, folder, plan.replay_of(configuration.settings, asked))
+    return Place(asked, replayed, folder, plan.replay_of(configuration.settings, asked))
 
 
-def _run(place: _Place) -> int:
+def _run(place: Place) -> int:
     """Run it to its end, and tell how it went; the exit code."""
-    from kclrun.cli.leases.command import resume_leases
-    from kclrun.cli.leases.views import scan_leases
-    from kclrun.cli.run.command import run_replay
     from kclrun.cli.services import Aws
 
     aws = Aws(place.settings)
     _refuse_expired(aws, place.asked)
-    leases = scan_leases(aws) if _exists(aws) else None
-    _claim_folder(place, is_new=leases is None)
+    leases = leases_of(place, aws)
     if leases and all(lease.is_ended for lease in leases):
         click.echo(
             "This replay is complete already: its rows are there. To run it anew, remove its"
@@ -186,12 +183,31 @@ def _run(place: _Place) -> int:
             err=True,
         )
         return exit_codes.DRAINED
-    for lease in leases or ():
+    code, report = run_on(place, aws, leases or ())
+    return _tell_end(place, aws, code, report)
+
+
+def leases_of(place: Place, aws: Aws) -> tuple[Lease, ...] | None:
+    """The leases that the replay has from an earlier run, None if there was none; its folder is
+    its own from here on. Raises: SettingsError if that is another one's."""
+    from kclrun.cli.leases.views import scan_leases
+
+    leases = scan_leases(aws) if _exists(aws) else None
+    _claim_folder(place, is_new=leases is None)
+    return leases
+
+
+def run_on(place: Place, aws: Aws, leases: Iterable[Lease]) -> tuple[int, Report]:
+    """Run it until it is caught up or stopped; the exit code and the report."""
+    from kclrun.cli.leases.command import resume_leases
+    from kclrun.cli.run.command import run_replay
+
+    for lease in leases:
         if lease.halt is not None:  # the code that gave up may be mended by now
             resume_leases(aws, [lease.key], is_confirmed=True)
-    report = place.folder / _REPORT
-    code = run_replay(place.configuration, report, place.replay)
-    return _tell_end(place, aws, code, msgspec.json.decode(report.read_bytes(), type=Report))
+    path = place.folder / _REPORT
+    code = run_replay(place.configuration, path, place.replay)
+    return code, msgspec.json.decode(path.read_bytes(), type=Report)
 
 
 def _refuse_expired(aws: Aws, asked: Asked) -> None:
@@ -208,15 +224,17 @@ def _exists(aws: Aws) -> bool:
     return inspect_table(aws.control.dynamodb_reads(), aws.settings.table) is not None
 
 
-def _claim_folder(place: _Place, *, is_new: bool) -> None:
+def _claim_folder(place: Place, *, is_new: bool) -> None:
     """Let the folder belong to this replay. Raises: SettingsError if it has rows of another one:
     they would be taken for rows of this one, or be cut off."""
     folder, mark = place.folder, place.folder / _MARK
     mine = mark.exists() and mark.read_text() == place.settings.table
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     rows = found - {_MARK, _REPORT} if mine else found
-    if is_new and mine and place.asked.processor is not None:
-        shutil.rmtree(folder)  # rows of a comparison are made again; only it writes there
+    if is_new and mine and (place.asked.processor or place.asked.stops is not None):
+        # The rows of a comparison and the state of a rebuild are made again; nobody else writes
+        # there.
+        shutil.rmtree(folder)
     elif rows and (is_new or not mine):
         raise SettingsError(
             f"--folder: {folder} has files already, which are not of this replay\n"
@@ -229,7 +247,7 @@ def _claim_folder(place: _Place, *, is_new: bool) -> None:
         raise SettingsError(f"--folder: {folder}: {error.strerror}") from None
 
 
-def _tell_end(place: _Place, aws: Aws, code: int, report: Report) -> int:
+def _tell_end(place: Place, aws: Aws, code: int, report: Report) -> int:
     from kclrun.cli.leases.views import scan_leases
 
     open_leases = [lease for lease in scan_leases(aws) if not lease.is_ended]
@@ -274,7 +292,7 @@ def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], f
     sides = {}
     for side, processor in (("A", first), ("B", named[-1])):
         each = msgspec.structs.replace(asked, processor=processor, side=side)
-        sides[side] = _place(configuration, each, folder / side)
+        sides[side] = place_of(configuration, each, folder / side)
     for side, place in sides.items():
         click.echo(f"{side}: {place.settings.processor}", err=True)
     click.echo("  A call gets one record, so that each row is known by its record.", err=True)
@@ -288,7 +306,7 @@ def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], f
     found = compare(sides["A"].folder, sides["B"].folder, counts)
     _show(found, counts, folder / "differences.jsonl")
     for place in sides.values():  # the next comparison may be of edited code: it begins anew
-        _delete(place.settings, place.settings.table)
+        delete_leases(place.settings, place.settings.table)
     return exit_codes.DRAINED if counts.is_same else exit_codes.UNMET
 
 
@@ -357,12 +375,13 @@ def _remove(settings: Settings, name: str, *, is_confirmed: bool) -> int:
     if not is_confirmed:
         click.echo(f"Would delete lease table {table}. Its rows in files stay. Do it with --yes.")
         return exit_codes.DRAINED
-    _delete(settings, table)
+    delete_leases(settings, table)
     click.echo(f"Deleted lease table {table}. Its rows in files stay.")
     return exit_codes.DRAINED
 
 
-def _delete(settings: Settings, table: str) -> None:
+def delete_leases(settings: Settings, table: str) -> None:
+    """Remove the lease table of a replay."""
     from kclrun.aws.table_setup import delete_table
     from kclrun.cli.services import Aws
     from kclrun.manager.locks import state_folder

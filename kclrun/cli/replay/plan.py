@@ -7,8 +7,9 @@ the state, the dead letters, and what watches the fleet.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -29,6 +30,7 @@ from kclrun.errors import SettingsError
 from kclrun.model.lease import replay_tables
 from kclrun.model.output import MAIN_OUTPUT, setting_of
 from kclrun.model.reading import Replay
+from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.time import WallTime
 
@@ -41,10 +43,12 @@ _KEYS_DIGITS: Final = 8
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line asks for. `label` is that of `--as`; `processor` replaces the one of
-    the settings, and then rows are kept with their cursors, for a comparison."""
+    the settings, and then rows are kept with their cursors, for a comparison. `stops`: up to where
+    each shard is read, by its id, to rebuild the state; `until_at` is not used then."""
 
     start: StartPosition
-    until_at: WallTime
+    until_at: WallTime = WallTime(math.inf)
+    stops: Mapping[str, ExtendedSequenceNumber] | None = None
     keys: tuple[str, ...] = ()
     label: str = ""
     processor: str | None = None
@@ -64,10 +68,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         """The name of the replay: the same range, keys and label always have the same one, so that
         the same command goes on with a replay that was interrupted, and another never does."""
         begin = "TRIM_HORIZON" if self.start.at is None else _stamp(self.start.at)
+        if self.stops is not None:
+            told = "\n".join(sorted(f"{shard} {at}" for shard, at in self.stops.items()))
+            return f"rebuild-{begin}-{hashlib.sha256(told.encode()).hexdigest()[:_KEYS_DIGITS]}"
         parts = [self.label, begin, _stamp(self.until_at)]
         if self.keys:
-            told = "\n".join(sorted(self.keys)).encode()
-            parts.append("keys" + hashlib.sha256(told).hexdigest()[:_KEYS_DIGITS])
+            keys = "\n".join(sorted(self.keys)).encode()
+            parts.append("keys" + hashlib.sha256(keys).hexdigest()[:_KEYS_DIGITS])
         return "-".join(part for part in (*parts, self.side) if part)
 
 
@@ -97,6 +104,8 @@ def replay_of(settings: Settings, asked: Asked) -> Replay:
     """The range, as lease processes get it."""
     names = tuple(place.name for place in output_places(settings, ONLY_STREAM))
     is_compared = asked.processor is not None
+    if asked.stops is not None:
+        return Replay(stops=asked.stops, row_names=names)
     return Replay(until_at=asked.until_at, keys=asked.keys, row_names=names if is_compared else ())
 
 
@@ -121,7 +130,12 @@ def settings_of_replay(settings: Settings, asked: Asked, folder: Path) -> Settin
     fetch = msgspec.structs.replace(settings.fetch, mode="polling", consumer=None)
     if is_compared:
         fetch = msgspec.structs.replace(fetch, batch_max=1)
-    outputs = _compared(settings, folder) if is_compared else _redirected(settings, asked, folder)
+    if asked.stops is not None:
+        outputs = {}
+    elif is_compared:
+        outputs = _compared(settings, folder)
+    else:
+        outputs = _redirected(settings, asked, folder)
     return msgspec.structs.replace(
         settings,
         application=table,
@@ -137,7 +151,11 @@ def settings_of_replay(settings: Settings, asked: Asked, folder: Path) -> Settin
         outputs=outputs,
         state=None
         if state is None
-        else msgspec.structs.replace(state, store=str((folder / "state").absolute())),
+        else msgspec.structs.replace(
+            state,
+            store=str((folder / "state").absolute()),
+            outbox=state.outbox and asked.stops is None,
+        ),
         on_error=msgspec.structs.replace(settings.on_error, dead_letter=letters)
         if settings.on_error.then == "dead-letter"
         else settings.on_error,

@@ -127,8 +127,10 @@ def furnished(
 
 
 def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
-    """The streams, buckets, queues and topics of the outputs, and the bucket of the state: they
-    exist as long as the run."""
+    """The streams, buckets, queues and topics of the outputs, and the bucket or table of the state:
+    they exist as long as the run."""
+    from kclrun.aws.outputs.state_items import TABLE
+
     if settings.engine != "fleet":
         return
     own = EndpointSettings(region=LOOPBACK_REGION, endpoint_url=settings.aws.endpoint)
@@ -138,6 +140,8 @@ def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
     urls = [each.s3 for each in places] + ([] if state is None else [state.s3])
     for bucket in sorted({urlsplit(url).netloc for url in urls if url is not None}):
         control.s3().create_bucket(Bucket=bucket)
+    if state is not None and state.dynamodb is not None:
+        control.dynamodb_writes().create_table(TableName=state.dynamodb, **TABLE)
     for place in places:
         named = place.sqs or place.sns or ""
         is_fifo = named.endswith(".fifo")

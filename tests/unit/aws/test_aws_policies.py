@@ -130,6 +130,7 @@ POLICIES: dict[str, Policy] = {
         for place in LETTERS
         for who, make in (("a machine with", run_policy), ("who redrives", letters_policy))
     },
+    "a machine with state in items": fleet("state: {store: dynamodb://kept}\n"),
     "a machine with outputs": fleet(OUTPUTS),
     "a machine with more outputs": fleet(MORE_OUTPUTS),
     "who redrives into outputs": letters_policy(settings(FLEET + OUTPUTS), SITE),

@@ -116,6 +116,12 @@ def output(**fields):
         ),
         (output(dynamodb="t"), TRAFFIC, ("DynamoDB", "rows: items"), 100 * SECONDS),
         (REPLACE(PLAN, keeps_state_in_s3=True), TRAFFIC, ("S3", "versions of the state"), SECONDS),
+        (
+            REPLACE(PLAN, keeps_state_in_items=True),
+            TRAFFIC,
+            ("DynamoDB", "versions of the state"),
+            196 * SECONDS,  # 98 KB each 10 s, and again in snapshots
+        ),
         (REPLACE(PLAN, metrics="api"), TRAFFIC, ("CloudWatch", "metrics"), len(METRICS)),
         (REPLACE(PLAN, metrics="api"), TRAFFIC, ("CloudWatch", "requests"), 3 * 43_800),
         (

@@ -8,7 +8,7 @@ import pytest
 
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.program import run_program
-from kclrun.cli.replay.command import Comparison, _claim_folder, _place, compare
+from kclrun.cli.replay.command import Comparison, _claim_folder, compare, place_of
 from kclrun.cli.replay.plan import (
     Asked,
     plan_lines,
@@ -221,7 +221,7 @@ def claim(folder, label="", processor=None, *, is_new=True):
     side = "A" if processor else ""
     each = asked(label=label, processor=processor, side=side)
     configuration = Configuration(settings(), folder, folder / "app.yaml")
-    _claim_folder(_place(configuration, each, folder), is_new=is_new)
+    _claim_folder(place_of(configuration, each, folder), is_new=is_new)
 
 
 def test_a_folder_belongs_to_one_replay_and_is_never_taken_with_files_of_another(tmp_path):

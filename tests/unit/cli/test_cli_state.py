@@ -6,11 +6,13 @@ import json
 import msgspec
 import pytest
 
+from kclrun.cli.replay import command, rebuild
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.protocol.writes import Applied, OutcomeUnknown, Take
 from kclrun.sinks.state_files import StateFiles
 from kclrun.state.versions import Version, encode_version, version_name
-from tests.unit.cli.memory_site import CONFIG, A, caller, key, site_for
+from tests.unit.cli.memory_site import CONFIG, JAVA, A, caller, key, site_for
 
 AT = ExtendedSequenceNumber("49500000000000000000000000000000000000000000000000000007")
 NAME = version_name(3, 1, "0badcafe")
@@ -19,7 +21,9 @@ VALUES = {"ann": {"clicks": 3, "raw": b"\xff"}, "bob": {"pages": ["home", "pay"]
 
 @pytest.fixture
 def site(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     site = site_for(monkeypatch, tmp_path)
+    monkeypatch.setattr(rebuild, "time", site.clock)
     site.configure(CONFIG + f"state: {{store: {tmp_path / 'kept'}}}\n")
     site.plant(0, A, AT, state_version=NAME, outputs=StoredCursors(AT, ()))
     site.plant(1, None, TRIM_HORIZON)
@@ -80,3 +84,107 @@ def test_a_shard_without_its_state_is_named_and_nothing_of_it_is_written(site, c
     assert (code, path.read_bytes()) == (1, b"")
     assert key(0) in "".join(err)
     assert call("state", "verify")[:2] == (1, ["1 of 2 shards have their state"])
+
+
+REBUILD = "state rebuild"
+
+
+@pytest.mark.parametrize(
+    ("planted", "more", "words"),
+    [
+        ({"owner": JAVA}, "", "belong to Java workers"),
+        ({}, "--yes", "are being renewed"),
+        ({"start": None}, "", "the rows do not say where the application began: no owner wrote it"),
+        ({"start": "LATEST"}, "", "the rows do not say which instant LATEST was"),
+        ({"start": "2020-01-01T00:00:00Z"}, "", "the stream does not hold the beginning any more"),
+        ({}, "--from LATEST", "the replay ends at the checkpoints"),
+        ({}, "--from 2020-01-01T00:00:00Z", "keeps records for 24 h"),
+        ({}, "--shard shardId-000000000001", "has not begun: it has no state of its own"),
+        ({}, "--shard shardId-9", "no lease of shardId-9"),
+    ],
+)
+def test_a_rebuild_is_refused_in_words_before_anything_is_written(site, call, planted, more, words):
+    site.store.delete(key(0), [NAME])
+    fields = {"owner": A, "start": "TRIM_HORIZON"} | planted
+    site.plant(0, fields.pop("owner"), AT, state_version=NAME, **fields)
+    site.live(A)
+    code, _, err = call(REBUILD, *more.split())
+    assert (code, words in "\n".join(err)) == (78, True), err
+    assert site.row(0).state_version == NAME
+    assert not list(site.folder.glob("rebuild-*"))
+
+
+def test_a_stream_that_lost_the_beginning_is_replayed_from_where_the_user_says(site, call):
+    site.store.delete(key(0), [NAME])
+    site.plant(0, A, AT, state_version=NAME, start="TRIM_HORIZON")
+    site.clock.now += 25 * 3600
+    code, _, err = call(REBUILD)
+    assert (code, "Say with --from" in "\n".join(err)) == (78, True)
+    code, out, _ = call(REBUILD, "--from", "TRIM_HORIZON")
+    assert code == 0
+    assert "up to 49500…000007: the checkpoint" in out[0]
+    assert "from the oldest record on" in out[1]
+
+
+@pytest.fixture
+def replayed(site, monkeypatch):
+    """The replay is done: its state of the first shard is in its folder."""
+    site.store.delete(key(0), [NAME])
+    outputs = StoredCursors(AT, ())
+    site.plant(0, A, AT, state_version=NAME, outputs=outputs, start="TRIM_HORIZON")
+
+    def made(place, _):
+        row = msgspec.structs.replace(site.row(0), state_version=NAME, checkpoint=AT)
+        version = Version(
+            name=NAME,
+            shard=key(0),
+            cursor=str(AT),
+            token=1,
+            attempt=1,
+            base=None,
+            changes=[("ann", "clicks", msgspec.msgpack.encode(7))],
+        )
+        store = StateFiles(place.folder / "state", f"{place.settings.application}/orders")
+        store.create(key(0), NAME, encode_version(version))
+        return (row,)
+
+    monkeypatch.setattr(command, "leases_of", made)
+    monkeypatch.setattr(command, "delete_leases", lambda *_: None)
+
+
+@pytest.mark.usefixtures("replayed")
+@pytest.mark.parametrize("applied", [0, 1])
+def test_a_rebuild_that_ends_between_two_writes_is_done_by_the_same_command(site, call, applied):
+    write = site.rows.write
+
+    def lost(change):
+        if isinstance(change, Take) and not applied:
+            return OutcomeUnknown("no answer")
+        done = write(change)
+        return done if isinstance(change, Take) else OutcomeUnknown("no answer")
+
+    site.rows.write = lost
+    assert call(REBUILD, "--yes")[0] == 69
+    site.rows.write = write
+    code, _, err = call(REBUILD, "--yes")
+    assert code == 0, err
+    row = site.row(0)
+    assert (row.checkpoint, row.owner) == (AT, None if applied == 0 else row.owner)
+    assert call("state", "verify")[:2] == (0, ["2 of 2 shards have their state"])
+    assert row.state_version != NAME
+
+
+@pytest.mark.usefixtures("replayed")
+def test_a_manager_that_starts_during_the_replay_keeps_its_row(site, call):
+    write = site.rows.write
+
+    def taken_before(change):
+        site.rows.write = write
+        row = site.row(0)
+        assert isinstance(write(Take(row.key, A, row.owner, row.counter, 1.0, "LATEST")), Applied)
+        return write(change)
+
+    site.rows.write = taken_before
+    code, _, err = call(REBUILD, "--yes")
+    assert (code, "its row has changed meanwhile" in "\n".join(err)) == (75, True), (code, err)
+    assert (site.row(0).owner, site.row(0).state_version) == (A, NAME)

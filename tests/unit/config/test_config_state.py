@@ -21,6 +21,11 @@ def settings(text):
         ("", None),
         ("state: {store: kept}", StatePlace(path="kept")),
         ("state: {store: s3://bucket/a/b}", StatePlace(s3="s3://bucket/a/b")),
+        ("state: {store: dynamodb://kept}", StatePlace(dynamodb="kept")),
+        (
+            "state: {store: dynamodb://kept}\naws: {endpoint: 'http://127.0.0.1:1'}",
+            StatePlace(dynamodb="kept", endpoint_url="http://127.0.0.1:1"),
+        ),
         (
             "state: {store: /mnt/x, max_bytes: 1MiB, retain: 1h}",
             StatePlace(path="/mnt/x", max_bytes=2**20, retain_s=3600.0),
@@ -40,7 +45,7 @@ def settings(text):
         ),
     ],
 )
-def test_the_store_is_a_folder_or_a_bucket(text, place):
+def test_the_store_is_a_folder_a_bucket_or_a_table(text, place):
     assert state_place(settings(text)) == place
 
 
@@ -49,6 +54,7 @@ def test_the_store_is_a_folder_or_a_bucket(text, place):
     [
         ("", 10.0),
         ("state: {store: kept}", 10.0),
+        ("state: {store: dynamodb://kept}", 10.0),
         ("state: {store: s3://bucket}", 30.0),
         ("state: {store: s3://bucket}\ncheckpoint: {every: 5s}", 5.0),
         ("state: {store: s3://bucket}\ncheckpoint: {every: batch}", "batch"),

@@ -15,6 +15,7 @@ from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import SettingsError, SinkError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, OutputPlace, RowsOf, StoredCursors
+from kclrun.model.reading import Replay
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.reports import OUTPUT, ProcessorRaised, Report
 from kclrun.worker import lease_outputs as module
@@ -58,7 +59,7 @@ class Stage:
             shard_id=SHARD,
             outputs=places,
             state=None,
-            replay=SimpleNamespace(row_names=compared),
+            replay=Replay(row_names=compared),
             kinesis=None,
             checkpoint=SimpleNamespace(mode="auto"),
         )

@@ -1,0 +1,1 @@
+"""Sessions of aircraft under fire: keyed state over a resharding stream."""
