@@ -373,8 +373,10 @@ def test_keys_in_memory_are_those_used_lately_and_those_with_changes(first):
         first.put(key, b"changed")
     for key in KEYS:
         first.live.values_of(key)
-    assert {*KEYS[:10]} <= {*working._recent, *working._older}
+    assert {*working._changed} == {*KEYS[:10]}
     first.commit()
+    assert not working._changed
+    assert working._changed_bytes == 0
     for key in KEYS:
         first.live.values_of(key)
     assert len(working._recent) + len(working._older) < 5
