@@ -187,9 +187,9 @@ def sums(rows, column):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Timed", "TimedTasks"])
+@pytest.mark.parametrize(("kind", "idle"), [("Timed", {}), ("TimedTasks", {"idle": "2s"})])
 def test_what_timers_emit_is_there_once_with_kills_a_move_a_split_and_a_merge(
-    embedded_aws, application, producer, tmp_path, kind
+    embedded_aws, application, producer, tmp_path, kind, idle
 ):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "timed.py").write_text(TIMED)
@@ -200,7 +200,7 @@ def test_what_timers_emit_is_there_once_with_kills_a_move_a_split_and_a_merge(
         "on_error": {"backoff": "20ms"},
         "path": str(tmp_path / "code"),
         "state": {"store": str(state_folder)},
-        "watermark": {"lateness": "1s"},
+        "watermark": {"lateness": "1s", **idle},
         "output": {"path": str(rows_folder), "roll": {"every": "1s"}},
         "checkpoint": {"every": "1s"},
         "leases": {"failover": "4s"},
@@ -234,19 +234,23 @@ def test_what_timers_emit_is_there_once_with_kills_a_move_a_split_and_a_merge(
     source.join()
     # No record comes any more: the clock alone brings the last ones.
     second.until(lambda: sums(emitted(rows_folder), "flushed").total() >= TOTAL)
+    if idle:
+        second.until(lambda: sums(emitted(rows_folder), "windowed").total() >= TOTAL)
     assert second.stop() == 0
 
     rows = emitted(rows_folder)
     per_key = sums(rows, "records")
     assert per_key.total() == TOTAL
     assert sums(rows, "flushed") == per_key
-    # The last windows are open: nothing comes to close them.
+    # The last windows are open, unless they close on an idle shard: nothing comes to close them.
     kept, timers = windows_of(state_folder, first.table, stream, embedded_aws.rows(first.table))
     assert sums(rows, "windowed") + kept == per_key
+    assert bool(kept) == (not idle)
     shown = second.cli("state", "show", "--json", "--config", str(second.config))
     by_shard = [json.loads(line) for line in shown.stdout.splitlines()]
     open_shards = [each for each in by_shard if each["checkpoint"] != "SHARD_END"]
-    assert sum(each["timers"] for each in open_shards) == timers > 0
+    assert sum(each["timers"] for each in open_shards) == timers
+    assert bool(timers) == (not idle)
 
 
 def windows_of(folder, table, stream, rows):

@@ -11,8 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kclrun.aws.rows import decode_row, encode_row
 from kclrun.codec.kpl import effective_hash_key
@@ -48,7 +46,7 @@ from kclrun.worker.delivery_queue import (
     QueueLimits,
 )
 from kclrun.worker.outputs import Keyed, Outputs, Pace
-from tests.examples import examples
+from tests.examples import seeds
 from tests.properties import test_worker_state
 from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, at, keys_of, policy
 from tests.support.memory_output import Crash, MemoryOutput
@@ -183,6 +181,7 @@ class World(test_worker_state.World):
         self.wall = 1000.0
         self.idle_s = idle_s
         self.kind = kind
+        self.marks = dict.fromkeys(RANGES, -1.0)  # the watermark at the checkpoint of each row
 
     def judge(self, life: Any, row: Lease) -> None: ...
 
@@ -245,6 +244,8 @@ class Life:
         self.deliverer._begin(self.row)
         timers = self.deliverer._timers
         assert timers is not None
+        known = timers.run.watermark
+        assert world.marks[shard] <= (-1.0 if known is None else known), "it never goes back"
         timers._wall = lambda: self.world.wall + self.skew_s
         timers._quiet = lambda: self.quiet
         self.quiet: Quiet | None = None
@@ -385,11 +386,18 @@ class Life:
             self.is_waiting = True
         elif self.world.write(self, row):
             self.row = row
+            self._note_watermark()
             self.is_over |= is_end
             self.calls.note_durable(position)
             self.outputs.confirm(row.state_version)
         else:
             self.is_over = True
+
+    def _note_watermark(self) -> None:
+        assert self.deliverer._timers is not None
+        mark = self.deliverer._timers.run.watermark
+        if mark is not None and self.row.checkpoint == self.processed:
+            self.world.marks[self.shard] = mark
 
     @property
     def is_due(self) -> bool:
@@ -399,24 +407,34 @@ class Life:
         return is_below or self.deliverer._timers.run.is_event_due()
 
 
-STEPS = st.tuples(
-    st.sampled_from(
-        [
-            *("go", "go", "ask", "idle", "raise", "stop", "turn"),
-            *("save", "save", "claim", "zombie", "land"),
-        ]
-    ),
-    st.integers(0, 5),
-    st.sampled_from(("", "", "", "refused", "lost", "late")),
+STEPS = (
+    *("go", "go", "ask", "idle", "idle", "raise", "stop", "turn"),
+    *("save", "save", "claim", "zombie", "land"),
 )
+
+
+def drawn(seed: int) -> tuple[float | None, list[tuple[str, int, str]]]:
+    """Whether the watermark moves on an idle shard, and some steps. (Hypothesis draws short lists:
+    400 of them missed what `FOUND` has, and three of four bugs in idle rounds.)"""
+    chance = random.Random(seed)
+    fates = ("", "", "", "refused", "lost", "late")
+    steps = [
+        (chance.choice(STEPS), chance.randint(0, 5), chance.choice(fates))
+        for _ in range(chance.randint(5, 70))
+    ]
+    return chance.choice((None, 1.0)), steps
 
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("kind", [Both, Single])
-@given(st.lists(STEPS, max_size=70), st.sampled_from((None, 1.0)))
-@examples(300)
-def test_rows_of_timers_are_there_once_and_tell_one_history(kind, steps, idle_s) -> None:  # type: ignore[no-untyped-def]
-    live(World(idle_s, kind), steps)
+def test_rows_of_timers_are_there_once_and_tell_one_history(kind) -> None:  # type: ignore[no-untyped-def]
+    for seed in seeds(0, 200):
+        idle_s, steps = drawn(seed)
+        try:
+            live(World(idle_s, kind), steps)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: idle_s={idle_s}, {steps}")
+            raise
 
 
 # Found by random steps: user code asks for a checkpoint in the first of two timers of one step.
@@ -465,9 +483,9 @@ def live(world: World, steps: list[tuple[str, int, str]]) -> None:
                 life.stops[:] = [True, *[False] * number] if kind == "stop" else []
                 life.go(number + 1)
             case "idle":
-                since = world.wall
                 world.wall += number
-                life.quiet = Quiet(WallTime(since), WallTime(world.wall))
+                # The clock of the service is neither that of this host, nor in step with it.
+                life.quiet = Quiet(WallTime(1000.0), WallTime(world.wall + 6 * number))
                 life.go(0)
                 life.quiet = None
             case "turn":
