@@ -155,7 +155,8 @@ class Context:
         self, key: Record | str, at: float | datetime, name: str = "", *, clock: Clock = "event"
     ) -> None:
         """Have `on_timer` called for the key at a time: seconds since the epoch, or a datetime with
-        a zone. Call it from `process_records`, `on_timer` or `shard_ended`.
+        a zone. Call it from `process_records`, `on_timer` or `shard_ended`; `process_record` has
+        that of the call's own context.
 
         `event`: when the `watermark` has reached that time. `wall`: when the clock of the machine
         has, also on a shard without records. A key (that of a record, or of the state) has one
@@ -252,8 +253,11 @@ class RecordContext(msgspec.Struct):
         LimitExceeded for another key, for iteration, and for more than 16 MiB of one record;
         SinkError when the call is over.
         """
+        return State(self._own_key())
+
+    def _own_key(self) -> OwnKey:
         live = self._of._require_entries()  # noqa: SLF001 - the two are one interface
-        return State(OwnKey(live, self._record.partition_key, self._change))
+        return OwnKey(live, self._record.partition_key, self._change)
 
     def counter(self, name: str) -> Counter:
         """A number for the record's key, in `state` under this name."""
@@ -263,11 +267,33 @@ class RecordContext(msgspec.Struct):
         """A value of the type `of` for the record's key, in `state` under this name."""
         return Table(self.state, name, of)
 
+    def set_timer(
+        self, key: Record | str, at: float | datetime, name: str = "", *, clock: Clock = "event"
+    ) -> None:
+        """As `Context.set_timer`, for the record's partition key.
+
+        Guaranteed: the timer is a change of the state as the others of this call: it fires once
+        every record before and every record that runs beside it are done, and a call that raises
+        sets none. Raises: as `Context.set_timer`, and as `state` for another key.
+        """
+        self._own_key().set_timer(key, at, name, clock)
+
+    def delete_timer(self, key: Record | str, name: str = "") -> None:
+        """Forget the timer of the record's key and this name; nothing happens where none is
+        pending. Raises: as `state`."""
+        self._own_key().delete_timer(key, name)
+
+    @property
+    def watermark(self) -> float | None:
+        """As `Context.watermark`: it moves while no call runs."""
+        return self._of.watermark
+
     def _change(self, change: Callable[[], Undoable | None]) -> None:
         """Implements `state.keyed.Journal`."""
         if not self.is_open:
             raise SinkError(
-                "context.state of a record is changed in its call of process_record, while it runs"
+                "the state and the timers of a record are changed in its call of process_record,"
+                " while it runs"
             )
         if self.kept_bytes > RECORD_ROWS_BYTES_MAX:
             raise LimitExceeded(
@@ -403,6 +429,8 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         Called between two calls of `process_records`, never concurrently: event timers in the order
         of `(at, key, name)` once the watermark has reached them, before the next record; those of
         the wall clock in the same order, at their time or when the call under way has returned.
+        With `process_record` every record before the timer is done when it fires, and none behind
+        it has begun; it is called on the thread of `initialize`, with the context given there.
         With an output that stores its cursor (`sql:`, `s3:`, rolled files) a round of wall timers
         ends with a checkpoint, and rounds are 1 s apart, or `checkpoint.every` if the output rolls.
         Guaranteed: rows and changes of the state, among them new timers, become durable in the
@@ -418,7 +446,7 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         """When the record happened, in seconds since the epoch, for the watermark: its arrival in
         the stream, unless you override it. Only with `on_timer`.
 
-        Called before `process_records` gets a record that may move the watermark.
+        Called before user code gets a record that may move the watermark.
         A time after the arrival counts as the arrival, so that one producer with a wrong clock does
         not close the windows of all others. Must not: depend on anything but the record, nor change
         anything. Raises: whatever you like; such a record does not move the watermark.

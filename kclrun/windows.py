@@ -14,7 +14,7 @@ import msgspec
 
 from kclrun.errors import SettingsError
 from kclrun.model.record import Record
-from kclrun.processor import Context
+from kclrun.processor import Context, RecordContext
 from kclrun.state.timers import Timer
 
 __all__ = ["Hopping", "Session", "Tumbling", "Window", "Windows"]
@@ -108,24 +108,25 @@ class Windows(Generic[T]):
         self._merge = merge
         self._time_of = time_of
 
-    def add(self, record: Record, value: T) -> bool:
+    def add(self, record: Record, value: T, context: RecordContext | None = None) -> bool:
         """Merge the value into the windows of the record, by its partition key. Call it from
-        `process_records`.
+        `process_records`; in `process_record` give it the `context` of the call.
 
         Returns: False for a late record, of which no window is open any more: the watermark has
         passed their ends, and nothing was changed. Raises: as `context.state` and `set_timer`.
         """
         time_of = self._time_of
         at = record.approximate_arrival_timestamp if time_of is None else time_of(record)
-        known = self._open(record.partition_key)
-        watermark = self._context.watermark
+        of = context or self._context
+        known = self._open(record.partition_key, of)
+        watermark = of.watermark
         if isinstance(self._kind, Session):
             changed = self._with_session(known, self._kind.of(at)[0], value, watermark)
         else:
             changed = self._with_value(known, self._kind.of(at), value, watermark)
         if changed is None:
             return False
-        self._keep(record.partition_key, changed)
+        self._keep(record.partition_key, changed, of)
         return True
 
     def closed(self, timer: Timer) -> list[Window[T]]:
@@ -133,28 +134,31 @@ class Windows(Generic[T]):
         from `on_timer`: each window is given once, and is forgotten."""
         if timer.name != self._timer:
             return []
-        known = self._open(timer.key)
-        self._keep(timer.key, [each for each in known if each[1] > timer.at])
+        known = self._open(timer.key, self._context)
+        self._keep(timer.key, [each for each in known if each[1] > timer.at], self._context)
         return [Window(timer.key, *each) for each in known if each[1] <= timer.at]
 
-    def open(self, key: Record | str) -> list[Window[T]]:
-        """The windows of a key that are not closed yet, the earliest first."""
+    def open(self, key: Record | str, context: RecordContext | None = None) -> list[Window[T]]:
+        """The windows of a key that are not closed yet, the earliest first; `context` as in
+        `add`."""
         name = key if isinstance(key, str) else key.partition_key
-        return [Window(name, *each) for each in self._open(name)]
+        return [Window(name, *each) for each in self._open(name, context or self._context)]
 
-    def _open(self, key: str) -> list[tuple[float, float, T]]:
+    def _open(self, key: str, of: Context | RecordContext) -> list[tuple[float, float, T]]:
         found: list[tuple[float, float, T]]
-        found = self._context.state[key].get(self._name, [], type=self._type)
+        found = of.state[key].get(self._name, [], type=self._type)
         return found
 
-    def _keep(self, key: str, known: list[tuple[float, float, T]]) -> None:
-        values = self._context.state[key]
+    def _keep(
+        self, key: str, known: list[tuple[float, float, T]], of: Context | RecordContext
+    ) -> None:
+        values = of.state[key]
         if not known:
             values.delete(self._name)
-            self._context.delete_timer(key, self._timer)
+            of.delete_timer(key, self._timer)
             return
         values[self._name] = known
-        self._context.set_timer(key, min(end for _, end, _ in known), self._timer)
+        of.set_timer(key, min(end for _, end, _ in known), self._timer)
 
     def _with_value(
         self,

@@ -97,6 +97,12 @@ class TimerRun:
         return len(records)
 
     @property
+    def may_join(self) -> bool:
+        """Whether more records may run beside those of the part: the watermark does not move behind
+        them, and no timer has to fire at a record that an output knows."""
+        return self._upcoming is None and not self._stored
+
+    @property
     def must_note(self) -> bool:
         """Whether `note` has something to write before the part is given to user code."""
         return self._upcoming is not None
@@ -117,7 +123,7 @@ class TimerRun:
         the watermark moves again."""
         if self.watermark is None or (self._fired is not None and self._fired >= self.watermark):
             return None
-        timer = self._live.reserved.earliest("event")
+        timer = self._live.earliest_timer("event")
         if timer is not None and timer.at <= self.watermark:
             return timer
         self._fired = self.watermark
@@ -132,7 +138,7 @@ class TimerRun:
     def may_idle(self) -> bool:
         """Whether event timers wait that would fire if the shard were idle for long enough."""
         is_possible = self._idle_s is not None and not self._stored
-        return is_possible and self._live.reserved.earliest("event") is not None
+        return is_possible and self._live.earliest_timer("event") is not None
 
     def idle_at(self, quiet_since: float | None) -> float | None:
         """From when on the watermark may move without a record, by the clock of the service, which
@@ -150,7 +156,7 @@ class TimerRun:
     def _idle_watermark(self) -> float | None:
         """The watermark that the first pending event timer waits for; None without one. A function
         of the state alone: the clock decides when it comes, and never which one."""
-        timer = self._live.reserved.earliest("event")
+        timer = self._live.earliest_timer("event")
         if timer is None:
             return None
         ends = math.ceil(timer.at / self._idle_every_s) * self._idle_every_s
@@ -186,15 +192,24 @@ class TimerRun:
                 return each if each.tick else None
         return None
 
+    def group_max(self, at: ExtendedSequenceNumber) -> int:
+        """How many timers behind `at` may be one group: it does not pass a cursor, because outputs
+        drop the rows of whole groups. User code may have asked for a checkpoint in the middle."""
+        ahead = [each.tick - at.tick for each in self._stored if each.of_record == at.of_record]
+        return min([GROUP_MAX, *(ticks for ticks in ahead if ticks > 0)])
+
     def wall_at(self) -> float | None:
         """When the next timer of the wall clock fires, in seconds since the epoch."""
-        timer = self._live.reserved.earliest("wall")
+        timer = self._live.earliest_timer("wall")
         return None if timer is None or self._stored else timer.at
 
     def next_wall(self, now: float, *, is_forced: bool) -> Timer | None:
-        """The timer of the wall clock that fires now."""
-        timer = self._live.reserved.earliest("wall")
-        return timer if timer is not None and (is_forced or timer.at <= now) else None
+        """The timer of the wall clock that fires now; below a stored cursor none does by the
+        clock."""
+        timer = self._live.earliest_timer("wall")
+        if timer is None or is_forced:
+            return timer
+        return timer if timer.at <= now and not self._stored else None
 
     # Both.
 

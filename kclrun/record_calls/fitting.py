@@ -33,11 +33,10 @@ def why_misfit(
     has_timers: bool = False,
 ) -> str | None:
     """Why a processor of this kind does not fit these settings, in words; None if it does."""
-    if has_timers and (is_single or is_manual):
+    if has_timers and is_manual:
         return (
-            "on_timer is for process_records, with checkpoints of the runtime: what a timer changes"
-            " is committed with the records before it\nWrite process_records, and a duration or"
-            " `batch` for checkpoint.every"
+            "on_timer is for checkpoints of the runtime: what a timer changes is committed with the"
+            " records before it\nUse a duration, or `batch`, for checkpoint.every"
         )
     if not is_single:
         if concurrency is None:

@@ -208,26 +208,42 @@ class LiveEntries:
         self, key: Record | str, at: float | datetime, name: str = "", clock: Clock = "event"
     ) -> None:
         """As `Context.set_timer`."""
+        self._require_alone()
+        self.set_timer_in(self._journal, key, at, name, clock)
+
+    def delete_timer(self, key: Record | str, name: str = "") -> None:
+        """As `Context.delete_timer`."""
+        self._require_alone()
+        self.delete_timer_in(self._journal, key, name)
+
+    def set_timer_in(
+        self, journal: Journal, key: Record | str, at: float | datetime, name: str, clock: Clock
+    ) -> None:
+        """As `set_timer`, with a journal of the call's own."""
         if not self.reserved.is_served:
             raise SettingsError(
                 "a timer needs a processor that defines on_timer(self, timer, checkpointer)"
             )
         timer = Timer(seconds_of(at), _name_of(key), name, clock)
-        self.put_timer(timer, entry_of(timer)[2])
+        self._put_timer(journal, timer, entry_of(timer)[2])
 
-    def delete_timer(self, key: Record | str, name: str = "") -> None:
-        """As `Context.delete_timer`."""
-        self.put_timer(Timer(0.0, _name_of(key), name), None)
+    def delete_timer_in(self, journal: Journal, key: Record | str, name: str) -> None:
+        """As `delete_timer`, with a journal of the call's own."""
+        self._put_timer(journal, Timer(0.0, _name_of(key), name), None)
 
-    def put_timer(self, timer: Timer, value: bytes | None) -> None:
-        """Set a timer, or remove the one of its key and name with None. Raises: as `put`."""
+    def earliest_timer(self, clock: Clock) -> Timer | None:
+        """The timer of this clock that fires first; None if none is pending. Any thread."""
+        with self._lock:
+            return self.reserved.earliest(clock)
+
+    def _put_timer(self, journal: Journal, timer: Timer, value: bytes | None) -> None:
         for text, least in ((timer.key, 1), (timer.name, 0)):
             if not least <= len(text) <= KEY_CHARACTERS_MAX:
                 raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
         key, name, _ = entry_of(timer)
         if value is not None:
             self.reserved.refuse(timer, key, name)
-        self.change_reserved(key, name, value)
+        journal(lambda: self._change_reserved(key, name, value))
 
     def change_reserved(self, key: str, name: str, value: bytes | None) -> None:
         """As `put`, for a timer or the watermark. The empty key is that of the shard."""
@@ -263,14 +279,15 @@ class LiveEntries:
     def _change_reserved(self, key: str, name: str, value: bytes | None) -> Undoable | None:
         if key:
             self._require_ours(key)
-        before = self.reserved.get(key, name)
-        if value == before:
-            return None
-        if key:
-            self._grow(growth(key, name, value, before))
-        else:
-            self.size_bytes += growth(key, name, value, before)  # the watermark has no limit
-        self.reserved.set(key, name, value)
+        with self._lock:
+            before = self.reserved.get(key, name)
+            if value == before:
+                return None
+            if key:
+                self._grow(growth(key, name, value, before))
+            else:
+                self.size_bytes += growth(key, name, value, before)  # the watermark has no limit
+            self.reserved.set(key, name, value)
         return key, name, value, before
 
     def _require_ours(self, key: str) -> None:
@@ -341,6 +358,16 @@ class OwnKey:
         """As `LiveEntries.put`, for the own key."""
         self._require_own(key)
         self._live.put_in(self._journal, key, name, value)
+
+    def set_timer(self, key: Record | str, at: float | datetime, name: str, clock: Clock) -> None:
+        """As `LiveEntries.set_timer`, for the own key."""
+        self._require_own(_name_of(key))
+        self._live.set_timer_in(self._journal, key, at, name, clock)
+
+    def delete_timer(self, key: Record | str, name: str) -> None:
+        """As `LiveEntries.delete_timer`, for the own key."""
+        self._require_own(_name_of(key))
+        self._live.delete_timer_in(self._journal, key, name)
 
     def _require_own(self, key: str) -> None:
         if key != self._key:

@@ -26,6 +26,7 @@ def _result(run: Run) -> object:
         "given_up": given_up,
         "position": run.position,
         "state": run.state,
+        "timers": run.timers,
     }
 
 
@@ -63,8 +64,8 @@ def assert_any_order_gives_the_same(
     time, whose calls return in the order that the seed says.
 
     `result` is what must be the same: the rows of each output, the records given up, the last
-    position and the state, unless you say otherwise; `run.processors` has the instance. The other
-    arguments are those of `run_processor`, such as `order="none"`.
+    position, the state and the pending timers, unless you say otherwise; `run.processors` has the
+    instance. The other arguments are those of `run_processor`, such as `order="none"`.
     Raises: AssertionError with the seed and both results; the errors of the processor.
 
     >>> from kclrun import RecordProcessor

@@ -443,7 +443,7 @@ class _Life:
             if self._timers is not None:
                 batch = self._fire_before(batch, self._timers)
             self._process(batch)
-            if self._timers is not None:
+            if self._timers is not None and self.ledger.delivered == batch[-1].position:
                 self._timers.arrive()
                 self._fire(self._timers, self._timers.next_event)
             self.run.row_counts.append(self.ledger.lengths())

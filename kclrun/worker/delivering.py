@@ -57,7 +57,7 @@ from kclrun.worker.delivery_queue import (
 )
 from kclrun.worker.giving_up import GivingUp, Trouble
 from kclrun.worker.record_delivering import RecordDelivery, RowPlaces
-from kclrun.worker.timer_delivering import TimerDelivery
+from kclrun.worker.timer_delivering import Parts, TimerDelivery
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
@@ -111,6 +111,7 @@ class Deliverer:
         self._processor: RecordProcessor | None = None
         self._records: RecordDelivery | None = None
         self._timers: TimerDelivery | None = None
+        self._parts = Parts()
         self._rows: RowScope | None = None
         self._decoding: Decoding | None = None
         self._token = 0
@@ -157,9 +158,9 @@ class Deliverer:
             report=self._report,
             giving_up=self._giving_up,
             decoding=decoding,
-            delivered=self._more_records,
+            more=self._more_records,
             processed=self._record_processed,
-            returned=self._records_returned,
+            returned=self._returned,
             fence=fence,
             make_thread=make_thread,
         )
@@ -217,55 +218,67 @@ class Deliverer:
 
     def _deliver(self, batch: Batch) -> None:
         if self._timers is not None:
-            if not self._deliver_parts(batch, self._timers):
-                self._checkpoints.given = self._done
-            return
-        self._note_delivered(batch)
-        if self._records is not None:
-            if self._spans is not None:
-                self._spans.began(batch)
-            if not self._records.deliver(batch):
-                self._checkpoints.given = self._done
-                if self._spans is not None:
-                    self._spans.leave_undone()
-            return
-        if batch.records and not self._is_done_with(batch):
+            is_done = self._deliver_parts(batch, self._timers)
+        else:
+            self._note_delivered(batch)
+            is_done = self._is_done_with(batch)
+        if not is_done:
             # What user code checkpoints from here on, in shutdown_requested, covers no more.
             self._checkpoints.given = self._done
-            return
-        self._done = batch.last
-        self._queue.note_returned(batch)
-        self._processed(batch.last)
 
     def _deliver_parts(self, batch: Batch, timers: TimerDelivery) -> bool:
-        """Give a batch in parts, each up to where the watermark moves, and fire the timers between
-        them. False if a part was given up, or delivery was stopped before the last one."""
-        start, records = 0, batch.records
-        while start < len(records):
-            if start and not self._queue.may_try_again(0.0, is_batch=True):
+        """Give a batch, and those that join it, in parts, each up to where the watermark moves, and
+        fire the timers between them. False if a part was given up, or delivery was stopped before
+        the last one."""
+        self._parts = Parts()
+        self._parts.join(batch)
+        is_first = True
+        while self._parts.are_left:
+            if not is_first and not self._queue.may_try_again(0.0, is_batch=True):
                 return False
-            end = timers.run.part_end(records, start)
-            timers.note()
-            timers.arrived_at = records[end - 1].approximate_arrival_timestamp
-            part = _part(batch, start, end)
-            self._note_delivered(part)
-            if not self._is_done_with(part) or not timers.arrive(part.last):
+            is_first = False
+            if not self._is_done_with(self._next_part(timers)):
                 return False
-            start = end
-        if self._done is None or self._done < batch.last:
-            self._note_delivered(Batch((), batch.last, 0, None))
-            self._record_processed(batch.last)
-            timers.done = batch.last
-        self._queue.note_returned(batch)
+            assert self._done is not None, "a part is done"
+            if not timers.arrive(self._done):
+                return False
+        last = self._parts.last
+        if self._done is None or self._done < last:
+            self._note_delivered(Batch((), last, 0, None))
+            self._record_processed(last)
+            timers.done = last
         return True
 
-    def _more_records(self, batch: Batch) -> None:
-        self._note_delivered(batch)
+    def _next_part(self, timers: TimerDelivery) -> Batch:
+        assert self._done is not None, "the lease has begun"
+        part = self._parts.next(timers.run)
+        timers.note(self._done)
+        timers.arrived_at = part.records[-1].approximate_arrival_timestamp
+        self._note_delivered(part)
+        return part
+
+    def _more_records(self) -> Batch | None:
+        """Records that run beside those before them."""
+        timers = self._timers
+        if timers is not None and not timers.run.may_join:
+            return None
+        batch = self._queue.more()
+        if batch is None:
+            return None
+        if timers is None or not batch.records:
+            self._note_delivered(batch)
+        else:
+            self._parts.join(batch)
+            batch = self._next_part(timers)
         if self._spans is not None:
             self._spans.began(batch)
+        return batch
 
-    def _records_returned(self, batch: Batch) -> None:
-        self._queue.note_returned(batch)
+    def _returned(self, batch: Batch) -> None:
+        """A batch, or a part of one, is done."""
+        whole = batch if self._timers is None else self._parts.returned(batch)
+        if whole is not None:
+            self._queue.note_returned(whole)
         if self._spans is not None:
             self._spans.done(batch)
 
@@ -310,18 +323,21 @@ class Deliverer:
     def _is_done_with(self, batch: Batch) -> bool:
         """Give a batch until each record is processed or given up; False if delivery was stopped
         before, or the lease is to be halted."""
-        if self._spans is None:
-            return self._give_until_settled(batch)
-        self._spans.began(batch)
-        is_done = self._give_until_settled(batch)
-        if is_done:
-            self._spans.done(batch)
+        if self._spans is not None:
+            self._spans.began(batch)
+        if self._records is not None:
+            is_done = self._records.deliver(batch)
         else:
+            is_done = not batch.records or self._give_until_settled(batch)
+            if is_done:
+                self._returned(batch)
+                self._record_processed(batch.last)
+        if not is_done and self._spans is not None:
             self._spans.leave_undone()
         return is_done
 
     def _give_until_settled(self, batch: Batch) -> bool:
-        """As `_is_done_with`; `BatchRun` decides which records are given."""
+        """As `_is_done_with`, for whole batches; `BatchRun` decides which records are given."""
         run = BatchRun(batch.records, self._policy, self._breaker)
         trouble = Trouble()
         may_go = True
@@ -478,13 +494,3 @@ class Deliverer:
             case RetryAfter(pause_s):
                 self._report(trouble.raised(pause_s))
                 return self._queue.may_try_again(pause_s, is_batch=is_batch)
-
-
-def _part(batch: Batch, start: int, end: int) -> Batch:
-    """Some records of a batch; one that is whole is not copied."""
-    records = batch.records
-    size, last = batch.payload_bytes, records[end - 1].position
-    if start or end < len(records):
-        records = records[start:end]
-        size = sum(len(record.data) for record in records)
-    return Batch(records, last, size, batch.millis_behind_latest)

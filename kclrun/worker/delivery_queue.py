@@ -414,12 +414,15 @@ class DeliveryQueue:
     # Single records: the calls under way are a batch, and `busy` says which of them is the oldest.
 
     def more(self) -> Batch | None:
-        """A batch that joins those under way. None in a shared process: another lease may wait for
-        its turn."""
+        """A batch that joins those under way. None while a timer waits for their end, and in a
+        shared process: another lease may wait for its turn."""
         with self._changed:
+            now = self._now()
             if self._closed or self._turn is not None or not self._pages:
                 return None
-            start = self._delivery.next_batch(self._waiting(), self._now())
+            if self._until_timers_s(now) == 0.0:
+                return None
+            start = self._delivery.next_batch(self._waiting(), now)
             return None if start is None else self._take_batch(start.records)
 
     def is_ending(self) -> bool:

@@ -39,8 +39,9 @@ class RowPlaces(RowScope, Protocol):
 class RecordDelivery:
     """The `RecordHost` of a lease. Its methods are called on the main thread, within `deliver`.
 
-    `processed` is told how far every record is done, `returned` each batch that is. `fence`: until
-    when the lease is proven ours; None once it is lost.
+    `more` gives a batch that may join those under way, `processed` is told how far every record is
+    done, `returned` each batch that is. `fence`: until when the lease is proven ours; None once it
+    is lost.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class RecordDelivery:
         report: Callable[[Report], None],
         giving_up: GivingUp,
         decoding: Decoding | None,
-        delivered: Callable[[Batch], None],
+        more: Callable[[], Batch | None],
         processed: Callable[[ExtendedSequenceNumber], None],
         returned: Callable[[Batch], None],
         fence: Callable[[], Instant | None],
@@ -68,7 +69,7 @@ class RecordDelivery:
         self._post = post
         self._report = report
         self._giving_up = giving_up
-        self._delivered = delivered
+        self._more = more
         self._processed = processed
         self._returned = returned
         self._fence = fence
@@ -105,10 +106,9 @@ class RecordDelivery:
         return fence is not None and self._queue.may_go_on(fence)
 
     def more(self) -> Batch | None:
-        batch = self._queue.more()
+        batch = self._more()
         if batch is not None:
             self._batches.append(batch)
-            self._delivered(batch)
         return batch
 
     def busy(self, since: Instant) -> None:

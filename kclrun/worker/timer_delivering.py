@@ -8,19 +8,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from kclrun.consuming import events
 from kclrun.consuming.delivery import RowScope
-from kclrun.consuming.timers import GROUP_MAX, Quiet, TimerRun, is_of_idle
+from kclrun.consuming.timers import Quiet, TimerRun, is_of_idle
 from kclrun.errors import LeaseLost
 from kclrun.model.sequence import IDLE_TICKS, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.processor import RecordProcessor, call_method
 from kclrun.state.timers import Timer
 from kclrun.worker.clock import boottime
-from kclrun.worker.delivery_queue import CheckpointCalls
+from kclrun.worker.delivery_queue import Batch, CheckpointCalls
 
 NextTimer = Callable[[], Timer | None]
 Attempt = Callable[[str, Callable[[], None]], bool]
@@ -98,13 +99,13 @@ class TimerDelivery:
             return _TIP_LOOK_S
         return 0.0 if at <= quiet.seen_at else max(_TIP_LOOK_S, at - quiet.seen_at)
 
-    def note(self) -> None:
-        """Before a part is given: the watermark that it leads to becomes part of the state."""
-        assert self.done is not None, "the lease has begun"
+    def note(self, done: ExtendedSequenceNumber) -> None:
+        """Before a part is given: the watermark that it leads to becomes part of the state. Every
+        record up to `done` is processed; of those behind it some may run."""
         if self.run.must_note:
             self._rows.begin_batch()
             self.run.note()
-            self._rows.end_batch(self.done)
+            self._rows.end_batch(done)
 
     def arrive(self, done: ExtendedSequenceNumber) -> bool:
         """Every record up to `done` is processed: fire the event timers that are due. False if a
@@ -184,7 +185,7 @@ class TimerDelivery:
         def group() -> None:
             nonlocal has_raised
             is_single, has_raised = has_raised, True
-            self._fire_group(next_timer, 1 if is_single else GROUP_MAX, tick_max)
+            self._fire_group(next_timer, tick_max, is_single=is_single)
             has_raised = False
 
         while next_timer() is not None and (tick_max is None or self._tick < tick_max):
@@ -199,13 +200,14 @@ class TimerDelivery:
         assert self.done is not None, "the lease has begun"
         return self.done.tick
 
-    def _fire_group(self, next_timer: NextTimer, most: int, tick_max: int | None) -> None:
+    def _fire_group(self, next_timer: NextTimer, tick_max: int | None, *, is_single: bool) -> None:
         """One attempt at the next timers. After an error they are called one by one, so that the
         report is about one, and the others before it are done."""
         assert self.done is not None, "the lease has begun"
         at, durable = self.done, self._durable()
         if durable is not None and durable > at and durable.of_record == at.of_record:
             at = durable  # the attempt before made a checkpoint, and then raised
+        most = 1 if is_single else self.run.group_max(at)
         most = most if tick_max is None else min(most, tick_max - at.tick)
         checkpoints = self._checkpoints
         self._rows.begin_batch()
@@ -237,3 +239,48 @@ class TimerDelivery:
         self._post(events.BatchDelivered(position, 0, 0))
         self.done = position
         self._processed(position)
+
+
+class Parts:
+    """A batch, and those that joined it, in parts that end where the watermark moves."""
+
+    def __init__(self) -> None:
+        self._begun: deque[Batch] = deque()  # those of which a part is not done
+        self._batch: Batch | None = None
+        self._start = 0
+
+    @property
+    def are_left(self) -> bool:
+        """Whether records of the last batch are not given yet."""
+        return self._batch is not None and self._start < len(self._batch.records)
+
+    @property
+    def last(self) -> ExtendedSequenceNumber:
+        """The position at which the last batch ends."""
+        assert self._batch is not None, "a batch has joined"
+        return self._batch.last
+
+    def join(self, batch: Batch) -> None:
+        """A batch follows; every record of those before it is given."""
+        assert not self.are_left, "no part is passed over"
+        self._batch, self._start = batch, 0
+        if batch.records:
+            self._begun.append(batch)
+
+    def next(self, run: TimerRun) -> Batch:
+        """The next part, which ends at a record. One that is whole is not copied."""
+        batch, start = self._batch, self._start
+        assert batch is not None, "a batch has joined"
+        records, size = batch.records, batch.payload_bytes
+        end = self._start = run.part_end(records, start)
+        last = records[end - 1].position
+        if start or end < len(records):
+            records = records[start:end]
+            size = sum(len(record.data) for record in records)
+        return Batch(records, last, size, batch.millis_behind_latest)
+
+    def returned(self, part: Batch) -> Batch | None:
+        """A part is done. Returns: the batch whose last part it is."""
+        if part.records and part.last == self._begun[0].records[-1].position:
+            return self._begun.popleft()
+        return None

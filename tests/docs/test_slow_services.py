@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from kclrun.record_calls.fitting import require_fit
+from kclrun.testing import assert_any_order_gives_the_same, make_record, run_processor
 from tests.docs import pages
 from tests.docs.blocks import blocks_of
 
@@ -35,8 +36,9 @@ class Prices:
 @pytest.fixture
 def page(tmp_path, monkeypatch):
     """The Python blocks of the page as modules; and its settings."""
-    settings, processor, test = [block.text for block in blocks_of(PAGE.read_text())]
-    for name, text in (("prices", PRICES), ("priced", processor), ("test_priced", test)):
+    settings, processor, windows, test = [block.text for block in blocks_of(PAGE.read_text())]
+    modules = {"prices": PRICES, "priced": processor, "turnover": windows, "test_priced": test}
+    for name, text in modules.items():
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
@@ -51,3 +53,18 @@ def test_the_processor_of_the_page_gives_the_same_in_any_order_and_fits_its_sett
     module, _, name = page["processor"].partition(":")
     assert (module, name) == ("priced", "Priced")
     assert require_fit(priced.Priced, "Priced", None, is_manual=False)
+
+
+def test_the_windows_of_the_page_are_the_same_in_any_order(page):
+    from turnover import Turnover
+
+    records = [
+        make_record(
+            b'{"sku": "a", "quantity": %d}' % n, key=f"shop-{n % 5}", ordinal=n, arrived_at_s=n * 9
+        )
+        for n in range(50)
+    ]
+    given = {"decode": "json", "retries": 99}
+    assert_any_order_gives_the_same(Turnover, records, **given)
+    run = run_processor(Turnover, records, **given)
+    assert [row["sum"] for row in run.rows if row["from"] == 60] == [20, 22, 14 + 24, 16 + 26, 18]

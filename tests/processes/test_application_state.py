@@ -138,7 +138,7 @@ def test_every_key_has_counted_each_of_its_records_once(
 
 # What each record adds is flushed by the clock, and counted in windows of its arrival.
 TIMED = """
-import operator
+import asyncio, operator, random
 from kclrun import RecordProcessor
 from kclrun.windows import Tumbling, Windows
 
@@ -162,6 +162,20 @@ class Timed(RecordProcessor):
         if timer.name == "flush":
             self.context.emit({"key": timer.key, "flushed": self.counts[timer.key]})
             self.counts[timer.key] = 0
+
+class TimedTasks(Timed):
+    process_records = RecordProcessor.process_records
+
+    async def process_record(self, record, context):
+        if context.counter("n").add(record) == 1:
+            at = record.approximate_arrival_timestamp + 0.7
+            context.set_timer(record, at, "flush", clock="wall")
+        await asyncio.sleep(random.random() / 50)
+        if not self.windows.add(record, 1, context):
+            context.emit({"key": record.partition_key, "windowed": 1, "late": True})
+        context.emit({"key": record.partition_key, "records": 1})
+        if random.random() < 0.02:
+            raise ValueError("as it is in the test")
 """
 
 
@@ -173,17 +187,20 @@ def sums(rows, column):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("kind", "idle"), [("Timed", {}), ("TimedTasks", {"idle": "2s"})])
 def test_what_timers_emit_is_there_once_with_kills_a_move_a_split_and_a_merge(
-    embedded_aws, application, producer, tmp_path
+    embedded_aws, application, producer, tmp_path, kind, idle
 ):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "timed.py").write_text(TIMED)
     rows_folder, state_folder = tmp_path / "rows", tmp_path / "kept"
     settings = {
-        "processor": "timed:Timed",
+        "processor": f"timed:{kind}",
+        **({"concurrency": {"records": 16}} if kind == "TimedTasks" else {}),
+        "on_error": {"backoff": "20ms"},
         "path": str(tmp_path / "code"),
         "state": {"store": str(state_folder)},
-        "watermark": {"lateness": "1s"},
+        "watermark": {"lateness": "1s", **idle},
         "output": {"path": str(rows_folder), "roll": {"every": "1s"}},
         "checkpoint": {"every": "1s"},
         "leases": {"failover": "4s"},
@@ -217,19 +234,23 @@ def test_what_timers_emit_is_there_once_with_kills_a_move_a_split_and_a_merge(
     source.join()
     # No record comes any more: the clock alone brings the last ones.
     second.until(lambda: sums(emitted(rows_folder), "flushed").total() >= TOTAL)
+    if idle:
+        second.until(lambda: sums(emitted(rows_folder), "windowed").total() >= TOTAL)
     assert second.stop() == 0
 
     rows = emitted(rows_folder)
     per_key = sums(rows, "records")
     assert per_key.total() == TOTAL
     assert sums(rows, "flushed") == per_key
-    # The last windows are open: nothing comes to close them.
+    # The last windows are open, unless they close on an idle shard: nothing comes to close them.
     kept, timers = windows_of(state_folder, first.table, stream, embedded_aws.rows(first.table))
     assert sums(rows, "windowed") + kept == per_key
+    assert bool(kept) == (not idle)
     shown = second.cli("state", "show", "--json", "--config", str(second.config))
     by_shard = [json.loads(line) for line in shown.stdout.splitlines()]
     open_shards = [each for each in by_shard if each["checkpoint"] != "SHARD_END"]
-    assert sum(each["timers"] for each in open_shards) == timers > 0
+    assert sum(each["timers"] for each in open_shards) == timers
+    assert bool(timers) == (not idle)
 
 
 def windows_of(folder, table, stream, rows):

@@ -1,27 +1,28 @@
-"""Timers on a row and stores in memory: any cut of batches, clocks that differ between hosts, calls
-that raise, refused, lost and late writes, crashes, zombies, new owners, a split and a merge. Rows
-of event timers are those of the records alone, unless the watermark moves on an idle shard; then
-they, as those of wall timers, tell one history, and each is there once."""
+"""Timers on a row and stores in memory: any cut of batches, records at the same time, clocks that
+differ between hosts, calls that raise, stops, refused, lost and late writes, crashes, zombies, new
+owners, a split and a merge. Rows of event timers are those of the records alone, unless the
+watermark moves on an idle shard; then they, as those of wall timers, tell one history, and each is
+there once."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kclrun.aws.rows import decode_row, encode_row
 from kclrun.codec.kpl import effective_hash_key
-from kclrun.consuming import events
+from kclrun.consuming import events, timers
 from kclrun.consuming.commands import (
     AllowDelivery,
     AnswerCheckpoint,
     CheckpointAnswer,
     CommitOutputs,
 )
-from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.consuming.concurrency import Concurrency
+from kclrun.consuming.delivery import ConfirmStop, ErrorPolicy
 from kclrun.consuming.outputs import OutputCommits
 from kclrun.consuming.timers import Quiet, TimerRun
 from kclrun.model.lease import Lease
@@ -29,11 +30,12 @@ from kclrun.model.output import StoredCursors
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime
-from kclrun.processor import Checkpointer, RecordProcessor
+from kclrun.processor import Checkpointer, Context, RecordProcessor
+from kclrun.record_calls.runners import Ended
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import Counter, LiveEntries, State
 from kclrun.state.timers import WATERMARK, Timer
-from kclrun.worker import timer_delivering
+from kclrun.testing.record_runs import SeededRunner
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import (
     Batch,
@@ -44,7 +46,7 @@ from kclrun.worker.delivery_queue import (
     QueueLimits,
 )
 from kclrun.worker.outputs import Keyed, Outputs, Pace
-from tests.examples import examples
+from tests.examples import seeds
 from tests.properties import test_worker_state
 from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, at, keys_of, policy
 from tests.support.memory_output import Crash, MemoryOutput
@@ -77,9 +79,11 @@ class Boom(Exception):
 class Both(RecordProcessor):
     """A window of each key by event time, and a flush of its count by the clock."""
 
-    def __init__(self, live: LiveEntries, emit, raises: list[bool], asks: list[bool]) -> None:  # type: ignore[no-untyped-def]
-        state = State(live)
-        self.live, self.emit, self.raises, self.asks = live, emit, raises, asks
+    def __init__(self, life: Life) -> None:
+        state = State(life.live)
+        self.live, self.emit = life.live, life.outputs.emit_to("sql")
+        self.raises, self.asks = life.raises, life.asks
+        self.stops, self.stop = life.stops, life.queue.stop_delivery
         self.window, self.count = Counter(state, "window"), Counter(state, "count")
 
     def process_records(self, batch, checkpointer):  # type: ignore[no-untyped-def]
@@ -98,10 +102,44 @@ class Both(RecordProcessor):
         self._end(checkpointer)
 
     def _end(self, checkpointer) -> None:  # type: ignore[no-untyped-def]
-        if self.asks and self.asks.pop():
+        if self.asks and self.asks.pop() and checkpointer is not None:
             checkpointer.checkpoint()
+        if self.stops and self.stops.pop():
+            self.stop()
         if self.raises and self.raises.pop():
             raise Boom
+
+
+class Single(Both):
+    """The same, of single records: several run at the same time."""
+
+    process_records = RecordProcessor.process_records
+
+    def process_record(self, record, context):  # type: ignore[no-untyped-def]
+        arrived_at = record.approximate_arrival_timestamp
+        if context.counter("window").add(record) == 1:
+            context.set_timer(record, arrived_at + WINDOW_S)
+        context.set_timer(record, arrived_at + PATIENCE_S, "flush", clock="wall")
+        count = context.counter("count").add(record)
+        context.emit({"n": ("record", record.partition_key, count)}, "sql")
+        self._end(None)
+
+
+class InAnyOrder(SeededRunner):
+    """Calls that run while others join them; the seed says which one ends next."""
+
+    is_inline = False
+    wake: Any = None
+
+    def start(self, calls):  # type: ignore[no-untyped-def]
+        super().start(calls)
+        self.wake()
+
+    def take(self) -> list[Ended]:
+        ended = super().take()
+        if ended:
+            self.wake()
+        return ended
 
 
 def event_rows(shard: str) -> tuple[list[tuple[str, str, int]], dict[str, list[float]]]:
@@ -138,10 +176,12 @@ def event_rows(shard: str) -> tuple[list[tuple[str, str, int]], dict[str, list[f
 class World(test_worker_state.World):
     """With a clock of the wall; the rows of timers are judged at the end."""
 
-    def __init__(self, idle_s: float | None = None) -> None:
+    def __init__(self, idle_s: float | None = None, kind: type[Both] = Both) -> None:
         super().__init__(None)
         self.wall = 1000.0
         self.idle_s = idle_s
+        self.kind = kind
+        self.marks = dict.fromkeys(RANGES, -1.0)  # the watermark at the checkpoint of each row
 
     def judge(self, life: Any, row: Lease) -> None: ...
 
@@ -161,6 +201,7 @@ class Life:
         self.fates: tuple[list[str], list[str]] = ([], [])
         self.raises: list[bool] = []
         self.asks: list[bool] = []
+        self.stops: list[bool] = []
         self.row = world.claim(shard)
         self.is_over = self.is_waiting = False
         self.processed = self.delivered = self.told = self.row.checkpoint
@@ -203,6 +244,8 @@ class Life:
         self.deliverer._begin(self.row)
         timers = self.deliverer._timers
         assert timers is not None
+        known = timers.run.watermark
+        assert world.marks[shard] <= (-1.0 if known is None else known), "it never goes back"
         timers._wall = lambda: self.world.wall + self.skew_s
         timers._quiet = lambda: self.quiet
         self.quiet: Quiet | None = None
@@ -215,7 +258,7 @@ class Life:
         raise AssertionError from error
 
     def _prepare(self, row: Lease):  # type: ignore[no-untyped-def]
-        processor = Both(self.live, self.outputs.emit_to("sql"), self.raises, self.asks)
+        processor = self.world.kind(self)
         self.live.reserved.is_served = True
         run = TimerRun(
             self.live,
@@ -227,7 +270,37 @@ class Life:
             idle_s=self.world.idle_s,
         )
         self.deliverer.take_timers(run, processor, self.outputs, 0.0)
+        if isinstance(processor, Single):
+            self._take_records(processor, run)
         return processor, self.outputs, None
+
+    def _take_records(self, processor: Single, run: TimerRun) -> None:
+        context = Context(
+            application="test",
+            stream="test",
+            shard_id=self.shard,
+            lease_key=self.shard,
+            position=self.row.checkpoint,
+            options={},
+            fencing_token=self.row.counter,
+            uncheckpointed_max=100,
+            checkpoint_mode="auto",
+            emit=lambda *_: None,
+            prepare=self.outputs.prepare,
+            release=lambda: None,
+            entries=self.live,
+            watermark=lambda: run.watermark,
+        )
+        self.deliverer.take_records(
+            *(processor, context, Concurrency(3), None, self.outputs),
+            fence=lambda: Instant(10.0**12),
+            make_thread=lambda *_: None,
+        )
+        assert self.deliverer._records is not None
+        calls = self.deliverer._records.calls
+        runner = InAnyOrder(processor.process_record, random.Random(self.world.lives))
+        runner.wake = calls.wake
+        calls._runner = runner
 
     def _post(self, event: events.Event) -> None:
         match event:
@@ -255,9 +328,11 @@ class Life:
 
     def go(self, size: int) -> None:
         """Fetch some records, and do what the queue has for the main thread."""
-        if size and self.unread:
-            page, self.unread = self.unread[:size], self.unread[size:]
-            self.queue.put(Page(page, page[-1].position, 0, 0))
+        for _ in range(2):  # the second page may join the first
+            page, self.unread = self.unread[: size - size // 2], self.unread[size - size // 2 :]
+            size //= 2
+            if page:
+                self.queue.put(Page(page, page[-1].position, 0, 0))
         while not self.is_over:
             with self.queue._changed:
                 task = self.queue._next_start(NOW)
@@ -267,6 +342,10 @@ class Life:
                 case FireTimers(upcoming):
                     assert self.deliverer._timers is not None
                     self.deliverer._timers.fire(upcoming)
+                case ConfirmStop():
+                    self.save("", may_end=False)
+                    self.save("")
+                    self.is_over = True
                 case None:
                     return
                 case other:
@@ -283,7 +362,7 @@ class Life:
         if self.is_over or self.is_waiting:
             return
         last = records_of(self.shard)[-1].position if RECORDS[self.shard] else TRIM_HORIZON
-        is_end = may_end and self.told.of_record >= last and not (self.unread or self.cuts_left)
+        is_end = may_end and self.told.of_record >= last and not (self.unread or self.is_due)
         wanted = SHARD_END if is_end else self.told
         for asked in self.commits.ask(CommitOutputs(wanted, must=True), Instant(10.0**9)):
             self.outputs.commit(asked)
@@ -307,34 +386,76 @@ class Life:
             self.is_waiting = True
         elif self.world.write(self, row):
             self.row = row
+            self._note_watermark()
             self.is_over |= is_end
             self.calls.note_durable(position)
             self.outputs.confirm(row.state_version)
         else:
             self.is_over = True
 
+    def _note_watermark(self) -> None:
+        assert self.deliverer._timers is not None
+        mark = self.deliverer._timers.run.watermark
+        if mark is not None and self.row.checkpoint == self.processed:
+            self.world.marks[self.shard] = mark
+
     @property
-    def cuts_left(self) -> bool:
-        return any(cut > self.processed for cut in self.cuts)
+    def is_due(self) -> bool:
+        """Timers fire before the shard ends: those that an output has, and those of its end."""
+        assert self.deliverer._timers is not None
+        is_below = any(cut > self.processed for cut in self.cuts)
+        return is_below or self.deliverer._timers.run.is_event_due()
 
 
-STEPS = st.tuples(
-    st.sampled_from(
-        [
-            *("go", "go", "ask", "idle", "raise", "turn"),
-            *("save", "save", "claim", "zombie", "land"),
-        ]
-    ),
-    st.integers(0, 5),
-    st.sampled_from(("", "", "", "refused", "lost", "late")),
+STEPS = (
+    *("go", "go", "ask", "idle", "idle", "raise", "stop", "turn"),
+    *("save", "save", "claim", "zombie", "land"),
 )
 
 
+def drawn(seed: int) -> tuple[float | None, list[tuple[str, int, str]]]:
+    """Whether the watermark moves on an idle shard, and some steps. (Hypothesis draws short lists:
+    400 of them missed what `FOUND` has, and three of four bugs in idle rounds.)"""
+    chance = random.Random(seed)
+    fates = ("", "", "", "refused", "lost", "late")
+    steps = [
+        (chance.choice(STEPS), chance.randint(0, 5), chance.choice(fates))
+        for _ in range(chance.randint(5, 70))
+    ]
+    return chance.choice((None, 1.0)), steps
+
+
 @pytest.mark.seconds
-@given(st.lists(STEPS, max_size=70), st.sampled_from((None, 1.0)))
-@examples(400)
-def test_rows_of_timers_are_there_once_and_tell_one_history(steps, idle_s) -> None:  # type: ignore[no-untyped-def]
-    world = World(idle_s)
+@pytest.mark.parametrize("kind", [Both, Single])
+def test_rows_of_timers_are_there_once_and_tell_one_history(kind) -> None:  # type: ignore[no-untyped-def]
+    for seed in seeds(0, 200):
+        idle_s, steps = drawn(seed)
+        try:
+            live(World(idle_s, kind), steps)
+        except BaseException as error:
+            error.add_note(f"seed {seed}: idle_s={idle_s}, {steps}")
+            raise
+
+
+# Found by random steps: user code asks for a checkpoint in the first of two timers of one step.
+FOUND = {
+    "the next group passed the cursor that the output had of it": [
+        *[("go", 0, ""), ("go", 2, ""), ("ask", 1, "late")],
+    ],
+    "behind the other timer the clock fired below a cursor": [
+        *[("go", 3, ""), ("ask", 1, ""), ("go", 0, ""), ("save", 0, ""), ("claim", 4, "")],
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", [Both, Single])
+@pytest.mark.parametrize("name", FOUND)
+def test_a_round_with_a_checkpoint_of_user_code_in_it_is_repeated_as_it_was(name, kind) -> None:  # type: ignore[no-untyped-def]
+    live(World(kind=kind), FOUND[name])
+
+
+def live(world: World, steps: list[tuple[str, int, str]]) -> None:
+    """One process after the other, with zombies, until each shard has ended; then the judgement."""
     lives: dict[str, Life] = {}
     zombies: list[Life] = []
     for kind, number, fate in [*steps, *finish()]:
@@ -356,14 +477,15 @@ def test_rows_of_timers_are_there_once_and_tell_one_history(steps, idle_s) -> No
                 life.fates[0].append(fate)
         world.wall += 0.4
         match kind:
-            case "go" | "raise" | "ask":
+            case "go" | "raise" | "ask" | "stop":
                 life.raises[:] = [False, True][: number + 1] if kind == "raise" else []
                 life.asks[:] = [True, *[False] * number] if kind == "ask" else []
+                life.stops[:] = [True, *[False] * number] if kind == "stop" else []
                 life.go(number + 1)
             case "idle":
-                since = world.wall
                 world.wall += number
-                life.quiet = Quiet(WallTime(since), WallTime(world.wall))
+                # The clock of the service is neither that of this host, nor in step with it.
+                life.quiet = Quiet(WallTime(1000.0), WallTime(world.wall + 6 * number))
                 life.go(0)
                 life.quiet = None
             case "turn":
@@ -495,7 +617,7 @@ def test_r2_what_an_idle_shard_closed_is_repeated_before_the_next_record_or_time
 def test_a_stop_ends_between_two_timers_and_the_next_owner_fires_the_others_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(timer_delivering, "GROUP_MAX", 1)
+    monkeypatch.setattr(timers, "GROUP_MAX", 1)
     world = World()
     life = Life(world, "root", 0.0)
     life.go(1)

@@ -26,7 +26,7 @@ from kclrun.sinks.state_files import StateFiles
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state import chain
 from kclrun.state.keyed import LiveEntries
-from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
+from kclrun.state.timers import WATERMARK, Step, Timer
 from tests.patience import HUNG_S
 from tests.support.memory_versions import MemoryVersions, Versions
 
@@ -373,8 +373,10 @@ def test_keys_in_memory_are_those_used_lately_and_those_with_changes(first):
         first.put(key, b"changed")
     for key in KEYS:
         first.live.values_of(key)
-    assert {*KEYS[:10]} <= {*working._recent, *working._older}
+    assert {*working._changed} == {*KEYS[:10]}
     first.commit()
+    assert not working._changed
+    assert working._changed_bytes == 0
     for key in KEYS:
         first.live.values_of(key)
     assert len(working._recent) + len(working._older) < 5
@@ -408,12 +410,13 @@ def test_timers_and_the_watermark_are_in_the_copy_and_are_no_values_of_their_key
     tmp_path, stored, first
 ):
     step = msgspec.msgpack.encode(Step(9.0, 9.0))
+    first.live.reserved.is_served = True
     first.live.change_reserved(*WATERMARK, step)
     for timer in (late := Timer(8.0, "key-1", "n"), lonely := Timer(7.0, "alone")):
-        first.live.put_timer(timer, entry_of(timer)[2])
-    first.live.put_timer(Timer(5.0, "key-2"), entry_of(Timer(5.0, "key-2"))[2])
+        first.live.set_timer(timer.key, timer.at, timer.name, timer.clock)
+    first.live.set_timer("key-2", 5.0)
     first.commit()
-    first.live.put_timer(Timer(5.0, "key-2"), None)
+    first.live.delete_timer("key-2")
     version = first.commit()
     first.versions.close()
     own = Owner(tmp_path, MemoryVersions(stored), 2, version)

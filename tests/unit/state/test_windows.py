@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from datetime import UTC, datetime
 
@@ -9,10 +10,21 @@ import pytest
 
 from kclrun import RecordProcessor
 from kclrun.consuming.timers import arrival_of
-from kclrun.errors import LimitExceeded, ProcessorError, ProcessorLoadError, SettingsError
+from kclrun.errors import (
+    LimitExceeded,
+    ProcessorError,
+    ProcessorLoadError,
+    SettingsError,
+    SinkError,
+)
 from kclrun.state import timers as state_timers
 from kclrun.state.timers import Timer
-from kclrun.testing import make_record, replay, run_processor
+from kclrun.testing import (
+    assert_any_order_gives_the_same,
+    make_record,
+    replay,
+    run_processor,
+)
 from kclrun.windows import Hopping, Session, Tumbling, Windows
 
 KINDS = [Tumbling(5.0), Hopping(6.0, 2.0), Session(3.0)]
@@ -52,6 +64,18 @@ class Listed(RecordProcessor):
         for each in self.windows.closed(timer):
             row = {"key": each.key, "start": each.start, "end": each.end, "of": sorted(each.value)}
             self.context.emit(row)
+
+
+class ListedSingly(Listed):
+    """The same, of single records that run at the same time."""
+
+    process_records = RecordProcessor.process_records
+
+    async def process_record(self, record, context):
+        ordinal = int(record.sequence_number[-3:])
+        await asyncio.sleep(ordinal % 7)
+        if not self.windows.add(record, [ordinal], context):
+            context.emit({"late": ordinal}, to="late")
 
 
 def spans_of(kind, times):
@@ -119,20 +143,27 @@ def test_windows_are_those_of_a_model_however_records_come_in_batches(kind, seed
         run = run_processor(Listed, records, lateness_s=LATENESS_S, batch_max=batch_max)
         assert run.rows == rows
         assert [row["late"] for row in run.outputs["late"]] == late
+    timing = {"lateness_s": LATENESS_S, "batch_max": 20}
+    assert_any_order_gives_the_same(ListedSingly, records, seeds=range(3), **timing)
+    run = run_processor(ListedSingly, records, concurrency=8, **timing)
+    assert run.rows == rows
+    assert [row["late"] for row in run.outputs["late"]] == late
 
 
 @pytest.mark.parametrize("crash_after", [1, 13, 37, 59])
-def test_a_crash_changes_no_window(crash_after):
+@pytest.mark.parametrize("kind", [Listed, ListedSingly])
+def test_a_crash_changes_no_window(kind, crash_after):
     records = late_records(3)
     whole = run_processor(Listed, records, lateness_s=LATENESS_S)
     for mode, batch_max in (("batch", 1), ("batch", 5), ("auto", 3)):
         run = replay(
-            Listed,
+            kind,
             records,
             crash_after=crash_after,
             checkpoint=mode,
             batch_max=batch_max,
             lateness_s=LATENESS_S,
+            **({"concurrency": 4} if kind is ListedSingly else {}),
         )
         assert (run.rows, run.timers) == (whole.rows, whole.timers)
 
@@ -258,6 +289,35 @@ def test_timers_need_on_timer_and_checkpoints_of_the_runtime():
         run_processor(Without, ["a"])
     with pytest.raises(ProcessorLoadError, match="checkpoints of the runtime"):
         run_processor(Listed, ["a"], checkpoint="manual")
+
+
+def test_a_record_sets_timers_of_its_own_key_by_the_context_of_its_call():
+    seen = []
+
+    class Own(Told):
+        process_records = RecordProcessor.process_records
+
+        def process_record(self, record, context):
+            if seen:
+                with pytest.raises(SinkError, match="while it runs"):
+                    seen.pop().set_timer(record, START)
+                return
+            seen.append(context)
+            with pytest.raises(LimitExceeded, match="another key"):
+                context.set_timer("other", START)
+            with pytest.raises(LimitExceeded, match="another key"):
+                context.delete_timer("other")
+            for change in (self.context.set_timer, self.context.delete_timer):
+                with pytest.raises(SinkError, match="its second argument"):
+                    change(*(record, START)[: 2 if change == self.context.set_timer else 1])
+            context.set_timer(record, START + 1, "gone")
+            context.delete_timer(record, "gone")
+            context.set_timer(record, START + 1, "kept")
+
+    records = [make_record(key="k", ordinal=at, arrived_at_s=START + at) for at in (0, 5)]
+    run = run_processor(Own, records, options={"plan": None}, lateness_s=0, concurrency=2)
+    assert names(run) == [("kept", 1.0)]
+    assert not seen
 
 
 def test_a_wrong_clock_of_a_producer_or_a_broken_record_does_not_move_the_watermark():

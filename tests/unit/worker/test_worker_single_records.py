@@ -172,7 +172,11 @@ class Main(Stage):
 
     @property
     def state(self):
-        """As user code sees it outside of calls."""
+        """As user code sees it outside of calls: the calls end behind the last position."""
+        deadline = time.monotonic() + HUNG_S
+        while self.entries.is_of_records:
+            assert time.monotonic() < deadline, "the calls do not end"
+            time.sleep(0.001)
         state = State(self.entries)
         return {key: dict(state[key]) for key in state}
 
