@@ -160,4 +160,4 @@ def test_r12_a_letter_of_a_killed_process_is_not_redriven_if_its_record_then_suc
     listed = app.cli("dead-letters", "list", "--config", str(app.config))
     assert listed.stderr.startswith("0 dead letters\n1 more do not count"), listed.stderr
     redriven = app.cli("dead-letters", "redrive", "--config", str(app.config), "--yes")
-    assert (redriven.returncode, redriven.stdout) == (0, ""), redriven.stderr
+    assert (redriven.returncode, redriven.stdout) == (0, "No letters.\n"), redriven.stderr
