@@ -1,5 +1,5 @@
-"""A small HTTP server: GET /health and GET /metrics of a manager, or the pages of a fleet and the
-forms on them.
+"""A small HTTP server: GET /health, /metrics and /lease of a manager, or the pages of a fleet and
+the forms on them.
 
 It does not know the content of the answers.
 """
@@ -7,6 +7,7 @@ It does not know the content of the answers.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import threading
 import time
@@ -121,6 +122,18 @@ class HttpEndpoint:
         """The address it listens on: `http://127.0.0.1:9464`."""
         host, port = self._listener.getsockname()[:2]
         return f"http://{_address(host, port)}"
+
+    @property
+    def published(self) -> str | None:
+        """`ADDRESS:PORT` for other machines: where it listens on every address, that of the default
+        route; None if there is none."""
+        host, port = self._listener.getsockname()[:2]
+        if ipaddress.ip_address(host).is_unspecified:
+            found = _address_of_route(self._listener.family)
+            if found is None:
+                return None
+            host = found
+        return _address(host, port)
 
     def close(self) -> None:
         """Stop listening. Does not wait for answers under way."""
@@ -284,6 +297,18 @@ def _rendered(answer: Answer, fields: str, *, with_body: bool) -> bytes:
         "Connection: close\r\n\r\n"
     )
     return head.encode("latin-1") + (answer.body if with_body else b"")
+
+
+def _address_of_route(family: int) -> str | None:
+    """The own address that packets to other networks have. Connecting a datagram socket sends
+    nothing; the far address is one of those kept for documentation."""
+    far = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
+    with socket.socket(family, socket.SOCK_DGRAM) as route:
+        try:
+            route.connect((far, 9))
+        except OSError:
+            return None
+        return str(route.getsockname()[0])
 
 
 def _address(host: str, port: int) -> str:

@@ -10,6 +10,7 @@ from typing import Final
 from kclrun.model.stream import called, is_loopback_host
 from kclrun.observe.endpoint import Answer, HttpEndpoint, Query, Route
 from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plans_of, wish_of
+from kclrun.page.detail_view import Details
 from kclrun.page.fleet_view import fleet_body, outputs_body, settings_body
 from kclrun.page.layout import page
 from kclrun.page.markup import Html, element, joined, short
@@ -48,17 +49,19 @@ def serve_pages(
     look: Callable[[], Snapshot],
     actions: Actions | None = None,
     *,
+    details: Details | None = None,
     setting: str = "--listen, --port",
 ) -> HttpEndpoint:
-    """Serve the pages of the snapshots that `look` returns, until `close`; with `actions`, changes
-    of leases, too. `setting` chose the address, and is named in the error.
+    """Serve the pages of the snapshots that `look` returns, until `close`; with `details`, the
+    story and the live detail of a shard, and with `actions`, changes of leases, too. `setting`
+    chose the address, and is named in the error.
 
     Raises: SettingsError if the address is not usable.
     """
     return HttpEndpoint(
         host,
         port,
-        routes(about, look, has_actions=actions is not None),
+        routes(about, look, has_actions=actions is not None, details=details),
         forms=forms(about, look, actions) if actions is not None else {},
         fields=_FIELDS if actions is None else _FIELDS_OF_ACTIONS,
         is_our_name=is_loopback_host if is_loopback_host(host) else is_address,
@@ -91,7 +94,11 @@ def forms(about: About, look: Callable[[], Snapshot], actions: Actions) -> dict[
 
 
 def routes(
-    about: About, look: Callable[[], Snapshot], *, has_actions: bool = False
+    about: About,
+    look: Callable[[], Snapshot],
+    *,
+    has_actions: bool = False,
+    details: Details | None = None,
 ) -> dict[str, Route]:
     """The paths, each with the function that makes its answer of a query."""
 
@@ -106,7 +113,7 @@ def routes(
 
     def one_shard(query: Query) -> Answer:
         snapshot, key = look(), query.get("key", "")
-        body = shard_body(about, snapshot, key, has_actions=has_actions)
+        body = shard_body(about, snapshot, key, has_actions=has_actions, details=details)
         status, title = 200, short(called(key), 80)
         if body is None:
             status, title = 404, "No such shard"

@@ -100,6 +100,7 @@ def page(
         raise click.UsageError("--token-file goes with --actions.")
     if not _EVERY_MIN_S <= every <= _EVERY_MAX_S:
         raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
+    from kclrun.cli.page.details import DetailReader
     from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import fleet_aws
     from kclrun.local.server import signal_event
@@ -113,7 +114,8 @@ def page(
     reader = FleetReader(aws, every_s=float(every))
     asked = signal_event()
     actions = _actions(aws, token, reader) if token is not None else None
-    server = serve_pages(listen, port, about, reader.look, actions)
+    details = DetailReader(aws)
+    server = serve_pages(listen, port, about, reader.look, actions, details=details)
     try:
         reader.start()
         click.echo(f"The fleet of {about.application}: {server.url}/ (Ctrl-C ends it)")
@@ -141,6 +143,7 @@ def page_beside_run(configuration: Configuration) -> Iterator[str | None]:
     if settings.observe.page is None:
         yield None
         return
+    from kclrun.cli.page.details import DetailReader
     from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import Aws
     from kclrun.page.server import serve_pages
@@ -149,7 +152,8 @@ def page_beside_run(configuration: Configuration) -> Iterator[str | None]:
     about = _about(aws, configuration.file, configuration.overrides, every_s=_EVERY_S)
     reader = FleetReader(aws, every_s=_EVERY_S)
     host, port = parse_listen(settings.observe.page)
-    server = serve_pages(host, port, about, reader.look, setting="observe.page")
+    details = DetailReader(aws)
+    server = serve_pages(host, port, about, reader.look, details=details, setting="observe.page")
     # The manager does not wait for the first scan.
     threading.Thread(target=reader.start, name="page", daemon=True).start()
     try:
@@ -221,6 +225,8 @@ def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) ->
         leases_command=leases_command(file, overrides),
         doctor_command=command_of("doctor", file, overrides),
         letters_command=command_of("dead-letters", file, overrides),
+        story_command=command_of("why", file, overrides),
+        unpause_command=command_of("resume", file, overrides),
         letters=letters_of(settings),
         refresh_s=round(every_s),
         lag_every_s=every_s * SCANS_A_MEASUREMENT,
