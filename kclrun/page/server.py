@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from kclrun.model.stream import called, is_loopback_host
-from kclrun.observe.endpoint import Answer, HttpEndpoint, Query, Route
+from kclrun.observe.endpoint import Answer, Feed, HttpEndpoint, Query, Route
 from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plans_of, wish_of
 from kclrun.page.detail_view import Details
 from kclrun.page.fleet_view import fleet_body, outputs_body, settings_body
@@ -19,11 +19,11 @@ from kclrun.page.shards_view import lineage_body, shards_body
 from kclrun.page.snapshot import About, Snapshot
 
 _HTML: Final = "text/html; charset=utf-8"
-# No script runs, nothing is loaded from elsewhere, and no other page shows or reads ours.
+# Only our own script runs, nothing is loaded from elsewhere, and no other page shows or reads ours.
 _FIELDS: Final = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none';"
-        " frame-ancestors 'none'"
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -63,10 +63,17 @@ def serve_pages(
         port,
         routes(about, look, has_actions=actions is not None, details=details),
         forms=forms(about, look, actions) if actions is not None else {},
+        feeds={"/live": Feed(lambda: version_of(look()))},
         fields=_FIELDS if actions is None else _FIELDS_OF_ACTIONS,
         is_our_name=is_loopback_host if is_loopback_host(host) else is_address,
         setting=setting,
     )
+
+
+def version_of(snapshot: Snapshot) -> object:
+    """Another value when something was read, or a reading failed."""
+    problems = tuple((each.about, each.message) for each in snapshot.problems)
+    return snapshot.table_at, snapshot.lags_at, snapshot.findings_at, problems
 
 
 def is_address(host: str) -> bool:
@@ -132,7 +139,9 @@ def routes(
     def fleet(snapshot: Snapshot, _: Query) -> Html:
         return joined(fleet_body(about, snapshot), fleet_actions(snapshot) if has_actions else None)
 
-    style = Answer(Path(__file__).with_name("style.css").read_bytes(), "text/css; charset=utf-8")
+    here = Path(__file__)
+    style = Answer(here.with_name("style.css").read_bytes(), "text/css; charset=utf-8")
+    script = Answer(here.with_name("live.js").read_bytes(), "text/javascript; charset=utf-8")
     return {
         **({PATH: plan} if has_actions else {}),
         "/": titled("/", "Fleet", fleet),
@@ -148,4 +157,5 @@ def routes(
         ),
         "/settings": titled("/settings", "Settings", lambda _, __: settings_body(about)),
         "/style.css": lambda _: style,
+        "/live.js": lambda _: script,
     }

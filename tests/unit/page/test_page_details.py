@@ -69,7 +69,7 @@ def test_the_story_is_told_with_its_times_and_what_the_row_says_now():
     assert "7 sentences come before these" in page
     assert f"kclrun why {key(0)} --all" in page
     assert "cannot be read: denied" in page
-    assert "<script" not in page
+    assert page.count("<script") == 1
 
 
 def test_the_owners_answer_shows_rates_heavy_keys_and_errors_with_their_stacks():
@@ -79,7 +79,7 @@ def test_the_owners_answer_shows_rates_heavy_keys_and_errors_with_their_stacks()
         assert part in page
     assert "mine.py:7, record 9, call 3" in page
     assert ">Trace\n x</pre>" in page
-    assert "<script" not in page
+    assert page.count("<script") == 1
 
 
 def test_only_the_page_of_that_shard_asks_for_details_and_an_ended_lease_has_no_owner_to_ask():
