@@ -2,8 +2,8 @@
 
 Rule: the address of a manager comes from a row of the lease table, which others may have written.
 So a request goes only to an address of a private network, has one path, follows nothing, and an
-answer counts only if it names the application and the owner of the row. The how-to page of the fleet
-(`docs/how-to/see-the-fleet.md`) has the limits.
+answer counts only if it names the application and the owner of the row. All limits are in
+`docs/how-to/see-the-fleet.md`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from kclrun.model.lease import Lease, Owner
 from kclrun.model.time import WallTime
 from kclrun.observe.members import ErrorBody, LeaseDetail
 from kclrun.page import layout
-from kclrun.page.markup import Child, Html, element, joined
+from kclrun.page.acting import letter_actions
+from kclrun.page.markup import Child, Html, element, joined, short
 from kclrun.page.snapshot import About
 
 # A story that is longer fills several screens: `kclrun why SHARD --all` has the whole.
@@ -52,16 +53,47 @@ class AskedOwner(msgspec.Struct, frozen=True, kw_only=True):
     read_at: WallTime
 
 
+class LetterLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One dead letter. The key and the beginning of the payload are None unless they may be shown
+    (`observe.payloads`)."""
+
+    given_up_at: WallTime
+    stream: str
+    shard_id: str
+    position: str
+    error: str
+    calls: int
+    raised_at: str = ""
+    stack: str = ""
+    partition_key: str | None = None
+    payload: str | None = None
+
+
+class ToldLetters(msgspec.Struct, frozen=True, kw_only=True):
+    """The dead letters as they were read at `read_at`, and whether there are more. `is_here` is
+    False where they would have to be received."""
+
+    lines: tuple[LetterLine, ...] = ()
+    are_more: bool = False
+    is_here: bool = True
+    read_at: WallTime
+    problem: str = ""
+
+
 class Details(Protocol):
     """Reads what only the page of one shard shows, and keeps it for a while. Called from threads of
     the server; None while it is being read."""
 
     def story(self, lease: Lease) -> ToldStory | None:
-        """The story of a lease, of a minute ago at the most."""
+        """The story of a lease, of a minute ago at the most in a quiet fleet."""
         ...
 
     def asked(self, lease: Lease) -> AskedOwner | None:
         """What the owner of the lease says of it, of some seconds ago at the most."""
+        ...
+
+    def letters(self) -> ToldLetters | None:
+        """The dead letters of the application, of some seconds ago at the most."""
         ...
 
 
@@ -235,6 +267,77 @@ def _error(error: ErrorBody) -> Html:
         element("p", error.error, class_="words"),
         element("pre", error.stack, class_="words", tabindex=0) if error.stack else None,
         class_="box",
+    )
+
+
+# Dead letters.
+
+
+def letters_body(about: About, told: ToldLetters | None) -> Html:
+    """The dead letters, or where they are."""
+    command = element("p", "In the terminal: ", element("code", f"{about.letters_command} list"))
+    if not about.letters:
+        command, listed = joined(), None
+    elif told is None:
+        listed = element("p", "They are being read.", class_="quiet")
+    elif told.problem:
+        listed = element("p", told.problem, class_="words box warn")
+    elif not told.is_here:
+        listed = element(
+            "p",
+            "They are not shown here: those of a queue or a stream have to be received, and are"
+            " hidden from others meanwhile.",
+        )
+    else:
+        listed = _letters(about, told)
+    return joined(
+        element("h2", "Dead letters", id="letters"),
+        element("p", about.letters or "The application keeps no dead letters."),
+        listed,
+        command,
+    )
+
+
+def _letters(about: About, told: ToldLetters) -> Html:
+    lines = told.lines
+    if not lines:
+        return element("p", "There are none.")
+    is_open = any(line.payload is not None for line in lines)
+    heads = ("given up", "stream", "shard", "position", "error", "calls")
+    more = " These are the first; there are more." if told.are_more else ""
+    letters = "1 dead letter" if len(lines) == 1 else f"{len(lines)} dead letters"
+    caption = f"{letters}, read at {layout.instant(told.read_at)}.{more}"
+    return joined(
+        layout.table(
+            caption,
+            (*heads, "partition key", "payload") if is_open else heads,
+            map(_letter, lines),
+            label="Dead letters",
+        ),
+        letter_actions(None, what="redrive all") if about.has_actions else None,
+    )
+
+
+def _letter(line: LetterLine) -> Html:
+    data = (line.partition_key, line.payload) if line.payload is not None else ()
+    return element(
+        "tr",
+        element("th", layout.instant(line.given_up_at), scope="row", class_="id"),
+        element("td", short(line.stream)),
+        element("td", short(line.shard_id), class_="id"),
+        element("td", short(line.position), class_="id"),
+        element("td", _told(line), class_="note"),
+        element("td", line.calls, class_="n"),
+        [element("td", text, class_="words") for text in data],
+    )
+
+
+def _told(line: LetterLine) -> Html:
+    return element(
+        "details",
+        element("summary", layout.told(line.error)),
+        element("p", f"at {line.raised_at}") if line.raised_at else None,
+        element("pre", line.stack, class_="words", tabindex=0) if line.stack else None,
     )
 
 

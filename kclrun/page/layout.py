@@ -27,7 +27,10 @@ _TOLD_MAX: Final = 110
 _NAMED_MAX: Final = 4
 # Columns of numbers, which are aligned at the right.
 _NUMBERS: Final = frozenset(
-    {"owners", "leases", "halted", "KiB/s", "CPU", "behind", "loss in", "generation"}
+    {
+        *("owners", "leases", "halted", "KiB/s", "CPU", "behind", "loss in", "generation"),
+        *("calls", "share of the traffic"),
+    }
 )
 # Account, stream (128 characters), creation and shard (128): a longer key is of no shard.
 _KEY_MAX: Final = 300
@@ -37,7 +40,8 @@ _READS_ONLY: Final = (
     " on it are to be copied."
 )
 _CHANGES: Final = (
-    "This page changes a lease only by a form that shows its plan and asks for the token."
+    "This page changes a lease or a dead letter only by a form that shows its plan and asks for the"
+    " token."
 )
 _RUN: Final = re.compile(rb"(.)\1*", re.DOTALL)
 _TONES: Final[Mapping[str, str]] = {

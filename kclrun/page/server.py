@@ -9,8 +9,8 @@ from typing import Final
 
 from kclrun.model.stream import called, is_loopback_host
 from kclrun.observe.endpoint import Answer, Feed, HttpEndpoint, Query, Route
-from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plans_of, wish_of
-from kclrun.page.detail_view import Details
+from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plan_of, wish_of
+from kclrun.page.detail_view import Details, letters_body
 from kclrun.page.fleet_view import fleet_body, outputs_body, settings_body
 from kclrun.page.layout import page
 from kclrun.page.markup import Html, element, joined, short
@@ -61,7 +61,7 @@ def serve_pages(
     return HttpEndpoint(
         host,
         port,
-        routes(about, look, has_actions=actions is not None, details=details),
+        routes(about, look, actions=actions, details=details),
         forms=forms(about, look, actions) if actions is not None else {},
         feeds={"/live": Feed(lambda: version_of(look()))},
         fields=_FIELDS if actions is None else _FIELDS_OF_ACTIONS,
@@ -104,7 +104,7 @@ def routes(
     about: About,
     look: Callable[[], Snapshot],
     *,
-    has_actions: bool = False,
+    actions: Actions | None = None,
     details: Details | None = None,
 ) -> dict[str, Route]:
     """The paths, each with the function that makes its answer of a query."""
@@ -120,7 +120,7 @@ def routes(
 
     def one_shard(query: Query) -> Answer:
         snapshot, key = look(), query.get("key", "")
-        body = shard_body(about, snapshot, key, has_actions=has_actions, details=details)
+        body = shard_body(about, snapshot, key, details=details)
         status, title = 200, short(called(key), 80)
         if body is None:
             status, title = 404, "No such shard"
@@ -129,32 +129,32 @@ def routes(
 
     def plan(query: Query) -> Answer:
         wish, snapshot = wish_of(query), look()
-        if wish is None:
+        if wish is None or actions is None:
             return Answer(b"no such action\n", status=400)
-        plans = plans_of(wish, tuple(snapshot.leases.values()), snapshot.taken_at)
-        body = plan_body(wish, plans)
+        body = plan_body(wish, plan_of(actions, wish, snapshot))
         answer = page(about, snapshot, PATH, {}, title=wish.title, body=body, is_still=True)
         return Answer(answer, _HTML)
 
     def fleet(snapshot: Snapshot, _: Query) -> Html:
-        return joined(fleet_body(about, snapshot), fleet_actions(snapshot) if has_actions else None)
+        acting = fleet_actions(snapshot) if actions is not None else None
+        return joined(fleet_body(about, snapshot), acting)
+
+    def outputs(snapshot: Snapshot, _: Query) -> Html:
+        letters = details.letters() if details is not None else None
+        return joined(outputs_body(snapshot), letters_body(about, letters))
 
     here = Path(__file__)
     style = Answer(here.with_name("style.css").read_bytes(), "text/css; charset=utf-8")
     script = Answer(here.with_name("live.js").read_bytes(), "text/javascript; charset=utf-8")
     return {
-        **({PATH: plan} if has_actions else {}),
+        **({PATH: plan} if actions is not None else {}),
         "/": titled("/", "Fleet", fleet),
         "/shards": titled(
             "/shards", "Shards", lambda snapshot, query: shards_body(about, snapshot, query)
         ),
         "/shard": one_shard,
         "/lineage": titled("/lineage", "Lineage", lambda snapshot, _: lineage_body(snapshot)),
-        "/outputs": titled(
-            "/outputs",
-            "Outputs and dead letters",
-            lambda snapshot, _: outputs_body(about, snapshot),
-        ),
+        "/outputs": titled("/outputs", "Outputs and dead letters", outputs),
         "/settings": titled("/settings", "Settings", lambda _, __: settings_body(about)),
         "/style.css": lambda _: style,
         "/live.js": lambda _: script,

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from kclrun.cli.leases.why import gathered
 from kclrun.errors import KclrunError
-from kclrun.leases.story import present, tell
+from kclrun.leases.story import Entry, Story, present, tell
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import WallTime
 from kclrun.observe.members import ask_for_detail, place_of
+from kclrun.observe.story import ReadStory
 from kclrun.page.detail_view import (
     SENTENCES_MAX,
     AskedOwner,
+    ToldLetters,
     ToldStory,
     unread_words,
     why_not_asked,
@@ -30,28 +32,32 @@ from kclrun.page.detail_view import (
 
 if TYPE_CHECKING:
     from kclrun.aws.outputs.story_objects import StoryObjects
+    from kclrun.cli.page.letters import PageLetters
     from kclrun.cli.services import Aws
 
 V = TypeVar("V")
 
-# A full disk ring has 8 MB, and takes 0.15 s of a core to read: looked at without a pause, one
-# shard costs 0.25 %, and more of them wait for one another (`_STORY_REST`).
-_STORY_EVERY_S: Final = 60.0
+# Managers send their stories to S3 after 10 s. A full disk ring has 8 MB, and takes 0.15 s of a
+# core to read, for all shards; `_STORY_REST` keeps that below 1 %. With 4 MB of S3 these are 50,000
+# entries, which fill 50 MB of memory while they are read.
+_STORY_EVERY_S: Final = 15.0
 # The detail is small and from memory; a page loads itself again every 10 s.
 _DETAIL_EVERY_S: Final = 5.0
 # After a reading no other one begins for so many times its CPU time: 1 % of a core.
 _STORY_REST: Final = 99.0
+# A list of a bucket is one GET for each letter, 200 at most.
+_LETTERS_EVERY_S: Final = 10.0
 # A viewer waits so long for the first value. There are four threads for all viewers.
 _WAIT_S: Final = 1.0
 # As many shards as a person has open in tabs, and more.
 _KEYS_MAX: Final = 64
 _OWNERS_AT_ONCE: Final = 4
-# Of S3: the last day, of 8 MB, in so many calls for one reading. What is read is kept, since an
+# Of S3: the last day, of 4 MB, in so many calls for one reading. What is read is kept, since an
 # object never changes; the next reading goes on with older ones.
 _DAYS_S: Final = (86_400.0, 3_600.0, 300.0)
 _LISTS_A_READING: Final = 5
 _OBJECTS_A_READING: Final = 200
-_OBJECTS_BYTES_MAX: Final = 8 * 1024 * 1024
+_OBJECTS_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
 class _Kept(Generic[V]):
@@ -147,20 +153,50 @@ class RecentObjects:
         return names
 
 
+class _Stories:
+    """What was recorded of all shards, and the stories that were looked at. Read-only but for
+    those, of which a second one of a shard is the same."""
+
+    def __init__(self, found: ReadStory, problem: str) -> None:
+        self._of_shard: dict[str, list[Entry]] = {}
+        for entry in found.entries.values():
+            self._of_shard.setdefault(entry.shard, []).append(entry)
+        self._problem = problem.strip()
+        self._read_at = WallTime(time.time())
+        self._stories: dict[str, Story] = {}
+
+    def told(self, lease: Lease) -> ToldStory:
+        """The story of a lease, with those entries of managers that are of none."""
+        story = self._stories.get(lease.key)
+        if story is None:
+            entries = (*self._of_shard.get("", ()), *self._of_shard.get(lease.key, ()))
+            story = self._stories[lease.key] = tell(LeaseKey(lease.key), entries)
+        return ToldStory(
+            sentences=story.sentences[-SENTENCES_MAX:],
+            before=max(0, len(story.sentences) - SENTENCES_MAX),
+            now=tuple(present(lease, story)),
+            read_at=self._read_at,
+            problem=self._problem,
+        )
+
+
 class DetailReader:
     """The `Details` of a running page."""
 
-    def __init__(self, aws: Aws) -> None:
+    def __init__(self, aws: Aws, letters: PageLetters) -> None:
         self._aws = aws
+        self._letters = letters
         self._networks = tuple(map(ipaddress.ip_network, aws.settings.observe.members))
-        self._stories = OnDemand[ToldStory](_STORY_EVERY_S, at_once=1, rest=_STORY_REST)
+        self._stories = OnDemand[_Stories](_STORY_EVERY_S, at_once=1, rest=_STORY_REST)
         self._asked = OnDemand[AskedOwner](_DETAIL_EVERY_S, at_once=_OWNERS_AT_ONCE)
+        self._listed = OnDemand[ToldLetters](_LETTERS_EVERY_S, at_once=1, rest=_STORY_REST)
         objects = aws.story
         self._objects = RecentObjects(objects) if objects is not None else None
 
     def story(self, lease: Lease) -> ToldStory | None:
-        """The story, of a minute ago at the most, beside what the row says now."""
-        return self._stories.look(lease.key, lambda: self._read_story(lease))
+        """The story, of some seconds ago, beside what the row says now."""
+        stories = self._stories.look("", self._read_stories)
+        return None if stories is None else stories.told(lease)
 
     def asked(self, lease: Lease) -> AskedOwner | None:
         """The owner's answer. An owner that cannot be asked is not, and the page says why."""
@@ -172,6 +208,21 @@ class DetailReader:
         key = f"{lease.key} {lease.owner} {lease.endpoint}"
         return self._asked.look(key, lambda: self._ask(lease, place))
 
+    def letters(self) -> ToldLetters | None:
+        """The letters, where looking at them changes nothing."""
+        return self._listed.look("", self._read_letters)
+
+    def _read_letters(self) -> ToldLetters:
+        at = WallTime(time.time())
+        if not self._letters.are_here:
+            return ToldLetters(is_here=False, read_at=at)
+        try:
+            lines, are_more = self._letters.listed()
+        except Exception as error:  # noqa: BLE001 - the page shows what failed
+            words = str(error) if isinstance(error, KclrunError) else type(error).__name__
+            return ToldLetters(problem=f"They cannot be read: {words}", read_at=at)
+        return ToldLetters(lines=lines, are_more=are_more, read_at=at)
+
     def _ask(self, lease: Lease, place: tuple[str, int]) -> AskedOwner:
         detail = ask_for_detail(
             place,
@@ -182,7 +233,7 @@ class DetailReader:
         why = "" if detail is not None else _SILENT
         return AskedOwner(detail=detail, why=why, read_at=WallTime(time.time()))
 
-    def _read_story(self, lease: Lease) -> ToldStory:
+    def _read_stories(self) -> _Stories:
         problem, objects = "", self._objects
         contents: Iterator[bytes] = iter(())
         try:
@@ -195,16 +246,8 @@ class DetailReader:
         try:
             found = gathered(self._aws, elsewhere=contents)
         except Exception as error:  # noqa: BLE001 - the page shows what failed
-            at = WallTime(time.time())
-            return ToldStory(problem=f"It cannot be read: {type(error).__name__}", read_at=at)
-        story = tell(LeaseKey(lease.key), found.entries.values())
-        return ToldStory(
-            sentences=story.sentences[-SENTENCES_MAX:],
-            before=max(0, len(story.sentences) - SENTENCES_MAX),
-            now=tuple(present(lease, story)),
-            read_at=WallTime(time.time()),
-            problem=(problem + unread_words(found.damaged, found.unread)).strip(),
-        )
+            return _Stories(ReadStory(), f"It cannot be read: {type(error).__name__}")
+        return _Stories(found, problem + unread_words(found.damaged, found.unread))
 
 
 _ELSEWHERE: Final = (

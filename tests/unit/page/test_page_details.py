@@ -1,17 +1,25 @@
 """Story and live detail on the page of a shard: what they show, and how seldom they are read."""
 
+import os
 import threading
 import time
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
-from kclrun.cli.page.details import OnDemand, RecentObjects
+from kclrun.cli.leases.why import gathered
+from kclrun.cli.page.details import DetailReader, OnDemand, RecentObjects
+from kclrun.config.load import settings_of
 from kclrun.consuming.hot_shards import HotShard
-from kclrun.leases.story import Sentence
+from kclrun.leases.story import Sentence, present, tell
+from kclrun.manager.locks import state_folder
 from kclrun.model.time import WallTime
+from kclrun.observe.endpoint import Answer, HttpEndpoint
 from kclrun.observe.health import KeyBody, TrafficBody
 from kclrun.observe.members import ErrorBody, LeaseDetail
-from kclrun.page.detail_view import AskedOwner, ToldStory, why_not_asked
+from kclrun.observe.story import StoryRing
+from kclrun.page.detail_view import AskedOwner, LetterLine, ToldLetters, ToldStory, why_not_asked
 from kclrun.page.server import routes
 from tests.patience import HUNG_S
 from tests.unit.page.fleet import ABOUT, JAVA, NOW, A, key, lease, snapshot_of
@@ -42,6 +50,9 @@ class Given:
     def story(self, lease):
         self.calls.append(("story", lease.key))
         return self.told
+
+    def letters(self):
+        return None
 
     def asked(self, lease):
         self.calls.append(("asked", lease.key))
@@ -175,8 +186,8 @@ def test_of_a_large_bucket_the_newest_objects_are_read_first_each_once_and_withi
     assert len(bucket.read) == len(set(bucket.read)) == 500
 
     large = RecentObjects(Objects(60, 1024 * 1024), clock=lambda: 1.0)
-    assert sum(map(len, large.contents())) <= 8 * 1024 * 1024
-    assert large.left >= 52
+    assert sum(map(len, large.contents())) <= 4 * 1024 * 1024
+    assert large.left >= 56
 
 
 def test_of_too_many_objects_to_list_the_last_hour_is_listed():
@@ -188,3 +199,87 @@ def test_of_too_many_objects_to_list_the_last_hour_is_listed():
     list(recent.contents())
 
     assert bucket.read[0] == max(day)
+
+
+def letter(number, **fields):
+    return LetterLine(
+        given_up_at=NOW,
+        stream="orders",
+        shard_id=key(0),
+        position=str(number),
+        error=f"ValueError: {HOSTILE}",
+        calls=3,
+        **fields,
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "parts"),
+    [
+        (None, ("They are being read.",)),
+        (ToldLetters(read_at=NOW), ("There are none.",)),
+        (ToldLetters(read_at=NOW, is_here=False), ("have to be received", "dead-letters")),
+        (ToldLetters(read_at=NOW, problem="They cannot be read: x"), ("cannot be read: x",)),
+        (
+            ToldLetters(
+                read_at=NOW,
+                lines=(letter(1, raised_at="mine.py:7", stack="Trace"), letter(2)),
+                are_more=True,
+            ),
+            (
+                ">Trace</pre>",
+                "at mine.py:7",
+                "2 dead letters",
+                "there are more",
+                "ValueError: &lt;script&gt;",
+                ">3</td>",
+            ),
+        ),
+        (
+            ToldLetters(read_at=NOW, lines=(letter(1, partition_key="user-7", payload=HOSTILE),)),
+            ("user-7", '<td class="words">&lt;script&gt;'),
+        ),
+    ],
+)
+def test_dead_letters_are_listed_and_payloads_only_where_they_are_given(told, parts):
+    details = Given()
+    details.letters = lambda: told
+    page = routes(ABOUT, lambda: snapshot_of(lease(0)), details=details)["/outputs"]({})
+
+    for part in (*parts, ABOUT.letters):
+        assert part in page.body.decode()
+    if told is not None and not any(line.payload for line in told.lines):
+        assert "payload" not in page.body.decode()
+
+
+def test_the_story_is_that_of_the_verb_and_the_owner_is_asked_at_its_published_address(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("KCLRUN_STATE_DIR", str(tmp_path))
+    text = "application: orders\nstream: orders\nprocessor: kclrun.samples.hello:Hello\n"
+    settings = settings_of(text, environment={}, now=NOW)
+    ring = StoryRing(state_folder("orders", os.environ) / "story", A, clock=lambda: NOW)
+    for event, fields in (("lease_taken", {"position": "1"}), ("lease_claimed", {"position": "1"})):
+        ring.note(event, key(0), fields)
+        ring.note(event, key(1), fields)
+    ring.close()
+    aws = SimpleNamespace(settings=settings, story=None)
+    details = DetailReader(aws, letters=None)
+    mine = msgspec.structs.replace(DETAIL, errors=())
+    server = HttpEndpoint("127.0.0.1", 0, {"/lease": lambda _: Answer(msgspec.json.encode(mine))})
+    try:
+        row = lease(0, endpoint=server.published)
+        over = time.monotonic() + HUNG_S
+        while (told := details.story(row)) is None or (asked := details.asked(row)) is None:
+            assert time.monotonic() < over
+    finally:
+        server.close()
+
+    expected = tell(key(0), gathered(aws).entries.values())
+    assert told.sentences == expected.sentences
+    assert len(told.sentences) == 2
+    assert told.now == tuple(present(row, expected))
+    assert asked.detail == mine
+    elsewhere = details.asked(lease(0, endpoint="8.8.8.8:9464"))
+    assert elsewhere.detail is None
+    assert "observe.members" in elsewhere.why
