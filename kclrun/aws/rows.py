@@ -162,6 +162,7 @@ def _lease(item: Item) -> Lease:
         state_version=_text(item, "stateVersion", most=STATE_VERSION_CHARACTERS_MAX),
         pause=_pause(item),
         letters_to=_letters_to(item),
+        endpoint=_text(item, "memberEndpoint"),
     )
 
 
@@ -277,6 +278,7 @@ COLUMNS: Final = (
     Column("pausedUntil", "pause.until", milliseconds, absent=0),
     Column("pauseScope", "pause.scope", lambda scope: text(scope.value)),
     Column("lettersTo", "letters_to", lambda at: text(str(at))),
+    Column("memberEndpoint", "endpoint"),
 )
 _EMPTY: Final[frozenset[str]] = frozenset()
 

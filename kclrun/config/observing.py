@@ -87,8 +87,8 @@ class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True):
     listen: Annotated[
         int | str | None,
         msgspec.Meta(
-            description="serve /metrics (Prometheus) and /health there: a port of loopback, or"
-            " ADDRESS:PORT; 0 takes a free one; left out: nowhere"
+            description="serve /metrics (Prometheus), /health and, for the page, /lease there: a"
+            " port of loopback, or ADDRESS:PORT; 0 takes a free one; left out: nowhere"
         ),
     ] = None
     page: Annotated[
@@ -97,6 +97,19 @@ class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True):
             description="serve the page of the whole fleet there, as `kclrun page`; it only reads"
         ),
     ] = None
+    members: Annotated[
+        tuple[str, ...],
+        msgspec.Meta(
+            description="networks besides the private ones, such as 100.64.0.0/10, whose managers"
+            " the page asks for the detail of a shard"
+        ),
+    ] = ()
+    payloads: Annotated[
+        bool,
+        msgspec.Meta(
+            description="on: the page shows the partition keys and the payloads of dead letters"
+        ),
+    ] = False
     cloudwatch: Annotated[
         CloudWatchSettings | None,
         msgspec.Meta(description="publish metrics to CloudWatch, once a minute"),

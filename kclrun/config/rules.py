@@ -7,6 +7,7 @@ there is named at the start (`unused_settings`), so that one file serves both en
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -103,6 +104,13 @@ def observe_rules(observe: ObserveSettings) -> Iterator[Problem]:
                 parse_listen(place)
             except ValueError as error:
                 yield Problem(("observe", name), str(error))
+    for text in observe.members:
+        try:
+            ipaddress.ip_network(text)
+        except ValueError:
+            yield Problem(
+                ("observe", "members"), f"expected networks like 100.64.0.0/10, not {text}"
+            )
     if observe.hot_window and not _HOT_WINDOW_MIN_S <= observe.hot_window <= _HOT_WINDOW_MAX_S:
         yield Problem(("observe", "hot_window"), "expected 2s to 1h, or 0s to measure nothing")
     if observe.cloudwatch is not None:

@@ -670,6 +670,7 @@ class Balancer:
             forced=forced,
             latest_pinned_at=pinned_at,
             stream_created_at=self._policy.created.get(stream_of(lease.key)),
+            endpoint=self._held.endpoint,
         )
         return self._held.take(take, now)
 

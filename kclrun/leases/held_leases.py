@@ -64,6 +64,7 @@ class HeldLeases:
     """All leases that this manager holds, and the writes of their rows.
 
     `are_others_in_sight`: another kclrun owner can take the leases that we give away [P17].
+    `endpoint` is published with each take, for the page of the fleet.
 
     Rule: only three things settle a write: a success reply, a row whose counter has moved, or a
     refusal that came before anything was sent [P6].
@@ -75,6 +76,7 @@ class HeldLeases:
         self.held_leases: dict[LeaseKey, HeldLease] = {}
         self.is_draining = False
         self.are_others_in_sight = False
+        self.endpoint: str | None = None
         self.host_places = Places(policy.leases_max)
         self._policy = policy
         self._chance = chance

@@ -193,6 +193,10 @@ class LeaseManager:
         commands += self._finish_when_empty()
         return tuple(commands)
 
+    def publish(self, endpoint: str | None) -> None:
+        """From now on takes name the address at which this manager serves the detail of a lease."""
+        self._held.endpoint = endpoint
+
     def next_deadline(self, now: Instant) -> Instant:
         """When `Ticked` is due at the latest. An earlier one does no harm."""
         candidates = [

@@ -28,9 +28,10 @@ from kclrun.manager.sampling import Sampler
 from kclrun.model.record import Measurement
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.time import Instant, WallTime
-from kclrun.observe.endpoint import Answer, HttpEndpoint
+from kclrun.observe.endpoint import Answer, HttpEndpoint, Query
 from kclrun.observe.health import HealthLimits, Verdict, health_body, judge
 from kclrun.observe.logs import EventLog, clean_text
+from kclrun.observe.members import PATH, LastErrors, detail_of
 from kclrun.observe.metrics import FLEET_EVERY_S, LEASE_EVERY_S, MetricWindow
 from kclrun.observe.publishing import Publisher
 from kclrun.observe.sample import ManagerSample
@@ -297,6 +298,11 @@ class Metering:
         if self._endpoint is not None:
             self._log.note("endpoint_listening", endpoint=self._endpoint.url)
 
+    @property
+    def address(self) -> str | None:
+        """Where other machines reach the endpoint, for the rows of the lease table."""
+        return None if self._endpoint is None else self._endpoint.published
+
     def read(self, sample: ManagerSample) -> None:
         """Show this sample, which was taken now, and publish its values when they are due."""
         sample = self._show(sample)
@@ -398,7 +404,7 @@ def open_metering(
         board,
         loop=loop,
         log=log,
-        endpoint=_endpoint(observe.listen, board) if observe.listen is not None else None,
+        endpoint=_endpoint(observe.listen, board, log) if observe.listen is not None else None,
         publisher=Publisher(outlet, log) if outlet is not None else None,
         window=MetricWindow(
             settings.application,
@@ -430,12 +436,23 @@ def _otlp(settings: Settings, owner: str, board: HealthBoard, log: EventLog) -> 
     return OtlpFeed(board, Publisher(outlet, log))
 
 
-def _endpoint(listen: str | int, board: HealthBoard) -> HttpEndpoint:
+def _endpoint(listen: str | int, board: HealthBoard, log: EventLog) -> HttpEndpoint:
     exposition = _exposition(board)
     host, port = parse_listen(listen)
+    errors = LastErrors()
+    log.listeners += (errors.note,)
+
+    def lease(query: Query) -> Answer:
+        shard = query.get("shard", "")
+        detail = detail_of(board.look()[0], shard, errors.of(shard))
+        if detail is None:
+            return Answer(b"this manager has no such lease\n", status=404)
+        return Answer(msgspec.json.encode(detail), _JSON)
+
     routes = {
         "/health": lambda _: board.health(),
         "/metrics": lambda _: Answer(exposition.text(), _PROMETHEUS),
+        PATH: lease,
     }
     return HttpEndpoint(host, port, routes)
 

@@ -305,6 +305,7 @@ class _Run:
         )
         if metering is not None:
             self._manager.stop_begins = metering.stop_begins
+            self._core.publish(metering.address)
         return metering
 
     @property

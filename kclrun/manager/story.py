@@ -41,7 +41,7 @@ class StoryKeeper:
         self._ring = StoryRing(folder / FOLDER, owner, outlet=outlet, warn=self._not_kept)
         self._log = log
         self._watches: dict[LeaseKey, LeaseWatch] = {}
-        log.story = self._ring.note
+        log.listeners += (self._ring.note,)
 
     def watch(self, processes: LeaseProcesses, loop: Loop) -> None:
         """Look at the lease processes from now on."""
@@ -65,5 +65,5 @@ class StoryKeeper:
 
     def close(self) -> None:
         """Write what waits."""
-        self._log.story = None
+        self._log.listeners = ()
         self._ring.close()

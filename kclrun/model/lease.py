@@ -179,6 +179,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `generation` counts the resets by an operator [K4]. `state_version` names the version of the
     keyed state at `outputs.at`. All three change only with the checkpoint. `pause` may be over.
     `letters_to`: of records up to there an owner may have kept dead letters [K20].
+    `endpoint` is the `ADDRESS:PORT` at which the owner of the last take serves its detail, a hint
+    alone: a Java worker leaves it as it was.
     """
 
     key: LeaseKey
@@ -208,6 +210,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     state_version: str | None = None
     pause: Pause | None = None
     letters_to: ExtendedSequenceNumber | None = None
+    endpoint: str | None = None
 
     @property
     def is_ended(self) -> bool:

@@ -1,5 +1,5 @@
-"""A small HTTP server: GET /health and GET /metrics of a manager, or the pages of a fleet and the
-forms on them.
+"""A small HTTP server: GET /health, /metrics and /lease of a manager, or the pages of a fleet and
+the forms on them.
 
 It does not know the content of the answers.
 """
@@ -7,6 +7,7 @@ It does not know the content of the answers.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import threading
 import time
@@ -60,6 +61,92 @@ class _Refused(Exception):
         self.answer = Answer(f"{text}\n".encode(), status=status)
 
 
+# A person has some tabs open; a few look at once. Each costs a socket, and no thread.
+_LISTENERS_MAX: Final = 32
+# How often the feed looks whether there is something new, and how often it writes if there is not:
+# a proxy closes a connection that is silent for a minute.
+_LOOK_EVERY_S: Final = 1.0
+_SILENT_LOOKS_MAX: Final = 15
+_FEED_HEAD: Final = Answer(b"", "text/event-stream; charset=utf-8")
+_BEGIN: Final = b"retry: 5000\n\n"
+_SILENCE: Final = b": still here\n\n"
+
+
+class Feed:
+    """Tells those who listen (Server-Sent Events) that there is something new: an event `changed`
+    without content, so that it needs no secret and loses nothing when it is missed.
+
+    One thread serves them all. A listener that takes no more bytes is dropped, and comes again.
+    """
+
+    def __init__(self, version: Callable[[], object]) -> None:
+        """`version` is another value when there is something new. It is asked once a second, while
+        anyone listens."""
+        self._version = version
+        self._lock = threading.Condition()
+        self._listeners: list[socket.socket] = []
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def take(self, connection: socket.socket, head: bytes) -> bool:
+        """Serve this connection from now on; False, and it stays the caller's, if there are too
+        many."""
+        with self._lock:
+            if self._is_closed or len(self._listeners) >= _LISTENERS_MAX:
+                return False
+            taken = socket.socket(fileno=connection.detach())
+            taken.settimeout(0.0)
+            self._listeners.append(taken)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._tell_all, name="kclrun-feed", daemon=True
+                )
+                self._thread.start()
+            self._send(head + _BEGIN, (taken,))
+            self._lock.notify()
+        return True
+
+    def close(self) -> None:
+        """End all connections."""
+        with self._lock:
+            self._is_closed = True
+            self._drop(tuple(self._listeners))
+            self._lock.notify()
+
+    def _tell_all(self) -> None:
+        known, silent = self._version(), 0
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._is_closed or bool(self._listeners))
+                self._lock.wait_for(lambda: self._is_closed, timeout=_LOOK_EVERY_S)
+                if self._is_closed:
+                    return
+            version = self._version()
+            silent += 1
+            if version == known and silent < _SILENT_LOOKS_MAX:
+                continue
+            event = _SILENCE if version == known else b"event: changed\ndata:\n\n"
+            known, silent = version, 0
+            with self._lock:
+                self._send(event, tuple(self._listeners))
+
+    def _send(self, event: bytes, listeners: tuple[socket.socket, ...]) -> None:
+        gone = []
+        for each in listeners:
+            try:
+                sent = each.send(event)
+            except OSError:
+                sent = 0
+            if sent < len(event):
+                gone.append(each)
+        self._drop(tuple(gone))
+
+    def _drop(self, gone: tuple[socket.socket, ...]) -> None:
+        for each in gone:
+            self._listeners.remove(each)
+            each.close()
+
+
 class HttpEndpoint:
     """Serves `routes` (a path and the function that answers it) until `close`.
 
@@ -80,6 +167,7 @@ class HttpEndpoint:
         routes: Mapping[str, Route],
         *,
         forms: Mapping[str, Route] = types.MappingProxyType({}),
+        feeds: Mapping[str, Feed] = types.MappingProxyType({}),
         fields: Mapping[str, str] = types.MappingProxyType({}),
         is_our_name: Callable[[str], bool] | None = None,
         setting: str = "observe.listen",
@@ -87,6 +175,7 @@ class HttpEndpoint:
         """Listen. Port 0 takes a free one.
 
         `forms` are the paths that take a POST, each with the function that answers its fields.
+        `feeds` are the paths of events; they end with this server.
         `fields` are further fields of every answer. `is_our_name` judges the host that a request
         names; without it, on loopback a name of this host is required, and elsewhere any name does.
         `setting` chose the address, and is named in the error.
@@ -95,6 +184,7 @@ class HttpEndpoint:
         """
         self._routes = routes
         self._forms = forms
+        self._feeds = feeds
         self._fields = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         on_loopback = is_loopback_host if is_loopback_host(host) else None
         self._is_our_name = is_our_name or on_loopback
@@ -122,9 +212,23 @@ class HttpEndpoint:
         host, port = self._listener.getsockname()[:2]
         return f"http://{_address(host, port)}"
 
+    @property
+    def published(self) -> str | None:
+        """`ADDRESS:PORT` for other machines: where it listens on every address, that of the default
+        route; None if there is none."""
+        host, port = self._listener.getsockname()[:2]
+        if ipaddress.ip_address(host).is_unspecified:
+            found = _address_of_route(self._listener.family)
+            if found is None:
+                return None
+            host = found
+        return _address(host, port)
+
     def close(self) -> None:
         """Stop listening. Does not wait for answers under way."""
         self._is_closed.set()
+        for feed in self._feeds.values():
+            feed.close()
         # Wakes the threads that wait in accept(); closing alone would not wake them.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -147,6 +251,12 @@ class HttpEndpoint:
             head, more = _head(connection)
             asked = _parsed(head)
             method = asked.method
+            if method == "GET" and asked.path in self._feeds:
+                self._require_ours(asked)
+                head = _head_of(_FEED_HEAD, self._fields, length="")
+                if self._feeds[asked.path].take(connection, head):
+                    return
+                raise _Refused(503, f"{_LISTENERS_MAX} pages listen already")
             if method == "POST":
                 self._require_own_form(asked)
                 asked = msgspec.structs.replace(asked, query=_form(connection, asked, more))
@@ -275,15 +385,31 @@ def _own_origins(authority: str) -> tuple[str, str]:
 
 
 def _rendered(answer: Answer, fields: str, *, with_body: bool) -> bytes:
+    head = _head_of(answer, fields, length=f"Content-Length: {len(answer.body)}\r\n")
+    return head + (answer.body if with_body else b"")
+
+
+def _head_of(answer: Answer, fields: str, *, length: str) -> bytes:
     head = (
         f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\n"
-        f"Content-Type: {answer.content_type}\r\n"
-        f"Content-Length: {len(answer.body)}\r\n"
+        f"Content-Type: {answer.content_type}\r\n{length}"
         "Cache-Control: no-store\r\n"
         f"X-Content-Type-Options: nosniff\r\n{fields}"
         "Connection: close\r\n\r\n"
     )
-    return head.encode("latin-1") + (answer.body if with_body else b"")
+    return head.encode("latin-1")
+
+
+def _address_of_route(family: int) -> str | None:
+    """The own address that packets to other networks have. Connecting a datagram socket sends
+    nothing; the far address is one of those kept for documentation."""
+    far = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
+    with socket.socket(family, socket.SOCK_DGRAM) as route:
+        try:
+            route.connect((far, 9))
+        except OSError:
+            return None
+        return str(route.getsockname()[0])
 
 
 def _address(host: str, port: int) -> str:

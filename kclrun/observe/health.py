@@ -236,12 +236,13 @@ def _lease_body(lease: LeaseSample) -> LeaseBody:
         output_lag_ms=lease.output_lag_ms,
         restarts=lease.restarts,
         note=_note(lease),
-        traffic=_traffic_body(lease.heat) if lease.heat is not None else None,
+        traffic=traffic_body(lease.heat) if lease.heat is not None else None,
         hot=lease.hot,
     )
 
 
-def _traffic_body(heat: ShardHeat) -> TrafficBody:
+def traffic_body(heat: ShardHeat) -> TrafficBody:
+    """The traffic of a shard as its answers show it, rounded."""
     return TrafficBody(
         in_bytes_per_s=round(heat.in_bytes_per_s, 1),
         in_records_per_s=round(heat.in_records_per_s, 2),

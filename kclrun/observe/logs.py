@@ -278,7 +278,7 @@ class EventLog:
     line. Long unbroken runs (keys, tokens, iterators, encoded payloads) are cut out [S6]. If a
     lease writes too many lines, they are counted instead of written [S14].
 
-    `story` gets the event, the shard and the fields of each line, also of those that are not
+    `listeners` get the event, the shard and the fields of each line, also of those that are not
     written: the log's level and limits are not those of the story of a shard.
 
     `shard` is set in a lease process, and called for each line where that serves several leases; in
@@ -295,9 +295,8 @@ class EventLog:
         as_json: bool = True,
         shard: str | Callable[[], str] = "",
         clock: Callable[[], float] = time.time,
-        story: Callable[[str, str, Mapping[str, Value]], None] | None = None,
     ) -> None:
-        self.story = story
+        self.listeners: tuple[Callable[[str, str, Mapping[str, Value]], None], ...] = ()
         self._sink = sink
         self._app = app
         self._owner = owner
@@ -323,8 +322,8 @@ class EventLog:
         shard: str | None = None,
     ) -> None:
         """`note`, for fields with names from elsewhere, which may be any names."""
-        if self.story is not None:
-            self.story(event, self._own_shard() if shard is None else shard, fields)
+        for listener in self.listeners:
+            listener(event, self._own_shard() if shard is None else shard, fields)
         level = level if level in LEVELS else level_of(event)
         is_step = event in STEPS and not self.as_json and not self.is_enabled("debug")
         if LEVELS[level] < self._least or is_step:

@@ -1,8 +1,10 @@
-"""The actions on the page: release, move, pause and resume, each with its plan before it is done.
+"""The actions on the page: release, move, pause and resume of a shard, a stream or all, and redrive
+of dead letters, each with its plan before it is done.
 
-`leases/operating.py` plans, as for the command line. Rules: nothing is changed by a GET; a POST
-needs the token in the form, so that no cookie or other standing permission can be abused; and it
-does only what the plan on the page said, else it shows the new plan.
+`leases/operating.py` plans, and the code of `kclrun dead-letters`, as for the command line. Rules:
+nothing is changed by a GET; a POST needs the token in the form, so that no cookie or other standing
+permission can be abused; and it does only what the plan on the page said, else it shows the new
+plan.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import enum
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -24,12 +26,12 @@ from kclrun.leases.operating import (
     plan_unpause,
 )
 from kclrun.model.lease import Lease, LeaseKey, Owner, OwnerId, Scope
-from kclrun.model.stream import called
+from kclrun.model.stream import StreamKey, called, stream_name_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.observe.endpoint import Query
 from kclrun.page.layout import shard_link
 from kclrun.page.markup import Html, element, joined, link
-from kclrun.page.snapshot import About, Snapshot
+from kclrun.page.snapshot import Snapshot
 from kclrun.protocol.writes import Applied, ConditionFailed, Outcome
 
 PATH: Final = "/act"
@@ -41,6 +43,14 @@ _PAUSES: Final[Mapping[str, float | None]] = {
     "until resumed": None,
 }
 _PLANS_SHOWN_MAX: Final = 50
+_STREAMS_MAX: Final = 20
+# Where dead letters go again.
+_TO: Final = ("processor", "stream")
+_CHANGED: Final = "It has changed since that plan was shown. Nothing was changed by you."
+_NOT_HERE: Final = (
+    "The dead letters of a queue or a stream have to be received, and are hidden from others"
+    " meanwhile: use the command."
+)
 
 
 class Do(enum.Enum):
@@ -51,31 +61,60 @@ class Do(enum.Enum):
     PAUSE = "pause"
     UNPAUSE = "end the pause"
     RESUME = "resume"
+    REDRIVE = "redrive"
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """An action that a form names. `key` empty: all leases (pauses only)."""
+    """An action that a form names: for a lease by its `key`, a stream, or without both for all.
+    `to` is an owner, or for a redrive the processor or the stream."""
 
     do: Do
     key: str = ""
     to: str = ""
     lasting: str = "until resumed"
+    stream: str = ""
 
     @property
     def reach(self) -> Reach:
         if self.key:
             return Reach(Scope.SHARD, frozenset({LeaseKey(self.key)}))
+        if self.stream:
+            return Reach(Scope.STREAM, stream=StreamKey(self.stream))
         return Reach(Scope.ALL)
 
     @property
     def title(self) -> str:
-        return f"{self.do.value.capitalize()}: {called(self.key) if self.key else 'all shards'}"
+        whole = "all dead letters" if self.do is Do.REDRIVE else "all shards"
+        if self.stream:
+            whole = f"stream {stream_name_of(StreamKey(self.stream))}"
+        return f"{self.do.value.capitalize()}: {called(self.key) if self.key else whole}"
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A plan in words. `basis` is a digest of what it rests on."""
+
+    words: tuple[str, ...]
+    basis: str = ""
+    is_possible: bool = False
+
+
+class Letters(Protocol):
+    """The dead letters, where looking at them changes nothing. What fails is told in words."""
+
+    def plan(self, key: str, to: str) -> Shown:
+        """The plan of a redrive of those of a lease, or of all."""
+        ...
+
+    def redrive(self, key: str, to: str, basis: str) -> tuple[str, ...] | None:
+        """Do it, and tell what was done; None if the plan is another one now."""
+        ...
 
 
 class Actions:
-    """What the page needs for actions. `read` returns the rows of the table as they are now, those
-    of one key or all; `write` sends the changes of plans; `now` is the service's time. The token is
-    compared in constant time, and shown nowhere."""
+    """What the page needs for actions. `read` returns the rows of the table as they are now,
+    those of one key or all; `write` sends the changes of plans; `now` is the service's time;
+    `letters` are the dead letters, if they can be redriven here. The token is compared in
+    constant time, and shown nowhere."""
 
     def __init__(
         self,
@@ -84,7 +123,9 @@ class Actions:
         read: Callable[[LeaseKey | None], Sequence[Lease]],
         write: Callable[[Sequence[Plan]], Mapping[LeaseKey, Outcome]],
         now: Callable[[], WallTime],
+        letters: Letters | None = None,
     ) -> None:
+        self.letters = letters
         self._digest = hashlib.sha256(token.encode()).digest()
         self.read = read
         self.write = write
@@ -101,10 +142,10 @@ def wish_of(fields: Query) -> Wish | None:
     lasting = fields.get("lasting", "until resumed")
     if do is None or lasting not in _PAUSES:
         return None
-    key = fields.get("key", "")
-    if not key and do not in {Do.PAUSE, Do.UNPAUSE}:
+    key, stream, to = (fields.get(name, "") for name in ("key", "stream", "to"))
+    if do is Do.REDRIVE and (stream or to not in _TO):
         return None
-    return Wish(do, key, fields.get("to", ""), lasting)
+    return Wish(do, key, to, lasting, "" if key else stream)
 
 
 def plans_of(wish: Wish, leases: Sequence[Lease], now: WallTime) -> tuple[Plan, ...]:
@@ -113,14 +154,34 @@ def plans_of(wish: Wish, leases: Sequence[Lease], now: WallTime) -> tuple[Plan, 
         return plan_pause(leases, wish.reach, now, _PAUSES[wish.lasting])
     if wish.do is Do.UNPAUSE:
         return plan_unpause(leases, wish.reach, now)
-    lease = next((each for each in leases if each.key == wish.key), None)
-    if lease is None:
-        return ()
+    meant = sorted(filter(wish.reach.covers, leases), key=lambda lease: lease.key)
+    if not wish.key:
+        # Of many, those that it says nothing about are left out.
+        meant = [lease for lease in meant if not lease.is_ended]
     if wish.do is Do.RESUME:
-        return (plan_resume(lease),)
+        return tuple(plan_resume(each) for each in meant if wish.key or each.halt is not None)
     if wish.do is Do.MOVE and Owner.parse(wish.to) is None:
-        return (Plan(lease.key, f"{lease.key}: no owner was chosen"),)
-    return (plan_move(lease, OwnerId(wish.to) if wish.do is Do.MOVE else None, now),)
+        return tuple(Plan(each.key, f"{each.key}: no owner was chosen") for each in meant[:1])
+    target = OwnerId(wish.to) if wish.do is Do.MOVE else None
+    return tuple(plan_move(each, target, now) for each in meant)
+
+
+def shown_of(plans: Sequence[Plan]) -> Shown:
+    """These plans as the page shows them."""
+    words = [each.words for each in plans[:_PLANS_SHOWN_MAX]] or ["There is no such lease."]
+    if len(plans) > _PLANS_SHOWN_MAX:
+        words.append(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases.")
+    is_possible = any(each.change is not None for each in plans)
+    return Shown(tuple(words), basis_of(plans), is_possible)
+
+
+def plan_of(actions: Actions, wish: Wish, snapshot: Snapshot) -> Shown:
+    """The plan of a wish, by what was read last."""
+    if wish.do is not Do.REDRIVE:
+        return shown_of(plans_of(wish, tuple(snapshot.leases.values()), snapshot.taken_at))
+    if actions.letters is None:
+        return Shown((_NOT_HERE,))
+    return actions.letters.plan(wish.key, wish.to)
 
 
 def basis_of(plans: Sequence[Plan]) -> str:
@@ -133,45 +194,85 @@ def shard_actions(lease: Lease, owners: Sequence[OwnerId]) -> Html:
     """The actions for one shard, on its page; each leads to its plan."""
     if lease.is_ended:
         return joined()
-    hold = _asking(Do.PAUSE, lease.key, _choice("lasting", "how long", tuple(_PAUSES)))
+    of_it = {"key": lease.key}
+    hold = _asking(Do.PAUSE, of_it, _choice("lasting", "how long", tuple(_PAUSES)))
     if lease.pause is not None:
-        hold = _asking(Do.UNPAUSE, lease.key)
+        hold = _asking(Do.UNPAUSE, of_it)
     others = [each for each in owners if each != lease.owner]
     return joined(
         element("h2", "Actions"),
         element(
             "div",
-            _asking(Do.RESUME, lease.key) if lease.halt is not None else None,
+            _asking(Do.RESUME, of_it) if lease.halt is not None else None,
             hold,
-            _asking(Do.RELEASE, lease.key),
-            _asking(Do.MOVE, lease.key, _choice("to", "to", others)) if others else None,
+            _asking(Do.RELEASE, of_it),
+            _asking(Do.MOVE, of_it, _choice("to", "to", others)) if others else None,
             class_="actions",
         ),
     )
 
 
 def fleet_actions(snapshot: Snapshot) -> Html:
-    """The actions for the whole fleet."""
-    is_paused = any(lease.pause is not None for lease in snapshot.leases.values())
+    """The actions for all shards, and for each stream where there are several."""
+    leases = snapshot.leases.values()
+    of_streams: dict[str, list[Lease]] = {}
+    for lease in leases:
+        of_streams.setdefault(stream_of(lease.key), []).append(lease)
+    streams = sorted(of_streams) if len(of_streams) > 1 else []
+    owners = kclrun_owners(snapshot)
     return joined(
         element("h2", "Actions"),
+        _of_many("all shards", {}, tuple(leases), owners),
+        [
+            _of_many(f"stream {stream_name_of(StreamKey(each))}", {"stream": each}, of, owners)
+            for each in streams[:_STREAMS_MAX]
+            for of in (of_streams[each],)
+        ],
+    )
+
+
+def _of_many(
+    name: str, meant: Mapping[str, str], leases: Sequence[Lease], owners: Sequence[OwnerId]
+) -> Html:
+    pauses = _choice("lasting", "how long", tuple(_PAUSES))
+    is_paused = any(lease.pause is not None for lease in leases)
+    is_halted = any(lease.halt is not None for lease in leases)
+    return joined(
+        element("h3", name.capitalize()),
         element(
             "div",
-            _asking(
-                Do.PAUSE, "", _choice("lasting", "how long", tuple(_PAUSES)), "pause all shards"
-            ),
-            _asking(Do.UNPAUSE, "", None, "end all pauses") if is_paused else None,
+            _asking(Do.PAUSE, meant, pauses, f"pause {name}"),
+            _asking(Do.UNPAUSE, meant, None, f"end the pauses of {name}") if is_paused else None,
+            _asking(Do.RESUME, meant, None, f"resume the halted of {name}") if is_halted else None,
+            _asking(Do.RELEASE, meant, None, f"release {name}"),
+            _asking(Do.MOVE, meant, _choice("to", "to", owners), f"move {name}")
+            if owners
+            else None,
             class_="actions",
         ),
     )
 
 
-def _asking(do: Do, key: str, more: Html | None = None, name: str = "") -> Html:
+def letter_actions(lease: Lease | None, *, what: str) -> Html:
+    """The form that leads to the plan of a redrive: of a lease, or of all."""
+    meant = {"key": lease.key} if lease is not None else {}
+    return element(
+        "div", _asking(Do.REDRIVE, meant, _choice("to", "to the", _TO), what), class_="actions"
+    )
+
+
+def kclrun_owners(snapshot: Snapshot) -> list[OwnerId]:
+    """The owners of leases that are not ended, but Java workers."""
+    owners = {row.owner for row in snapshot.leases.values() if row.owner and not row.is_ended}
+    return sorted(each for each in owners if Owner.parse(each) is not None)
+
+
+def _asking(do: Do, meant: Mapping[str, str], more: Html | None = None, name: str = "") -> Html:
     """A form that leads to the plan; it changes nothing."""
     return element(
         "form",
         _hidden("do", do.value),
-        _hidden("key", key) if key else None,
+        [_hidden(field, value) for field, value in meant.items()],
         more,
         element("button", f"{name or do.value} …", type="submit"),
         method="get",
@@ -188,30 +289,26 @@ def _hidden(name: str, value: str) -> Html:
     return element("input", type="hidden", name=name, value=value)
 
 
-def plan_body(wish: Wish, plans: Sequence[Plan], *, notice: str = "") -> Html:
+def plan_body(wish: Wish, plan: Shown, *, notice: str = "") -> Html:
     """The plan, and the form that does it, if anything can be done."""
-    is_possible = any(each.change is not None for each in plans)
     return joined(
         element("div", element("p", notice), class_="box bad", role="alert") if notice else None,
         element("h2", "The plan"),
-        [element("p", each.words, class_="words") for each in plans[:_PLANS_SHOWN_MAX]]
-        or element("p", "There is no such lease."),
-        element("p", f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases.")
-        if len(plans) > _PLANS_SHOWN_MAX
-        else None,
-        _doing(wish, plans) if is_possible else element("p", "Nothing can be done."),
+        [element("p", each, class_="words") for each in plan.words],
+        _doing(wish, plan) if plan.is_possible else element("p", "Nothing can be done."),
         _back(wish),
     )
 
 
-def _doing(wish: Wish, plans: Sequence[Plan]) -> Html:
+def _doing(wish: Wish, plan: Shown) -> Html:
     return element(
         "form",
         _hidden("do", wish.do.value),
         _hidden("key", wish.key) if wish.key else None,
         _hidden("to", wish.to) if wish.to else None,
+        _hidden("stream", wish.stream) if wish.stream else None,
         _hidden("lasting", wish.lasting),
-        _hidden("basis", basis_of(plans)),
+        _hidden("basis", plan.basis),
         element(
             "label",
             "Token ",
@@ -240,11 +337,12 @@ def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
     body of the answer."""
     if not actions.permits(fields.get("token", "")):
         return 403, element("p", "The token is wrong. Nothing was changed.", class_="box bad")
+    if wish.do is Do.REDRIVE:
+        return _redrive(actions, wish, fields)
     leases = actions.read(LeaseKey(wish.key) if wish.key else None)
     plans = plans_of(wish, leases, actions.now())
     if not hmac.compare_digest(basis_of(plans), fields.get("basis", "")):
-        notice = "The lease has changed since that plan was shown. Nothing was changed by you."
-        return 409, plan_body(wish, plans, notice=notice)
+        return 409, plan_body(wish, shown_of(plans), notice=_CHANGED)
     outcomes = actions.write([each for each in plans if each.change is not None])
     return 200, joined(
         element("h2", "Done"),
@@ -257,19 +355,20 @@ def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
     )
 
 
+def _redrive(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
+    letters = actions.letters
+    if letters is None:
+        return 409, plan_body(wish, Shown((_NOT_HERE,)))
+    told = letters.redrive(wish.key, wish.to, fields.get("basis", ""))
+    if told is None:
+        return 409, plan_body(wish, letters.plan(wish.key, wish.to), notice=_CHANGED)
+    lines = [element("p", each, class_="words") for each in told]
+    return 200, joined(element("h2", "Done"), lines, _back(wish))
+
+
 def _result(outcome: Outcome) -> str:
     if isinstance(outcome, Applied):
         return "written"
     if isinstance(outcome, ConditionFailed):
         return "it changed in the same moment, and was left alone"
     return f"not written: {outcome.message}"
-
-
-def about_letters(about: About, lease: Lease) -> Html:
-    """What the command line does and the page does not."""
-    if not about.letters:
-        return joined()
-    command = f"{about.letters_command} redrive"
-    return element(
-        "p", f"Dead letters of {called(lease.key)} go back with: ", element("code", command)
-    )

@@ -270,8 +270,8 @@ def _group_of(owner: str) -> str:
 _ROWS_MAX: Final = 1_000
 
 
-def outputs_body(about: About, snapshot: Snapshot) -> Html:
-    """The cursors on the rows, and the place of the dead letters."""
+def outputs_body(snapshot: Snapshot) -> Html:
+    """The cursors of the outputs on the rows."""
     with_cursors = [lease for lease in snapshot.leases.values() if lease.outputs is not None]
     rows = [
         element(
@@ -293,16 +293,6 @@ def outputs_body(about: About, snapshot: Snapshot) -> Html:
         table(caption, heads, rows[:_ROWS_MAX], label="Outputs")
         if rows
         else element("p", "No row of the lease table has the cursor of an output."),
-        element("h2", "Dead letters"),
-        element("p", about.letters or "The application keeps no dead letters."),
-        element(
-            "p",
-            "They are not counted here: a queue has to be received and a bucket to be listed for"
-            " that. To see them: ",
-            element("code", about.letters_command),
-        )
-        if about.letters
-        else None,
     )
 
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from kclrun.leases.lines import spelled
+from kclrun.model.lease import Lease
 from kclrun.model.stream import called
 from kclrun.model.time import WallTime
 from kclrun.page.lag_history import LEVELS, SAMPLES_MAX
@@ -26,7 +27,10 @@ _TOLD_MAX: Final = 110
 _NAMED_MAX: Final = 4
 # Columns of numbers, which are aligned at the right.
 _NUMBERS: Final = frozenset(
-    {"owners", "leases", "halted", "KiB/s", "CPU", "behind", "loss in", "generation"}
+    {
+        *("owners", "leases", "halted", "KiB/s", "CPU", "behind", "loss in", "generation"),
+        *("calls", "share of the traffic"),
+    }
 )
 # Account, stream (128 characters), creation and shard (128): a longer key is of no shard.
 _KEY_MAX: Final = 300
@@ -36,7 +40,8 @@ _READS_ONLY: Final = (
     " on it are to be copied."
 )
 _CHANGES: Final = (
-    "This page changes a lease only by a form that shows its plan and asks for the token."
+    "This page changes a lease or a dead letter only by a form that shows its plan and asks for the"
+    " token."
 )
 _RUN: Final = re.compile(rb"(.)\1*", re.DOTALL)
 _TONES: Final[Mapping[str, str]] = {
@@ -62,16 +67,21 @@ def page(
     body: Child,
     is_still: bool = False,
 ) -> bytes:
-    """A whole page. It loads itself again every `refresh_s`, unless the query has `live=off`, or
-    never (`is_still`): a form is filled in on it."""
+    """A whole page. It is kept up to date by `live.js`, or without scripts loads itself again every
+    `refresh_s`, unless the query has `live=off`, or never (`is_still`): a form is filled in on it.
+    """
     is_live = query.get("live") != "off" and not is_still
     head = element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", http_equiv="refresh", content=about.refresh_s) if is_live else None,
+        # With a script it is told when there is something new.
+        element("noscript", element("meta", http_equiv="refresh", content=about.refresh_s))
+        if is_live
+        else None,
         element("title", f"{title} · {about.application} · kclrun"),
         element("link", rel="stylesheet", href="/style.css"),
+        element("script", src="/live.js", defer="defer") if is_live else None,
     )
     document = element(
         "html",
@@ -80,6 +90,7 @@ def page(
             "body",
             element("a", "Skip to the content", href="#content", class_="skip"),
             _header(about, path, query),
+            element("p", id="news", class_="news", role="status", aria_live="polite"),
             element(
                 "main",
                 element("h1", title),
@@ -87,12 +98,33 @@ def page(
                 [_problem(each) for each in snapshot.problems],
                 body,
                 id="content",
+                data_news=news_of(snapshot),
             ),
             element("footer", _CHANGES if about.has_actions else _READS_ONLY),
         ),
         lang="en",
     )
     return f"<!doctype html>\n{document}\n".encode()
+
+
+def news_of(snapshot: Snapshot) -> str:
+    """The state of the fleet in a sentence, which screen readers say when it changes."""
+    leases = snapshot.leases.values()
+    counts = (
+        (sum(lease.halt is not None for lease in leases), "halted"),
+        (sum(is_paused(lease, snapshot) for lease in leases), "paused"),
+        (len(snapshot.owners.expired), "with a silent owner"),
+        (len(snapshot.broken), "unreadable"),
+    )
+    words = [f"{count} {name}" for count, name in counts if count]
+    words += [problem.about for problem in snapshot.problems]
+    return f"Shards: {', '.join(words) or 'none halted, paused or without its owner'}."
+
+
+def is_paused(lease: Lease, snapshot: Snapshot) -> bool:
+    """Whether it is not read now, by an operator's pause."""
+    pause = lease.pause if not lease.is_ended else None
+    return pause is not None and pause.stands_at(snapshot.taken_at)
 
 
 def _header(about: About, path: str, query: Mapping[str, str]) -> Html:

@@ -23,6 +23,8 @@ _NAMES: Final = {
     "aria_label": "aria-label",
     "aria_hidden": "aria-hidden",
     "aria_current": "aria-current",
+    "aria_live": "aria-live",
+    "data_news": "data-news",
     "http_equiv": "http-equiv",
 }
 _EMPTY: Final = frozenset({"meta", "link", "input"})

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from kclrun.model.stream import called, is_loopback_host
-from kclrun.observe.endpoint import Answer, HttpEndpoint, Query, Route
-from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plans_of, wish_of
+from kclrun.observe.endpoint import Answer, Feed, HttpEndpoint, Query, Route
+from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plan_of, wish_of
+from kclrun.page.detail_view import Details, letters_body
 from kclrun.page.fleet_view import fleet_body, outputs_body, settings_body
 from kclrun.page.layout import page
 from kclrun.page.markup import Html, element, joined, short
@@ -18,11 +19,11 @@ from kclrun.page.shards_view import lineage_body, shards_body
 from kclrun.page.snapshot import About, Snapshot
 
 _HTML: Final = "text/html; charset=utf-8"
-# No script runs, nothing is loaded from elsewhere, and no other page shows or reads ours.
+# Only our own script runs, nothing is loaded from elsewhere, and no other page shows or reads ours.
 _FIELDS: Final = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none';"
-        " frame-ancestors 'none'"
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -48,22 +49,31 @@ def serve_pages(
     look: Callable[[], Snapshot],
     actions: Actions | None = None,
     *,
+    details: Details | None = None,
     setting: str = "--listen, --port",
 ) -> HttpEndpoint:
-    """Serve the pages of the snapshots that `look` returns, until `close`; with `actions`, changes
-    of leases, too. `setting` chose the address, and is named in the error.
+    """Serve the pages of the snapshots that `look` returns, until `close`; with `details`, the
+    story and the live detail of a shard, and with `actions`, changes of leases, too. `setting`
+    chose the address, and is named in the error.
 
     Raises: SettingsError if the address is not usable.
     """
     return HttpEndpoint(
         host,
         port,
-        routes(about, look, has_actions=actions is not None),
+        routes(about, look, actions=actions, details=details),
         forms=forms(about, look, actions) if actions is not None else {},
+        feeds={"/live": Feed(lambda: version_of(look()))},
         fields=_FIELDS if actions is None else _FIELDS_OF_ACTIONS,
         is_our_name=is_loopback_host if is_loopback_host(host) else is_address,
         setting=setting,
     )
+
+
+def version_of(snapshot: Snapshot) -> object:
+    """Another value when something was read, or a reading failed."""
+    problems = tuple((each.about, each.message) for each in snapshot.problems)
+    return snapshot.table_at, snapshot.lags_at, snapshot.findings_at, problems
 
 
 def is_address(host: str) -> bool:
@@ -91,7 +101,11 @@ def forms(about: About, look: Callable[[], Snapshot], actions: Actions) -> dict[
 
 
 def routes(
-    about: About, look: Callable[[], Snapshot], *, has_actions: bool = False
+    about: About,
+    look: Callable[[], Snapshot],
+    *,
+    actions: Actions | None = None,
+    details: Details | None = None,
 ) -> dict[str, Route]:
     """The paths, each with the function that makes its answer of a query."""
 
@@ -106,7 +120,7 @@ def routes(
 
     def one_shard(query: Query) -> Answer:
         snapshot, key = look(), query.get("key", "")
-        body = shard_body(about, snapshot, key, has_actions=has_actions)
+        body = shard_body(about, snapshot, key, details=details)
         status, title = 200, short(called(key), 80)
         if body is None:
             status, title = 404, "No such shard"
@@ -115,30 +129,33 @@ def routes(
 
     def plan(query: Query) -> Answer:
         wish, snapshot = wish_of(query), look()
-        if wish is None:
+        if wish is None or actions is None:
             return Answer(b"no such action\n", status=400)
-        plans = plans_of(wish, tuple(snapshot.leases.values()), snapshot.taken_at)
-        body = plan_body(wish, plans)
+        body = plan_body(wish, plan_of(actions, wish, snapshot))
         answer = page(about, snapshot, PATH, {}, title=wish.title, body=body, is_still=True)
         return Answer(answer, _HTML)
 
     def fleet(snapshot: Snapshot, _: Query) -> Html:
-        return joined(fleet_body(about, snapshot), fleet_actions(snapshot) if has_actions else None)
+        acting = fleet_actions(snapshot) if actions is not None else None
+        return joined(fleet_body(about, snapshot), acting)
 
-    style = Answer(Path(__file__).with_name("style.css").read_bytes(), "text/css; charset=utf-8")
+    def outputs(snapshot: Snapshot, _: Query) -> Html:
+        letters = details.letters() if details is not None else None
+        return joined(outputs_body(snapshot), letters_body(about, letters))
+
+    here = Path(__file__)
+    style = Answer(here.with_name("style.css").read_bytes(), "text/css; charset=utf-8")
+    script = Answer(here.with_name("live.js").read_bytes(), "text/javascript; charset=utf-8")
     return {
-        **({PATH: plan} if has_actions else {}),
+        **({PATH: plan} if actions is not None else {}),
         "/": titled("/", "Fleet", fleet),
         "/shards": titled(
             "/shards", "Shards", lambda snapshot, query: shards_body(about, snapshot, query)
         ),
         "/shard": one_shard,
         "/lineage": titled("/lineage", "Lineage", lambda snapshot, _: lineage_body(snapshot)),
-        "/outputs": titled(
-            "/outputs",
-            "Outputs and dead letters",
-            lambda snapshot, _: outputs_body(about, snapshot),
-        ),
+        "/outputs": titled("/outputs", "Outputs and dead letters", outputs),
         "/settings": titled("/settings", "Settings", lambda _, __: settings_body(about)),
         "/style.css": lambda _: style,
+        "/live.js": lambda _: script,
     }

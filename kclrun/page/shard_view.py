@@ -9,14 +9,19 @@ from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.stream import called
 from kclrun.page import layout
-from kclrun.page.acting import about_letters, shard_actions
+from kclrun.page.acting import kclrun_owners, letter_actions, shard_actions
+from kclrun.page.detail_view import Details, detail_body
 from kclrun.page.fleet_view import finding_box, resume_command
 from kclrun.page.markup import Child, Html, element, joined
 from kclrun.page.snapshot import About, Row, Snapshot, rows_of
 
 
 def shard_body(
-    about: About, snapshot: Snapshot, key: str, *, has_actions: bool = False
+    about: About,
+    snapshot: Snapshot,
+    key: str,
+    *,
+    details: Details | None = None,
 ) -> Html | None:
     """The page of this key; None if there is neither a row nor a listed shard of it."""
     row = next((row for row in rows_of(snapshot) if row.key == key), None)
@@ -27,13 +32,14 @@ def shard_body(
     return joined(
         _halt(about, lease),
         _pause(about, lease, snapshot),
-        _actions(about, lease, snapshot) if has_actions else None,
+        _actions(about, lease, snapshot) if about.has_actions else None,
         element("h2", "Now"),
         layout.facts(_now(row)),
         layout.strip(snapshot.history.get(key), class_="strip wide")
         if row is not None and row.state != "ended"
         else None,
         joined(element("h2", "Findings of the doctor"), findings) if findings else None,
+        detail_body(about, details, lease) if details is not None and lease is not None else None,
         _row(lease),
         _outputs(lease),
         _stream(snapshot, key),
@@ -65,7 +71,7 @@ def _pause(about: About, lease: Lease | None, snapshot: Snapshot) -> Html | None
     pause = lease.pause if lease is not None and not lease.is_ended else None
     if lease is None or pause is None or not pause.stands_at(snapshot.taken_at):
         return None
-    command = f"{about.leases_command.replace(' leases', ' resume', 1)} {lease.key} --yes"
+    command = f"{about.of_shard(about.unpause_command, lease.key)} --yes"
     return element(
         "div",
         element("p", element("strong", f"{pause_words(pause).capitalize()}.")),
@@ -78,9 +84,8 @@ def _pause(about: About, lease: Lease | None, snapshot: Snapshot) -> Html | None
 def _actions(about: About, lease: Lease | None, snapshot: Snapshot) -> Html | None:
     if lease is None:
         return None
-    owners = {row.owner for row in snapshot.leases.values() if row.owner and not row.is_ended}
-    kclrun_owners = sorted(each for each in owners if Owner.parse(each) is not None)
-    return joined(shard_actions(lease, kclrun_owners), about_letters(about, lease))
+    letters = letter_actions(lease, what="redrive its dead letters") if about.letters else None
+    return joined(shard_actions(lease, kclrun_owners(snapshot)), letters)
 
 
 def _now(row: Row | None) -> Iterator[tuple[str, Child]]:

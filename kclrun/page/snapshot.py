@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -13,6 +14,7 @@ from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.shard import Shard
 from kclrun.model.stream import called
+from kclrun.model.text import escaped
 from kclrun.model.time import Instant, WallTime
 
 # Of the rows in a list: a person is needed, it does not move, it works, it is over.
@@ -35,11 +37,17 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     leases_command: str
     doctor_command: str
     letters_command: str
+    story_command: str = "kclrun why"
+    unpause_command: str = "kclrun resume"
     letters: str = ""
     has_actions: bool = False
     refresh_s: int = 10
     lag_every_s: float = 30.0
     plan: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
+
+    def of_shard(self, command: str, key: str) -> str:
+        """A command for one shard. A key is quoted, so that none becomes another command."""
+        return f"{command} {shlex.quote(escaped(called(key)))}"
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -328,6 +328,7 @@ WRITES: Final[Mapping[type[Any], Write]] = {
             Set("failover_s", _value(":failoverMs", lambda c: _ms(c.failover_s))),
             Set("start", _value(":start", "start")),
             Set("stream_created_at", _CREATED_AT),
+            Set("endpoint", _value(":endpoint", "endpoint", may_be_absent=True)),
             *_without("checkpoint_owner"),
             *_WITHOUT_HANDOFF,
             When("another had it", lambda c: c.seen_owner not in {None, c.owner}, _SWITCHED),

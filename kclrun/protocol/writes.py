@@ -122,12 +122,12 @@ class CreateChildren(msgspec.Struct, frozen=True):
 class Take(msgspec.Struct, frozen=True):
     """A manager takes an unowned or expired lease: owner and counter as seen [P2, P15].
 
-    Publishes `failover_s`, `start` and the creation time of the stream (None: not known, and the
-    one on the row is removed). Removes `checkpointOwner` and all of a handoff. Adds an owner switch
-    if the owner seen was another owner. `forced`: from a Java owner that renews; writes
-    `takenFrom`, so that the next process on the row waits first [P18]. Without it an existing
-    `takenFrom` stays. `latest_pinned_at`: given if the row is LATEST without its instant, as a Java
-    worker makes it; an existing instant stays [P14].
+    Publishes `failover_s`, `start`, the creation time of the stream and the `endpoint` of the owner
+    (None: not known, and the one on the row is removed). Removes `checkpointOwner` and all of a
+    handoff. Adds an owner switch if the owner seen was another owner. `forced`: from a Java owner
+    that renews; writes `takenFrom`, so that the next process on the row waits first [P18]. Without
+    it an existing `takenFrom` stays. `latest_pinned_at`: given if the row is LATEST without its
+    instant, as a Java worker makes it; an existing instant stays [P14].
     """
 
     key: LeaseKey
@@ -139,6 +139,7 @@ class Take(msgspec.Struct, frozen=True):
     forced: bool = False
     latest_pinned_at: WallTime | None = None
     stream_created_at: WallTime | None = None
+    endpoint: str | None = None
 
 
 class Ask(msgspec.Struct, frozen=True):

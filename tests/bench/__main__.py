@@ -106,6 +106,12 @@ ROWS: Final = {
             15,
         ),
         Row(
+            "page",
+            "the page of 1,000 shards: ≤ 200 ms; the page and top: ≤ 1 % of a core, no write",
+            "bench.page_cost:page_cost",
+            9,
+        ),
+        Row(
             "simulation",
             "3 owners, 8 shards in virtual time, all oracles on: ≥ 100 fleet-hours/min/core",
             "bench.simulation:simulation",

@@ -12,7 +12,8 @@ from kclrun.errors import SettingsError
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "simulate.md").read_text()
 FLEET_PAGES = [
-    ROOT / "docs" / "how-to" / f"{name}.md" for name in ("see-the-fleet", "pause-and-repair")
+    ROOT / "docs" / "how-to" / f"{name}.md"
+    for name in ("see-the-fleet", "pause-and-repair", "an-incident")
 ]
 COMMANDS = re.findall(r"kclrun simulate --\S+ \d[^\n`]*", PAGE)
 PICTURES = re.findall(r"!\[([^\]]*)\]\(\.\./pictures/([^)]+)\)", PAGE)
@@ -58,6 +59,6 @@ def test_each_picture_of_the_page_is_there_small_and_named_by_the_command_that_m
 def test_no_picture_is_left_over():
     there = {path.name for path in PICTURES_FOLDER.glob("*.png")}
     texts = "".join(page.read_text() for page in FLEET_PAGES)
-    of_the_page = re.findall(r"pictures/(page-[a-z]+\.png)", texts)
+    of_the_page = re.findall(r"pictures/((?:page|incident)-[a-z-]+\.png)", texts)
 
     assert there == {*(path for _, path in PICTURES), *of_the_page}

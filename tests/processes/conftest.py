@@ -17,6 +17,7 @@ from kclrun.model.lease import LeaseKey
 from kclrun.observe.logs import EventLog, LineSink
 from tests.foreground import heeding_signals
 from tests.patience import HUNG_S
+from tests.processes.page_browser import Browser, browser
 from tests.support.start_specs import specified
 
 ENTRIES = Path(__file__).parent / "entries"
@@ -108,3 +109,17 @@ def rig(tmp_path, monkeypatch):
         rig.processes.open()
     yield rig
     rig.close()
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens a tab in a browser of its own; all are closed at the end."""
+    made = []
+
+    def open_browser(**options):
+        made.append(Browser(browser(tmp_path / f"p{len(made)}"), **options))
+        return made[-1]
+
+    yield open_browser
+    for each in made:
+        each.close()

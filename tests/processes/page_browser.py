@@ -11,10 +11,29 @@ import itertools
 import json
 import os
 import select
+import shutil
 import subprocess
 import time
 
+import pytest
+
 from tests.patience import HUNG_S
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+
+def browser(profile, *arguments):
+    """The headless browser; without its sandbox, which a container does not have."""
+    return [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        f"--user-data-dir={profile}",
+        *arguments,
+    ]
 
 
 class Browser:
@@ -72,6 +91,19 @@ class Browser:
     def submit(self):
         """The first form of the page, by a script."""
         self._loading("Runtime.evaluate", expression="document.forms[0].submit()")
+
+    def value(self, expression):
+        """What a script of a debugger would see; the page's own ones may be off."""
+        found = self._call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def until(self, expression):
+        """Wait until it is true in the page."""
+        deadline = time.monotonic() + HUNG_S
+        while not self.value(expression):
+            assert time.monotonic() < deadline, f"never {expression}: {self.html()}"
+            time.sleep(0.05)
 
     def html(self):
         root = self._call("DOM.getDocument", depth=0)["root"]["nodeId"]

@@ -1,19 +1,15 @@
 """`kclrun why` after real incidents: a dead process, user code that gave up, a lost machine."""
 
 import json
-import os
 import re
 import socket
-import subprocess
-import sys
 
-import boto3
-import psutil
 import pytest
 
 from kclrun.local.server import start_embedded
 from tests.patience import HUNG_S
-from tests.processes.cli_rig import Site, called
+from tests.processes.cli_rig import called
+from tests.processes.incident_rig import Machine, prepared_site
 from tests.processes.ledger_rig.application import until
 
 pytestmark = pytest.mark.seconds
@@ -33,6 +29,10 @@ class Mine(RecordProcessor):
             if text == "raise":
                 raise ValueError("the card number is 4929")
 """
+SETTINGS = (
+    "path: {folder}\nfetch: {{idle: 200ms}}\ncheckpoint: {{every: 200ms}}\n"
+    "on_error: {{retries: 2, backoff: 50ms}}\nobserve: {{story: 's3://stories/fleet'}}\n"
+)
 NUMBERS = r"\b[0-9a-f]{4}\b|[\d.]+ s\b"
 WHOLE = """\
 The shard got a lease, to be read from TRIM_HORIZON.
@@ -49,50 +49,10 @@ stood still, or could not reach the lease table; the last it recorded was # befo
 It is still halted: process_records failed 3 times: ValueError."""
 
 
-class Machine:
-    """A manager with a state folder of its own, as on a machine of its own."""
-
-    def __init__(self, site, folder):
-        self.folder = folder
-        folder.mkdir()
-        self.log = folder / "log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "kclrun", "--config", str(site.config)],
-                env=os.environ | {"KCLRUN_STATE_DIR": str(folder)},
-                stderr=log,
-            )
-
-    def events(self, name):
-        lines = self.log.read_text().splitlines()
-        found = [json.loads(line) for line in lines if line.endswith("}")]
-        return [line for line in found if line["event"] == name]
-
-    def lose(self):
-        """Nothing of it runs on: neither the manager, nor its launcher, nor a lease process."""
-        if self.process.poll() is None:
-            children = psutil.Process(self.process.pid).children(recursive=True)
-            self.process.kill()
-            for each in children:
-                each.kill()
-        self.process.wait(HUNG_S)
-
-
 @pytest.fixture
 def site(tmp_path):
     with start_embedded() as embedded:
-        site = Site(tmp_path, embedded.endpoint, "told", 1)
-        (tmp_path / "mine.py").write_text(PROCESSOR.replace("FOLDER", str(tmp_path)))
-        text = site.config.read_text().replace("kclrun.samples.hello:Hello", "mine:Mine")
-        site.config.write_text(
-            f"{text}path: {tmp_path}\nfetch: {{idle: 200ms}}\ncheckpoint: {{every: 200ms}}\n"
-            "on_error: {retries: 2, backoff: 50ms}\nobserve: {story: 's3://stories/fleet'}\n"
-        )
-        s3 = boto3.client(
-            "s3", endpoint_url=embedded.endpoint, region_name="us-east-1",
-            aws_access_key_id="k", aws_secret_access_key="s",
-        )  # fmt: skip
-        s3.create_bucket(Bucket="stories")
+        site = prepared_site(tmp_path, embedded.endpoint, "told", SETTINGS, PROCESSOR, 1)
         yield site
 
 

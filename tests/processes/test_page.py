@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import itertools
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -15,13 +14,16 @@ import msgspec
 import pytest
 
 from kclrun.local.server import start_embedded
+from kclrun.model.lease import Halt
+from kclrun.model.time import WallTime
+from kclrun.observe.members import ErrorBody, LeaseDetail
+from kclrun.page.detail_view import AskedOwner
 from kclrun.page.server import serve_pages
 from tests.patience import HUNG_S
 from tests.processes.cli_rig import Program, Site
-from tests.unit.page.fleet import ABOUT, behind, key, lease, snapshot_of
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+from tests.processes.page_browser import browser, needs_chromium
+from tests.unit.page.fleet import ABOUT, NOW, A, behind, key, lease, snapshot_of
+from tests.unit.page.test_page_details import Given
 
 
 @pytest.fixture
@@ -65,19 +67,6 @@ def until_shown(url, path, *parts):
 def url_of(program):
     (line,) = program.until_lines(1)
     return re.search(r"http://127\.0\.0\.1:\d+", line)[0]
-
-
-def browser(profile, *arguments):
-    """The headless browser; without its sandbox, which a container does not have."""
-    return [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        f"--user-data-dir={profile}",
-        *arguments,
-    ]
 
 
 def rendered(profile, url):
@@ -163,7 +152,7 @@ def test_in_a_browser_a_thousand_shards_are_shown_with_their_strips(tmp_path):
 
 @pytest.mark.slow
 @needs_chromium
-def test_in_a_browser_the_page_loads_itself_again_without_scripts(tmp_path):
+def test_in_a_browser_without_scripts_the_page_loads_itself_again(opened):
     numbers, shown_twice = itertools.count(1), threading.Event()
     about = msgspec.structs.replace(ABOUT, refresh_s=1)
 
@@ -173,14 +162,41 @@ def test_in_a_browser_the_page_loads_itself_again_without_scripts(tmp_path):
         return snapshot_of(lease(0))
 
     server = serve_pages("127.0.0.1", 0, about, look)
-    process = subprocess.Popen(
-        browser(tmp_path, "--remote-debugging-port=0", f"{server.url}/"),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
     try:
+        opened().open(f"{server.url}/")
         assert shown_twice.wait(HUNG_S)
     finally:
-        process.terminate()
-        process.wait(HUNG_S)
         server.close()
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_in_a_browser_news_change_the_page_and_are_said_and_keep_the_focus_and_open_details(opened):
+    errors = (ErrorBody(NOW, "processor_raised", "ValueError: bad", "mine.py:7", "9", 3, "Trace"),)
+    detail = LeaseDetail(
+        application="orders", owner=A, shard=key(0), state="running", errors=errors
+    )
+    fleet = [snapshot_of(lease(0), table_at=NOW)]
+    given = Given(asked=AskedOwner(detail=detail, read_at=NOW))
+    about = msgspec.structs.replace(ABOUT, has_actions=True)
+    server = serve_pages("127.0.0.1", 0, about, lambda: fleet[0], details=given)
+    tab = opened(with_scripts=True)
+    try:
+        tab.open(f"{server.url}/shard?key={key(0)}")
+        tab.value("window.mark = 1; document.querySelector('summary').focus()")
+        tab.value("document.querySelector('details').open = true")
+        assert "Halted since" not in tab.value("document.body.innerText")
+
+        halted = lease(0, halt=Halt("ValueError: bad row", NOW))
+        fleet[0] = snapshot_of(halted, table_at=WallTime(NOW + 10))
+
+        tab.until("document.querySelector('main').innerText.includes('Halted since')")
+        assert tab.value("document.querySelector('#news').innerText") == "Shards: 1 halted."
+        assert tab.value("document.querySelector('#news').ariaLive") == "polite"
+        assert tab.value("document.activeElement.tagName") == "SUMMARY"
+        assert tab.value("document.querySelector('details').open")
+        assert tab.value("window.mark") == 1, "the page was loaded anew"
+    finally:
+        server.close()
+    # The server has ended, and with it the events; the page stays as it was.
+    assert tab.value("document.querySelectorAll('main').length") == 1

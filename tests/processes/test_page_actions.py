@@ -6,8 +6,7 @@ import threading
 import pytest
 
 from kclrun.model.lease import Halt, Pause
-from tests.processes.page_browser import Browser
-from tests.processes.test_page import browser, needs_chromium
+from tests.processes.page_browser import needs_chromium
 from tests.unit.page.fleet import NOW, A, B, key, lease
 from tests.unit.page.test_page_actions import TOKEN, Site
 
@@ -20,19 +19,6 @@ def site():
     made = Site(lease(0), lease(1, B, halt=HALT))
     yield made
     made.server.close()
-
-
-@pytest.fixture
-def opened(tmp_path):
-    made = []
-
-    def open_browser(**options):
-        made.append(Browser(browser(tmp_path / f"p{len(made)}"), **options))
-        return made[-1]
-
-    yield open_browser
-    for each in made:
-        each.close()
 
 
 def test_a_person_pauses_a_shard_and_resumes_a_halt_without_scripts(site, opened):

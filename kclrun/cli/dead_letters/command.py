@@ -15,13 +15,11 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigGroup, Configuration, config_options, load_configuration
-from kclrun.cli.dead_letters.redrive import Leases, leases_now, process_again, settled
+from kclrun.cli.dead_letters.redrive import Leases, carry_out, leases_now, redrives_of
 from kclrun.cli.user_code import dead_letter_folder
-from kclrun.config.changes import refuse_changes
-from kclrun.config.schema import Settings, StreamSettings, stream_name
+from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 from kclrun.model.letter import KeptLetter, Letter
-from kclrun.model.record import PutEntry
 from kclrun.model.stream import spelled_out
 from kclrun.model.text import harmless
 from kclrun.ports import LetterStore
@@ -107,7 +105,7 @@ def show(position: str, config: Path | None, overrides: tuple[str, ...]) -> int:
         click.echo(f"partition key  {harmless(letter.partition_key)}")
         click.echo(f"error          {harmless(letter.error)}, after {letter.calls} calls")
         click.echo(f"raised at      {harmless(letter.raised_at)}")
-        click.echo(f"payload        {_payload(letter.data)}")
+        click.echo(f"payload        {payload_text(letter.data)}")
         click.echo(f"kept in        {each.where}")
         if each.is_uncommitted:
             click.echo("uncommitted    it does not count: the next owner judged its record again")
@@ -140,35 +138,19 @@ def redrive(
     """
     with _letters(config, overrides, filters, reads_leases=yes) as chosen:
         left = 0
-        for source, letters in _by_stream(chosen):
-            name = stream_name(source.name)
-            plan = f"{len(letters)} letters of {name}"
+        for each in redrives_of(chosen.configuration, chosen.kept, to):
             if not yes:
-                verb = f"put {plan} back" if to == "stream" else f"process {plan}"
-                click.echo(f"Would {verb}")
+                click.echo(each.words)
                 continue
-            if ready := settled(chosen.leases, letters):
-                done = _redriven(chosen, source, ready, to)
-            else:
-                done = 0
-            click.echo(f"{'Put back' if to == 'stream' else 'Processed'} {done} of {plan}")
-            left += len(letters) - done
+            done = carry_out(chosen.configuration, chosen.store, each, chosen.leases)
+            click.echo(done.words)
+            left += done.left
         _tell_left_out(chosen)
         if chosen.kept and not yes:
             click.echo("Do it with --yes.")
         if not chosen.kept:
             click.echo("No letters.")
     return exit_codes.HALTED if left else exit_codes.DRAINED
-
-
-def _redriven(
-    chosen: _Chosen, source: StreamSettings, letters: Sequence[KeptLetter], to: str
-) -> int:
-    """How many of them are done and removed."""
-    if to == "stream":
-        _put_back(chosen, source.name, letters)
-        return len(letters)
-    return len(letters) - process_again(chosen.configuration, source, chosen.store, letters)
 
 
 @dead_letters.command()
@@ -260,41 +242,8 @@ def _fits(letter: Letter, filters: Mapping[str, Any]) -> bool:
     )
 
 
-def _by_stream(chosen: _Chosen) -> Iterator[tuple[StreamSettings, list[KeptLetter]]]:
-    """The letters of each stream of the application. Raises: SettingsError for another stream."""
-    sources = {stream_name(each.name): each for each in chosen.configuration.settings.sources}
-    found: dict[str, list[KeptLetter]] = {}
-    for each in chosen.kept:
-        found.setdefault(each.letter.stream, []).append(each)
-    if others := found.keys() - sources.keys():
-        raise SettingsError(
-            f"letters of {', '.join(sorted(others))}: not a stream of this application"
-        )
-    for name, letters in found.items():
-        yield sources[name], letters
-
-
-def _put_back(chosen: _Chosen, stream: str, letters: Sequence[KeptLetter]) -> None:
-    from kclrun.aws.put_records import batches, send_all
-    from kclrun.cli.services import Aws
-
-    refuse_changes(
-        chosen.configuration.settings,
-        "putting letters back",
-        "that of a DynamoDB table takes none; redrive them through the processor",
-    )
-    client, waiting = Aws(chosen.configuration.settings).kinesis_client, list(letters)
-    entries = (
-        PutEntry(each.letter.data, each.letter.partition_key, each.letter.explicit_hash_key)
-        for each in letters
-    )
-    for batch in batches(entries, one_a_key=True):
-        send_all(client, stream, batch)
-        chosen.store.remove(waiting[: len(batch)])
-        del waiting[: len(batch)]
-
-
-def _payload(data: bytes) -> str:
+def payload_text(data: bytes) -> str:
+    """The payload on one or several lines; one that is not text as base64."""
     try:
         return harmless(data.decode())
     except UnicodeDecodeError:

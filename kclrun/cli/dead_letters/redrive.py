@@ -20,6 +20,7 @@ from kclrun.cli.dead_letters import user_process
 from kclrun.cli.dead_letters.user_process import RedriveJob, Redriven, ServiceAccess
 from kclrun.cli.user_code import output_folder, own_module
 from kclrun.codec.row_lines import encode_row
+from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings, StreamSettings, stream_name
@@ -29,9 +30,102 @@ from kclrun.manager.launcher import lease_environment
 from kclrun.model.lease import Lease
 from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.output import MAIN_OUTPUT, OutputPlace
+from kclrun.model.record import PutEntry
 from kclrun.model.stream import ONLY_STREAM, StreamKey, shard_id_of, stream_name_of, stream_of
 from kclrun.ports import LetterStore
 from kclrun.sinks.durable_files import publish_file
+
+
+class Redrive(msgspec.Struct, frozen=True):
+    """The plan for the letters of one stream, in words. `to` is processor or stream."""
+
+    source: StreamSettings
+    letters: Sequence[KeptLetter]
+    to: str
+
+    @property
+    def words(self) -> str:
+        verb = "put {} back" if self.to == "stream" else "process {}"
+        return f"Would {verb.format(self.what)}"
+
+    @property
+    def what(self) -> str:
+        return f"{len(self.letters)} letters of {stream_name(self.source.name)}"
+
+
+class Done(msgspec.Struct, frozen=True):
+    """The end of a redrive in words; `left` are still letters."""
+
+    words: str
+    left: int
+
+
+Tell = Callable[[str], None]
+
+
+def _warn(words: str) -> None:
+    click.echo(words, err=True)
+
+
+def redrives_of(
+    configuration: Configuration, kept: Sequence[KeptLetter], to: str
+) -> Iterator[Redrive]:
+    """The plan for each stream of the application. Raises: SettingsError for a letter of another
+    stream."""
+    sources = {stream_name(each.name): each for each in configuration.settings.sources}
+    found: dict[str, list[KeptLetter]] = {}
+    for each in kept:
+        found.setdefault(each.letter.stream, []).append(each)
+    if others := found.keys() - sources.keys():
+        raise SettingsError(
+            f"letters of {', '.join(sorted(others))}: not a stream of this application"
+        )
+    for name, letters in found.items():
+        yield Redrive(sources[name], letters, to)
+
+
+def carry_out(
+    configuration: Configuration,
+    store: LetterStore,
+    redrive: Redrive,
+    leases: Leases,
+    tell: Tell = _warn,
+) -> Done:
+    """Do what was planned, but for the letters that have to wait; `tell` gets what a person should
+    know. `leases` were read before the letters.
+
+    Raises: SettingsError, a ServiceError leaf; then some letters may be done and removed.
+    """
+    ready, done = settled(leases, redrive.letters, tell), 0
+    if ready and redrive.to == "stream":
+        _put_back(configuration, store, redrive.source.name, ready)
+        done = len(ready)
+    elif ready:
+        done = len(ready) - process_again(configuration, redrive.source, store, ready, tell)
+    verb = "Put back" if redrive.to == "stream" else "Processed"
+    return Done(f"{verb} {done} of {redrive.what}", len(redrive.letters) - done)
+
+
+def _put_back(
+    configuration: Configuration, store: LetterStore, stream: str, letters: Sequence[KeptLetter]
+) -> None:
+    from kclrun.aws.put_records import batches, send_all
+    from kclrun.cli.services import Aws
+
+    refuse_changes(
+        configuration.settings,
+        "putting letters back",
+        "that of a DynamoDB table takes none; redrive them through the processor",
+    )
+    client, waiting = Aws(configuration.settings).kinesis_client, list(letters)
+    entries = (
+        PutEntry(each.letter.data, each.letter.partition_key, each.letter.explicit_hash_key)
+        for each in letters
+    )
+    for batch in batches(entries, one_a_key=True):
+        send_all(client, stream, batch)
+        store.remove(waiting[: len(batch)])
+        del waiting[: len(batch)]
 
 
 def process_again(
@@ -39,6 +133,7 @@ def process_again(
     source: StreamSettings,
     store: LetterStore,
     letters: Sequence[KeptLetter],
+    tell: Tell = _warn,
 ) -> int:
     """Run the processor over the letters of one stream, shard by shard, in a process of its own.
     Returns how many of them are still letters. Raises: SettingsError."""
@@ -64,7 +159,7 @@ def process_again(
                 answer = Redriven(error=refusal)
             if answer.error:
                 told = answer.error.replace("\n", "\n  ")
-                click.echo(f"{shard}: {told}", err=True)
+                tell(f"{shard}: {told}")
             rows.keep(shard, answer)
             store.remove([kept[index] for index in answer.done])
             left += len(kept) - len(answer.done)
@@ -101,7 +196,7 @@ def leases_now(settings: Settings) -> Leases:
     return leases
 
 
-def settled(leases: Leases, letters: Sequence[KeptLetter]) -> list[KeptLetter]:
+def settled(leases: Leases, letters: Sequence[KeptLetter], tell: Tell = _warn) -> list[KeptLetter]:
     """The letters of a stream whose records no lease process will read again.
 
     A letter is there before the checkpoint passes its record. Until then the record may be read
@@ -115,10 +210,9 @@ def settled(leases: Leases, letters: Sequence[KeptLetter]) -> list[KeptLetter]:
         if not any(_may_read(lease, each.letter) for lease in leases.get(each.letter.shard_id, ()))
     ]
     if waiting := len(letters) - len(found):
-        click.echo(
+        tell(
             f"{waiting} letters of {name} wait for the checkpoint of their shard to pass them:"
-            " until then the fleet may read their records again",
-            err=True,
+            " until then the fleet may read their records again"
         )
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -72,7 +73,7 @@ def why(
     aws = fleet_aws(config, overrides)
     until = None if at is None else start_option(at, WallTime(time.time()), "--at", ()).at
     lease = lease_of(aws, shard)
-    found = _gathered(aws, folders)
+    found = gathered(aws, folders)
     story = tell(lease.key, found.entries.values(), until)
     now = () if until is not None else tuple(present(lease, story))
     if as_json:
@@ -94,12 +95,20 @@ def why(
     return exit_codes.DRAINED
 
 
-def _gathered(aws: Aws, folders: tuple[Path, ...]) -> ReadStory:
-    """Raises: a ServiceError leaf if S3 does not answer."""
+def gathered(
+    aws: Aws, folders: tuple[Path, ...] = (), elsewhere: Iterable[bytes] | None = None
+) -> ReadStory:
+    """What this machine recorded, with these folders and, unless `elsewhere` is given in its place,
+    all of S3.
+
+    Raises: a ServiceError leaf if S3 does not answer.
+    """
     own = state_folder(aws.settings.application, os.environ) / FOLDER
     found = read_story((own, *folders))
-    objects = aws.story
-    for content in objects.read() if objects is not None else ():
+    if elsewhere is None:
+        objects = aws.story
+        elsewhere = objects.read() if objects is not None else ()
+    for content in elsewhere:
         found.take(content)
     return found
 

@@ -18,7 +18,13 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DEFAULT_CONFIG, DURATION, ConfigCommand, config_options
+from kclrun.cli.config_options import (
+    DEFAULT_CONFIG,
+    DURATION,
+    ConfigCommand,
+    config_options,
+    load_configuration,
+)
 from kclrun.cli.messages import command_of, leases_command
 from kclrun.config.file_permissions import read_secret
 from kclrun.config.units import Duration, parse_listen
@@ -29,6 +35,7 @@ from kclrun.model.time import WallTime
 
 if TYPE_CHECKING:
     from kclrun.cli.config_options import Configuration
+    from kclrun.cli.page.letters import PageLetters
     from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import Aws
     from kclrun.leases.operating import Plan
@@ -67,7 +74,7 @@ _TOKEN_CHARACTERS_MIN: Final = 16
     "--actions",
     "has_actions",
     is_flag=True,
-    help="Also release, move, pause and resume, for those who have the token.",
+    help="Also release, move, pause, resume and redrive, for those who have the token.",
 )
 @click.option(
     "--token-file",
@@ -100,20 +107,24 @@ def page(
         raise click.UsageError("--token-file goes with --actions.")
     if not _EVERY_MIN_S <= every <= _EVERY_MAX_S:
         raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
+    from kclrun.cli.page.details import DetailReader
+    from kclrun.cli.page.letters import PageLetters
     from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import fleet_aws
     from kclrun.local.server import signal_event
     from kclrun.page.server import serve_pages
 
     aws = fleet_aws(config, overrides)
+    letters = PageLetters(load_configuration(config, overrides))
     about = _about(aws, config or DEFAULT_CONFIG, overrides, every_s=float(every))
     about = msgspec.structs.replace(about, has_actions=has_actions)
     # Credentials that are missing end the start, not each reading.
     aws.credentials.current()
     reader = FleetReader(aws, every_s=float(every))
     asked = signal_event()
-    actions = _actions(aws, token, reader) if token is not None else None
-    server = serve_pages(listen, port, about, reader.look, actions)
+    actions = _actions(aws, token, reader, letters) if token is not None else None
+    details = DetailReader(aws, letters)
+    server = serve_pages(listen, port, about, reader.look, actions, details=details)
     try:
         reader.start()
         click.echo(f"The fleet of {about.application}: {server.url}/ (Ctrl-C ends it)")
@@ -141,15 +152,18 @@ def page_beside_run(configuration: Configuration) -> Iterator[str | None]:
     if settings.observe.page is None:
         yield None
         return
-    from kclrun.cli.page.reading import FleetReader
+    from kclrun.cli.page.details import DetailReader
+    from kclrun.cli.page.letters import PageLetters
+    from kclrun.cli.page.reading import BESIDE_A_MANAGER_S, FleetReader
     from kclrun.cli.services import Aws
     from kclrun.page.server import serve_pages
 
     aws = Aws(settings)
     about = _about(aws, configuration.file, configuration.overrides, every_s=_EVERY_S)
-    reader = FleetReader(aws, every_s=_EVERY_S)
+    reader = FleetReader(aws, every_s=_EVERY_S, lag_s_a_shard=BESIDE_A_MANAGER_S)
     host, port = parse_listen(settings.observe.page)
-    server = serve_pages(host, port, about, reader.look, setting="observe.page")
+    details = DetailReader(aws, PageLetters(configuration))
+    server = serve_pages(host, port, about, reader.look, details=details, setting="observe.page")
     # The manager does not wait for the first scan.
     threading.Thread(target=reader.start, name="page", daemon=True).start()
     try:
@@ -185,7 +199,7 @@ def page_token(file: Path | None, listen: str) -> str:
     return token
 
 
-def _actions(aws: Aws, token: str, reader: FleetReader) -> Actions:
+def _actions(aws: Aws, token: str, reader: FleetReader, letters: PageLetters) -> Actions:
     from kclrun.cli.leases import views
     from kclrun.cli.leases.pause import write_all
     from kclrun.page.acting import Actions
@@ -204,7 +218,8 @@ def _actions(aws: Aws, token: str, reader: FleetReader) -> Actions:
     def now() -> WallTime:
         return aws.dynamodb_client.service_time()
 
-    return Actions(token, read=read, write=write, now=now)
+    redriven = letters if letters.are_here else None
+    return Actions(token, read=read, write=write, now=now, letters=redriven)
 
 
 def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) -> About:
@@ -221,6 +236,8 @@ def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) ->
         leases_command=leases_command(file, overrides),
         doctor_command=command_of("doctor", file, overrides),
         letters_command=command_of("dead-letters", file, overrides),
+        story_command=command_of("why", file, overrides),
+        unpause_command=command_of("resume", file, overrides),
         letters=letters_of(settings),
         refresh_s=round(every_s),
         lag_every_s=every_s * SCANS_A_MEASUREMENT,

@@ -8,9 +8,10 @@ import pytest
 
 from kclrun.leases.operating import plan_move
 from kclrun.local.lease_rows import LeaseRows
-from kclrun.model.lease import ANYBODY, Halt, Pause, Scope
+from kclrun.model.lease import ANYBODY, Halt, LeaseKey, Pause, Scope
 from kclrun.model.sequence import SHARD_END
-from kclrun.page.acting import Actions
+from kclrun.model.stream import StreamKey, qualified
+from kclrun.page.acting import Actions, Shown
 from kclrun.page.server import serve_pages
 from kclrun.protocol.writes import CreateLease, Renew
 from tests.unit.page.fleet import ABOUT, JAVA, NOW, A, B, key, lease, snapshot_of
@@ -23,12 +24,14 @@ HALT = Halt("ValueError: bad row", NOW)
 class Site:
     """A table in memory, and the page of it with actions."""
 
-    def __init__(self, *leases):
+    def __init__(self, *leases, letters=None):
         self.rows, self.written = LeaseRows(), 0
         for each in leases:
             self.rows.write(CreateLease(each))
         about = msgspec.structs.replace(ABOUT, has_actions=True)
-        actions = Actions(TOKEN, read=self._read, write=self._write, now=lambda: NOW)
+        actions = Actions(
+            TOKEN, read=self._read, write=self._write, now=lambda: NOW, letters=letters
+        )
         self.server = serve_pages("127.0.0.1", 0, about, self.look, actions)
 
     def look(self):
@@ -70,8 +73,8 @@ class Site:
 def made():
     sites = []
 
-    def make(*leases):
-        sites.append(Site(*leases))
+    def make(*leases, **more):
+        sites.append(Site(*leases, **more))
         return sites[-1]
 
     yield make
@@ -200,7 +203,7 @@ def test_nothing_is_done_by_a_get_and_nothing_without_actions(made):
     "wish",
     [
         {"do": "delete", "key": key(0)},
-        {"do": "release"},
+        {"do": "redrive", "to": "elsewhere"},
         {"do": "pause", "lasting": "1y"},
         {},
     ],
@@ -225,3 +228,76 @@ def test_an_action_that_is_not_possible_has_no_form(made):
         status, page = site.plan(**wish)
         assert (status, "Nothing can be done." in page) == (200, True), wish
         assert "<script" not in page
+
+
+STREAMS = [StreamKey(f"123456789012:{name}:1700000000") for name in ("orders", "views")]
+
+
+def of_stream(number, stream, **fields):
+    return msgspec.structs.replace(
+        lease(number, **fields), key=LeaseKey(qualified(stream, key(number)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("wish", "changed"),
+    [
+        ({"do": "pause", "lasting": "2h"}, lambda row: row.pause is not None),
+        ({"do": "resume"}, lambda row: row.halt is None),
+        ({"do": "release"}, lambda row: row.handoff is not None and row.handoff.to == ANYBODY),
+        ({"do": "move", "to": B}, lambda row: row.handoff is not None and row.handoff.to == B),
+    ],
+)
+def test_an_action_of_a_stream_changes_its_leases_and_no_other(made, wish, changed):
+    rows = [of_stream(n, stream, halt=HALT) for stream in STREAMS for n in range(2)]
+    ended = of_stream(7, STREAMS[0], checkpoint=SHARD_END)
+    site = made(*rows, ended)
+    assert "orders" in ask(site.server, "/")[2]
+
+    status, _, page = site.done(stream=STREAMS[0], **wish)
+
+    assert (status, page.count("written")) == (200, 2)
+    after = {row.key: site.rows.read(row.key) for row in (*rows, ended)}
+    assert [key for key, row in after.items() if changed(row) and not row.is_ended] == [
+        row.key for row in rows[:2]
+    ]
+    assert after[ended.key] == ended
+    assert {after[row.key] for row in rows[2:]} == set(rows[2:])
+
+
+class Kept:
+    """Letters, and which redrives were done."""
+
+    def __init__(self):
+        self.done, self.count = [], 3
+
+    def plan(self, key, to):
+        return Shown((f"Would process {self.count} letters",), f"{self.count} {key} {to}", True)
+
+    def redrive(self, key, to, basis):
+        if basis != self.plan(key, to).basis:
+            return None
+        self.done.append((key, to))
+        return (f"Processed {self.count}",)
+
+
+def test_dead_letters_are_redriven_by_their_plan_and_the_token_alone(made):
+    letters = Kept()
+    site = made(lease(0), letters=letters)
+
+    _, page = site.plan(do="redrive", key=key(0), to="processor")
+    fields = site.fields(page) | {"token": TOKEN}
+    assert "Would process 3 letters" in page
+    assert site.post(fields | {"token": "another token of some length"})[0] == 403
+    letters.count = 4
+    status, _, page = site.post(fields)
+    assert (status, "Would process 4 letters" in page) == (409, True)
+    assert letters.done == []
+    status, _, page = site.post(site.fields(page) | {"token": TOKEN})
+    assert (status, "Processed 4" in page) == (200, True)
+    assert letters.done == [(key(0), "processor")]
+    assert site.plan(do="redrive", to="/etc")[0] == 400
+
+    _, page = made(lease(0)).plan(do="redrive", key=key(0), to="stream")
+    assert "use the command" in page
+    assert '<form method="post"' not in page

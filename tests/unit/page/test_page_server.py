@@ -1,18 +1,30 @@
 """The server of the pages over real sockets: what a browser, and an attacker through one, gets."""
 
 import http.client
+import re
 import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
 
+from kclrun.model.time import WallTime
 from kclrun.observe.endpoint import HttpEndpoint
 from kclrun.page.server import serve_pages
+from kclrun.page.snapshot import Snapshot
 from tests.patience import HUNG_S
-from tests.unit.page.fleet import ABOUT, key, small_fleet
+from tests.unit.page.fleet import ABOUT, key, lease, small_fleet, snapshot_of
 
-PATHS = ("/", "/shards", f"/shard?key={key(1)}", "/lineage", "/outputs", "/settings", "/style.css")
+PATHS = (
+    "/",
+    "/shards",
+    f"/shard?key={key(1)}",
+    "/lineage",
+    "/outputs",
+    "/settings",
+    "/style.css",
+    "/live.js",
+)
 
 
 @pytest.fixture
@@ -36,7 +48,7 @@ def ask(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_page_forbids_scripts_frames_and_other_origins(
+def test_every_page_forbids_other_scripts_frames_and_other_origins(
     server: HttpEndpoint, path: str
 ) -> None:
     status, headers, body = ask(server, path)
@@ -46,7 +58,7 @@ def test_every_page_forbids_scripts_frames_and_other_origins(
     assert policy.startswith("default-src 'none'; style-src 'self';")
     assert "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy
-    assert "script" not in policy
+    assert "script-src 'self'; connect-src 'self';" in policy
     assert headers["X-Frame-Options"] == "DENY"
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Cache-Control"] == "no-store"
@@ -54,13 +66,15 @@ def test_every_page_forbids_scripts_frames_and_other_origins(
     assert not any(name.lower().startswith("access-control") for name in headers)
 
 
-def test_a_page_loads_nothing_but_its_own_style_sheet(server: HttpEndpoint) -> None:
-    for path in PATHS[:-1]:
+def test_a_page_loads_nothing_but_its_own_style_sheet_and_script(server: HttpEndpoint) -> None:
+    for path in PATHS[:-2]:
         _, _, page = ask(server, path)
         assert page.count("<link ") == 1
-        assert "<script" not in page
+        assert re.findall("<script.*?</script>", page) == [
+            '<script src="/live.js" defer="defer"></script>'
+        ]
         assert "style=" not in page
-        assert "src=" not in page
+        assert page.count("src=") == 1
         assert "http:" not in page
         assert "https:" not in page
 
@@ -113,3 +127,49 @@ def test_clients_that_say_nothing_do_not_keep_the_page_from_others(server: HttpE
     finally:
         for connection in silent:
             connection.close()
+
+
+def listening(server: HttpEndpoint, **headers: str) -> socket.socket:
+    """A connection that asked for the events."""
+    address = ("127.0.0.1", urlsplit(server.url).port or 0)
+    connection = socket.create_connection(address, timeout=HUNG_S)
+    named = {"Host": f"127.0.0.1:{address[1]}"} | headers
+    fields = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+    connection.sendall(f"GET /live HTTP/1.1\r\n{fields}\r\n".encode())
+    return connection
+
+
+def until(connection: socket.socket, part: bytes) -> bytes:
+    received = b""
+    while part not in received:
+        piece = connection.recv(4096)
+        assert piece, received
+        received += piece
+    return received
+
+
+@pytest.mark.seconds
+def test_listeners_are_told_of_news_take_no_thread_are_limited_and_end_with_the_server() -> None:
+    read_at = [WallTime(0.0)]
+
+    def look() -> Snapshot:
+        return snapshot_of(lease(0), table_at=read_at[0])
+
+    server = serve_pages("127.0.0.1", 0, ABOUT, look)
+    listeners = [listening(server) for _ in range(32)]
+    try:
+        for each in listeners:
+            assert b"text/event-stream" in until(each, b"retry: 5000\n\n")
+        with listening(server) as one_more:
+            assert b" 503 " in until(one_more, b"\r\n\r\n")
+        with listening(server, Origin="http://evil.example") as other:
+            assert b" 403 " in until(other, b"\r\n\r\n")
+        assert ask(server, "/")[0] == 200
+        read_at[0] = WallTime(1.0)
+        for each in listeners:
+            until(each, b"event: changed\ndata:\n\n")
+    finally:
+        server.close()
+        for each in listeners:
+            assert each.recv(4096) == b""
+            each.close()

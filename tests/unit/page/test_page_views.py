@@ -119,7 +119,10 @@ def test_no_text_of_others_becomes_markup_an_address_or_a_control(path: str, ask
     page = shown(hostile_fleet(), path, key=asked, state=HOSTILE, sort=HOSTILE, live=HOSTILE)
 
     read = Reader(page)
-    assert not {"script", "img", "iframe", "form", "style"} & read.tags
+    assert not {"img", "iframe", "form", "style"} & read.tags
+    assert (
+        page.count("<script") == page.count('<script src="/live.js" defer="defer"></script>') == 1
+    )
     for name, value in read.attributes:
         assert not name.startswith("on")
         if name == "href":

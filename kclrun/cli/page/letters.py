@@ -1,0 +1,131 @@
+"""The dead letters of the page: which there are, and their redrive, by the code of `kclrun
+dead-letters`.
+
+Only of a folder or a bucket: those of a queue or a stream have to be received, and are hidden from
+others meanwhile, which looking at a page must not do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Final
+
+from kclrun.cli.config_options import Configuration
+from kclrun.cli.dead_letters.command import letter_store, payload_text
+from kclrun.cli.dead_letters.redrive import Redrive, carry_out, leases_now, redrives_of
+from kclrun.errors import KclrunError
+from kclrun.model.letter import KeptLetter
+from kclrun.model.stream import shard_id_of, stream_name_of, stream_of
+from kclrun.model.time import WallTime
+from kclrun.page.acting import Shown
+from kclrun.page.detail_view import LetterLine
+
+# A list for a person. The plan of a redrive takes more of them in, 1 GB at 100 KB each; the verb
+# has no limit.
+_LISTED_MAX: Final = 200
+_REDRIVEN_MAX: Final = 10_000
+_PAYLOAD_CHARACTERS_MAX: Final = 400
+
+
+class PageLetters:
+    """The letters of the application with this configuration. Used by several threads."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._configuration = configuration
+        self._redriving = threading.Lock()
+
+    @property
+    def are_here(self) -> bool:
+        """Whether looking at them changes nothing."""
+        settings = self._configuration.settings
+        place = settings.on_error.dead_letter
+        return settings.on_error.then == "dead-letter" and not (place.sqs or place.stream)
+
+    def listed(self) -> tuple[tuple[LetterLine, ...], bool]:
+        """The first of them, without partition keys and payloads unless `observe.payloads` is on;
+        and whether there are more. Raises: KclrunError."""
+        with closing(letter_store(self._configuration.settings)) as store:
+            found = list(islice(_committed(store.kept()), _LISTED_MAX + 1))
+        lines = tuple(map(self._line, found[:_LISTED_MAX]))
+        return lines, len(found) > _LISTED_MAX
+
+    def _line(self, kept: KeptLetter) -> LetterLine:
+        letter = kept.letter
+        is_open = self._configuration.settings.observe.payloads
+        return LetterLine(
+            given_up_at=WallTime(letter.given_up_at),
+            stream=letter.stream,
+            shard_id=letter.shard_id,
+            position=letter.position,
+            error=letter.error,
+            calls=letter.calls,
+            raised_at=letter.raised_at,
+            stack=letter.traceback,
+            partition_key=letter.partition_key if is_open else None,
+            payload=payload_text(letter.data)[:_PAYLOAD_CHARACTERS_MAX] if is_open else None,
+        )
+
+    def plan(self, key: str, to: str) -> Shown:
+        """What a redrive of the letters of this lease would do; of all, without a key."""
+        try:
+            with closing(letter_store(self._configuration.settings)) as store:
+                found = self._of(store.kept(), key)
+            redrives = list(redrives_of(self._configuration, found, to))
+        except KclrunError as error:
+            return Shown((f"They cannot be read: {error}",))
+        if not redrives:
+            return Shown(("There is no dead letter of it.",))
+        return Shown(tuple(each.words for each in redrives), _basis(redrives), is_possible=True)
+
+    def redrive(self, key: str, to: str, basis: str) -> tuple[str, ...] | None:
+        """Do it if it is still that plan, and tell what was done; None if it is another one
+        now."""
+        if not self._redriving.acquire(blocking=False):
+            return ("Another redrive is under way. Nothing was changed by you.",)
+        try:
+            # Before the letters, as `leases_now` says.
+            leases = leases_now(self._configuration.settings)
+            with closing(letter_store(self._configuration.settings)) as store:
+                found = self._of(store.kept(), key)
+                redrives = list(redrives_of(self._configuration, found, to))
+                if _basis(redrives) != basis:
+                    return None
+                words: list[str] = []
+                for each in redrives:
+                    done = carry_out(self._configuration, store, each, leases, words.append)
+                    words.append(done.words)
+                return tuple(words)
+        except KclrunError as error:
+            return (f"It ended before all was done: {error}",)
+        finally:
+            self._redriving.release()
+
+    def _of(self, letters: Iterable[KeptLetter], key: str) -> list[KeptLetter]:
+        letters = _committed(letters)
+        if not key:
+            return list(islice(letters, _REDRIVEN_MAX))
+        shard, stream = shard_id_of(key), stream_name_of(stream_of(key))
+        of_shard = (
+            each
+            for each in letters
+            if each.letter.shard_id == shard and stream in {"", each.letter.stream}
+        )
+        return list(islice(of_shard, _REDRIVEN_MAX))
+
+
+def _committed(letters: Iterable[KeptLetter]) -> Iterator[KeptLetter]:
+    """Without those that do not count: their record was judged again by the next owner."""
+    return (each for each in letters if not each.is_uncommitted)
+
+
+def _basis(redrives: Sequence[Redrive]) -> str:
+    text = "\n".join(
+        f"{each.to} {kept.letter.stream} {kept.letter.shard_id} {kept.letter.position}"
+        for each in redrives
+        for kept in each.letters
+    )
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,348 @@
+"""What the page of one shard shows besides its row: its story, and the detail that its owner gives.
+Pure; `Details` reads them while someone looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+import msgspec
+
+from kclrun.consuming.hot_shards import traffic_in_words
+from kclrun.leases.lines import spelled
+from kclrun.leases.story import Sentence
+from kclrun.model.lease import Lease, Owner
+from kclrun.model.time import WallTime
+from kclrun.observe.members import ErrorBody, LeaseDetail
+from kclrun.page import layout
+from kclrun.page.acting import letter_actions
+from kclrun.page.markup import Child, Html, element, joined, short
+from kclrun.page.snapshot import About
+
+# A story that is longer fills several screens: `kclrun why SHARD --all` has the whole.
+SENTENCES_MAX: Final = 40
+_KEYS_MAX: Final = 8
+_EVENTS: Final = {
+    "processor_raised": "user code raised, and is called again",
+    "processor_failed": "user code failed for good",
+    "record_dead_lettered": "a record became a dead letter",
+    "record_skipped": "a record was skipped",
+    "process_died": "the process died",
+    "process_stalled": "the process stood still",
+    "lease_halted": "the lease was halted",
+}
+
+
+class ToldStory(msgspec.Struct, frozen=True, kw_only=True):
+    """The story of one shard as it was read at `read_at`: its last sentences, and how many there
+    are before them; `now`, what its row says. `problem` is why some of it could not be read."""
+
+    sentences: tuple[Sentence, ...] = ()
+    before: int = 0
+    now: tuple[str, ...] = ()
+    read_at: WallTime
+    problem: str = ""
+
+
+class AskedOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of the owner of a lease, at `read_at`; without `detail`, `why` there is none."""
+
+    detail: LeaseDetail | None = None
+    why: str = ""
+    read_at: WallTime
+
+
+class LetterLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One dead letter. The key and the beginning of the payload are None unless they may be shown
+    (`observe.payloads`)."""
+
+    given_up_at: WallTime
+    stream: str
+    shard_id: str
+    position: str
+    error: str
+    calls: int
+    raised_at: str = ""
+    stack: str = ""
+    partition_key: str | None = None
+    payload: str | None = None
+
+
+class ToldLetters(msgspec.Struct, frozen=True, kw_only=True):
+    """The dead letters as they were read at `read_at`, and whether there are more. `is_here` is
+    False where they would have to be received."""
+
+    lines: tuple[LetterLine, ...] = ()
+    are_more: bool = False
+    is_here: bool = True
+    read_at: WallTime
+    problem: str = ""
+
+
+class Details(Protocol):
+    """Reads what only the page of one shard shows, and keeps it for a while. Called from threads of
+    the server; None while it is being read."""
+
+    def story(self, lease: Lease) -> ToldStory | None:
+        """The story of a lease, of a minute ago at the most in a quiet fleet."""
+        ...
+
+    def asked(self, lease: Lease) -> AskedOwner | None:
+        """What the owner of the lease says of it, of some seconds ago at the most."""
+        ...
+
+    def letters(self) -> ToldLetters | None:
+        """The dead letters of the application, of some seconds ago at the most."""
+        ...
+
+
+def detail_body(about: About, details: Details, lease: Lease) -> Html:
+    """The sections of one lease."""
+    return joined(
+        _owner(details.asked(lease)) if not lease.is_ended else None,
+        _story(about, lease, details.story(lease)),
+    )
+
+
+# The story.
+
+
+def _story(about: About, lease: Lease, story: ToldStory | None) -> Html:
+    title = element("h2", "Its story", id="story")
+    if story is None:
+        return joined(title, element("p", "It is being read.", class_="quiet"))
+    command = about.of_shard(about.story_command, lease.key)
+    return joined(
+        title,
+        element("p", story.problem, class_="words box warn") if story.problem else None,
+        element(
+            "p",
+            f"{story.before} sentences come before these: ",
+            element("code", f"{command} --all"),
+            class_="quiet",
+        )
+        if story.before
+        else None,
+        element("ol", list(_lines(story.sentences)), class_="story") if story.sentences else None,
+        [element("p", line, class_="words") for line in story.now],
+        element(
+            "p",
+            "By the clock of each machine, from the records of this machine and those in S3."
+            if story.sentences
+            else "No transition of this shard is recorded where this page runs or in S3"
+            " (observe.story).",
+            f" Read at {layout.instant(story.read_at)}. The same in the terminal: ",
+            element("code", command),
+            class_="quiet",
+        ),
+    )
+
+
+def _lines(sentences: Sequence[Sentence]) -> Iterator[Html]:
+    day = ""
+    for each in sentences:
+        at = datetime.fromtimestamp(each.at, UTC)
+        is_new, day = f"{at:%Y-%m-%d}" != day, f"{at:%Y-%m-%d}"
+        clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
+        yield element(
+            "li",
+            element("span", f"{day} {clock}" if is_new else clock, class_="id at"),
+            element("span", each.text, class_="words"),
+        )
+
+
+# The detail that the owner gives.
+
+
+def _owner(asked: AskedOwner | None) -> Html:
+    title = element("h2", "Live, from its owner", id="live")
+    if asked is None:
+        return joined(title, element("p", "Its owner is being asked.", class_="quiet"))
+    detail = asked.detail
+    if detail is None:
+        return joined(title, element("p", asked.why, class_="quiet"))
+    return joined(
+        title,
+        layout.facts(_rates(detail)),
+        _traffic(detail),
+        _errors(detail.errors),
+        element("p", f"Asked at {layout.instant(asked.read_at)}.", class_="quiet"),
+    )
+
+
+def why_not_asked(lease: Lease) -> str:
+    """Why the owner of a lease cannot be asked; empty if it can."""
+    if lease.owner is None or Owner.parse(lease.owner) is None:
+        return "It has no owner that can be asked."
+    if lease.endpoint is None:
+        return (
+            "Its owner serves no detail: with observe.listen, a manager publishes its address when"
+            " it takes a lease."
+        )
+    return ""
+
+
+def _rates(detail: LeaseDetail) -> Iterator[tuple[str, Child]]:
+    yield "it is", layout.state(detail.state)
+    if detail.note:
+        yield "because", element("span", detail.note, class_="words")
+    yield "read", f"{detail.records_per_s:.1f} records/s"
+    yield "since its manager started", f"{detail.records_total} records, {detail.bytes_total} bytes"
+    yield "behind, by its reads", _milliseconds(detail.lag_ms)
+    yield "oldest row not yet in the outputs", _milliseconds(detail.output_lag_ms)
+    if detail.still_s is not None:
+        yield "without progress for", spelled(detail.still_s)
+    counts = (
+        ("retries", detail.retries_total),
+        ("dead letters", detail.dead_letters_total),
+        ("skipped records", detail.skipped_total),
+        ("restarts of its process", detail.restarts),
+    )
+    yield "failures", ", ".join(f"{count} {name}" for name, count in counts if count) or "none"
+
+
+def _milliseconds(value: int | None) -> str:
+    return "-" if value is None else spelled(value / 1000)
+
+
+def _traffic(detail: LeaseDetail) -> Html | None:
+    traffic, hot = detail.traffic, detail.hot
+    if traffic is None:
+        return None
+    come_in = traffic_in_words(traffic.in_bytes_per_s, traffic.in_records_per_s)
+    rows = [
+        element(
+            "tr",
+            element("td", key.hash_key, class_="id"),
+            element("td", f"{key.share:.0%}", class_="n"),
+        )
+        for key in traffic.keys[:_KEYS_MAX]
+    ]
+    return joined(
+        element(
+            "div",
+            element("p", element("strong", f"Hot: {hot.reason}")),
+            element("p", hot.advice, class_="words"),
+            class_="box warn",
+        )
+        if hot is not None
+        else None,
+        element(
+            "p",
+            f"{come_in} come in: {traffic.load:.0%} of what a shard takes. Throttled:"
+            f" {traffic.throttled:.0%} of its reads.",
+        ),
+        layout.table(
+            "The heaviest keys, by their hash keys",
+            ("hash key", "share of the traffic"),
+            rows,
+            label="Heavy keys",
+        )
+        if rows
+        else None,
+    )
+
+
+def _errors(errors: Sequence[ErrorBody]) -> Html:
+    if not errors:
+        return joined(element("h3", "Last errors"), element("p", "None."))
+    return joined(element("h3", "Last errors"), [_error(each) for each in errors])
+
+
+def _error(error: ErrorBody) -> Html:
+    places = [
+        f"at {error.raised_at}" if error.raised_at else "",
+        f"record {error.position}" if error.position else "",
+        f"call {error.attempts}" if error.attempts else "",
+    ]
+    return element(
+        "details",
+        element(
+            "summary",
+            element("span", layout.instant(error.at), class_="id"),
+            f" {_EVENTS.get(error.event, error.event)}: {layout.told(error.error)}",
+        ),
+        element("p", ", ".join(filter(None, places)) or "no place is known"),
+        element("p", error.error, class_="words"),
+        element("pre", error.stack, class_="words", tabindex=0) if error.stack else None,
+        class_="box",
+    )
+
+
+# Dead letters.
+
+
+def letters_body(about: About, told: ToldLetters | None) -> Html:
+    """The dead letters, or where they are."""
+    command = element("p", "In the terminal: ", element("code", f"{about.letters_command} list"))
+    if not about.letters:
+        command, listed = joined(), None
+    elif told is None:
+        listed = element("p", "They are being read.", class_="quiet")
+    elif told.problem:
+        listed = element("p", told.problem, class_="words box warn")
+    elif not told.is_here:
+        listed = element(
+            "p",
+            "They are not shown here: those of a queue or a stream have to be received, and are"
+            " hidden from others meanwhile.",
+        )
+    else:
+        listed = _letters(about, told)
+    return joined(
+        element("h2", "Dead letters", id="letters"),
+        element("p", about.letters or "The application keeps no dead letters."),
+        listed,
+        command,
+    )
+
+
+def _letters(about: About, told: ToldLetters) -> Html:
+    lines = told.lines
+    if not lines:
+        return element("p", "There are none.")
+    is_open = any(line.payload is not None for line in lines)
+    heads = ("given up", "stream", "shard", "position", "error", "calls")
+    more = " These are the first; there are more." if told.are_more else ""
+    letters = "1 dead letter" if len(lines) == 1 else f"{len(lines)} dead letters"
+    caption = f"{letters}, read at {layout.instant(told.read_at)}.{more}"
+    return joined(
+        layout.table(
+            caption,
+            (*heads, "partition key", "payload") if is_open else heads,
+            map(_letter, lines),
+            label="Dead letters",
+        ),
+        letter_actions(None, what="redrive all") if about.has_actions else None,
+    )
+
+
+def _letter(line: LetterLine) -> Html:
+    data = (line.partition_key, line.payload) if line.payload is not None else ()
+    return element(
+        "tr",
+        element("th", layout.instant(line.given_up_at), scope="row", class_="id"),
+        element("td", short(line.stream)),
+        element("td", short(line.shard_id), class_="id"),
+        element("td", short(line.position), class_="id"),
+        element("td", _told(line), class_="note"),
+        element("td", line.calls, class_="n"),
+        [element("td", text, class_="words") for text in data],
+    )
+
+
+def _told(line: LetterLine) -> Html:
+    return element(
+        "details",
+        element("summary", layout.told(line.error)),
+        element("p", f"at {line.raised_at}") if line.raised_at else None,
+        element("pre", line.stack, class_="words", tabindex=0) if line.stack else None,
+    )
+
+
+def unread_words(damaged: int, unread: int) -> str:
+    """What was passed over of a story, if anything."""
+    if not damaged and not unread:
+        return ""
+    return f"{damaged} damaged entries and {unread} unreadable files were passed over."
