@@ -1,5 +1,6 @@
 """What a person gets for each way to be wrong: the message, the code, and never a traceback."""
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -422,7 +423,7 @@ def test_a_start_warns_of_rows_without_a_place_as_check_does(
 def test_where_the_output_goes_to_ends_no_verb_with_a_wrong_code(
     tmp_path: Path, command: str, code: int, out: bytes, err: bytes
 ) -> None:
-    program = f"{sys.executable} -m kclrun"
+    program = f"{shlex.quote(sys.executable)} -m kclrun"
     script = f"set -o pipefail; {command.replace('kclrun ', f'{program} ', 1)}"
     ended = subprocess.run(["bash", "-c", script], capture_output=True, cwd=tmp_path, check=False)
 
