@@ -184,7 +184,7 @@ def plan_kept_shards(
 
 def _is_to_end(key: LeaseKey, row: Lease | None, listing: Listing) -> bool:
     """Whether an ended row is written: there is none, or it has not ended, or has the halt of a
-    reset that was cut. A shard that is not listed any more is read by nobody."""
+    reset that was cut. No process reads a shard that is not listed any more."""
     is_there = row is not None and row.is_ended and row.halt is None
     return not is_there and key in listing and bool(listing.children_named(key))
 

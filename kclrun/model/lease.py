@@ -244,7 +244,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def has_foreign_owner(self) -> bool:
-        """Whether its owner is no manager of ours, and it has not ended: a Java worker's."""
+        """Whether it has not ended and its owner is not a kclrun manager: a Java worker owns it."""
         owner = self.owner
         return owner is not None and not self.is_ended and not owner.startswith(OWNER_PREFIX)
 

@@ -179,7 +179,7 @@ Leases = Mapping[str, Sequence[Lease]]
 
 
 def leases_now(settings: Settings) -> Leases:
-    """The rows of the lease table, by shard. None on Spark, where there is no table, and with the
+    """The rows of the lease table, by shard. No rows on Spark, which has no table, nor with the
     embedded AWS, whose table ended with its run: nothing is read any more.
 
     Read them before the letters: where a checkpoint has passed a letter of a former owner, the next

@@ -232,8 +232,8 @@ def _claim_folder(place: Place, *, is_new: bool) -> None:
     found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     rows = found - {_MARK, _REPORT} if mine else found
     if is_new and mine and (place.asked.processor or place.asked.stops is not None):
-        # The rows of a comparison and the state of a rebuild are made again; nobody else writes
-        # there.
+        # The rows of a comparison and the state of a rebuild are made again; no other process
+        # writes there.
         shutil.rmtree(folder)
     elif rows and (is_new or not mine):
         raise SettingsError(
