@@ -64,6 +64,8 @@ NOTED = {
     "StreamWatch": ("_open_and_ended_since",),
     "ConfigDrift": ("_changes",),
     "CapacityWatch": ("_short_scans", "_left_unread"),
+    # Published for the page of the fleet; no rule reads it.
+    "HeldLeases": ("endpoint",),
     # No row has a load here, so nothing is exchanged.
     "Observation": ("_moved",),
     "LoadBalancer": (
