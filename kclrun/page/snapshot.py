@@ -42,7 +42,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     letters: str = ""
     has_actions: bool = False
     refresh_s: int = 10
-    lag_every_s: float = 30.0
     plan: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
 
     def of_shard(self, command: str, key: str) -> str:

@@ -27,6 +27,7 @@ from kclrun.model.lease import Owner
 from kclrun.model.stream import short_name
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
+from kclrun.page.lag_history import measured_every_s
 from kclrun.page.snapshot import Row, Snapshot, most_urgent_first, rows_of
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ _SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
     default="10s",
     show_default=True,
     metavar="DURATION",
-    help="How often the table is read; the lag every third time.",
+    help="How often the table is read; the lag every third time or less.",
 )
 def top(
     config: Path | None, overrides: tuple[str, ...], *, once: bool, sort: str, every: Duration
@@ -190,14 +191,12 @@ def _times(snapshot: Snapshot) -> str:
 
 
 def _cost(rows: int, shards: int, every_s: float | None) -> str:
-    from kclrun.cli.page.reading import SCANS_A_MEASUREMENT
-
     units = rows * _UNITS_A_ROW
     if every_s is None:
         return f"cost: one scan, about {max(0.5, units):.1f} read units; a read of {shards} shards"
     return (
         f"cost: about {units / every_s:.1f} read units a second; a read of {shards} shards every"
-        f" {every_s * SCANS_A_MEASUREMENT:g} s; no write. Ctrl-C ends it"
+        f" {measured_every_s(every_s, shards):.0f} s; no write. Ctrl-C ends it"
     )
 
 

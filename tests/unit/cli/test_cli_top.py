@@ -103,7 +103,7 @@ def test_a_fleet_that_does_not_fit_is_counted_and_the_urgent_rows_are_shown(site
     assert lines[5].split()[:2] == ["999", "owned"]
     assert lines[-2] == "… and 985 more: 985 owned"
     assert lines[-1] == (
-        "cost: about 4.9 read units a second; a read of 999 shards every 30 s; no write."
+        "cost: about 4.9 read units a second; a read of 999 shards every 150 s; no write."
         " Ctrl-C ends it"
     )
     assert not any("\x1b" in line for line in lines)
