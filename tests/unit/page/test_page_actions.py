@@ -299,5 +299,5 @@ def test_dead_letters_are_redriven_by_their_plan_and_the_token_alone(made):
     assert site.plan(do="redrive", to="/etc")[0] == 400
 
     _, page = made(lease(0)).plan(do="redrive", key=key(0), to="stream")
-    assert "use the command" in page
+    assert "does not redrive the dead letters of a queue" in page
     assert '<form method="post"' not in page
