@@ -109,7 +109,7 @@ class Browser:
         root = self._call("DOM.getDocument", depth=0)["root"]["nodeId"]
         return self._call("DOM.getOuterHTML", nodeId=root)["outerHTML"]
 
-    def picture(self, path, width=1200, height=900):
+    def size(self, width, height):
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -117,6 +117,14 @@ class Browser:
             deviceScaleFactor=1,
             mobile=False,
         )
+
+    def prefer(self, scheme):
+        """`light` or `dark`, as the person has set it."""
+        wanted = {"name": "prefers-color-scheme", "value": scheme}
+        self._call("Emulation.setEmulatedMedia", features=[wanted])
+
+    def picture(self, path, width=1200, height=900):
+        self.size(width, height)
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
 
     def _node(self, selector):
