@@ -35,6 +35,8 @@ _PAUSE_A_READING: Final = 4.0
 # A stream that was made anew, or whose retention was changed, is described again after so long.
 # An account has 20 such calls a second, which its managers need.
 _DESCRIBED_FOR_S: Final = 300.0
+# A page that starts with its fleet sees an empty table first.
+_SECOND_S: Final = 5.0
 
 _TABLE: Final = "The lease table cannot be read"
 _LAG: Final = "The lag cannot be measured"
@@ -69,7 +71,7 @@ class FleetReader:
         """Read the table once, then read on in the background."""
         self.read_table()
         readings = (
-            (self.read_table, lambda: self._every_s, self._every_s),
+            (self.read_table, lambda: self._every_s, min(_SECOND_S, self._every_s)),
             (self.read_lags, lambda: measured_every_s(self._every_s, self._shards()), 0.0),
         )
         for reading in readings:
