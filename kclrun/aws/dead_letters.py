@@ -72,10 +72,14 @@ _PAGES_A_SHARD_MAX: Final = 100_000
 
 
 def open_letters(
-    place: LetterPlace, kinesis: WireEndpoint, credentials: Callable[[], WireCredentials]
+    place: LetterPlace,
+    kinesis: WireEndpoint,
+    credentials: Callable[[], WireCredentials],
+    *,
+    read_max: int | None = None,
 ) -> LetterStore:
     """The letters of a bucket, a queue or a stream; sends nothing. `kinesis` is the application's
-    endpoint: the other services are used in its region."""
+    endpoint: the other services are used in its region. `read_max`: see `LetterStream`."""
     bucket = None
     if place.s3 is not None:
         s3 = EndpointSettings(region=kinesis.region, endpoint_url=place.s3_url)
@@ -85,7 +89,7 @@ def open_letters(
         return LetterQueue(RenewedClient(sqs, credentials, ControlPlane.sqs), place.sqs, bucket)
     if place.stream is not None:
         client = WireClient(kinesis, credentials, service="kinesis")
-        return LetterStream(client, place.stream, bucket)
+        return LetterStream(client, place.stream, bucket, read_max=read_max)
     assert bucket is not None, "the settings name a place, and it is not a folder"
     return bucket
 
@@ -259,6 +263,16 @@ class LetterQueue:
         _, bytes_max = self._queue_found()
         return f"the queue {self._queue}{_above(bytes_max, self._large)}"
 
+    def waiting(self) -> tuple[int, int]:
+        """About how many messages a reader would receive, and how many others have received and
+        hide; it takes none. Raises: a ServiceError leaf."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        url, _ = self._queue_found()
+        with _doing(GET_QUEUE_ATTRIBUTES, f"look at the queue {self._queue}"):
+            known = self._client().get_queue_attributes(QueueUrl=url, AttributeNames=names)
+        shown, hidden = (int(known["Attributes"][name]) for name in names)
+        return shown, hidden
+
     def close(self) -> None:
         """As `LetterStore.close`. A message that cannot be shown again now comes back by itself."""
         call, what = "change_message_visibility_batch", "show messages again"
@@ -317,13 +331,22 @@ class LetterStream:
     """Letters as records of a Kinesis stream, under the keys of the records themselves.
 
     Nothing is deleted from a stream: `remove` puts a record that names the letter, and readers
-    leave out what is named so. `large` takes letters that the stream refuses.
+    leave out what is named so. `large` takes letters that the stream refuses. A stream with more
+    than `read_max` bytes is not read: `kept` raises a SettingsError.
     """
 
-    def __init__(self, client: WireClient, stream: str, large: LetterBucket | None = None) -> None:
+    def __init__(
+        self,
+        client: WireClient,
+        stream: str,
+        large: LetterBucket | None = None,
+        *,
+        read_max: int | None = None,
+    ) -> None:
         self._client = client
         self._stream = stream
         self._large = large
+        self._read_max = read_max
 
     def keep(self, letter: Letter) -> None:
         """As `LetterStore.keep`."""
@@ -383,13 +406,18 @@ class LetterStream:
         """Nothing is held."""
 
     def _records(self) -> Iterator[tuple[bytes, str]]:
-        reader = PollingReader(self._client, self._stream)
+        reader, size = PollingReader(self._client, self._stream), 0
         start = StartPoint(IteratorType.TRIM_HORIZON)
         with _doing(GET_RECORDS, f"read the stream {self._stream}"):
             for shard in WireStreamAdmin(self._client, self._stream).list_shards():
                 cursor = PageCursor(start)
                 for _ in range(_PAGES_A_SHARD_MAX):
                     page = next_page(reader, shard.shard_id, cursor)
+                    size += sum(len(record.data) for record in page.records)
+                    if self._read_max is not None and size > self._read_max:
+                        raise SettingsError(
+                            f"the stream {self._stream} holds more than {self._read_max:,} bytes"
+                        )
                     for record in page.records:
                         number = record.sequence_number
                         yield record.data, f"{self._stream}, {shard.shard_id}, {number}"

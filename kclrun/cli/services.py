@@ -208,11 +208,12 @@ class Aws:
     def consumers_of(self, stream_arn: str) -> StreamConsumers:
         return StreamConsumers(self.kinesis_client, stream_arn)
 
-    def letters(self) -> LetterStore:
-        """The place of `on_error.dead_letter`; sends nothing."""
+    def letters(self, *, read_max: int | None = None) -> LetterStore:
+        """The place of `on_error.dead_letter`; sends nothing. `read_max`: see `LetterStream`."""
         place = self.settings.letter_place
         return letter_store(
-            place, lambda: open_letters(place, self.kinesis, self.credentials.current)
+            place,
+            lambda: open_letters(place, self.kinesis, self.credentials.current, read_max=read_max),
         )
 
     def check_letters(self) -> str:

@@ -207,7 +207,7 @@ def _refuse_unplottable(plot: Path | None) -> None:
     if plot.suffix not in SUFFIXES:
         raise click.UsageError(f"--plot {plot}: the name must end with {' or '.join(SUFFIXES)}")
     if not plot.parent.is_dir():
-        raise click.UsageError(f"--plot {plot}: there is no folder {plot.parent}")
+        raise click.UsageError(f"--plot {plot}: the folder {plot.parent} does not exist")
     require_matplotlib()
 
 

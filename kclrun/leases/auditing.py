@@ -378,8 +378,8 @@ class Auditor:
                 " position is guessed: restore the table, or restart kclrun to begin at the start"
                 " position"
             )
-        if event.at_start is None:
-            return shard_sync.SyncPlan()
+        if event.at_start is None or listing.missing_parent is not None:
+            return shard_sync.SyncPlan(problem=listing.missing_parent)
         return shard_sync.sync_empty_table(event.at_start, self._policy.start, event.listed_at)
 
     def _has_row(self, key: str, view: TableView) -> bool:

@@ -21,7 +21,15 @@ from kclrun.model.lease import (
 )
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import HashRange, Shard, ShardGraph, is_of_changes, is_older, is_too_new_for
+from kclrun.model.shard import (
+    HashRange,
+    Shard,
+    ShardGraph,
+    is_of_changes,
+    is_older,
+    is_too_new_for,
+    made_at,
+)
 from kclrun.model.state import OF_PARENTS, is_own_version
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol import writes
@@ -199,6 +207,11 @@ def _in_order(shards: Iterable[Shard]) -> list[Shard]:
     )
 
 
+# DescribeStream shows new shards within seconds. A parent that is missing for so long was trimmed
+# before its time: nothing waits for it.
+_PARENT_LATE_MAX_S: Final = 600.0
+
+
 class Listing:
     """The shards of one complete listing, made at `listed_at` by the service's clock.
 
@@ -223,6 +236,9 @@ class Listing:
         """The same shards, listed once more: the usual case."""
         again = Listing.__new__(Listing)
         again.__dict__ |= self.__dict__
+        if self.missing_parent is not None:
+            for name in ("missing_parent", "inconsistency"):
+                again.__dict__.pop(name, None)
         again.listed_at = listed_at
         again.seen_instant = seen_instant
         return again
@@ -272,6 +288,20 @@ class Listing:
             parent = self.graph.get(shard_id)
             if parent is not None and parent.is_open:
                 return f"shard {shard_id} is open and yet has children"
+        return self.missing_parent
+
+    @cached_property
+    def missing_parent(self) -> str | None:
+        """Of a DynamoDB stream: why a parent that is not listed is not trimmed, or None.
+
+        A parent closed when its child was made, and stays for a day. So the listing lags: without
+        the parent the child looks like the first of its lineage, and would be read before it.
+        """
+        for parent, children in self._children.items():
+            for child in children if parent not in self else ():
+                made = made_at(child)
+                if made is not None and self.listed_at - made < _PARENT_LATE_MAX_S:
+                    return f"shard {child} is new, and its parent {parent} is not listed yet"
         return None
 
     def contradiction(self, rows: Iterable[Lease]) -> str | None:

@@ -140,6 +140,12 @@ def is_of_changes(shard: str) -> bool:
     return shard.rpartition(":")[2].removeprefix(_NUMBERED).count("-") > 0
 
 
+def made_at(shard: str) -> float | None:
+    """When a shard of a DynamoDB stream was made, by its id; None for another one."""
+    time_ms = shard.rpartition(":")[2].removeprefix(_NUMBERED).partition("-")[0]
+    return int(time_ms) / 1000 if is_of_changes(shard) and time_ms.isdecimal() else None
+
+
 def is_too_new_for(
     shards: Iterable[Shard], shard_id: str, hash_range: HashRange | None, parents: Collection[str]
 ) -> bool:

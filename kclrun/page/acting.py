@@ -48,8 +48,9 @@ _STREAMS_MAX: Final = 20
 _TO: Final = ("processor", "stream")
 _CHANGED: Final = "It has changed since that plan was shown. Nothing was changed by you."
 _NOT_HERE: Final = (
-    "The dead letters of a queue or a stream have to be received, and are hidden from others"
-    " meanwhile: use the command."
+    "The page does not redrive the dead letters of a queue: for the plan it would have to receive"
+    " them, and they would be hidden from others for ten minutes. `kclrun dead-letters redrive`"
+    " redrives them."
 )
 
 

@@ -71,11 +71,12 @@ class LetterLine(msgspec.Struct, frozen=True, kw_only=True):
 
 class ToldLetters(msgspec.Struct, frozen=True, kw_only=True):
     """The dead letters as they were read at `read_at`, and whether there are more. `is_here` is
-    False where they would have to be received."""
+    False where they would have to be received; `waiting` then says how many there are."""
 
     lines: tuple[LetterLine, ...] = ()
     are_more: bool = False
     is_here: bool = True
+    waiting: str = ""
     read_at: WallTime
     problem: str = ""
 
@@ -285,8 +286,8 @@ def letters_body(about: About, told: ToldLetters | None) -> Html:
     elif not told.is_here:
         listed = element(
             "p",
-            "They are not shown here: those of a queue or a stream have to be received, and are"
-            " hidden from others meanwhile.",
+            f"{told.waiting} The page does not list them: it would have to receive them from the"
+            " queue, and they would be hidden from others for ten minutes. A command lists them.",
         )
     else:
         listed = _letters(about, told)

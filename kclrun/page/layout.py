@@ -11,7 +11,7 @@ from kclrun.leases.lines import spelled
 from kclrun.model.lease import Lease
 from kclrun.model.stream import called
 from kclrun.model.time import WallTime
-from kclrun.page.lag_history import LEVELS, SAMPLES_MAX
+from kclrun.page.lag_history import LEVELS, SAMPLES_MAX, measured_every_s
 from kclrun.page.markup import Child, Html, element, joined, link, short
 from kclrun.page.snapshot import About, Problem, Row, Snapshot
 
@@ -293,8 +293,8 @@ def strip(levels: bytes | None, *, class_: str = "strip") -> Html:
     )
 
 
-def legend(about: About) -> Html:
-    """The meaning of the colours and heights of the strips."""
+def legend(about: About, shards: int) -> Html:
+    """The meaning of the colours and heights of the strips, of so many shards."""
     items = [
         element(
             "li",
@@ -312,7 +312,7 @@ def legend(about: About) -> Html:
         )
         for level, name in enumerate(LEVELS)
     ]
-    span = spelled(SAMPLES_MAX * about.lag_every_s)
+    span = spelled(SAMPLES_MAX * measured_every_s(about.refresh_s, shards))
     return joined(
         element(
             "p",

@@ -43,7 +43,7 @@ def shard_body(
         _row(lease),
         _outputs(lease),
         _stream(snapshot, key),
-        layout.legend(about),
+        layout.legend(about, len(snapshot.lags)),
     )
 
 

@@ -50,7 +50,7 @@ def shards_body(about: About, snapshot: Snapshot, query: Query) -> Html:
         _choices(query),
         layout.table(caption, _HEADS, lines, label="Shards"),
         _further(query, first, len(rows)),
-        layout.legend(about),
+        layout.legend(about, len(snapshot.lags)),
     )
 
 

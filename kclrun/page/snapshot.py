@@ -42,7 +42,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     letters: str = ""
     has_actions: bool = False
     refresh_s: int = 10
-    lag_every_s: float = 30.0
     plan: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
 
     def of_shard(self, command: str, key: str) -> str:
@@ -139,7 +138,9 @@ def _of_lease(line: LeaseLine, lease: Lease, snapshot: Snapshot) -> Row:
         urgency = OVER
     elif line.state == "halted" or line.is_hopping:
         urgency = URGENT
-    elif is_expired or (line.state in {"unowned", "offered"} and not waits):
+    elif (
+        is_expired or line.state == "paused" or (line.state in {"unowned", "offered"} and not waits)
+    ):
         urgency = IDLE
     else:
         urgency = WORKING
@@ -177,6 +178,6 @@ def is_idle(row: Row) -> bool:
 
 
 def most_urgent_first(row: Row) -> tuple[int, float, str]:
-    """The order for a person in a hurry: halted rows, idle ones, then by their lag."""
+    """The order for a person in a hurry: halted rows, those that stand, then by their lag."""
     behind_s = row.lag.behind_s if row.lag is not None else None
     return row.urgency, -(behind_s or 0.0), row.key

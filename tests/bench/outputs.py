@@ -286,7 +286,7 @@ def _to_postgres(lease: _Lease, rounds: int) -> list[Figure | NotMeasured]:
 
 
 def _postgres(stack: contextlib.ExitStack) -> str | NotMeasured:
-    """The URL of a server from bin/database."""
+    """The URL of a server from bin/debian."""
     import pytest
 
     from tests.support.databases import running_postgres

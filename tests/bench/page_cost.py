@@ -4,10 +4,13 @@ at 1,000 shards."""
 from __future__ import annotations
 
 import io
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Final
+from urllib.request import urlopen
 
 import msgspec
 from rich.console import Console
@@ -16,7 +19,10 @@ from bench.figures import Figure, Target, figure
 from bench.measuring import timed
 from kclrun.aws.operations import Operation
 from kclrun.aws.table_setup import ensure_table
-from kclrun.cli.page.reading import SCANS_A_MEASUREMENT, FleetReader
+from kclrun.aws.wire import WireClient
+from kclrun.cli.config_options import load_configuration
+from kclrun.cli.page.command import BESIDE_A_MANAGER_S, page_beside_run
+from kclrun.cli.page.reading import FleetReader
 from kclrun.cli.page.top import render_fleet
 from kclrun.cli.services import Aws
 from kclrun.config.load import settings_of
@@ -27,6 +33,7 @@ from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.members import LastErrors, detail_of
 from kclrun.observe.sample import LeaseSample, ManagerSample
+from kclrun.page.lag_history import measured_every_s
 from kclrun.page.server import routes
 from kclrun.page.snapshot import About
 from kclrun.protocol.writes import CreateLease
@@ -52,12 +59,14 @@ def page_cost(rounds: int) -> list[Figure]:
     """CPU of this process alone: the embedded AWS has processes of its own.
 
     A share of a core is the CPU of one reading or one answer over the time in which there is one:
-    the table each 10 s, the lag each 30 s, a page each 10 s for one viewer, the detail of a shard
-    each 5 s at its owner. Writes to DynamoDB are counted over all of it.
+    the table each 10 s, the lag each 150 s (`measured_every_s`), a page each 10 s for one viewer,
+    the detail of a shard each 5 s at its owner. What a manager serves is measured as it lives: all
+    of it and one viewer, from one measurement of the lag to the next. Writes to DynamoDB are
+    counted over all of it.
     """
     with start_embedded() as embedded:
         aws = _prepared(embedded.endpoint)
-        written = _count_writes(aws)
+        written = _count_writes()
         reader = FleetReader(aws, every_s=_EVERY_S)
         tables = [timed(partial(_done, reader.read_table)).cpu_s for _ in range(rounds)]
         lags = [timed(partial(_done, reader.read_lags)).cpu_s for _ in range(min(rounds, 3))]
@@ -73,12 +82,14 @@ def page_cost(rounds: int) -> list[Figure]:
 
         tops = [timed(partial(_done, drawn)).cpu_s for _ in range(rounds)]
         reader.close()
-    every_lag_s = _EVERY_S * SCANS_A_MEASUREMENT
+        lived = _lived(embedded.endpoint)
+    every_lag_s = measured_every_s(_EVERY_S, _SHARDS)
     return [
         figure(_ROW, "all 1,000 shards", "ms", _ms(shards), target=_TARGET),
         figure(_ROW, "the fleet of 1,000", "ms", _ms(fleets), target=_TARGET),
         figure(_ROW, "reading the table", "% of a core", _share(tables, _EVERY_S), target=_SHARE),
-        figure(_ROW, "reading the lag", "% of a core", _share(lags, every_lag_s)),
+        figure(_ROW, "reading the lag", "% of a core", _share(lags, every_lag_s), target=_SHARE),
+        figure(_ROW, "beside a manager, lived", "% of a core", [lived], target=_SHARE),
         figure(_ROW, "one viewer", "% of a core", _share(shards, _EVERY_S), target=_SHARE),
         figure(_ROW, "top, drawn", "% of a core", _share(tops, _EVERY_S), target=_SHARE),
         figure(
@@ -92,12 +103,37 @@ def page_cost(rounds: int) -> list[Figure]:
     ]
 
 
-def _prepared(endpoint: str) -> Aws:
-    text = (
+def _text(endpoint: str) -> str:
+    return (
         "application: bench\nstream: bench\nprocessor: kclrun.samples.hello:Hello\n"
         f"aws: {{region: us-east-1, endpoint: '{endpoint}', start_timeout: 5s}}\n"
     )
-    aws = Aws(settings_of(text, environment={}, now=WallTime(time.time())))
+
+
+def _lived(endpoint: str) -> float:
+    """The page beside a manager, with one viewer: percents of a core, over its whole pace."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "app.yaml")
+        config.write_text(_text(endpoint))
+        configuration = load_configuration(config, ("observe.page=0",))
+        with page_beside_run(configuration) as url:
+            assert url is not None
+            began, cpu_s = time.monotonic(), _cpu_of_others_s()
+            over = began + measured_every_s(BESIDE_A_MANAGER_S, _SHARDS)
+            while (left_s := over - time.monotonic()) > 0:
+                with urlopen(f"{url}/shards") as answer:
+                    answer.read()
+                time.sleep(min(BESIDE_A_MANAGER_S, left_s))
+            return (_cpu_of_others_s() - cpu_s) / (time.monotonic() - began) * 100
+
+
+def _cpu_of_others_s() -> float:
+    """Of all threads but this one, which is the viewer."""
+    return time.process_time() - time.thread_time()
+
+
+def _prepared(endpoint: str) -> Aws:
+    aws = Aws(settings_of(_text(endpoint), environment={}, now=WallTime(time.time())))
     create = Operation("kinesis", "CreateStream", is_write=True)
     request = {"StreamName": "bench", "ShardCount": _SHARDS}
     aws.kinesis_client.call(create, msgspec.json.encode(request))
@@ -126,18 +162,17 @@ def _prepared(endpoint: str) -> Aws:
     return aws
 
 
-def _count_writes(aws: Aws) -> list[str]:
-    """The names of the writes that are sent from now on."""
+def _count_writes() -> list[str]:
+    """The names of the writes that any client of this process sends from now on."""
     written: list[str] = []
-    client = aws.dynamodb_client
-    ask = client.ask
+    ask = WireClient.ask
 
-    def noting(operation: Operation, *more: object, **named: object) -> object:
+    def noting(client: WireClient, operation: Operation, *more: object, **named: object) -> object:
         if operation.is_write:
             written.append(operation.name)
-        return ask(operation, *more, **named)  # type: ignore[arg-type]
+        return ask(client, operation, *more, **named)  # type: ignore[arg-type]
 
-    client.ask = noting  # type: ignore[method-assign, assignment]
+    WireClient.ask = noting  # type: ignore[method-assign, assignment]
     return written
 
 

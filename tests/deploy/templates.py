@@ -16,7 +16,7 @@ def _function(loader, suffix, node):
         value = loader.construct_sequence(node, deep=True)
     else:
         value = loader.construct_mapping(node, deep=True)
-    return {suffix if suffix == "Ref" else f"Fn::{suffix}": value}
+    return {suffix if suffix in {"Ref", "Condition"} else f"Fn::{suffix}": value}
 
 
 _Loader.add_multi_constructor("!", _function)
@@ -61,7 +61,7 @@ class Stack:
             return written
         if len(written) == 1:
             [(name, argument)] = written.items()
-            if name == "Ref" or name.startswith("Fn::"):
+            if name in {"Ref", "Condition"} or name.startswith("Fn::"):
                 return self._call(name, argument)
         values = {name: self.value(each) for name, each in written.items()}
         return {name: each for name, each in values.items() if each is not _NOTHING}
@@ -71,12 +71,18 @@ class Stack:
             case "Ref" | "Fn::GetAtt":
                 return _NOTHING if argument == "AWS::NoValue" else self._names[argument]
             case "Fn::Sub":
-                return re.sub(r"\$\{([\w:.]+)\}", lambda found: self._names[found[1]], argument)
+                text, own = argument if isinstance(argument, list) else (argument, {})
+                names = self._names | {name: self.value(each) for name, each in own.items()}
+                return re.sub(r"\$\{([\w:.]+)\}", lambda found: names[found[1]], text)
             case "Fn::Base64":
                 return self.value(argument)
             case "Fn::If":
                 condition, then, otherwise = argument
                 return self.value(then if self._holds(condition) else otherwise)
+            case "Fn::And":
+                return all(map(self.value, argument))
+            case "Condition":
+                return self._holds(argument)
             case "Fn::Equals":
                 left, right = map(self.value, argument)
                 return left == right

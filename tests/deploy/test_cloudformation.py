@@ -27,6 +27,7 @@ ACCOUNT = "123456789012"
 ZONES = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
 # Types that moto's CloudFormation does not make: here they are made by the services' own calls.
 UNKNOWN_TO_MOTO = {"AWS::AutoScaling::ScalingPolicy", "AWS::CloudWatch::Alarm"}
+TABLE_STREAM = f"arn:aws:dynamodb:{REGION}:{ACCOUNT}:table/orders/stream/2026-01-01T00:00:00.000"
 APP = "application: other\nstream: other\nprocessor: m:C\n"
 
 
@@ -70,7 +71,7 @@ class Made:
         return {one["LogicalResourceId"]: one for one in resources if "LogicalResourceId" in one}
 
     def _names(self):
-        stream = self.resources["Stream"]["PhysicalResourceId"]
+        stream = self.resources.get("Stream", {}).get("PhysicalResourceId")
         return {
             "AWS::Region": REGION,
             "AWS::AccountId": ACCOUNT,
@@ -207,9 +208,11 @@ def test_what_the_stack_made_is_used_whatever_the_file_says(made):
 def test_no_parameter_can_end_a_word_of_the_script(made):
     parameters = made.stack.template["Parameters"]
     launch = made.stack.template["Resources"]["LaunchTemplate"]["Properties"]["LaunchTemplateData"]
-    named = set(re.findall(r"\$\{(\w+)\}", str(launch["UserData"])))
+    named = set(re.findall(r"\$\{(\w+)\}|'Ref': '(\w+)'", str(launch["UserData"])))
+    # The stream's own ARN, or that of the parameter.
+    named = {one or other for one, other in named} - {"Source"}
 
-    assert {"Application", "Bundle", "Namespace"} <= named
+    assert {"Application", "Bundle", "Namespace", "TableStreamArn"} <= named
     for name in named:
         pattern = parameters[name].get("AllowedPattern", r"\d+")
         assert parameters[name]["Type"] == "Number" or "AllowedPattern" in parameters[name], name
@@ -231,13 +234,20 @@ def test_a_machine_completes_the_hooks_that_the_group_has(made):
     assert made.launch["MetadataOptions"]["InstanceMetadataTags"] == "enabled"
 
 
-@pytest.mark.parametrize("mode", ["polling", "fan-out"])
-def test_a_machine_may_do_what_kclrun_iam_prints_for_its_settings(moto, mode):
-    made = Made(f"by-{mode}", FetchMode=mode)
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("by-polling", {}),
+        ("by-fan-out", {"FetchMode": "fan-out"}),
+        ("of-a-table", {"TableStreamArn": TABLE_STREAM}),
+    ],
+)
+def test_a_machine_may_do_what_kclrun_iam_prints_for_its_settings(moto, name, parameters):
+    made = Made(name, **parameters)
     # Of the group's name, the template knows the beginning.
-    known = settings(made, f"instance.group=by-{mode}-Machines-*")
+    known = settings(made, f"instance.group={name}-Machines-*")
 
-    assert known.fetch.mode == mode
+    assert known.fetch.mode == parameters.get("FetchMode", "polling")
     assert made.policy == run_policy(known, Site(partition="aws", region=REGION, account=ACCOUNT))
 
 
@@ -261,6 +271,29 @@ def test_user_data_is_a_script_that_a_shell_can_read(made):
 
 def test_the_machines_metadata_wants_a_token(made):
     assert made.launch["MetadataOptions"]["HttpTokens"] == "required"
+
+
+def test_of_a_tables_stream_the_stack_makes_no_stream_and_its_machines_read_that_one(moto):
+    made = Made("changes", TableStreamArn=TABLE_STREAM)
+
+    assert "Stream" not in made.resources
+    assert settings(made).stream == TABLE_STREAM
+    assert made.stack.value(made.stack.template["Outputs"]["StreamArn"]["Value"]) == TABLE_STREAM
+
+
+def test_what_a_tables_stream_does_not_have_is_refused_before_anything_is_made():
+    rule = read_template(TEMPLATE)["Rules"]["ChangesOfATable"]
+    holds = {
+        name: all(Stack({"Parameters": {}}, given, {}).value(one["Assert"]) for one in rules)
+        for rules in [rule["Assertions"]]
+        for name, given in {
+            "as it is": {"FetchMode": "polling", "RetentionHours": 24},
+            "pushed": {"FetchMode": "fan-out", "RetentionHours": 24},
+            "kept longer": {"FetchMode": "polling", "RetentionHours": 48},
+        }.items()
+    }
+
+    assert holds == {"as it is": True, "pushed": False, "kept longer": False}
 
 
 # Scaling.

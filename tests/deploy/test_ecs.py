@@ -62,14 +62,14 @@ def on_this_machine(text, tmp_path, python=sys.executable):
     return text.replace("/opt/kclrun/bin/python", python).replace(PROGRAM[0], str(program))
 
 
-def arguments(tmp_path, address):
+def arguments(tmp_path, address, **environment):
     command = [
         *CONTAINER["entryPoint"],
         on_this_machine(*CONTAINER["command"], tmp_path, shlex.quote(sys.executable)),
     ]
     ran = subprocess.run(
         command,
-        env={"ECS_CONTAINER_METADATA_URI_V4": address, "PATH": "/usr/bin:/bin"},
+        env={"ECS_CONTAINER_METADATA_URI_V4": address, "PATH": "/usr/bin:/bin"} | environment,
         capture_output=True,
         text=True,
         timeout=HUNG_S,
@@ -93,6 +93,15 @@ def test_it_runs_kclrun_in_the_group_of_its_zone_and_has_time_to_drain(metadata,
     assert words[: len(PROGRAM)] == PROGRAM
     assert found.leases.group == ZONE
     assert found.shutdown.grace + KILL_AFTER_S <= CONTAINER["stopTimeout"] <= STOP_MAX_S
+
+
+def test_a_stream_of_its_environment_is_read_in_place_of_those_of_the_file(tmp_path):
+    [named] = CONTAINER["environment"]
+    arn = "arn:aws:dynamodb:eu-west-1:111122223333:table/orders/stream/2026-01-01T00:00:00.000"
+    found = settings_by(arguments(tmp_path, "http://127.0.0.1:9/v4", STREAM=arn))
+
+    assert named == {"name": "STREAM", "value": ""}
+    assert [each.name for each in found.sources] == [arn]
 
 
 def test_without_an_answer_of_the_metadata_it_runs_in_no_group(tmp_path):

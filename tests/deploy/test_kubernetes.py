@@ -114,6 +114,16 @@ def test_the_settings_of_the_values_are_those_of_kclrun():
     assert found.options == {"a": ["b c"]}
 
 
+def test_a_stream_of_the_values_is_read_in_place_of_those_of_the_file():
+    arn = "arn:aws:dynamodb:eu-west-1:111122223333:table/orders/stream/2026-01-01T00:00:00.000"
+    values = IMAGE | {"stream": arn}
+    found = settings_by(words(of_kind("Deployment", values)[0]))
+
+    assert [each.name for each in found.sources] == [arn]
+    for each in objects(values):
+        schemas.validate(each, "1.37", strict=True)
+
+
 def test_a_pod_is_as_the_image_says_and_writes_only_where_a_volume_is():
     [deployment] = of_kind("Deployment", IMAGE)
     pod = deployment["spec"]["template"]["spec"]

@@ -218,6 +218,35 @@ def test_rolling_shards_a_kill_a_move_and_a_drain_lose_nothing_and_keep_the_orde
     assert begun >= table.put.keys()
 
 
+def test_a_machine_that_is_lost_while_its_shards_roll_loses_nothing_and_keeps_the_order(
+    aws, table, application, tmp_path
+):
+    table.start()
+    first = application("a").start()
+    first.until_delivered(50)
+    lost = application("b").start()
+    dead = set()
+
+    def is_read_by_both():
+        dead.update(lost.lease_pids())
+        return sum(batch.pid in dead for batch in first.ledger.batches) > 5
+
+    first.until(is_read_by_both)
+
+    # Before the failover is over, shards of the lost machine close, and have children.
+    rolled = len(table.shards())
+    dead.update(lost.lease_pids())
+    lost.lose_power()
+    first.until(lambda: len(table.shards()) >= rolled + 4)
+    table.stop()
+
+    first.until(lambda: len(first.ledger.delivered) >= table.written)
+    assert first.stop() == 0
+    verdict = first.judged(table.read(), killed=dead, cap=200)
+    assert verdict.records == table.written
+    assert folded(tmp_path / "out") == table.items()
+
+
 def kill_one(pids, victims):
     """Kill one of these lease processes, unless its shard has just ended and it with it."""
     for pid in pids[:1]:

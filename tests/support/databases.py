@@ -1,4 +1,4 @@
-"""A PostgreSQL and a MariaDB of their own for tests, from bin/database. They listen on Unix sockets
+"""A PostgreSQL and a MariaDB of their own for tests, from bin/debian. They listen on Unix sockets
 only.
 
 Where one cannot be had, its tests are skipped, and say so; with KCLRUN_NEED_DATABASES=1 they fail.
@@ -19,7 +19,7 @@ import pytest
 
 from tests.patience import HUNG_S
 
-_PROGRAMS = Path(__file__).parents[2] / "bin" / "database"
+_PROGRAMS = Path(__file__).parents[2] / "bin" / "debian"
 _NEED = "KCLRUN_NEED_DATABASES"
 
 
@@ -154,7 +154,7 @@ def running_mariadb():
 def _running(kind):
     found = subprocess.run([_PROGRAMS, kind.package], capture_output=True, text=True)
     if found.returncode != 0:
-        words = f"bin/database cannot fetch it: {found.stderr.strip()[-200:]}"
+        words = f"bin/debian cannot fetch it: {found.stderr.strip()[-200:]}"
         _do_without(kind.package, words)
     user = "nobody" if os.geteuid() == 0 and not kind.runs_as_root else None
     folder = Path(tempfile.mkdtemp(prefix="db-"))  # the path of a socket has 107 bytes at most

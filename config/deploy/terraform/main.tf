@@ -19,6 +19,7 @@ resource "aws_cloudformation_stack" "fleet" {
 
   parameters = {
     Application           = var.application
+    TableStreamArn        = var.table_stream_arn
     ShardCount            = var.shard_count
     RetentionHours        = var.retention_hours
     Bundle                = var.bundle
@@ -44,7 +45,7 @@ resource "aws_cloudformation_stack" "fleet" {
 }
 
 output "stream_arn" {
-  description = "The stream; it outlives the stack."
+  description = "The stream that is read; it outlives the stack."
   value       = aws_cloudformation_stack.fleet.outputs["StreamArn"]
 }
 

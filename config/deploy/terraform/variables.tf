@@ -15,6 +15,12 @@ variable "application" {
   type        = string
 }
 
+variable "table_stream_arn" {
+  description = "The ARN of a DynamoDB table's stream, to read its changes. The stack then makes no stream."
+  type        = string
+  default     = ""
+}
+
 variable "shard_count" {
   description = "Shards of the stream when it is made. kclrun follows every reshard later."
   type        = number

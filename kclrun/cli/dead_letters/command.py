@@ -77,7 +77,8 @@ def list_letters(config: Path | None, overrides: tuple[str, ...], **filters: Any
         error = harmless(letter.error)[:_ERROR_CHARACTERS_MAX]
         click.echo(f"{given_up}  {letter.stream}  {letter.shard_id}  {letter.position}  {error}")
     folder = dead_letter_folder(chosen.configuration.settings)
-    missing = f": there is no folder {folder}" if folder is not None and not folder.exists() else ""
+    is_missing = folder is not None and not folder.exists()
+    missing = f": the folder {folder} does not exist" if is_missing else ""
     click.echo(f"{len(kept)} dead letters{missing}", err=True)
     _tell_left_out(chosen)
     return exit_codes.DRAINED
@@ -169,8 +170,9 @@ def drop(config: Path | None, overrides: tuple[str, ...], *, yes: bool, **filter
     return exit_codes.DRAINED
 
 
-def letter_store(settings: Settings) -> LetterStore:
-    """The place of the application's letters. Raises: SettingsError if it keeps none."""
+def letter_store(settings: Settings, *, read_max: int | None = None) -> LetterStore:
+    """The place of the application's letters. A stream with more than `read_max` bytes of them is
+    not read. Raises: SettingsError if it keeps none."""
     folder = dead_letter_folder(settings)
     if folder is not None:
         return LetterFolder(folder)
@@ -180,7 +182,7 @@ def letter_store(settings: Settings) -> LetterStore:
         raise SettingsError(
             "on_error.dead_letter: is missing; this application keeps no dead letters"
         )
-    return Aws(settings).letters()
+    return Aws(settings).letters(read_max=read_max)
 
 
 class _Chosen(msgspec.Struct, frozen=True):

@@ -214,9 +214,9 @@ class DetailReader:
 
     def _read_letters(self) -> ToldLetters:
         at = WallTime(time.time())
-        if not self._letters.are_here:
-            return ToldLetters(is_here=False, read_at=at)
         try:
+            if not self._letters.are_here:
+                return ToldLetters(is_here=False, waiting=self._letters.waiting(), read_at=at)
             lines, are_more = self._letters.listed()
         except Exception as error:  # noqa: BLE001 - the page shows what failed
             words = str(error) if isinstance(error, KclrunError) else type(error).__name__

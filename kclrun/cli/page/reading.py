@@ -24,23 +24,19 @@ from kclrun.leases.doctor.findings import Look, watch_s
 from kclrun.leases.table_view import Observation
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, WallTime
-from kclrun.page.lag_history import LagHistory
+from kclrun.page.lag_history import LagHistory, measured_every_s
 from kclrun.page.snapshot import Problem, Snapshot, owners_seen
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
 
-# A measurement of the lag sends a shard one read, and five at most, of the five a second that its
-# applications share: every third scan, at the default of 10 s, they are 0.7 %, and 3.3 % at most.
-SCANS_A_MEASUREMENT: Final = 3
-# Beside a manager the page costs the fleet 1 % of a core at most. The lag of a shard takes 2.3 ms
-# of one (`bin/bench page`): so fewer than four shards a second, and 1,000 shards each four minutes.
-BESIDE_A_MANAGER_S: Final = 0.25
 # A large table, or a slow network, is read for a fifth of the time at most.
 _PAUSE_A_READING: Final = 4.0
 # A stream that was made anew, or whose retention was changed, is described again after so long.
 # An account has 20 such calls a second, which its managers need.
 _DESCRIBED_FOR_S: Final = 300.0
+# A page that starts with its fleet sees an empty table first.
+_SECOND_S: Final = 5.0
 
 _TABLE: Final = "The lease table cannot be read"
 _LAG: Final = "The lag cannot be measured"
@@ -58,10 +54,7 @@ class FleetReader:
     A failed reading is a Problem of the snapshot, until it succeeds; the former values stay.
     """
 
-    def __init__(self, aws: Aws, *, every_s: float, lag_s_a_shard: float = 0.0) -> None:
-        """`lag_s_a_shard`: a measurement of the lag has so much time for each shard, if that is
-        longer than its usual pace."""
-        self._lag_s_a_shard = lag_s_a_shard
+    def __init__(self, aws: Aws, *, every_s: float) -> None:
         self._aws = aws
         self._every_s = every_s
         self._lock = threading.Lock()
@@ -78,13 +71,11 @@ class FleetReader:
         """Read the table once, then read on in the background."""
         self.read_table()
         readings = (
-            (self.read_table, self._every_s, self._every_s),
-            (self.read_lags, self._every_s * SCANS_A_MEASUREMENT, 0.0),
+            (self.read_table, lambda: self._every_s, min(_SECOND_S, self._every_s)),
+            (self.read_lags, lambda: measured_every_s(self._every_s, self._shards()), 0.0),
         )
-        for read, every_s, first_s in readings:
-            thread = threading.Thread(
-                target=self._repeat, args=(read, every_s, first_s), daemon=True
-            )
+        for reading in readings:
+            thread = threading.Thread(target=self._repeat, args=reading, daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -182,11 +173,16 @@ class FleetReader:
             with self._lock:
                 self._problems.pop(about, None)
 
-    def _repeat(self, read: Callable[[], None], every_s: float, first_s: float) -> None:
+    def _shards(self) -> int:
+        """Those that a measurement reads, also if it failed before its end."""
+        snapshot = self._snapshot
+        return max(len(snapshot.lags), sum(not it.is_ended for it in snapshot.leases.values()))
+
+    def _repeat(
+        self, read: Callable[[], None], every_s: Callable[[], float], first_s: float
+    ) -> None:
         pause_s = first_s
         while not self._is_closed.wait(pause_s):
             began = time.monotonic()
             read()
-            pause_s = max(every_s, _PAUSE_A_READING * (time.monotonic() - began))
-            if read == self.read_lags:
-                pause_s = max(pause_s, self._lag_s_a_shard * len(self._snapshot.lags))
+            pause_s = max(every_s(), _PAUSE_A_READING * (time.monotonic() - began))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -27,6 +27,7 @@ from kclrun.model.lease import Owner
 from kclrun.model.stream import short_name
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
+from kclrun.page.lag_history import measured_every_s
 from kclrun.page.snapshot import Row, Snapshot, most_urgent_first, rows_of
 
 if TYPE_CHECKING:
@@ -50,6 +51,22 @@ _STYLES: Final = {
     "offered": "yellow",
     "no lease": "yellow",
 }
+_COLUMNS: Final[Mapping[str, JustifyMethod]] = {
+    "shard": "left",
+    "state": "left",
+    "behind": "right",
+    "loss in": "right",
+    "KiB/s": "right",
+    "CPU": "right",
+    "owner": "left",
+    "note": "left",
+}
+# In a narrow terminal.
+_LEFT_OUT_FIRST: Final = ("CPU", "KiB/s", "note", "owner", "loss in")
+_OWNER_WIDE: Final = 32
+# Fewer characters of a note say nothing.
+_NOTE_LEAST: Final = 12
+_GAP: Final = 2
 _SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
     "urgency": most_urgent_first,
     "lag": lambda row: (-((row.lag and row.lag.behind_s) or 0.0), row.key),
@@ -61,7 +78,9 @@ _SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
 @click.command(cls=ConfigCommand)
 @config_options
 @click.option(
-    "--once", is_flag=True, help="Print one snapshot and end; so it is without a terminal."
+    "--once",
+    is_flag=True,
+    help="Print one snapshot and end; so it is without a terminal, and on a dumb one.",
 )
 @click.option("--sort", type=click.Choice(list(_SORTS)), default="urgency", show_default=True)
 @click.option(
@@ -70,7 +89,7 @@ _SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
     default="10s",
     show_default=True,
     metavar="DURATION",
-    help="How often the table is read; the lag every third time.",
+    help="How often the table is read; the lag every third time or less.",
 )
 def top(
     config: Path | None, overrides: tuple[str, ...], *, once: bool, sort: str, every: Duration
@@ -93,11 +112,12 @@ def top(
     aws.credentials.current()
     reader = FleetReader(aws, every_s=float(every))
     console = Console()
-    if once or not sys.stdout.isatty():
+    if once or not sys.stdout.isatty() or console.is_dumb_terminal:
+        width = console.width if console.is_terminal else _WIDE
         reader.read_table()
         reader.read_lags()
-        shown = render_fleet(aws.settings, reader.look(), sort=sort, every_s=None)
-        _print_once(Console(width=console.width if console.is_terminal else _WIDE), shown)
+        shown = render_fleet(aws.settings, reader.look(), sort=sort, every_s=None, width=width)
+        _print_once(Console(width=width), shown)
         if reader.look().table_at is None:
             _raise_why(aws)
         return exit_codes.DRAINED
@@ -111,7 +131,12 @@ def top(
                 state = (snapshot.table_at, snapshot.lags_at, snapshot.problems, size)
                 if state != drawn:
                     shown = render_fleet(
-                        aws.settings, snapshot, sort=sort, every_s=float(every), height=size.height
+                        aws.settings,
+                        snapshot,
+                        sort=sort,
+                        every_s=float(every),
+                        width=size.width,
+                        height=size.height,
                     )
                     live.update(shown, refresh=True)
                     drawn = state
@@ -140,11 +165,12 @@ def render_fleet(
     *,
     sort: str,
     every_s: float | None,
+    width: int = _WIDE,
     height: int | None = None,
 ) -> RenderableType:
     """The fleet of a snapshot. `every_s` None: read once. `height` None: every row is shown; else
-    the rows that do not fit are counted in one line. Ended shards are only counted. Every foreign
-    text is escaped."""
+    the rows that do not fit are counted in one line. Columns that do not fit are left out.
+    Ended shards are only counted. Every foreign text is escaped."""
     rows = sorted(rows_of(snapshot), key=_SORTS[sort])
     living = [row for row in rows if row.state != "ended"]
     head = [_line(f"{settings.application} on {settings.stream_names}, table {settings.table}")]
@@ -159,7 +185,7 @@ def render_fleet(
     hidden = Counter(row.state for row in living[room:])
     more = ", ".join(f"{count:,} {state}" for state, count in hidden.most_common())
     left = [_line(f"… and {len(living) - room:,} more: {more}", "dim")] if hidden else []
-    return Group(*head, _table(living[:room], snapshot), *left, foot)
+    return Group(*head, _table(living[:room], snapshot, width), *left, foot)
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -190,42 +216,59 @@ def _times(snapshot: Snapshot) -> str:
 
 
 def _cost(rows: int, shards: int, every_s: float | None) -> str:
-    from kclrun.cli.page.reading import SCANS_A_MEASUREMENT
-
     units = rows * _UNITS_A_ROW
     if every_s is None:
         return f"cost: one scan, about {max(0.5, units):.1f} read units; a read of {shards} shards"
     return (
         f"cost: about {units / every_s:.1f} read units a second; a read of {shards} shards every"
-        f" {every_s * SCANS_A_MEASUREMENT:g} s; no write. Ctrl-C ends it"
+        f" {measured_every_s(every_s, shards):.0f} s; no write. Ctrl-C ends it"
     )
 
 
-def _table(rows: Sequence[Row], snapshot: Snapshot) -> Table:
+def _table(rows: Sequence[Row], snapshot: Snapshot, width: int) -> Table:
+    """The columns that fit, because a cut figure says less than none. The shard, its state and how
+    far it is behind are always there."""
+    cells = [_cells(row, snapshot) for row in rows]
+    wide = {
+        title: max(len(title), *(len(line[at]) for line in cells), 0)
+        for at, title in enumerate(_COLUMNS)
+    }
+    wide["owner"], wide["note"] = min(wide["owner"], _OWNER_WIDE), min(wide["note"], _NOTE_LEAST)
+    left_out: set[str] = set()
+    for title in ("", *_LEFT_OUT_FIRST):
+        left_out.add(title)
+        shown = [wide[each] + _GAP for each in _COLUMNS if each not in left_out]
+        if sum(shown) - _GAP <= width:
+            break
     table = Table(expand=True, box=None, pad_edge=False, header_style="bold")
-    for title in ("shard", "state"):
-        table.add_column(title, no_wrap=True)
-    for title in ("behind", "loss in", "KiB/s", "CPU"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("owner", no_wrap=True, overflow="ellipsis", max_width=32)
-    table.add_column("note", no_wrap=True, overflow="ellipsis", ratio=1)
-    for row in rows:
-        lease = snapshot.leases.get(row.key)
-        load = lease.load if lease is not None else None
-        loss_in_s = row.lag.loss_in_s if row.lag is not None else None
-        cells = (
-            short_name(row.key),
-            row.state,
-            "-" if row.lag is None else spelled(row.lag.behind_s),
-            "-" if loss_in_s is None else spelled(loss_in_s),
-            "-" if load is None else f"{load.kbps:.1f}",
-            "-" if load is None else f"{load.cpu:.3f}",
-            _host(row.owner),
-            row.note.partition("\n")[0],
-        )
+    for title, justify in _COLUMNS.items():
+        if title not in left_out:
+            more: dict[str, Any] = {"max_width": _OWNER_WIDE} if title == "owner" else {}
+            more |= {"ratio": 1} if title == "note" else {}
+            table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", **more)
+    for row, line in zip(rows, cells, strict=True):
         style = "yellow" if row.key in snapshot.owners.expired else _STYLES.get(row.state, "")
-        table.add_row(*(Text(harmless(cell)) for cell in cells), style=style)
+        named = zip(_COLUMNS, line, strict=True)
+        table.add_row(*(Text(cell) for title, cell in named if title not in left_out), style=style)
     return table
+
+
+def _cells(row: Row, snapshot: Snapshot) -> tuple[str, ...]:
+    """In the order of `_COLUMNS`."""
+    lease = snapshot.leases.get(row.key)
+    load = lease.load if lease is not None else None
+    loss_in_s = row.lag.loss_in_s if row.lag is not None else None
+    cells = (
+        short_name(row.key),
+        row.state,
+        "-" if row.lag is None else spelled(row.lag.behind_s),
+        "-" if loss_in_s is None else spelled(loss_in_s),
+        "-" if load is None else f"{load.kbps:.1f}",
+        "-" if load is None else f"{load.cpu:.3f}",
+        _host(row.owner),
+        row.note.partition("\n")[0],
+    )
+    return tuple(map(harmless, cells))
 
 
 def _host(owner: str) -> str:

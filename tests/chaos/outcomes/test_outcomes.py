@@ -15,7 +15,7 @@ from tests.support.databases import running_postgres
 @pytest.fixture(scope="module")
 def database(tmp_path_factory):
     """PostgreSQL, or SQLite where it cannot be had."""
-    if subprocess.run(["bin/database", "postgresql"], capture_output=True).returncode:
+    if subprocess.run(["bin/debian", "postgresql"], capture_output=True).returncode:
         yield SimpleNamespace(url=f"sqlite:///{tmp_path_factory.mktemp('rows') / 'rows.db'}")
         return
     with running_postgres() as server:

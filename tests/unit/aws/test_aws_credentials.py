@@ -82,6 +82,17 @@ def test_an_emulator_on_this_host_needs_no_keys_and_is_given_those_that_there_ar
     assert CredentialSource(session(), endpoint_url=url).current().access_key == "own"
 
 
+def test_without_keys_an_emulator_is_asked_again_and_again_and_the_chain_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, looked = session(), []
+    monkeypatch.setattr(found, "get_credentials", lambda: looked.append(1))
+    source = CredentialSource(found, endpoint_url="http://127.0.0.1:4567")
+
+    assert {source.current() for _ in range(3)} == {LOOPBACK_CREDENTIALS}
+    assert len(looked) == 1
+
+
 def _credentials(minutes: float) -> dict[str, str]:
     end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=minutes)
     return {

@@ -153,7 +153,7 @@ def test_one_letter_is_shown_whole_and_its_payload_harmless(
             ["list"],
             "--set on_error.dead_letter.path=/mising",
             0,
-            "0 dead letters: there is no folder /mising",
+            "0 dead letters: the folder /mising does not exist",
         ),
         (["redrive", "--to", "stream", "--yes"], "--set stream=b", 78, "letters of orders: not"),
         (["redrive", "--yes"], "--set processor=", 78, "processor"),

@@ -186,7 +186,7 @@ def test_without_a_picture_matplotlib_is_not_loaded():
         (["--groups", "7"], "needs at least as many workers"),
         (["--group-sizes", "4,2"], "leave --workers and --groups out"),
         (["--plot", "went.jpg"], "must end with .png or .svg"),
-        (["--plot", "nowhere/at/all.png"], "there is no folder nowhere/at"),
+        (["--plot", "nowhere/at/all.png"], "the folder nowhere/at does not exist"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(more, words, capsys):

@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -42,9 +43,8 @@ def call(site, capsys):
 
 def lines_of(snapshot, site, *, width=100, **options):
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(
-        render_fleet(site.settings(), snapshot, **({"sort": "urgency", "every_s": 10.0} | options))
-    )
+    options = {"sort": "urgency", "every_s": 10.0, "width": width} | options
+    console.print(render_fleet(site.settings(), snapshot, **options))
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -103,7 +103,7 @@ def test_a_fleet_that_does_not_fit_is_counted_and_the_urgent_rows_are_shown(site
     assert lines[5].split()[:2] == ["999", "owned"]
     assert lines[-2] == "… and 985 more: 985 owned"
     assert lines[-1] == (
-        "cost: about 4.9 read units a second; a read of 999 shards every 30 s; no write."
+        "cost: about 4.9 read units a second; a read of 999 shards every 150 s; no write."
         " Ctrl-C ends it"
     )
     assert not any("\x1b" in line for line in lines)
@@ -119,6 +119,41 @@ def test_rows_are_sorted_as_asked(site, sort, first):
     lines = lines_of(snapshot_of(*leases, lags=lags), site, sort=sort)
 
     assert lines[4].split()[0] == first
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (200, ["shard", "state", "behind", "loss", "in", "KiB/s", "CPU", "owner", "note"]),
+        (80, ["shard", "state", "behind", "loss", "in", "KiB/s", "CPU", "owner", "note"]),
+        (60, ["shard", "state", "behind", "loss", "in", "owner", "note"]),
+        (40, ["shard", "state", "behind", "loss", "in"]),
+        (24, ["shard", "state", "behind"]),
+    ],
+)
+def test_in_a_narrow_terminal_whole_columns_are_left_out_and_no_figure_is_cut(site, width, titles):
+    halted = lease(5, halt=Halt("ValueError: column 'amount' is not a number", NOW))
+    shown = snapshot_of(halted, lease(7), lags={key(n): behind(n, 3_700.0) for n in (5, 7)})
+
+    lines = lines_of(shown, site, width=width)
+
+    assert lines[3].split() == titles
+    assert lines[4].split()[:4] == ["5", "halted", "1h", "1m"]
+    assert lines[5].split()[:4] == ["7", "owned", "1h", "1m"]
+    assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize(("no_color", "has_color"), [("1", False), ("", True)])
+def test_colours_are_left_out_where_a_person_wants_none(site, monkeypatch, no_color, has_color):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system="standard")
+    shown = snapshot_of(lease(5, halt=Halt("bad row", NOW)))
+
+    console.print(render_fleet(site.settings(), shown, sort="urgency", every_s=None, width=80))
+
+    written = console.file.getvalue()
+    assert bool(re.search(r"\x1b\[[0-9;]*3[0-7]m", written)) == has_color
+    assert "halted" in written
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 Each test is an attack of `docs/explanation/dynamodb-streams.md`.
 """
 
+import pytest
+
 from kclrun.leases import events as e
 from kclrun.leases.policy import ENDED_ROWS_STAY_S
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -88,3 +90,43 @@ def test_at_latest_a_closed_shard_without_listed_children_has_a_lease_that_waits
 
     (created,) = life.writes(ch.CreateLease)
     assert (created.lease.key, created.lease.latest_pinned_at) == (PARENT, 77.0)
+
+
+MADE_MS = 1_700_000_000_000
+GRAND, LATE, CHILD = (named(MADE_MS + n * 60_000) for n in range(3))
+
+
+@pytest.mark.parametrize("start", [TRIM_HORIZON, LATEST])
+@pytest.mark.parametrize("is_first", [True, False], ids=["no rows yet", "its grandparent is read"])
+def test_a_child_that_is_listed_before_its_parent_is_not_read_before_it(start, is_first):
+    life = ManagerLife(*(() if is_first else (row(GRAND, OTHER, checkpoint=BEGUN),)), start=start)
+    listed_at = MADE_MS / 1000 + 125
+    early = (shard(GRAND, ending="9"), shard(CHILD, LATE))
+    at_start = {TRIM_HORIZON: (early[0], early[1]), LATEST: early}[start]
+
+    def listing(shards, at_start, at):
+        life.scan(after=5.0)
+        life.say(e.ShardsListed(shards, at, at_start if is_first else None))
+        return {
+            lease.key
+            for change in life.writes()
+            for lease in getattr(change, "children", None) or [change.lease]
+            if isinstance(change, ch.CreateLease | ch.CreateChildren)
+        }
+
+    assert listing(early, at_start, listed_at) == set()
+    assert listing(early, at_start, listed_at + 60) == set()
+
+    whole = (early[0], shard(LATE, GRAND, ending="20"), early[1])
+    first = {TRIM_HORIZON: (whole[0],), LATEST: (whole[2],)}[start]
+    begun = {first[0].shard_id} if is_first else set()
+    assert listing(whole, first, listed_at + 65) == begun
+
+
+def test_a_parent_that_stays_away_for_ten_minutes_is_not_waited_for():
+    life = ManagerLife(row(OLD, OTHER, checkpoint=BEGUN))
+    shards = (shard(OLD), shard(CHILD, LATE))
+    for waited_s, created in ((599, set()), (601, {CHILD})):
+        life.scan(after=5.0)
+        life.say(e.ShardsListed(shards, MADE_MS / 1000 + 120 + waited_s))
+        assert {change.lease.key for change in life.writes(ch.CreateLease)} == created

@@ -20,6 +20,7 @@ from kclrun.leases.story import (
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.observe.events import CATALOGUE, FIELDS
+from tests.chaos import faults, nemesis
 
 SHARD = "shardId-000000000003"
 OWNERS = {
@@ -38,6 +39,31 @@ STALLED = "It stood still for ? s: ?. a/1111 ends its process and starts another
 OF_MANAGERS = {
     *("manager_started", "former_owners_gone", "launcher_died", "instance_notice", "draining"),
     *("manager_stopped", "service_unreachable", "service_back", "lock_file_removed"),
+}
+
+# Each blow and each fault of the chaos suite, and the incident that its story is.
+_KILLED = "a process is killed and another one reads on"
+_STOPPED = "a process is stopped, and its manager ends it and starts another"
+_NO_FORK = "the launcher dies and no process can be forked for a while"
+_RESTARTED = "a manager is killed and started again on its machine"
+_FROZEN = "a machine is frozen, and wakes when another one has the lease"
+_REMOVED = "somebody deletes the row, and a lock file"
+_SILENT = "the lease table does not answer, or is throttled"
+_READS = "reads are throttled, and fail"
+OF_CHAOS = {
+    **dict.fromkeys(("kill_lease", "kill_stopped_lease"), _KILLED),
+    "stop_lease": _STOPPED,
+    **dict.fromkeys(("kill_launcher", "stop_launcher", "deny_descriptors"), _NO_FORK),
+    **dict.fromkeys(("kill_manager", "kill_stopped_manager"), _RESTARTED),
+    "end_manager": "a machine is drained and the lease handed over",
+    **dict.fromkeys(("stop_manager", "freeze_machine"), _FROZEN),
+    "lose_machine": "a machine is lost",
+    "remove_lock_file": _REMOVED,
+    "trim_shard": "a shard is trimmed while its lease is halted",
+    **dict.fromkeys(("throttle", "fail", "fail_after", "expire"), _READS),
+    **dict.fromkeys(("cut_before", "cut_after", "cut_amid", "stall", "delay", "slice"), _SILENT),
+    # A lease shows nothing of these: each request is answered, as it may be.
+    **dict.fromkeys(("repeat", "echo", "page")),
 }
 
 
@@ -67,6 +93,11 @@ def test_each_incident_has_its_story(incident):
 
     lines = [f"{each.at} {each.text}" for each in story.sentences]
     assert "\n".join([*lines, story.state]) == case["story"].strip()
+
+
+def test_each_class_of_incidents_of_the_chaos_suite_has_its_story():
+    assert OF_CHAOS.keys() == nemesis.WEIGHTS.keys() | set(faults.KINDS)
+    assert {story for story in OF_CHAOS.values() if story} <= INCIDENTS.keys()
 
 
 def test_every_event_that_is_recorded_is_of_the_catalogue_and_has_a_sentence():

@@ -218,7 +218,10 @@ def letter(number, **fields):
     [
         (None, ("They are being read.",)),
         (ToldLetters(read_at=NOW), ("There are none.",)),
-        (ToldLetters(read_at=NOW, is_here=False), ("have to be received", "dead-letters")),
+        (
+            ToldLetters(read_at=NOW, is_here=False, waiting="About 12 are in the queue."),
+            ("About 12 are in the queue. The page does not list them", "dead-letters --config"),
+        ),
         (ToldLetters(read_at=NOW, problem="They cannot be read: x"), ("cannot be read: x",)),
         (
             ToldLetters(

@@ -1,6 +1,8 @@
 """The history of the lag and the tree of shards."""
 
-from kclrun.page.lag_history import SAMPLES_MAX, LagHistory, level_of
+import pytest
+
+from kclrun.page.lag_history import SAMPLES_MAX, LagHistory, level_of, measured_every_s
 from kclrun.page.shards_view import lineage_of
 from tests.unit.page.fleet import key, lease, shard
 
@@ -9,6 +11,27 @@ def test_the_levels_of_a_lag() -> None:
     seconds = (None, 0.0, 10.0, 10.1, 60.0, 61.0, 600.0, 601.0, 3_600.0, 3_601.0)
 
     assert [level_of(each) for each in seconds] == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("scanned_every_s", "shards", "measured_s"),
+    [
+        # At least two scans lie between: a shard's applications share five reads a second.
+        (5.0, 0, 15.0),
+        (10.0, 1, 30.0),
+        (10.0, 200, 30.0),
+        (3_600.0, 10_000, 10_800.0),
+        # Of many shards so seldom that they take the same share of a core, however many there are.
+        (10.0, 201, 30.15),
+        (10.0, 1_000, 150.0),
+        (15.0, 1_000, 150.0),
+        (10.0, 10_000, 1_500.0),
+    ],
+)
+def test_the_lag_of_many_shards_is_measured_so_seldom_that_it_takes_the_same_share_of_a_core(
+    scanned_every_s: float, shards: int, measured_s: float
+) -> None:
+    assert measured_every_s(scanned_every_s, shards) == pytest.approx(measured_s)
 
 
 def test_the_history_keeps_the_latest_samples_and_forgets_shards_that_are_gone() -> None:

@@ -1,5 +1,6 @@
 """What is read for the page, from a table and a stream in memory: how often, and after failures."""
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from kclrun.errors import AccessDenied, Throttled
 from kclrun.leases.doctor.findings import Kind
 from kclrun.model.lease import Halt
 from kclrun.model.time import WallTime
+from tests.patience import HUNG_S
 from tests.unit.cli.memory_site import A, B, Site, key, site_for
 
 
@@ -134,6 +136,30 @@ def test_without_the_stream_the_table_is_shown_and_the_lag_is_a_problem(site: Si
         "The doctor cannot examine the lease table",
         "The lag cannot be measured",
     }
+
+
+def test_a_measurement_that_fails_comes_no_sooner_than_one_that_ends(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        site.plant(number, A)
+    asked: list[int] = []
+    monkeypatch.setattr(
+        "kclrun.cli.page.reading.measured_every_s", lambda _, shards: asked.append(shards) or 1e6
+    )
+
+    def denied(_: str) -> Any:
+        raise AccessDenied("not allowed", operation="DescribeStreamSummary")
+
+    reader = reader_of(site, admin_of=denied)
+    reader.start()
+    over = time.monotonic() + HUNG_S
+    while not asked:
+        assert time.monotonic() < over
+        time.sleep(0.01)
+    reader.close()
+
+    assert asked == [2]
 
 
 def test_a_stream_is_described_once_in_five_minutes(site: Site) -> None:
