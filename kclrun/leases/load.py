@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Final
 
 import msgspec
@@ -116,21 +116,24 @@ class FleetLoad:
         self.unsteady: set[OwnerId] = set()
         self._sums = {owner: _Sums() for owner in self.owners}
         total, sums, expired = _Sums(), self._sums, loads.view.expired
+        moved: Set[LeaseKey] = frozenset() if all_steady else observation.moved
         # One pass over all rows of the fleet, in each scan of each manager.
         for lease in loads.view.work:
             owner, load = lease.owner, lease.load
             if owner == OFFERED or (lease.handoff is not None and not loads.is_settled(lease)):
                 self._note_move(lease)
-            if owner is None or owner not in sums or lease.key in expired:
+            if owner is None or lease.key in expired:
                 continue
-            of_owner = sums[owner]
+            of_owner = sums.get(owner)
+            if of_owner is None:
+                continue
             of_owner.leases.append(lease)
             if load is not None:
                 of_owner.kbps += load.kbps
                 of_owner.cpu += load.cpu
             else:
                 of_owner.odd.append(lease)
-            if not all_steady and observation.has_moved(lease.key):
+            if lease.key in moved:
                 self.unsteady.add(owner)
         for each in sums.values():
             total.add(each)
