@@ -235,7 +235,7 @@ class LeaseRows:
 
     def _page(self, keys: list[str]) -> ScanPage:
         rows, unreadable = self._rows, self._unreadable
-        leases = tuple([rows[key] for key in keys if key in rows])
+        leases = tuple(filter(None, map(rows.get, keys)))
         others = [unreadable[key] for key in keys if key in unreadable] if unreadable else []
         page = decode_page(others)
         return ScanPage(leases, page.broken, page.foreign, page.kcl3_mode)
