@@ -91,10 +91,10 @@ class OwnerLoads:
                 self.offered.append(lease)
                 self._count_offer(lease, lease.offered_to)
             elif lease.handoff is None or self.is_settled(lease):
-                counts[owner] += 1
+                counts[owner] = counts.get(owner, 0) + 1  # `+=` calls Python code for a new key
             else:
                 self._count_ask(lease, owner, lease.handoff.to)
-        self._work_keys = frozenset(lease.key for lease in view.work)
+        self._work_keys = view.work_keys
         self._settle_owners()
         self.hold(holdings)
 

@@ -20,7 +20,7 @@ from kclrun.leases import shard_sync
 from kclrun.leases.commands import Command, DescribeStream, Note, WriteRow
 from kclrun.leases.events import LeasesScanned, ShardsListed, StreamDescribed, WriteResolved
 from kclrun.leases.policy import ManagerPolicy
-from kclrun.leases.table_view import TableView
+from kclrun.leases.table_view import TableView, covers_all_hash_keys
 from kclrun.model.lease import (
     CHILDREN_EXPIRED,
     Lease,
@@ -30,7 +30,7 @@ from kclrun.model.lease import (
     pause_of_stream,
 )
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.shard import Shard
+from kclrun.model.shard import HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM, StreamKey, stream_name_of, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol import writes
@@ -53,9 +53,11 @@ def rows_of_another_stream(leases: Iterable[Lease], created_at: WallTime) -> Ite
 
     Times are compared in whole milliseconds: the service and the rows use this unit.
     """
+    created_ms = _ms(created_at)
     for lease in leases:
         theirs = lease.stream_created_at
-        if theirs is not None and _ms(theirs) != _ms(created_at):
+        # Equal is the usual case, for each row of each scan.
+        if theirs is not None and theirs != created_at and _ms(theirs) != created_ms:
             yield lease
 
 
@@ -254,15 +256,21 @@ class Auditor:
         self.stream_watch = StreamWatch(stream, self._created_at, policy.described_instant)
         self._recent = shard_sync.RecentRows(policy.failover_s)
         self._has_seen_rows = False
+        self._whole: list[HashRange] = []  # that last covered all hash keys
         self._changes = _Changes({"stream": stream_name_of(stream)} if stream else {})
 
     def needs_listing(self, view: TableView) -> bool:
         """Whether the scan calls for a listing now, even if other managers list, too [P10]."""
-        return (
-            view.is_empty
-            or view.lacks_children()
-            or view.has_hole(lambda key: self.listing.range_of(key) if self.listing else None)
-        )
+        return view.is_empty or view.lacks_children() or self._has_hole(view)
+
+    def _has_hole(self, view: TableView) -> bool:
+        """As `TableView.has_hole`. Shards seldom change: the same ranges are not judged again."""
+        listing = self.listing
+        ranges = view.hash_ranges(lambda key: listing.range_of(key) if listing else None)
+        if ranges == self._whole:
+            return False
+        self._whole = ranges if covers_all_hash_keys(ranges) else []
+        return not self._whole
 
     def after_scan(self, view: TableView) -> list[Command]:
         """Log rows that cannot be read; delete ended rows that are not needed [P8, P13]."""
@@ -458,13 +466,18 @@ class ConfigDrift:
         """Compare what live owners have published with ours [P9]."""
         others = view.kclrun_owners - {self._policy.me}
         expired, are_many = view.expired, len(self._policy.streams) > 1
+        failover_s = self._policy.failover_s
+        start = self._policy.of_stream(self._policy.streams[0]).start_text
         published = {
             (lease.failover_s, lease.start, stream_of(lease.key) if are_many else ONLY_STREAM)
             for lease in view.unended
-            if lease.owner in others and lease.key not in expired
+            # A row with our own settings tells nothing; that is the usual case.
+            if (are_many or lease.failover_s != failover_s or lease.start != start)
+            and lease.owner in others
+            and lease.key not in expired
         }
         failovers = {failover_s for failover_s, _, _ in published if failover_s}
-        failovers -= {self._policy.failover_s}
+        failovers -= {failover_s}
         starts = set()
         for _, theirs, stream in published:
             ours = self._policy.of_stream(stream if are_many else self._policy.streams[0])
@@ -473,7 +486,7 @@ class ConfigDrift:
         drifted = self._changes.note(
             "failover_differs",
             sorted(failovers),
-            ours_s=self._policy.failover_s,
+            ours_s=failover_s,
             theirs_s=", ".join(f"{failover_s:g}" for failover_s in sorted(failovers)),
         )
         return drifted + self._changes.note(

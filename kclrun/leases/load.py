@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from functools import cached_property
+from typing import Final, cast
 
 import msgspec
 
@@ -19,7 +20,7 @@ from kclrun.leases.assignment import OwnerLoads, group_of
 from kclrun.leases.commands import Command, Note, WriteRow
 from kclrun.leases.policy import MOVES_PER_CYCLE, ManagerPolicy
 from kclrun.leases.table_view import STEADY_AFTER_S, Observation
-from kclrun.model.lease import ASK_STALE_AFTER_S, OFFERED, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import ASK_STALE_AFTER_S, Lease, LeaseKey, OwnerId
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.writes import Applied, Ask, Outcome, OutcomeUnknown
 
@@ -70,13 +71,13 @@ class Exchange(msgspec.Struct, frozen=True):
         return f"our load is {mine:.2f} of an owner's mean, its load {other:.2f}"
 
 
-class _Sums:
+class _Sums(msgspec.Struct):
     """The leases of an owner, the sums of their measured loads, and the leases without one."""
 
-    def __init__(self) -> None:
-        self.leases: list[Lease] = []
-        self.odd: list[Lease] = []
-        self.kbps = self.cpu = 0.0
+    leases: list[Lease] = []
+    odd: list[Lease] = []
+    kbps: float = 0.0
+    cpu: float = 0.0
 
     def add(self, other: _Sums) -> None:
         """Take in another owner's."""
@@ -113,29 +114,44 @@ class FleetLoad:
     ) -> None:
         self.owners = loads.kclrun_owners
         self.moving: set[OwnerId] = set()
-        self.unsteady: set[OwnerId] = set()
-        self._sums = {owner: _Sums() for owner in self.owners}
-        total, sums, expired = _Sums(), self._sums, loads.view.expired
-        # One pass over all rows of the fleet, in each scan of each manager.
-        for lease in loads.view.work:
-            owner, load = lease.owner, lease.load
-            if owner == OFFERED or (lease.handoff is not None and not loads.is_settled(lease)):
-                self._note_move(lease)
-            if owner is None or owner not in sums or lease.key in expired:
+        self._view = view = loads.view
+        asked = [lease for lease in view.work if lease.handoff is not None]
+        for lease in (*loads.offered, *(each for each in asked if not loads.is_settled(each))):
+            self._note_move(lease)
+        moved = view.work_keys & (frozenset() if all_steady else observation.moved)
+        self.unsteady = {view.rows[key].owner for key in moved - view.expired}
+
+    @cached_property
+    def _sums(self) -> dict[OwnerId, _Sums]:
+        """One pass over all rows of the fleet, in each scan of each manager that takes part."""
+        sums = {owner: _Sums() for owner in self.owners}
+        ours, expired = cast("dict[OwnerId | None, _Sums]", sums), self._view.expired
+        for lease in self._view.work:
+            of_owner, load = ours.get(lease.owner), lease.load
+            if of_owner is None or lease.key in expired:
                 continue
-            of_owner = sums[owner]
             of_owner.leases.append(lease)
             if load is not None:
                 of_owner.kbps += load.kbps
                 of_owner.cpu += load.cpu
             else:
                 of_owner.odd.append(lease)
-            if not all_steady and observation.has_moved(lease.key):
-                self.unsteady.add(owner)
-        for each in sums.values():
+        return sums
+
+    @cached_property
+    def _total(self) -> _Sums:
+        total = _Sums()
+        for each in self._sums.values():
             total.add(each)
-        self._leases_mean = len(total.leases) / len(self.owners)
-        self._kbps, self._cpu = total.mean_lease()
+        return total
+
+    @cached_property
+    def _leases_mean(self) -> float:
+        return len(self._total.leases) / len(self.owners)
+
+    @cached_property
+    def _mean_lease(self) -> tuple[float, float]:
+        return self._total.mean_lease()
 
     def _note_move(self, lease: Lease) -> None:
         to = None if lease.handoff is None else lease.handoff.to
@@ -145,14 +161,15 @@ class FleetLoad:
     @property
     def is_known(self) -> bool:
         """Whether any lease has a figure above zero."""
-        return self._kbps > 0 or self._cpu > 0
+        mean_kbps, mean_cpu = self._mean_lease
+        return mean_kbps > 0 or mean_cpu > 0
 
     def of_lease(self, lease: Lease) -> float:
         """The load of a lease, in mean owners' loads."""
         if lease.load is not None:
             return self._relative(lease.load.kbps, lease.load.cpu)
-        kbps = _kbps_of(lease)
-        in_mean_leases = kbps / self._kbps if kbps is not None and self._kbps > 0 else 1.0
+        kbps, mean_kbps = _kbps_of(lease), self._mean_lease[0]
+        in_mean_leases = kbps / mean_kbps if kbps is not None and mean_kbps > 0 else 1.0
         return in_mean_leases / self._leases_mean
 
     def of_owner(self, owner: OwnerId) -> float:
@@ -162,12 +179,13 @@ class FleetLoad:
 
     def _relative(self, kbps: float, cpu: float) -> float:
         """Figures in mean owners' loads. Where the whole fleet's are zero, one figure is left."""
-        if self._cpu <= 0:
-            in_mean_leases = kbps / self._kbps
-        elif self._kbps <= 0:
-            in_mean_leases = cpu / self._cpu
+        mean_kbps, mean_cpu = self._mean_lease
+        if mean_cpu <= 0:
+            in_mean_leases = kbps / mean_kbps
+        elif mean_kbps <= 0:
+            in_mean_leases = cpu / mean_cpu
         else:
-            in_mean_leases = (kbps / self._kbps + cpu / self._cpu) / 2
+            in_mean_leases = (kbps / mean_kbps + cpu / mean_cpu) / 2
         return in_mean_leases / self._leases_mean
 
     def leases_of(self, owner: OwnerId) -> Sequence[Lease]:
@@ -179,11 +197,11 @@ class FleetLoad:
 
     def is_worth_it(self, owner: OwnerId) -> bool:
         """Whether this owner has so much above the mean owner that handoffs pay."""
-        sums = self._sums[owner]
+        sums, (mean_kbps, mean_cpu) = self._sums[owner], self._mean_lease
         kbps = sums.kbps + sum(_kbps_of(lease) or 0.0 for lease in sums.odd)
         return (
-            kbps - self._kbps * self._leases_mean >= _WORTH_KBPS
-            or sums.cpu - self._cpu * self._leases_mean >= _WORTH_CPU
+            kbps - mean_kbps * self._leases_mean >= _WORTH_KBPS
+            or sums.cpu - mean_cpu * self._leases_mean >= _WORTH_CPU
         )
 
 
@@ -226,7 +244,7 @@ class Pairing:
         """The exchange to watch, or None: we are not heavy, or no exchange with any owner pays. At
         most `_TRIED_MAX` owners are tried, others in each `turn`."""
         fleet, me = self._fleet, self._me
-        mine = fleet.of_owner(me) if fleet.is_known and fleet.takes_part(me) else 0.0
+        mine = fleet.of_owner(me) if fleet.takes_part(me) and fleet.is_known else 0.0
         if mine <= HEAVY_ABOVE or not fleet.is_worth_it(me):
             return None
         for load, owner in self._lighter(mine, turn):
@@ -259,8 +277,9 @@ class Pairing:
         """By how much we are too heavy, and by how much the exchange gains more than the least;
         negative where it does not. None: it cannot be done any more."""
         fleet, other = self._fleet, exchange.other
-        can_pair = fleet.is_known and other in fleet.owners and self._may_pair(other)
-        if not can_pair or not (fleet.takes_part(self._me) and fleet.takes_part(other)):
+        if not (fleet.takes_part(self._me) and fleet.takes_part(other)):
+            return None
+        if not (fleet.is_known and other in fleet.owners and self._may_pair(other)):
             return None
         ours, theirs = dict(self._movable(self._me)), dict(self._movable(other))
         moved = 0.0

@@ -112,9 +112,10 @@ class Observation:
         self._asks = asks
         self._moved = moved
 
-    def has_moved(self, key: LeaseKey) -> bool:
-        """Whether we saw this row change its owner, or appear, in the last `STEADY_AFTER_S`."""
-        return key in self._moved
+    @property
+    def moved(self) -> Set[LeaseKey]:
+        """The rows that we saw change their owner, or appear, in the last `STEADY_AFTER_S`."""
+        return self._moved.keys()
 
     def wall_time(self, now: Instant) -> WallTime:
         """The service's clock: for `halted_at`, and for ages."""
@@ -203,16 +204,18 @@ class TableView:
             ]
         )
         lapsed = observation.expired(self.unended, now)
-        owners = {me}
-        expired = set()
-        for lease in self.unended:
-            owner, key = lease.owner, lease.key
-            if owner is None or owner in (me, OFFERED):
-                continue
-            if key in lapsed or owner in gone:
-                expired.add(key)
-            else:
-                owners.add(owner)
+        named = {lease.owner for lease in self.unended}
+        others = {owner for owner in named if owner is not None and owner not in (me, OFFERED)}
+        expired = set[LeaseKey]()
+        if lapsed or not gone.isdisjoint(others):
+            expired.update(
+                lease.key
+                for lease in self.unended
+                if lease.owner in others and (lease.key in lapsed or lease.owner in gone)
+            )
+            heard = {lease.owner for lease in self.unended if lease.key not in expired}
+            others &= heard
+        owners = {me, *others}
         with_ended = observation.owners_of_ended(self.ended, now) - gone
         self.owners_of_ended = frozenset(with_ended - owners)
         self.owners = frozenset(owners | with_ended)
@@ -224,12 +227,12 @@ class TableView:
     def _part(self, leases: Iterable[Lease]) -> None:
         """Separate ended leases from unended ones."""
         end = SHARD_END.sequence_number
-        unended: list[Lease] = []
-        ended: list[Lease] = []
-        for lease in leases:
-            which = ended if lease.checkpoint.sequence_number == end else unended
-            which.append(lease)
-        self.unended, self.ended = tuple(unended), tuple(ended)
+        leases = tuple(leases)
+        ended = tuple([row for row in leases if row.checkpoint.sequence_number == end])
+        if ended:
+            over = {row.key for row in ended}
+            leases = tuple([row for row in leases if row.key not in over])
+        self.unended, self.ended = leases, ended
 
     def by_stream(self, streams: Collection[StreamKey]) -> dict[StreamKey, TableView]:
         """The view of each stream: its rows, work and expired leases. The owners are those of the
@@ -250,13 +253,13 @@ class TableView:
         view.broken = self.broken.intersection(keys)
         view.expired = self.expired.intersection(view.rows)
         view._part(view.rows.values())  # noqa: SLF001 - a copy of ourselves
-        at_work = self._work_keys.intersection(view.rows)
+        at_work = self.work_keys.intersection(view.rows)
         view.work = tuple(lease for lease in view.unended if lease.key in at_work)
         return view
 
     @cached_property
-    def _work_keys(self) -> frozenset[LeaseKey]:
-        return frozenset(lease.key for lease in self.work)
+    def work_keys(self) -> frozenset[LeaseKey]:
+        return frozenset([lease.key for lease in self.work])
 
     @property
     def is_empty(self) -> bool:
@@ -269,9 +272,8 @@ class TableView:
 
     def lacks_children(self) -> bool:
         """Whether a row names a child that has no row: a waiting merge, or an end cut short."""
-        return any(
-            not self.has_row(child) for lease in self.rows.values() for child in lease.children
-        )
+        named = [lease.children for lease in self.rows.values() if lease.children]
+        return any(not self.has_row(child) for children in named for child in children)
 
     def has_hole(self, range_of: Callable[[str], HashRange | None]) -> bool:
         """Whether a hash key belongs to no unended lease. `range_of` helps where a row lacks its
@@ -280,8 +282,12 @@ class TableView:
         A lease without any known range (rows of other KCLs may lack it) leaves a hole, so that the
         shards are listed and its range becomes known.
         """
-        ranges = (lease.hash_range or range_of(lease.key) for lease in self.unended)
-        return not covers_all_hash_keys([known for known in ranges if known is not None])
+        return not covers_all_hash_keys(self.hash_ranges(range_of))
+
+    def hash_ranges(self, range_of: Callable[[str], HashRange | None]) -> list[HashRange]:
+        """The known ranges of the unended leases, in the order of the rows."""
+        ranges = [lease.hash_range or range_of(lease.key) for lease in self.unended]
+        return [known for known in ranges if known is not None]
 
 
 def covers_all_hash_keys(ranges: list[HashRange]) -> bool:

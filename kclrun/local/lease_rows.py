@@ -234,8 +234,9 @@ class LeaseRows:
     # Inside
 
     def _page(self, keys: list[str]) -> ScanPage:
-        leases = tuple(self._rows[key] for key in keys if key in self._rows)
-        others = [self._unreadable[key] for key in keys if key in self._unreadable]
+        rows, unreadable = self._rows, self._unreadable
+        leases = tuple(filter(None, map(rows.get, keys)))
+        others = [unreadable[key] for key in keys if key in unreadable] if unreadable else []
         page = decode_page(others)
         return ScanPage(leases, page.broken, page.foreign, page.kcl3_mode)
 

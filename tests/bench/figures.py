@@ -64,11 +64,17 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         return {**fields, "is_met": self.is_met}
 
 
-class NotMeasured(msgspec.Struct, frozen=True):
-    """A row that could not run, and why; never silently left out."""
+class NotMeasured(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A row that could not run, and why; never silently left out. `is_left_out`: what it measures
+    against is not on this machine, which is no failure."""
 
     row: str
     reason: str
+    is_left_out: bool = False
+
+    @property
+    def words(self) -> str:
+        return f"{'left out' if self.is_left_out else 'not measured'}: {self.reason}"
 
 
 def figure(

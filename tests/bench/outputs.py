@@ -294,5 +294,5 @@ def _postgres(stack: contextlib.ExitStack) -> str | NotMeasured:
     try:
         url: str = stack.enter_context(running_postgres()).url
     except pytest.skip.Exception as missing:
-        return NotMeasured(_ROW, str(missing))
+        return NotMeasured(_ROW, str(missing), is_left_out=True)
     return url

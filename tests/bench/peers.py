@@ -70,7 +70,7 @@ def peers(rounds: int) -> list[Figure | NotMeasured]:
                         rig = _rig(Path(folder), world, stream, f"peer-{place}-{number}")
                         runs.setdefault(name, []).append(_run(rig, start))
                     except NotToBeHad as reason:
-                        missing[name] = NotMeasured(_ROW, f"{name}: {reason}")
+                        missing[name] = NotMeasured(_ROW, f"{name}: {reason}", is_left_out=True)
         finally:
             world.close()
     figures = [each for name in runs for each in _figures(name, runs[name], runs[_OURS])]

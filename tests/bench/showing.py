@@ -45,7 +45,7 @@ def _table(results: list[Figure | NotMeasured]) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         if isinstance(result, NotMeasured):
-            table.add_row(result.row, f"not measured: {result.reason}")
+            table.add_row(result.row, result.words)
             continue
         spread = [number(value) for value in (result.least, result.median, result.greatest)]
         table.add_row(
@@ -58,7 +58,7 @@ def _table(results: list[Figure | NotMeasured]) -> None:
 
 def _line(result: Figure | NotMeasured) -> str:
     if isinstance(result, NotMeasured):
-        return f"{result.row:<10}  not measured: {result.reason}"
+        return f"{result.row:<10}  {result.words}"
     spread = "/".join(number(value) for value in (result.least, result.median, result.greatest))
     text = f"{result.row:<10}  {result.what:<52}  {spread} {result.unit} (n={result.count})"
     if result.target is None:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +22,7 @@ from bench.spark_whole_program import AWSLABS, KCLRUN
 _ROW: Final = "spark-whole"
 _STREAM: Final = "small-4"
 _RATE: Final = "k rows/CPU-s"
-# Each size is ten times the one before: what is left of the start shows in their difference.
+# The second is ten times the first: what is left of the start shows in their difference.
 _SIZES: Final = (3_000_000, 30_000_000)
 _TARGET: Final = Target(at_least=3.0)
 # A hundred batches of awslabs' connector take minutes; on a machine with other work, many.
@@ -42,38 +42,55 @@ class Mark(msgspec.Struct, frozen=True):
     jvm_cpu_s: float
 
 
-def whole(rounds: int, awslabs_jar: Path | None = None) -> list[Figure | NotMeasured]:
-    """A count and a sum of lengths in `foreachBatch`, of 3 M and of 30 M rows of 200 B, 4 shards.
+class Sizes(msgspec.Struct, frozen=True):
+    """So many rows are counted: the rates are told at `few` and at `many`, and between them."""
+
+    few: int
+    many: int
+
+    @property
+    def between(self) -> str:
+        return f"from {_millions(self.few)} to {_millions(self.many)}"
+
+
+def whole(
+    rounds: int,
+    awslabs_jar: Path | None = None,
+    rows_counted: Sequence[int] | None = None,
+) -> list[Figure | NotMeasured]:
+    """A count and a sum of lengths in `foreachBatch`, of rows of 200 B, 4 shards; 3 M and 30 M rows
+    unless `rows_counted` says otherwise.
 
     CPU seconds of the whole program: the user's Python, the JVM, and every Python under it, those
     that have ended included. Each source has its own defaults, but for the start at the oldest
     record and five reads a second and shard. Signed GetRecords over HTTP, kclrun in JSON, the
     connector in CBOR, as each asks for. In turn, round by round, each a program of its own.
     """
+    sizes = Sizes(*(rows_counted or _SIZES))
     jars = {KCLRUN: None} | ({} if awslabs_jar is None else {AWSLABS: awslabs_jar})
     runs: dict[str, list[list[Mark]]] = {source: [] for source in jars}
     for _ in range(rounds):
         for source, jar in jars.items():
             with CannedServer("bench.spark_server") as server:
-                runs[source].append(_run(server.url, source, jar))
+                runs[source].append(_run(server.url, source, jar, sizes.many))
     figures: list[Figure | NotMeasured] = []
     for source, marks in runs.items():
-        figures += _figures(source, marks)
+        figures += _figures(source, marks, sizes)
     if awslabs_jar is None:
-        return [*figures, NotMeasured(_ROW, _NO_JAR)]
-    return [*figures, *_ratios(runs[KCLRUN], runs[AWSLABS])]
+        return [*figures, NotMeasured(_ROW, _NO_JAR, is_left_out=True)]
+    return [*figures, *_ratios(runs[KCLRUN], runs[AWSLABS], sizes)]
 
 
-def _run(url: str, source: str, jar: Path | None) -> list[Mark]:
-    """One program, until it has counted as many rows as the largest size."""
-    arguments = [source, url, _STREAM, str(_SIZES[-1]), *([] if jar is None else [str(jar)])]
+def _run(url: str, source: str, jar: Path | None, rows: int) -> list[Mark]:
+    """One program, until it has counted so many rows."""
+    arguments = [source, url, _STREAM, str(rows), *([] if jar is None else [str(jar)])]
     marks: list[Mark] = []
     with _program(arguments) as process:
         assert process.stdout is not None
         give_up_at = time.monotonic() + _PATIENCE_S
         for line in process.stdout:
             marks.append(_mark(process.pid, int(line)))
-            if marks[-1].rows >= _SIZES[-1]:
+            if marks[-1].rows >= rows:
                 return marks
             if time.monotonic() > give_up_at:
                 break
@@ -113,7 +130,7 @@ def _mark(pid: int, rows: int) -> Mark:
     return Mark(rows, sum(spent_s.values()), spent_s["java"])
 
 
-def _figures(source: str, runs: list[list[Mark]]) -> list[Figure]:
+def _figures(source: str, runs: list[list[Mark]], sizes: Sizes) -> list[Figure]:
     starts = [marks[0] for marks in runs]
     figures = [
         figure(
@@ -123,26 +140,26 @@ def _figures(source: str, runs: list[list[Mark]]) -> list[Figure]:
             [each.cpu_s for each in starts],
         )
     ]
-    for rows in _SIZES:
+    for rows in (sizes.few, sizes.many):
         rates = [_whole_rate(marks, rows) for marks in runs]
         figures.append(figure(_ROW, f"{source}: {_millions(rows)}, start included", _RATE, rates))
-    after = [_rate_after(marks) for marks in runs]
-    shares = [100 * _share_after(marks) for marks in runs]
+    after = [_rate_after(marks, sizes) for marks in runs]
+    shares = [100 * _share_after(marks, sizes) for marks in runs]
     return [
         *figures,
-        figure(_ROW, f"{source}: {_BETWEEN}", _RATE, after),
+        figure(_ROW, f"{source}: {sizes.between}", _RATE, after),
         figure(_ROW, f"{source}: … the JVM's share of the CPU", "%", shares),
     ]
 
 
-def _ratios(ours: list[list[Mark]], theirs: list[list[Mark]]) -> list[Figure]:
+def _ratios(ours: list[list[Mark]], theirs: list[list[Mark]], sizes: Sizes) -> list[Figure]:
     figures = []
-    for rows in _SIZES:
+    for rows in (sizes.few, sizes.many):
         pair = [[_whole_rate(marks, rows) for marks in runs] for runs in (ours, theirs)]
         what = f"kclrun ÷ {AWSLABS}: {_millions(rows)}, start included"
         figures.append(figure(_ROW, what, "x", paired_ratios(*pair), target=_TARGET))
-    pair = [[_rate_after(marks) for marks in runs] for runs in (ours, theirs)]
-    what = f"kclrun ÷ {AWSLABS}: {_BETWEEN}"
+    pair = [[_rate_after(marks, sizes) for marks in runs] for runs in (ours, theirs)]
+    what = f"kclrun ÷ {AWSLABS}: {sizes.between}"
     return [*figures, figure(_ROW, what, "x", paired_ratios(*pair), target=_TARGET)]
 
 
@@ -156,19 +173,16 @@ def _whole_rate(marks: list[Mark], rows: int) -> float:
     return there.rows / there.cpu_s / 1_000
 
 
-def _rate_after(marks: list[Mark]) -> float:
+def _rate_after(marks: list[Mark], sizes: Sizes) -> float:
     """What a row costs once the compiler has done most of its work."""
-    first, last = _at(marks, _SIZES[0]), _at(marks, _SIZES[-1])
+    first, last = _at(marks, sizes.few), _at(marks, sizes.many)
     return (last.rows - first.rows) / (last.cpu_s - first.cpu_s) / 1_000
 
 
-def _share_after(marks: list[Mark]) -> float:
-    first, last = _at(marks, _SIZES[0]), _at(marks, _SIZES[-1])
+def _share_after(marks: list[Mark], sizes: Sizes) -> float:
+    first, last = _at(marks, sizes.few), _at(marks, sizes.many)
     return (last.jvm_cpu_s - first.jvm_cpu_s) / (last.cpu_s - first.cpu_s)
 
 
 def _millions(rows: int) -> str:
-    return f"{rows // 1_000_000} M rows"
-
-
-_BETWEEN: Final = f"from {_millions(_SIZES[0])} to {_millions(_SIZES[-1])}"
+    return f"{rows / 1_000_000:g} M rows"

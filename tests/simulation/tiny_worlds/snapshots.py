@@ -60,7 +60,8 @@ STATE = {
 # states.
 NOTED = {
     "ModeWatch": ("_in_table", "_elsewhere", "_told", "_reads", "_is_reading", "_read_instant"),
-    "Auditor": ("_changes", "_told_expired"),
+    # `_whole` only saves judging the same hash ranges again.
+    "Auditor": ("_changes", "_told_expired", "_whole"),
     "StreamWatch": ("_open_and_ended_since",),
     "ConfigDrift": ("_changes",),
     "CapacityWatch": ("_short_scans", "_left_unread"),

@@ -1,11 +1,14 @@
 """The arithmetic of the bench: a wrong median would praise a slow runtime."""
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from bench.__main__ import ROWS, main
 from bench.figures import NotMeasured, Sample, Target, figure, paired_ratios, percentile
 from bench.showing import show
+from bench.spark_whole import Mark, whole
 
 
 def test_a_ratio_is_taken_within_a_round():
@@ -76,7 +79,7 @@ def test_what_falls_short_is_said_and_what_was_not_measured_too(capsys):
 @pytest.mark.seconds
 def test_every_row_can_be_loaded():
     assert {
-        name for name, row in ROWS.items() if not callable(row.load({row.takes: None}))
+        name for name, row in ROWS.items() if not callable(row.load(dict.fromkeys(row.takes)))
     } == set()
 
 
@@ -93,6 +96,29 @@ def test_a_row_that_fails_is_reported_and_is_an_error(monkeypatch, tmp_path, cap
         {"row": "fetch", "reason": "ZeroDivisionError: division by zero"}
     ]
     assert "not measured: ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_what_this_machine_does_not_have_is_left_out_and_no_error(monkeypatch, capsys):
+    absent = NotMeasured("spark-whole", "no jar", is_left_out=True)
+    monkeypatch.setattr("bench.spark_whole.whole", lambda rounds, **_: [absent])
+
+    assert main(["spark-whole"]) == 0
+
+    assert "left out: no jar" in capsys.readouterr().out
+
+
+def test_the_sizes_that_were_asked_for_are_the_ones_that_the_labels_name(monkeypatch):
+    marks = [Mark(1_000_000, 10.0, 5.0), Mark(2_500_000, 15.0, 8.0)]
+    server = nullcontext(SimpleNamespace(url=""))
+    monkeypatch.setattr("bench.spark_whole.CannedServer", lambda _: server)
+    monkeypatch.setattr("bench.spark_whole._run", lambda *_: marks)
+
+    labels = " | ".join(
+        each.what for each in whole(1, rows_counted=(500_000, 2_000_000)) if hasattr(each, "what")
+    )
+
+    assert "0.5 M rows, start included | kclrun: 2 M rows, start included" in labels
+    assert "from 0.5 M rows to 2 M rows" in labels
 
 
 def test_a_row_that_does_not_exist_is_refused(capsys):
