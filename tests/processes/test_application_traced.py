@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from kclrun.observe.metrics import labels_by_series
 from kclrun.observe.traces import LINKS_MAX
-from tests.processes.ledger_rig.application import until
+from tests.patience import until
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 pytestmark = pytest.mark.seconds

@@ -11,8 +11,8 @@ import pytest
 
 from kclrun.cli.leases.views import scan_leases
 from kclrun.local.server import start_embedded
+from tests.patience import until
 from tests.processes.cli_rig import Program, Site, called, ended
-from tests.processes.ledger_rig.application import until
 
 pytestmark = pytest.mark.seconds
 

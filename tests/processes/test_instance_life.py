@@ -8,10 +8,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.fleet_rig.times import MEASURES
 from tests.processes.instance_rig.group import LAUNCH_HOOK, TERMINATION_HOOK
-from tests.processes.ledger_rig.application import until
 
 pytest_plugins = (
     "tests.processes.ledger_rig.fixtures",

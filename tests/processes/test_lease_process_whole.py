@@ -30,7 +30,7 @@ from kclrun.protocol import writes as changes
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import Applied
 from kclrun.worker.clock import boottime
-from tests.patience import HUNG_S
+from tests.patience import until
 
 FIRST = "shardId-000000000000"
 ME = "kclrun::host:a"
@@ -78,14 +78,6 @@ class Outlasts(Noting):
         while not os.path.exists(self.context.options["notes"] + ".go"):
             time.sleep(0.01)
 """
-
-
-def until(condition, most_s=HUNG_S):
-    deadline = time.monotonic() + most_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
-    return found
 
 
 class Stage:
