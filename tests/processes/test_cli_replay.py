@@ -109,6 +109,7 @@ def rows_in(folder):
     return [json.loads(line) for path in files for line in path.read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_replay_has_each_row_of_its_range_once_over_reshards_and_touches_nothing_else(orders):
     begin, end = orders.written()
     code, _, told = ended("run", "--config", orders.site.config, "--until", "caught-up")

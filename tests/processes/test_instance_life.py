@@ -22,6 +22,7 @@ BEAT = f"RecordLifecycleActionHeartbeat {TERMINATION_HOOK}"
 COMPLETED = f"CompleteLifecycleAction {TERMINATION_HOOK}"
 
 
+@pytest.mark.long
 def test_an_instance_lives_from_its_launch_hook_to_its_end_and_nothing_is_lost_or_doubled(
     embedded_aws, application, on_instance, metadata, group, producer
 ):

@@ -401,6 +401,7 @@ def test_a_processor_that_lets_go_ends_its_batch_and_the_lease_is_offered(stage)
     until(lambda: stage.notes[-1:] == ["never"])
 
 
+@pytest.mark.long
 def test_what_a_lost_lease_had_processed_is_there_for_the_next_owner(stage):
     stage.put("a", "hold")
     stage.start("noting:Outlasts", every_s=100.0)
@@ -433,6 +434,7 @@ def test_a_row_taken_by_force_is_begun_only_by_who_has_waited(stage):
     assert stage.row.taken_from is None
 
 
+@pytest.mark.long
 def test_a_kcl_3_leader_gets_its_hand_over(stage):
     stage.put("a")
     stage.start(every_s=100.0)
