@@ -119,6 +119,7 @@ def test_drained_in_the_middle_and_started_again_each_record_is_called_once(
     singles.judge(source)
 
 
+@pytest.mark.long
 def test_leases_that_share_a_process_give_single_records_in_the_order_of_the_shard(
     embedded_aws, application, producer, tmp_path
 ):

@@ -71,7 +71,6 @@ def counts_of(folder, table, stream, rows):
     return counts
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["Batches", pytest.param("Tasks", marks=pytest.mark.slow)])
 def test_every_key_has_counted_each_of_its_records_once(
     embedded_aws, application, producer, tmp_path, kind

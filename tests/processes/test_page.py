@@ -105,7 +105,6 @@ def test_it_begins_before_the_first_start_and_shows_the_fleet_and_a_split_as_the
     assert fleet.end() == 0
 
 
-@pytest.mark.long
 def test_a_manager_serves_the_page_while_it_runs(site, programs):
     site.put([(f"key{n}", "x") for n in range(10)])
     settings = [f"output.path={site.config.with_name('rows')}", "observe.page=0", "log.format=text"]
