@@ -439,7 +439,7 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         Must not: return before the work is done.
         Raises: whatever you like; it is called again after a back-off, with its rows and changes
         taken back. After the retries of `on_error` the lease is halted, whatever `then` says: a
-        timer is no record that could be put aside. HaltShard halts at once.
+        timer is not a record that could be put aside. HaltShard halts at once.
         """
 
     def event_time(self, record: Record) -> float:

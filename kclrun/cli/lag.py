@@ -124,7 +124,7 @@ _CLOCKS_AGREE_S: Final = 1.5
 def lag_of_lease(lease: Lease, start_at: WallTime | None, reader: ShardReader) -> Lag:
     """The lag of a lease's checkpoint; `start_at` is `start:` if it is an instant."""
     if lease.checkpoint == LATEST and lease.latest_pinned_at is None:
-        return Lag(None, note="not begun: it is to begin at the tip of that moment")
+        return Lag(None, note="not begun: it will begin at the tip of that moment")
     try:
         start = first_start(lease, start_at, WallTime(time.time()))
     except errors.SettingsError as error:

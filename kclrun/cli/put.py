@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # streamed. A JSON line and a text line become a record byte for byte, a CSV row becomes the JSON
 # object of its columns. An error names an unusable line by its number and never quotes it.
 
-FORMATS: Final = ("csv", "jsonl", "text")
+_FORMATS: Final = ("csv", "jsonl", "text")
 _BY_SUFFIX: Final = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
 # PutRecords takes 1 MiB a record, key included, unless the stream is configured for more.
 _RECORD_BYTES_MAX: Final = 2**20
@@ -146,7 +146,7 @@ _SHARDS_AGE_MAX_S: Final = 30.0
 @click.command(cls=ConfigCommand)
 @click.argument("file", metavar="[FILE|-]", default="-")
 @stream_options
-@click.option("--format", "kind", type=click.Choice(["csv", "jsonl", "text"]), help=_FORMAT_HELP)
+@click.option("--format", "kind", type=click.Choice(_FORMATS), help=_FORMAT_HELP)
 @click.option("--key", metavar="COLUMN", help="Column or field that is the partition key.")
 @click.option("--rate", type=click.IntRange(min=1), metavar="N", help="At most N records a second.")
 @click.option("--aggregate", is_flag=True, help="Pack records as the KPL does, per shard.")

@@ -155,7 +155,7 @@ def export(
     "--from",
     "begin",
     metavar="TIME",
-    help="Where the replay begins, or TRIM_HORIZON: what records before that left is missing.",
+    help="Where the replay begins, or TRIM_HORIZON: the state lacks what earlier records left.",
 )
 @click.option("--stream", metavar="NAME|ARN", help="One of several streams.")
 @click.option(

@@ -2,7 +2,7 @@
 
 The watermark moves in steps, each at a record that the records alone decide. There the batch ends,
 and event timers up to the watermark fire before the next record. So it does not matter how records
-were cut into batches, nor where a crash was. A timer of the wall clock is no function of the
+were cut into batches, nor where a crash was. A timer of the wall clock is not a function of the
 records, nor is a watermark that moves on an idle shard: `docs/explanation/commits.md` has the rules
 that keep their rows there once [K18, R2].
 """

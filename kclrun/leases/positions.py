@@ -245,7 +245,7 @@ def _refuse_gaps(
     targets: KeptPositions, later: Collection[LeaseKey], kept: KeptPositions, listing: Listing
 ) -> None:
     """Every open shard is reached, and nothing before it is left out: else records would be lost
-    without a word, and a manager would create the missing row somewhere else."""
+    silently, and a manager would create the missing row somewhere else."""
     for shard in listing.graph.open_shards():
         if shard.shard_id not in targets and shard.shard_id not in later:
             raise TableRefused(

@@ -182,7 +182,7 @@ def instant(at: WallTime | None) -> str:
         return "not known"
     try:
         return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError, OSError):  # the row holds a number that is no time
+    except (ValueError, OverflowError, OSError):  # the row holds a number that is not a time
         return "not a time"
 
 

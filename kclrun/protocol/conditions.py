@@ -198,7 +198,6 @@ _ONE: Final = _always(":one", 1)
 _ASK: Final = _value(":me :askedAt", lambda c: Handoff(c.owner, WallTime(_ms(c.asked_at))))
 _SEEN_ASK: Final = _value(":seenTo :seenAt", lambda c: _as_kept(c.seen), may_be_absent=True)
 _PINNED_AT: Final = _value(":pinnedAt", lambda c: _ms(c.latest_pinned_at))
-_NO_CHILDREN: Final = Value((), lambda _: frozenset())
 _GENERATION: Final = _value(":generation", "generation")
 _PAUSE: Final = _value(
     ":pausedAt :pausedUntil :pauseScope", lambda c: _to_ms(c.pause), may_be_absent=True

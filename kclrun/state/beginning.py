@@ -139,7 +139,7 @@ def known_range(hash_range: HashRange | None) -> HashRange:
 # checkpoint: it can be made again while the stream holds all of them.
 
 _SAY_FROM: Final = (
-    "Say with --from where the replay begins: what records before that left will be missing"
+    "Say with --from where the replay begins: the state will lack what earlier records left"
 )
 
 
@@ -224,6 +224,6 @@ def _instant_of(start: str, rows: Iterable[Lease]) -> WallTime | None:
         return WallTime(datetime.fromisoformat(start).timestamp())
     except ValueError:
         raise SettingsError(
-            f"the rows say that the application began at {start[:60]!r}, which is no instant"
+            f"the rows say that the application began at {start[:60]!r}, which is not an instant"
             f"\n{_SAY_FROM}"
         ) from None

@@ -11,8 +11,7 @@ from tests.chaos.samples import Sampler
 from tests.chaos.verdict import Report, bugs_in, judged
 from tests.chaos.weather import foretell
 from tests.chaos.world import CAP, FAILOVER_S, MANAGERS, World
-from tests.patience import HUNG_S
-from tests.processes.ledger_rig.application import until
+from tests.patience import HUNG_S, until
 
 # Two cores serve this many records a second and thirty processes beside them.
 RATE = 900

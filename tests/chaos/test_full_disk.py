@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from tests.patience import HUNG_S
-from tests.processes.ledger_rig.application import until
+from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.deliveries import judge
 
 pytestmark = pytest.mark.slow

@@ -16,8 +16,7 @@ from kclrun.local.server import start_embedded
 from tests.chaos.faults import Fault
 from tests.chaos.proxy import Door
 from tests.chaos.proxy_process import ProxyProcess
-from tests.patience import HUNG_S
-from tests.processes.ledger_rig.application import until
+from tests.patience import HUNG_S, until
 
 KEYS = ("AKIAEXAMPLEEXAMPLE", "secret-of-the-test")
 BODY = json.dumps({"Key": {"leaseKey": {"S": "shard-1"}}}).encode()

@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-from tests.processes.ledger_rig.application import until
+from tests.patience import until
 from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.ledger_rig.gate import Gate
 

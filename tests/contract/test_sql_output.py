@@ -247,6 +247,7 @@ def test_an_owner_that_stops_inside_its_transaction_does_not_hold_up_the_next_on
     p1.close()
 
 
+@pytest.mark.long
 @pytest.mark.seconds
 @pytest.mark.parametrize("seed", [105_000, pytest.param(105_001, marks=pytest.mark.slow)])
 def test_owners_in_processes_that_stop_and_wake_up_write_each_row_once(database, seed):

@@ -12,8 +12,8 @@ import textwrap
 import psutil
 import pytest
 
-from tests.patience import HUNG_S
-from tests.processes.ledger_rig.application import Application, until
+from tests.patience import HUNG_S, until
+from tests.processes.ledger_rig.application import Application
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 

@@ -120,6 +120,7 @@ def made(moto):
     return Made()
 
 
+@pytest.mark.long
 def test_cfn_lint_has_nothing_to_say():
     linted = subprocess.run(
         [Path(sys.executable).with_name("cfn-lint"), "--include-checks", "I", "--", TEMPLATE],

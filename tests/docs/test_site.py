@@ -39,12 +39,14 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_the_site_builds_with_every_link_and_anchor_leading_somewhere(site):
     built = {str(path.relative_to(site).with_suffix(".md")) for path in site.rglob("*.html")}
 
     assert {str(path.relative_to(pages.DOCS)) for path in pages.all_pages()} <= built
 
 
+@pytest.mark.long
 def test_a_page_of_the_site_fetches_nothing_from_elsewhere(site):
     fetching = [
         f"{path.relative_to(site)}: {match[0]}"
@@ -55,6 +57,7 @@ def test_a_page_of_the_site_fetches_nothing_from_elsewhere(site):
     assert fetching == []
 
 
+@pytest.mark.long
 def test_the_site_shows_no_source_of_a_picture(site):
     assert list(site.rglob("*.py")) == []
 

@@ -170,11 +170,12 @@ def test_an_interrupt_ends_the_run_and_the_end_still_names_what_failed(checkout)
     assert "test_x" in summary(ran)[1]
 
 
-def test_only_all_examples_tries_all_of_a_random_test(checkout):
+def test_only_all_examples_tries_all_of_a_random_test_and_the_longest_tests(checkout):
     assert checkout.run().returncode == checkout.run("--all-examples").returncode == 0
 
     quick = [call for call in checkout.calls() if "tests/unit" in call]
     assert ["--hypothesis-profile quarter" in call for call in quick] == [True, False]
+    assert ["not long" in call for call in checkout.calls()] == [True] * 3 + [False] * 3
     assert len(checkout.calls()) == 6
 
 

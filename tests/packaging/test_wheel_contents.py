@@ -70,6 +70,7 @@ def test_from_a_wheel_samples_load_and_a_folder_of_the_users_is_not_shadowed(whe
     assert starters == {name: sorted(starter_files(name)) for name in templates()}
 
 
+@pytest.mark.long
 def test_pytest_finds_the_fixtures_where_the_wheel_is_installed(wheel, tmp_path):
     environment = Environment(tmp_path / "venv")
     environment.install(wheel)

@@ -5,7 +5,8 @@ from unittest import mock
 import pytest
 
 from kclrun.local import server
-from tests.processes.ledger_rig.application import Application, until
+from tests.patience import until
+from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import Aws
 
 FAILOVER = {"failover": "2s"}

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.processes.ledger_rig.application import until
+from tests.patience import until
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 

@@ -309,6 +309,7 @@ def test_a_table_of_the_kcl_3_is_refused_until_its_mode_is_removed_and_then_goes
     assert table.item("Leader")["entityType"] == {"S": "LEADER"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("outbox", [False, True])
 def test_a_run_with_state_is_refused_beside_a_java_worker_that_lives(
     stream, table, java_worker, application, tmp_path, outbox

@@ -12,8 +12,7 @@ import pytest
 from botocore.config import Config
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.patience import HUNG_S
-from tests.processes.ledger_rig.application import until
+from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.aws import MOTO, REGION, Aws
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)

@@ -160,6 +160,7 @@ def test_a_lease_table_that_refuses_connections_is_told_with_its_length(
     assert len(app.warned()) == 2, "one a shard"
 
 
+@pytest.mark.long
 def test_without_its_lease_table_a_shard_is_read_on_up_to_the_cap_and_no_further(
     embedded_aws, application, producer, table_gate
 ):

@@ -215,6 +215,7 @@ Outputs._commit = deadly
 """
 
 
+@pytest.mark.long
 @pytest.mark.seconds
 @pytest.mark.parametrize("first", ["sql", "path"])
 def test_an_end_of_a_shard_that_the_first_output_decided_is_finished_by_the_next_process(

@@ -65,6 +65,7 @@ def test_a_paused_application_keeps_its_leases_over_a_restart_and_reads_nothing_
     assert not any("pausedAt" in row for row in rows(embedded_aws, app).values())
 
 
+@pytest.mark.long
 def test_a_pause_with_an_end_ends_by_itself(embedded_aws, application, producer):
     stream = embedded_aws.stream(shards=1)
     app = application(stream)

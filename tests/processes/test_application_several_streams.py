@@ -211,6 +211,7 @@ def test_every_stream_that_is_missing_is_named_at_the_start(application):
     assert "no-such-audits" in app.last_words()
 
 
+@pytest.mark.long
 def test_a_stream_that_is_deleted_while_we_run_ends_no_lease_of_another(
     embedded_aws, producer, two_streams
 ):
@@ -231,6 +232,7 @@ def test_a_stream_that_is_deleted_while_we_run_ends_no_lease_of_another(
     assert verdict.duplicates == 0
 
 
+@pytest.mark.long
 def test_a_second_machine_is_given_its_share_of_both_streams_without_a_record_doubled(
     embedded_aws, producer, two_streams
 ):

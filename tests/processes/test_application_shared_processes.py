@@ -172,6 +172,7 @@ def test_code_that_stands_still_ends_its_process_and_its_neighbours_are_not_fenc
     assert not app.of("lease_lost")
 
 
+@pytest.mark.long
 def test_a_thread_that_an_ended_lease_leaves_running_ends_with_the_process_it_shared(
     embedded_aws, application, producer
 ):

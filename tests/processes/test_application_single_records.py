@@ -66,6 +66,7 @@ class Singles:
         assert all(numbers == sorted(set(numbers)) for numbers in by_key.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["Tasks", pytest.param("Threads", marks=pytest.mark.slow)])
 def test_killed_in_the_middle_each_row_is_there_once_and_the_poisons_are_letters(
     embedded_aws, application, producer, tmp_path, kind
@@ -118,6 +119,7 @@ def test_drained_in_the_middle_and_started_again_each_record_is_called_once(
     singles.judge(source)
 
 
+@pytest.mark.long
 def test_leases_that_share_a_process_give_single_records_in_the_order_of_the_shard(
     embedded_aws, application, producer, tmp_path
 ):

@@ -24,7 +24,7 @@ README_LINES_MAX = 40
 @pytest.mark.parametrize(
     "template",
     [
-        pytest.param(name, marks=() if name == "dead-letters" else pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.long if name == "dead-letters" else pytest.mark.slow)
         for name in templates()
         if name != "hello"
     ],

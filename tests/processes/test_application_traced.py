@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from kclrun.observe.metrics import labels_by_series
 from kclrun.observe.traces import LINKS_MAX
-from tests.processes.ledger_rig.application import until
+from tests.patience import until
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 pytestmark = pytest.mark.seconds
@@ -221,6 +221,7 @@ def test_each_batch_continues_its_producers_and_has_its_fetch_rows_and_checkpoin
     assert b"customer-" not in sent
 
 
+@pytest.mark.long
 def test_batches_of_single_records_are_traced_from_their_first_call_to_their_last(
     embedded_aws, application, collector, tmp_path
 ):

@@ -8,8 +8,7 @@ import time
 import psutil
 import pytest
 
-from tests.patience import HUNG_S
-from tests.processes.ledger_rig.application import until
+from tests.patience import HUNG_S, until
 
 pytest_plugins = (
     "tests.processes.ledger_rig.fixtures",

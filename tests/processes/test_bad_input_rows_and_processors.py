@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
+from tests.patience import until
 from tests.processes.bad_input_rig.program import Project
-from tests.processes.ledger_rig.application import until
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 

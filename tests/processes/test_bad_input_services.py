@@ -5,10 +5,9 @@ import uuid
 
 import pytest
 
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.bad_input_rig.denying import DenyingEndpoint
 from tests.processes.bad_input_rig.program import Project
-from tests.processes.ledger_rig.application import until
 from tests.processes.ledger_rig.gate import Gate
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)

@@ -16,7 +16,7 @@ from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.writes import Applied, CreateLease, Offer, Renew, Take
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.cli_rig import Program, Site, called
 
 pytestmark = pytest.mark.slow
@@ -151,13 +151,6 @@ def until_taken(table, *verb):
         assert code == 1
         assert " still has it: " in told
         assert time.monotonic() < over
-
-
-def until(holds):
-    over = time.monotonic() + HUNG_S
-    while not holds():
-        assert time.monotonic() < over
-        time.sleep(0.05)
 
 
 def test_real_managers_hand_over_what_an_operator_moves_or_releases(table, managers):

@@ -11,8 +11,8 @@ import pytest
 
 from kclrun.cli.leases.views import scan_leases
 from kclrun.local.server import start_embedded
+from tests.patience import until
 from tests.processes.cli_rig import Program, Site, called, ended
-from tests.processes.ledger_rig.application import until
 
 pytestmark = pytest.mark.seconds
 
@@ -109,6 +109,7 @@ def rows_in(folder):
     return [json.loads(line) for path in files for line in path.read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_replay_has_each_row_of_its_range_once_over_reshards_and_touches_nothing_else(orders):
     begin, end = orders.written()
     code, _, told = ended("run", "--config", orders.site.config, "--until", "caught-up")

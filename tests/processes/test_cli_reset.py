@@ -13,8 +13,8 @@ import boto3
 import pytest
 
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
+from tests.patience import until
 from tests.processes.cli_rig import Program, Site, called, ended
-from tests.processes.ledger_rig.application import until
 
 pytestmark = pytest.mark.slow
 

@@ -102,6 +102,7 @@ def rows_of(folder):
     return sorted(json.loads(line)["n"] for text in texts for line in text.splitlines())
 
 
+@pytest.mark.long
 def test_lost_state_halts_in_words_and_is_the_fold_of_the_records_after_a_rebuild(folded):
     folded.put(200)
     folded.site.split(folded.site.open_shards()[0])

@@ -7,10 +7,9 @@ import socket
 import pytest
 
 from kclrun.local.server import start_embedded
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.cli_rig import called
 from tests.processes.incident_rig import Machine, prepared_site
-from tests.processes.ledger_rig.application import until
 
 pytestmark = pytest.mark.seconds
 

@@ -8,10 +8,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.fleet_rig.times import MEASURES
 from tests.processes.instance_rig.group import LAUNCH_HOOK, TERMINATION_HOOK
-from tests.processes.ledger_rig.application import until
 
 pytest_plugins = (
     "tests.processes.ledger_rig.fixtures",
@@ -23,6 +22,7 @@ BEAT = f"RecordLifecycleActionHeartbeat {TERMINATION_HOOK}"
 COMPLETED = f"CompleteLifecycleAction {TERMINATION_HOOK}"
 
 
+@pytest.mark.long
 def test_an_instance_lives_from_its_launch_hook_to_its_end_and_nothing_is_lost_or_doubled(
     embedded_aws, application, on_instance, metadata, group, producer
 ):

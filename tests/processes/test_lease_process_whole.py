@@ -30,7 +30,7 @@ from kclrun.protocol import writes as changes
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import Applied
 from kclrun.worker.clock import boottime
-from tests.patience import HUNG_S
+from tests.patience import until
 
 FIRST = "shardId-000000000000"
 ME = "kclrun::host:a"
@@ -78,14 +78,6 @@ class Outlasts(Noting):
         while not os.path.exists(self.context.options["notes"] + ".go"):
             time.sleep(0.01)
 """
-
-
-def until(condition, most_s=HUNG_S):
-    deadline = time.monotonic() + most_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
-    return found
 
 
 class Stage:
@@ -409,6 +401,7 @@ def test_a_processor_that_lets_go_ends_its_batch_and_the_lease_is_offered(stage)
     until(lambda: stage.notes[-1:] == ["never"])
 
 
+@pytest.mark.long
 def test_what_a_lost_lease_had_processed_is_there_for_the_next_owner(stage):
     stage.put("a", "hold")
     stage.start("noting:Outlasts", every_s=100.0)
@@ -441,6 +434,7 @@ def test_a_row_taken_by_force_is_begun_only_by_who_has_waited(stage):
     assert stage.row.taken_from is None
 
 
+@pytest.mark.long
 def test_a_kcl_3_leader_gets_its_hand_over(stage):
     stage.put("a")
     stage.start(every_s=100.0)

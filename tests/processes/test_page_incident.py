@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from kclrun.local.server import start_embedded
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.cli_rig import Program, called
 from tests.processes.incident_rig import Clock, Incident
-from tests.processes.ledger_rig.application import until
 from tests.processes.page_browser import needs_chromium
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]

@@ -150,6 +150,7 @@ def test_it(kclrun_stream, run_application):
 """
 
 
+@pytest.mark.long
 @pytest.mark.seconds
 def test_a_run_stays_in_its_folder_whatever_the_settings_name_and_keeps_its_state(project):
     (project / "test_it.py").write_text(EVERYWHERE)

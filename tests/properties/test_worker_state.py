@@ -316,7 +316,9 @@ STEPS = st.tuples(
 
 
 @pytest.mark.parametrize(
-    "is_on_disk", [False, pytest.param(True, marks=pytest.mark.seconds)], ids=["memory", "disk"]
+    "is_on_disk",
+    [False, pytest.param(True, marks=[pytest.mark.seconds, pytest.mark.long])],
+    ids=["memory", "disk"],
 )
 @given(steps=st.lists(STEPS, max_size=70))
 @examples(400)

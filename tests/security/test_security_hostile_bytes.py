@@ -81,6 +81,7 @@ def seen(app, shard):
     ]
 
 
+@pytest.mark.long
 def test_ten_mebibytes_of_nonsense_are_delivered_raw_and_flagged_within_bounded_memory(
     embedded_aws, app
 ):

@@ -91,7 +91,11 @@ def storm(seed, drawn=DENSE):
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     ("seed", "drawn"),
-    [*((seed, DENSE) for seed in (1, 5)), (0, expiring_storm)],
+    [
+        (1, DENSE),
+        pytest.param(5, DENSE, marks=pytest.mark.long),
+        pytest.param(0, expiring_storm, marks=pytest.mark.long),
+    ],
 )
 def test_storms_over_such_a_stream_lose_nothing_and_read_no_shard_twice(seed, drawn, of_changes):
     played = play(storm(seed, drawn), replay=f"tests/simulation/test_change_streams.py: {seed}")

@@ -96,6 +96,7 @@ def test_a_row_made_again_by_hand_halts_its_lease_until_the_token_in_the_databas
     assert played.situations >= {"lease_halted", "lease_resumed"}
 
 
+@pytest.mark.long
 def test_the_storms_reach_what_makes_outputs_hard():
     seen = sum((storm(103_101, *KINDS[kinds])[1].seen for kinds in ("sql", "s3")), Counter())
 

@@ -10,7 +10,10 @@ from kclrun.worker.outputs import Outputs
 from tests.simulation.tiny_worlds.outputs import Table, explore
 
 
-@pytest.mark.parametrize("within", [{"faults": 1, "ticks": 0}, {"faults": 0, "ticks": 1}])
+@pytest.mark.parametrize(
+    "within",
+    [pytest.param({"faults": 1, "ticks": 0}, marks=pytest.mark.long), {"faults": 0, "ticks": 1}],
+)
 def test_no_row_is_twice_at_the_output_and_none_below_the_checkpoint_is_missing(within):
     found = explore(**within)
 

@@ -303,7 +303,9 @@ def every_order(keys, raises=1):
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize(("keys", "raises"), [("aba", 1), ("abb", 1), ("baca", 0)])
+@pytest.mark.parametrize(
+    ("keys", "raises"), [("aba", 1), ("abb", 1), pytest.param("baca", 0, marks=pytest.mark.long)]
+)
 def test_the_state_of_every_commit_is_the_fold_of_its_records_in_every_order(keys, raises):
     played, commits = every_order(keys, raises)
 

@@ -87,6 +87,7 @@ def test_a_stuck_world_is_told():
     assert stuck.found.violation.words.startswith("L1: ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [pytest.param("network", marks=pytest.mark.slow), "end"])
 def test_what_follows_from_a_state_does_not_depend_on_what_was_looked_at_before(name):
     shells = Shells(BY_NAME[name])

@@ -154,6 +154,7 @@ def by(entries, name):
     return groups
 
 
+@pytest.mark.long
 def test_every_instance_sees_a_piece_of_its_shard_in_order_and_parents_end_first(rig_of):
     rig = rig_of(2)
     query = rig.start()

@@ -94,6 +94,7 @@ def test_a_stream_that_was_created_again_is_refused(collected, stream):
     assert len(run.rows) == 5
 
 
+@pytest.mark.long
 def test_so_it_is_when_a_batch_is_left_to_be_read_again(collected, stream):
     stream.put(5)
     run = collected(stream)

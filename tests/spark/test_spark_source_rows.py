@@ -4,6 +4,7 @@ import json
 from datetime import UTC, datetime
 from itertools import pairwise
 
+import pytest
 from pyspark.sql.datasource import DataSourceReader
 
 from tests.spark.source_rig import in_order_of_each_key, until
@@ -81,6 +82,7 @@ def test_parents_are_read_before_their_children_over_splits_and_merges(collected
     assert len(read) >= 4
 
 
+@pytest.mark.long
 def test_a_batch_holds_about_as_many_records_as_the_option_says(collected, stream):
     for _ in range(40):
         stream.put(50)

@@ -330,7 +330,7 @@ def bill(plan: Plan, traffic: Traffic) -> tuple[Line, ...]:
 
 
 def not_counted(plan: Plan) -> list[str]:
-    """Outputs whose bills depend on what this does not know."""
+    """Outputs whose bill depends on numbers that the settings do not have."""
     kinds = ("sql", "kinesis", "sqs", "sns", "firehose")
     named = {kind for place in plan.outputs for kind in kinds if getattr(place, kind) is not None}
     return sorted(named)

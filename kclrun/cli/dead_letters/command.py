@@ -218,7 +218,7 @@ def _letters(
 
 
 def _tell_left_out(chosen: _Chosen) -> None:
-    """Of letters that do not count, and where that cannot be told for certain."""
+    """Print how many letters do not count, and that a queue may hide which ones."""
     if count := sum(each.is_uncommitted for each in chosen.left_out):
         click.echo(
             f"{count} more do not count: their owner was lost before its checkpoint, and the next"
@@ -227,8 +227,8 @@ def _tell_left_out(chosen: _Chosen) -> None:
         )
     if chosen.kept and chosen.configuration.settings.on_error.dead_letter.sqs is not None:
         click.echo(
-            "A queue does not promise to show every message at once: a letter of which another"
-            " owner has processed the record may be among these",
+            "A queue may hide some messages for a while: these letters may include one whose"
+            " record another owner has processed",
             err=True,
         )
 

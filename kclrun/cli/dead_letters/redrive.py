@@ -91,8 +91,8 @@ def carry_out(
     leases: Leases,
     tell: Tell = _warn,
 ) -> Done:
-    """Do what was planned, but for the letters that have to wait; `tell` gets what a person should
-    know. `leases` were read before the letters.
+    """Do what was planned, without the letters that have to wait; `tell` gets messages for the
+    user. `leases` were read before the letters.
 
     Raises: SettingsError, a ServiceError leaf; then some letters may be done and removed.
     """

@@ -222,9 +222,9 @@ def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
 
 
 def _refuse_state(settings: Settings, asked: _Asked) -> None:
-    """A state is of one position, and the reset has it for none other: it can only begin empty. A
-    lease alone, or one at a kept position, would go on with that of its parents, or refuses
-    [K13, K16]. Raises: SettingsError."""
+    """Check the settings of the state. A version belongs to one position, so after a reset the
+    state can only begin empty. A lease alone, or one at a kept position, would begin with the
+    state of its parents, or halt [K13, K16]. Raises: SettingsError."""
     if settings.state is None:
         if asked.drops_state:
             raise SettingsError("--state drop: the settings have no `state:`, so there is none")
@@ -328,8 +328,8 @@ def _planned(
 def _notes(
     plan: ResetPlan, known: Mapping[LeaseKey, Lease], stream: OpenStream
 ) -> dict[LeaseKey, str]:
-    """By lease, what is lost at its kept position: records that are skipped, and records that have
-    expired, by a look into the shard."""
+    """By lease, the losses at its kept position: skipped records, and expired records, which a read
+    of the shard shows."""
 
     def of(write: ResetLease | CreateLease) -> tuple[LeaseKey, str]:
         (key,) = keys_of(write)

@@ -150,7 +150,7 @@ def _has_owner(row: Lease) -> bool:
 def _state(
     aws: Aws, folder: Path, offset: Offset, graph: ShardGraph, lineage: str | None
 ) -> _State | None:
-    """The state that goes along; None if neither side has one.
+    """The state to copy with the positions; None if neither side has one.
 
     Raises: SettingsError where only one of the two has state.
     """

@@ -222,7 +222,7 @@ def _replay_and_write(plan: _Rebuild, fleet: Aws) -> int:
 
 
 def _all_made(plan: _Rebuild, leases: Iterable[Lease]) -> bool:
-    """Whether the replay has a state of each target at its position."""
+    """Whether the replay has made the state of each target, at its position."""
     made = {shard_id_of(lease.key): lease for lease in leases}
     stops = plan.asked.stops or {}
     return all(

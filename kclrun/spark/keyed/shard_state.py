@@ -56,8 +56,8 @@ def chain_at(store: VersionStore, shard_id: str, at: Position, run: int) -> Chai
 
 
 class _Entries(LiveEntries):
-    """As on the fleet, without timers of the clock: when they fire is no function of the records,
-    and a task that is tried again would have other rows."""
+    """As on the fleet, without timers of the clock: when they fire does not follow from the
+    records, and a task that is tried again would have other rows."""
 
     def set_timer(
         self, key: Record | str, at: float | datetime, name: str = "", clock: Clock = "event"

@@ -22,8 +22,8 @@ from kclrun.model.letter import LetterPlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.sinks.dead_letters import letter_store
 from tests.chaos.outcomes.flights import FlightProducer, Flights
-from tests.patience import HUNG_S
-from tests.processes.ledger_rig.application import Application, until
+from tests.patience import HUNG_S, until
+from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import _CLIENT, MOTO, REGION, Aws
 
 USER_CODE = Path(__file__).parent / "user_code"

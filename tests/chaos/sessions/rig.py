@@ -17,8 +17,8 @@ from kclrun.samples.aircraft_sessions import Session, expected_sessions, flights
 from kclrun.sinks.state_files import StateFiles
 from kclrun.state.chain import read_chain
 from tests.chaos.outcomes.flights import FlightProducer
-from tests.patience import HUNG_S
-from tests.processes.ledger_rig.application import Application, until
+from tests.patience import HUNG_S, until
+from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import Aws
 
 

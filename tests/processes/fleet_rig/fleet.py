@@ -4,10 +4,9 @@ import signal
 import time
 from collections import Counter
 
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.fleet_rig.gaps import silences
 from tests.processes.fleet_rig.notes import Notes
-from tests.processes.ledger_rig.application import until
 from tests.processes.ledger_rig.deliveries import judge
 
 # The one DynamoDB of the rig answers a hundred writes a second, beside all else on two cores:

@@ -15,9 +15,8 @@ import boto3
 import psutil
 
 from kclrun.model.lease import Owner
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.cli_rig import Site
-from tests.processes.ledger_rig.application import until
 
 SHARDS = 6
 APPLICATION = "orders"

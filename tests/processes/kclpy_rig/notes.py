@@ -2,8 +2,7 @@
 
 import json
 
-from tests.patience import HUNG_S
-from tests.processes.ledger_rig.application import until
+from tests.patience import HUNG_S, until
 
 
 class Notes:

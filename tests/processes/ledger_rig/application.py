@@ -18,7 +18,7 @@ import psutil
 import yaml
 
 from tests.foreground import heeding_signals
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.aws import REGION
 from tests.processes.ledger_rig.deliveries import LedgerFile, judge
 from tests.processes.log_events import events_in
@@ -28,17 +28,6 @@ _LAST_BYTES = 1 << 20
 _LAST_LINES = 60
 
 PROCESSOR_FOLDER = Path(__file__).parent / "processor"
-
-
-def until(condition, timeout_s=30.0, *, every_s=0.05, why=lambda: ""):
-    """Poll until the condition holds, and return what it was; fail after the deadline."""
-    timeout_s = max(timeout_s, HUNG_S)
-    deadline = time.monotonic() + timeout_s
-    while True:
-        if found := condition():
-            return found
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s. {why()}"
-        time.sleep(every_s)
 
 
 def wait_for_ends(pidfds, timeout_s):

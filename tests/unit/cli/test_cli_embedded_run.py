@@ -19,7 +19,7 @@ from kclrun.cli.run import embedded
 from kclrun.cli.run.embedded import EmbeddedRun
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local.filling import Filling
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.cli_rig import Program, ended
 from tests.unit.cli.test_cli_run import EMBEDDED, FILLED, configuration, settings
 
@@ -165,13 +165,6 @@ def filler(
         return embedded.embedded_run(configuration(FILL, tmp_path))
 
     return made
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + HUNG_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_filler_gets_its_order_and_its_progress_and_report_are_the_runs(

@@ -93,7 +93,7 @@ def test_leases_that_have_not_begun_are_measured_from_where_they_will(world: Wor
     at = world.lag(ExtendedSequenceNumber("AT_TIMESTAMP", int((BEGUN + 50) * 1000)), 100)
     assert at.behind_s == pytest.approx(30)
     assert world.lag(LATEST, 100) == Lag(
-        None, note="not begun: it is to begin at the tip of that moment"
+        None, note="not begun: it will begin at the tip of that moment"
     )
     assert "instant" in world.lag(AT_TIMESTAMP, 100).note
 

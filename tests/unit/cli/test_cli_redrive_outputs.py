@@ -153,6 +153,7 @@ def test_rows_of_letters_reach_every_output_with_their_types_and_the_letters_go(
     )
 
 
+@pytest.mark.long
 def test_a_redrive_that_was_killed_before_it_removed_the_letters_is_repeated_without_a_second_row(
     shop: Path, leases: dict[str, Lease], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +241,7 @@ def test_a_letter_whose_rows_one_output_refuses_stays_and_no_output_has_them(
     assert (left(shop), in_sql(shop), in_files(shop)) == ([stays], others, others)
 
 
+@pytest.mark.long
 def test_what_fails_again_stays_and_a_database_that_is_away_keeps_every_letter(
     shop: Path, leases: dict[str, Lease], capfd: pytest.CaptureFixture[str]
 ) -> None:

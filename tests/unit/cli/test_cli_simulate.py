@@ -69,6 +69,7 @@ def phases_of(capsys, *more):
     return json.loads(capsys.readouterr().out)["phases"]
 
 
+@pytest.mark.long
 def test_in_a_large_fleet_too_a_lost_group_is_read_again_within_failover_and_7_s(capsys):
     fleet = ["--workers", "24", "--shards", "96", "--groups", "3", "--minutes", "2"]
 
@@ -78,6 +79,7 @@ def test_in_a_large_fleet_too_a_lost_group_is_read_again_within_failover_and_7_s
     assert lost["gap_max_s"] <= 17
 
 
+@pytest.mark.long
 def test_children_of_a_stream_that_doubles_are_read_within_a_second_wherever_targets_stand(capsys):
     _, doubled = phases_of(
         capsys, "--workers", "8", "--shards", "96", "--reshard", "double", "--minutes", "2"

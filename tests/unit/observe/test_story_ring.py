@@ -1,7 +1,6 @@
 """The story ring on disk: what is written is read, within limits; damage costs only itself."""
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ from kclrun.errors import Unavailable
 from kclrun.model.lease import OwnerId
 from kclrun.observe import story
 from kclrun.observe.story import StoryRing, prune, read_story
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 
 OWNER = OwnerId("kclrun:az1:host-1:abc123")
 
@@ -18,13 +17,6 @@ OWNER = OwnerId("kclrun:az1:host-1:abc123")
 def ring(folder, **more):
     clock = iter(range(1_000, 10**9))
     return StoryRing(folder, OWNER, clock=lambda: float(next(clock)), **more)
-
-
-def until(condition):
-    deadline = time.monotonic() + HUNG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def numbers(found):

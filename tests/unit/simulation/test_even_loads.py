@@ -31,6 +31,7 @@ def spread(fleet):
     return max(loads) / (sum(loads) / len(loads))
 
 
+@pytest.mark.long
 @pytest.mark.seconds
 @pytest.mark.parametrize("seed", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_skewed_fleet_evens_out_its_loads_and_rests_with_even_counts_and_no_record_twice(seed):
@@ -59,6 +60,7 @@ def test_with_counts_alone_no_lease_moves():
     assert (spread(fleet), fleet.oracles.tally.moves) == (before, moves)
 
 
+@pytest.mark.long
 @pytest.mark.seconds
 def test_an_even_stream_moves_no_lease():
     fleet = fleet_of(0.0)

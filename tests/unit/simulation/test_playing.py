@@ -129,6 +129,7 @@ def test_the_same_profile_plays_the_same_storm_and_another_seed_another():
     assert play(busy_storm(2)).story_hash != played.story_hash
 
 
+@pytest.mark.long
 def test_the_order_of_sets_in_a_process_changes_no_storm():
     code = (
         "from tests.support.storms.playing import play;"

@@ -128,6 +128,7 @@ def test_a_name_that_is_not_declared_is_refused():
         Situations().seen("all is well")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.seconds
 def test_dense_storms_break_no_promise_and_reach_every_situation():

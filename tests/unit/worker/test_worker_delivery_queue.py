@@ -2,7 +2,6 @@
 
 import select
 import threading
-import time
 
 import pytest
 
@@ -29,7 +28,7 @@ from kclrun.worker.delivery_queue import (
     QueueLimits,
     Turn,
 )
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 
 
 class Clock:
@@ -53,13 +52,6 @@ def permit(fence=1000.0, below=10**6, most=10**6):
 def numbers(batch):
     assert isinstance(batch, Batch)
     return [int(record.sequence_number) for record in batch.records]
-
-
-def until(condition, most_s=HUNG_S):
-    deadline = time.monotonic() + most_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 class WatchedCondition(threading.Condition):

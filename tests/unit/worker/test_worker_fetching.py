@@ -23,20 +23,13 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
 from kclrun.worker.delivery_queue import Batch, DeliveryQueue, Exhausted, QueueClosed, QueueLimits
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.support.stream_ports import ModelStream
 from tests.unit.worker.one_shard import BEGINNING, FIRST, Fetching, Quick, Shard
 
 EXPIRED = ExpiredIterator("too old")
 THROTTLED = Throttled("slow down")
 KMS = Unavailable("KMSDisabledException")
-
-
-def until(condition, most_s=HUNG_S):
-    deadline = time.monotonic() + most_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 @pytest.fixture

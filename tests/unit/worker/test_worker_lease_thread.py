@@ -34,21 +34,13 @@ from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import LOOK_S_MAX, FetchView, FetchWatch, silence_max_s
 from kclrun.worker.lease_thread import LeaseThread, ManagerLine, Reporter
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 
 ME = "kclrun::host:a"
 
 
 def p(number):
     return ExtendedSequenceNumber(str(number))
-
-
-def until(condition, most_s=HUNG_S):
-    deadline = time.monotonic() + most_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    return found
 
 
 class Table(LeaseRows):

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import threading
-import time
 
 import msgspec
 import pytest
@@ -25,7 +24,7 @@ from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker import lease_thread, main
 from kclrun.worker import main as assembly
 from kclrun.worker.clock import boottime
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.unit.worker.one_shard import FIRST, Shard
 
 ME = OwnerId("kclrun::host:a")
@@ -49,14 +48,6 @@ class Script:
             self.outcomes.append(error)
         else:
             self.outcomes.append(None)
-
-
-def until(condition, most_s=HUNG_S):
-    deadline = time.monotonic() + most_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    return found
 
 
 class Stage:
