@@ -30,7 +30,7 @@ from kclrun.config.state import spark_state_rules, state_rules
 from kclrun.config.units import parse_listen, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
-from kclrun.model.stream import is_loopback, why_no_endpoint
+from kclrun.model.stream import is_aws_region, is_loopback, why_no_endpoint
 from kclrun.model.time import WallTime
 
 
@@ -433,8 +433,15 @@ _REGION: Final = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 def _addresses(settings: Settings) -> Iterator[Problem]:
     region, endpoint = settings.aws.region, settings.aws.endpoint
+    is_aws = endpoint is None and not settings.aws.endpoints
     if region is not None and not _REGION.fullmatch(region):
         yield Problem(("aws", "region"), "expected a region such as eu-west-1")
+    elif region is not None and is_aws and not is_aws_region(region):
+        yield Problem(
+            ("aws", "region"),
+            "is no region of AWS: expected one such as eu-west-1. A service elsewhere has its URL"
+            " in aws.endpoint",
+        )
     if endpoint is not None and endpoint != EMBEDDED:
         wrong = why_no_endpoint(endpoint)
         if wrong:
