@@ -24,6 +24,7 @@ from kclrun.config.schema import (
     Settings,
     SparkSettings,
     StartAtLeases,
+    StreamErrorSettings,
     stream_name,
 )
 from kclrun.config.state import spark_state_rules, state_rules
@@ -296,6 +297,19 @@ def _dead_letters(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def _errors_of_streams(settings: Settings) -> Iterator[Problem]:
+    for index, stream in enumerate(settings.streams):
+        own, where = stream.on_error, ("streams", index, "on_error")
+        if settings.engine == "spark" and own != StreamErrorSettings():
+            yield Problem(where, "is for engine: fleet; set the application's on_error")
+        elif own.then == "dead-letter" and settings.on_error.then != "dead-letter":
+            yield Problem(
+                (*where, "then"),
+                "needs the application's place: set on_error.then: dead-letter with its"
+                " dead_letter, and `then: halt` on the streams that keep none",
+            )
+
+
 def _spark(settings: Settings) -> Iterator[Problem]:
     if settings.on_error.then != "halt" and settings.processor is None:
         yield Problem(
@@ -405,6 +419,7 @@ def relation_rules(settings: Settings) -> Iterator[Problem]:
     yield from engine_rules(settings)
     yield from kclpy_rules(settings)
     yield from concurrency_rules(settings)
+    yield from _errors_of_streams(settings)
     if settings.stall <= settings.leases.failover:
         yield Problem(("stall",), "expected more than leases.failover: a move takes that long")
     yield from _embedded(settings)
