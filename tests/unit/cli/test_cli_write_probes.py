@@ -251,6 +251,22 @@ def test_the_first_start_of_a_run_is_refused_too(
         assert f"\n  Allow dynamodb:PutItem on {arn}; `kclrun iam` prints the policy\n" in told
 
 
+def test_on_spark_the_place_of_letters_is_tried_too(
+    endpoint: str, config: Any, made: _Made, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr("kclrun.cli.check._spark", lambda _: "PySpark")
+    name = re.search(r"stream: (\S+)", config.read_text())
+    assert name is not None
+    make_stream(WireEndpoint(endpoint, "us-east-1", "us-east-1"), name[1], 1)
+    with config.open("a") as file:
+        file.write(
+            "engine: spark\nspark: {checkpoint: /c}\nprocessor: kclrun.samples.hello:Hello\n"
+        )
+        file.write("on_error: {then: dead-letter, dead_letter: {sqs: probed}}\n")
+    assert run_program(["check", "--config", str(config)]) == 0
+    assert "letters    ok  the queue probed; may write: proven;" in capsys.readouterr().out
+
+
 class _Answering:
     """A client of SQS and SNS that gives this answer."""
 
