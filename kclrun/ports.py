@@ -137,6 +137,11 @@ class RecordPutter(Protocol):
         """
         ...
 
+    def prove(self) -> str:
+        """In words whether the caller may write: proven, or why it is not. Leaves nothing behind.
+        Raises: AccessDenied with what to allow; another leaf of ServiceError."""
+        ...
+
 
 class MessageSender(Protocol):
     """Sending to one queue, topic or delivery stream. Threads may share it."""
@@ -160,6 +165,12 @@ class MessageSender(Protocol):
         the error code of its refusal. Raises, where the request as a whole failed: Throttled,
         Unavailable, OutcomeUnknown (some of it may be there), AccessDenied, NotFound,
         InvalidRequest."""
+        ...
+
+    def prove(self) -> str:
+        """In words whether the caller may send, once `look` has found the destination: proven, or
+        why it is not. Leaves nothing behind. Raises: AccessDenied with what to allow; another leaf
+        of ServiceError."""
         ...
 
     def close(self) -> None:

@@ -36,6 +36,9 @@ from kclrun.aws.operations import (
     SEND_MESSAGE,
     Operation,
 )
+from kclrun.aws.outputs.messages import QueueSender
+from kclrun.aws.outputs.s3 import Bucket
+from kclrun.aws.outputs.write_probes import probe_stream
 from kclrun.aws.put_records import batches, put_records, send_all
 from kclrun.aws.wire import WireClient
 from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, SinkError, Unavailable
@@ -151,7 +154,9 @@ class LetterBucket:
         """As `LetterStore.check`."""
         with _doing(LIST_OBJECTS_V2, f"look into the bucket {self._bucket}"):
             self._client().list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
-        return f"s3://{self._bucket}/{self._prefix}"
+        url = f"s3://{self._bucket}/{self._prefix}"
+        Bucket(self._client, url).probe()
+        return url
 
     def close(self) -> None:
         """Nothing is held."""
@@ -260,8 +265,13 @@ class LetterQueue:
 
     def check(self) -> str:
         """As `LetterStore.check`."""
-        _, bytes_max = self._queue_found()
-        return f"the queue {self._queue}{_above(bytes_max, self._large)}"
+        sender = QueueSender(self._client, self._queue)
+        with _doing(GET_QUEUE_URL, f"find the queue {self._queue}"):
+            sender.look()
+        with _doing(SEND_MESSAGE, f"keep letters in the queue {self._queue}"):
+            proof = sender.prove()
+        above = _above(sender.limits.message_bytes_max, self._large)
+        return f"the queue {self._queue}; {proof}{above}"
 
     def waiting(self) -> tuple[int, int]:
         """About how many messages a reader would receive, and how many others have received and
@@ -400,7 +410,9 @@ class LetterStream:
         with _doing(LIST_SHARDS, f"look at the stream {self._stream}"):
             # Who may put into a stream may list its shards.
             WireStreamAdmin(self._client, self._stream).list_shards()
-        return f"the stream {self._stream}{_above(_RECORD_BYTES_MAX, self._large)}"
+        with _doing(PUT_RECORDS, f"keep letters in the stream {self._stream}"):
+            proof = probe_stream(self._client, self._stream)
+        return f"the stream {self._stream}; {proof}{_above(_RECORD_BYTES_MAX, self._large)}"
 
     def close(self) -> None:
         """Nothing is held."""

@@ -27,7 +27,7 @@ from kclrun.aws.operations import (
     Operation,
 )
 from kclrun.errors import SettingsError
-from kclrun.model.stream import is_loopback
+from kclrun.model.stream import is_aws_region, is_loopback
 from kclrun.model.wire import WireEndpoint
 
 # An emulator on this host has no region, but signatures, ARNs and boto3 need one. Never used for
@@ -96,9 +96,16 @@ def resolve_endpoint(
     except (BotoCoreError, ValueError) as error:
         raise SettingsError(f"the {service} endpoint cannot be resolved: {error}") from None
     parts = urlsplit(probed["url"])
+    region = probed["region"]
+    # botocore makes a host of any region, and that of none is looked up in vain.
+    if f".{region}.amazonaws.com" in str(parts.hostname) and not is_aws_region(region):
+        raise SettingsError(
+            f"{region} is no region of AWS: expected one such as eu-west-1 in aws.region, in"
+            " AWS_REGION or in the profile"
+        )
     return WireEndpoint(
         url=f"{parts.scheme}://{parts.netloc}{parts.path}",
-        region=probed["region"],
+        region=region,
         signing_region=probed["signing_region"],
         ca_bundle=_ca_bundle(session) if parts.scheme == "https" else None,
         proxies=_proxies(probed["url"]),

@@ -266,12 +266,13 @@ CHANGE_MESSAGE_VISIBILITY_BATCH: Final = Operation(
     grants=(Grant.MANAGE_MESSAGES,),
     actions=("sqs:ChangeMessageVisibility",),
 )
-# Only with outputs of these kinds. SQS and SNS check the permission of a single message.
+# Only with outputs of these kinds, and for the probe of a queue of dead letters. SQS and SNS check
+# the permission of a single message.
 SEND_MESSAGE_BATCH: Final = Operation(
     "sqs",
     "SendMessageBatch",
     is_write=True,
-    grants=(Grant.SEND_ROWS,),
+    grants=(Grant.SEND_ROWS, Grant.SEND_LETTERS),
     actions=("sqs:SendMessage",),
 )
 GET_TOPIC_ATTRIBUTES: Final = Operation("sns", "GetTopicAttributes", grants=(Grant.PUBLISH_ROWS,))

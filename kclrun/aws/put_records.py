@@ -17,6 +17,7 @@ import msgspec
 
 from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.operations import PUT_RECORDS
+from kclrun.aws.outputs.write_probes import probe_stream
 from kclrun.aws.wire import WireClient
 from kclrun.codec.aggregator import Aggregator
 from kclrun.codec.kpl import effective_hash_key
@@ -96,6 +97,10 @@ class WirePutter:
     def put(self, entries: Sequence[PutEntry]) -> tuple[PutResult, ...]:
         """As `RecordPutter.put`."""
         return put_records(self._client, self._stream, entries)
+
+    def prove(self) -> str:
+        """As `RecordPutter.prove`."""
+        return probe_stream(self._client, self._stream)
 
 
 def batches(

@@ -85,10 +85,12 @@ def _check_aws(configuration: Configuration, stage: Callable[[str, Stage], int])
         stage("stream", partial(_stream, aws, source.name))
         for source in configuration.settings.sources
     ]
-    if configuration.settings.engine == "fleet":
+    is_fleet = configuration.settings.engine == "fleet"
+    if is_fleet:
         codes.append(stage("table", lambda: _table(aws)))
-        if configuration.settings.on_error.then == "dead-letter":
-            codes.append(stage("letters", aws.check_letters))
+    if configuration.settings.on_error.then == "dead-letter":
+        codes.append(stage("letters", aws.check_letters))
+    if is_fleet:
         codes += [stage(name, check_output) for name, check_output in aws.outputs]
     return next((code for code in codes if code), exit_codes.DRAINED)
 

@@ -105,12 +105,16 @@ def spark_output_rules(settings: Settings) -> Iterator[Problem]:
 
 
 def schema_rule(at: Path, output: OutputSettings) -> Iterator[Problem]:
-    """The problem of a `schema` that is not one."""
+    """The problems of a `schema` that is not one, or that lacks the key."""
     if output.schema is not None:
         try:
-            RowSchema.parse(output.schema)
+            columns = {column.name for column in RowSchema.parse(output.schema).columns}
         except ValueError as error:
             yield Problem((*at, "schema"), str(error))
+            return
+        for name in output.key:
+            if name not in columns:
+                yield Problem((*at, "key"), f"{name} is not a column of `schema`")
 
 
 def named_outputs(settings: Settings) -> list[tuple[str, OutputSettings]]:

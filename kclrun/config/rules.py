@@ -24,13 +24,14 @@ from kclrun.config.schema import (
     Settings,
     SparkSettings,
     StartAtLeases,
+    StreamErrorSettings,
     stream_name,
 )
 from kclrun.config.state import spark_state_rules, state_rules
 from kclrun.config.units import parse_listen, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
-from kclrun.model.stream import is_loopback, why_no_endpoint
+from kclrun.model.stream import is_aws_region, is_loopback, why_no_endpoint
 from kclrun.model.time import WallTime
 
 
@@ -296,6 +297,19 @@ def _dead_letters(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def _errors_of_streams(settings: Settings) -> Iterator[Problem]:
+    for index, stream in enumerate(settings.streams):
+        own, where = stream.on_error, ("streams", index, "on_error")
+        if settings.engine == "spark" and own != StreamErrorSettings():
+            yield Problem(where, "is for engine: fleet; set the application's on_error")
+        elif own.then == "dead-letter" and settings.on_error.then != "dead-letter":
+            yield Problem(
+                (*where, "then"),
+                "needs the application's place: set on_error.then: dead-letter with its"
+                " dead_letter, and `then: halt` on the streams that keep none",
+            )
+
+
 def _spark(settings: Settings) -> Iterator[Problem]:
     if settings.on_error.then != "halt" and settings.processor is None:
         yield Problem(
@@ -405,6 +419,7 @@ def relation_rules(settings: Settings) -> Iterator[Problem]:
     yield from engine_rules(settings)
     yield from kclpy_rules(settings)
     yield from concurrency_rules(settings)
+    yield from _errors_of_streams(settings)
     if settings.stall <= settings.leases.failover:
         yield Problem(("stall",), "expected more than leases.failover: a move takes that long")
     yield from _embedded(settings)
@@ -433,8 +448,15 @@ _REGION: Final = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 def _addresses(settings: Settings) -> Iterator[Problem]:
     region, endpoint = settings.aws.region, settings.aws.endpoint
+    is_aws = endpoint is None and not settings.aws.endpoints
     if region is not None and not _REGION.fullmatch(region):
         yield Problem(("aws", "region"), "expected a region such as eu-west-1")
+    elif region is not None and is_aws and not is_aws_region(region):
+        yield Problem(
+            ("aws", "region"),
+            "is no region of AWS: expected one such as eu-west-1. A service elsewhere has its URL"
+            " in aws.endpoint",
+        )
     if endpoint is not None and endpoint != EMBEDDED:
         wrong = why_no_endpoint(endpoint)
         if wrong:

@@ -126,6 +126,24 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.rebalance == "drain"
 
 
+class StreamErrorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream says of `on_error` for itself; the letters of all streams are in one place."""
+
+    retries: Annotated[int | None, documented("how often a failed call is repeated", ge=0)] = None
+    backoff: Annotated[Duration | None, documented("pause before the first repetition")] = None
+    max_age: Annotated[
+        Duration | None, documented("a call with a record older than this is not repeated")
+    ] = None
+    then: Annotated[
+        Literal["halt", "dead-letter", "skip"] | None,
+        documented("what is done with a record that is given up"),
+    ] = None
+    limit: Annotated[
+        int | None,
+        documented("records that a shard gives up in 10 minutes before it halts", ge=1),
+    ] = None
+
+
 class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One of several streams of an application, and its own settings."""
 
@@ -154,6 +172,10 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
         ConcurrencySettings | None,
         documented("records at the same time, if not as the application says"),
     ] = None
+    on_error: Annotated[
+        StreamErrorSettings,
+        documented("what happens when the processor raises, if not as the application says"),
+    ] = StreamErrorSettings()
 
 
 def stream_name(stream: str) -> str:
@@ -605,6 +627,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             )
             for stream in self.streams
         )
+
+    def on_error_of(self, stream: StreamSettings) -> OnErrorSettings:
+        """`on_error` for one of `sources`. It has the application's place of letters: a stream
+        keeps letters only if the application does, which a replay may not."""
+        told = msgspec.structs.asdict(stream.on_error)
+        own = {name: each for name, each in told.items() if each is not None}
+        if self.on_error.then != "dead-letter" and stream.on_error.then == "dead-letter":
+            del own["then"]
+        return msgspec.structs.replace(self.on_error, **own)
 
     @property
     def letter_place(self) -> LetterPlace:

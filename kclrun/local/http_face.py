@@ -22,6 +22,7 @@ from urllib.parse import unquote
 from xml.sax.saxutils import escape
 
 import httptools
+import msgspec
 
 from kclrun.codec.event_stream import CONTENT_TYPE
 from kclrun.local.asgi import (
@@ -300,6 +301,12 @@ _TOO_LARGE: Final = (
     b'<?xml version="1.0"?><Error><Code>EntityTooLarge</Code>'
     b"<Message>The embedded service takes up to 256 MiB a request.</Message></Error>"
 )
+# moto takes any number of bytes; Firehose up to 4 MiB a request, before base64.
+_PUT_RECORD_BATCH: Final = b"Firehose_20150804.PutRecordBatch"
+_FIREHOSE_BYTES_MAX: Final = 4 * 1024 * 1024
+_FIREHOSE_TOO_LARGE: Final = (
+    b'{"__type":"InvalidArgumentException","message":"Records size exceeds 4 MB limit"}'
+)
 # The services that answer in XML have other codes for the same refusals.
 _XML_CODES: Final = {
     "InvalidSignatureException": "SignatureDoesNotMatch",
@@ -351,6 +358,10 @@ class MotoFace:
                 return
         headers = dict(scope["headers"])
         target = headers.get(b"x-amz-target", b"")
+        if target == _PUT_RECORD_BATCH and _is_too_large(body):
+            content_type = (b"content-type", b"application/x-amz-json-1.1")
+            await respond(send, 400, [content_type], _FIREHOSE_TOO_LARGE)
+            return
         pool = self._one_by_one if target.startswith(b"DynamoDB") else self._side_by_side
         loop = asyncio.get_running_loop()
         if self._changes is not None and target.startswith(_CHANGES_PREFIX):
@@ -366,6 +377,25 @@ class MotoFace:
         kept.append(date_header())
         await send({"type": "http.response.start", "status": status, "headers": kept})
         await send({"type": "http.response.body", "body": content})
+
+
+class _Data(msgspec.Struct, rename="pascal"):
+    data: bytes
+
+
+class _Batch(msgspec.Struct, rename="pascal"):
+    records: list[_Data]
+
+
+def _is_too_large(body: bytes) -> bool:
+    """Whether the records are above Firehose's limit; of a body that is not one, moto says so."""
+    if len(body) <= _FIREHOSE_BYTES_MAX:
+        return False
+    try:
+        records = msgspec.json.decode(body, type=_Batch).records
+    except msgspec.DecodeError:
+        return False
+    return sum(len(each.data) for each in records) > _FIREHOSE_BYTES_MAX
 
 
 async def _refuse(send: Send, refusal: SignatureRefused, headers: dict[bytes, bytes]) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from kclrun.config.outputs import output_places
-from kclrun.config.schema import Settings
+from kclrun.config.schema import Settings, StreamSettings
 from kclrun.config.state import checkpoint_every, state_place
 from kclrun.errors import MalformedFrame
 from kclrun.ipc import board as ipc
@@ -103,7 +103,7 @@ class StartCommands:
             options=source.settings.options,
             fetch=_fetch(settings, source.settings.name),
             checkpoint=_checkpoint(settings),
-            on_error=_on_error(settings),
+            on_error=_on_error(settings, source.settings),
             concurrency=concurrency_of(source.settings.concurrency, float(settings.shutdown.grace)),
             outputs=output_places(settings, stream),
             state=state_place(settings),
@@ -144,8 +144,8 @@ def _traces(settings: Settings) -> ipc.TraceSpec | None:
     )
 
 
-def _on_error(settings: Settings) -> ipc.OnErrorSpec:
-    on_error = settings.on_error
+def _on_error(settings: Settings, source: StreamSettings) -> ipc.OnErrorSpec:
+    on_error = settings.on_error_of(source)
     return ipc.OnErrorSpec(
         retries=on_error.retries,
         backoff_s=float(on_error.backoff),

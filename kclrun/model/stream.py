@@ -14,6 +14,9 @@ from kclrun.errors import SettingsError
 from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.time import WallTime
 
+# In every partition; with the names that ask for endpoints of FIPS.
+_REGION: Final = re.compile(r"(fips-)?[a-z]{2,4}(-[a-z]+)+-\d{1,2}(-fips)?")
+
 
 def why_no_endpoint(url: str) -> str:
     """Why a URL is not a valid endpoint; empty if it is. Credentials in a URL are not repeated."""
@@ -31,6 +34,11 @@ def why_no_endpoint(url: str) -> str:
     if parts.scheme == "http" and not is_loopback_host(host):
         return "plain http is for this machine only (localhost, 127.0.0.1)"
     return ""
+
+
+def is_aws_region(name: str) -> bool:
+    """Whether a name has the form of AWS's regions: `eu-west-1`. It may be none."""
+    return _REGION.fullmatch(name) is not None
 
 
 def is_loopback(url: str | None) -> bool:

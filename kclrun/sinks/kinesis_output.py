@@ -100,12 +100,12 @@ class KinesisOutput:
         return self._upto
 
     def check(self) -> str:
-        """As `Output.check`: lists the shards, and puts nothing."""
+        """As `Output.check`: lists the shards, and puts what the stream can never accept."""
         try:
             open_shards = sum(shard.is_open for shard in self._admin.list_shards())
+            return f"{self._where}, {open_shards} open shards; {self._putter.prove()}"
         except ServiceError as error:
             raise naming(self._where, error) from None
-        return f"{self._where}, {open_shards} open shards"
 
     def close(self) -> None:
         """As `Output.close`."""

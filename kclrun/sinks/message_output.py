@@ -165,12 +165,12 @@ class MessageOutput:
         return self._committed
 
     def check(self) -> str:
-        """As `Output.check`: looks at the destination, and sends nothing."""
+        """As `Output.check`: looks at the destination, and sends what it can never accept."""
         try:
             self._sender.look()
+            return f"{self._sender.where}; {self._sender.prove()}"
         except errors.ServiceError as error:
             raise naming(self._sender.where, error) from None
-        return self._sender.where
 
     def close(self) -> None:
         """As `Output.close`."""

@@ -8,6 +8,7 @@ an SQL output does not import this module.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -27,6 +28,14 @@ _ROWS_A_STATEMENT: Final = 10_000
 _ORDERS_MAX: Final = 1_000
 # A row without its texts: its tuple and its numbers.
 _ROW_BYTES: Final = 64
+# A login that is refused: SQLSTATEs, and MySQL's numbers. Of a connection that fails, libpq has no
+# SQLSTATE, only the words of the server.
+_LOGIN_STATE: Final = "28"
+_LOGIN_NUMBERS: Final = frozenset({1044, 1045, 1698})
+_LOGIN_WORDS: Final = re.compile(
+    r"authentication failed for user|no password supplied|no pg_hba\.conf entry"
+    r"|role .* (does not exist|is not permitted to log in)"
+)
 
 
 class _Batch(msgspec.Struct):
@@ -145,7 +154,7 @@ class SqlOutput:
 
     def check(self) -> str:
         """As `Output.check`: columns, and that rows may be inserted and cursors moved."""
-        with self._saying("use"), self._engine.connect() as connection:
+        with self._saying("use"), self._logged_in() as connection:
             target = sql_tables.find_target(connection, self._place, self._schema)
             if target is None:
                 if not self._place.creates_table:
@@ -157,6 +166,25 @@ class SqlOutput:
                 connection.execute(nothing)
             connection.rollback()
         return self._name
+
+    @contextlib.contextmanager
+    def _logged_in(self) -> Iterator[sa.Connection]:
+        """A connection, for `check`. Raises: SettingsError where the server refuses the user or the
+        password, since no repetition mends it. An owner of a lease waits instead, with its rows."""
+        try:
+            connection = self._engine.connect()
+        except exc.DBAPIError as error:
+            code, words = sql_tables.code_of(error.orig), str(error.orig)
+            is_refused = str(code).startswith(_LOGIN_STATE) or code in _LOGIN_NUMBERS
+            if not is_refused and not _LOGIN_WORDS.search(words):
+                raise
+            raise errors.SettingsError(
+                f"{setting_of(self._place.name)}.sql: {sql_tables.shown_url(self._engine.url)}"
+                f" refuses the user or the password{self._connection_words(error)}\n"
+                "Correct them there, or in the variable or the secret that it names"
+            ) from None
+        with connection:
+            yield connection
 
     def close(self) -> None:
         """As `Output.close`."""

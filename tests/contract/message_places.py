@@ -259,6 +259,7 @@ class _FaultyPutter:
         self.putter = putter
         self.faults = []
         self.late = []
+        self.prove = putter.prove
 
     def put(self, entries):
         match self.faults.pop(0) if self.faults else None:

@@ -4,6 +4,7 @@ The contract of all outputs is in test_outputs.
 """
 
 import random
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from uuid import UUID
@@ -208,3 +209,22 @@ def test_an_item_may_have_400_kilobytes_as_dynamodb_counts_them(place):
     output.commit()
     with pytest.raises(LimitExceeded, match="an item above"):
         output.encode(near | {"more": "x" * 16_384})
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ("shard string, n decimal(5,0), more boolean", None),
+        ("shard string, more int", "the schema lacks n, which is of the key of the table"),
+        ("shard string, n string", "column n is string: the key of the table"),
+        ("shard array<string>, n long", "column shard is array<string>: the key of the table"),
+    ],
+)
+def test_a_check_refuses_a_schema_whose_rows_lack_the_key(place, schema, told):
+    output = place.open(OF, schema=schema)
+    if told is None:
+        assert output.check() == f"the table {place.name}; may write: proven"
+    else:
+        with pytest.raises(SettingsError, match=re.escape(told)):
+            output.check()
+    assert place.rows() == []

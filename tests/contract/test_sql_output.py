@@ -15,6 +15,7 @@ import threading
 import time
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from uuid import UUID
 
 import psutil
@@ -640,3 +641,36 @@ def test_a_full_disk_is_told_and_costs_no_row_and_doubles_none(tmp_path):
         connection.close()
         assert output.commit() == at(900)
     assert Database(url).numbers() == list(range(1, 901))
+
+
+@pytest.mark.parametrize(
+    ("kind", "login", "words"),
+    [
+        ("postgres", "locked:hunter2", "password authentication failed"),
+        ("postgres", "locked", "no password supplied"),
+        ("postgres", "absent", r'role "absent" does not exist'),
+        ("mariadb", "locked:hunter2", "Access denied for user"),
+    ],
+)
+def test_a_refused_login_ends_a_check_at_once_and_only_makes_an_owner_wait(
+    request, kind, login, words
+):
+    server = request.getfixturevalue(kind)
+    url = sa.make_url(server.url)
+    as_admin = Database(server.url)
+    if kind == "postgres":
+        rules = Path(url.query["host"]) / "data" / "pg_hba.conf"
+        rules.write_text(f"local all locked scram-sha-256\n{rules.read_text()}")
+        as_admin.run("DROP ROLE IF EXISTS locked", "CREATE ROLE locked LOGIN PASSWORD 'right'")
+        as_admin.run("SELECT pg_reload_conf()")
+    else:
+        as_admin.run("CREATE USER IF NOT EXISTS locked IDENTIFIED BY 'right'")
+    name, _, password = login.partition(":")
+    told = url.set(username=name, password=password or None)
+    place = place_at(told.render_as_string(hide_password=False), name="late")
+    with contextlib.closing(SqlOutput(place, rows_of())) as output:
+        with pytest.raises(SettingsError, match=f"(?s)^outputs.late.sql: .*{words}") as refused:
+            output.check()
+        assert "hunter2" not in str(refused.value)
+        with pytest.raises(SinkError):
+            output.begin(BEGIN)

@@ -68,6 +68,10 @@ class ModelStream:
         results = self._kinesis.put_many(self._stream(now), taken, now)
         return tuple(PutResult(r.sequence_number, r.shard_id, r.error_code) for r in results)
 
+    def prove(self) -> str:
+        """As `RecordPutter.prove`: the model knows no permissions."""
+        return "may write: proven"
+
     def summary(self) -> StreamSummary:
         """As `StreamAdmin.summary`. Raises: NotFound."""
         now = self._now()

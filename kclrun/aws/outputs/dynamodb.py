@@ -22,9 +22,18 @@ import msgspec
 from kclrun import errors
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.errors import ErrorReply, service_error
-from kclrun.aws.operations import DESCRIBE_TABLE, PUT_ITEM
+from kclrun.aws.operations import PUT_ITEM
+from kclrun.aws.outputs.item_tables import (
+    CONDITION_REFUSED,
+    ItemTable,
+    KeyColumn,
+    describe,
+    may_put,
+    misfit,
+)
 from kclrun.aws.wire import RefusedReply, WireClient
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.row_schema import RowSchema
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.processor import Row
 
@@ -44,7 +53,6 @@ _DIGITS_MAX: Final = 38
 _EXPONENTS: Final = range(-130, 126)
 _EXACTLY: Final = Context(prec=_DIGITS_MAX, traps=[Inexact])
 _INT_MAX: Final = 10**_DIGITS_MAX
-_REFUSED: Final = "ConditionalCheckFailedException"
 
 Key = tuple[str, ...]
 Encoded = tuple[Key, bytes, int]
@@ -75,20 +83,6 @@ class _Mark(msgspec.Struct, frozen=True):
 
     def values(self) -> _Attribute:
         return {f":{name[0]}": {"S": getattr(self, name)} for name in self.__struct_fields__}
-
-
-class _KeyColumn(msgspec.Struct, rename="pascal"):
-    attribute_name: str
-    attribute_type: str = ""
-
-
-class _Described(msgspec.Struct, rename="pascal"):
-    key_schema: list[_KeyColumn]
-    attribute_definitions: list[_KeyColumn]
-
-
-class _Reply(msgspec.Struct, rename="pascal"):
-    table: _Described
 
 
 def open_dynamodb_output(
@@ -131,13 +125,14 @@ class DynamoDbOutput:
     ) -> None:
         assert place.dynamodb is not None, "the settings name a table"
         self._table = place.dynamodb
+        self._schema = None if place.schema is None else RowSchema.parse(place.schema)
         self._client = client
         self._sleep = sleep
         self._of = f"{of.application}/{of.stream}"
         self._epoch = f"{round(of.stream_created_at * 1000):015d}-{of.generation:010d}"
         self._shard = of.shard_id
         self._is_letter = of.letter is not None
-        self._key: list[_KeyColumn] = []
+        self._key: tuple[KeyColumn, ...] = ()
         self._pending: dict[Key, Encoded] = {}
         self._unsent_bytes = 0
         self._upto: Cursor | None = None
@@ -171,7 +166,7 @@ class DynamoDbOutput:
     def begin(self, at: Cursor) -> Cursor:
         """As `Output.begin`. The items have their own marks: `at` comes back."""
         try:
-            self._key = self._described()
+            self._key = self._described().key
         except errors.ServiceError as error:
             raise errors.SinkError(str(error)) from None
         self._upto = at
@@ -198,9 +193,15 @@ class DynamoDbOutput:
         return self._upto
 
     def check(self) -> str:
-        """As `Output.check`."""
-        self._described()
-        return f"the table {self._table}"
+        """As `Output.check`, with an item whose condition can never hold."""
+        table = self._described()
+        wrong = None if self._schema is None else misfit(table, self._schema)
+        if wrong is not None:
+            raise errors.SettingsError(wrong)
+        try:
+            return f"the table {self._table}; {may_put(self._client, table)}"
+        except errors.ServiceError as error:
+            raise self._naming(error) from None
 
     def close(self) -> None:
         """As `Output.close`."""
@@ -211,26 +212,23 @@ class DynamoDbOutput:
         self._unsent_bytes = 0
         self._client.close()
 
-    def _described(self) -> list[_KeyColumn]:
+    def _described(self) -> ItemTable:
         """Raises: SettingsError without the table; another leaf of ServiceError."""
         try:
-            reply = self._client.call(DESCRIBE_TABLE, _encode({"TableName": self._table}))
-            table = msgspec.json.decode(reply.body, type=_Reply).table
+            return describe(self._client, self._table)
         except errors.NotFound:
             raise errors.SettingsError(
                 f"the table {self._table} does not exist\n"
                 "Create it with its key, or correct its name in the settings"
             ) from None
         except errors.ServiceError as error:
-            told = f"cannot use the table {self._table}: {error}"
-            raise type(error)(told, operation=error.operation, code=error.code) from None
-        except msgspec.DecodeError as error:
-            raise errors.SinkError(f"cannot use the table {self._table}: {error}") from None
-        types = {each.attribute_name: each.attribute_type for each in table.attribute_definitions}
-        names = (each.attribute_name for each in table.key_schema)
-        return [_KeyColumn(name, types[name]) for name in names]
+            raise self._naming(error) from None
 
-    def _key_part(self, at: int, column: _KeyColumn, item: _Attribute) -> str:
+    def _naming(self, error: errors.ServiceError) -> errors.ServiceError:
+        told = f"cannot use the table {self._table}: {error}"
+        return type(error)(told, operation=error.operation, code=error.code)
+
+    def _key_part(self, at: int, column: KeyColumn, item: _Attribute) -> str:
         name, kind = column.attribute_name, column.attribute_type
         given = item.get(name)
         if given is None or "NULL" in given:
@@ -312,7 +310,7 @@ class DynamoDbOutput:
             return error
         if not isinstance(reply, RefusedReply):
             return None
-        if reply.error.code == _REFUSED:
+        if reply.error.code == CONDITION_REFUSED:
             return self._mark_of(reply.error)
         failure = service_error(PUT_ITEM, reply.error, reply.status)
         if isinstance(failure, errors.Throttled | errors.Unavailable | errors.OutcomeUnknown):

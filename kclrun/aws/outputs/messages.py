@@ -17,6 +17,7 @@ import msgspec
 from kclrun.aws import operations
 from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, RenewedClient, from_botocore
 from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.outputs import write_probes
 from kclrun.errors import InvalidRequest
 from kclrun.model.output import Message, MessageLimits, OutputPlace
 from kclrun.model.wire import WireCredentials
@@ -35,6 +36,8 @@ _FIREHOSE: Final = MessageLimits(
 )
 _FIFO: Final = ".fifo"
 _SIZE: Final = "MaximumMessageSize"
+_KMS_KEY: Final = "KmsMasterKeyId"
+_ARN: Final = "QueueArn"
 
 
 def open_sender(
@@ -54,7 +57,7 @@ def open_sender(
 class _Sender:
     """The common part of the three: a client for several threads, and errors with their place."""
 
-    def __init__(self, client: RenewedClient, where: str, limits: MessageLimits) -> None:
+    def __init__(self, client: Callable[[], Client], where: str, limits: MessageLimits) -> None:
         self.where = where
         self.limits = limits
         self._renewed = client
@@ -62,7 +65,9 @@ class _Sender:
 
     def close(self) -> None:
         """As `MessageSender.close`."""
-        self._renewed.close()
+        close = getattr(self._renewed, "close", None)
+        if close is not None:
+            close()
 
     def _client(self) -> Client:
         # Making a client is for one thread at a time; a made one is for all of them.
@@ -79,18 +84,33 @@ class _Sender:
 class QueueSender(_Sender):
     """Messages of an SQS queue, given by its name or its URL."""
 
-    def __init__(self, client: RenewedClient, queue: str) -> None:
+    def __init__(self, client: Callable[[], Client], queue: str) -> None:
         limits = msgspec.structs.replace(_SQS, is_fifo=queue.endswith(_FIFO))
         super().__init__(client, f"the queue {queue}", limits)
         self._queue = queue
         self._url: str | None = None
+        self._attributes: dict[str, str] = {}
 
     def look(self) -> None:
         """As `MessageSender.look`."""
         url = self._found_url()
         with _doing(operations.GET_QUEUE_ATTRIBUTES):
-            answer = self._client().get_queue_attributes(QueueUrl=url, AttributeNames=[_SIZE])
-            self._bound(int(answer["Attributes"][_SIZE]))
+            answer = self._client().get_queue_attributes(
+                QueueUrl=url, AttributeNames=[_SIZE, _KMS_KEY, _ARN]
+            )
+            self._attributes = answer["Attributes"]
+            self._bound(int(self._attributes[_SIZE]))
+
+    def prove(self) -> str:
+        """As `MessageSender.prove`."""
+        known, operation = self._attributes, operations.SEND_MESSAGE_BATCH
+
+        def send() -> str | None:
+            with _doing(operation):
+                url = self._found_url()
+                return write_probes.probe_queue(self._client(), url, known.get(_KMS_KEY))
+
+        return write_probes.may_write(operation, known.get(_ARN, self.where), send)
 
     def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
         """As `MessageSender.send`."""
@@ -120,12 +140,24 @@ class TopicSender(_Sender):
         limits = msgspec.structs.replace(_SNS, is_fifo=topic_arn.endswith(_FIFO))
         super().__init__(client, f"the topic {topic_arn}", limits)
         self._topic_arn = topic_arn
+        self._kms_key: str | None = None
 
     def look(self) -> None:
         """As `MessageSender.look`."""
         with _doing(operations.GET_TOPIC_ATTRIBUTES):
             answer = self._client().get_topic_attributes(TopicArn=self._topic_arn)
             self._bound(int(answer["Attributes"].get(_SIZE, _SNS.message_bytes_max)))
+            self._kms_key = answer["Attributes"].get(_KMS_KEY)
+
+    def prove(self) -> str:
+        """As `MessageSender.prove`."""
+        operation = operations.PUBLISH_BATCH
+
+        def send() -> str | None:
+            with _doing(operation):
+                return write_probes.probe_topic(self._client(), self._topic_arn, self._kms_key)
+
+        return write_probes.may_write(operation, self._topic_arn, send)
 
     def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
         """As `MessageSender.send`."""
@@ -146,6 +178,7 @@ class DeliveryStreamSender(_Sender):
     def __init__(self, client: RenewedClient, name: str) -> None:
         super().__init__(client, f"the delivery stream {name}", _FIREHOSE)
         self._name = name
+        self._arn = self.where
 
     def look(self) -> None:
         """As `MessageSender.look`. A stream that is being made or changed takes records later.
@@ -154,13 +187,25 @@ class DeliveryStreamSender(_Sender):
         """
         with _doing(operations.DESCRIBE_DELIVERY_STREAM):
             answer = self._client().describe_delivery_stream(DeliveryStreamName=self._name)
-            kind = answer["DeliveryStreamDescription"]["DeliveryStreamType"]
+            described = answer["DeliveryStreamDescription"]
+            kind = described["DeliveryStreamType"]
+            self._arn = described.get("DeliveryStreamARN", self._arn)
         if kind != "DirectPut":
             raise InvalidRequest(
                 f"{self.where} is of type {kind}: only one of type DirectPut takes records",
                 operation=operations.DESCRIBE_DELIVERY_STREAM.name,
                 code=str(kind),
             )
+
+    def prove(self) -> str:
+        """As `MessageSender.prove`."""
+        operation = operations.PUT_RECORD_BATCH
+
+        def send() -> str:
+            with _doing(operation):
+                return write_probes.probe_delivery_stream(self._client(), self._name)
+
+        return write_probes.may_write(operation, self._arn, send)
 
     def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
         """As `MessageSender.send`."""

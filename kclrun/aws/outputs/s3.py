@@ -18,6 +18,7 @@ import msgspec
 from kclrun.aws import operations
 from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, RenewedClient, from_botocore
 from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.outputs.write_probes import PROBE_OBJECT, advising
 from kclrun.errors import AccessDenied, ServiceError, SettingsError, SinkError, Superseded
 from kclrun.model.output import Cursor, OutputPlace, RollRecord, RowsOf, roll_folder, roll_name
 from kclrun.model.wire import WireCredentials
@@ -71,11 +72,9 @@ class Bucket:
         """The place in words: an object of our own is created twice, and S3 has to refuse the
         second time. It stays, empty, so that no permission to delete is needed. Raises:
         SettingsError, a ServiceError leaf."""
-        url = self.url(f"{self.prefix}{_OURS}/probe")
-        key = f"{self.prefix}{_OURS}/probe"
-        for _ in range(2):
-            is_refused = not self.create(operations.PUT_OBJECT, f"create {url}", key, Body=b"")
-        if not is_refused:
+        self.probe()
+        url, key = self.url(self.prefix + PROBE_OBJECT), self.prefix + PROBE_OBJECT
+        if self.probe():
             raise SettingsError(
                 f"the service of {url} does not honour If-None-Match: two owners of a lease could"
                 " replace what the other one wrote. S3 itself does"
@@ -94,6 +93,13 @@ class Bucket:
             if error.code not in ABSENT:
                 raise
         return f"s3://{self.bucket}/{self.prefix}"
+
+    def probe(self) -> bool:
+        """Create an object of our own; False if it is there. Raises: a ServiceError leaf."""
+        key = self.prefix + PROBE_OBJECT
+        what = f"create {self.url(key)}"
+        with advising(operations.PUT_OBJECT, f"the objects of {self.url(self.prefix)}"):
+            return self.create(operations.PUT_OBJECT, what, key, Body=b"")
 
     def create(
         self, operation: operations.Operation, what: str, key: str, **arguments: Any

@@ -24,7 +24,8 @@ import msgspec
 from kclrun import errors
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.errors import service_error
-from kclrun.aws.operations import DELETE_ITEM, DESCRIBE_TABLE, GET_ITEM, PUT_ITEM, QUERY, Operation
+from kclrun.aws.operations import DELETE_ITEM, GET_ITEM, PUT_ITEM, QUERY, Operation
+from kclrun.aws.outputs.item_tables import CONDITION_REFUSED, describe
 from kclrun.aws.wire import RefusedReply, WireClient, WireReply
 from kclrun.errors import SettingsError, SinkError
 from kclrun.model.state import StatePlace
@@ -52,7 +53,6 @@ PART_BYTES: Final = 384 * 1024
 # As for rows (`dynamodb.py`): four seconds altogether, then the commit fails and is repeated.
 _TRIES: Final = 8
 _BACKOFF_S: Final = (0.05, 1.0)
-_REFUSED: Final = "ConditionalCheckFailedException"
 _NAMES: Final = {"#p": PLACE}
 _KEY_WORDS: Final = f"the key `{PLACE}` (partition) and `{VERSION}` (sort), both texts"
 
@@ -67,20 +67,6 @@ class _Got(msgspec.Struct, rename="pascal"):
 class _Page(msgspec.Struct, rename="pascal"):
     items: list[_Item]
     last_evaluated_key: _Item | None = None
-
-
-class _KeyColumn(msgspec.Struct, rename="pascal"):
-    attribute_name: str
-    attribute_type: str = ""
-
-
-class _Table(msgspec.Struct, rename="pascal"):
-    key_schema: list[_KeyColumn]
-    attribute_definitions: list[_KeyColumn]
-
-
-class _Described(msgspec.Struct, rename="pascal"):
-    table: _Table
 
 
 def open_state_items(
@@ -175,14 +161,12 @@ class StateItems:
         """As `VersionStore`: the table has the key, and an item of our own is written, read and
         removed."""
         try:
-            reply = self._client.call(DESCRIBE_TABLE, _encode({"TableName": self._table}))
+            table = describe(self._client, self._table)
         except errors.NotFound:
             raise SettingsError(
                 f"state.store: the table {self._table} does not exist; create it with {_KEY_WORDS}"
             ) from None
-        table = msgspec.json.decode(reply.body, type=_Described).table
-        types = {each.attribute_name: each.attribute_type for each in table.attribute_definitions}
-        key = [(each.attribute_name, types[each.attribute_name]) for each in table.key_schema]
+        key = [(each.attribute_name, each.attribute_type) for each in table.key]
         if key != [(PLACE, "S"), (VERSION, "S")]:
             raise SettingsError(f"state.store: the table {self._table} needs {_KEY_WORDS}")
         shard, name = "probe", f"{random.getrandbits(64):016x}"
@@ -248,7 +232,7 @@ class StateItems:
                 reply = self._client.ask(operation, body)
                 if not isinstance(reply, RefusedReply):
                     return reply
-                if reply.error.code == _REFUSED:
+                if reply.error.code == CONDITION_REFUSED:
                     return None
                 failure = service_error(operation, reply.error, reply.status)
             except (errors.Unavailable, errors.OutcomeUnknown) as error:

@@ -109,6 +109,13 @@ def test_the_region_comes_from_the_environment_or_is_asked_for(
     assert resolved(region=None).region == "eu-north-1"
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-south-1")
     assert resolved(region=None).region == "eu-south-1"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west")
+    with pytest.raises(
+        SettingsError, match=r"^eu-west is no region of AWS: .*aws\.region, in AWS_R"
+    ):
+        resolved(region=None)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://aws.eu-west.example")
+    assert resolved(region=None).region == "eu-west"
 
 
 def test_an_endpoint_on_this_host_needs_no_region(monkeypatch: pytest.MonkeyPatch) -> None:

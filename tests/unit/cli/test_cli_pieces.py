@@ -387,13 +387,13 @@ def test_the_command_for_leases_shows_no_secret() -> None:
         "application=a b",
         "table=t",
         "stream=s",
-        "aws.region=r",
+        "aws.region=eu-west-1",
         "secret.stream=x",
         "x=table=y",
     ]
     assert messages.leases_command(Path("my app.yaml"), given) == (
         "kclrun leases --config 'my app.yaml' --set 'application=a b' --set table=t"
-        " --set stream=s --set aws.region=r"
+        " --set stream=s --set aws.region=eu-west-1"
     )
 
 

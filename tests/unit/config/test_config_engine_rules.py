@@ -145,3 +145,19 @@ def test_one_file_serves_both_engines_and_what_means_nothing_is_named() -> None:
 
     assert unused_settings(settings) == ("checkpoint.every", "leases", "stall")
     assert unused_settings(loaded(SPARK)) == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("", ".then: needs the application's place: set on_error.then: dead-letter with its"),
+        (SPARK, ": is for engine: fleet"),
+    ],
+)
+def test_a_stream_keeps_letters_in_the_applications_place_and_not_on_spark(more, said):
+    own = "{name: a, on_error: {then: dead-letter}}"
+    streams = f"application: app\nprocessor: m:C\nstreams: [{own}]\n"
+    with pytest.raises(SettingsError, match=rf"streams.*on_error{said}"):
+        settings_of(streams + more, environment={}, now=NOW)
+    letters = "on_error: {then: dead-letter, dead_letter: {path: l}}"
+    settings_of(streams + letters, environment={}, now=NOW)

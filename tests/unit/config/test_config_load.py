@@ -212,7 +212,7 @@ def test_overrides_win_and_make_sections() -> None:
 
 
 def test_an_override_saves_a_variable_that_is_not_set() -> None:
-    assert settings("aws: {region: '${REGION}'}", "aws.region=x-1").aws.region == "x-1"
+    assert settings("aws: {region: '${REGION}'}", "aws.region=us-east-1").aws.region == "us-east-1"
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputPlace, ...
                 (SQL, "table: t, create: on", "output.schema: is missing: `create` needs the"),
                 ("sqs: q", "schema: a blob", "output.schema: "),
                 ("sqs: q", "key: [a]", "output.key: orders the messages of a FIFO queue (….fifo)"),
+                ("kinesis: o", "key: [b], schema: a int", "output.key: b is not a column of `sche"),
                 ("kinesis: o", "key: [a, b]", "output.key: is one column"),
                 ("kinesis: orders", "key: [a]", "output.kinesis: is read by this application"),
                 ("firehose: 'a b'", "key: [a]", "output.firehose: expected a text that is"),
@@ -97,7 +98,7 @@ def test_each_output_is_resolved_in_the_order_of_the_settings() -> None:
     text = """
 aws: {endpoint: 'http://localhost:4567', endpoints: {sns: 'http://localhost:99'}}
 outputs:
-  b: {sql: 'sqlite:///x', table: t, write: upsert, key: [id, day], create: on, schema: id long}
+  b: {sql: 'sqlite:///x', table: t, write: upsert, key: [a, d], create: on, schema: 'a int, d int'}
   a: {sns: 'arn:aws:sns:eu-west-1:123456789012:t.fifo', key: [id], buffer: 1MiB}
   c: {path: o, roll: {every: 5s}, format: parquet, schema: a int}
 output: {s3: 's3://bucket/x'}
@@ -118,8 +119,8 @@ output: {s3: 's3://bucket/x'}
             table="t",
             is_upsert=True,
             creates_table=True,
-            key=("id", "day"),
-            schema="id long",
+            key=("a", "d"),
+            schema="a int, d int",
             **common,
         ),
         OutputPlace(

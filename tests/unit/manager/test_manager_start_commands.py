@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kclrun.config.schema import (
     AwsSettings,
     CheckpointSettings,
+    DeadLetterSettings,
     FetchSettings,
     LogSettings,
     ObserveSettings,
     OnErrorSettings,
     OutputSettings,
     Settings,
+    StreamErrorSettings,
     StreamSettings,
 )
 from kclrun.config.units import ByteSize, Duration
@@ -23,6 +26,7 @@ from kclrun.leases.commands import StartProcess
 from kclrun.manager.forks import StartCommands
 from kclrun.manager.world import SourceStream, World
 from kclrun.model.lease import Lease
+from kclrun.model.letter import LetterPlace
 from kclrun.model.output import OutputPlace
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HashRange
@@ -34,12 +38,14 @@ KINESIS = WireEndpoint(url="http://127.0.0.1:1", region="x", signing_region="x")
 DYNAMODB = WireEndpoint(url="http://127.0.0.1:2", region="x", signing_region="x")
 KEYS = WireCredentials("AKIAEXAMPLEEXAMPLE", "s")
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/clicks"
+START = StartProcess("shardId-000000000001", 9, 55.0)
+LETTERS = LetterPlace(path="letters")
 CLICKS = stream_key(ARN, 1_700_000_000.0)
 
 
-def commands(rows=None, *, stream=ONLY_STREAM, arn=ARN, **settings):
+def commands(rows=None, *, stream=ONLY_STREAM, arn=ARN, errors=None, **settings):
     own = StreamSettings(name="clicks", processor="own:Class", priority=3, options={"a": 1},
-                         decode="glue")  # fmt: skip
+                         decode="glue", on_error=errors or StreamErrorSettings())  # fmt: skip
     summary = StreamSummary("clicks", arn, "ACTIVE", 24, 1, 0.0)
     source = SourceStream(None, summary, own)
     return StartCommands(
@@ -67,7 +73,9 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
             idle=Duration(2), buffer=ByteSize(4096), batch_max=50, kpl_range="drop"
         ),
         checkpoint=CheckpointSettings(every=Duration(20), uncheckpointed_max=500),
-        on_error=OnErrorSettings(retries=2, backoff=Duration(3)),
+        on_error=OnErrorSettings(
+            retries=2, backoff=Duration(3), max_age=Duration(60), then="skip", limit=7
+        ),
         output=OutputSettings(path="/out", schema="a int"),
         aws=AwsSettings(endpoints={"glue": "https://x"}),
         log=LogSettings(level="warning"),
@@ -96,7 +104,7 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
             idle_s=2.0, buffer_bytes=4096, batch_max=50, kpl_range="drop", hot_window_s=9.0
         ),
         checkpoint=ipc.CheckpointSpec(mode="auto", every_s=20.0, uncheckpointed_max=500),
-        on_error=ipc.OnErrorSpec(retries=2, backoff_s=3.0),
+        on_error=ipc.OnErrorSpec(retries=2, backoff_s=3.0, max_age_s=60.0, then="skip", limit=7),
         outputs=(place("/out", schema="a int"),),
         decode="glue",
         glue_url="https://x",
@@ -108,6 +116,31 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         log=ipc.LogSpec(level="warning", json=True),
         nice=3,
     )
+
+
+@pytest.mark.parametrize(
+    ("application", "stream", "told"),
+    [
+        ({}, {"retries": 0, "then": "halt"}, {"retries": 0, "then": "halt"}),
+        (
+            {},
+            {"backoff": Duration(9), "max_age": Duration(8)},
+            {"backoff_s": 9.0, "max_age_s": 8.0},
+        ),
+        ({}, {"limit": 3, "then": "skip"}, {"limit": 3, "then": "skip"}),
+        # As in a replay, which keeps no letters of the application.
+        ({"then": "halt"}, {"then": "dead-letter"}, {"then": "halt"}),
+    ],
+)
+def test_a_stream_may_have_an_answer_to_errors_of_its_own(application, stream, told):
+    given = {"retries": 4, "then": "dead-letter"} | application
+    make = commands(
+        on_error=OnErrorSettings(dead_letter=DeadLetterSettings(path="letters"), **given),
+        errors=StreamErrorSettings(**stream),
+    )
+
+    spec = ipc.OnErrorSpec(retries=4, backoff_s=1.0, then="dead-letter", letters=LETTERS)
+    assert make(START, 5, 12).on_error == msgspec.structs.replace(spec, **told)
 
 
 def place(path, **more):

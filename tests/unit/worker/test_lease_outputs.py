@@ -49,6 +49,8 @@ class Stage:
         self.broke = threading.Event()
         self.cuts: list[ExtendedSequenceNumber] = []
         self.waits = 0
+        self.held: list[bool] = []
+        self.holds = threading.Event()
         self.of: list[RowsOf] = []
         self.destination = Destination(stores_cursor=True)
         self.away = away
@@ -64,7 +66,7 @@ class Stage:
             checkpoint=SimpleNamespace(mode="auto"),
         )
         queue: Any = SimpleNamespace(
-            hold=lambda _: None, cut_at=self.cuts.extend, may_try_again=self._may_try_again
+            hold=self._hold, cut_at=self.cuts.extend, may_try_again=self._may_try_again
         )
         self.rows = LeaseOutputs(
             spec,
@@ -75,6 +77,10 @@ class Stage:
             credentials=lambda: None,  # type: ignore[arg-type, return-value]
             make_thread=daemon_thread,
         )
+
+    def _hold(self, held: bool) -> None:
+        self.held.append(held)
+        self.holds.set()
 
     def _post(self, event: events.Event) -> None:
         self.events.append(event)
@@ -190,6 +196,25 @@ def test_rows_go_to_the_file_and_to_the_output_that_they_name(
     stage.rows.close()
     assert stage.destination.rows == [2]
     assert (tmp_path / f"{SHARD}.jsonl").read_text() == '{"n":1}\n'
+
+
+@pytest.mark.parametrize("buffer_bytes", [1, 1_000_000])
+def test_rows_beyond_the_buffer_of_their_output_hold_the_lease_until_they_are_sent(
+    monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
+) -> None:
+    place = OutputPlace(name="late", kinesis="k", buffer_bytes=buffer_bytes)
+    stage = Stage(monkeypatch, place)
+    stage.rows.open(Lease(key=LeaseKey(SHARD), checkpoint=TRIM_HORIZON, counter=1))
+    stage.rows.begin_batch()
+    stage.rows.emit({"n": 1}, "late")
+    stage.rows.end_batch(at(1))
+    stage.rows.settle(at(1))
+    if buffer_bytes == 1:
+        assert stage.holds.wait(HUNG_S)
+    stage.rows.commit(CommitOutputs(at(1), must=True))
+    assert stage.committed.wait(HUNG_S)
+    stage.rows.close()
+    assert stage.held[:1] == ([True] if buffer_bytes == 1 else [])
 
 
 def test_an_output_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.ipc.board import CheckpointSpec, OnErrorSpec
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
@@ -61,14 +62,14 @@ def test_reading_and_repeating_follow_the_settings():
     spec = msgspec.structs.replace(
         SPEC,
         fetch=msgspec.structs.replace(SPEC.fetch, idle_s=3.0, floor_s=0.5),
-        on_error=OnErrorSpec(retries=4, backoff_s=2.5),
+        on_error=OnErrorSpec(retries=4, backoff_s=2.5, then="skip", max_age_s=60.0, limit=7),
         failover_s=7.0,
     )
     row = Lease(key="s0", checkpoint=TRIM_HORIZON, parents=("s9",), hash_range=HashRange(0, 9))
     watch = expiry_watch(spec, row)
 
     assert (pacing(spec).after_page(0, 0), pacing(spec).after_page(1, 0)) == (3.0, 0.5)
-    assert (error_policy(spec).retries, error_policy(spec).backoff_s) == (4, 2.5)
+    assert error_policy(spec) == ErrorPolicy(4, 2.5, "skip", 60.0, 7)
     assert watch.is_listing_due(100.0)
     watch.listing_failed(100.0)
     assert [watch.is_listing_due(now) for now in (106.9, 107.0)] == [False, True]
