@@ -310,7 +310,7 @@ class VersionStore(Protocol):
         ...
 
     def delete(self, shard: str, names: Sequence[str]) -> None:
-        """Remove these versions; those that are gone already are no error."""
+        """Remove these versions; one that is gone already is not an error."""
         ...
 
     def check(self) -> str:

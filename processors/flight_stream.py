@@ -48,9 +48,9 @@ def demo_records() -> Iterator[tuple[str, bytes] | timedelta]:
     """All flights by scheduled departure, for `embedded.fill.source`: the last after a pause, and
     with a heartbeat in the same record.
 
-    The file has them by month (1, 10, 11, 12, 2 …), which is no stream anyone produces. Only what
-    comes later moves a watermark, so a finished stream never closes its last windows; a producer
-    that goes on to say what time it is does.
+    The file has them by month (1, 10, 11, 12, 2 …), an order that no producer sends. Only a
+    later record moves a watermark, so a stream that has ended never closes its last windows. A
+    producer that goes on to send heartbeats closes them.
     """
     *flown, (key, last) = scheduled_flights()
     yield from flown
@@ -135,7 +135,7 @@ def _read(records: DataFrame) -> DataFrame:
 def _refusal() -> Column:
     """Fails the query where it is evaluated, which is at a record without `scheduled` only."""
     position = F.concat_ws("/", "shardId", "sequenceNumber", "subSequenceNumber")
-    message = F.concat(F.lit("record "), position, F.lit(" is no flight and no heartbeat"))
+    message = F.concat(F.lit("record "), position, F.lit(" is neither a flight nor a heartbeat"))
     return F.raise_error(message).cast("timestamp")
 
 

@@ -95,7 +95,7 @@ def late_chains(records: DataFrame, options: Mapping[str, Any]) -> DataFrame:
     timestamp (scheduled departures of its first and last flight), `delay_sum` long (minutes). The
     answer for an aircraft is its row with the most `late_flights`; each number comes once.
 
-    A cancelled flight is no departure: it neither ends a chain nor adds to it. Flights without a
+    A cancelled flight does not depart: it neither ends a chain nor adds to it. Flights without a
     tail number, in this data all cancelled, belong to no aircraft; each progress of the query
     counts them (`no_tailnum`). Raises: ValueError for options out of range.
     """

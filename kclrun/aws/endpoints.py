@@ -97,10 +97,10 @@ def resolve_endpoint(
         raise SettingsError(f"the {service} endpoint cannot be resolved: {error}") from None
     parts = urlsplit(probed["url"])
     region = probed["region"]
-    # botocore makes a host of any region, and that of none is looked up in vain.
+    # botocore makes a host name of any word. DNS does not know the name of a wrong one.
     if f".{region}.amazonaws.com" in str(parts.hostname) and not is_aws_region(region):
         raise SettingsError(
-            f"{region} is no region of AWS: expected one such as eu-west-1 in aws.region, in"
+            f"{region} is not a region of AWS: expected one such as eu-west-1 in aws.region, in"
             " AWS_REGION or in the profile"
         )
     return WireEndpoint(

@@ -454,8 +454,8 @@ def _addresses(settings: Settings) -> Iterator[Problem]:
     elif region is not None and is_aws and not is_aws_region(region):
         yield Problem(
             ("aws", "region"),
-            "is no region of AWS: expected one such as eu-west-1. A service elsewhere has its URL"
-            " in aws.endpoint",
+            "is not a region of AWS: expected one such as eu-west-1. A service elsewhere has its"
+            " URL in aws.endpoint",
         )
     if endpoint is not None and endpoint != EMBEDDED:
         wrong = why_no_endpoint(endpoint)

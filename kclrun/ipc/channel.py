@@ -34,7 +34,7 @@ def decoded(decoder: msgspec.msgpack.Decoder[Message], data: bytes, sender: str)
     # our model for bad values (UnicodeDecodeError, TypeError, OverflowError, LimitExceeded …).
     except Exception as error:  # noqa: BLE001 - see above; only the decoder runs inside
         kind = type(error).__name__
-        raise MalformedFrame(f"{len(data)} bytes of {sender} are no message ({kind})") from None
+        raise MalformedFrame(f"{len(data)} bytes of {sender} are not a message ({kind})") from None
 
 
 # A pipe of Linux holds 64 KiB: one read empties it.

@@ -169,7 +169,7 @@ def plans_of(wish: Wish, leases: Sequence[Lease], now: WallTime) -> tuple[Plan, 
 
 def shown_of(plans: Sequence[Plan]) -> Shown:
     """These plans as the page shows them."""
-    words = [each.words for each in plans[:_PLANS_SHOWN_MAX]] or ["There is no such lease."]
+    words = [each.words for each in plans[:_PLANS_SHOWN_MAX]] or ["No lease fits this request."]
     if len(plans) > _PLANS_SHOWN_MAX:
         words.append(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases.")
     is_possible = any(each.change is not None for each in plans)

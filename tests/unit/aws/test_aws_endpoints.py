@@ -111,7 +111,7 @@ def test_the_region_comes_from_the_environment_or_is_asked_for(
     assert resolved(region=None).region == "eu-south-1"
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west")
     with pytest.raises(
-        SettingsError, match=r"^eu-west is no region of AWS: .*aws\.region, in AWS_R"
+        SettingsError, match=r"^eu-west is not a region of AWS: .*aws\.region, in AWS_R"
     ):
         resolved(region=None)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://aws.eu-west.example")

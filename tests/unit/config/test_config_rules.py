@@ -21,9 +21,9 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
         ("aws: {region: EU West}", "aws.region: expected a region such as eu-west-1 (the"),
         (
             "aws: {region: eu-west}",
-            "aws.region: is no region of AWS: expected one such as eu-w",
+            "aws.region: is not a region of AWS: expected one such as eu-w",
         ),
-        ("aws: {region: us-east-1a}", "aws.region: is no region of AWS"),
+        ("aws: {region: us-east-1a}", "aws.region: is not a region of AWS"),
         ("aws: {endpoint: somewhere}", "aws.endpoint: expected embedded or a URL: this is not a"),
         ("aws: {endpoint: embeded}", "did you mean embedded?"),
         ("aws: {endpoint: '127.0.0.1:4567'}", "URL: write http://127.0.0.1:4567 (the file line"),
