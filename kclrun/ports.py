@@ -263,7 +263,7 @@ class LetterStore(Protocol):
         ...
 
     def kept(self) -> Iterator[KeptLetter]:
-        """The letters, shard by shard in the order of the records, as `told_apart` gives them.
+        """The letters, shard by shard in the order of the records, as `classified` gives them.
 
         Raises: SettingsError, naming the place, if it holds anything else, or a letter of a newer
         version; a ServiceError leaf.
@@ -448,22 +448,22 @@ class Outage:
         self._warn = warn
         self._noticed_s = noticed_s
         self._since: Instant | None = None
-        self._is_told = False
+        self._is_logged = False
 
     def note(self, message: str, asked: Instant) -> None:
         """A try that began at `asked` failed: the outage of a hanging service begins then."""
         if self._since is None:
             self._since = asked
-        if not self._is_told and self._now() - self._since >= self._noticed_s:
-            self._is_told = True
+        if not self._is_logged and self._now() - self._since >= self._noticed_s:
+            self._is_logged = True
             self._warn(f"{self._work} fails and is tried again: {message}")
 
     def end(self) -> None:
         """A try succeeded."""
-        if self._is_told and self._since is not None:
+        if self._is_logged and self._since is not None:
             self._warn(f"{self._work} works again after {self._now() - self._since:.1f} s")
         self._since = None
-        self._is_told = False
+        self._is_logged = False
 
 
 class Retry(enum.Enum):

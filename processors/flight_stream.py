@@ -118,8 +118,8 @@ def _read(records: DataFrame) -> DataFrame:
     is_flight = F.col(f"flight.{_CORRUPT}").isNull() & ~F.contains("line", F.lit("\n"))
     is_flight &= F.col("flight.origin").isNotNull()
     departs_at_s = F.unix_seconds("flight.time_hour") + 60 * F.col("flight.minute")
-    told_at = F.regexp_replace("line", f"^{_HEARTBEAT}", "")
-    beats_at = F.try_to_timestamp(told_at)
+    beat = F.regexp_replace("line", f"^{_HEARTBEAT}", "")
+    beats_at = F.try_to_timestamp(beat)
     scheduled = F.when(F.startswith("line", F.lit(_HEARTBEAT)), beats_at).when(
         is_flight, F.timestamp_seconds(departs_at_s)
     )

@@ -48,9 +48,9 @@ from kclrun.model.letter import (
     Letter,
     LetterPlace,
     Takeover,
+    classified,
     decode_letter,
     decode_takeover,
-    told_apart,
 )
 from kclrun.model.reading import PageCursor
 from kclrun.model.record import IteratorType, PutEntry, StartPoint
@@ -140,7 +140,7 @@ class LetterBucket:
                     takeovers.append(takeover)
                 else:
                     raise SettingsError(f"{url}: it is not what an owner of a lease left there")
-            yield from told_apart(letters, takeovers)
+            yield from classified(letters, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""
@@ -240,7 +240,7 @@ class LetterQueue:
                 continue
             letter = decode_letter(body, f"{self._queue}, message {message['MessageId']}")
             letters.append(_kept(letter, self._queue, self._large, handle))
-        yield from told_apart(letters, takeovers)
+        yield from classified(letters, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""
@@ -391,7 +391,7 @@ class LetterStream:
                 letters[letter.name] = letter
         left = [each for each in letters.values() if each.given_up_at > removed[each.name]]
         found = (_kept(each, self._stream, self._large, each) for each in left[:LETTERS_MAX])
-        yield from told_apart(found, takeovers)
+        yield from classified(found, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""

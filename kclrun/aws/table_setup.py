@@ -31,7 +31,7 @@ from kclrun.model.time import Instant
 INDEX_WAIT_S: Final = 2_400.0
 # The state changes slowly, and an operator reads the progress: a line a minute.
 _INDEX_POLL_S: Final = 5.0
-_TOLD_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 _ACTIVE: Final = "ACTIVE"
 
 
@@ -87,7 +87,7 @@ def add_owner_index(
     state = inspect_owner_index(reads, table)
     if state.status is None:
         state = _ask_for_it(plane.dynamodb_writes(), reads, table, state)
-    told_at = began
+    logged_at = began
     while not state.is_active:
         now = clock()
         if now - began >= timeout_s:
@@ -96,8 +96,8 @@ def add_owner_index(
                 "It goes on being built; the same command again waits for it",
                 operation=operations.UPDATE_TABLE.name,
             )
-        if now - told_at >= _TOLD_EVERY_S:
-            told_at = now
+        if now - logged_at >= _LOG_EVERY_S:
+            logged_at = now
             tell(f"{OWNER_INDEX} is {state.status} since {(now - began) / 60:.0f} min")
         wait(_INDEX_POLL_S)
         state = _looked_again(reads, table, state)

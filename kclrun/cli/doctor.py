@@ -379,7 +379,7 @@ def doctor(
     aws = fleet_aws(config, overrides)
     examined = examine(aws)
     if not yes or not to_mend(examined.findings, accepted):
-        return _told(examined, as_json=as_json)
+        return _print_examination(examined, as_json=as_json)
     return _mended(aws, examined, accepted, backup, as_json=as_json)
 
 
@@ -392,7 +392,7 @@ def _refuse_unknown(accepted: Sequence[str]) -> None:
             )
 
 
-def _told(examined: Examination, *, as_json: bool) -> int:
+def _print_examination(examined: Examination, *, as_json: bool) -> int:
     if as_json:
         print_json(examined)
     else:

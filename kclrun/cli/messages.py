@@ -153,6 +153,6 @@ def command_of(verb: str, file: Path, overrides: Sequence[str]) -> str:
     Of the overrides, only those are shown that name the table, the stream or the access to AWS,
     because others may contain a secret.
     """
-    told = [each for each in overrides if _NAMES_TABLE.match(each)]
-    options = [f"--config {shlex.quote(str(file))}", *(f"--set {shlex.quote(s)}" for s in told)]
+    kept = [each for each in overrides if _NAMES_TABLE.match(each)]
+    options = [f"--config {shlex.quote(str(file))}", *(f"--set {shlex.quote(s)}" for s in kept)]
     return harmless(f"kclrun {verb} {' '.join(options)}")

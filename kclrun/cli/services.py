@@ -98,8 +98,8 @@ def _checked(named: str, open_it: Callable[[], Checkable]) -> str:
             return opened.check()
     except errors.ConfigError as error:
         # Some name what is inside of the setting: `output.table: …`.
-        told = str(error) if str(error).startswith(f"{named}.") else f"{named}: {error}"
-        raise errors.SettingsError(told) from None
+        message = str(error) if str(error).startswith(f"{named}.") else f"{named}: {error}"
+        raise errors.SettingsError(message) from None
     except (errors.NotFound, errors.InvalidRequest) as error:
         raise errors.SettingsError(
             f"{named}: {error}\n"

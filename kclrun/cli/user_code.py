@@ -155,7 +155,7 @@ def require_user_code(configuration: Configuration) -> tuple[str, ...]:
     """
     named = dict(named_user_code(configuration))
     said: list[str] = []
-    told: list[str] = []
+    printed: list[str] = []
     if configuration.settings.engine == "fleet":
         of_leases = {
             **_processors(configuration.settings),
@@ -164,20 +164,22 @@ def require_user_code(configuration: Configuration) -> tuple[str, ...]:
         }
         processors = {setting: named.pop(setting) for setting in of_leases}
         only = configuration.settings.environment.only
-        told += _import(configuration, processors, lease_environment(os.environ, only))
+        printed += _import(configuration, processors, lease_environment(os.environ, only))
         if not _has_output(configuration.settings):
-            said = list(dict.fromkeys(_marked(told, EMITS)))
+            said = list(dict.fromkeys(_marked(printed, EMITS)))
     if named:
-        told += _import(configuration, named, os.environ)
-    _require_fit(configuration.settings, dict(each.split(" ", 1) for each in _marked(told, KIND)))
+        printed += _import(configuration, named, os.environ)
+    _require_fit(
+        configuration.settings, dict(each.split(" ", 1) for each in _marked(printed, KIND))
+    )
     return tuple(
         f"{where} calls context.emit(), and output.path is not set: such a call halts its shard"
         for where in said
     )
 
 
-def _marked(told: Sequence[str], mark: str) -> list[str]:
-    return [line.removeprefix(mark) for line in told if line.startswith(mark)]
+def _marked(printed: Sequence[str], mark: str) -> list[str]:
+    return [line.removeprefix(mark) for line in printed if line.startswith(mark)]
 
 
 def _require_fit(settings: Settings, kinds: Mapping[str, str]) -> None:

@@ -289,13 +289,13 @@ def _shown(value: Any) -> str:
 
 def summary(problems: list[Problem], lines: Mapping[Path, int], name: str) -> str:
     """The message for all problems together, each with its line if it has one."""
-    told = []
+    texts = []
     for problem in problems:
         line = lines.get(problem.path)
         where = f" ({name} line {line})" if line is not None else ""
         first, *more = problem.text.split("\n")
-        told += [f"{dotted(problem.path)}: {first}{where}", *more]
-    return "\n".join(told)
+        texts += [f"{dotted(problem.path)}: {first}{where}", *more]
+    return "\n".join(texts)
 
 
 _KINDS: Final[Mapping[Any, Mapping[str, Any]]] = {
@@ -334,10 +334,10 @@ def _struct_schema(struct: type[msgspec.Struct]) -> dict[str, Any]:
 
 def _annotated(annotation: Any) -> dict[str, Any]:
     shapes = [_shape(choice) for choice in members(annotation)]
-    told: dict[str, Any] = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
+    schema: dict[str, Any] = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
     for meta in _metas(annotation):
-        told |= _constraints(meta)
-    return told
+        schema |= _constraints(meta)
+    return schema
 
 
 def _metas(annotation: Any) -> list[msgspec.Meta]:
@@ -346,10 +346,10 @@ def _metas(annotation: Any) -> list[msgspec.Meta]:
 
 def _shape(choice: Any) -> dict[str, Any]:
     bare = plain_type(choice)
-    told = _bare(bare)
+    schema = _bare(bare)
     for meta in _metas(choice):
-        told |= _constraints(meta)
-    return told
+        schema |= _constraints(meta)
+    return schema
 
 
 def _bare(bare: Any) -> dict[str, Any]:
@@ -368,14 +368,14 @@ def _bare(bare: Any) -> dict[str, Any]:
 
 
 def _constraints(meta: msgspec.Meta) -> dict[str, Any]:
-    told = {
+    schema = {
         "description": meta.description,
         "minimum": meta.ge,
         "maximum": meta.le,
         "minLength": meta.min_length,
         "pattern": meta.pattern,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in schema.items() if value is not None}
 
 
 def _default(field: msgspec.structs.FieldInfo) -> dict[str, Any]:

@@ -90,8 +90,10 @@ def parse_start(
             return StartPosition(sentinel)
     moment = _instant(text, name, sentinels)
     if moment.timestamp() > now:
-        told = f"{name} LATEST" if name.startswith("--") else f"{name}: LATEST"
-        hint = f"\nRecords that are yet to come are read with {told}" if LATEST in sentinels else ""
+        setting = f"{name} LATEST" if name.startswith("--") else f"{name}: LATEST"
+        hint = (
+            f"\nRecords that are yet to come are read with {setting}" if LATEST in sentinels else ""
+        )
         raise SettingsError(f"{name}: {text} is in the future (it is now {_shown(now)}){hint}")
     return StartPosition(AT_TIMESTAMP, WallTime(moment.timestamp()))
 

@@ -211,27 +211,27 @@ class DeliveryPermit:
 
     def __init__(self, *, one_batch_a_checkpoint: bool) -> None:
         self._one_batch_a_checkpoint = one_batch_a_checkpoint
-        self._told: AllowDelivery | None = None
+        self._last_allowed: AllowDelivery | None = None
         self.is_stopped = True
 
     def allow(self, fence: Instant, ledger: CheckpointLedger) -> tuple[AllowDelivery, ...]:
         """Let batches start. With one batch a checkpoint, only when no record is uncheckpointed."""
         allowed = ledger.delivered_max
         start_below = ledger.checkpointed_total + 1 if self._one_batch_a_checkpoint else allowed
-        told = self._told
-        if told is not None and (fence, start_below, allowed) == (
-            told.fence,
-            told.start_below,
-            told.delivered_max,
+        last = self._last_allowed
+        if last is not None and (fence, start_below, allowed) == (
+            last.fence,
+            last.start_below,
+            last.delivered_max,
         ):
             return ()
-        self._told = AllowDelivery(fence, start_below, allowed)
+        self._last_allowed = AllowDelivery(fence, start_below, allowed)
         self.is_stopped = False
-        return (self._told,)
+        return (self._last_allowed,)
 
     def stop(self) -> tuple[StopDelivery, ...]:
         """Stop new batches. It is stopped once DeliveryStopped says that no user code runs."""
-        self._told = None
+        self._last_allowed = None
         self.is_stopped = False
         return (StopDelivery(),)
 

@@ -119,7 +119,7 @@ class RecordWindow:
         self._policy = policy
         self._breaker = breaker
         self._entries: dict[int, _Entry] = {}
-        self._base = self._told = self._next = 0
+        self._base = self._reported = self._next = 0
         self._highest = -1  # of those that started
         self._ready: list[int] = []
         # By key: the numbers that wait for the one under way; None if none does.
@@ -271,8 +271,8 @@ class RecordWindow:
                 break
             del self._entries[self._base]
             self._base += 1
-        if self._base > self._told:
-            self._told = self._base
+        if self._base > self._reported:
+            self._reported = self._base
             return Settled(self._base)
         if entry is None or self._is_halted:
             return None

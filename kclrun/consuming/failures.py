@@ -126,7 +126,7 @@ class BatchRun:
         self._calls_before = 0
         self._calls = 0
         self._has_success = False
-        self._told_settled = 0
+        self._reported_settled = 0
         # Given up, but not let go of yet: as long as no record succeeded, it may be an outage.
         self._held: list[LetGo] = []
         self._due: collections.deque[Step] = collections.deque()
@@ -156,7 +156,7 @@ class BatchRun:
     def newly_settled(self) -> int | None:
         """`settled`, if that is more than at the last call and less than all: these records count
         as processed, so that a stop during the search checkpoints them."""
-        before, self._told_settled = self._told_settled, self.settled
+        before, self._reported_settled = self._reported_settled, self.settled
         return self.settled if before < self.settled < len(self._records) else None
 
     @property

@@ -93,7 +93,7 @@ class ShardEnd:
         self._child_rows: Mapping[LeaseKey, Lease | None] | None = None
         self._waits_since: Instant | None = None
         self._has_waited = False
-        self._is_loss_told = False
+        self._is_loss_reported = False
         self.is_looking = False
 
     @classmethod
@@ -171,8 +171,8 @@ class ShardEnd:
         """Whether to report that children of this shard were trimmed like it. True once."""
         ranges = [child.hash_range for child in self.children]
         is_lost = self._is_expired and are_children_lost(own.hash_range, ranges)
-        is_news = is_lost and self._listed is not None and not self._is_loss_told
-        self._is_loss_told = self._is_loss_told or is_news
+        is_news = is_lost and self._listed is not None and not self._is_loss_reported
+        self._is_loss_reported = self._is_loss_reported or is_news
         return is_news
 
     def list(self, shards: Collection[Shard], own: Lease) -> None:

@@ -78,7 +78,7 @@ class EventRing:
         self._tail: _Mark | None = None
         self._free_until = 0
         self._skipped = 0
-        self._gap_told = 0
+        self._gap_reported = 0
         self._damaged_drains = 0
 
     @staticmethod
@@ -134,7 +134,7 @@ class EventRing:
         if head is None:
             return 0
         lost = head.dropped + self._skipped
-        new, self._gap_told = lost - self._gap_told, lost
+        new, self._gap_reported = lost - self._gap_reported, lost
         return max(0, new)
 
     def clear(self) -> None:
@@ -148,7 +148,7 @@ class EventRing:
         self._head_cell.clear()
         self._tail_cell.clear()
         self._head = self._tail = None
-        self._free_until = self._skipped = self._gap_told = self._damaged_drains = 0
+        self._free_until = self._skipped = self._gap_reported = self._damaged_drains = 0
 
     def _recovered_head(self) -> _Mark:
         """The end of the former incarnation's entries: its mark, and an entry that it may not have

@@ -251,7 +251,7 @@ class Auditor:
         self._stream = stream
         self._trims = shard_sync.TrimWatch(policy.failover_s)
         self._ends = shard_sync.EndWatch(max(policy.failover_s, policy.ended_rows_stay_s))
-        self._told_expired: set[LeaseKey] = set()
+        self._reported_expired: set[LeaseKey] = set()
         self._created_at = policy.created.get(stream)
         self.stream_watch = StreamWatch(stream, self._created_at, policy.described_instant)
         self._recent = shard_sync.RecentRows(policy.failover_s)
@@ -324,7 +324,7 @@ class Auditor:
             trimmed = self._trims.trimmed_rows(
                 view, listing, two_periods_s=2 * period_s, held=self._held
             )
-            self._told_expired.intersection_update(view.rows)
+            self._reported_expired.intersection_update(view.rows)
             for change in trimmed:
                 # Before the write: its answer may be lost, or this manager may end before it
                 # comes.
@@ -426,9 +426,9 @@ class Auditor:
     def _tell_expired(self, row: Lease) -> list[Command]:
         """Log the loss of records: the shard of an unended row is gone and the lease had no owner.
         A lease process would log the same. Logged once for each manager [P13]."""
-        if row.is_ended or row.key in self._told_expired:
+        if row.is_ended or row.key in self._reported_expired:
             return []
-        self._told_expired.add(row.key)
+        self._reported_expired.add(row.key)
         position = str(row.checkpoint)
         detail = (
             "no owner held the lease, the stream's retention passed, and Kinesis has deleted the"

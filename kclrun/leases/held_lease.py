@@ -17,7 +17,7 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases import events
 from kclrun.leases.commands import Command, Note
 from kclrun.leases.lines import pause_words
-from kclrun.leases.table_view import is_nobody
+from kclrun.leases.table_view import is_unowned
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol import reports, writes
@@ -170,7 +170,7 @@ class Step(enum.Enum):
     STARTED = "started"
     NOT_STARTED = "not started"
     CLAIMED = "claimed"
-    TOLD_TO_DRAIN = "told to drain"
+    DRAIN_SENT = "drain sent"
     REPORTED_END = "reported end"
     DIED = "died"
     GIVEN_UP = "given up"
@@ -224,13 +224,13 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
     },
     State.STARTING: {
         Step.CLAIMED: State.RUNNING,
-        Step.TOLD_TO_DRAIN: State.DRAINING,
+        Step.DRAIN_SENT: State.DRAINING,
         Step.NOT_STARTED: State.BACKING_OFF,
         Step.REPORTED_END: State.EXITING,
         Step.DIED: State.EXAMINING,
     },
     State.RUNNING: {
-        Step.TOLD_TO_DRAIN: State.DRAINING,
+        Step.DRAIN_SENT: State.DRAINING,
         Step.REPORTED_END: State.EXITING,
         Step.DIED: State.EXAMINING,
     },
@@ -469,7 +469,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
         return []
 
     def _given(self, change: writes.Release | writes.Offer, row: Lease) -> list[Command]:
-        if not is_nobody(row.owner):  # taken before the outcome arrived: its new owner logs that
+        if not is_unowned(row.owner):  # taken before the outcome arrived: its new owner logs that
             return []
         at = str(change.position)
         if isinstance(change, writes.Release):

@@ -120,7 +120,7 @@ class HeldLeases:
         commands: list[Command] = []
         for held_lease in tuple(self.held_leases.values()):
             if held_lease.state in (State.STARTING, State.RUNNING):
-                held_lease.step(Step.TOLD_TO_DRAIN)
+                held_lease.step(Step.DRAIN_SENT)
                 commands.append(DrainProcess(held_lease.key, reason))
             commands += self._settle(held_lease, now)
         return commands

@@ -35,7 +35,7 @@ from kclrun.leases.policy import (
     scan_delay_s,
 )
 from kclrun.leases.shard_sync import TableTotals
-from kclrun.leases.table_view import Observation, TableView, is_nobody
+from kclrun.leases.table_view import Observation, TableView, is_unowned
 from kclrun.model.lease import Lease, LeaseKey, OwnerId, is_native, mode_advice
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, WallTime
@@ -65,7 +65,7 @@ class ModeWatch:
         self._chance = chance
         self._in_table: str | None = None
         self._elsewhere: str | None = None
-        self._told: str | None = None
+        self._reported_mode: str | None = None
         self._reads = policy.reads_kcl3_mode
         self._is_reading = False
         self._read_instant: Instant | None = None
@@ -112,9 +112,9 @@ class ModeWatch:
         """Log once for each change. In a native mode our leases stay ours while we renew them, Java
         workers get nothing, and the next kclrun to start is refused."""
         native = self.native
-        if native == self._told:
+        if native == self._reported_mode:
             return []
-        self._told = native
+        self._reported_mode = native
         if native is None:
             return []
         fields = {"what": str([native]), "reason": mode_advice(native)}
@@ -505,7 +505,7 @@ def blockers(
         if held_lease is not None:
             if held_lease.state not in _SETTLED and not held_lease.is_over:
                 lines.append(f"{lease.key} is {held_lease.state.value}")
-        elif lease.owner == me or is_nobody(lease.owner) or lease.key in view.expired:
+        elif lease.owner == me or is_unowned(lease.owner) or lease.key in view.expired:
             lines.append(f"{lease.key} is not being read")
     for lease in view.rows.values():
         if lease.is_ended:

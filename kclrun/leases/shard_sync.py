@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.leases.table_view import TableView, covers_all_hash_keys, is_nobody, parent_keys
+from kclrun.leases.table_view import TableView, covers_all_hash_keys, is_unowned, parent_keys
 from kclrun.model.lease import (
     OWNER_PREFIX,
     Lease,
@@ -619,7 +619,7 @@ def table_totals(
         leases=len(view.rows),
         shards=_shards_to_lease(listing, view) if listing is not None else None,
         unclaimed=sum(
-            (is_nobody(lease.owner) or lease.key in view.expired) and lease.key not in held
+            (is_unowned(lease.owner) or lease.key in view.expired) and lease.key not in held
             for lease in view.work
         ),
     )

@@ -62,7 +62,7 @@ def seem_over(
     return True
 
 
-def is_nobody(owner: OwnerId | None) -> bool:
+def is_unowned(owner: OwnerId | None) -> bool:
     """Whether the row has no owner. Unowned and offered rows can be taken and count for no
     owner."""
     return owner is None or owner == OFFERED
@@ -213,16 +213,18 @@ class TableView:
                 for lease in self.unended
                 if lease.owner in others and (lease.key in lapsed or lease.owner in gone)
             )
-            heard = {lease.owner for lease in self.unended if lease.key not in expired}
-            others &= heard
+            renewed = {lease.owner for lease in self.unended if lease.key not in expired}
+            others &= renewed
         owners = {me, *others}
         with_ended = observation.owners_of_ended(self.ended, now) - gone
         self.owners_of_ended = frozenset(with_ended - owners)
         self.owners = frozenset(owners | with_ended)
         self.kclrun_owners = frozenset(o for o in self.owners if o.startswith(OWNER_PREFIX))
         self.expired = frozenset(expired)
-        unheard = (self.rows[key].owner for key in expired)
-        self.silent = frozenset(owner for owner in unheard if owner is not None) - self.owners
+        owners_expired = (self.rows[key].owner for key in expired)
+        self.silent = (
+            frozenset(owner for owner in owners_expired if owner is not None) - self.owners
+        )
 
     def _part(self, leases: Iterable[Lease]) -> None:
         """Separate ended leases from unended ones."""

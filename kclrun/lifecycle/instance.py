@@ -240,7 +240,7 @@ class InstanceLife:
         self._is_replaced = self._is_called_away = False
         self._beat_instant: Instant | None = None
         self._is_beating = False
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._launch: Completion | None = None
         self._termination: Completion | None = None
         self._handlers: Mapping[type[InstanceEvent], Callable[[Any, Instant], None]] = {
@@ -359,8 +359,8 @@ class InstanceLife:
         answer = event.answer
         if answer.outcome is LifecycleOutcome.DONE:
             self._note("lifecycle_heartbeat", hook=event.action.hook, group=event.action.group)
-        elif answer.outcome is LifecycleOutcome.REFUSED and "heartbeat" not in self._told:
-            self._told.add("heartbeat")
+        elif answer.outcome is LifecycleOutcome.REFUSED and "heartbeat" not in self._logged:
+            self._logged.add("heartbeat")
             self._note(
                 "lifecycle_not_completed",
                 hook=event.action.hook,

@@ -65,7 +65,7 @@ class InstanceWatch:
         self._is_surely_there = settings.watch is True
         self._outages = Outages(log, loop.now)
         self._ask_again_s = _ASK_AGAIN_S
-        self._told: set[type[instance.InstanceEvent]] = set()
+        self._logged: set[type[instance.InstanceEvent]] = set()
 
     def open(self) -> None:
         """Ask the metadata service for our identity, in the background, until it answers."""
@@ -136,8 +136,8 @@ class InstanceWatch:
             self._tell_once(instance.StopBegan())
 
     def _tell_once(self, event: instance.InstanceEvent) -> None:
-        if type(event) not in self._told:
-            self._told.add(type(event))
+        if type(event) not in self._logged:
+            self._logged.add(type(event))
             self._take_in(event)
 
     # Events and commands.

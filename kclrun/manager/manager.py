@@ -218,7 +218,7 @@ class Manager:
         self._at_its_end = ExitReason.DRAINED
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self._began_instant = loop.now()
-        self.stop_begins: Callable[[], None] = _nobody_is_told
+        self.stop_begins: Callable[[], None] = _ignore_stop
 
     def run(self, started_at: WallTime, introduce: Callable[[], None]) -> ExitReason:
         """Run until all leases are given away, or the stop's grace is over.
@@ -496,5 +496,5 @@ class Manager:
         return self._at_its_end
 
 
-def _nobody_is_told() -> None:
+def _ignore_stop() -> None:
     """The default of `stop_begins`: no announcer is configured."""

@@ -131,7 +131,7 @@ class Announcer:
         self._is_stopping = False
         self._status = ""
         self._is_withheld = False
-        self._is_heard = True
+        self._is_reached = True
 
     def look(self, verdict: Verdict, leases: int) -> None:
         """Send the notifications that follow from this verdict; `leases` is the number held."""
@@ -162,15 +162,15 @@ class Announcer:
         try:
             self._socket.tell(words)
         except OSError as error:
-            if self._is_heard:
+            if self._is_reached:
                 self._log.note(
                     "service_manager_unreachable",
                     endpoint=self._socket.address,
                     error=error.strerror or str(error),
                 )
-            self._is_heard = False
+            self._is_reached = False
             return False
-        self._is_heard = True
+        self._is_reached = True
         return True
 
     def _note_withheld(self, verdict: Verdict) -> None:

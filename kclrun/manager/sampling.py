@@ -492,7 +492,7 @@ class _Story:
     stall: Stall
     words: str
     noticed_instant: Instant
-    is_told: bool = False
+    is_logged: bool = False
 
 
 class Watchdog:
@@ -528,7 +528,7 @@ class Watchdog:
     def buried(self, child: Child) -> None:
         """A process has exited: log its stall, if there was one."""
         story = self._stories.pop(child.incarnation, None)
-        if story is not None and not story.is_told:
+        if story is not None and not story.is_logged:
             self._tell(child, story, exit_words(child.status, child.forced))
 
     def _judge(self, child: Child, now: Instant) -> None:
@@ -539,16 +539,16 @@ class Watchdog:
             return
         words = f"{stall.what}: {_state_of_the_silent(child)}" if stall.is_silent else stall.what
         self._stories[child.incarnation] = _Story(stall, words, now)
-        told = f"{words}, for {now - stall.since:.0f} s"
-        self._processes.end_stalled(child, told, Instant(now + STALL_PATIENCE_S))
+        stalled = f"{words}, for {now - stall.since:.0f} s"
+        self._processes.end_stalled(child, stalled, Instant(now + STALL_PATIENCE_S))
 
     def _watch_the_end(self, child: Child, now: Instant) -> None:
         story = self._stories[child.incarnation]
         if (
-            not story.is_told
+            not story.is_logged
             and now - story.noticed_instant >= STALL_PATIENCE_S + UNKILLABLE_AFTER_S
         ):
-            story.is_told = True
+            story.is_logged = True
             self._tell(child, story, "not even KILL ends it: its host has to be looked at")
 
     def _tell(self, child: Child, story: _Story, end: str) -> None:

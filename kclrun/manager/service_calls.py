@@ -147,7 +147,7 @@ class ServiceCalls(ServiceRequests):
         self._table_gone = table_gone
         self._log = log
         self.outages = Outages(log, loop.now)
-        self._is_unindexed_told = False
+        self._is_unindexed_logged = False
 
     def _send(self, request: Request, attempt: int) -> None:
         name, job = self._job(request)
@@ -229,8 +229,8 @@ class ServiceCalls(ServiceRequests):
             send()
 
     def _tell_unindexed(self, error: ServiceError) -> None:
-        if not self._is_unindexed_told:
-            self._is_unindexed_told = True
+        if not self._is_unindexed_logged:
+            self._is_unindexed_logged = True
             self._log.note("offers_unindexed", code=error.code, error=str(error))
 
 

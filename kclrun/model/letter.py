@@ -188,7 +188,7 @@ class KeptLetter(msgspec.Struct, frozen=True):
     is_uncommitted: bool = False
 
 
-def told_apart(found: Iterable[KeptLetter], takeovers: Iterable[Takeover]) -> list[KeptLetter]:
+def classified(found: Iterable[KeptLetter], takeovers: Iterable[Takeover]) -> list[KeptLetter]:
     """The letters in the order of their records: each record of a generation once, and once more
     with the letters of it that are of uncommitted work."""
     known: defaultdict[tuple[str, str], list[Takeover]] = defaultdict(list)

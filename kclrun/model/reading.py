@@ -238,7 +238,7 @@ class PageCursor:
 RETENTION_MIN_S: Final = 24 * 3600.0
 # A reader that stays at the end of the retention loses records again and again: an error an hour.
 # The retention may change meanwhile, so it is asked for as often.
-LOSS_TOLD_EVERY_S: Final = 3600.0
+LOSS_LOGGED_EVERY_S: Final = 3600.0
 # DescribeStreamSummary has 20 calls a second for the whole account: a failed one is left for later.
 RETENTION_ASKED_EVERY_S: Final = 60.0
 
@@ -263,7 +263,7 @@ class HeadWatch:
 
     __slots__ = (
         *("_anchor", "_asked_at", "_known_at", "_read_until"),
-        *("_retention_s", "_suspicion", "_told_at"),
+        *("_retention_s", "_suspicion", "_reported_at"),
     )
 
     def __init__(self, start: StartPoint) -> None:
@@ -273,7 +273,7 @@ class HeadWatch:
         # Read until when, the arrival of the oldest record left, and when the service said so.
         self._suspicion: tuple[float | None, float, float] | None = None
         self._retention_s = 0.0
-        self._asked_at = self._known_at = self._told_at = float("-inf")
+        self._asked_at = self._known_at = self._reported_at = float("-inf")
 
     def took(self, page: FetchedPage) -> bool:
         """A page came. Whether to ask for the retention now."""
@@ -311,7 +311,7 @@ class HeadWatch:
             is_lost = before < kept_from <= oldest_left
         if not is_lost:
             return None
-        self._told_at = served
+        self._reported_at = served
         place = "the record of its checkpoint" if before is None else _utc(before)
         return (
             f"records may have expired before they were read: the shard was read up to {place},"
@@ -323,11 +323,11 @@ class HeadWatch:
 
     def _is_known(self) -> bool:
         suspicion = self._suspicion
-        return suspicion is not None and suspicion[2] - self._known_at < LOSS_TOLD_EVERY_S
+        return suspicion is not None and suspicion[2] - self._known_at < LOSS_LOGGED_EVERY_S
 
     def _suspect(self, oldest_left: float, served: float, *, is_gone: bool) -> None:
         before = self._read_until
-        if self._suspicion is not None or served - self._told_at < LOSS_TOLD_EVERY_S:
+        if self._suspicion is not None or served - self._reported_at < LOSS_LOGGED_EVERY_S:
             return
         if before is None:
             is_suspicious = is_gone and served - oldest_left >= RETENTION_MIN_S / 2

@@ -175,23 +175,23 @@ def _place(index: int | None, records: Sequence[Record]) -> str:
 
 def _traceback_text(error: BaseException) -> str:
     try:
-        told = traceback.TracebackException.from_exception(error, limit=-FRAMES_MAX)
+        raised = traceback.TracebackException.from_exception(error, limit=-FRAMES_MAX)
     except Exception:  # noqa: BLE001 - an exception of user code may be anything
         return error_words(error)
-    for each in itertools.islice(_chain(told), _CHAIN_MAX):
+    for each in itertools.islice(_chain(raised), _CHAIN_MAX):
         theirs = [frame for frame in each.stack if not is_ours(frame.filename)]
         if theirs:  # else all frames are ours: keep them
             each.stack = traceback.StackSummary.from_list(theirs)
-    return "".join(told.format())
+    return "".join(raised.format())
 
 
 def _chain(
-    told: traceback.TracebackException | None,
+    raised: traceback.TracebackException | None,
 ) -> Iterator[traceback.TracebackException]:
-    if told is None:
+    if raised is None:
         return
-    yield told
-    yield from _chain(told.__cause__)
-    yield from _chain(told.__context__)
-    for each in told.exceptions or ():
+    yield raised
+    yield from _chain(raised.__cause__)
+    yield from _chain(raised.__context__)
+    for each in raised.exceptions or ():
         yield from _chain(each)

@@ -246,7 +246,7 @@ class LeaseSpans:
             collections.deque(maxlen=LINKS_MAX)
         )
         self._under_way: dict[int, Span] = {}
-        self._is_told = False
+        self._is_logged = False
 
     def meet_user_code(self, carrier: Carrier | None) -> None:
         """The processor's module is imported. `carrier` finds the trace context of a record's
@@ -257,8 +257,8 @@ class LeaseSpans:
     def failed(self, error: Exception) -> None:
         """Tell the first error of these spans. Any thread."""
         self._queue.dropped += 1
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_logged:
+            self._is_logged = True
             self._queue.warn(f"a span could not be made: {type(error).__name__}; it is dropped")
 
     @_harmless

@@ -100,7 +100,7 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Letters(Protocol):
-    """The dead letters, where looking at them changes nothing. What fails is told in words."""
+    """The dead letters, where looking at them changes nothing. What fails is done in words."""
 
     def plan(self, key: str, to: str) -> Shown:
         """The plan of a redrive of those of a lease, or of all."""
@@ -360,10 +360,10 @@ def _redrive(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
     letters = actions.letters
     if letters is None:
         return 409, plan_body(wish, Shown((_NOT_HERE,)))
-    told = letters.redrive(wish.key, wish.to, fields.get("basis", ""))
-    if told is None:
+    done = letters.redrive(wish.key, wish.to, fields.get("basis", ""))
+    if done is None:
         return 409, plan_body(wish, letters.plan(wish.key, wish.to), notice=_CHANGED)
-    lines = [element("p", each, class_="words") for each in told]
+    lines = [element("p", each, class_="words") for each in done]
     return 200, joined(element("h2", "Done"), lines, _back(wish))
 
 

@@ -34,7 +34,7 @@ _EVENTS: Final = {
 }
 
 
-class ToldStory(msgspec.Struct, frozen=True, kw_only=True):
+class StoryRead(msgspec.Struct, frozen=True, kw_only=True):
     """The story of one shard as it was read at `read_at`: its last sentences, and how many there
     are before them; `now`, what its row says. `problem` is why some of it could not be read."""
 
@@ -69,7 +69,7 @@ class LetterLine(msgspec.Struct, frozen=True, kw_only=True):
     payload: str | None = None
 
 
-class ToldLetters(msgspec.Struct, frozen=True, kw_only=True):
+class LettersRead(msgspec.Struct, frozen=True, kw_only=True):
     """The dead letters as they were read at `read_at`, and whether there are more. `is_here` is
     False where they would have to be received; `waiting` then says how many there are."""
 
@@ -85,7 +85,7 @@ class Details(Protocol):
     """Reads what only the page of one shard shows, and keeps it for a while. Called from threads of
     the server; None while it is being read."""
 
-    def story(self, lease: Lease) -> ToldStory | None:
+    def story(self, lease: Lease) -> StoryRead | None:
         """The story of a lease, of a minute ago at the most in a quiet fleet."""
         ...
 
@@ -93,7 +93,7 @@ class Details(Protocol):
         """What the owner of the lease says of it, of some seconds ago at the most."""
         ...
 
-    def letters(self) -> ToldLetters | None:
+    def letters(self) -> LettersRead | None:
         """The dead letters of the application, of some seconds ago at the most."""
         ...
 
@@ -109,7 +109,7 @@ def detail_body(about: About, details: Details, lease: Lease) -> Html:
 # The story.
 
 
-def _story(about: About, lease: Lease, story: ToldStory | None) -> Html:
+def _story(about: About, lease: Lease, story: StoryRead | None) -> Html:
     title = element("h2", "Its story", id="story")
     if story is None:
         return joined(title, element("p", "It is being read.", class_="quiet"))
@@ -262,7 +262,7 @@ def _error(error: ErrorBody) -> Html:
         element(
             "summary",
             element("span", layout.instant(error.at), class_="id"),
-            f" {_EVENTS.get(error.event, error.event)}: {layout.told(error.error)}",
+            f" {_EVENTS.get(error.event, error.event)}: {layout.one_line(error.error)}",
         ),
         element("p", ", ".join(filter(None, places)) or "no place is known"),
         element("p", error.error, class_="words"),
@@ -274,23 +274,23 @@ def _error(error: ErrorBody) -> Html:
 # Dead letters.
 
 
-def letters_body(about: About, told: ToldLetters | None) -> Html:
+def letters_body(about: About, letters: LettersRead | None) -> Html:
     """The dead letters, or where they are."""
     command = element("p", "In the terminal: ", element("code", f"{about.letters_command} list"))
     if not about.letters:
         command, listed = joined(), None
-    elif told is None:
+    elif letters is None:
         listed = element("p", "They are being read.", class_="quiet")
-    elif told.problem:
-        listed = element("p", told.problem, class_="words box warn")
-    elif not told.is_here:
+    elif letters.problem:
+        listed = element("p", letters.problem, class_="words box warn")
+    elif not letters.is_here:
         listed = element(
             "p",
-            f"{told.waiting} The page does not list them: it would have to receive them from the"
+            f"{letters.waiting} The page does not list them: it would have to receive them from the"
             " queue, and they would be hidden from others for ten minutes. A command lists them.",
         )
     else:
-        listed = _letters(about, told)
+        listed = _letters(about, letters)
     return joined(
         element("h2", "Dead letters", id="letters"),
         element("p", about.letters or "The application keeps no dead letters."),
@@ -299,15 +299,15 @@ def letters_body(about: About, told: ToldLetters | None) -> Html:
     )
 
 
-def _letters(about: About, told: ToldLetters) -> Html:
-    lines = told.lines
+def _letters(about: About, letters: LettersRead) -> Html:
+    lines = letters.lines
     if not lines:
         return element("p", "There are none.")
     is_open = any(line.payload is not None for line in lines)
     heads = ("given up", "stream", "shard", "position", "error", "calls")
-    more = " These are the first; there are more." if told.are_more else ""
-    letters = "1 dead letter" if len(lines) == 1 else f"{len(lines)} dead letters"
-    caption = f"{letters}, read at {layout.instant(told.read_at)}.{more}"
+    more = " These are the first; there are more." if letters.are_more else ""
+    count = "1 dead letter" if len(lines) == 1 else f"{len(lines)} dead letters"
+    caption = f"{count}, read at {layout.instant(letters.read_at)}.{more}"
     return joined(
         layout.table(
             caption,
@@ -327,16 +327,16 @@ def _letter(line: LetterLine) -> Html:
         element("td", short(line.stream)),
         element("td", short(line.shard_id), class_="id"),
         element("td", short(line.position), class_="id"),
-        element("td", _told(line), class_="note"),
+        element("td", _letter_error(line), class_="note"),
         element("td", line.calls, class_="n"),
         [element("td", text, class_="words") for text in data],
     )
 
 
-def _told(line: LetterLine) -> Html:
+def _letter_error(line: LetterLine) -> Html:
     return element(
         "details",
-        element("summary", layout.told(line.error)),
+        element("summary", layout.one_line(line.error)),
         element("p", f"at {line.raised_at}") if line.raised_at else None,
         element("pre", line.stack, class_="words", tabindex=0) if line.stack else None,
     )

@@ -132,7 +132,7 @@ def _findings(about: About, snapshot: Snapshot) -> Html:
                 class_="quiet",
             ),
         )
-    told_at = element(
+    looked_at = element(
         "p",
         f"By two readings up to {instant(snapshot.findings_at)}. They were read eventually"
         " consistent; before it mends anything, the command reads again: ",
@@ -141,13 +141,13 @@ def _findings(about: About, snapshot: Snapshot) -> Html:
     )
     if not snapshot.findings:
         good = element("div", element("p", "The lease table is healthy."), class_="box good")
-        return joined(title, good, told_at)
+        return joined(title, good, looked_at)
     more = len(snapshot.findings) - _FINDINGS_MAX
     return joined(
         title,
         [finding_box(about, each) for each in snapshot.findings[:_FINDINGS_MAX]],
         element("p", f"{more} more: the command tells them all.") if more > 0 else None,
-        told_at,
+        looked_at,
     )
 
 

@@ -23,7 +23,7 @@ PAGES: Final = (
     ("/settings", "Settings"),
 )
 # In a list; the page of a shard shows the rest.
-_TOLD_MAX: Final = 110
+_LINE_MAX: Final = 110
 _NAMED_MAX: Final = 4
 # Columns of numbers, which are aligned at the right.
 _NUMBERS: Final = frozenset(
@@ -156,9 +156,9 @@ def _read_at(
     switch = link(path, "go on", others)
     if is_live:
         switch = link(path, "stop", {**others, "live": "off"})
-    told = f"updates every {about.refresh_s} s" if is_live else "does not update by itself"
+    mode = f"updates every {about.refresh_s} s" if is_live else "does not update by itself"
     return element(
-        "p", f"Table: {table}. Lag: {lags}. This page {told} (", switch, ").", class_="quiet"
+        "p", f"Table: {table}. Lag: {lags}. This page {mode} (", switch, ").", class_="quiet"
     )
 
 
@@ -251,9 +251,9 @@ def _number_of(key: str) -> str:
     return str(int(number)) if number.isascii() and number.isdecimal() else short(called(key), 30)
 
 
-def told(text: str) -> str:
+def one_line(text: str) -> str:
     """A text of others in a list, on one line."""
-    return short(text, _TOLD_MAX)
+    return short(text, _LINE_MAX)
 
 
 def lag_text(row: Row) -> str:

@@ -112,7 +112,7 @@ def _line(row: Row, snapshot: Snapshot) -> Html:
         element("td", short(shortened(row.checkpoint), 40) or "-", class_="id one"),
         element("td", layout.shard_links(row.parents, in_short=True), class_="id one"),
         element("td", layout.shard_links(row.children, in_short=True), class_="id one"),
-        element("td", layout.told(row.note), class_="note"),
+        element("td", layout.one_line(row.note), class_="note"),
     )
 
 

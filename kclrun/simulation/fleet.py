@@ -182,7 +182,7 @@ class Fleet:
         try:
             self.scheduler.run_until(self.scheduler.now + duration_s)
         except (RuleBroken, InvariantViolation, AssertionError) as error:
-            raise self._told(error) from error
+            raise self._with_story(error) from error
 
     def require_all_read(self, patience_s: float) -> None:
         """L1, as `Oracles.require_all_read`; reported like every failure."""
@@ -193,7 +193,7 @@ class Fleet:
         try:
             require()
         except RuleBroken as error:
-            raise self._told(error) from error
+            raise self._with_story(error) from error
 
     # State.
 
@@ -252,7 +252,7 @@ class Fleet:
             if not log.parents:
                 self.oracles.gaps.readable(log.shard_id, self.scheduler.now)
 
-    def _told(self, error: Exception) -> InvariantViolation:
+    def _with_story(self, error: Exception) -> InvariantViolation:
         """The error with seed, time, the lease's story, and the command that replays it."""
         key = error.key if isinstance(error, RuleBroken) else ""
         of = f" by {key}" if key else ""

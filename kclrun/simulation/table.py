@@ -92,7 +92,7 @@ class RowWatcher(Protocol):
         """`before` None: the row was created; `after` None: it was deleted."""
         ...
 
-    def row_deleted_by_somebody(self, row: Lease) -> None:
+    def row_deleted_from_outside(self, row: Lease) -> None:
         """A row was deleted from outside the protocol."""
         ...
 
@@ -166,7 +166,7 @@ class SimulatedTable:
     def delete_by_hand(self, row: Lease) -> None:
         """Delete a row from outside, at once and without a condition."""
         self._rows.write(writes.DeleteTrimmed(row.key, row.owner, row.counter))
-        self._watcher.row_deleted_by_somebody(row)
+        self._watcher.row_deleted_from_outside(row)
 
     def write(
         self,

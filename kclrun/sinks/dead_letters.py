@@ -18,9 +18,9 @@ from kclrun.model.letter import (
     Letter,
     LetterPlace,
     Takeover,
+    classified,
     decode_letter,
     decode_takeover,
-    told_apart,
 )
 from kclrun.ports import LetterStore
 from kclrun.sinks.durable_files import check_folder, publish_file, sync_folder
@@ -62,7 +62,7 @@ class LetterFolder:
             files = shard.glob("[!.]*.json")
             found = [KeptLetter(_letter(path), str(path), (path,)) for path in files]
             takeovers = map(_takeover, shard.glob(f"[!.]*{TAKEN_OVER}"))
-            yield from told_apart(found, takeovers)
+            yield from classified(found, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""

@@ -316,25 +316,25 @@ class SqlOutput:
     ) -> errors.SinkError | errors.SettingsError:
         of = type(error.orig).__name__
         code = sql_tables.code_of(error.orig)
-        told = f"cannot {doing} {self._name}: {of}" + (f" ({code})" if code else "")
+        message = f"cannot {doing} {self._name}: {of}" + (f" ({code})" if code else "")
         named = self._target.named_in(error.orig) if self._target is not None else ""
         if (
             isinstance(error, exc.IntegrityError | exc.DataError)
             or code in sql_tables.REFUSED_FOR_GOOD
         ):
-            return errors.SettingsError(f"{told}{named}\nThe database refuses a row for good")
+            return errors.SettingsError(f"{message}{named}\nThe database refuses a row for good")
         if code == "SQLITE_NOTADB":
-            return errors.SettingsError(f"{told}: the file is not a database of SQLite")
+            return errors.SettingsError(f"{message}: the file is not a database of SQLite")
         if (
             isinstance(error, exc.ProgrammingError | exc.NotSupportedError)
             or code in sql_tables.CHANGED
         ):
             return errors.SettingsError(
-                f"{told}{named}\nAre table, columns and the user's permissions as they were?"
+                f"{message}{named}\nAre table, columns and the user's permissions as they were?"
             )
         words = sql_tables.meaning_of(code)
         return errors.SinkError(
-            told + (f": {words}" if words else "") + self._connection_words(error)
+            message + (f": {words}" if words else "") + self._connection_words(error)
         )
 
     def _connection_words(self, error: exc.DBAPIError) -> str:

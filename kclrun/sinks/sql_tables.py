@@ -121,15 +121,15 @@ def shown_url(url: sa.URL) -> str:
 def _patience(url: sa.URL) -> dict[str, Any]:
     """What notices a server that does not answer; the URL's own options come first."""
     wait = int(PATIENCE_S)
-    told: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if url.drivername in {"postgresql", "postgresql+psycopg", "postgresql+psycopg2"}:
-        told = {"connect_timeout": wait, "keepalives_idle": wait, "keepalives_interval": wait // 2}
-        told |= {"keepalives_count": 2, "tcp_user_timeout": 2_000 * wait}
+        options = {"connect_timeout": wait, "keepalives_idle": wait, "keepalives_count": 2}
+        options |= {"keepalives_interval": wait // 2, "tcp_user_timeout": 2_000 * wait}
     elif url.get_backend_name() == "sqlite":
-        told = {"timeout": wait}
+        options = {"timeout": wait}
     elif url.drivername in {"mysql+pymysql", "mariadb+pymysql"}:
-        told = {"connect_timeout": wait, "read_timeout": 3 * wait, "write_timeout": 3 * wait}
-    return {name: value for name, value in told.items() if name not in url.query}
+        options = {"connect_timeout": wait, "read_timeout": 3 * wait, "write_timeout": 3 * wait}
+    return {name: value for name, value in options.items() if name not in url.query}
 
 
 def patience_of(dialect: str, patience_s: float) -> Sequence[sa.Executable]:
@@ -147,9 +147,9 @@ def patience_of(dialect: str, patience_s: float) -> Sequence[sa.Executable]:
         return [sa.select(*(sa.func.set_config(each, words, True) for each in limits))]  # noqa: FBT003
     if dialect in {"mysql", "mariadb"}:
         limits = ("innodb_lock_wait_timeout", "wait_timeout")
-        told = [f"{each} = {patience_s:.0f}" for each in limits]
-        told += ["time_zone = '+00:00'", "sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"]
-        return [sa.text(f"SET SESSION {', '.join(told)}")]
+        variables = [f"{each} = {patience_s:.0f}" for each in limits]
+        variables += ["time_zone = '+00:00'", "sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"]
+        return [sa.text(f"SET SESSION {', '.join(variables)}")]
     return []
 
 
@@ -294,13 +294,13 @@ class Target:
         diag = getattr(error, "diag", None)
         constraint = constraint_of(error)
         column = getattr(diag, "column_name", None)
-        told = [f"constraint {constraint}"] if constraint else []
+        names = [f"constraint {constraint}"] if constraint else []
         if column:
-            told.append(f"column {column}")
+            names.append(f"column {column}")
         if diag is None:
             words = set(re.findall(r"\w+", str(error)))
-            told += [f"column {name}" for name in self._columns if name in words]
-        return f": {', '.join(told)}" if told else ""
+            names += [f"column {name}" for name in self._columns if name in words]
+        return f": {', '.join(names)}" if names else ""
 
     def _clause(self, columns: Sequence[_TableColumn]) -> sa.TableClause:
         *schema, name = self.name.rsplit(".", 1)
@@ -575,36 +575,36 @@ def _found(
 
 def _kind(dialect: str, kind: Any) -> dict[str, Any]:
     """How values of a column's type are checked, converted and sent."""
-    told: dict[str, Any]
+    how: dict[str, Any]
     is_postgres = dialect == "postgresql"
     match kind:
         case sa.JSON():
-            told = {"type": None, "bind": sa.Text(), "cast": kind, "convert": _as_json}
+            how = {"type": None, "bind": sa.Text(), "cast": kind, "convert": _as_json}
         case sa.Boolean():
-            told = {"type": SimpleType("boolean"), "bind": sa.Boolean()}
+            how = {"type": SimpleType("boolean"), "bind": sa.Boolean()}
         case sa.Integer():
-            told = {"type": _integer(dialect, kind), "bind": sa.BigInteger()}
+            how = {"type": _integer(dialect, kind), "bind": sa.BigInteger()}
         case sa.Float():
             is_short = is_postgres and isinstance(kind, sa.REAL)
-            told = {"type": SimpleType("float" if is_short else "double"), "bind": sa.Double()}
+            how = {"type": SimpleType("float" if is_short else "double"), "bind": sa.Double()}
         case sa.Numeric():
-            told = _numeric(dialect, kind)
+            how = _numeric(dialect, kind)
         case sa.String() if not isinstance(kind, sa.Enum):
             length = None if dialect == "sqlite" else kind.length
-            told = {"type": SimpleType("string"), "bind": sa.Text(), "length": length}
+            how = {"type": SimpleType("string"), "bind": sa.Text(), "length": length}
         case sa.DateTime():
             is_aware = is_postgres and kind.timezone
-            told = {"type": SimpleType("timestamp"), "bind": sa.DateTime(timezone=is_aware)}
-            told |= {} if is_aware else {"convert": lambda value: value.replace(tzinfo=None)}
+            how = {"type": SimpleType("timestamp"), "bind": sa.DateTime(timezone=is_aware)}
+            how |= {} if is_aware else {"convert": lambda value: value.replace(tzinfo=None)}
         case sa.Date():
-            told = {"type": SimpleType("date"), "bind": sa.Date()}
+            how = {"type": SimpleType("date"), "bind": sa.Date()}
         case sa.LargeBinary():
-            told = {"type": SimpleType("binary"), "bind": sa.LargeBinary()}
+            how = {"type": SimpleType("binary"), "bind": sa.LargeBinary()}
         case _ if is_postgres:
-            told = {"type": None, "bind": sa.Text(), "cast": kind, "convert": _as_literal}
+            how = {"type": None, "bind": sa.Text(), "cast": kind, "convert": _as_literal}
         case _:
-            told = {"type": None, "bind": kind}
-    return told
+            how = {"type": None, "bind": kind}
+    return how
 
 
 def _integer(dialect: str, kind: sa.Integer) -> SimpleType | None:
@@ -621,10 +621,10 @@ def _numeric(dialect: str, kind: sa.Numeric[Any]) -> dict[str, Any]:
     digits = kind.precision
     if dialect == "sqlite":  # the column's affinity makes a number of it again
         return {"type": None, "bind": sa.Text(), "convert": lambda value: str(_as_decimal(value))}
-    told: dict[str, Any] = {"type": None, "bind": sa.Numeric(), "convert": _as_decimal}
+    how: dict[str, Any] = {"type": None, "bind": sa.Numeric(), "convert": _as_decimal}
     if digits is not None and digits <= 38 and 0 <= (kind.scale or 0) <= digits:
-        told["type"] = DecimalType(digits, kind.scale or 0)
-    return told
+        how["type"] = DecimalType(digits, kind.scale or 0)
+    return how
 
 
 def _as_decimal(value: Any) -> Decimal:

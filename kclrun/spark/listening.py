@@ -71,8 +71,8 @@ def _lags(query: str, batch_id: int, source: Any) -> Iterator[SourceLag]:
     if report is None or "shardsTotal" not in report:
         return
     by_stream = report.get("streams") or {str(report.get("stream", "")): report}
-    for stream, told in by_stream.items():
-        yield _lag(query, batch_id, stream, told)
+    for stream, of_stream in by_stream.items():
+        yield _lag(query, batch_id, stream, of_stream)
 
 
 def _lag(query: str, batch_id: int, stream: str, report: Mapping[str, Any]) -> SourceLag:

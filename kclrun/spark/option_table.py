@@ -227,10 +227,10 @@ class OptionReader:
         try:
             return reading(given)
         except (ValueError, SettingsError) as error:
-            told = str(error)
+            message = str(error)
             text = given.text if isinstance(given, Duration) else text_of(given)
-            got = "" if "got " in told else f", got {_shown(text)}"
-            self.refuse(name, f"{told}{got}")
+            got = "" if "got " in message else f", got {_shown(text)}"
+            self.refuse(name, f"{message}{got}")
             return default
 
     def settle(self) -> None:
@@ -238,8 +238,8 @@ class OptionReader:
         if len(self._problems) == 1:
             raise SettingsError(f"{self._what} cannot be used: {self._problems[0]}")
         if self._problems:
-            told = "\n  ".join(self._problems)
-            raise SettingsError(f"{self._what} cannot be used:\n  {told}")
+            message = "\n  ".join(self._problems)
+            raise SettingsError(f"{self._what} cannot be used:\n  {message}")
 
     def _note_unknown(self, key: str, known: Sequence[str]) -> None:
         flat = key.lower().replace("_", "").replace("-", "").replace(".", "")

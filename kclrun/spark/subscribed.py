@@ -38,7 +38,7 @@ BUFFER_BYTES_TOTAL: Final = 32 * 2**20
 FULL_MAX_S: Final = 10.0
 # A subscription begins at the tip: not where the last look at it is older than the longest tick.
 _STANDS_MAX_S: Final = 30.0
-_TOLD_EVERY_S: Final = 60.0
+_LOG_EVERY_S: Final = 60.0
 _IN_USE: Final = "ResourceInUseException"
 # A time may leave out a record that is stamped early, which the iterator made at that time has: a
 # shard without a record since LATEST is polled until its first one.
@@ -395,7 +395,7 @@ class SubscribedReader:
         self._lock = threading.Lock()
         self._shards: dict[str, PushedShard] = {}
         self._news: set[str] = set()
-        self._told: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
         self.came = came
         self.subscribes = True
 
@@ -511,9 +511,11 @@ class SubscribedReader:
     def _tell_of(self, shard_id: str, text: str) -> None:
         """Log it; what many shards meet at once is one line a minute."""
         now = self._now()
-        if now - self._told.get(text, -math.inf) >= _TOLD_EVERY_S:
-            self._told = {each: at for each, at in self._told.items() if now - at < _TOLD_EVERY_S}
-            self._told[text] = now
+        if now - self._logged_at.get(text, -math.inf) >= _LOG_EVERY_S:
+            self._logged_at = {
+                each: at for each, at in self._logged_at.items() if now - at < _LOG_EVERY_S
+            }
+            self._logged_at[text] = now
             _log.warning("%s%s", f"{shard_id}: " if shard_id else "", text)
 
 

@@ -152,7 +152,7 @@ class Places(Protocol):
 
 class RecordKit(RecordHost):
     """The `RecordHost` of a test. Without a `seed` calls take their time, and one that returns
-    first is done first. `given_up` and `told` are called with a record that is given up,
+    first is done first. `given_up` and `note_error` are called with a record that is given up,
     and with the words of an error; `called` at each call, `returned` once it returned."""
 
     def __init__(
@@ -166,7 +166,7 @@ class RecordKit(RecordHost):
         decoding: Decoding | None,
         places: Places,
         given_up: Callable[[Record], None],
-        told: Callable[[str], None],
+        note_error: Callable[[str], None],
         called: Callable[[], None],
         returned: Callable[[], None],
         is_released: Callable[[], bool],
@@ -174,7 +174,7 @@ class RecordKit(RecordHost):
         self.position: ExtendedSequenceNumber | None = None
         self._places = places
         self._given_up = given_up
-        self._told = told
+        self._note_error = note_error
         self._called = called
         self._returned = returned
         self._is_released = is_released
@@ -244,7 +244,7 @@ class RecordKit(RecordHost):
         if not isinstance(error, Exception):
             raise error  # the end of the process, and what ends the test itself
         self._errors[number] = error
-        self._told(describe(error, [record]).error)
+        self._note_error(describe(error, [record]).error)
 
     def decided(self, number: int, pause_s: float | None) -> None:
         if pause_s is not None and isinstance(self._errors[number], RetryLater):

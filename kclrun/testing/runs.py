@@ -400,7 +400,7 @@ class _Life:
             decoding=self._decoding,
             places=self.ledger,
             given_up=self.run.given_up.append,
-            told=self._note_error,
+            note_error=self._note_error,
             called=self._note_call,
             returned=self._note_returned,
             is_released=lambda: self.run.released,

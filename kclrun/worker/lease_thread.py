@@ -198,7 +198,7 @@ def _or_unknown(millis_behind_latest: int | None) -> int:
 LOOK_S: Final = 1.0
 # A waiting thread wakes within milliseconds. If it is a whole second late, it reports that: another
 # thread held the GIL, or the process did not run.
-STALL_TOLD_S: Final = 1.0
+STALL_LOGGED_S: Final = 1.0
 
 Timed = commands.SendWrite | commands.SendLateCheckpoint | commands.ReadOwnRow
 Later = tuple[Instant, int, Timed]
@@ -348,9 +348,9 @@ class LeaseThread:
 
     def _tell_stall(self, stalled_s: float) -> None:
         """Report a late wake-up, or long work that is not a request to a service."""
-        if stalled_s >= STALL_TOLD_S:
+        if stalled_s >= STALL_LOGGED_S:
             # User code may have returned by now: the longest waiter does not run first.
-            in_user_code = self._user_code_s() - self._user_code_before_s >= STALL_TOLD_S
+            in_user_code = self._user_code_s() - self._user_code_before_s >= STALL_LOGGED_S
             self._pump.post(events.ThreadStalled(stalled_s, in_user_code))
         self._user_code_before_s = self._user_code_s()
 

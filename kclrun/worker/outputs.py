@@ -197,7 +197,7 @@ class Outputs:
         self._settled: ExtendedSequenceNumber | None = None
         self._handed: ExtendedSequenceNumber | None = None
         self._asked: CommitOutputs | None = None
-        self._told: ExtendedSequenceNumber | None = None
+        self._reported: ExtendedSequenceNumber | None = None
         self._held = False
         self._failed = 0
         self._waiting_since = Instant(0.0)
@@ -234,7 +234,7 @@ class Outputs:
             lane.clear = start
         if decided is not None:
             self._take_decided(decided)
-        self._settled = self._handed = self._told = self._whole = start
+        self._settled = self._handed = self._reported = self._whole = start
         if self._state is not None:
             self._version = self._state.versions.version
             self._lanes[0].is_dirty = self._state.versions.must_write
@@ -444,7 +444,7 @@ class Outputs:
             return False
         except SinkError as error:
             self._failed += 1
-            upto = self._asked.upto if self._asked is not None else self._told
+            upto = self._asked.upto if self._asked is not None else self._reported
             assert upto is not None, "rows leave after begin()"
             self._post(events.OutputsNotCommitted(upto, str(error)))
         except SettingsError as error:
@@ -507,8 +507,8 @@ class Outputs:
             if covered == limit:
                 self._waiting_since = Instant(0.0)
             self._look_at_room()
-        if is_answered or covered != self._told:
-            self._told = covered
+        if is_answered or covered != self._reported:
+            self._reported = covered
             self._post(
                 events.OutputsCommitted(
                     covered, self.cursors(), asked if is_answered else None, self._version

@@ -93,8 +93,8 @@ class Account:
 
     @staticmethod
     def summary(kinesis, name):
-        told = kinesis.describe_stream_summary(StreamName=name)
-        return told["StreamDescriptionSummary"]
+        reported = kinesis.describe_stream_summary(StreamName=name)
+        return reported["StreamDescriptionSummary"]
 
     def _streams(self):
         pages = self.client("kinesis").get_paginator("list_streams").paginate()

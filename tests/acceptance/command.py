@@ -89,8 +89,8 @@ def _show_plan(account, stages):
 
 
 def _identity(account):
-    told = account.client("sts").get_caller_identity()
-    return f"{told['Arn']} in account {told['Account']}"
+    reported = account.client("sts").get_caller_identity()
+    return f"{reported['Arn']} in account {reported['Account']}"
 
 
 def _tell_removed(found):

@@ -132,8 +132,8 @@ def put(account, numbers):
         answer = kinesis.put_records(StreamName=account.stream, Records=entries[:500])
         refused = [
             entry
-            for entry, told in zip(entries, answer["Records"], strict=False)
-            if told.get("ErrorCode")
+            for entry, reported in zip(entries, answer["Records"], strict=False)
+            if reported.get("ErrorCode")
         ]
         entries = refused + entries[500:]
         assert time.monotonic() < deadline, "records are refused again and again"

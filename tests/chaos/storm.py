@@ -106,10 +106,10 @@ class Storm:
         self._report.calm_s = time.monotonic() - began
         self._sample(world)
         for name, app in world.apps.items():
-            told = _told_of_cut_stops(app)
+            reported = _told_of_cut_stops(app)
             code = app.stop(timeout_s=HUNG_S)
-            is_told = code == exit_codes.CUT_SHORT and _told_of_cut_stops(app) > told
-            if code != 0 and not is_told:
+            is_reported = code == exit_codes.CUT_SHORT and _told_of_cut_stops(app) > reported
+            if code != 0 and not is_reported:
                 self._report.violations.append(
                     f"{name}: the manager ended with {code}, in calm. It wrote:\n"
                     f"{app.last_words_of(app.process.pid)}"

@@ -66,14 +66,14 @@ class Rig:
 
         self.app.until(are_read)
 
-    def until_told(self, event):
+    def until_reported(self, event):
         """The manager has written this event, and lives."""
 
-        def is_told():
+        def is_reported():
             assert self.app.process.poll() is None, self.app.last_words()
             return self.app.of(event)
 
-        self.app.until(is_told)
+        self.app.until(is_reported)
 
     def until_others_read(self, victim, batches=10):
         """Each of the others goes on, by so many batches."""
@@ -156,9 +156,9 @@ def test_a_manager_without_descriptors_outlives_its_launcher_and_those_that_it_i
 
     with limited(fleet.app.process.pid, resource.RLIMIT_NOFILE, NO_DESCRIPTORS):
         os.kill(launcher, signal.SIGKILL)
-        fleet.until_told("launcher_not_started")
+        fleet.until_reported("launcher_not_started")
         os.kill(victim, signal.SIGKILL)
-        fleet.until_told("start_failed")
+        fleet.until_reported("start_failed")
         fleet.until_others_read(victim, batches=20)
 
     fleet.until_all_read()

@@ -79,7 +79,7 @@ def test_a_lease_process_that_ended_by_a_bug_is_found():
     assert bugs_in(lines) == ["s: process_died: exit code 70 (bug)"]
 
 
-def test_duplicates_are_told_by_their_excuse():
+def test_duplicates_are_reported_by_their_excuse():
     assert duplicates_by_excuse({1: 5, 2: 3}, {1: {"SIGKILL", "SIGSTOP"}}) == {
         "SIGKILL and SIGSTOP": 5,
         "nothing": 3,
@@ -131,7 +131,7 @@ PUT = {"s": [("10", "k", 0), ("20", "k", 1), ("30", "k", 2)], "child": [("40", "
 
 
 @pytest.mark.parametrize(
-    ("delivered", "trimmed", "told", "excused"),
+    ("delivered", "trimmed", "reported", "excused"),
     [
         ({"10", "40"}, {"s"}, [Told("s", "10")], {"20", "30"}),
         ({"40"}, {"s"}, [Told("s", "TRIM_HORIZON")], {"10", "20", "30"}),
@@ -142,10 +142,10 @@ PUT = {"s": [("10", "k", 0), ("20", "k", 1), ("30", "k", 2)], "child": [("40", "
         ({"10", "40"}, set(), [Told("s", "10")], set()),  # nobody trimmed it
     ],
 )
-def test_what_nobody_read_of_a_trimmed_shard_is_excused_above_the_checkpoint_that_was_told(
-    delivered, trimmed, told, excused
+def test_what_nobody_read_of_a_trimmed_shard_is_excused_above_the_checkpoint_that_was_reported(
+    delivered, trimmed, reported, excused
 ):
-    assert expired_records(PUT, delivered, trimmed, told, PARENTS) == excused
+    assert expired_records(PUT, delivered, trimmed, reported, PARENTS) == excused
 
 
 def test_a_trimmed_shard_without_a_lease_is_excused_by_the_event_of_what_it_came_of():
@@ -225,7 +225,7 @@ class Machine:
         return f"a traceback of {pid}"
 
 
-def test_a_manager_that_ended_by_itself_is_told_with_its_last_words():
+def test_a_manager_that_ended_by_itself_is_reported_with_its_last_words():
     machines = {"a": Machine(70), "b": Machine(None)}
     nemesis = Nemesis(machines, 1, FAILOVER_S, trims=None)
 

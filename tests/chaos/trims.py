@@ -59,10 +59,10 @@ class Told(NamedTuple):
     children: bool = False
 
 
-def expired_records(put, delivered, trimmed, told, parents):
+def expired_records(put, delivered, trimmed, reported, parents):
     """The sequence numbers of the records that are excused."""
-    behind = dict.fromkeys(unnamed_shards(trimmed, told, parents), -1)
-    for each in told:
+    behind = dict.fromkeys(unnamed_shards(trimmed, reported, parents), -1)
+    for each in reported:
         number = -1 if each.position in _SENTINELS else int(each.position)
         behind[each.shard] = max(number, behind.get(each.shard, -1))
     return {
@@ -74,20 +74,20 @@ def expired_records(put, delivered, trimmed, told, parents):
     }
 
 
-def unnamed_shards(trimmed, told, parents):
+def unnamed_shards(trimmed, reported, parents):
     """Trimmed shards that no event names, and one tells the loss of: the children of a shard whose
     event says so, and theirs. The ids of shards grow as they are made."""
-    named = {each.shard for each in told}
-    found = {each.shard for each in told if each.children}
+    named = {each.shard for each in reported}
+    found = {each.shard for each in reported if each.children}
     for shard in sorted(set(trimmed) - named):
         if any(parent in found for parent in parents.get(shard, ())):
             found.add(shard)
     return found - named
 
 
-def untrue_expiries(trimmed, told):
+def untrue_expiries(trimmed, reported):
     """What the product says has expired, and nobody trimmed."""
     return [
         f"{shard}: records_expired, and nobody trimmed this shard [P13]"
-        for shard in sorted({each.shard for each in told} - set(trimmed))
+        for shard in sorted({each.shard for each in reported} - set(trimmed))
     ]

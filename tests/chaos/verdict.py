@@ -85,10 +85,10 @@ def judged(report, world, nemesis, sampler, failover_s, cap):
     ledger = world.ledger.read()
     lives = lives_of(ledger)
     found = excuses(lives, nemesis.signals, world.proxy.read(), failover_s)
-    told = world.look_for_expired()
+    reported = world.look_for_expired()
     report.shards_trimmed, report.records_expired = len(world.trims.shards), len(world.expired)
-    report.shards_told_expired = len({each.shard for each in told})
-    report.violations += untrue_expiries(world.trims.shards, told)
+    report.shards_told_expired = len({each.shard for each in reported})
+    report.violations += untrue_expiries(world.trims.shards, reported)
     verdict = judge(world.source.put, ledger, killed=set(found), cap=cap, expired=world.expired)
     report.records, report.deliveries = verdict.records, verdict.delivered
     report.lives, report.torn_lines = verdict.incarnations, verdict.torn
@@ -101,7 +101,7 @@ def judged(report, world, nemesis, sampler, failover_s, cap):
     report.violations += faults
     report.violations += judge_lineage(ledger, world.parents, nemesis.signals, world.trims.shards)
     history = judge_history(world.aws.notes_path, world.table, failover_s, world.trims.shards)
-    unnamed = unnamed_shards(world.trims.shards, told, world.parents)
+    unnamed = unnamed_shards(world.trims.shards, reported, world.parents)
     unnamed -= _untold(history.ended, world.apps, nemesis.signals)
     report.violations += [
         f"{shard}: it had a lease and was trimmed, and no event names its loss [P13]"

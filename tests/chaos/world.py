@@ -117,15 +117,15 @@ class World:
 
     def look_for_expired(self):
         """Take in what the product has said of expired records, and return it."""
-        told = [
+        reported = [
             Told(line["shard"], line["position"], _CHILDREN_TOO in line["detail"])
             for app in self.apps.values()
             for line in app.of("records_expired")
         ]
         self.expired = expired_records(
-            dict(self.source.put), self.ledger.delivered, self.trims.shards, told, self.parents
+            dict(self.source.put), self.ledger.delivered, self.trims.shards, reported, self.parents
         )
-        return told
+        return reported
 
     def is_all_read(self):
         """Every record was given to somebody, or has expired in a way that is excused."""

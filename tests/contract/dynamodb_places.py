@@ -42,10 +42,10 @@ class Items(Place):
         )
 
     def open(self, of, **changed):
-        told = {"dynamodb": self.name, "endpoint_url": self.aws.endpoint} | changed
+        reported = {"dynamodb": self.name, "endpoint_url": self.aws.endpoint} | changed
         kinesis = WireEndpoint(self.aws.kinesis_endpoint, "us-east-1", "us-east-1")
         output = dynamodb.open_dynamodb_output(
-            OutputPlace(name="output", **told), of, kinesis, lambda: KEYS
+            OutputPlace(name="output", **reported), of, kinesis, lambda: KEYS
         )
         self._opened.append(output)
         output._sleep = lambda _: None

@@ -176,8 +176,8 @@ class BotoSubject:
         try:
             return getattr(self._client, operation)(**arguments)
         except ClientError as error:
-            told = error.response["Error"]
-            raise ServiceError(told.get("Message", ""), code=told["Code"]) from None
+            reported = error.response["Error"]
+            raise ServiceError(reported.get("Message", ""), code=reported["Code"]) from None
 
     def now(self) -> float:
         return time.time()
@@ -278,14 +278,14 @@ class BotoSubject:
         self._settled()
 
     def summary(self) -> StreamSummary:
-        told = self._ask("describe_stream_summary", **self._where)["StreamDescriptionSummary"]
+        reported = self._ask("describe_stream_summary", **self._where)["StreamDescriptionSummary"]
         return StreamSummary(
-            name=told["StreamName"],
-            arn=told["StreamARN"],
-            status=told["StreamStatus"],
-            retention_hours=told["RetentionPeriodHours"],
-            open_shards=told["OpenShardCount"],
-            created_at=WallTime(told["StreamCreationTimestamp"].timestamp()),
+            name=reported["StreamName"],
+            arn=reported["StreamARN"],
+            status=reported["StreamStatus"],
+            retention_hours=reported["RetentionPeriodHours"],
+            open_shards=reported["OpenShardCount"],
+            created_at=WallTime(reported["StreamCreationTimestamp"].timestamp()),
         )
 
     def by_arn(self) -> BotoSubject:
@@ -312,19 +312,19 @@ class AccountSubject(BotoSubject):
         super().close()
 
 
-def _hash_range(told: dict[str, Any]) -> HashRange:
-    bounds = told["HashKeyRange"]
+def _hash_range(reported: dict[str, Any]) -> HashRange:
+    bounds = reported["HashKeyRange"]
     return HashRange(int(bounds["StartingHashKey"]), int(bounds["EndingHashKey"]))
 
 
-def _shard(told: dict[str, Any]) -> Shard:
+def _shard(reported: dict[str, Any]) -> Shard:
     return Shard(
-        shard_id=told["ShardId"],
-        hash_range=_hash_range(told),
-        starting_sequence_number=told["SequenceNumberRange"]["StartingSequenceNumber"],
-        ending_sequence_number=told["SequenceNumberRange"].get("EndingSequenceNumber"),
-        parent_shard_id=told.get("ParentShardId"),
-        adjacent_parent_shard_id=told.get("AdjacentParentShardId"),
+        shard_id=reported["ShardId"],
+        hash_range=_hash_range(reported),
+        starting_sequence_number=reported["SequenceNumberRange"]["StartingSequenceNumber"],
+        ending_sequence_number=reported["SequenceNumberRange"].get("EndingSequenceNumber"),
+        parent_shard_id=reported.get("ParentShardId"),
+        adjacent_parent_shard_id=reported.get("AdjacentParentShardId"),
     )
 
 

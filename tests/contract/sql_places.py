@@ -32,8 +32,8 @@ class Table(Place):
         return self.name
 
     def open(self, of, **changed):
-        told = {"table": self.table(), "schema": SCHEMA, "creates_table": True} | changed
-        output = SqlOutput(OutputPlace(name="output", sql=self.url(), **told), of)
+        reported = {"table": self.table(), "schema": SCHEMA, "creates_table": True} | changed
+        output = SqlOutput(OutputPlace(name="output", sql=self.url(), **reported), of)
         move = output._move
         output._move = lambda batch: self._meet(output, move, batch)
         output._engine = self._engine  # a connection for all: some tests have hundreds of owners

@@ -338,7 +338,7 @@ def test_an_iterator_lives_for_a_quarter_of_an_hour():
         changes.reader.fetch(iterator, 10)
 
 
-def test_a_position_that_was_trimmed_goes_on_at_the_oldest_record_and_the_loss_is_told():
+def test_a_position_that_was_trimmed_goes_on_at_the_oldest_record_and_the_loss_is_reported():
     changes = ModelChanges(lives_s=30 * HOUR_S)
     shard = changes.put("a", 1)
     (first,), _ = read(changes, shard)

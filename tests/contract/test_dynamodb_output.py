@@ -212,7 +212,7 @@ def test_an_item_may_have_400_kilobytes_as_dynamodb_counts_them(place):
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "reported"),
     [
         ("shard string, n decimal(5,0), more boolean", None),
         ("shard string, more int", "the schema lacks n, which is of the key of the table"),
@@ -220,11 +220,11 @@ def test_an_item_may_have_400_kilobytes_as_dynamodb_counts_them(place):
         ("shard array<string>, n long", "column shard is array<string>: the key of the table"),
     ],
 )
-def test_a_check_refuses_a_schema_whose_rows_lack_the_key(place, schema, told):
+def test_a_check_refuses_a_schema_whose_rows_lack_the_key(place, schema, reported):
     output = place.open(OF, schema=schema)
-    if told is None:
+    if reported is None:
         assert output.check() == f"the table {place.name}; may write: proven"
     else:
-        with pytest.raises(SettingsError, match=re.escape(told)):
+        with pytest.raises(SettingsError, match=re.escape(reported)):
             output.check()
     assert place.rows() == []

@@ -490,11 +490,11 @@ def test_a_time_in_the_future_is_an_invalid_argument(stream):
 
 def test_the_summary_describes_the_stream(stream):
     stream.create(2)
-    told = stream.summary()
+    reported = stream.summary()
 
-    assert (told.name, told.status, told.open_shards) == (stream.name, "ACTIVE", 2)
-    assert told.retention_hours == 24
-    assert told.arn.endswith(f":stream/{stream.name}")
+    assert (reported.name, reported.status, reported.open_shards) == (stream.name, "ACTIVE", 2)
+    assert reported.retention_hours == 24
+    assert reported.arn.endswith(f":stream/{stream.name}")
 
 
 def test_a_stream_can_be_named_by_its_arn(stream):

@@ -76,7 +76,7 @@ def give_up(owner, *numbers):
         owner.letters.keep(record, FAILURE, 3, delivered=at(numbers[-1]))
 
 
-def told(place):
+def reported(place):
     """The records of the letters that count, and of those that do not."""
     store = place.store()
     try:
@@ -99,10 +99,10 @@ def test_r12_a_letter_of_an_owner_that_was_lost_before_its_checkpoint_does_not_c
     give_up(first, 5, 7, 8)  # and the owner is lost
 
     second = shard.owner("second")
-    assert told(place) == ([3], [5, 7, 8])
+    assert reported(place) == ([3], [5, 7, 8])
     give_up(second, 7)  # 5 and 8 succeed: the processor was mended
     shard.save(second, 9)
-    assert told(place) == ([3, 7], [5, 7, 8])
+    assert reported(place) == ([3, 7], [5, 7, 8])
 
     # Its late letter changes nothing, and it gets no further one.
     store = place.store()
@@ -113,12 +113,12 @@ def test_r12_a_letter_of_an_owner_that_was_lost_before_its_checkpoint_does_not_c
         give_up(first, 9)
     # The checkpoint covers all letters of the second owner: the third one names none of them.
     give_up(shard.owner("third"), 12)
-    assert told(place) == ([3, 7, 12], [5, 7, 8])
+    assert reported(place) == ([3, 7, 12], [5, 7, 8])
 
     store = place.store()
     store.remove([each for each in store.kept() if each.is_uncommitted])
     store.close()
-    assert told(place) == ([3, 7, 12], [])
+    assert reported(place) == ([3, 7, 12], [])
 
 
 def test_a_takeover_names_no_letter_of_another_generation_or_of_a_row_made_again(place):
@@ -131,4 +131,4 @@ def test_a_takeover_names_no_letter_of_another_generation_or_of_a_row_made_again
     assert again.row.counter < shard.rows.read(SHARD).counter
     give_up(again, 7)
 
-    assert told(place) == ([6, 7], [5])
+    assert reported(place) == ([6, 7], [5])

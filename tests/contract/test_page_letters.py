@@ -54,7 +54,9 @@ def test_the_page_shows_what_it_can_see_and_takes_no_letter_from_a_reader(
         )
 
 
-def test_a_stream_of_too_many_letters_for_a_page_is_told_and_not_read(aws, tmp_path, monkeypatch):
+def test_a_stream_of_too_many_letters_for_a_page_is_reported_and_not_read(
+    aws, tmp_path, monkeypatch
+):
     place = Place("stream", aws, tmp_path)
     with closing(place.store()) as store:
         store.keep(letter(1))

@@ -532,7 +532,7 @@ def test_an_upsert_keeps_the_last_row_of_each_key_and_what_the_others_do_not_men
         output.encode({"text": "x"})
 
 
-def test_a_greater_token_is_told_with_the_table_that_has_it(database, owner):
+def test_a_greater_token_is_reported_with_the_table_that_has_it(database, owner):
     owner(9).begin(BEGIN)
     with pytest.raises(
         SettingsError, match=r"token 9, which is above ours, 8(.|\n)*kclrun_cursors"
@@ -623,7 +623,7 @@ def test_a_code_of_a_database_has_a_meaning_in_words(code, words):
     assert bool(words) == bool(meaning_of(code))
 
 
-def test_a_full_disk_is_told_and_costs_no_row_and_doubles_none(tmp_path):
+def test_a_full_disk_is_reported_and_costs_no_row_and_doubles_none(tmp_path):
     """SQLite's own limit of pages is its full disk."""
     url = f"sqlite:///{tmp_path / 'rows.db'}"
     with contextlib.closing(SqlOutput(place_at(url), rows_of())) as output:
@@ -666,8 +666,8 @@ def test_a_refused_login_ends_a_check_at_once_and_only_makes_an_owner_wait(
     else:
         as_admin.run("CREATE USER IF NOT EXISTS locked IDENTIFIED BY 'right'")
     name, _, password = login.partition(":")
-    told = url.set(username=name, password=password or None)
-    place = place_at(told.render_as_string(hide_password=False), name="late")
+    reported = url.set(username=name, password=password or None)
+    place = place_at(reported.render_as_string(hide_password=False), name="late")
     with contextlib.closing(SqlOutput(place, rows_of())) as output:
         with pytest.raises(SettingsError, match=f"(?s)^outputs.late.sql: .*{words}") as refused:
             output.check()

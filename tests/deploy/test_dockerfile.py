@@ -31,9 +31,9 @@ def test_the_command_told_pins_by_digest_a_python_that_kclrun_names():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
     for text in (TEXT, (ROOT / "docs" / "how-to" / "docker.md").read_text()):
-        told = set(re.findall(r"RepoDigests 0}}' python:(\d+\.\d+)-slim", text))
-        assert told
-        assert {f"Programming Language :: Python :: {each}" for each in told} <= set(
+        reported = set(re.findall(r"RepoDigests 0}}' python:(\d+\.\d+)-slim", text))
+        assert reported
+        assert {f"Programming Language :: Python :: {each}" for each in reported} <= set(
             project["classifiers"]
         )
 

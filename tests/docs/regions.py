@@ -50,50 +50,54 @@ def _setting_groups(schema, path):
     """(heading, rows) of one level of the schema, then those of the levels below it."""
     rows, below = [], []
     required = schema.get("required", ())
-    for name, told in schema["properties"].items():
+    for name, reported in schema["properties"].items():
         whole = f"{path}{name}"
-        inner = _inner(told)
+        inner = _inner(reported)
         if inner is not None:
-            mark = "[]" if told.get("type") == "array" else ""
+            mark = "[]" if reported.get("type") == "array" else ""
             below += _setting_groups(inner, f"{whole}{mark}.")
-        if inner is None or told.get("description"):
-            default = _default(told, is_required=name in required)
-            rows.append((f"`{whole}`", _type(told), default, escaped(told.get("description", ""))))
+        if inner is None or reported.get("description"):
+            default = _default(reported, is_required=name in required)
+            rows.append(
+                (f"`{whole}`", _type(reported), default, escaped(reported.get("description", "")))
+            )
     title = f"`{path.rstrip('.')}`" if path else "Top level"
     return [*([(title, rows)] if rows else []), *below]
 
 
-def _inner(told):
+def _inner(reported):
     """The schema of the settings inside this one, or None."""
-    shapes = [told, *told.get("anyOf", ()), told.get("items", {})]
+    shapes = [reported, *reported.get("anyOf", ()), reported.get("items", {})]
     return next((each for each in shapes if isinstance(each, dict) and "properties" in each), None)
 
 
-def _type(told):
-    if "anyOf" in told:
-        return " or ".join(dict.fromkeys(_type(each) for each in told["anyOf"]))
-    if "enum" in told or "const" in told:
-        return ", ".join(f"`{_plain(each)}`" for each in told.get("enum", [told.get("const")]))
-    if told.get("examples"):
-        return "duration" if told["examples"][0].endswith("s") else "size"
-    kind = told.get("type", "any")
+def _type(reported):
+    if "anyOf" in reported:
+        return " or ".join(dict.fromkeys(_type(each) for each in reported["anyOf"]))
+    if "enum" in reported or "const" in reported:
+        return ", ".join(
+            f"`{_plain(each)}`" for each in reported.get("enum", [reported.get("const")])
+        )
+    if reported.get("examples"):
+        return "duration" if reported["examples"][0].endswith("s") else "size"
+    kind = reported.get("type", "any")
     if kind == "array":
-        inner = "mapping" if _inner(told) else _type(told.get("items", {}))
+        inner = "mapping" if _inner(reported) else _type(reported.get("items", {}))
         return f"list of {inner}"
     words = {"object": "mapping", "string": "text", "integer": "whole number", "boolean": "on, off"}
-    limits = [f"{word} {told[key]}" for key, word in _LIMITS.items() if key in told]
+    limits = [f"{word} {reported[key]}" for key, word in _LIMITS.items() if key in reported]
     return ", ".join([words.get(kind, str(kind)), *limits])
 
 
 _LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most"}
 
 
-def _default(told, *, is_required):
+def _default(reported, *, is_required):
     if is_required:
         return "needed"
-    if told.get("default") in (None, "", [], {}):
+    if reported.get("default") in (None, "", [], {}):
         return ""
-    return f"`{_plain(told['default'])}`"
+    return f"`{_plain(reported['default'])}`"
 
 
 def _plain(value):

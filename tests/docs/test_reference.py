@@ -137,10 +137,10 @@ def option_tables():
 
 def test_every_warning_and_error_of_the_log_says_what_to_do():
     text = (pages.DOCS / "troubleshooting.md").read_text()
-    told = [row[0].strip("`") for row in rows(text.split("## By log event")[1])][1:]
+    reported = [row[0].strip("`") for row in rows(text.split("## By log event")[1])][1:]
 
     loud = [name for name, kind in events.CATALOGUE.items() if kind.level in {"warning", "error"}]
-    assert told == loud
+    assert reported == loud
 
 
 def test_every_term_of_the_glossary_stands_once():
@@ -180,9 +180,9 @@ def test_every_trace_of_a_commit_has_a_test_that_is_there():
         ids = set(re.findall(r"\b[VR]\d+\b", traces))
         if not ids:
             continue
-        told = re.findall(r"`(test_\w+(?:\.py|…)?)`", named)
-        assert told, f"{traces} names no test"
-        for each in told:
+        reported = re.findall(r"`(test_\w+(?:\.py|…)?)`", named)
+        assert reported, f"{traces} names no test"
+        for each in reported:
             begun = each.removesuffix("…") if each.endswith("…") else None
             is_there = (
                 any(name.startswith(begun) for name in functions)

@@ -31,10 +31,10 @@ def run(names, seconds, seed):
             keep(broken, seed)
         if search is not None:
             took = time.monotonic() - began
-            told = (
+            reported = (
                 f"{search.inputs} inputs, {search.inputs / took:.0f}/s, {len(search.corpus)} kept"
             )
-            print(f"{name:<16} {told}, {len(search.reached)} steps reached", flush=True)
+            print(f"{name:<16} {reported}, {len(search.reached)} steps reached", flush=True)
     return broke
 
 

@@ -75,7 +75,7 @@ def doubling(folder, version):
         rig.until_all_given()
         return [
             f"two each after {even_s:.0f} s",
-            f"children owned after {owned_s:.0f} s: {_told(at_first)}",
+            f"children owned after {owned_s:.0f} s: {_reported(at_first)}",
             f"four each {evened_s:.0f} s later",
             str(rig.verdict()),
         ]
@@ -365,7 +365,7 @@ def _is_even(rig, workers):
     )
 
 
-def _told(shares):
+def _reported(shares):
     return ", ".join(f"{who} {count}" for who, count in sorted(shares.items()))
 
 

@@ -52,11 +52,11 @@ def test_all_in_order_is_faultless_and_repetitions_are_counted_by_pair(tmp_path)
     ],
     ids=["lost", "invented", "out-of-order", "child-first"],
 )
-def test_each_fault_is_told(tmp_path, records, fault):
+def test_each_fault_is_reported(tmp_path, records, fault):
     assert any(fault in each for each in judged(tmp_path, by_java(records)).faults)
 
 
-def test_a_record_at_another_place_than_it_was_put_to_is_told(tmp_path):
+def test_a_record_at_another_place_than_it_was_put_to_is_reported(tmp_path):
     moved = {**PUT, "i:2": ("parent", (1, 2))}
 
     assert any("put elsewhere" in each for each in judged(tmp_path, by_java(ALL), moved).faults)

@@ -94,7 +94,7 @@ class Checkout:
         calls = self.folder / "calls"
         return calls.read_text().splitlines() if calls.exists() else []
 
-    def told(self, name):
+    def reported(self, name):
         return (self.folder / name).read_text().strip()
 
     @staticmethod
@@ -209,15 +209,15 @@ def test_nothing_is_left_of_the_notes_about_failures(checkout):
 
     checkout.run()
 
-    assert checkout.told("notes")
-    assert not Path(checkout.told("notes")).exists()
+    assert checkout.reported("notes")
+    assert not Path(checkout.reported("notes")).exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["--quick"], ["tests/unit"]])
 def test_what_is_compiled_once_is_kept_for_all_interpreters_of_the_run(checkout, arguments):
     checkout.run(*arguments, PYTHONDONTWRITEBYTECODE="1")
 
-    assert checkout.told("bytecode") == "unset"
+    assert checkout.reported("bytecode") == "unset"
 
 
 HANGS = """
@@ -361,7 +361,7 @@ def test_what_fails_is_given_one_second_try_and_more_than_three_are_not_chance(
     failed = many + (not passes)
     assert (f"{failed} given a second try" in ran.stdout) == (failed <= 3)
     assert ran.stdout.count("FAILED tests/test_small.py::test_always") == (not passes) * 4
-    assert checkout.told("failures-noted").count("test_always") == (not passes)
+    assert checkout.reported("failures-noted").count("test_always") == (not passes)
     assert "test_an_interrupt_arrives" not in ran.stdout
 
 
@@ -374,4 +374,4 @@ def test_a_test_that_hung_is_not_tried_again(checkout):
 
     assert ran.returncode == 1
     assert "second try" not in ran.stdout
-    assert "time limit: " in checkout.told("failures-noted")
+    assert "time limit: " in checkout.reported("failures-noted")

@@ -151,7 +151,7 @@ def test_an_audit_without_a_known_vulnerability_says_how_many_were_asked_for(aud
     )
 
 
-def test_each_known_vulnerability_is_told_with_the_version_that_mends_it(audit):
+def test_each_known_vulnerability_is_reported_with_the_version_that_mends_it(audit):
     assert audit(package("a", MENDED, OPEN), package("b")) == (
         1,
         [
@@ -164,7 +164,7 @@ def test_each_known_vulnerability_is_told_with_the_version_that_mends_it(audit):
 
 @pytest.mark.parametrize("answers", [True, False], ids=["every package skipped", "no answer"])
 def test_where_the_index_answers_for_nothing_nothing_was_audited(audit, answers):
-    status, told = audit({"name": "a", "skip_reason": "no such question"}, answers=answers)
+    status, reported = audit({"name": "a", "skip_reason": "no such question"}, answers=answers)
 
-    assert (status, len(told)) == (69, 1)
-    assert told[0].startswith("NOT AUDITED")
+    assert (status, len(reported)) == (69, 1)
+    assert reported[0].startswith("NOT AUDITED")

@@ -141,11 +141,11 @@ def test_a_second_program_says_that_it_waits_for_the_environment(bare_machine, t
             stderr=subprocess.PIPE,
             text=True,
         )
-        told = process.stderr.readline()
+        reported = process.stderr.readline()
     rest = process.communicate(timeout=HUNG_S)[1]
 
-    assert "another program prepares" in told
-    assert "waiting for it" in told
+    assert "another program prepares" in reported
+    assert "waiting for it" in reported
     # It went on once the lock was free, as far as this machine lets it.
     assert "no python3 at all" in rest
 

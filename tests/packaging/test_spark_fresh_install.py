@@ -86,9 +86,9 @@ def assert_the_demo_said_what_the_csv_says(said, report):
     rows = said.partition("--\n")[2].splitlines()
     printed = [[row.split()[0], *row.split()[-3:]] for row in rows]
     assert printed == table_from_the_csv()
-    told = json.loads(report.read_text())
-    assert told["totals"]["records"] == FLIGHTS, "each exactly once"
-    assert told["exit_reason"] == "caught up"
+    reported = json.loads(report.read_text())
+    assert reported["totals"]["records"] == FLIGHTS, "each exactly once"
+    assert reported["exit_reason"] == "caught up"
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +115,11 @@ def hours_in(output):
 def assert_the_demo_wrote_what_the_csv_says(said, report, folder, hourly):
     assert hours_in(folder) == hourly
     assert f"Departure delays by airport and hour; {FLIGHTS:,} flights" in said
-    told = json.loads(report.read_text())
-    assert told["exit_reason"] == "caught up"
+    reported = json.loads(report.read_text())
+    assert reported["exit_reason"] == "caught up"
     # Every flight and nothing else: the heartbeat that closes the last hours rides in one of them.
-    assert told["totals"]["records"] == FLIGHTS
-    assert told["totals"]["ended"] == 3, "one shard was split, and two were merged"
+    assert reported["totals"]["records"] == FLIGHTS
+    assert reported["totals"]["ended"] == 3, "one shard was split, and two were merged"
 
 
 def test_a_fresh_clone_in_a_path_with_spaces_runs_the_demo_from_any_folder(tmp_path):

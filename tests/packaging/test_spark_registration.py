@@ -90,7 +90,7 @@ def test_a_plain_session_knows_the_format_from_the_environment_of_this_checkout(
 
 @pytest.mark.slow
 def test_a_plain_session_knows_the_format_from_the_wheel(installed, tmp_path):
-    told = run(LOAD, tmp_path, installed.python)
+    reported = run(LOAD, tmp_path, installed.python)
 
-    assert "the kclrun source cannot be used: streamName: is needed" in told
-    assert str(installed.packages / "kclrun") in told, "the wheel's, by the traceback"
+    assert "the kclrun source cannot be used: streamName: is needed" in reported
+    assert str(installed.packages / "kclrun") in reported, "the wheel's, by the traceback"

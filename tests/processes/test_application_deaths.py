@@ -16,7 +16,7 @@ import pytest
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import wait_for_ends
 from tests.processes.ledger_rig.deliveries import judge
-from tests.processes.ledger_rig.rounds import lease_kill_rounds, manager_kill_rounds, told
+from tests.processes.ledger_rig.rounds import lease_kill_rounds, manager_kill_rounds, reported
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -35,8 +35,8 @@ def test_a_killed_manager_takes_its_processes_along_and_is_back_at_once(
 
     # They see the end of their channel, drain and go: nobody is cut off, so nothing comes twice.
     app.finish(source)
-    print(told("manager killed: the others end", ends_s))
-    print(told("manager killed: exec to new batch", back_s))
+    print(reported("manager killed: the others end", ends_s))
+    print(reported("manager killed: exec to new batch", back_s))
     # How soon: `bin/bench crash`. Here: by the lock files of those gone, not by expiry.
     assert None not in ends_s
     assert len(app.of("former_owners_gone")) == 2
@@ -50,7 +50,7 @@ def test_a_killed_lease_process_is_back_at_once(embedded_aws, application, produ
     killed, back_s = lease_kill_rounds(app, 3, random.Random(7))
 
     app.finish(source, killed=killed, cap=CAP)
-    print(told("lease process killed: kill to new batch", back_s))
+    print(reported("lease process killed: kill to new batch", back_s))
 
 
 @pytest.mark.slow

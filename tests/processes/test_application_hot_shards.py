@@ -111,7 +111,9 @@ def test_a_shard_that_one_key_carries_is_named_and_its_key_only_where_it_is_aske
         (line,) = until(lambda: app.of("shard_hot"), 60.0, why=app.last_words)
         # The next sample shows it, too.
         until(lambda: "splitting cannot help" in got(app, "/health"), why=app.last_words)
-        told = app.cli("leases", "--config", app.config, "--hot", "--endpoint", endpoint_of(app))
+        reported = app.cli(
+            "leases", "--config", app.config, "--hot", "--endpoint", endpoint_of(app)
+        )
         named = app.cli(
             *("leases", "--config", app.config, "--hot", "--endpoint", endpoint_of(app)),
             *("--show-keys", "--json"),
@@ -126,16 +128,16 @@ def test_a_shard_that_one_key_carries_is_named_and_its_key_only_where_it_is_aske
     assert "splitting cannot help" in line["advice"]
     share = int(re.search(r"carries (\d+)%", line["advice"])[1])
     assert 68 <= share <= 92
-    assert told.returncode == 0, told.stderr
-    assert "HOT" in told.stdout
-    assert line["advice"].split(":")[1].strip() in told.stdout
+    assert reported.returncode == 0, reported.stderr
+    assert "HOT" in reported.stdout
+    assert line["advice"].split(":")[1].strip() in reported.stdout
     assert f'kclrun_hot{{application="{app.table}",shard="{line["shard"]}"}} 1.0' in metrics
     assert str(md5(hot)) in health
     (lease,) = json.loads(named.stdout)
     assert lease["traffic"]["keys"][0]["partition_key"] == hot
     assert lease["traffic"]["load"] > 0.6
     # No key in any place that was not asked for it.
-    everything = [app.log_path.read_text(), told.stdout, metrics, health]
+    everything = [app.log_path.read_text(), reported.stdout, metrics, health]
     everything.append(json.dumps(embedded_aws.rows(app.table)))
     assert not [text for text in everything if "customer" in text]
     assert len(app.of("shard_hot")) == 1, "the beginning is said once"

@@ -232,7 +232,7 @@ def test_the_sample_consumer_goes_on_with_the_flights_and_counts_each_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "arguments", "told"),
+    ("script", "arguments", "reported"),
     [
         ("consumer_v3.py", ("0",), ("shard_ended", None)),
         ("consumer_v2.py", (), ("shutdown", "TERMINATE")),
@@ -240,7 +240,7 @@ def test_the_sample_consumer_goes_on_with_the_flights_and_counts_each_once(
     ],
 )
 def test_a_shard_ends_with_the_processors_own_checkpoint_and_its_children_begin(
-    stream, table, consumer, notes, script, arguments, told
+    stream, table, consumer, notes, script, arguments, reported
 ):
     table.put(FIRST, "TRIM_HORIZON", owner=None)
     table.put(SECOND, "TRIM_HORIZON", owner=None)
@@ -256,7 +256,9 @@ def test_a_shard_ends_with_the_processors_own_checkpoint_and_its_children_begin(
         lambda seen: seen.delivered(LEFT) == ["left"] and seen.delivered(RIGHT) == ["right"],
         app.last_words,
     )
-    assert [(each["shard"], each.get("reason")) for each in notes.of(told[0])] == [(FIRST, told[1])]
+    assert [(each["shard"], each.get("reason")) for each in notes.of(reported[0])] == [
+        (FIRST, reported[1])
+    ]
     assert app.stop() == 0
     assert position(table, FIRST) == ("SHARD_END", 0)
     assert set(table.item(FIRST)["childShardIds"]["SS"]) == {LEFT, RIGHT}
@@ -264,14 +266,14 @@ def test_a_shard_ends_with_the_processors_own_checkpoint_and_its_children_begin(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "arguments", "told"),
+    ("script", "arguments", "reported"),
     [
         ("consumer_v3.py", ("0",), {"call": "lease_lost"}),
         ("consumer_v2.py", (), {"call": "shutdown", "reason": "ZOMBIE"}),
     ],
 )
-def test_a_lease_that_a_java_worker_steals_is_told_as_lost(
-    stream, table, consumer, notes, script, arguments, told
+def test_a_lease_that_a_java_worker_steals_is_reported_as_lost(
+    stream, table, consumer, notes, script, arguments, reported
 ):
     table.put(FIRST, "TRIM_HORIZON", owner=None)
     table.put(SECOND, "TRIM_HORIZON", owner=None)
@@ -282,9 +284,9 @@ def test_a_lease_that_a_java_worker_steals_is_told_as_lost(
     table.steal(FIRST)
 
     notes.until(
-        lambda seen: any(told.items() <= each.items() for each in seen.calls), app.last_words
+        lambda seen: any(reported.items() <= each.items() for each in seen.calls), app.last_words
     )
-    assert [each["shard"] for each in notes.of(told["call"])] == [FIRST]
+    assert [each["shard"] for each in notes.of(reported["call"])] == [FIRST]
 
 
 @pytest.mark.slow

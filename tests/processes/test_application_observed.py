@@ -107,7 +107,7 @@ def published(aws, namespace, name, application):
     }
 
 
-def test_what_was_processed_is_what_prometheus_and_cloudwatch_are_told(
+def test_what_was_processed_is_what_prometheus_and_cloudwatch_are_reported(
     embedded_aws, application, producer
 ):
     stream = embedded_aws.stream(shards=3)

@@ -48,7 +48,7 @@ def last_for(seconds, app):
     app.until(lambda: time.monotonic() >= ends, seconds + 5.0)
 
 
-def told_lengths(app):
+def reported_lengths(app):
     return [line["outage_s"] for line in app.of("service_back")]
 
 
@@ -95,11 +95,11 @@ def test_a_lease_table_away_for_longer_than_failover_is_waited_for(
 
     app.until_delivered(len(app.ledger.delivered) + MORE, 60.0)
     app.finish(source, killed=before, cap=CAP)
-    print(told_lengths(app))
+    print(reported_lengths(app))
     warnings = app.of("service_unreachable")
     assert len(warnings) == len(app.of("service_back")) <= 3, warnings
     # It hung from the start: the next scan after that is half a failover later.
-    assert max(told_lengths(app)) >= 2 * FAILOVER_S
+    assert max(reported_lengths(app)) >= 2 * FAILOVER_S
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_a_stream_that_answers_nobody_costs_no_lease(embedded_aws, application, 
 
 
 @pytest.mark.slow
-def test_a_stream_that_refuses_connections_is_told_once_a_shard_with_its_length(
+def test_a_stream_that_refuses_connections_is_reported_once_a_shard_with_its_length(
     embedded_aws, application, producer, gate
 ):
     stream = embedded_aws.stream(shards=2)
@@ -140,7 +140,7 @@ def test_a_stream_that_refuses_connections_is_told_once_a_shard_with_its_length(
         assert float(length[1]) >= FAILOVER_S / 2, ended
 
 
-def test_a_lease_table_that_refuses_connections_is_told_with_its_length(
+def test_a_lease_table_that_refuses_connections_is_reported_with_its_length(
     embedded_aws, application, producer, table_gate
 ):
     stream = embedded_aws.stream(shards=2)
@@ -154,9 +154,9 @@ def test_a_lease_table_that_refuses_connections_is_told_with_its_length(
     app.until_delivered(source.total_put + MORE)
     assert app.lease_pids() == pids, "a lease process was replaced"
     # What failed is told to work again, each by itself, with its next try.
-    app.until(lambda: len(told_lengths(app)) == len(app.of("service_unreachable")) > 0)
+    app.until(lambda: len(reported_lengths(app)) == len(app.of("service_unreachable")) > 0)
     app.finish(source)
-    print(told_lengths(app))
+    print(reported_lengths(app))
     assert len(app.warned()) == 2, "one a shard"
 
 

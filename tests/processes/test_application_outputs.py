@@ -85,8 +85,8 @@ class Gate:
             upstream.request(request.command, request.path, body, headers)
             reply = upstream.getresponse()
             dropped = {"connection", "transfer-encoding", "content-length", "date", "server"}
-            told = [each for each in reply.getheaders() if each[0].lower() not in dropped]
-            return reply.status, told, reply.read()
+            reported = [each for each in reply.getheaders() if each[0].lower() not in dropped]
+            return reply.status, reported, reply.read()
 
     def close(self):
         self._server.shutdown()
@@ -186,7 +186,7 @@ def refusing(gate, refusal):
 
 
 @pytest.mark.slow
-def test_whatever_an_output_answers_it_is_told_and_each_row_is_there_once(
+def test_whatever_an_output_answers_it_is_reported_and_each_row_is_there_once(
     embedded_aws, application, producer, destinations, gate
 ):
     troubles = [(refusing(gate, refusal), words) for refusal, words in REFUSALS.values()]
@@ -218,16 +218,16 @@ def test_whatever_an_output_answers_it_is_told_and_each_row_is_there_once(
     app.until(lambda: source.is_paused and destinations.have(PHASE))
     for number, (trouble, words) in enumerate(troubles, 2):
         with trouble:
-            told = len(app.of("lease_process_warned"))
+            reported = len(app.of("lease_process_warned"))
             refused = gate.refused_by_condition
             source.resume()
             if words is None:  # the answer was lost: our own object is there, and that is success
                 app.until(lambda refused=refused: gate.refused_by_condition > refused)
             else:
                 app.until(
-                    lambda told=told, words=words: any(
+                    lambda reported=reported, words=words: any(
                         re.search(words, line["detail"])
-                        for line in app.of("lease_process_warned")[told:]
+                        for line in app.of("lease_process_warned")[reported:]
                     )
                 )
         app.until(lambda put=number * PHASE: destinations.have(put))

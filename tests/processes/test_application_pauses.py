@@ -51,9 +51,9 @@ def test_a_paused_application_keeps_its_leases_over_a_restart_and_reads_nothing_
     assert all("paused since" in reason["text"] for reason in health["reasons"])
 
     assert app.stop() == 0
-    told = len(app.of("lease_paused"))
+    reported = len(app.of("lease_paused"))
     app.start()
-    app.until(lambda: len(app.of("lease_paused")) == told + 2)
+    app.until(lambda: len(app.of("lease_paused")) == reported + 2)
     assert app.ledger.delivered == before, "records were read while the application was paused"
 
     done = app.cli("resume", "--config", str(app.config), "--all", "--yes")

@@ -126,13 +126,13 @@ def test_a_table_that_vanishes_stops_the_reading_with_66_and_one_word(
 
     assert app.process.wait(HUNG_S) == 66
     source.stop()
-    (told,) = app.of("table_vanished")
-    assert told["level"] == "error"
+    (reported,) = app.of("table_vanished")
+    assert reported["level"] == "error"
     assert app.of("manager_stopped")[-1]["reason"] == "the lease table is gone"
     late = [b for b in app.ledger.read().batches if b.at > gone_at + 6.0]
     assert late == [], "a batch was begun after the fence"
     assert not app.lease_pids(with_orphans=True)
-    after = app.lines()[app.lines().index(told) + 1 :]
+    after = app.lines()[app.lines().index(reported) + 1 :]
     worse = {line["event"] for line in after if line["level"] in ("warning", "error")}
     # A lease process may have come upon it by a write of its own, and says so once.
     assert worse <= {"lease_process_warned"}, "one word is enough"

@@ -213,9 +213,9 @@ def test_each_batch_continues_its_producers_and_has_its_fetch_rows_and_checkpoin
 
     for request in collector.traces:
         for resource in request.resource_spans:
-            told = attributes(resource.resource)
-            assert told["service.name"] == app.table
-            assert told["service.instance.id"].startswith("kclrun:")
+            reported = attributes(resource.resource)
+            assert reported["service.name"] == app.table
+            assert reported["service.instance.id"].startswith("kclrun:")
     sent = b"".join(collector.bodies)
     assert b"payload-of-a-record" not in sent
     assert b"customer-" not in sent

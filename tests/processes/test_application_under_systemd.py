@@ -43,11 +43,11 @@ class Systemd:
         """Listen until the word is told so often; what was told meanwhile."""
         heard = []
 
-        def is_told():
+        def is_reported():
             heard.extend(self.listen(0.1))
             return heard.count(word) >= times
 
-        until(is_told, why=why)
+        until(is_reported, why=why)
         return heard
 
     def close(self):

@@ -39,7 +39,7 @@ def test_it_is_78_with_place_and_remedy(project, settings, arguments, said):
     ended = project.settings(**settings).run(*arguments)
 
     assert ended.code == 78
-    assert ended.has_told(*said)
+    assert ended.has_reported(*said)
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_a_configuration_that_is_no_file_is_78(project, config, said):
     ended = project.run(config=config)
 
     assert ended.code == 78
-    assert ended.has_told(*said)
+    assert ended.has_reported(*said)
 
 
-def test_a_report_that_cannot_be_written_is_told_before_the_run(project):
+def test_a_report_that_cannot_be_written_is_reported_before_the_run(project):
     ended = project.settings().run("--report", ".")
 
     assert ended.code == 64
-    assert "'.' is a directory" in ended.told
+    assert "'.' is a directory" in ended.reported
 
 
 def test_a_processor_is_imported_with_the_environment_it_will_run_with(project):
@@ -74,8 +74,8 @@ def test_a_processor_is_imported_with_the_environment_it_will_run_with(project):
 
     assert passed.code == 69
     assert refused.code == 78
-    assert refused.has_told("KeyError: 'DB_URL'", "environment.only keeps DB_URL from lease")
-    assert "canary-7" not in refused.told + refused.out
+    assert refused.has_reported("KeyError: 'DB_URL'", "environment.only keeps DB_URL from lease")
+    assert "canary-7" not in refused.reported + refused.out
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_without_credentials_or_a_region_nothing_is_asked(project, aws, code, sa
     ended = project.run()
 
     assert ended.code == code
-    assert ended.has_told(*said)
-    assert "Grant it" not in ended.told
+    assert ended.has_reported(*said)
+    assert "Grant it" not in ended.reported
 
 
 def test_a_place_for_lock_files_that_cannot_be_written_is_78(project, embedded_aws):
@@ -103,12 +103,12 @@ def test_a_place_for_lock_files_that_cannot_be_written_is_78(project, embedded_a
     ended = project.run()
 
     assert ended.code == 78
-    assert ended.has_told("KCLRUN_STATE_DIR")
+    assert ended.has_reported("KCLRUN_STATE_DIR")
 
 
 def test_foreign_text_in_a_message_moves_no_cursor(project):
     ended = project.settings(start="\x1b[2Jsoon\r\u202e").run()
 
     assert ended.code == 78
-    assert not any(character in ended.told for character in "\x1b\r\u202e")
-    assert "\ufffd" in ended.told or "\\x1b" in ended.told
+    assert not any(character in ended.reported for character in "\x1b\r\u202e")
+    assert "\ufffd" in ended.reported or "\\x1b" in ended.reported

@@ -76,8 +76,8 @@ def test_a_processor_that_raises_at_its_start_halts_its_lease_and_no_other(
     assert REASON in raised["traceback"]
     assert "traceback" not in failed, "it was told when it was raised first"
     row = embedded_aws.rows(app.table)["shardId-000000000000"]
-    told = f"initialize failed 2 times: RuntimeError: {REASON} ({failed['raised_at']})"
-    assert row["haltReason"] == told
+    reported = f"initialize failed 2 times: RuntimeError: {REASON} ({failed['raised_at']})"
+    assert row["haltReason"] == reported
     assert failed["raised_at"].endswith(" in initialize")
     assert app.process.poll() is None
     # Still ours, still renewed: a poison shard does not wander through the fleet.
@@ -98,7 +98,7 @@ def put_everywhere(aws, stream):
         )
 
 
-def test_corrupt_rows_are_told_once_left_alone_and_stop_nobody(embedded_aws, application):
+def test_corrupt_rows_are_reported_once_left_alone_and_stop_nobody(embedded_aws, application):
     stream = embedded_aws.stream(shards=2)
     app = application(stream)
     plant(embedded_aws, app.table, CORRUPT)
@@ -114,10 +114,10 @@ def test_corrupt_rows_are_told_once_left_alone_and_stop_nobody(embedded_aws, app
     until(lambda: int(embedded_aws.rows(app.table)[healthy]["leaseCounter"]) > 6)
 
     assert app.process.poll() is None
-    (told,) = app.of("rows_broken")
-    assert told["what"] == len(CORRUPT)
-    assert "a number of 200 digits" in told["keys"]
-    assert "shardId-000000000000" in told["keys"]
+    (reported,) = app.of("rows_broken")
+    assert reported["what"] == len(CORRUPT)
+    assert "a number of 200 digits" in reported["keys"]
+    assert "shardId-000000000000" in reported["keys"]
     assert {line["shard"] for line in app.of("lease_taken")} == {healthy}
     shown = app.cli("leases", "--config", str(app.config))
     assert shown.returncode == 0, shown.stderr

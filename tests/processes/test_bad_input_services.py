@@ -60,7 +60,7 @@ def test_a_missing_stream_is_66(project, endpoints):
     ended = project.settings(endpoint=endpoints, stream="nobodys").run()
 
     assert ended.code == 66
-    assert ended.has_told("Stream nobodys", "not found", "kclrun local --stream nobodys")
+    assert ended.has_reported("Stream nobodys", "not found", "kclrun local --stream nobodys")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_missing_permission_on_the_table_is_77_and_named(
     ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
 
     assert ended.code == 77
-    assert ended.has_told(f"dynamodb:{operation}", f"table/{table}")
+    assert ended.has_reported(f"dynamodb:{operation}", f"table/{table}")
     assert "UpdateItem" not in dynamodb.calls, "a lease was taken before the refusal was seen"
 
 
@@ -96,11 +96,11 @@ def test_a_missing_permission_on_the_stream_is_77_and_named(
     ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
 
     assert ended.code == 77
-    assert ended.has_told(f"kinesis:{operation}", stream)
+    assert ended.has_reported(f"kinesis:{operation}", stream)
     assert "UpdateItem" not in dynamodb.calls
 
 
-def test_a_missing_permission_to_create_rows_is_told_once_and_not_asked_for_in_haste(
+def test_a_missing_permission_to_create_rows_is_reported_once_and_not_asked_for_in_haste(
     project, endpoints, dynamodb, stream, table
 ):
     dynamodb.deny("PutItem")
@@ -111,12 +111,12 @@ def test_a_missing_permission_to_create_rows_is_told_once_and_not_asked_for_in_h
     until(lambda: dynamodb.calls.count("PutItem") >= 3)
     scans, puts = dynamodb.calls.count("Scan"), dynamodb.calls.count("PutItem")
     process.terminate()
-    told = process.communicate(timeout=HUNG_S)[1]
+    reported = process.communicate(timeout=HUNG_S)[1]
 
     assert process.returncode == 0
-    assert told.count('"audit_refused"') == 1
-    assert "dynamodb:PutItem" in told
-    assert '"lease_created"' not in told, "nothing was created"
+    assert reported.count('"audit_refused"') == 1
+    assert "dynamodb:PutItem" in reported
+    assert '"lease_created"' not in reported, "nothing was created"
     # One scan a try (failover / 2), the start's own, and the random first.
     assert scans <= puts + 3
 
@@ -127,7 +127,7 @@ def test_a_table_with_another_key_is_78(project, embedded_aws, endpoints, stream
     ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
 
     assert ended.code == 78
-    assert ended.has_told(f"table {table} is not a lease table", "id (HASH)", "leases.table")
+    assert ended.has_reported(f"table {table} is not a lease table", "id (HASH)", "leases.table")
 
 
 def test_a_table_of_the_kcl_3_in_its_own_mode_is_78(
@@ -146,7 +146,9 @@ def test_a_table_of_the_kcl_3_in_its_own_mode_is_78(
     ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
 
     assert ended.code == 78
-    assert ended.has_told("KCL 3", "CLIENT_VERSION_3X", "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X")
+    assert ended.has_reported(
+        "KCL 3", "CLIENT_VERSION_3X", "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
+    )
     assert not {"UpdateItem", "PutItem"} & set(dynamodb.calls)
 
 
@@ -156,7 +158,7 @@ def test_an_absent_table_that_must_not_be_made_is_78(project, endpoints, stream,
     ).run()
 
     assert ended.code == 78
-    assert ended.has_told(f"lease table {table} does not exist", "leases.create: on")
+    assert ended.has_reported(f"lease table {table} does not exist", "leases.create: on")
     assert "CreateTable" not in dynamodb.calls
 
 
@@ -170,7 +172,7 @@ def test_a_table_that_is_throttled_longer_than_start_timeout_is_69(
     ).run()
 
     assert ended.code == 69
-    assert ended.has_told("Scan", "ProvisionedThroughputExceededException")
+    assert ended.has_reported("Scan", "ProvisionedThroughputExceededException")
 
 
 def test_aws_that_comes_back_within_start_timeout_is_waited_for(
@@ -192,7 +194,7 @@ def test_aws_that_comes_back_within_start_timeout_is_waited_for(
         line = process.stderr.readline()
         opening.join()
         process.terminate()
-        told = line + process.communicate(timeout=HUNG_S)[1]
+        reported = line + process.communicate(timeout=HUNG_S)[1]
     finally:
         process.kill()
         process.wait()
@@ -200,7 +202,7 @@ def test_aws_that_comes_back_within_start_timeout_is_waited_for(
 
     assert '"manager_started"' in line
     assert process.returncode == 0
-    assert "Traceback" not in told
+    assert "Traceback" not in reported
 
 
 def test_a_stop_sent_at_the_first_word_is_one_in_good_order(project, embedded_aws, stream, table):

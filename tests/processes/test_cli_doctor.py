@@ -66,18 +66,18 @@ def test_a_stuck_offer_and_a_hole_are_shown_then_mended_after_a_backup(site, tmp
     assert isinstance(site.aws.table.write(offered), Applied)
     before = item(site, 0)
 
-    code, out, told = doctor(site)
+    code, out, reported = doctor(site)
 
-    assert code == 1, told
+    assert code == 1, reported
     assert "Nothing was changed" in out
     assert f"ERROR  hole {key(1)}" in out
     assert f"WARNING  stuck-offer {key(0)}" in out
     assert (item(site, 0), item(site, 1)) == (before, None)
 
     backup = tmp_path / "rows.jsonl"
-    code, out, told = doctor(site, "--yes", "--backup", backup)
+    code, out, reported = doctor(site, "--yes", "--backup", backup)
 
-    assert code == 0, out + told
+    assert code == 0, out + reported
     assert [msgspec.json.decode(line) for line in backup.read_text().splitlines()] == [before]
     assert backup.stat().st_mode & 0o777 == 0o600
     assert f"hole {key(1)}: mended" in out
@@ -99,10 +99,10 @@ def test_a_running_fleet_shows_no_error_before_and_after_a_split(site):
         running.end()
         running.close()
 
-    for _, out, told in (before, after):
+    for _, out, reported in (before, after):
         findings = json.loads(out)["findings"]
-        assert [each for each in findings if each["gravity"] == "error"] == [], told
-        assert "nobody-alive" not in {each["kind"] for each in findings}
+        assert [each for each in findings if each["gravity"] == "error"] == [], reported
+        assert "no-live-owner" not in {each["kind"] for each in findings}
 
 
 def await_rows(site, are_right):
@@ -122,8 +122,10 @@ def test_nothing_is_written_where_kcl_3_assigns_the_leases(site, tmp_path):
         TableName=site.aws.settings.table, Item={"leaseKey": {"S": "Migration3.0"}} | entity
     )
 
-    code, out, told = doctor(site, "--yes", "--backup", tmp_path / "rows.jsonl")
+    code, out, reported = doctor(site, "--yes", "--backup", tmp_path / "rows.jsonl")
 
-    assert (code, "belongs to a KCL 3 fleet in its own mode" in told) == (78, True), out + told
+    assert (code, "belongs to a KCL 3 fleet in its own mode" in reported) == (78, True), (
+        out + reported
+    )
     assert item(site, 1) is None
     assert not (tmp_path / "rows.jsonl").exists()

@@ -101,8 +101,8 @@ def test_a_release_shows_its_plan_and_with_yes_waits_for_the_new_owner(table):
     assert table.row(0).handoff is None
 
     table.live({A, B})
-    code, out, told = leases(table, "release", key(0), "--yes")
-    assert code == 0, told
+    code, out, reported = leases(table, "release", key(0), "--yes")
+    assert code == 0, reported
     assert out.splitlines()[-1] == f"{key(0)}: {B} has it now"
     assert table.row(0).owner == B
 
@@ -145,11 +145,11 @@ def until_taken(table, *verb):
     for two seconds does not take it, and the owner takes it back [P17]."""
     over = time.monotonic() + HUNG_S
     while True:
-        code, out, told = leases(table, *verb, "--yes")
+        code, out, reported = leases(table, *verb, "--yes")
         if code == 0:
             return out.splitlines()[-1]
         assert code == 1
-        assert " still has it: " in told
+        assert " still has it: " in reported
         assert time.monotonic() < over
 
 
@@ -167,7 +167,7 @@ def test_real_managers_hand_over_what_an_operator_moves_or_releases(table, manag
     assert said.endswith(" has it now")
     assert owner not in said
     for manager in managers:
-        assert manager.end() == 0, manager.told
+        assert manager.end() == 0, manager.reported
 
 
 # lag
@@ -178,8 +178,8 @@ def lag(table, *arguments):
 
 
 def lag_of(table, *arguments):
-    code, out, told = lag(table, "--json", *arguments)
-    assert code == 0, told
+    code, out, reported = lag(table, "--json", *arguments)
+    assert code == 0, reported
     whole = json.loads(out)
     return whole, {shard["shard"]: shard for shard in whole["shards"]}
 

@@ -112,16 +112,16 @@ def rows_in(folder):
 @pytest.mark.long
 def test_a_replay_has_each_row_of_its_range_once_over_reshards_and_touches_nothing_else(orders):
     begin, end = orders.written()
-    code, _, told = ended("run", "--config", orders.site.config, "--until", "caught-up")
-    assert code == 0, told
+    code, _, reported = ended("run", "--config", orders.site.config, "--until", "caught-up")
+    assert code == 0, reported
     live, tens = scan_leases(orders.site.aws), rows_in(orders.folder / "tens")
     said = ("--from", begin, "--to", end, "--as", "audit", "--folder", "again")
 
-    code, _, told = orders.replay(*said)
+    code, _, reported = orders.replay(*said)
 
-    assert code == 0, told
-    assert "leases: of its own" in told
-    assert "The replay is complete" in told
+    assert code == 0, reported
+    assert "leases: of its own" in reported
+    assert "The replay is complete" in reported
     again = orders.folder / "again"
     rows = rows_in(again / "output")
     assert sorted(row["n"] for row in rows) == list(range(100, 400))
@@ -129,9 +129,9 @@ def test_a_replay_has_each_row_of_its_range_once_over_reshards_and_touches_nothi
     assert scan_leases(orders.site.aws) == live
     assert rows_in(orders.folder / "tens") == tens
 
-    code, _, told = orders.replay(*said)  # the same command, when all is done
+    code, _, reported = orders.replay(*said)  # the same command, when all is done
     assert (code, rows_in(again / "output")) == (0, rows)
-    assert "This replay is complete already" in told
+    assert "This replay is complete already" in reported
 
     _, out, _ = called("replay", "--config", orders.site.config, "--list")
     (line,) = (line for line in out.splitlines() if line.startswith("audit"))
@@ -142,8 +142,8 @@ def test_a_replay_has_each_row_of_its_range_once_over_reshards_and_touches_nothi
     assert "Deleted lease table" in called(*remove, "--yes")[1]
     assert "audit" not in called("replay", "--config", orders.site.config, "--list")[1]
     # The folder has the rows of the replay that was: a new one would take them for its own.
-    code, _, told = called("replay", "--config", orders.site.config, *said)
-    assert (code, "has files already" in told) == (78, True)
+    code, _, reported = called("replay", "--config", orders.site.config, *said)
+    assert (code, "has files already" in reported) == (78, True)
 
 
 @pytest.mark.slow
@@ -161,12 +161,14 @@ def test_a_replay_that_is_killed_or_halted_goes_on_with_the_same_command(orders)
         program.close()
     (orders.folder / "hold").unlink()
 
-    code, _, told = ended(*said, "--set", "on_error.retries=0")
-    assert (code, "The replay is not complete: 1 shards are left" in told) == (65, True), told
+    code, _, reported = ended(*said, "--set", "on_error.retries=0")
+    assert (code, "The replay is not complete: 1 shards are left" in reported) == (65, True), (
+        reported
+    )
     (orders.folder / "bad").unlink()
-    code, _, told = ended(*said)
+    code, _, reported = ended(*said)
 
-    assert code == 0, told
+    assert code == 0, reported
     rows = rows_in(orders.folder / "again" / "output")
     assert sorted(row["n"] for row in rows) == list(range(100, 400))
     tens = rows_in(orders.folder / "again" / "tens")
@@ -178,11 +180,11 @@ def test_a_comparison_shows_how_the_rows_of_two_versions_differ(orders):
     begin, end = orders.written()
     said = ("--from", begin, "--to", end, "--folder", "compared")
 
-    code, out, told = orders.replay(*said, "--compare", "mine:Doubled", "--key", "key-3")
+    code, out, reported = orders.replay(*said, "--compare", "mine:Doubled", "--key", "key-3")
 
     numbers = [n for n in range(100, 400) if n % 7 == 3]
     doubled = [n for n in numbers if n % 5 == 0]
-    assert code == 1, told
+    assert code == 1, reported
     assert f"{len(doubled)} changed, 0 only in A, 0 only in B." in out
     lines = Path("compared/differences.jsonl").read_text().splitlines()
     found = [json.loads(line) for line in lines]
@@ -192,6 +194,6 @@ def test_a_comparison_shows_how_the_rows_of_two_versions_differ(orders):
     assert all(each["changed"] == ["n"] and each["at"].isdecimal() for each in found)
 
     # It begins anew each time: edited code is what is compared.
-    code, out, told = orders.replay(*said, "--compare", "mine:Mine", "--key", "key-3")
-    assert (code, "0 changed, 0 only in A, 0 only in B" in out) == (0, True), told
+    code, out, reported = orders.replay(*said, "--compare", "mine:Mine", "--key", "key-3")
+    assert (code, "0 changed, 0 only in A, 0 only in B" in out) == (0, True), reported
     assert "-A " not in called("replay", "--config", orders.site.config, "--list")[1]

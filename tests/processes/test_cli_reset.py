@@ -72,12 +72,12 @@ class Rows:
 
     def read(self):
         """The fleet reads all there is, and ends."""
-        code, _, told = ended("run", "--config", self.config, "--until", "caught-up")
-        assert code == 0, told
+        code, _, reported = ended("run", "--config", self.config, "--until", "caught-up")
+        assert code == 0, reported
 
     def reset(self, to, *more):
-        code, _, told = called("reset", "--config", self.config, "--to", to, "--yes", *more)
-        assert code == 0, told
+        code, _, reported = called("reset", "--config", self.config, "--to", to, "--yes", *more)
+        assert code == 0, reported
         self.generation += 1
 
     def leases(self):
@@ -215,11 +215,11 @@ def test_dropped_state_is_built_again_over_a_split(endpoint, tmp_path):
 def test_a_reset_is_refused_while_a_manager_runs(endpoint, tmp_path):
     site = Site(tmp_path, endpoint, "alive", 2)
     with Manager(site) as program:
-        program.until_told("lease_claimed")
-        code, _, told = called("reset", "--config", site.config, "--to", "LATEST", "--yes")
+        program.until_reported("lease_claimed")
+        code, _, reported = called("reset", "--config", site.config, "--to", "LATEST", "--yes")
 
     assert code == 78
-    assert "are being renewed" in told
+    assert "are being renewed" in reported
     assert {row.generation for page in site.aws.table.scan() for row in page.leases} == {0}
 
 

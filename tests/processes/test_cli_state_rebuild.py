@@ -83,8 +83,8 @@ class Folded:
 
     def exported(self):
         """Values by key, of the open shards."""
-        code, out, told = self.do("state", "export")
-        assert code == 0, told
+        code, out, reported = self.do("state", "export")
+        assert code == 0, reported
         open_shards = {shard.shard_id for shard in self.site.open_shards()}
         lines = [json.loads(line) for line in out.splitlines()]
         return {each["key"]: each["values"] for each in lines if each["shard"] in open_shards}
@@ -107,35 +107,35 @@ def test_lost_state_halts_in_words_and_is_the_fold_of_the_records_after_a_rebuil
     folded.put(200)
     folded.site.split(folded.site.open_shards()[0])
     folded.put(200, aggregate=True)
-    code, _, told = folded.run()
-    assert code == 0, told
+    code, _, reported = folded.run()
+    assert code == 0, reported
     folded.site.merge(*folded.site.open_shards()[:2])
     folded.put(100)
-    code, _, told = folded.run()
-    assert code == 0, told
+    code, _, reported = folded.run()
+    assert code == 0, reported
     before = folded.exported()
     assert {key: each["fold"] for key, each in before.items()} == folded.folds
 
     folded.lose_state()
     folded.put(50)
-    code, out, told = folded.run()
+    code, out, reported = folded.run()
     halted = [row for row in scan_leases(folded.site.aws) if row.halt is not None]
-    assert (code, len(halted)) == (65, 2), (told, out)
+    assert (code, len(halted)) == (65, 2), (reported, out)
     assert all("is missing from state.store" in row.halt.reason for row in halted)
     rows = rows_of(folded.folder / "rows")
 
     rebuild = ("state", "rebuild")
-    code, out, told = folded.do(*rebuild)
-    assert (code, "Nothing was changed" in out) == (0, True), told
-    code, out, told = folded.do(*rebuild, "--yes")
-    assert code == 0, (out, told)
+    code, out, reported = folded.do(*rebuild)
+    assert (code, "Nothing was changed" in out) == (0, True), reported
+    code, out, reported = folded.do(*rebuild, "--yes")
+    assert code == 0, (out, reported)
     assert folded.exported() == before
     assert rows_of(folded.folder / "rows") == rows
 
     names = [row.key for row in halted]
     assert folded.do("leases", "resume", *names, "--yes")[0] == 0
-    code, _, told = folded.run()
-    assert code == 0, told
+    code, _, reported = folded.run()
+    assert code == 0, reported
     assert {key: each["fold"] for key, each in folded.exported().items()} == folded.folds
     assert rows_of(folded.folder / "rows") == list(range(550))
     assert "Nothing to do" in folded.do(*rebuild)[1]

@@ -83,7 +83,7 @@ def test_across_a_split_and_a_merge_every_record_comes_once_and_keys_keep_their_
     assert in_order_by_key(program.records)
     assert sum(record["aggregated"] for record in program.records) == 400
     assert len({record["shard"] for record in program.records}) == 5
-    assert any(f"{lower.shard_id} has ended; shardId-" in line for line in program.told)
+    assert any(f"{lower.shard_id} has ended; shardId-" in line for line in program.reported)
 
 
 def test_the_past_of_a_resharded_stream_is_read_parents_first(site_of):
@@ -110,7 +110,7 @@ def test_from_now_on_is_from_the_line_that_says_so(site_of, tail):
     site = site_of(3)
     site.put(rows(0, 50))
     program = tail(site, "--json")
-    program.until_told("Tailing")
+    program.until_reported("Tailing")
 
     site.put(rows(50, 60))
 
@@ -165,13 +165,13 @@ def test_named_shards_are_read_to_their_end_and_then_the_tail_ends(site_of):
     site.split(upper)
     site.put(rows(100, 200))
 
-    code, out, told = ended(
+    code, out, reported = ended(
         "tail", "-c", site.config, "--shard", upper.shard_id, "--from", "TRIM_HORIZON", "--json"
     )
 
     assert code == 0
     assert {json.loads(line)["shard"] for line in out.splitlines()} == {upper.shard_id}
-    assert "came after it" in told
+    assert "came after it" in reported
 
 
 def test_bytes_that_are_no_text_are_base64_and_a_person_sees_one_harmless_line(site_of):
@@ -205,11 +205,11 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly_also_on_a_silent_stream(s
     assert b"key0" in process.stdout.readline()
     process.stdout.close()
 
-    told = process.stderr.read()
+    reported = process.stderr.read()
     process.stderr.close()
     assert process.wait(20) == 0
-    assert b"Error" not in told
-    assert b"Traceback" not in told
+    assert b"Error" not in reported
+    assert b"Traceback" not in reported
 
 
 def test_a_pager_that_never_reads_on_does_not_keep_it_from_ending(site_of):
@@ -299,21 +299,23 @@ def test_a_service_that_stays_away_ends_the_tail_with_69(tmp_path, tail):
     with start_embedded() as embedded:
         site = Site(tmp_path, embedded.endpoint, "away", 2)
         program = tail(site)
-        program.until_told("Tailing")
+        program.until_reported("Tailing")
 
-    program.until_told("fails and is tried again")
+    program.until_reported("fails and is tried again")
     assert program.wait() == 69
-    assert any("nothing was answered for 5 s (aws.start_timeout)" in line for line in program.told)
+    assert any(
+        "nothing was answered for 5 s (aws.start_timeout)" in line for line in program.reported
+    )
 
 
 def test_what_is_not_there_is_named(site_of, endpoint):
     site = site_of(1)
-    code, _, told = ended("tail", "-c", site.config, "--shard", "7")
-    assert (code, "no shard shardId-000000000007" in told) == (66, True)
-    code, _, told = ended(
+    code, _, reported = ended("tail", "-c", site.config, "--shard", "7")
+    assert (code, "no shard shardId-000000000007" in reported) == (66, True)
+    code, _, reported = ended(
         "tail", "--stream", "nowhere", "--endpoint", endpoint, "--region", "us-east-1"
     )
-    assert (code, told.startswith("Cannot tail: ")) == (66, True)
-    code, _, told = ended("tail", "-c", site.config, "--from", "4961")
-    assert (code, "--shard" in told) == (78, True)
+    assert (code, reported.startswith("Cannot tail: ")) == (66, True)
+    code, _, reported = ended("tail", "-c", site.config, "--from", "4961")
+    assert (code, "--shard" in reported) == (78, True)
     assert ended("tail")[0] == os.EX_USAGE

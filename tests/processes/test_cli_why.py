@@ -78,7 +78,7 @@ def test_the_story_names_the_death_the_exception_the_halt_and_the_loss_of_the_ma
         copied = ("--story", first.folder / "told" / "story")
         until(lambda: "still halted" in called(*said)[1])
         alone = called(*said)[1]
-        code, whole, told = called(*said, *copied)
+        code, whole, reported = called(*said, *copied)
         as_json = json.loads(called(*said, *copied, "--json")[1])
         then = called(*said, *copied, "--at", before_loss)[1]
         then_json = json.loads(called(*said, *copied, "--at", before_loss, "--json")[1])
@@ -92,7 +92,7 @@ def test_the_story_names_the_death_the_exception_the_halt_and_the_loss_of_the_ma
         if second is not None:
             second.lose()
 
-    assert (code, told) == (0, "")
+    assert (code, reported) == (0, "")
     assert "\n".join(re.sub(NUMBERS, "#", line) for line in lines(whole)) == WHOLE
     assert re.search(r"^Now: halted at TRIM_HORIZON|^Now: halted at \d+", whole, re.MULTILINE)
     texts = [each["text"] for each in as_json["sentences"]]
@@ -114,5 +114,5 @@ def test_the_story_names_the_death_the_exception_the_halt_and_the_loss_of_the_ma
 def lines(said):
     """The sentences of a story, without their times and the name of this host."""
     host = re.sub(r"[^A-Za-z0-9.-]+", "-", socket.gethostname())
-    told = (line.partition("Z  ")[2] for line in said.splitlines())
-    return [line.replace(f"{host}/", "HOST/") for line in told if line]
+    reported = (line.partition("Z  ")[2] for line in said.splitlines())
+    return [line.replace(f"{host}/", "HOST/") for line in reported if line]

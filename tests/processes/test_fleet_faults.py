@@ -11,7 +11,7 @@ import pytest
 
 from tests.processes.fleet_rig.gaps import reads_after
 from tests.processes.fleet_rig.times import judge_times
-from tests.processes.ledger_rig.rounds import told
+from tests.processes.ledger_rig.rounds import reported
 
 pytest_plugins = ("tests.processes.fleet_rig.fixtures",)
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def test_the_leases_of_a_lost_host_are_read_again_and_nothing_is_lost(watched_aw
         again_s += reads_after(fleet.notes.all, keys, lost_at).values()
         fleet.until_settled(shards)
 
-    print(told(f"host lost, failover {FAILOVER_S:g} s: reading again", again_s))
+    print(reported(f"host lost, failover {FAILOVER_S:g} s: reading again", again_s))
     fleet.finish(source, killed=killed, cap=CAP)
     judge_times(again_s, p99_max_s=FAILOVER_S + 7)
 
@@ -74,9 +74,9 @@ def test_a_lease_process_that_stands_still_and_wakes_up_finds_its_lease_with_ano
     woken_at = time.monotonic()
 
     giver.until(lambda: giver.of("process_lost_lease"))
-    (told_once,) = giver.of("process_lost_lease")
-    assert told_once["shard"] == key
-    print(told_once["reason"])
+    (reported_once,) = giver.of("process_lost_lease")
+    assert reported_once["shard"] == key
+    print(reported_once["reason"])
     taken = [n for n in fleet.notes.since(stopped_at) if n.is_take and n.key == key]
     assert taken[0].owner != owner
     assert taken[0].at < woken_at

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.processes.fleet_rig.gaps import planned_gaps, told_gaps
+from tests.processes.fleet_rig.gaps import planned_gaps, reported_gaps
 from tests.processes.fleet_rig.times import judge_times
 
 pytest_plugins = ("tests.processes.fleet_rig.fixtures",)
@@ -34,7 +34,7 @@ def judge_moves(fleet, source, began):
     fleet.until(lambda: all(math.isfinite(gap.seconds) for gap in moves(fleet, began, until)))
     gaps = moves(fleet, began, until)
     fleet.finish(source)
-    print(told_gaps("planned moves", gaps))
+    print(reported_gaps("planned moves", gaps))
     seconds = [gap.seconds for gap in gaps]
     judge_times(seconds, p50_max_s=P50_MAX_S, p99_max_s=P99_MAX_S)
     return gaps

@@ -198,7 +198,7 @@ def _status(url):
 
 
 @pytest.mark.slow
-def test_metadata_that_hangs_is_told_and_when_it_is_back_its_notice_counts(
+def test_metadata_that_hangs_is_reported_and_when_it_is_back_its_notice_counts(
     embedded_aws, on_instance, metadata, group
 ):
     stream = embedded_aws.stream(shards=1)

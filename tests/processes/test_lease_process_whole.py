@@ -184,7 +184,7 @@ class Stage:
         self.channel = channel_to_worker(mine)
         self.channel.send(Begin(spec), settings.get("fds", ()))
 
-    def told(self, kind):
+    def reported(self, kind):
         self.transitions += [decode_report(each) for each in self.ring.drain()]
         return [each for each in self.transitions if isinstance(each, kind)]
 
@@ -193,7 +193,7 @@ class Stage:
 
     def end(self, most_s=15.0):
         code = self.process.wait(most_s)
-        self.told(reports.Report)
+        self.reported(reports.Report)
         return code
 
     def take_away(self, owner):
@@ -253,7 +253,7 @@ def stage(shared_aws, tmp_path):
 def test_it_processes_checkpoints_and_is_drained_without_a_trace(stage):
     stage.put("a", "b", "c")
     stage.start()
-    until(lambda: stage.told(reports.Checkpointed))
+    until(lambda: stage.reported(reports.Checkpointed))
     until(lambda: len(stage.notes) >= 3)
     stage.put("d")
     until(lambda: len(stage.notes) >= 4)
@@ -263,7 +263,7 @@ def test_it_processes_checkpoints_and_is_drained_without_a_trace(stage):
     assert stage.end() == exit_codes.DONE
     assert stage.notes == ["a", "b", "c", "d", "shutdown_requested"]
     assert stage.row.owner is None
-    (released,) = stage.told(reports.LeaseReleased)
+    (released,) = stage.reported(reports.LeaseReleased)
     assert stage.row.checkpoint == released.position
     assert type(stage.transitions[0]) is reports.LeaseClaimed
 
@@ -271,7 +271,7 @@ def test_it_processes_checkpoints_and_is_drained_without_a_trace(stage):
 def test_killed_its_row_stays_owned_and_a_restart_goes_on_from_the_checkpoint(stage):
     stage.put("a", "b")
     stage.start(mode="batch")
-    until(lambda: len(stage.told(reports.Checkpointed)) >= 2)
+    until(lambda: len(stage.reported(reports.Checkpointed)) >= 2)
 
     stage.process.send_signal(signal.SIGKILL)
 
@@ -304,9 +304,9 @@ def test_a_call_that_holds_the_gil_past_the_fence_ends_the_lease_and_is_named(st
     stage.start("noting:HoldsGil", every_s=100.0)
 
     assert stage.end() == exit_codes.LOST
-    (held,) = stage.told(reports.GilHeld)
+    (held,) = stage.reported(reports.GilHeld)
     assert held.seconds > 2.0
-    assert len(stage.told(reports.LeaseLost)) == 1
+    assert len(stage.reported(reports.LeaseLost)) == 1
     assert stage.notes == ["a", "hold", "lease_lost"]
 
 
@@ -314,7 +314,7 @@ def test_a_processor_that_cannot_be_imported_fails_with_the_reason(stage):
     stage.start("nowhere:Nothing")
 
     assert stage.end() == exit_codes.FAILED
-    (failed,) = stage.told(reports.ProcessorFailed)
+    (failed,) = stage.reported(reports.ProcessorFailed)
     assert failed.where == "initialize"
     assert "there is no module nowhere" in failed.error
     assert stage.row.owner == ME
@@ -326,7 +326,7 @@ def test_a_lock_that_somebody_else_holds_claims_nothing(stage):
         stage.start()
         assert stage.end() == exit_codes.UNCLAIMED
 
-    assert "another manager" in stage.told(reports.StartUnclaimed)[0].reason
+    assert "another manager" in stage.reported(reports.StartUnclaimed)[0].reason
     assert stage.row.counter == 5
 
 
@@ -337,7 +337,7 @@ def test_a_lock_file_that_somebody_removed_is_still_held_by_whoever_its_manager_
 
         stage.start(fds=(lock.fileno(),))
 
-        until(lambda: stage.told(reports.LeaseClaimed))
+        until(lambda: stage.reported(reports.LeaseClaimed))
         fcntl.flock(lock, fcntl.LOCK_UN)
         with pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -351,7 +351,7 @@ def test_a_lock_file_that_cannot_be_opened_is_the_hosts_fault_and_says_so(stage)
     stage.start()
 
     assert stage.end() == exit_codes.HOST
-    assert "lock file" in stage.told(reports.ProcessBroke)[0].reason
+    assert "lock file" in stage.reported(reports.ProcessBroke)[0].reason
 
 
 # Moving
@@ -368,7 +368,7 @@ def test_with_others_in_sight_a_drained_lease_is_offered_to_whoever_comes(stage)
     assert stage.end() == exit_codes.DONE
     row = stage.row
     assert (row.owner, row.offered_by, row.offered_to) == (OFFERED, ME, None)
-    assert row.checkpoint == stage.told(reports.LeaseReleased)[0].position > TRIM_HORIZON
+    assert row.checkpoint == stage.reported(reports.LeaseReleased)[0].position > TRIM_HORIZON
 
 
 @pytest.mark.parametrize("asker", [OTHER, ANYBODY])
@@ -383,7 +383,7 @@ def test_who_asks_for_the_lease_is_offered_it_with_all_that_was_processed(stage,
     row = stage.row
     assert (row.owner, row.handoff) == (OFFERED, None)
     assert row.offered_to == (None if asker == ANYBODY else asker)
-    assert row.checkpoint == stage.told(reports.LeaseReleased)[0].position > TRIM_HORIZON
+    assert row.checkpoint == stage.reported(reports.LeaseReleased)[0].position > TRIM_HORIZON
     assert stage.notes == ["a", "b", "shutdown_requested"]
 
 
@@ -413,7 +413,7 @@ def test_what_a_lost_lease_had_processed_is_there_for_the_next_owner(stage):
     (stage.tmp_path / "notes.go").touch()
 
     assert stage.end() == exit_codes.LOST
-    assert "checkpointed late" in stage.told(reports.LeaseLost)[0].reason
+    assert "checkpointed late" in stage.reported(reports.LeaseLost)[0].reason
     row = stage.row
     assert (row.owner, row.counter) == (OTHER, counter)
     assert row.checkpoint > TRIM_HORIZON
@@ -425,7 +425,7 @@ def test_a_row_taken_by_force_is_begun_only_by_who_has_waited(stage):
     stage.put("a")
     stage.start()
     assert stage.end() == exit_codes.UNCLAIMED
-    assert "java-worker" in stage.told(reports.StartUnclaimed)[0].reason
+    assert "java-worker" in stage.reported(reports.StartUnclaimed)[0].reason
     stage.channel.close()
 
     stage.start(has_waited=True)
@@ -445,7 +445,7 @@ def test_a_kcl_3_leader_gets_its_hand_over(stage):
     assert stage.end() == exit_codes.DONE
     row = stage.row
     assert (row.owner, row.checkpoint_owner) == ("java-worker", None)
-    assert row.checkpoint == stage.told(reports.LeaseReleased)[0].position > TRIM_HORIZON
+    assert row.checkpoint == stage.reported(reports.LeaseReleased)[0].position > TRIM_HORIZON
 
 
 # What breaks under it
@@ -454,11 +454,13 @@ def test_a_kcl_3_leader_gets_its_hand_over(stage):
 def test_a_row_that_vanished_is_written_again_and_the_lease_goes_on(stage):
     stage.put("a")
     stage.start()
-    until(lambda: stage.told(reports.Checkpointed))
+    until(lambda: stage.reported(reports.Checkpointed))
     position = stage.row.checkpoint
     stage.dynamodb.delete_item(TableName=stage.name, Key={"leaseKey": {"S": FIRST}})
 
-    until(lambda: any("had vanished" in each.detail for each in stage.told(reports.ProcessWarned)))
+    until(
+        lambda: any("had vanished" in each.detail for each in stage.reported(reports.ProcessWarned))
+    )
 
     assert (stage.row.owner, stage.row.checkpoint) == (ME, position)
     stage.put("b")
@@ -474,7 +476,7 @@ def test_a_read_that_neither_ends_nor_fails_ends_the_process_and_keeps_the_lease
 
         assert stage.end() == exit_codes.BUG
 
-    (warned,) = stage.told(reports.ProcessWarned)
+    (warned,) = stage.reported(reports.ProcessWarned)
     assert "has not come back" in warned.detail
     assert stage.row.owner == ME
 

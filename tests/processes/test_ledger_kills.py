@@ -53,7 +53,7 @@ def run_under_kills(app, producer, rng, *, every_s, kills_max, timeout_s):
     return killed
 
 
-def told(verdict, killed):
+def reported(verdict, killed):
     print(f"{len(killed)} kills; {verdict}; cap {CAP}")
     return verdict
 
@@ -76,7 +76,7 @@ def test_lease_processes_killed_while_shards_split_and_merge_lose_nothing(
         app, source, random.Random(seed), every_s=1.0, kills_max=3, timeout_s=45
     )
 
-    verdict = told(judge(source.put, app.ledger.read(), killed=killed, cap=CAP), killed)
+    verdict = reported(judge(source.put, app.ledger.read(), killed=killed, cap=CAP), killed)
     assert verdict.faults == []
     assert verdict.records == 20_000
     assert len(source.put) == 7
@@ -95,7 +95,7 @@ def test_emitted_rows_stand_exactly_once_in_the_files_after_kills(
         app, source, random.Random(seed), every_s=0.6, kills_max=4, timeout_s=45
     )
 
-    verdict = told(judge(source.put, app.ledger.read(), killed=killed, cap=CAP), killed)
+    verdict = reported(judge(source.put, app.ledger.read(), killed=killed, cap=CAP), killed)
     assert verdict.faults == []
     assert len(killed) == 4
     for shard, put in source.put.items():

@@ -42,7 +42,7 @@ class Storm:
         self.stream_gate = stream_gate
         self.rng = rng
         self.struck = set()
-        self.told = []
+        self.reported = []
 
     def blow(self):
         blows = {
@@ -57,7 +57,7 @@ class Storm:
             self.shut_stream: 2,
         }
         blow = self.rng.choices(list(blows), weights=list(blows.values()))[0]
-        self.told.append(blow.__name__)
+        self.reported.append(blow.__name__)
         blow()
 
     def kill_lease(self):
@@ -119,7 +119,7 @@ class Storm:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
-            self.told.append(f"{pid} was gone")
+            self.reported.append(f"{pid} was gone")
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def weather(source, rng, storm):
         calm_until = time.monotonic() + rng.uniform(0.1, 2.0)
         storm.app.until(lambda calm_until=calm_until: time.monotonic() > calm_until)
         storm.blow()
-    print(storm.told)
+    print(storm.reported)
     return storm.struck
 
 
@@ -166,7 +166,7 @@ def test_a_storm_of_every_kind_loses_nothing(embedded_aws, application, producer
     # What the last blow left uncheckpointed is read once more, to the very end.
     assert app.start("--until", "caught-up").process.wait(HUNG_S) == 0
     verdict = judge(source.put, app.ledger.read(), killed=struck, cap=CAP)
-    print(f"{len(storm.told)} blows, {len(struck)} processes struck; {verdict}; cap {CAP}")
+    print(f"{len(storm.reported)} blows, {len(struck)} processes struck; {verdict}; cap {CAP}")
     assert verdict.faults == []
     rows = sum(len(path.read_text().splitlines()) for path in app.folder.glob("rows/*.jsonl"))
     assert rows == 40_000

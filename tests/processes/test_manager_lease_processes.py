@@ -115,25 +115,25 @@ def test_a_launcher_that_does_not_answer_is_replaced_and_the_next_start_succeeds
 
 
 def test_a_trial_shows_that_processes_can_be_started_and_leaves_none(rig):
-    told = []
+    reported = []
 
-    rig.processes.try_start(told.append)
+    rig.processes.try_start(reported.append)
 
-    rig.until(lambda: told)
-    assert told == [None]
+    rig.until(lambda: reported)
+    assert reported == [None]
     assert not len(rig.processes)
     launcher = psutil.Process(rig.launcher.pid)
     rig.until(lambda: not launcher.children())
 
 
 def test_a_trial_says_why_no_process_can_be_started(rig):
-    told = []
+    reported = []
     os.kill(rig.launcher.pid, signal.SIGKILL)
 
-    rig.processes.try_start(told.append)
+    rig.processes.try_start(reported.append)
 
-    rig.until(lambda: told)
-    assert "launcher" in told[0].reason
+    rig.until(lambda: reported)
+    assert "launcher" in reported[0].reason
 
 
 def test_an_exception_of_the_entry_is_exit_code_70_with_a_traceback(rig):

@@ -109,8 +109,8 @@ def test_a_manager_serves_the_page_while_it_runs(site, programs):
     site.put([(f"key{n}", "x") for n in range(10)])
     settings = [f"output.path={site.config.with_name('rows')}", "observe.page=0", "log.format=text"]
     fleet = programs("run", "--config", site.config, *(f"--set={each}" for each in settings))
-    fleet.until_told("The page of the fleet: ")
-    found = re.search(r"page of the fleet: (http://127\.0\.0\.1:\d+)/", " ".join(fleet.told))
+    fleet.until_reported("The page of the fleet: ")
+    found = re.search(r"page of the fleet: (http://127\.0\.0\.1:\d+)/", " ".join(fleet.reported))
 
     page = until_shown(found[1], "/", r"1 owners\.", ">2</b><a[^>]*>owned")
 
@@ -127,7 +127,7 @@ def test_a_port_that_is_taken_is_named(site, programs):
     second = programs("page", "--config", site.config, "--port", str(port))
 
     assert second.wait() == 78
-    assert any(f"cannot listen on 127.0.0.1:{port}" in line for line in second.told)
+    assert any(f"cannot listen on 127.0.0.1:{port}" in line for line in second.reported)
 
 
 @pytest.mark.slow

@@ -142,10 +142,10 @@ class Terminal:
         self._config, self._clock = config, clock
 
     def run(self, *verb, words=""):
-        code, said, told = called(*verb, "--config", self._config)
+        code, said, reported = called(*verb, "--config", self._config)
         if words:
             self._clock.note(f"{words}: kclrun {' '.join(verb)}")
-        return code, said + told
+        return code, said + reported
 
     def see(self, *verb, part, words=""):
         """Until the command says it."""

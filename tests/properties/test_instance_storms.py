@@ -49,7 +49,7 @@ POLICIES = st.builds(
 @given(POLICIES, MOVES, st.sampled_from([None, "by-tag"]))
 def test_whatever_happens_hooks_are_answered_in_turn_and_nobody_stays_for_ever(policy, moves, tag):
     life = ec2.InstanceLife(policy)
-    now, told, open_requests, notices, is_drained, is_ended = 0.0, set(), [], [], False, False
+    now, reported, open_requests, notices, is_drained, is_ended = 0.0, set(), [], [], False, False
 
     def happens(event):
         nonlocal is_drained, is_ended
@@ -69,7 +69,7 @@ def test_whatever_happens_hooks_are_answered_in_turn_and_nobody_stays_for_ever(p
             elif isinstance(command, ec2.Complete):
                 is_last = command.action.hook == "drained"
                 assert not is_last or (is_drained and is_ended)
-                assert is_last or ("ready" in told and not is_drained)
+                assert is_last or ("ready" in reported and not is_drained)
                 assert command not in open_requests
                 open_requests.append(command)
 
@@ -90,10 +90,10 @@ def test_whatever_happens_hooks_are_answered_in_turn_and_nobody_stays_for_ever(p
     for what, look, outcome, passed_s in moves:
         now += passed_s
         if what in ONCE:
-            if what not in told:
-                told.add(what)
+            if what not in reported:
+                reported.add(what)
                 happens(events[what])
-        elif what == "look" and "identified" in told:
+        elif what == "look" and "identified" in reported:
             happens(ec2.Looked(look, WALL))
         elif what == "answer" and open_requests:
             answer(outcome)
@@ -102,8 +102,8 @@ def test_whatever_happens_hooks_are_answered_in_turn_and_nobody_stays_for_ever(p
 
     # The group ends the machine, and never answers: a minute later nothing holds the program.
     for what in ("identified", "drained"):
-        if what not in told:
-            told.add(what)
+        if what not in reported:
+            reported.add(what)
             happens(events[what])
     happens(ec2.Looked(InstanceLook(target_state=TargetState.TERMINATED), WALL))
     for _ in range(120):

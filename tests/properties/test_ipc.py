@@ -52,9 +52,9 @@ def test_a_ring_is_a_queue_that_refuses_when_full(script):
             case "writer dies":
                 writer = ring(buffer)
             case "reader anew":
-                told = reader._gap_told
+                reported = reader._gap_told
                 reader = ring(buffer)
-                reader._gap_told = told
+                reader._gap_told = reported
     assert reader.drain() == queue
 
 

@@ -19,7 +19,7 @@ from kclrun.errors import SinkError
 from kclrun.local import lease_rows
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
-from kclrun.model.letter import KeptLetter, Letter, Takeover, told_apart
+from kclrun.model.letter import KeptLetter, Letter, Takeover, classified
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.observe.failures import Failure
@@ -65,7 +65,7 @@ class Memory:
 
     def kept(self):
         found = [KeptLetter(each, name, (name,)) for name, each in self.letters.items()]
-        return told_apart(found, self.takeovers.values())
+        return classified(found, self.takeovers.values())
 
 
 class Killed(BaseException):
@@ -327,6 +327,6 @@ def takeover_of_what_is_committed(monkeypatch):
     ],
     ids=lambda each: each.__name__.replace("_", " "),
 )
-def test_without_one_of_the_rules_letters_are_told_wrongly(monkeypatch, broken):
+def test_without_one_of_the_rules_letters_are_reported_wrongly(monkeypatch, broken):
     broken(monkeypatch)
     assert any(True for _ in lives_told_wrongly())

@@ -190,7 +190,7 @@ class Life:
             self.kept = LocalEntries(world.disk / shard, 1000, self._broke)
         self.versions = StateVersions(store, shard, self.row.counter, nonce, self.kept)
         entries = self.versions.restore(self.row, world.read, RANGES[shard])
-        self.done = self.told = number_at(self.row.checkpoint, shard)
+        self.done = self.reported = number_at(self.row.checkpoint, shard)
         assert decoded(entries) == fold(shard, self.done)
         self.live = LiveEntries(entries, self._change, RANGES[shard], 10**6)
         self.state = State(self.live)
@@ -248,7 +248,7 @@ class Life:
             return
         self.outputs.end_batch(at(end))
         self.outputs.settle(at(end))
-        self.told, self.done = self.done, end  # the core learns of it later
+        self.reported, self.done = self.done, end  # the core learns of it later
 
     def turn(self) -> None:
         if not self.is_over and self.outputs._has_work():
@@ -262,16 +262,16 @@ class Life:
         ahead of what the core was told."""
         if self.is_over or self.is_waiting:
             return
-        is_end = self.told == RECORDS[self.shard]
-        wanted = SHARD_END if is_end else at(self.told)
+        is_end = self.reported == RECORDS[self.shard]
+        wanted = SHARD_END if is_end else at(self.reported)
         for asked in self.commits.ask(CommitOutputs(wanted, must=True), Instant(10.0**9)):
             self.outputs.commit(asked)
         self.turn()
-        self.told, told = self.done, self.told
+        self.reported, reported = self.done, self.reported
         if self.is_over:
             return
         saved = self.row.checkpoint
-        wanted = SHARD_END if is_end else at(told)
+        wanted = SHARD_END if is_end else at(reported)
         position = self.commits.covered(wanted, saved, saved)
         if position == saved or (is_end and position != SHARD_END):
             return

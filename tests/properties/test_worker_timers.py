@@ -204,7 +204,7 @@ class Life:
         self.stops: list[bool] = []
         self.row = world.claim(shard)
         self.is_over = self.is_waiting = False
-        self.processed = self.delivered = self.told = self.row.checkpoint
+        self.processed = self.delivered = self.reported = self.row.checkpoint
         store = MemoryVersions(world.stored, self.fates[0])
         self.versions = StateVersions(store, shard, self.row.counter, f"{world.lives:08x}")
         entries = self.versions.restore(self.row, world.read, RANGES[shard])
@@ -312,14 +312,14 @@ class Life:
                 self.delivered = max(self.delivered, last)
             case events.BatchProcessed(last):
                 assert last >= self.processed, "processed moves forward"
-                self.told, self.processed = self.processed, last
+                self.reported, self.processed = self.processed, last
 
     def _asked(self, asked: events.CheckpointRequested) -> None:
         """User code asks for a checkpoint, or a round of wall timers ends: it is waited for."""
         wanted = asked.position or self.delivered
         for _ in range(3):
             if not self.is_over and self.row.checkpoint < wanted:
-                self.told = wanted
+                self.reported = wanted
                 self.save("", may_end=False)
         is_there = self.row.checkpoint >= wanted and not self.is_over
         answer = CheckpointAnswer.DURABLE if is_there else CheckpointAnswer.LOST
@@ -362,16 +362,16 @@ class Life:
         if self.is_over or self.is_waiting:
             return
         last = records_of(self.shard)[-1].position if RECORDS[self.shard] else TRIM_HORIZON
-        is_end = may_end and self.told.of_record >= last and not (self.unread or self.is_due)
-        wanted = SHARD_END if is_end else self.told
+        is_end = may_end and self.reported.of_record >= last and not (self.unread or self.is_due)
+        wanted = SHARD_END if is_end else self.reported
         for asked in self.commits.ask(CommitOutputs(wanted, must=True), Instant(10.0**9)):
             self.outputs.commit(asked)
         self.turn()
-        self.told, told = self.processed, self.told
+        self.reported, reported = self.processed, self.reported
         if self.is_over:
             return
         saved = self.row.checkpoint
-        position = self.commits.covered(SHARD_END if is_end else told, saved, saved)
+        position = self.commits.covered(SHARD_END if is_end else reported, saved, saved)
         if position == saved or (is_end and position != SHARD_END):
             return
         cursors, version = self.commits.to_write(self.row, position)

@@ -121,7 +121,7 @@ def examined(row, first, second, listing):
     return diagnose(*looks, circumstances(row))
 
 
-def told(findings):
+def reported(findings):
     return sorted(" ".join([finding.kind.value, *finding.keys]) for finding in findings)
 
 
@@ -163,9 +163,9 @@ def test_a_broken_table_is_found_and_mended(row):
     accepts = set(row.get("accepts", []))
     mendable = to_mend(findings, accepted={each.split()[0] for each in accepts})
     expected_mends = sorted([*row.get("mends", []), *accepts])
-    assert told(to_mend(findings, accepted=())) == sorted(row.get("mends", []))
-    assert told(mendable) == expected_mends
-    assert told(f for f in findings if not f.mend) == sorted(row.get("tells", []))
+    assert reported(to_mend(findings, accepted=())) == sorted(row.get("mends", []))
+    assert reported(mendable) == expected_mends
+    assert reported(f for f in findings if not f.mend) == sorted(row.get("tells", []))
     gravities = [finding.gravity for finding in findings]
     assert gravities == sorted(gravities)
     advices = "\n".join(finding.advice for finding in findings)
@@ -173,7 +173,7 @@ def test_a_broken_table_is_found_and_mended(row):
     silent = [
         f
         for f in findings
-        if (not f.mend or f.kind.needs_consent) and not f.advice and f.kind.value != "nobody-alive"
+        if (not f.mend or f.kind.needs_consent) and not f.advice and f.kind.value != "no-live-owner"
     ]
     assert silent == []
 
@@ -193,7 +193,7 @@ def test_a_broken_table_is_found_and_mended(row):
     take_what_is_free(table, mended_keys)
     later = items_of(table, sorted(everybody))
     left = examined(row, before_their_renewals(later, alive(row)), later, listing)
-    assert told(left) == sorted(row.get("left", row.get("tells", [])))
+    assert reported(left) == sorted(row.get("left", row.get("tells", [])))
 
 
 @pytest.mark.parametrize("row", CORPUS, ids=[row["it"] for row in CORPUS])

@@ -74,7 +74,7 @@ def test_a_planted_bug_is_found_by_its_shortest_story(bug):
     assert "PYTHONPATH=. python -m tests.simulation.tiny_worlds.program" in story
 
 
-def test_a_stuck_world_is_told():
+def test_a_stuck_world_is_reported():
     world = BY_NAME["calm"]
     stuck = Search(world, states_max=400, seconds_max=SECONDS_MAX)
     stuck.run()
@@ -156,7 +156,7 @@ def test_a_limited_run_prints_a_line_a_world_and_a_sum(capsys):
     assert lines[-1].startswith(f"{len(WORLDS)} worlds, 0 of them complete: ")
 
 
-def test_a_violation_is_told_and_fails_the_run(capsys):
+def test_a_violation_is_reported_and_fails_the_run(capsys):
     bug = next(bug for bug in BUGS if bug.world == "calm")
 
     with bug.plant():

@@ -170,8 +170,8 @@ class Running:
 
     def _said(self):
         lines = self._log.read_text(errors="replace").splitlines()
-        told = [line[:500] for line in lines if " INFO " not in line and " WARN " not in line]
-        return "\n".join(told[:150])
+        reported = [line[:500] for line in lines if " INFO " not in line and " WARN " not in line]
+        return "\n".join(reported[:150])
 
 
 @pytest.fixture(scope="module")
@@ -292,6 +292,6 @@ def test_a_processor_runs_on_executors_that_were_given_the_wheel(
     rows = parquet_rows(tmp_path / "out")
     assert pairs(rows) == sorted(stream.put_records)
     cluster.assert_executors_ran_what_was_shipped(rows, driver)
-    told = json.loads(report.read_text())
-    assert told["totals"]["records"] == len(stream.put_records)
-    assert told["exit_reason"] == "caught up"
+    reported = json.loads(report.read_text())
+    assert reported["totals"]["records"] == len(stream.put_records)
+    assert reported["exit_reason"] == "caught up"

@@ -217,7 +217,7 @@ def test_a_query_begins_inside_an_aggregate_where_its_lease_stands(collected, st
     assert first["from"] == {shard_id: f"{number}/3"}
 
 
-def test_a_lease_table_that_is_not_there_is_told_by_name(collected, stream):
+def test_a_lease_table_that_is_not_there_is_reported_by_name(collected, stream):
     query = at_leases(collected(stream), "nobody").start()
 
     with pytest.raises(StreamingQueryException, match="there is no lease table nobody"):

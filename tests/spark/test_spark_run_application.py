@@ -190,11 +190,11 @@ def test_a_pipeline_reads_a_resharding_stream_to_its_end_and_sums_up(application
     assert "20000 rows, 20000 distinct, up to 19999" in done.stdout
     left = {each.name for each in tmp_path.iterdir()} - {"__pycache__"}
     assert left == {"app.yaml", "out", "pipelines.py", "report.json"}, "Spark leaves nothing here"
-    told = json.loads(report.read_bytes())
-    assert told["exit_reason"] == "caught up"
-    assert told["totals"]["records"] == 20_000
-    assert sum(shard["records"] for shard in told["shards"].values()) == 20_000
-    assert (told["totals"]["shards"], told["totals"]["ended"]) == (5, 3)
+    reported = json.loads(report.read_bytes())
+    assert reported["exit_reason"] == "caught up"
+    assert reported["totals"]["records"] == 20_000
+    assert sum(shard["records"] for shard in reported["shards"].values()) == 20_000
+    assert (reported["totals"]["shards"], reported["totals"]["ended"]) == (5, 3)
     # A JVM says which options of the environment it has picked up.
     events = [line["event"] for line in lines(done.stderr) if line["event"] != "engine_said"]
     assert events[:2] == ["engine_starting", "query_started"]
@@ -232,9 +232,9 @@ def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(applic
     entries = checkpoint_of(tmp_path / "out")
     assert entries["commits"]
     assert entries["commits"] == entries["offsets"]
-    told = json.loads(report.read_bytes())
-    assert told["exit_reason"] == "drained"
-    assert told["totals"]["batches"] == len(entries["commits"])
+    reported = json.loads(report.read_bytes())
+    assert reported["exit_reason"] == "drained"
+    assert reported["totals"]["batches"] == len(entries["commits"])
     events = [line["event"] for line in lines(said)]
     assert "draining" in events
     assert events[-1] == "query_stopped"
@@ -302,9 +302,11 @@ def test_a_processor_emits_typed_rows_and_its_prints_are_log_lines(application, 
     rows = [json.loads(line) for line in written.splitlines()]
     assert sum(row["rows"] for row in rows) == 20_000
     assert sum(row["total"] for row in rows) == sum(range(20_000))
-    told = json.loads(report.read_bytes())
-    assert told["totals"]["records"] == 20_000
-    assert sum(shard["bytes"] for shard in told["shards"].values()) == told["totals"]["bytes"]
+    reported = json.loads(report.read_bytes())
+    assert reported["totals"]["records"] == 20_000
+    assert (
+        sum(shard["bytes"] for shard in reported["shards"].values()) == reported["totals"]["bytes"]
+    )
     assert "a line of user code" in {line.get("text") for line in lines(done.stderr)}
 
 

@@ -14,7 +14,7 @@ def three(records, options, more): return records
 
 
 @pytest.fixture
-def told(tmp_path, capsys):
+def reported(tmp_path, capsys):
     """Runs a verb on a configuration with this in it: exit code, and what was said."""
     (tmp_path / "pipelines.py").write_text(PIPELINES)
 
@@ -34,16 +34,16 @@ GOOD = "spark: {checkpoint: /c}\npipeline: pipelines:one\n"
 
 
 @pytest.mark.parametrize("pipeline", ["one", "two"])
-def test_a_pipeline_takes_the_records_and_the_options_if_it_wants_them(told, pipeline):
-    code, said = told(f"spark: {{checkpoint: /c}}\npipeline: pipelines:{pipeline}", *CHECK)
+def test_a_pipeline_takes_the_records_and_the_options_if_it_wants_them(reported, pipeline):
+    code, said = reported(f"spark: {{checkpoint: /c}}\npipeline: pipelines:{pipeline}", *CHECK)
 
     assert code == 0, said
     assert "PySpark " in said
     assert f"ok  pipelines:{pipeline}" in said
 
 
-def test_settings_without_a_meaning_on_spark_are_named(told):
-    code, said = told(GOOD + "leases: {max: 8}\nstall: 5m", *CHECK)
+def test_settings_without_a_meaning_on_spark_are_named(reported):
+    code, said = reported(GOOD + "leases: {max: 8}\nstall: 5m", *CHECK)
 
     assert code == 0
     assert "without meaning on it: leases, stall" in said
@@ -75,33 +75,33 @@ def test_settings_without_a_meaning_on_spark_are_named(told):
         (GOOD + "checkpoint: {every: manual}", "checkpoint.every: manual has no meaning"),
     ],
 )
-def test_what_is_wrong_is_78_and_told_before_spark_starts(told, more, words, verb):
-    code, said = told(more, *verb)
+def test_what_is_wrong_is_78_and_told_before_spark_starts(reported, more, words, verb):
+    code, said = reported(more, *verb)
 
     assert code == 78, said
     assert words in said
 
 
-def test_an_older_pyspark_is_refused_in_clear_words(told, monkeypatch):
+def test_an_older_pyspark_is_refused_in_clear_words(reported, monkeypatch):
     monkeypatch.setattr("pyspark.__version__", "3.5.1")
 
-    code, said = told(GOOD, *CHECK)
+    code, said = reported(GOOD, *CHECK)
 
     assert code == 78
     assert "kclrun needs PySpark 4.0 or later; found 3.5.1" in said
 
 
-def test_without_pyspark_the_extra_is_named(told, monkeypatch):
+def test_without_pyspark_the_extra_is_named(reported, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyspark", None)
 
-    code, said = told(GOOD, *CHECK)
+    code, said = reported(GOOD, *CHECK)
 
     assert code == 78
     assert "pip install 'kclrun[spark]'" in said
 
 
-def test_there_are_no_leases_to_show(told):
-    code, said = told(GOOD, "leases")
+def test_there_are_no_leases_to_show(reported):
+    code, said = reported(GOOD, "leases")
 
     assert code == 78
     assert "positions are in the query's checkpoint, /c" in said

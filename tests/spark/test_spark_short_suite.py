@@ -67,7 +67,7 @@ def test_a_range_is_read_as_a_batch(spark, stream_of):
 
 
 @pytest.mark.slow
-def test_options_that_are_wrong_are_told_at_load(spark, stream):
+def test_options_that_are_wrong_are_reported_at_load(spark, stream):
     with pytest.raises(AnalysisException, match="did you mean startingOffsets"):
         spark.readStream.format("kclrun").options(**stream.options, startingOfsets="x").load()
 

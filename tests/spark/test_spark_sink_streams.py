@@ -44,7 +44,7 @@ def feed(spark: SparkSession, tmp_path: Path) -> Feed:
     return Feed(spark, tmp_path)
 
 
-def telling_source(told: Path) -> type:
+def telling_source(reported: Path) -> type:
     """The format, under another name, whose commits also write down what they were told."""
 
     def make() -> type:
@@ -58,7 +58,7 @@ def telling_source(told: Path) -> type:
                     super().commit(messages, batchId)
                     assert all(isinstance(each, TaskDone) for each in messages)
                     reports = [[each.report.rows, each.report.refused_records] for each in messages]
-                    with told.open("a") as lines:
+                    with reported.open("a") as lines:
                         lines.write(json.dumps([batchId, reports]) + "\n")
 
             writer.__class__ = TellingWriter
@@ -200,15 +200,15 @@ class TestAStream:
 
 
 class TestThrottling:
-    def test_it_costs_no_record_and_no_order_and_the_commit_is_told(
+    def test_it_costs_no_record_and_no_order_and_the_commit_is_reported(
         self, spark, throttling, feed, tmp_path
     ):
         # One shard takes 1,000 records a second.
         stream = throttling.stream(1)
         rows = numbered(6_000, keys=600)
         feed.add(rows)
-        told = tmp_path / "told"
-        spark.dataSource.register(telling_source(told))
+        reported = tmp_path / "told"
+        spark.dataSource.register(telling_source(reported))
 
         feed.run(
             feed.rows()
@@ -219,7 +219,7 @@ class TestThrottling:
 
         by_key = numbers_by_key(throttling.stored(stream))
         assert by_key == {f"key-{k}": list(range(k, 6_000, 600)) for k in range(600)}
-        ((batch_id, reports),) = [json.loads(line) for line in told.read_text().splitlines()]
+        ((batch_id, reports),) = [json.loads(line) for line in reported.read_text().splitlines()]
         assert batch_id == 0
         assert sum(rows for rows, _ in reports) == 6_000
         assert sum(refused for _, refused in reports) > 0

@@ -118,9 +118,9 @@ class TestRefusals:
         assert records(kinesis.stored(stream)) == []
 
     def test_a_missing_stream_is_named(self, spark, kinesis):
-        told = refused(
+        reported = refused(
             rows_of(spark, numbered(3, 1)).drop("number"), kinesis.options(streamName="nowhere")
         )
 
-        assert "nowhere" in told
-        assert "NotFound" in told
+        assert "nowhere" in reported
+        assert "NotFound" in reported

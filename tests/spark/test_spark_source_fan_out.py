@@ -20,8 +20,8 @@ def reported(query):
     progress = query.lastProgress
     if progress is None or not progress["sources"]:
         return {}
-    told = progress["sources"][0]["latestOffset"]
-    return json.loads(told) if isinstance(told, str) else told
+    shown = progress["sources"][0]["latestOffset"]
+    return json.loads(shown) if isinstance(shown, str) else shown
 
 
 def is_subscribed(query, shards):

@@ -34,29 +34,29 @@ def closed_port():
         return one.getsockname()[1]
 
 
-def test_unknown_options_are_told_at_load_all_together_with_a_suggestion(spark, stream):
-    told = refused(
+def test_unknown_options_are_reported_at_load_all_together_with_a_suggestion(spark, stream):
+    reported = refused(
         spark,
         {**stream.options, "startingOfsets": "latest", "pollInterval": "1ms", "awsSecretKey": "x9"},
     )
 
-    assert "did you mean startingOffsets?" in told
-    assert "pollInterval: expected 200ms to 1m" in told
-    assert "awssecretkey: credentials are not options" in told
-    assert "x9" not in told
+    assert "did you mean startingOffsets?" in reported
+    assert "pollInterval: expected 200ms to 1m" in reported
+    assert "awssecretkey: credentials are not options" in reported
+    assert "x9" not in reported
 
 
-def test_a_missing_stream_is_told_at_load(spark, stream):
-    told = refused(spark, {**stream.options, "streamName": "no-such"})
+def test_a_missing_stream_is_reported_at_load(spark, stream):
+    reported = refused(spark, {**stream.options, "streamName": "no-such"})
 
-    assert "there is no stream no-such" in told
-    assert "Check streamName, region and endpointUrl" in told
+    assert "there is no stream no-such" in reported
+    assert "Check streamName, region and endpointUrl" in reported
 
 
 @pytest.mark.slow  # it tries for ten seconds
-def test_an_endpoint_that_nobody_answers_is_told_at_load(spark):
+def test_an_endpoint_that_nobody_answers_is_reported_at_load(spark):
     port = closed_port()
-    told = refused(
+    reported = refused(
         spark,
         {
             "streamName": "flights",
@@ -65,7 +65,7 @@ def test_an_endpoint_that_nobody_answers_is_told_at_load(spark):
         },
     )
 
-    assert f"the stream flights cannot be reached at http://127.0.0.1:{port}" in told
+    assert f"the stream flights cannot be reached at http://127.0.0.1:{port}" in reported
 
 
 def test_a_checkpoint_of_another_stream_is_refused(collected, stream, stream_of):
@@ -74,10 +74,10 @@ def test_a_checkpoint_of_another_stream_is_refused(collected, stream, stream_of)
     run.run_until(5)
 
     run.stream = stream_of(1)
-    told = ended(run.start())
+    reported = ended(run.start())
 
-    assert "another stream" in told
-    assert stream.name in told
+    assert "another stream" in reported
+    assert stream.name in reported
     assert len(run.rows) == 5
 
 
@@ -88,9 +88,9 @@ def test_a_stream_that_was_created_again_is_refused(collected, stream):
 
     stream.recreate(1)
     stream.put(5)
-    told = ended(run.start())
+    reported = ended(run.start())
 
-    assert "was deleted and re-created" in told
+    assert "was deleted and re-created" in reported
     assert len(run.rows) == 5
 
 
@@ -107,9 +107,9 @@ def test_so_it_is_when_a_batch_is_left_to_be_read_again(collected, stream):
     stream.recreate(1)
     stream.put(5)
     run.batches.clear()
-    told = ended(run.start())
+    reported = ended(run.start())
 
-    assert "was deleted and re-created" in told
+    assert "was deleted and re-created" in reported
     assert run.batches == []
 
 
@@ -122,9 +122,9 @@ def test_a_checkpoint_of_a_newer_version_is_refused(collected, stream):
         offsets.write_text("\n".join([*head, json.dumps({**json.loads(text), "v": VERSION + 1})]))
         offsets.with_name(f".{offsets.name}.crc").unlink(missing_ok=True)
 
-    told = ended(run.start())
+    reported = ended(run.start())
 
-    assert f"the checkpoint is of version {VERSION + 1}, written by a newer kclrun" in told
+    assert f"the checkpoint is of version {VERSION + 1}, written by a newer kclrun" in reported
 
 
 def test_columns_of_the_users_own_are_refused(spark, stream):
@@ -141,10 +141,10 @@ def test_a_stream_has_no_end_and_a_batch_does_not_start_at_latest(collected, spa
 
 
 def test_keys_in_an_endpoint_are_refused_and_not_repeated(spark):
-    told = refused(
+    reported = refused(
         spark,
         {"streamName": "s", "region": "us-east-1", "endpointUrl": f"https://{ACCESS_KEY}:x@h"},
     )
 
-    assert "endpointUrl: expected an https URL" in told
-    assert ACCESS_KEY not in told
+    assert "endpointUrl: expected an https URL" in reported
+    assert ACCESS_KEY not in reported

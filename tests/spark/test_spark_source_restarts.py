@@ -155,13 +155,13 @@ def test_nothing_secret_stands_in_the_plan_or_the_checkpoint(collected, stream, 
 
     query.explain(extended=True)
     run.frame().explain(mode="extended")
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     query.stop()
 
     files = [each for each in Path(run.checkpoint).rglob("*") if each.is_file()]
     assert len(files) >= 3
-    texts = [each.read_bytes() for each in files] + [told.encode()]
-    assert "kclrun" in told
+    texts = [each.read_bytes() for each in files] + [reported.encode()]
+    assert "kclrun" in reported
     for secret in (ACCESS_KEY, SECRET_KEY, "00000009"):
         assert all(secret.encode() not in text for text in texts), secret
 

@@ -88,8 +88,8 @@ class Rig:
         """Until the progress of this query tells of so many records."""
 
         def count():
-            told = [each.observedMetrics.get(OBSERVED) for each in query.recentProgress]
-            return sum(each["records"] for each in told if each is not None and each["records"])
+            reported = [each.observedMetrics.get(OBSERVED) for each in query.recentProgress]
+            return sum(each["records"] for each in reported if each is not None and each["records"])
 
         until(lambda: count() >= records, f"{records} records are committed", query)
 

@@ -20,13 +20,13 @@ def at(number):
 
 
 def rows_of(token=1, **changed):
-    told = {"application": "a", "stream": "s", "stream_created_at": 1.5, "generation": 0}
-    return RowsOf(**(told | {"shard_id": "shardId-000000000000", "token": token} | changed))
+    reported = {"application": "a", "stream": "s", "stream_created_at": 1.5, "generation": 0}
+    return RowsOf(**(reported | {"shard_id": "shardId-000000000000", "token": token} | changed))
 
 
 def place_at(url, **changed):
-    told = {"table": "rides", "schema": SCHEMA, "creates_table": True}
-    return OutputPlace(**({"name": "output", "sql": url} | told | changed))
+    reported = {"table": "rides", "schema": SCHEMA, "creates_table": True}
+    return OutputPlace(**({"name": "output", "sql": url} | reported | changed))
 
 
 def row(number):

@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("pretence", "told"),
+    ("pretence", "reported"),
     [
         ("sys.platform = 'darwin'", r"on darwin\."),
         ("sys.platform = 'win32'", r"on win32\."),
         ("sys.version_info = (3, 10, 4)", r"cpython 3\.10 on linux\."),
     ],
 )
-def test_an_import_elsewhere_says_what_kclrun_runs_on(pretence, told):
+def test_an_import_elsewhere_says_what_kclrun_runs_on(pretence, reported):
     ran = subprocess.run(
         [sys.executable, "-c", f"import sys; {pretence}; import kclrun"],
         cwd=ROOT,
@@ -30,7 +30,7 @@ def test_an_import_elsewhere_says_what_kclrun_runs_on(pretence, told):
     last_line = ran.stderr.splitlines()[-1]
     assert ran.returncode == 1
     assert last_line.startswith("ImportError: kclrun runs on Linux (x86-64, aarch64) with CPython")
-    assert re.search(told, last_line)
+    assert re.search(reported, last_line)
 
 
 def test_ci_runs_on_every_python_that_the_package_names():

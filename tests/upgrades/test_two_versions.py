@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from tests.processes.fleet_rig.gaps import planned_gaps, reads_after, told_gaps
+from tests.processes.fleet_rig.gaps import planned_gaps, reads_after, reported_gaps
 from tests.processes.fleet_rig.times import judge_times
-from tests.processes.ledger_rig.rounds import told
+from tests.processes.ledger_rig.rounds import reported
 from tests.upgrades.versions import HEAD
 
 pytest_plugins = ("tests.processes.fleet_rig.fixtures", "tests.upgrades.fixtures")
@@ -108,7 +108,7 @@ def test_hosts_of_either_version_that_are_lost_are_read_on_by_what_is_left_of_bo
         again_s += read_again(fleet, keys, lost_at)
         settle(fleet, SHARDS + 2)
 
-    print(told(f"host lost, failover {FAILOVER_S:g} s: reading again", again_s))
+    print(reported(f"host lost, failover {FAILOVER_S:g} s: reading again", again_s))
     fleet.finish(source, killed=killed, cap=CAP)
     assert fleet.misplaced() == []
     judge_times(again_s, p99_max_s=FAILOVER_S + 7)
@@ -181,7 +181,7 @@ def test_a_manager_killed_and_started_again_as_the_other_version_has_its_leases_
     fleet.run("a", next_one)
 
     again_s = read_again(fleet, keys, died_at)
-    print(told("manager killed: reading again by the other version", again_s))
+    print(reported("manager killed: reading again by the other version", again_s))
     fleet.finish(source, killed=killed, cap=CAP)
     continues(fleet, former, next_one)
     assert fleet.machines["a"].of("former_owners_gone")
@@ -248,7 +248,7 @@ def judge_moves(fleet, source, began):
     # Who has taken a row reads it only after a fork and a claim. Nobody at all is a failure here.
     fleet.until(lambda: all(math.isfinite(gap.seconds) for gap in gaps()))
     fleet.finish(source)
-    print(told_gaps("planned moves", gaps()))
+    print(reported_gaps("planned moves", gaps()))
     assert len(gaps()) >= SHARDS
     seconds = [gap.seconds for gap in gaps()]
     judge_times(seconds, p50_max_s=P50_MAX_S, p99_max_s=P99_MAX_S)

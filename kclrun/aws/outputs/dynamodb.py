@@ -225,8 +225,8 @@ class DynamoDbOutput:
             raise self._naming(error) from None
 
     def _naming(self, error: errors.ServiceError) -> errors.ServiceError:
-        told = f"cannot use the table {self._table}: {error}"
-        return type(error)(told, operation=error.operation, code=error.code)
+        message = f"cannot use the table {self._table}: {error}"
+        return type(error)(message, operation=error.operation, code=error.code)
 
     def _key_part(self, at: int, column: KeyColumn, item: _Attribute) -> str:
         name, kind = column.attribute_name, column.attribute_type
@@ -364,14 +364,14 @@ class DynamoDbOutput:
 
 
 def _request(table: str, item: bytes, condition: str, values: _Attribute) -> bytes:
-    told = {
+    request = {
         "TableName": table,
         "ConditionExpression": condition,
         "ExpressionAttributeNames": _NAMES,
         "ExpressionAttributeValues": values,
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
     }
-    return _encode(told)[:-1] + b',"Item":' + item + b"}"
+    return _encode(request)[:-1] + b',"Item":' + item + b"}"
 
 
 def _age(shard_id: str) -> tuple[int, str]:

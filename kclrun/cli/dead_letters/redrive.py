@@ -158,8 +158,8 @@ def process_again(
             if refusal := rows.refusal(answer):
                 answer = Redriven(error=refusal)
             if answer.error:
-                told = answer.error.replace("\n", "\n  ")
-                tell(f"{shard}: {told}")
+                indented = answer.error.replace("\n", "\n  ")
+                tell(f"{shard}: {indented}")
             rows.keep(shard, answer)
             store.remove([kept[index] for index in answer.done])
             left += len(kept) - len(answer.done)

@@ -494,11 +494,11 @@ def _ask(aws: Aws, ask: writes.Ask, wait_s: float) -> int:
 def _await_taker(aws: Aws, ask: writes.Ask, wait_s: float) -> int:
     """Read the row until it has a new owner, and print the result of the request."""
     over = time.monotonic() + wait_s
-    is_told = False
+    is_shown = False
     while True:
         lease = lease_of(aws, ask.key)
-        if lease.owner == OFFERED and not is_told:
-            is_told = True
+        if lease.owner == OFFERED and not is_shown:
+            is_shown = True
             click.echo(f"{ask.key}: given away, waits for its taker")
         code = _verdict(lease, ask)
         if code is not None:
@@ -532,13 +532,13 @@ def _verdict(lease: Lease, ask: writes.Ask) -> int | None:
 
 def _gave_up(lease: Lease, ask: writes.Ask, wait_s: float) -> int:
     if lease.owner == OFFERED:
-        told = "given away, and not taken yet; see  kclrun leases --age"
+        state = "given away, and not taken yet; see  kclrun leases --age"
     else:
-        told = (
+        state = (
             f"still with {ask.asked} after {wait_s:g} s: it is in a long batch, or has ended\n"
             "The ask stays for 30 s; see  kclrun leases --age"
         )
-    click.echo(f"{ask.key}: {told}", err=True)
+    click.echo(f"{ask.key}: {state}", err=True)
     return exit_codes.UNMET
 
 

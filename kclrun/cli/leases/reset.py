@@ -364,13 +364,13 @@ def _show(each: _Reset, settings: Settings, to: str) -> None:
     click.echo(f"{each.name}, table {settings.table}: to {to}, generation {plan.generation}")
     _show_rows(_begun(each, write, to) for write in (*plan.begin, *plan.end))
     coming = {key for write in plan.begin for key in keys_of(write)}
-    told = []
+    removed = []
     for write in plan.remove:
         comes_again = not coming.isdisjoint(rows[write.key].parents)
         coming |= {write.key} if comes_again else set()
         why = "it comes again when its parents end" if comes_again else "its children go on"
-        told.append(f"{called(write.key)}: {_place(rows[write.key])}, removed: {why}")
-    _show_rows(told)
+        removed.append(f"{called(write.key)}: {_place(rows[write.key])}, removed: {why}")
+    _show_rows(removed)
     for place in output_places(settings, each.stream):
         click.echo(f"  {setting_of(place.name)}: {_fate(place, plan.generation)}")
     if settings.state is not None:
@@ -378,11 +378,11 @@ def _show(each: _Reset, settings: Settings, to: str) -> None:
 
 
 def _show_rows(lines: Iterable[str]) -> None:
-    told = list(lines)
-    for line in told[:_ROWS_SHOWN_MAX]:
+    rows = list(lines)
+    for line in rows[:_ROWS_SHOWN_MAX]:
         click.echo(harmless(f"  {line}"))
-    if len(told) > _ROWS_SHOWN_MAX:
-        click.echo(f"  … and {len(told) - _ROWS_SHOWN_MAX} more")
+    if len(rows) > _ROWS_SHOWN_MAX:
+        click.echo(f"  … and {len(rows) - _ROWS_SHOWN_MAX} more")
 
 
 def _begun(each: _Reset, write: ResetLease | CreateLease, to: str) -> str:

@@ -263,11 +263,11 @@ def _show(
         )
     click.echo(f"Table {table}" + (" will be made:" if is_new else ":"))
     for step in steps:
-        click.echo(f"  {_told(step)}")
+        click.echo(f"  {_step_words(step)}")
     click.echo("Do not start the query again from that checkpoint: it knows nothing of the leases.")
 
 
-def _told(step: export.Step) -> str:
+def _step_words(step: export.Step) -> str:
     match step:
         case export.Create(lease, note):
             return f"{lease.key}: new, at {shortened(str(lease.checkpoint))}{_because(note)}"

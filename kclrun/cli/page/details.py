@@ -24,8 +24,8 @@ from kclrun.observe.story import ReadStory
 from kclrun.page.detail_view import (
     SENTENCES_MAX,
     AskedOwner,
-    ToldLetters,
-    ToldStory,
+    LettersRead,
+    StoryRead,
     unread_words,
     why_not_asked,
 )
@@ -165,13 +165,13 @@ class _Stories:
         self._read_at = WallTime(time.time())
         self._stories: dict[str, Story] = {}
 
-    def told(self, lease: Lease) -> ToldStory:
+    def story_of(self, lease: Lease) -> StoryRead:
         """The story of a lease, with those entries of managers that are of none."""
         story = self._stories.get(lease.key)
         if story is None:
             entries = (*self._of_shard.get("", ()), *self._of_shard.get(lease.key, ()))
             story = self._stories[lease.key] = tell(LeaseKey(lease.key), entries)
-        return ToldStory(
+        return StoryRead(
             sentences=story.sentences[-SENTENCES_MAX:],
             before=max(0, len(story.sentences) - SENTENCES_MAX),
             now=tuple(present(lease, story)),
@@ -189,14 +189,14 @@ class DetailReader:
         self._networks = tuple(map(ipaddress.ip_network, aws.settings.observe.members))
         self._stories = OnDemand[_Stories](_STORY_EVERY_S, at_once=1, rest=_STORY_REST)
         self._asked = OnDemand[AskedOwner](_DETAIL_EVERY_S, at_once=_OWNERS_AT_ONCE)
-        self._listed = OnDemand[ToldLetters](_LETTERS_EVERY_S, at_once=1, rest=_STORY_REST)
+        self._listed = OnDemand[LettersRead](_LETTERS_EVERY_S, at_once=1, rest=_STORY_REST)
         objects = aws.story
         self._objects = RecentObjects(objects) if objects is not None else None
 
-    def story(self, lease: Lease) -> ToldStory | None:
+    def story(self, lease: Lease) -> StoryRead | None:
         """The story, of some seconds ago, beside what the row says now."""
         stories = self._stories.look("", self._read_stories)
-        return None if stories is None else stories.told(lease)
+        return None if stories is None else stories.story_of(lease)
 
     def asked(self, lease: Lease) -> AskedOwner | None:
         """The owner's answer. An owner that cannot be asked is not, and the page says why."""
@@ -208,20 +208,20 @@ class DetailReader:
         key = f"{lease.key} {lease.owner} {lease.endpoint}"
         return self._asked.look(key, lambda: self._ask(lease, place))
 
-    def letters(self) -> ToldLetters | None:
+    def letters(self) -> LettersRead | None:
         """The letters, where looking at them changes nothing."""
         return self._listed.look("", self._read_letters)
 
-    def _read_letters(self) -> ToldLetters:
+    def _read_letters(self) -> LettersRead:
         at = WallTime(time.time())
         try:
             if not self._letters.are_here:
-                return ToldLetters(is_here=False, waiting=self._letters.waiting(), read_at=at)
+                return LettersRead(is_here=False, waiting=self._letters.waiting(), read_at=at)
             lines, are_more = self._letters.listed()
         except Exception as error:  # noqa: BLE001 - the page shows what failed
             words = str(error) if isinstance(error, KclrunError) else type(error).__name__
-            return ToldLetters(problem=f"They cannot be read: {words}", read_at=at)
-        return ToldLetters(lines=lines, are_more=are_more, read_at=at)
+            return LettersRead(problem=f"They cannot be read: {words}", read_at=at)
+        return LettersRead(lines=lines, are_more=are_more, read_at=at)
 
     def _ask(self, lease: Lease, place: tuple[str, int]) -> AskedOwner:
         detail = ask_for_detail(

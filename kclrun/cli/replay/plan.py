@@ -69,8 +69,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         the same command goes on with a replay that was interrupted, and another never does."""
         begin = "TRIM_HORIZON" if self.start.at is None else _stamp(self.start.at)
         if self.stops is not None:
-            told = "\n".join(sorted(f"{shard} {at}" for shard, at in self.stops.items()))
-            return f"rebuild-{begin}-{hashlib.sha256(told.encode()).hexdigest()[:_KEYS_DIGITS]}"
+            stops = "\n".join(sorted(f"{shard} {at}" for shard, at in self.stops.items()))
+            return f"rebuild-{begin}-{hashlib.sha256(stops.encode()).hexdigest()[:_KEYS_DIGITS]}"
         parts = [self.label, begin, _stamp(self.until_at)]
         if self.keys:
             keys = "\n".join(sorted(self.keys)).encode()

@@ -290,14 +290,14 @@ class _Filler:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             try:
-                told = msgspec.json.decode(line, type=FillReport | Filling)
+                message = msgspec.json.decode(line, type=FillReport | Filling)
             except msgspec.DecodeError:
                 continue  # a line that the source printed
-            if isinstance(told, Filling):
-                self.filling = told
+            if isinstance(message, Filling):
+                self.filling = message
             else:
-                self._report = told
-                self.filling = Filling(told.user_records, told.user_records)
+                self._report = message
+                self.filling = Filling(message.user_records, message.user_records)
         self._process.wait()
 
     def __enter__(self) -> _Filler:

@@ -340,11 +340,11 @@ _BAR_COLUMNS: Final = 30
 
 
 class Bar(NamedTuple):
-    """One bar. `share` is from 0 to 1; `told` is the text that follows it."""
+    """One bar. `share` is from 0 to 1; `text` is the text that follows it."""
 
     title: str
     share: float
-    told: str
+    text: str
 
 
 class Bars:
@@ -396,6 +396,6 @@ def drawn_bars(bars: tuple[Bar, ...]) -> Table:
         table.add_row(
             Text(bar.title, style="bold"),
             ProgressBar(total=1.0, completed=bar.share, width=_BAR_COLUMNS),
-            Text(f"{bar.share:4.0%}  {bar.told}"),
+            Text(f"{bar.share:4.0%}  {bar.text}"),
         )
     return table

@@ -25,7 +25,7 @@ from kclrun.spark.engine.java import SUBMITTED, close_session
 from kclrun.spark.engine.session import open_session
 from kclrun.spark.running.failures import captured_engine
 from kclrun.spark.running.progress import FIRST_BATCH
-from kclrun.spark.running.query import as_option_texts, told_as_ours
+from kclrun.spark.running.query import as_kclrun_errors, as_option_texts
 from kclrun.spark.running.runtime import ExitReason, SparkRun, require_runnable
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _session(settings: Settings, paths: tuple[Path, ...], log: EventLog) -> Iter
     if settings.aws.profile is not None:
         os.environ["AWS_PROFILE"] = settings.aws.profile
     _let_workers_import(paths)
-    with captured_engine(log), told_as_ours():
+    with captured_engine(log), as_kclrun_errors():
         spark = open_session(
             application=settings.application,
             master=settings.spark.master,

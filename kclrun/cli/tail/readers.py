@@ -277,7 +277,7 @@ class TailReaders:
         self._due: list[tuple[float, str, ShardTail]] = []
         self._unbegun = 0
         self._failing_since: dict[str, float] = {}
-        self._is_told = False
+        self._is_shown = False
         self._answered_instant = time.monotonic()
         self._is_closed = False
 
@@ -426,8 +426,8 @@ class TailReaders:
         with self._changed:
             self._answered_instant = time.monotonic()
             self._failing_since.pop(tail.shard_id, None)
-            is_healed = self._is_told and not self._failing_since
-            self._is_told = self._is_told and not is_healed
+            is_healed = self._is_shown and not self._failing_since
+            self._is_shown = self._is_shown and not is_healed
         if is_healed:
             self._tell(Trouble("Reading works again"))
 
@@ -435,8 +435,8 @@ class TailReaders:
         with self._changed:
             now = time.monotonic()
             since = self._failing_since.setdefault(tail.shard_id, asked)
-            is_news = not self._is_told and now - since >= _NOTICED_S
-            self._is_told = self._is_told or is_news
+            is_news = not self._is_shown and now - since >= _NOTICED_S
+            self._is_shown = self._is_shown or is_news
             if isinstance(error, _ANSWERS):
                 self._answered_instant = now
             # Counted from the first failure: while a pager blocks the threads, they send nothing.

@@ -125,17 +125,17 @@ def _sections(entries: Sequence[Entry], script: Script) -> Iterator[str]:
             yield from _comment(f"{script.remark} Name the script, or the class in it:", "")
             yield "# processor: kclpy:script.py"
         elif section in tree:
-            yield from _told(section, tree[section], "")
+            yield from _entry_lines(section, tree[section], "")
 
 
-def _told(name: str, entry: Any, indent: str) -> Iterator[str]:
+def _entry_lines(name: str, entry: Any, indent: str) -> Iterator[str]:
     if isinstance(entry, Entry):
         yield from _comment(entry.comment, indent)
         yield f"{indent}{name}: {_value(entry.value)}"
         return
     yield f"{indent}{name}:"
     for below, each in entry.items():
-        yield from _told(below, each, f"{indent}  ")
+        yield from _entry_lines(below, each, f"{indent}  ")
 
 
 def _comment(text: str, indent: str) -> Iterator[str]:

@@ -25,7 +25,7 @@ from kclrun.leases.doctor.findings import (
     settled,
 )
 from kclrun.leases.lines import pause_words
-from kclrun.leases.table_view import TableView, is_nobody
+from kclrun.leases.table_view import TableView, is_unowned
 from kclrun.model.lease import (
     ANYBODY,
     ASK_STALE_AFTER_S,
@@ -67,17 +67,20 @@ def table_findings(pair: Pair) -> Iterator[Finding]:
             advice=mode_advice(mode),
         )
     if pair.second.foreign:
-        told = f" {KCL3_MODE_KEY} says {mode}: {mode_advice(mode)}" if mode is not None else ""
+        mode_words = (
+            f" {KCL3_MODE_KEY} says {mode}: {mode_advice(mode)}" if mode is not None else ""
+        )
         yield Finding(
             kind=Kind.FOREIGN_ROWS,
             evidence=f"rows of another entityType: {pair.second.foreign}",
-            advice="leave them alone" + ("." + told if told and not is_native(mode) else ""),
+            advice="leave them alone"
+            + ("." + mode_words if mode_words and not is_native(mode) else ""),
         )
     yield from _kinds_of_keys(pair)
     yield from _failovers(pair)
     if pair.view.unended and not pair.alive:
         yield Finding(
-            kind=Kind.NOBODY_ALIVE,
+            kind=Kind.NO_LIVE_OWNER,
             evidence=f"no counter moved within {pair.circumstances.watched_s:g} s",
         )
 
@@ -231,7 +234,7 @@ def _unserved(pair: Pair) -> Iterator[Finding]:
     if not any(Owner.parse(owner) is not None for owner in pair.alive):
         return
     for lease in pair.view.work:
-        is_idle = is_nobody(lease.owner) or lease.key in pair.view.expired
+        is_idle = is_unowned(lease.owner) or lease.key in pair.view.expired
         if not is_idle or lease.owner == OFFERED or not pair.stood_still(lease):
             continue
         if lease.checkpoint_owner is not None or not _is_listed(lease, pair):

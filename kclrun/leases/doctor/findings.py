@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from kclrun.leases.shard_sync import Listing
-from kclrun.leases.table_view import Observation, TableView, is_nobody
+from kclrun.leases.table_view import Observation, TableView, is_unowned
 from kclrun.model.lease import ASK_STALE_AFTER_S, Lease, LeaseKey, Owner, OwnerId
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
@@ -95,7 +95,7 @@ class Kind(enum.Enum):
     FOREIGN_ROWS = "foreign-rows"
     RESHARDING = "resharding"
     NO_LEASES = "no-leases"
-    NOBODY_ALIVE = "nobody-alive"
+    NO_LIVE_OWNER = "no-live-owner"
 
     @property
     def gravity(self) -> Gravity:
@@ -184,7 +184,7 @@ _ABOUT: Final = {
     Kind.FOREIGN_ROWS: (_N, "none: KCL 3 keeps its own state in the table"),
     Kind.RESHARDING: (_N, "none: a reshard is under way, so holes cannot be judged now"),
     Kind.NO_LEASES: (_N, "none yet: the first start makes the leases"),
-    Kind.NOBODY_ALIVE: (_N, "delayed: nobody renews a lease; the application is stopped"),
+    Kind.NO_LIVE_OWNER: (_N, "delayed: nobody renews a lease; the application is stopped"),
 }
 _MENDABLE: Final = frozenset(
     {
@@ -295,7 +295,7 @@ class Pair:
         moved = {
             lease.owner
             for lease in self.second.leases
-            if lease.owner is not None and not is_nobody(lease.owner) and not self._is_old(lease)
+            if lease.owner is not None and not is_unowned(lease.owner) and not self._is_old(lease)
         }
         return frozenset(moved)
 
@@ -319,7 +319,7 @@ def _view(look: Look, observation: Observation, me: OwnerId, at_s: float) -> Tab
 
 
 # These writes need no ownership: they may be made beside an owner.
-_NOBODYS: Final = (CreateLease, CreateChildren, ResumeLease)
+_OWNERLESS: Final = (CreateLease, CreateChildren, ResumeLease)
 
 
 def freed(
@@ -415,7 +415,7 @@ def _allowed(finding: Finding, pair: Pair, mended: set[str]) -> Finding:
     touched = {
         key
         for change in finding.mend
-        if not isinstance(change, _NOBODYS)
+        if not isinstance(change, _OWNERLESS)
         for key in keys_of(change)
     }
     for key in sorted(touched):

@@ -158,7 +158,7 @@ _OWNERS_WRITES: Final = frozenset(
     }
 )
 # These leave the owner and the counter as they are.
-_NOBODYS_WRITES: Final = frozenset(
+_OWNERLESS_WRITES: Final = frozenset(
     {
         writes.Ask,
         writes.Withdraw,
@@ -171,7 +171,7 @@ _NOBODYS_WRITES: Final = frozenset(
 _CREATIONS: Final = frozenset({writes.CreateLease, writes.CreateChildren})
 _OURS: Final = (
     _OWNERS_WRITES
-    | _NOBODYS_WRITES
+    | _OWNERLESS_WRITES
     | _CREATIONS
     | {writes.Take, writes.Decline, writes.HandOver, writes.DeleteEnded, writes.DeleteTrimmed}
 )
@@ -209,7 +209,7 @@ class RowHistory:
             self._require_seen(change, before, after, OFFERED)
             if before.offered_to != owner_of(sender) or after.owner != OFFERED:
                 raise RuleBroken("I5", after.key, f"{sender} declined what was not its own to take")
-        elif kind in _NOBODYS_WRITES:
+        elif kind in _OWNERLESS_WRITES:
             if (after.owner, after.counter) != (before.owner, before.counter):
                 raise RuleBroken("I5", after.key, "owner or counter moved by nobody's write")
         elif kind not in _OURS and _is_stale(before, after):

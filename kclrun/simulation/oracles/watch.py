@@ -123,11 +123,11 @@ class Oracles:
             self._row_changed(sender, change, before, after)
         self.coverage.written(sender, change, before, after)
 
-    def row_deleted_by_somebody(self, row: Lease) -> None:
+    def row_deleted_from_outside(self, row: Lease) -> None:
         """A deletion from outside, by no manager. After it only one promise holds: all is read in
         the end."""
         self._stories.note(row.key, self._now(), "somebody", "deleted the row")
-        self.coverage.seen("row_deleted_by_somebody")
+        self.coverage.seen("row_deleted_from_outside")
         self._permissions.row_deleted(row.key)
         self._lives.vanished(row.key)
         self._shard(row.key).row_deleted()

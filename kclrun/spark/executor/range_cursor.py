@@ -128,9 +128,9 @@ class RangeCursor:
         self._anchor = None
         self._is_hinted = False
 
-    def missing(self, told: str) -> None:
+    def missing(self, reason: str) -> None:
         """The shard or its stream is missing, by the service's text. Raises: DataLoss."""
-        self._lose(f"the shard is not in the stream any more ({told})")
+        self._lose(f"the shard is not in the stream any more ({reason})")
         self._is_done = True
 
     def take(self, page: FetchedPage, now: Instant) -> Sequence[Record]:

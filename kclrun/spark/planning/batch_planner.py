@@ -302,7 +302,7 @@ class BatchPlanner:
             return
         asked_ms = 0
         if isinstance(answer, shard_cursor.Paged):
-            self.lines.heard_of(answer.page.children)
+            self.lines.add_children(answer.page.children)
             asked_ms = self._asked_ms(answer)
         elif isinstance(answer, shard_cursor.Slowed):
             self._tick.throttled()

@@ -83,7 +83,7 @@ class ShardListing:
         """A listing failed: the next is due after the usual pause for a missing shard."""
         self._listed_at, self._is_wanted = now, True
 
-    def heard_of(self, children: Iterable[ChildShard]) -> None:
+    def add_children(self, children: Iterable[ChildShard]) -> None:
         """The last page of a shard named its children."""
         new = [child for child in children if child.shard_id not in self._known]
         for child in new:

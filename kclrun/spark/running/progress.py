@@ -75,8 +75,8 @@ class RunCounts:
     ) -> Report:
         """The run's report."""
         shards = {
-            shard_id: msgspec.structs.replace(told, lag_ms=self._lags.get(shard_id))
-            for shard_id, told in sorted(self._shards.items())
+            shard_id: msgspec.structs.replace(shard, lag_ms=self._lags.get(shard_id))
+            for shard_id, shard in sorted(self._shards.items())
         }
         totals = Totals(
             shards=len(shards),
@@ -105,7 +105,7 @@ class RunCounts:
         """The run at this moment: a line for each shard that has not ended."""
         while self._recent and self._recent[0][0] < now - _RATE_OVER_S:
             self._recent.popleft()
-        ended = {shard_id for shard_id, told in self._shards.items() if told.is_ended}
+        ended = {shard_id for shard_id, shard in self._shards.items() if shard.is_ended}
         views = tuple(
             self._view(shard_id, now)
             for shard_id in sorted({*self._shards, *self._bounds} - ended)
@@ -127,14 +127,14 @@ class RunCounts:
         )
 
     def _view(self, shard_id: str, now: Instant) -> LeaseSample:
-        told = self._shards.get(shard_id, ShardReport())
+        shard = self._shards.get(shard_id, ShardReport())
         parts = [batch.shards.get(shard_id) for _, batch in self._recent]
         records = sum(part.records or 0 for part in parts if part is not None)
         over_s = min(_RATE_OVER_S, max(now - self._began, 0.001))
         return LeaseSample(
             shard=shard_id,
             state="running",
-            records_total=told.records or 0,
+            records_total=shard.records or 0,
             records_per_s=records / over_s,
             lag_ms=self._lags.get(shard_id),
         )
@@ -227,8 +227,8 @@ def read_lags(progress: Mapping[str, Any]) -> Mapping[str, int]:
     lags: dict[str, int] = {}
     for source in progress.get("sources", ()):
         reported = read_report(source.get("latestOffset")) or {}
-        for shard_id, told in reported.get("shards", {}).items():
-            lag_ms = told.get("lagMs") if isinstance(told, dict) else None
+        for shard_id, shard in reported.get("shards", {}).items():
+            lag_ms = shard.get("lagMs") if isinstance(shard, dict) else None
             if isinstance(lag_ms, int | float):
                 lags[shard_id] = round(lag_ms)
     return lags
@@ -295,9 +295,9 @@ def _by_shard(observed: Mapping[str, Any]) -> Mapping[str, ShardCount] | None:
     counted = observed.get("by_shard")
     if not isinstance(counted, list):
         return None
-    told: dict[str, ShardCount] = {}
+    counts: dict[str, ShardCount] = {}
     for each in counted:
-        told[each["item"]] = told.get(each["item"], ShardCount(0)).plus(
+        counts[each["item"]] = counts.get(each["item"], ShardCount(0)).plus(
             ShardCount(each["count"], each.get("bytes"), each.get("processingS") or 0.0)
         )
-    return told
+    return counts

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # Translates exceptions of PySpark in this process into our errors. Every call to the JVM can fail,
 # also because the JVM is gone.
 @contextmanager
-def told_as_ours() -> Iterator[None]:
+def as_kclrun_errors() -> Iterator[None]:
     """Raises: the KclrunError that an exception of PySpark or of its way to the JVM stands for."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException

@@ -28,7 +28,7 @@ from kclrun.sinks.durable_files import write_report
 from kclrun.spark.engine.versions import Capabilities, installed
 from kclrun.spark.running.failures import failure_of
 from kclrun.spark.running.progress import RunCounts, read_lags, read_progress
-from kclrun.spark.running.query import Query, made_query, source_settings, told_as_ours
+from kclrun.spark.running.query import Query, as_kclrun_errors, made_query, source_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -235,7 +235,7 @@ class SparkRun:
         self._began = Instant(time.monotonic())
         self._shown = self._began
         self._stop = StopPlan(float(settings.shutdown.grace))
-        self._told_stage = self._stop.stage
+        self._reported_stage = self._stop.stage
         self._counts = RunCounts(self._began)
         self._watch = Watch(self._stop, take_progress=self._progressed, looked=self._looked)
 
@@ -243,7 +243,7 @@ class SparkRun:
         """Run until the end. Raises: KclrunError, also that of the query's failure."""
         former = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
         try:
-            with told_as_ours():
+            with as_kclrun_errors():
                 query = made_query(self._settings, self._spark, self._paths, capabilities)
                 self._introduce(capabilities)
                 reason = self._run(query)
@@ -336,10 +336,10 @@ class SparkRun:
 
     def _looked(self) -> None:
         stage = self._stop.stage
-        if stage is not self._told_stage:
-            is_first = not self._told_stage_is_stop()
+        if stage is not self._reported_stage:
+            is_first = not self._reported_stage_is_stop()
             self._log.note("draining" if is_first else "stop_hurried", state=stage.value)
-            self._told_stage = stage
+            self._reported_stage = stage
         now = Instant(time.monotonic())
         if self._on_sample is not None and now - self._shown >= _SHOW_EVERY_S:
             self._shown = now
@@ -353,8 +353,8 @@ class SparkRun:
                 )
             )
 
-    def _told_stage_is_stop(self) -> bool:
-        return self._told_stage.value != "running"
+    def _reported_stage_is_stop(self) -> bool:
+        return self._reported_stage.value != "running"
 
     def _signalled(self, number: int, _frame: FrameType | None) -> None:
         """Runs between two instructions of the main thread: it only notes the request."""

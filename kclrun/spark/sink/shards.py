@@ -68,9 +68,9 @@ class OpenShards:
                 shards = self._now(reached)
             except (Throttled, Unavailable) as error:
                 if not shards:
-                    raise _told(error, reached) from None
+                    raise _not_writable(error, reached) from None
             except (NotFound, AccessDenied) as error:
-                raise _told(error, reached) from None
+                raise _not_writable(error, reached) from None
             self._keep(reached, shards)
             return shards
 
@@ -107,12 +107,12 @@ def list_open_shards(reached: Reached) -> tuple[Shard, ...]:
     return shards
 
 
-def _told(error: ServiceError, reached: Reached) -> ServiceError:
+def _not_writable(error: ServiceError, reached: Reached) -> ServiceError:
     """The same error, with the stream, its place and advice for the user."""
     where = reached.endpoint_url or reached.region or "the region of this environment"
-    told = f"the stream {reached.name} at {where} cannot be written to: {error}"
+    message = f"the stream {reached.name} at {where} cannot be written to: {error}"
     advice = _WHAT_TO_DO[type(error)]
-    return type(error)(f"{told}\n{advice}", operation=error.operation, code=error.code)
+    return type(error)(f"{message}\n{advice}", operation=error.operation, code=error.code)
 
 
 _WHAT_TO_DO: Final = {

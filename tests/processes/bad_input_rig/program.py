@@ -25,16 +25,16 @@ class Ended:
     def __init__(self, done):
         self.code = done.returncode
         self.out = done.stdout
-        self.told = done.stderr
+        self.reported = done.stderr
 
-    def has_told(self, *parts):
+    def has_reported(self, *parts):
         """Whether it spoke to a person: first line short of jargon, all parts named, no trace."""
-        first = self.told.splitlines()[0] if self.told else ""
-        assert first.startswith("Cannot start: "), self.told
-        assert "Traceback" not in self.told, self.told
-        assert "This is a bug" not in self.told, self.told
+        first = self.reported.splitlines()[0] if self.reported else ""
+        assert first.startswith("Cannot start: "), self.reported
+        assert "Traceback" not in self.reported, self.reported
+        assert "This is a bug" not in self.reported, self.reported
         for part in parts:
-            assert part in self.told, self.told
+            assert part in self.reported, self.reported
         return True
 
 

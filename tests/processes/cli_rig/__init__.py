@@ -93,7 +93,7 @@ class Program:
         )
         self.lines = []
         self._out, self._err = queue.Queue(), queue.Queue()
-        self.told = []
+        self.reported = []
         self._threads = [
             threading.Thread(target=self._pass_on, args=pair)
             for pair in ((self._process.stdout, self._out), (self._process.stderr, self._err))
@@ -114,19 +114,19 @@ class Program:
             self.lines.append(self._next(self._out, over))
         return self.lines
 
-    def until_told(self, part):
+    def until_reported(self, part):
         """Wait for a line on standard error that has this part."""
         over = time.monotonic() + PATIENCE_S
-        while not any(part in line for line in self.told):
-            self.told.append(self._next(self._err, over))
+        while not any(part in line for line in self.reported):
+            self.reported.append(self._next(self._err, over))
 
     def _next(self, lines, over):
         try:
             return lines.get(timeout=max(0.0, over - time.monotonic()))
         except queue.Empty:
             while not self._err.empty():
-                self.told.append(self._err.get())
-            raise AssertionError(f"not in time: {self.lines[-3:]} {self.told}") from None
+                self.reported.append(self._err.get())
+            raise AssertionError(f"not in time: {self.lines[-3:]} {self.reported}") from None
 
     def end(self, number=signal.SIGINT):
         """Signal it, wait for its end, take in the rest of what it wrote; the exit code."""
@@ -140,7 +140,7 @@ class Program:
         while not self._out.empty():
             self.lines.append(self._out.get())
         while not self._err.empty():
-            self.told.append(self._err.get())
+            self.reported.append(self._err.get())
         return code
 
     def close(self):
@@ -158,10 +158,10 @@ def called(*arguments):
     """What `kclrun …` does, in this process: (exit code, output, what it told)."""
     with (
         contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.redirect_stderr(io.StringIO()) as told,
+        contextlib.redirect_stderr(io.StringIO()) as reported,
     ):
         code = run_program([str(each) for each in arguments])
-    return code, out.getvalue(), told.getvalue()
+    return code, out.getvalue(), reported.getvalue()
 
 
 def ended(*arguments):

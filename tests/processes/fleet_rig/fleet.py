@@ -105,11 +105,11 @@ class Fleet:
         )
 
     def until(self, condition, timeout_s=HUNG_S):
-        def told():
+        def reported():
             moves = [(round(n.at, 1), n.kind, n.key) for n in self.notes.read().all[-20:]]
             return f"owned: {self.counts()}; last: {moves}"
 
-        return until(condition, timeout_s, every_s=0.1, why=told)
+        return until(condition, timeout_s, every_s=0.1, why=reported)
 
     def until_settled(self, leases, timeout_s=HUNG_S):
         """How long it took, in seconds, and the counts."""

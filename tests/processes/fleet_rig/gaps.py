@@ -67,7 +67,7 @@ def silences(notes, longest_s):
     return found
 
 
-def told_gaps(what, gaps):
+def reported_gaps(what, gaps):
     """Count, p50, p99 and the longest three, with their leases."""
     seconds = [gap.seconds for gap in gaps]
     worst = sorted(gaps, key=lambda gap: -gap.seconds)[:3]

@@ -17,7 +17,7 @@ from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import Aws
 from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.ledger_rig.producing import Producer
-from tests.processes.ledger_rig.rounds import lease_kill_rounds, manager_kill_rounds, told
+from tests.processes.ledger_rig.rounds import lease_kill_rounds, manager_kill_rounds, reported
 
 CAP = 2000
 
@@ -52,13 +52,13 @@ def main():
         (back_s,), verdict = measured(
             aws, given.seed, lambda app: lease_kill_rounds(app, given.lease_kills, rng)
         )
-        print(told("lease process killed: kill to new batch (target p99 1.5 s)", back_s))
+        print(reported("lease process killed: kill to new batch (target p99 1.5 s)", back_s))
         print(f"  {verdict} {verdict.faults or 'no fault'}")
         (ends_s, again_s), verdict = measured(
             aws, given.seed, lambda app: ((), *manager_kill_rounds(app, given.manager_kills))
         )
-        print(told("manager killed: its processes are gone", ends_s))
-        print(told("manager killed: exec to new batch (target p99 3 s)", again_s))
+        print(reported("manager killed: its processes are gone", ends_s))
+        print(reported("manager killed: exec to new batch (target p99 3 s)", again_s))
         print(f"  {verdict} {verdict.faults or 'no fault'}")
     finally:
         aws.close()

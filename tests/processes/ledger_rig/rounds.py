@@ -19,7 +19,7 @@ def percentile(values, share):
     return ordered[max(0, -(-len(ordered) * share // 100) - 1)]
 
 
-def told(what, values):
+def reported(what, values):
     return (
         f"{what}: {len(values)} rounds, p50 {percentile(values, 50):.2f} s,"
         f" p99 {percentile(values, 99):.2f} s, max {max(values):.2f} s"

@@ -331,8 +331,8 @@ def _recorded(copy: Path, package: str) -> Mapping[str, Recorded] | str:
     def record(files: list[str]) -> list[Meeting] | str:
         into = copy / "record.json"
         failures = copy / "failures.txt"
-        told = {RECORD: str(into), "KCLRUN_TEST_FAILURES": str(failures)}
-        if verdict := _tried(copy, files, UNIT_TESTS_MAX_S, told):
+        reported = {RECORD: str(into), "KCLRUN_TEST_FAILURES": str(failures)}
+        if verdict := _tried(copy, files, UNIT_TESTS_MAX_S, reported):
             return f"{verdict}: {failures.read_text().strip()}" if failures.exists() else verdict
         return msgspec.json.decode(into.read_bytes(), type=list[Meeting])
 

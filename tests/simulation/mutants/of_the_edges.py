@@ -157,7 +157,7 @@ OF_THE_EDGES = (
         breaks="nobody is told that a successor on this host will wait for expiry",
         source="found by trying the product out; P3",
         layer="tests/unit/manager/test_manager_run.py::"
-        "test_a_lock_file_that_somebody_removed_is_told_once",
+        "test_a_lock_file_that_somebody_removed_is_reported_once",
     ),
     Mutant(
         name="silent-launcher-kept",
@@ -181,7 +181,7 @@ OF_THE_EDGES = (
     Mutant(
         name="kcl3-native-in-silence",
         file="kclrun/leases/manager.py",
-        old="        if native == self._told:\n",
+        old="        if native == self._reported_mode:\n",
         new="        if native is None or self._policy.me:\n",
         breaks="a fleet that is about to be locked out of its table hears nothing of it",
         source="P8",

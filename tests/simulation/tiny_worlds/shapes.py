@@ -278,14 +278,14 @@ class Shapes:
         sheet.at(life._shard_end._waits_since, FRESH)
         if graceful.ask is not None:
             sheet.at(graceful._asked_since, ASK_AGE)
-        if permit._told is not None:
-            sheet.at(permit._told.fence)
+        if permit._reported is not None:
+            sheet.at(permit._reported.fence)
         if life._lost is not None:
             sheet.at(life._lost._let_go_instant)
         if late is not None:
             sheet.at(late.until)
         sheet.counters.append((own.key, own.counter))
-        shard_end, told = life._shard_end, permit._told
+        shard_end, reported = life._shard_end, permit._reported
         return (
             life.state.value,
             life._is_withdrawn,
@@ -313,7 +313,7 @@ class Shapes:
             shard_end._child_rows and tuple(row is None for row in shard_end._child_rows.values()),
             shard_end._waits_since is None,
             shard_end._has_waited,
-            told and (told.start_below, told.delivered_max),
+            reported and (reported.start_below, reported.delivered_max),
             permit.is_stopped,
             life._lost and (life._lost.user_code_is_done, late and late.is_resolved),
         )

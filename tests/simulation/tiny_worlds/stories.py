@@ -16,7 +16,7 @@ from tests.simulation.tiny_worlds.worlds import World
 def tell(world: World, violation: Violation) -> str:
     """The whole story, as many lines as it takes."""
     lines = [f"{violation.words}", f"world {world.name}: {world.says}"]
-    lines += _told(world, violation.places)
+    lines += _reported(world, violation.places)
     lines.append(f"replay: {replay_line(world, violation.places)}")
     return "\n".join(lines)
 
@@ -29,13 +29,13 @@ def replay_line(world: World, places: Iterable[int]) -> str:
 
 def _shown(row: Lease) -> str:
     """What a reader looks for."""
-    told = f"{row.key}: {row.owner or 'nobody'} at counter {row.counter}, {row.checkpoint}"
+    reported = f"{row.key}: {row.owner or 'nobody'} at counter {row.counter}, {row.checkpoint}"
     asked = f", asked for by {row.handoff.to}" if row.handoff else ""
     offered = f", offered to {row.offered_to or 'anybody'}" if row.owner == OFFERED else ""
-    return f"{told}{asked}{offered}"
+    return f"{reported}{asked}{offered}"
 
 
-def _told(world: World, places: Iterable[int]) -> Iterator[str]:
+def _reported(world: World, places: Iterable[int]) -> Iterator[str]:
     shells = Shells(world)
     state = begin(shells)
     for number, place in enumerate(places, start=1):

@@ -102,9 +102,9 @@ class MixedOracles(StormOracles):
         if before is None or before.counter != after.counter:
             self._moved_s[after.key] = self._now()
 
-    def row_deleted_by_somebody(self, row: Lease) -> None:
+    def row_deleted_from_outside(self, row: Lease) -> None:
         """Its reader may go on and write the row again; nothing is promised about two readers."""
-        super().row_deleted_by_somebody(row)
+        super().row_deleted_from_outside(row)
         self._deleted_s[row.key] = self._now()
 
     def _java_took(self, key: LeaseKey, owner: OwnerId | None, still_s: float) -> None:

@@ -93,7 +93,7 @@ STORIES: Final[Mapping[str, str]] = {
     "child_split_again_before_it_was_read": "a child was closed before its parents had ended",
     # Rows that are deleted and created.
     "row_cleaned_up": "the row of an ended shard was deleted",
-    "row_deleted_by_somebody": "somebody deleted a lease row under a running fleet",
+    "row_deleted_from_outside": "somebody deleted a lease row under a running fleet",
     "row_written_again_by_its_process": "a lease process wrote its vanished row again",
     "row_written_again_by_its_manager": "a manager wrote a vanished row again, without a process",
     "first_sync_by_two": "two managers created the rows of an empty table at once",

@@ -51,7 +51,7 @@ def test_without_keys_nothing_is_called_anonymously() -> None:
         CredentialSource(session(), endpoint_url="https://kinesis.example").current()
 
 
-def test_half_a_pair_of_keys_is_told_with_the_half_that_is_missing(
+def test_half_a_pair_of_keys_is_reported_with_the_half_that_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDCANARY")

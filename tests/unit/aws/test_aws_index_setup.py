@@ -44,13 +44,13 @@ class Adding:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def run(self, plane: Plane, table: str, timeout_s: float = 600.0) -> None:
         add_owner_index(
             plane,
             table,
-            tell=self.told.append,
+            tell=self.reported.append,
             clock=lambda: Instant(self.now),
             wait=self.wait,
             timeout_s=timeout_s,
@@ -165,7 +165,7 @@ def test_it_waits_until_the_index_is_active_and_tells_how_it_goes(
 
     assert requested(server).count("UpdateTable") == 1
     assert adding.now == 160.0, "32 looks, five seconds apart"
-    assert adding.told == [
+    assert adding.reported == [
         f"{OWNER_INDEX} is CREATING since 1 min",
         f"{OWNER_INDEX} is CREATING since 2 min",
     ]
@@ -219,7 +219,7 @@ def test_whatever_became_of_the_request_the_table_decides(
     assert requested(server).count("UpdateTable") == 1
 
 
-def test_a_request_without_effect_is_told(server: Any, scripted: Plane) -> None:
+def test_a_request_without_effect_is_reported(server: Any, scripted: Plane) -> None:
     server.reply(body=described(None))
     server.hang_up()
     server.reply(body=described(None))

@@ -268,7 +268,7 @@ def test_it_may_be_switched_off_as_for_botocore(monkeypatch):
 
 
 @pytest.mark.parametrize("url", ["ftp://elsewhere", "http:///latest"])
-def test_an_address_that_is_none_is_told(monkeypatch, url):
+def test_an_address_that_is_none_is_reported(monkeypatch, url):
     with pytest.raises(SettingsError, match="AWS_EC2_METADATA_SERVICE_ENDPOINT"):
         opened({"AWS_EC2_METADATA_SERVICE_ENDPOINT": url}, monkeypatch)
 

@@ -280,7 +280,7 @@ def test_reads_are_consistent(server: Any, table: DynamoLeaseTable) -> None:
     assert not any("Limit" in request for request in asked)
 
 
-def test_a_table_of_another_program_is_told(server: Any, table: DynamoLeaseTable) -> None:
+def test_a_table_of_another_program_is_reported(server: Any, table: DynamoLeaseTable) -> None:
     server.reply(body=msgspec.json.encode({"Items": [{"id": {"S": "x"}}]}))
     for words in (
         "The provided key element does not match the schema",

@@ -248,7 +248,7 @@ def caller(site: Site, capsys: pytest.CaptureFixture[str]) -> Callable[..., Call
     def call(line: str, *more: object) -> Called:
         verb, *rest = line.split()
         code = run_program([verb, "--config", str(site.config), *rest, *map(str, more)])
-        told = capsys.readouterr()
-        return code, told.out.splitlines(), told.err.splitlines()
+        reported = capsys.readouterr()
+        return code, reported.out.splitlines(), reported.err.splitlines()
 
     return call

@@ -65,10 +65,10 @@ def test_adding_the_index_shows_its_plan_first(
 ) -> None:
     assert run_program(["leases", "add-index", "--config", str(config)]) == 0
 
-    told = capsys.readouterr().out
-    assert f"{table}: add index {OWNER_INDEX}" in told
-    assert "15 to 20" in told
-    assert "To do it, add --yes" in told
+    reported = capsys.readouterr().out
+    assert f"{table}: add index {OWNER_INDEX}" in reported
+    assert "15 to 20" in reported
+    assert "To do it, add --yes" in reported
     assert indexes_of(dynamodb, table) == []
 
 

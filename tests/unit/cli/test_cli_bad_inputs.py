@@ -39,7 +39,7 @@ def check(file: Path, *more: str) -> int:
     return run_program(["check", "--no-environment", "--config", str(file), *more])
 
 
-def test_what_is_right_is_told_so(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_right_is_reported_so(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(project()) == 0
     assert capsys.readouterr().out.splitlines() == [
         "settings   ok  application orders, stream orders",
@@ -77,10 +77,10 @@ def test_a_wrong_configuration_is_78(
     project: Project, config: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(project(config)) == 78
-    told = capsys.readouterr().err
-    assert said in told
-    assert told.startswith("Check failed: ")
-    assert "Traceback" not in told
+    reported = capsys.readouterr().err
+    assert said in reported
+    assert reported.startswith("Check failed: ")
+    assert "Traceback" not in reported
 
 
 def test_decoders_are_checked_with_the_processor(
@@ -119,9 +119,9 @@ def test_a_processor_that_cannot_be_imported_says_why(
     project: Project, code: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert check(project(code=code)) == 78
-    told = capsys.readouterr().err
-    assert said in told
-    assert "noise" not in told
+    reported = capsys.readouterr().err
+    assert said in reported
+    assert "noise" not in reported
 
 
 @pytest.mark.parametrize(
@@ -359,9 +359,9 @@ def test_aws_that_does_not_answer_is_69(
     file = project(out_of_reach)
 
     assert run_program(["--config", str(file)]) == 69
-    told = capsys.readouterr().err
-    assert told.startswith("Cannot start: AWS has not answered for 0.1 s (aws.start_timeout)")
-    assert "127.0.0.1:9" in told
+    reported = capsys.readouterr().err
+    assert reported.startswith("Cannot start: AWS has not answered for 0.1 s (aws.start_timeout)")
+    assert "127.0.0.1:9" in reported
 
 
 EMITTING = """
@@ -387,9 +387,9 @@ def test_rows_without_a_place_are_warned_of_where_the_code_shows_them_and_nothin
     file = project(code=EMITTING)
 
     assert check(file) == 0
-    told = capsys.readouterr().out
-    assert f"warning: {file.parent / 'mine.py'} line 7 calls context.emit(), and" in told
-    assert "output.path is not set" in told
+    reported = capsys.readouterr().out
+    assert f"warning: {file.parent / 'mine.py'} line 7 calls context.emit(), and" in reported
+    assert "output.path is not set" in reported
     assert check(file, "--set", "output.path=rows") == 0
     assert "warning" not in capsys.readouterr().out
     assert check(file, "--set", "processor=mine:Quiet") == 0
@@ -402,8 +402,8 @@ def test_a_start_warns_of_rows_without_a_place_as_check_does(
     file = project(out_of_reach, code=EMITTING)
 
     assert run_program(["--config", str(file)]) == 69
-    told = capsys.readouterr().err
-    assert f"warning: {file.parent / 'mine.py'} line 7 calls context.emit(), and" in told
+    reported = capsys.readouterr().err
+    assert f"warning: {file.parent / 'mine.py'} line 7 calls context.emit(), and" in reported
 
 
 # Real processes: the encoding of the output, and readers that go away, are of the process.

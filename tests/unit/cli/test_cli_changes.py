@@ -48,29 +48,30 @@ def ask(tmp_path, capsys, monkeypatch):
     ],
 )
 def test_a_verb_for_kinesis_alone_says_so(ask, arguments):
-    code, told = ask(*arguments)
+    code, reported = ask(*arguments)
 
     assert code == 78
-    assert "is for streams of Kinesis: " in told.err
+    assert "is for streams of Kinesis: " in reported.err
 
 
 @pytest.mark.parametrize("verb", ["check", "run", "lag", "leases"])
 def test_a_stream_of_another_region_is_refused_in_words(ask, tmp_path, verb):
     (tmp_path / "mine.py").write_text(MINE)
 
-    code, told = ask(verb, "--set", "aws.region=us-east-1", "--set", "processor=mine:Mine")
+    code, reported = ask(verb, "--set", "aws.region=us-east-1", "--set", "processor=mine:Mine")
 
     assert code == 78
     assert (
-        f"stream: {ARN} is in eu-west-1, and the region of the application is us-east" in told.err
+        f"stream: {ARN} is in eu-west-1, and the region of the application is us-east"
+        in reported.err
     )
-    assert "Set aws.region: eu-west-1, where the lease table is then, too" in told.err
+    assert "Set aws.region: eu-west-1, where the lease table is then, too" in reported.err
 
 
 def test_the_policy_reads_the_stream_of_the_table_and_nothing_else_of_it(ask):
-    _, told = ask("iam")
+    _, reported = ask("iam")
 
-    statements = {each["Sid"]: each for each in json.loads(told.out)["Statement"]}
+    statements = {each["Sid"]: each for each in json.loads(reported.out)["Statement"]}
     reads = statements["ReadChangesOfTheTable"]
     assert reads["Resource"] == ARN
     assert reads["Action"] == [

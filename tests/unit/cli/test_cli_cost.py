@@ -177,10 +177,10 @@ PLANNED = ("--shards", "10", "--records-per-second", "100", "--machines", "3")
 
 
 def test_a_plan_needs_no_aws_and_adds_up(ask):
-    code, told = ask(*PLANNED)
+    code, reported = ask(*PLANNED)
 
     assert code == 0
-    rows = [line.split() for line in told.out.splitlines()]
+    rows = [line.split() for line in reported.out.splitlines()]
     [total] = [float(row[-1]) for row in rows if row[:1] == ["total"]]
     ours = [
         row
@@ -193,10 +193,12 @@ def test_a_plan_needs_no_aws_and_adds_up(ask):
 
 
 def test_set_shows_the_difference_that_it_makes(ask):
-    code, told = ask(*PLANNED, "--set", "fetch.mode=fan-out", "--json")
+    code, reported = ask(*PLANNED, "--set", "fetch.mode=fan-out", "--json")
 
-    told = json.loads(told.out)
-    costs = {key: {one["what"]: one["cost"] for one in told[key]} for key in ("before", "after")}
+    reported = json.loads(reported.out)
+    costs = {
+        key: {one["what"]: one["cost"] for one in reported[key]} for key in ("before", "after")
+    }
     assert code == 0
     assert "fan-out, consumer" not in costs["before"]
     assert costs["after"]["fan-out, consumer"] == pytest.approx(109.5)
@@ -215,10 +217,10 @@ def test_set_shows_the_difference_that_it_makes(ask):
     ],
 )
 def test_what_has_no_such_bill_is_refused(ask, text, said):
-    code, told = ask(text=text)
+    code, reported = ask(text=text)
 
     assert code != 0
-    assert said in told.err
+    assert said in reported.err
 
 
 def test_the_traffic_is_what_the_owners_of_open_shards_measured():

@@ -46,13 +46,13 @@ def left(config: Path) -> list[str]:
 def test_a_line_says_where_when_and_why(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program(["dead-letters", "list", "--config", str(config)]) == 0
 
-    told = capsys.readouterr()
-    assert told.out.splitlines() == [
+    reported = capsys.readouterr()
+    assert reported.out.splitlines() == [
         "1970-01-01T00:00:09Z  orders  shardId-000000000001  13  ValueError: x",
         "2027-01-15T08:00:00Z  orders  shardId-000000000002  11  ValueError: x",
         "1970-01-01T00:00:09Z  orders  shardId-000000000002  12/3  KeyError: 'price'",
     ]
-    assert told.err == "3 dead letters\n"
+    assert reported.err == "3 dead letters\n"
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,12 @@ def test_one_letter_is_shown_whole_and_its_payload_harmless(
     for position in ("11", "12/3", "13"):
         assert run_program(["dead-letters", "show", position, "--config", str(config)]) == 0
 
-    told = capsys.readouterr().out
-    assert "payload        hello\n" in told
-    assert "payload        base64 AP8=\n" in told
-    assert "\x1b" not in told
-    assert "partition key  other\n" in told
-    assert "error          KeyError: 'price', after 3 calls\n" in told
+    reported = capsys.readouterr().out
+    assert "payload        hello\n" in reported
+    assert "payload        base64 AP8=\n" in reported
+    assert "\x1b" not in reported
+    assert "partition key  other\n" in reported
+    assert "error          KeyError: 'price', after 3 calls\n" in reported
 
 
 @pytest.mark.parametrize(
@@ -221,10 +221,10 @@ def test_a_redrive_processes_letters_in_order_and_keeps_those_that_fail_again(
     assert capfd.readouterr().out == "Would process 5 letters of orders\nDo it with --yes.\n"
     assert redrive(shop, *more, "--yes", "--set", "on_error.retries=0") == 65
 
-    told = capfd.readouterr()
-    assert told.out == "Processed 4 of 5 letters of orders\n"
-    assert "shardId-000000000002: ValueError: still bad" in told.err
-    assert "user code may print" in told.err
+    reported = capfd.readouterr()
+    assert reported.out == "Processed 4 of 5 letters of orders\n"
+    assert "shardId-000000000002: ValueError: still bad" in reported.err
+    assert "user code may print" in reported.err
     assert left(shop) == ["12"]
     files = sorted(rows.glob("redriven-*.jsonl"))
     assert [line for file in files for line in file.read_text().splitlines()] == [
@@ -302,12 +302,12 @@ def test_letters_of_uncommitted_work_are_left_out_and_told(
     folder.keep(letter(14, shard_id=SECOND, token=5, owner_since=1.0))
     by = LetterOwner(token=9, since=2.0)
     folder.take_over(Takeover(taken_over_at="13", stream="orders", shard_id=SECOND, by=by))
-    told = "1 more do not count: their owner was lost before its checkpoint"
+    reported = "1 more do not count: their owner was lost before its checkpoint"
 
     def run(*words: str) -> str:
         assert run_program(["dead-letters", *words, "--config", str(config)]) == 0
         out, err = capsys.readouterr()
-        assert (told in err) == (words in {("list",), ("redrive",)})
+        assert (reported in err) == (words in {("list",), ("redrive",)})
         return out
 
     assert [line.split()[3] for line in run("list").splitlines()] == ["13", "11", "12/3"]

@@ -71,13 +71,13 @@ def test_findings_are_shown_with_their_mends_and_nothing_is_changed(
     stuck_offer_and_hole(site)
     before = site.rows.raw(key(0))
 
-    code, said, told = call("doctor")
+    code, said, reported = call("doctor")
 
-    assert (code, told) == (1, [WATCHED])
+    assert (code, reported) == (1, [WATCHED])
     assert [line for line in said if not line.startswith("  ")] == [
         f"ERROR  hole {key(1)}",
         f"WARNING  stuck-offer {key(0)}",
-        "NOTE  nobody-alive",
+        "NOTE  no-live-owner",
         "3 findings, of which --yes can mend 2.",
         "Nothing was changed. To back up all rows and mend, add --yes",
     ]
@@ -96,9 +96,9 @@ def test_with_yes_the_rows_are_backed_up_mended_and_looked_at_again(
     before = site.rows.raw(key(0))
     backup = Path("orders-20231114T221421Z.jsonl")
 
-    code, said, told = call("doctor --yes")
+    code, said, reported = call("doctor --yes")
 
-    assert (code, told) == (0, [WATCHED, WATCHED])
+    assert (code, reported) == (0, [WATCHED, WATCHED])
     at = said.index("3 findings, of which --yes can mend 2.")
     assert said[at + 1 : at + 5] == [
         f"1 rows backed up to {backup}",
@@ -131,24 +131,24 @@ def test_json_has_the_findings_the_mends_and_what_is_left(
 ) -> None:
     site.plant(0)
 
-    code, said, told = call("doctor --json")
+    code, said, reported = call("doctor --json")
     looked = json.loads("\n".join(said))
-    assert (code, looked["healthy"], told) == (1, False, [WATCHED])
+    assert (code, looked["healthy"], reported) == (1, False, [WATCHED])
     assert (looked["backup"], looked["mended"], looked["left"]) == (None, [], None)
     hole, nobody = looked["findings"]
     assert (hole["kind"], hole["gravity"], hole["keys"]) == ("hole", "error", [key(1)])
     assert (hole["needs_consent"], len(hole["mend"])) == (False, 1)
-    assert (nobody["kind"], nobody["mend"], nobody["needs_consent"]) == ("nobody-alive", [], False)
+    assert (nobody["kind"], nobody["mend"], nobody["needs_consent"]) == ("no-live-owner", [], False)
 
     rows = tmp_path / "rows.jsonl"
-    code, said, told = call("doctor --yes --json --backup", rows)
+    code, said, reported = call("doctor --yes --json --backup", rows)
     mended = json.loads("\n".join(said))
     assert (code, mended["healthy"], mended["backup"]) == (0, True, str(rows))
-    assert told == [WATCHED, f"1 rows backed up to {rows}", WATCHED]
+    assert reported == [WATCHED, f"1 rows backed up to {rows}", WATCHED]
     assert mended["mended"] == [
         {"kind": "hole", "keys": [key(1)], "is_mended": True, "problem": ""}
     ]
-    assert [each["kind"] for each in mended["left"]] == ["nobody-alive"]
+    assert [each["kind"] for each in mended["left"]] == ["no-live-owner"]
 
 
 def test_what_is_a_decision_is_mended_only_when_it_is_accepted(
@@ -251,15 +251,15 @@ def test_a_person_is_asked_for_what_is_not_mended_without_one(
 
 
 @pytest.mark.parametrize(
-    ("start", "told"), [("", "at TRIM_HORIZON"), ("start: LATEST\n", "at LATEST")]
+    ("start", "reported"), [("", "at TRIM_HORIZON"), ("start: LATEST\n", "at LATEST")]
 )
 def test_a_hole_without_ancestors_is_filled_from_where_the_settings_begin(
-    site: Site, call: Callable[..., Called], start: str, told: str
+    site: Site, call: Callable[..., Called], start: str, reported: str
 ) -> None:
     site.configure(site.config.read_text() + start)
     site.plant(0)
     said = call("doctor")[1]
-    assert f"  mend:     create {key(1)} {told}, if it has no row" in said
+    assert f"  mend:     create {key(1)} {reported}, if it has no row" in said
 
 
 def test_a_halt_has_expired_after_the_retention(site: Site, call: Callable[..., Called]) -> None:
@@ -288,7 +288,7 @@ def test_a_backup_is_on_the_disk_before_anything_is_mended(
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("--yes --accept hole", "--accept hole: expected a kind whose mend is a decision"),
         ("--accept ended-open", "--accept goes with --yes"),
@@ -297,21 +297,21 @@ def test_a_backup_is_on_the_disk_before_anything_is_mended(
     ],
 )
 def test_options_that_mean_nothing_are_refused_before_anything_is_looked_at(
-    site: Site, call: Callable[..., Called], line: str, told: str
+    site: Site, call: Callable[..., Called], line: str, reported: str
 ) -> None:
     code, said, at_end = call(f"doctor {line}")
     assert (code, said, site.clock.slept) == (64, [], [])
-    assert told in " ".join(at_end)
+    assert reported in " ".join(at_end)
 
 
 def test_a_backup_that_cannot_be_written_ends_it_before_any_change(
     site: Site, call: Callable[..., Called]
 ) -> None:
     site.plant(0)
-    code, _, told = call("doctor --yes --backup no/folder.jsonl")
+    code, _, reported = call("doctor --yes --backup no/folder.jsonl")
     assert code == 78
     assert "--backup no/folder.jsonl: No such file or directory; nothing was changed" in "".join(
-        told
+        reported
     )
     assert site.rows.raw(key(1)) is None
 
@@ -328,9 +328,9 @@ def test_nothing_is_written_where_kcl_3_assigns_the_leases(
         }
     )
 
-    code, _, told = call("doctor --yes --backup rows.jsonl")
+    code, _, reported = call("doctor --yes --backup rows.jsonl")
 
-    assert (code, "belongs to a KCL 3 fleet in its own mode" in " ".join(told)) == (78, True)
+    assert (code, "belongs to a KCL 3 fleet in its own mode" in " ".join(reported)) == (78, True)
     assert site.rows.raw(key(1)) is None
     assert not Path("rows.jsonl").exists()
 

@@ -278,7 +278,9 @@ def test_local_is_ready_once_the_records_of_the_configuration_are_in(
     try:
         if source.endswith("broken"):
             assert local.wait() == 78
-            assert any("embedded.fill did not put all its records" in line for line in local.told)
+            assert any(
+                "embedded.fill did not put all its records" in line for line in local.reported
+            )
             return
         local.until_lines(2)
         assert local.lines[1] == "Streams: orders (shards: 3)"

@@ -177,7 +177,7 @@ LINES = {
     "leases-by-group-json": "leases --by group --json",
     "leases-age": "leases --age",
     "leases-explain": "leases --explain --owner new",
-    "leases-explain-nobody-alive": "leases --explain",
+    "leases-explain-no-live-owner": "leases --explain",
     "leases-hot": "leases --hot --endpoint http://127.0.0.1:9464",
     "leases-hot-json": "leases --hot --endpoint http://127.0.0.1:9464 --show-keys --json",
     "leases-hot-nowhere": "leases --hot",
@@ -224,9 +224,9 @@ def test_a_verb_prints_what_its_golden_file_holds(
 
     code = run_program(shlex.split(LINES[name]))
 
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     files = sorted(Path("made").rglob("*.yaml")) if name == "migrate-kclpy" else []
-    parts = [f"$ kclrun {LINES[name]}", told.out, "--- standard error", told.err]
+    parts = [f"$ kclrun {LINES[name]}", reported.out, "--- standard error", reported.err]
     parts += [f"--- {path}\n{path.read_text()}" for path in files]
     text = masked(
         "\n".join([*parts, f"--- exit code {code}", ""]), folder, of_lag=name.startswith("lag")

@@ -102,7 +102,7 @@ def test_another_application_s_manager_is_refused(
         show(f"http://127.0.0.1:{port}")
 
 
-def test_where_nobody_listens_the_reason_is_told() -> None:
+def test_where_nobody_listens_the_reason_is_reported() -> None:
     with pytest.raises(Unavailable, match="ConnectionRefusedError"):
         show("http://127.0.0.1:9")
 
@@ -129,7 +129,7 @@ def test_an_address_of_another_form_is_refused(url: str) -> None:
     ("observe", "words"),
     [("{}", "observe.listen is not set"), ("{listen: 0}", "the log line endpoint_listening")],
 )
-def test_without_an_address_the_remedy_is_told(observe: str, words: str) -> None:
+def test_without_an_address_the_remedy_is_reported(observe: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words):
         show(observe=observe)
 

@@ -63,15 +63,15 @@ def test_the_file_may_be_named_without_the_option(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ([], "Which configuration? There is no app.yaml"),
         (["a.yaml", "-c", "b.yaml"], "Two configurations: b.yaml and a.yaml"),
     ],
 )
-def test_no_file_and_two_files_are_usage_errors(arguments, told, capsys):
+def test_no_file_and_two_files_are_usage_errors(arguments, reported, capsys):
     assert run_program(["iam", *arguments]) == 64
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 def test_an_override_changes_the_policy_as_it_changes_the_application(tmp_path, capsys):
@@ -178,7 +178,7 @@ def test_the_machine_that_assumes_a_role_answers_its_hooks_itself(tmp_path, caps
     assert "AnswerLifecycleHooks" not in printed(capsys)
 
 
-def test_a_caller_without_a_role_is_told_so(tmp_path, capsys):
+def test_a_caller_without_a_role_is_reported_so(tmp_path, capsys):
     assert iam(tmp_path, FLEET, "--for", "caller", *ACCOUNT) == 78
     assert "aws.role_arn" in capsys.readouterr().err
 

@@ -38,16 +38,16 @@ def test_its_help_has_a_line_for_each_template_and_an_unknown_one_is_answered_wi
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_program(["init", "--help"]) == 0
-    told = capsys.readouterr().out
+    reported = capsys.readouterr().out
     assert list(templates()) == [
         *("hello", "dead-letters", "forward", "postgres", "s3-parquet", "sqs"),
     ]
     for name, shows in templates().items():
-        assert re.search(rf"^  {name} +{re.escape(shows)}$", told, re.MULTILINE), told
+        assert re.search(rf"^  {name} +{re.escape(shows)}$", reported, re.MULTILINE), reported
 
     assert run_program(["init", "--template", "kafka", str(tmp_path / "new")]) == 64
-    told = capsys.readouterr().err
-    assert all(repr(name) in told for name in templates())
+    reported = capsys.readouterr().err
+    assert all(repr(name) in reported for name in templates())
     assert not (tmp_path / "new").exists()
 
 

@@ -33,8 +33,8 @@ def call(site: Site, capsys: pytest.CaptureFixture[str]) -> Callable[..., Called
 
 
 def shards_of(call: Callable[..., Called], *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    code, said, told = call("lag --json", *more)
-    assert (code, told) == (0, [])
+    code, said, reported = call("lag --json", *more)
+    assert (code, reported) == (0, [])
     whole = json.loads("\n".join(said))
     return whole, {shard["shard"]: shard for shard in whole["shards"]}
 
@@ -96,8 +96,8 @@ def test_the_lag_is_the_age_of_what_is_not_checkpointed(
     assert (shards[key(1)]["behind_s"], shards[key(1)]["loss_in_s"]) == (None, None)
     assert (whole["unknown"], whole["behind_s_max"]) == (1, 25.0)
 
-    code, said, told = call("lag")
-    assert (code, told, said[-2]) == (0, [], "")
+    code, said, reported = call("lag")
+    assert (code, reported, said[-2]) == (0, [], "")
     assert said[0].split() == [
         "shard",
         "state",
@@ -191,10 +191,10 @@ def test_of_several_streams_each_shard_is_measured_in_its_own(
     created = {name: int(site.stream(name).summary().created_at) for name in ("orders", "audits")}
     orders, audits = (f"123456789012:{name}:{at}:" for name, at in created.items())
 
-    code, said, told = call("lag --json")
+    code, said, reported = call("lag --json")
     shards = {each["shard"]: each for each in json.loads("\n".join(said))["shards"]}
     assert json.loads("\n".join(said))["retention_s"] == 86_400.0  # the shortest
-    assert (code, told) == (
+    assert (code, reported) == (
         0,
         [f"Not measured, their stream is not of the application: returns:{key(0)}"],
     )

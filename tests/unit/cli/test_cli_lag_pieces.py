@@ -114,7 +114,7 @@ def test_an_empty_shard_is_not_behind(world: World) -> None:
     assert world.lag(TRIM_HORIZON, 5_000) == Lag(0.0)
 
 
-def test_a_checkpoint_whose_record_is_past_retention_is_told(world: World) -> None:
+def test_a_checkpoint_whose_record_is_past_retention_is_reported(world: World) -> None:
     number = world.put_at(0)
     world.put_at(100)
     world.put_at(DAY_S)
@@ -344,9 +344,9 @@ def test_leases_of_a_stream_that_is_not_read_are_named_and_not_measured(
     ]
 
     remark_unread(leases, {StreamKey("123456789012:orders:1700000000")})
-    told = capsys.readouterr().err
-    assert "returns:shardId-000000000000" in told
-    assert "shardId-000000000001" not in told
+    reported = capsys.readouterr().err
+    assert "returns:shardId-000000000000" in reported
+    assert "shardId-000000000001" not in reported
 
     remark_unread(leases, {StreamKey(returns)})
     assert capsys.readouterr().err == ""

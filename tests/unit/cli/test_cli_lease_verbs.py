@@ -46,7 +46,7 @@ def test_without_yes_the_plan_is_shown_and_nothing_is_asked(
 
 
 @pytest.mark.parametrize(
-    ("verb", "answer", "code", "said", "told"),
+    ("verb", "answer", "code", "said", "reported"),
     [
         ("release", "offer", 0, f"{B} has it now", None),
         ("release", "offer_to_a_third", 0, "kclrun:az3:host3:nonce has it now", None),
@@ -89,14 +89,14 @@ def test_without_yes_the_plan_is_shown_and_nothing_is_asked(
         ),
     ],
 )
-def test_each_way_a_request_can_go_is_told(
+def test_each_way_a_request_can_go_is_reported(
     site: Site,
     call: Callable[..., Called],
     verb: str,
     answer: str,
     code: int,
     said: str | None,
-    told: str | None,
+    reported: str | None,
 ) -> None:
     site.plant(0, A)
     site.plant(1, B)
@@ -106,7 +106,7 @@ def test_each_way_a_request_can_go_is_told(
     found = call(f"leases {verb} 0 --yes --wait 3s", *to)
 
     lines = [*(TO_B if verb == "move" else PLAN), ASKED, *([f"{ZERO}: {said}"] if said else [])]
-    assert found == (code, lines, [f"{ZERO}: {told}"] if told else [])
+    assert found == (code, lines, [f"{ZERO}: {reported}"] if reported else [])
     # Looked at twice a second, and no longer than asked for.
     assert set(site.clock.slept) <= {0.5}
     assert site.clock.now - BEGUN - 60 == (
@@ -120,9 +120,9 @@ def test_a_request_that_nobody_answers_is_given_up_and_stays(
     site.plant(0, A)
     site.clock.now += 0.0001  # the row keeps milliseconds
 
-    code, _, told = call("leases release 0 --yes --wait 1s")
+    code, _, reported = call("leases release 0 --yes --wait 1s")
 
-    assert (code, told) == (
+    assert (code, reported) == (
         1,
         [
             f"{ZERO}: still with {A} after 1 s: it is in a long batch, or has ended",
@@ -131,9 +131,9 @@ def test_a_request_that_nobody_answers_is_given_up_and_stays(
     )
     assert site.clock.slept == [0.5, 0.5]
     assert site.row(0).handoff == Handoff(ANYBODY, WallTime(BEGUN + 60))
-    code, said, told = call("leases release 0 --yes")
+    code, said, reported = call("leases release 0 --yes")
     assert (code, said) == (1, [])
-    assert told == [
+    assert reported == [
         f"{ZERO}: was asked for by an operator already; {A} answers or drops that within 30 s"
     ]
 
@@ -158,10 +158,10 @@ def test_a_request_of_another_is_not_taken_for_ours(
         )
 
     site.clock.acts.append(another)
-    code, _, told = call("leases release 0 --yes")
+    code, _, reported = call("leases release 0 --yes")
 
     assert (code, len(site.clock.slept)) == (1, 1)
-    assert "it dropped the request" in told[0]
+    assert "it dropped the request" in reported[0]
 
 
 @pytest.mark.parametrize("failover_s", [1.0, 3.0])
@@ -172,10 +172,10 @@ def test_a_move_to_an_owner_that_renews_nothing_changes_nothing(
     site.plant(1, B)
     site.live(A)
 
-    code, said, told = call("leases move 0 --yes", "--to", B)
+    code, said, reported = call("leases move 0 --yes", "--to", B)
 
     assert (code, said) == (1, TO_B)
-    assert told == [
+    assert reported == [
         f"{B} has renewed nothing for {failover_s:g} s: it seems to be gone. Nothing changed"
     ]
     assert site.clock.slept == [0.5] * round(failover_s * 2)
@@ -183,7 +183,7 @@ def test_a_move_to_an_owner_that_renews_nothing_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("outcome", "code", "told"),
+    ("outcome", "code", "reported"),
     [
         (
             ConditionFailed(),
@@ -196,13 +196,13 @@ def test_a_move_to_an_owner_that_renews_nothing_changes_nothing(
         (Refused("AccessDenied", "no grant"), 77, "refused: no grant"),
     ],
 )
-def test_a_request_that_is_not_written_is_told(
-    site: Site, call: Callable[..., Called], outcome: object, code: int, told: str
+def test_a_request_that_is_not_written_is_reported(
+    site: Site, call: Callable[..., Called], outcome: object, code: int, reported: str
 ) -> None:
     site.plant(0, A)
     site.rows.outcomes = [outcome]
 
-    assert call("leases release 0 --yes") == (code, PLAN, [f"{ZERO}: {told}"])
+    assert call("leases release 0 --yes") == (code, PLAN, [f"{ZERO}: {reported}"])
 
     site.plant(0, A, halt=HALT)
     site.rows.outcomes = [outcome]
@@ -210,7 +210,7 @@ def test_a_request_that_is_not_written_is_told(
     if isinstance(outcome, ConditionFailed):
         assert (code_of_resume, said[1:], at_end) == (0, [f"{ZERO}: was not halted any more"], [])
     else:
-        assert (code_of_resume, said[1:], at_end) == (code, [], [f"{ZERO}: {told}"])
+        assert (code_of_resume, said[1:], at_end) == (code, [], [f"{ZERO}: {reported}"])
 
 
 def test_the_row_that_was_just_changed_is_named_by_its_new_owner(
@@ -224,7 +224,7 @@ def test_the_row_that_was_just_changed_is_named_by_its_new_owner(
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "told"),
+    ("line", "code", "reported"),
     [
         ("release 0", 1, "has no owner: the next manager with room takes it by itself"),
         ("move 1 --to host1", 1, "java-worker, which is not a kclrun manager"),
@@ -240,7 +240,7 @@ def test_the_row_that_was_just_changed_is_named_by_its_new_owner(
     ],
 )
 def test_what_cannot_be_done_is_refused_in_words(
-    site: Site, call: Callable[..., Called], line: str, code: int, told: str
+    site: Site, call: Callable[..., Called], line: str, code: int, reported: str
 ) -> None:
     site.plant(0)
     site.plant(1, JAVA)
@@ -249,7 +249,7 @@ def test_what_cannot_be_done_is_refused_in_words(
     found, said, at_end = call(f"leases {line}")
 
     assert (found, said) == (code, [])
-    assert told in "\n".join(at_end)
+    assert reported in "\n".join(at_end)
 
 
 def test_halted_leases_go_on_once_each_also_if_they_are_named_twice(
@@ -278,9 +278,9 @@ def test_the_first_failure_of_several_is_the_exit_code_and_the_others_go_on(
         site.plant(number, A, halt=HALT)
     site.rows.outcomes = [Unavailable("503")]
 
-    code, said, told = call("leases resume 0 1 --yes")
+    code, said, reported = call("leases resume 0 1 --yes")
 
-    assert (code, said[-1], len(told)) == (69, f"{key(1)}: resumed", 1)
+    assert (code, said[-1], len(reported)) == (69, f"{key(1)}: resumed", 1)
 
 
 # The table
@@ -295,9 +295,9 @@ def test_the_table_says_who_renews_and_what_is_halted(
     site.plant(3, A, checkpoint=SHARD_END)
     site.live(A)
 
-    code, said, told = call("leases --age")
+    code, said, reported = call("leases --age")
 
-    assert (code, told) == (0, ["Watching the counters for 1 s …"])
+    assert (code, reported) == (0, ["Watching the counters for 1 s …"])
     assert [line.split()[:1] + line.split()[6:7] for line in said[:5]] == [
         ["shard", "renewing"],
         [ZERO, "yes"],
@@ -340,9 +340,9 @@ def test_a_row_that_is_no_lease_is_named_and_a_missing_table_too(
     assert call("leases")[2] == ["bro�ken: this row cannot be read as a lease; it is left alone"]
     site.rows.is_there = False
     for line in ("leases", "leases release 0", "leases resume 0", "lag", "doctor"):
-        code, _, told = call(line)
+        code, _, reported = call(line)
         assert code == 66
-        assert told[0].endswith("there is no lease table orders; the first start makes it")
+        assert reported[0].endswith("there is no lease table orders; the first start makes it")
 
 
 def test_three_halted_leases_are_named_and_more_are_not(
@@ -369,18 +369,18 @@ def test_of_several_streams_a_shard_is_found_by_what_only_one_has(
         site.plant(number, A, stream=stream, halt=HALT)
 
     def resumed(shard: str) -> tuple[int, str]:
-        code, said, told = call("leases resume", shard)
-        return code, (said or told)[-2 if said else -1]
+        code, said, reported = call("leases resume", shard)
+        return code, (said or reported)[-2 if said else -1]
 
     assert resumed("1")[1].startswith(f"1:audits:8:{key(1)}: goes on")
     assert resumed(f"orders:{ZERO}")[1].startswith(f"1:orders:9:{ZERO}: goes on")
-    code, told = resumed("0")
+    code, reported = resumed("0")
     assert code == 64
-    assert f"Several streams have a shard {ZERO}: say audits:{ZERO} or orders:{ZERO}." in told
+    assert f"Several streams have a shard {ZERO}: say audits:{ZERO} or orders:{ZERO}." in reported
     # Its stream was deleted and made again: names do not tell the rows apart.
     site.plant(1, A, stream="1:audits:7:", halt=HALT)
-    code, told = resumed("1")
-    assert f"say 1:audits:7:{key(1)} or 1:audits:8:{key(1)}." in told
+    code, reported = resumed("1")
+    assert f"say 1:audits:7:{key(1)} or 1:audits:8:{key(1)}." in reported
     assert call("leases resume 5")[0] == 66
 
 
@@ -404,8 +404,8 @@ def test_explained_is_what_each_live_owner_would_do_and_one_that_joins(
     site.plant(6, A, checkpoint=SHARD_END)
     site.live(A)
 
-    code, said, told = call("leases --explain")
-    assert (code, told) == (0, ["Watching the counters for 1 s …"])
+    code, said, reported = call("leases --explain")
+    assert (code, reported) == (0, ["Watching the counters for 1 s …"])
     assert said[0] == f"{A} (4 leases)"
     assert any(f"take shard {key(4)}" in line for line in said)
     # B was seen not to renew it.

@@ -38,7 +38,7 @@ def test_a_row_is_in_one_state(row: Lease, state: str) -> None:
     assert line_of(row, NOW).state == state
 
 
-def test_a_pause_is_told_with_its_reach_and_its_end():
+def test_a_pause_is_reported_with_its_reach_and_its_end():
     paused = lease(None, pause=Pause(WallTime(0.0), WallTime(3_600.0), Scope.STREAM))
 
     assert line_of(paused, NOW).note == (
@@ -96,7 +96,7 @@ def test_a_lease_that_nobody_renews_stands_out(capsys: pytest.CaptureFixture[str
     )
     print_lines([line])
 
-    told = capsys.readouterr().out
-    assert "renewing" in told
-    assert " NO " in told
-    assert "\x1b" not in told
+    reported = capsys.readouterr().out
+    assert "renewing" in reported
+    assert " NO " in reported
+    assert "\x1b" not in reported

@@ -91,11 +91,11 @@ def test_a_wide_terminal_shows_every_column() -> None:
 
 
 def test_a_narrow_terminal_loses_columns_but_not_the_note() -> None:
-    told = drawn(SAMPLE, 80)
+    reported = drawn(SAMPLE, 80)
 
-    assert all(len(line) <= 80 for line in told.splitlines())
-    assert "memory" not in told
-    assert "ValueError: bad" in told
+    assert all(len(line) <= 80 for line in reported.splitlines())
+    assert "memory" not in reported
+    assert "ValueError: bad" in reported
 
 
 def test_trouble_comes_first_and_the_others_in_the_order_of_their_shards() -> None:
@@ -103,18 +103,18 @@ def test_trouble_comes_first_and_the_others_in_the_order_of_their_shards() -> No
         LeaseSample(shard=f"shardId-{n:012}", state=state)
         for n, state in enumerate(["running", "failing", "starting", "halted", "running"])
     ]
-    told = drawn(msgspec.structs.replace(SAMPLE, leases=tuple(leases)), 120)
+    reported = drawn(msgspec.structs.replace(SAMPLE, leases=tuple(leases)), 120)
 
-    assert [line.split()[0] for line in told.splitlines()[3:8]] == ["3", "1", "0", "2", "4"]
+    assert [line.split()[0] for line in reported.splitlines()[3:8]] == ["3", "1", "0", "2", "4"]
 
 
-def test_a_halted_shard_is_told_with_its_reason_and_what_to_do() -> None:
+def test_a_halted_shard_is_reported_with_its_reason_and_what_to_do() -> None:
     command = "kclrun leases --config app.yaml"
-    told = drawn(msgspec.structs.replace(SAMPLE, leases_command=command), 80)
+    reported = drawn(msgspec.structs.replace(SAMPLE, leases_command=command), 80)
 
-    assert "1 halted. 1: ValueError: bad" in told
+    assert "1 halted. 1: ValueError: bad" in reported
     remedy = f"{command} resume shardId-000000000001 --yes"
-    assert remedy in " ".join(told.split())
+    assert remedy in " ".join(reported.split())
     embedded = msgspec.structs.replace(SAMPLE, leases_command=None)
     assert "mend the cause, then run the application again" in drawn(embedded, 80)
 
@@ -166,14 +166,14 @@ def test_500_shards_leave_trouble_and_totals_on_the_screen(
 ) -> None:
     width, height = size
     lines = drawn(many(**troubled), width, height).splitlines()
-    told = " ".join(" ".join(lines).split())
+    reported = " ".join(" ".join(lines).split())
 
     assert len(lines) <= height, "the rest would be cut"
     assert max(map(len, lines)) <= width
-    assert "500 leases here" in told
-    assert "lag 12.0h" in told
+    assert "500 leases here" in reported
+    assert "lag 12.0h" in reported
     for state, count in troubled.items():
-        assert f"{count} {state}" in told
+        assert f"{count} {state}" in reported
     rows = [line.split() for line in lines if line.split()[1:2] in (["running"], ["halted"])]
     shown_halted = sum(row[1] == "halted" for row in rows)
     assert shown_halted == min(len(rows), troubled.get("halted", 0)), "trouble comes first"
@@ -181,15 +181,15 @@ def test_500_shards_leave_trouble_and_totals_on_the_screen(
     hidden = int(more.split()[2])
     assert 500 - hidden >= 3
     if troubled.get("halted"):
-        assert "--yes" in told
-        assert "record 3 of 302, at 49671…496712/0" in told or width < 80
+        assert "--yes" in reported
+        assert "record 3 of 302, at 49671…496712/0" in reported or width < 80
 
 
 def test_a_terminal_with_room_shows_all_and_counts_none_as_hidden() -> None:
-    told = drawn(many(halted=1, running=30), 80, 50)
+    reported = drawn(many(halted=1, running=30), 80, 50)
 
-    assert "more:" not in told
-    assert len([line for line in told.splitlines() if " running " in line]) == 29
+    assert "more:" not in reported
+    assert len([line for line in reported.splitlines() if " running " in line]) == 29
 
 
 def test_lines_printed_below_the_display_come_out_above_the_table(
@@ -205,11 +205,11 @@ def test_lines_printed_below_the_display_come_out_above_the_table(
             time.sleep(0.01)
     os.write(2, b"afterwards\n")
 
-    told = capfd.readouterr().err
-    assert "from user code" in told
-    assert "from the log" in told
-    assert "flights on flights-stream" in told
-    assert told.endswith("afterwards\n")
+    reported = capfd.readouterr().err
+    assert "from user code" in reported
+    assert "from the log" in reported
+    assert "flights on flights-stream" in reported
+    assert reported.endswith("afterwards\n")
 
 
 def test_on_spark_there_are_shards_and_neither_leases_nor_processes_of_theirs() -> None:
@@ -437,10 +437,10 @@ def test_what_was_printed_before_comes_before_and_no_descriptor_is_left(
             out.write("within, out\n")
             err.write("within, err\n")
         monkeypatch.undo()
-        told = capfd.readouterr()
-    assert told.out == "before "
-    assert told.err.startswith("before ")
-    assert told.err.count("within") == 2
+        reported = capfd.readouterr()
+    assert reported.out == "before "
+    assert reported.err.startswith("before ")
+    assert reported.err.count("within") == 2
     for descriptor in (*display._saved, display._read_fd):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
@@ -452,11 +452,11 @@ def test_what_was_printed_before_comes_before_and_no_descriptor_is_left(
 class Fill:
     """How far a fill is, as the run asks it."""
 
-    def __init__(self, *told: Filling | None) -> None:
-        self._told = list(told)
+    def __init__(self, *reported: Filling | None) -> None:
+        self._reported = list(reported)
 
     def __call__(self) -> Filling | None:
-        return self._told.pop(0)
+        return self._reported.pop(0)
 
 
 def lagging(lag_ms: int | None, records: int = 0) -> ManagerSample:
@@ -488,11 +488,11 @@ def test_a_run_without_an_end_has_no_share_of_what_is_read() -> None:
 def test_where_nothing_is_filled_the_share_is_of_what_was_behind() -> None:
     bars = Bars(lambda: None, is_until=True)
 
-    told = [bars.at(lagging(lag_ms)) for lag_ms in (None, 0, 60_000, 120_000, 30_000, 0)]
+    reported = [bars.at(lagging(lag_ms)) for lag_ms in (None, 0, 60_000, 120_000, 30_000, 0)]
 
-    assert told[:2] == [(), ()]
-    assert [each[0].share for each in told[2:]] == [0.0, 0.0, 0.75, 1.0]
-    assert told[4][0].told == "of 120 s that were behind"
+    assert reported[:2] == [(), ()]
+    assert [each[0].share for each in reported[2:]] == [0.0, 0.0, 0.75, 1.0]
+    assert reported[4][0].text == "of 120 s that were behind"
 
 
 def test_a_bar_is_one_line_of_a_narrow_terminal() -> None:

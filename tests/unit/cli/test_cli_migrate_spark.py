@@ -210,7 +210,7 @@ def test_a_row_that_changes_under_the_import_is_left_to_who_changed_it(aws: Aws)
     assert rows(aws)[KEY] == taken.row
 
 
-def test_a_batch_that_was_begun_is_told_and_another_stream_is_refused(
+def test_a_batch_that_was_begun_is_reported_and_another_stream_is_refused(
     config: Path, aws: Aws, stopped: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = stopped(begun=1, **{KEY: at_timestamp(1), SECOND: at_timestamp(1)})

@@ -89,11 +89,11 @@ def test_a_stream_that_is_not_there_is_66(config: Path, capsys: pytest.CaptureFi
     assert run_program(["check", "--config", str(config), "--set", "processor=json:x"]) == 78
     config.write_text(config.read_text() + "processor: kclrun.samples.hello:Hello\n")
     assert run_program(["--config", str(config)]) == 66
-    told = capsys.readouterr().err
-    assert "Cannot start: " in told
+    reported = capsys.readouterr().err
+    assert "Cannot start: " in reported
     assert (
         "It is made on this emulator with:\n    kclrun put --create 2 --stream test-a-stream"
-        in told
+        in reported
     )
 
 
@@ -139,9 +139,9 @@ def test_a_destination_that_is_not_there_ends_a_check_and_a_run_with_what_to_do(
         file.write(f"processor: kclrun.samples.hello:Hello\n{line}\n")
 
     assert run_program(["check", "--config", str(config)]) == code
-    told = capsys.readouterr()
-    assert " --  wrong\n" in told.out
-    assert re.search(f"^Check failed: {said}", told.err, re.DOTALL)
+    reported = capsys.readouterr()
+    assert " --  wrong\n" in reported.out
+    assert re.search(f"^Check failed: {said}", reported.err, re.DOTALL)
     assert run_program(["run", "--config", str(config), "--set", "aws.start_timeout=10ms"]) == code
     told_by_run = capsys.readouterr().err
     assert re.search(f"^Cannot start: .*{said}", told_by_run, re.DOTALL)
@@ -180,8 +180,8 @@ def test_a_folder_is_checked_and_not_made(
     ):
         config.write_text(text + line % folder)
         assert run_program(["check", "--config", str(config)]) == 78
-        told = capsys.readouterr().err
-        assert f"Check failed: {setting}: cannot use the folder {folder}: {why}" in told
+        reported = capsys.readouterr().err
+        assert f"Check failed: {setting}: cannot use the folder {folder}: {why}" in reported
 
 
 def test_the_destinations_of_all_outputs_are_checked(
@@ -201,11 +201,11 @@ def test_the_destinations_of_all_outputs_are_checked(
     assert run_program(["put", *made]) == 0
 
     assert run_program(["check", "--config", str(config)]) == 0
-    told = capsys.readouterr().out
-    assert "outputs.late  ok  the queue late; may write: proven\n" in told
+    reported = capsys.readouterr().out
+    assert "outputs.late  ok  the queue late; may write: proven\n" in reported
     shards = f"rows-{os.getpid()}, 3 open shards; may write: not proven, because "
-    assert f"outputs.put   ok  the stream {shards}" in told
-    assert {line.index("ok  ") for line in told.splitlines() if "ok  " in line} == {14}
+    assert f"outputs.put   ok  the stream {shards}" in reported
+    assert {line.index("ok  ") for line in reported.splitlines() if "ok  " in line} == {14}
 
 
 def test_put_makes_a_stream_of_an_emulator_once(
@@ -217,8 +217,8 @@ def test_put_makes_a_stream_of_an_emulator_once(
 
     assert [run_program(line), run_program(line)] == [0, 0]
 
-    told = capsys.readouterr().out
-    assert told.count("Made the stream made with 3 shards") == 1
+    reported = capsys.readouterr().out
+    assert reported.count("Made the stream made with 3 shards") == 1
     aws = Aws(
         settings_of(
             f"application: made\nstream: made\naws: {{endpoint: '{endpoint}'}}\n",

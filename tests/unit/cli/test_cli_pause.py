@@ -57,11 +57,11 @@ def test_each_reach_writes_its_rows_and_no_counter(site, call, words, paused):
     site.plant(1, B)
     site.plant(2, A, SHARD_END)
 
-    code, said, told = call(f"pause {words} --yes")
+    code, said, reported = call(f"pause {words} --yes")
 
     count = sum(each is not None for each in paused.values())
     leases = "1 lease" if count == 1 else "2 leases"
-    assert (code, said[-1], told) == (0, f"{leases} changed. {SEEN}", [])
+    assert (code, said[-1], reported) == (0, f"{leases} changed. {SEEN}", [])
     assert {number: site.row(number).pause for number in paused} == paused
     assert {site.row(number).counter for number in (0, 1, 2)} == {1}
     assert site.row(2).pause is None, "an ended lease reads nothing"
@@ -93,9 +93,9 @@ def test_a_resume_takes_every_mark_away_and_leaves_halts(site, call):
     site.plant(2, A, SHARD_END, pause=standing)
     site.plant(3, A)
 
-    code, said, told = call("resume --all --yes")
+    code, said, reported = call("resume --all --yes")
 
-    assert (code, told) == (0, [])
+    assert (code, reported) == (0, [])
     assert said == [
         f"{ZERO}: goes on after TRIM_HORIZON; it stays halted: kclrun leases resume ends that",
         f"{ONE}: the pause is over already, and its mark goes",
@@ -119,7 +119,7 @@ def test_one_shard_of_a_paused_application_can_be_resumed(site, call):
     assert site.row(1).pause is None
 
 
-def test_a_pause_that_stands_is_told_and_replaced_unless_it_is_the_same(site, call):
+def test_a_pause_that_stands_is_reported_and_replaced_unless_it_is_the_same(site, call):
     site.plant(0, A)
     call("pause 0 --yes")
 
@@ -131,7 +131,7 @@ def test_a_pause_that_stands_is_told_and_replaced_unless_it_is_the_same(site, ca
 
 
 @pytest.mark.parametrize(
-    ("outcome", "code", "told"),
+    ("outcome", "code", "reported"),
     [
         (
             ConditionFailed(),
@@ -142,16 +142,18 @@ def test_a_pause_that_stands_is_told_and_replaced_unless_it_is_the_same(site, ca
         (Refused("AccessDenied", "no"), 77, f"{ZERO}: refused: no"),
     ],
 )
-def test_a_write_that_does_not_apply_is_told_and_not_repeated(site, call, outcome, code, told):
+def test_a_write_that_does_not_apply_is_reported_and_not_repeated(
+    site, call, outcome, code, reported
+):
     site.plant(0, A)
     site.rows.outcomes.append(outcome)
 
-    assert call("pause 0 --yes")[::2] == (code, [told])
+    assert call("pause 0 --yes")[::2] == (code, [reported])
     assert site.row(0).pause is None
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         ("", "Name shards, or give --stream NAME, or --all."),
         ("0 --all", "Name shards, or give --stream NAME, or --all."),
@@ -159,12 +161,12 @@ def test_a_write_that_does_not_apply_is_told_and_not_repeated(site, call, outcom
         ("--all --for 0s", "--for is more than 0s."),
     ],
 )
-def test_a_reach_that_is_not_one_is_refused(site, call, words, told):
+def test_a_reach_that_is_not_one_is_refused(site, call, words, reported):
     site.plant(0, A)
 
     code, _, lines = call(f"pause {words} --yes")
 
-    assert (code, lines[-1]) == (64, f"Error: {told}")
+    assert (code, lines[-1]) == (64, f"Error: {reported}")
 
 
 def test_an_older_pause_does_not_come_back_over_a_newer_decision(site):

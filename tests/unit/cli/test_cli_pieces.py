@@ -324,7 +324,7 @@ def test_an_engine_without_leases_has_its_stream_described(monkeypatch: pytest.M
     assert calls == ["list", "close"]
 
 
-def test_a_service_that_is_away_until_the_deadline_is_told_with_the_last_error(
+def test_a_service_that_is_away_until_the_deadline_is_reported_with_the_last_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
@@ -377,9 +377,9 @@ def test_the_first_names_are_shown_and_the_others_counted() -> None:
 def test_a_message_has_advice_unless_it_brings_its_own(
     error: Exception, verb: str, lines: list[str]
 ) -> None:
-    told = messages.for_a_person(error, verb).splitlines()
-    assert len(told) == len(lines)
-    assert all(shown.startswith(line) for shown, line in zip(told, lines, strict=True))
+    reported = messages.for_a_person(error, verb).splitlines()
+    assert len(reported) == len(lines)
+    assert all(shown.startswith(line) for shown, line in zip(reported, lines, strict=True))
 
 
 def test_the_command_for_leases_shows_no_secret() -> None:
@@ -562,7 +562,9 @@ def test_a_reader_that_has_gone_is_noticed_without_a_write(monkeypatch: pytest.M
     assert lost
 
 
-def test_events_of_a_tail_are_told_beside_its_records(capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_of_a_tail_are_reported_beside_its_records(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     taken: list[Any] = []
     view: Any = SimpleNamespace(show=lambda *shown: taken.append(shown))
     for event in (
@@ -574,9 +576,9 @@ def test_events_of_a_tail_are_told_beside_its_records(capsys: pytest.CaptureFixt
     ):
         tail._take_in(event, view, "orders", follows=True)
     tail._take_in(Ended("s", ("t",)), view, "orders", follows=False)
-    told = capsys.readouterr()
-    assert (told.out, taken) == ("", [("s", ["record"])])
-    assert told.err.splitlines() == [
+    reported = capsys.readouterr()
+    assert (reported.out, taken) == ("", [("s", ["record"])])
+    assert reported.err.splitlines() == [
         "Tailing orders; Ctrl-C ends it",
         "s has ended; t, u follows",
         "s has ended; nothing follows",

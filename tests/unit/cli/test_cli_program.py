@@ -70,16 +70,17 @@ def test_no_error_of_the_tree_is_forgotten() -> None:
 
 
 def test_a_message_says_what_happened_and_then_what_to_do() -> None:
-    told = for_a_person(Unavailable("no answer\nof DynamoDB"), "run")
+    reported = for_a_person(Unavailable("no answer\nof DynamoDB"), "run")
 
-    assert told.splitlines() == [
+    assert reported.splitlines() == [
         "Cannot start: no answer",
         "  of DynamoDB",
         "  Check that it runs and can be reached from here, then try again",
     ]
-    told = for_a_person(Unavailable("no answer", operation="Scan"), "run")
+    reported = for_a_person(Unavailable("no answer", operation="Scan"), "run")
     assert (
-        told.splitlines()[1] == "  Check the network, aws.region and aws.endpoint, then try again"
+        reported.splitlines()[1]
+        == "  Check the network, aws.region and aws.endpoint, then try again"
     )
 
 
@@ -91,10 +92,10 @@ def test_what_is_not_there_comes_with_no_advice_about_streams(said: str) -> None
 
 
 def test_an_unknown_caller_is_told_to_check_credentials_not_grants() -> None:
-    told = for_a_person(AccessDenied("Scan: UnrecognizedClientException: The token"), "check")
+    reported = for_a_person(AccessDenied("Scan: UnrecognizedClientException: The token"), "check")
     refused = for_a_person(AccessDenied("Scan: AccessDeniedException: no"), "check")
 
-    assert "The credentials are wrong or have expired" in told
+    assert "The credentials are wrong or have expired" in reported
     assert "Grant it" in refused
 
 
@@ -111,7 +112,7 @@ def test_foreign_text_cannot_move_the_cursor_or_forge_a_line() -> None:
     assert harmless("a\x1b[2Jb\rc\u202ed\ne\t") == "a\ufffd[2Jb\ufffdc\ufffdd\ne\t"
 
 
-def test_a_host_with_nothing_to_give_is_told_with_where_it_was_missed_and_is_no_bug(
+def test_a_host_with_nothing_to_give_is_reported_with_where_it_was_missed_and_is_no_bug(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     try:
@@ -119,14 +120,14 @@ def test_a_host_with_nothing_to_give_is_told_with_where_it_was_missed_and_is_no_
     except OSError as error:
         code = tell(error, "run")
 
-    told = capsys.readouterr().err
+    reported = capsys.readouterr().err
     assert code == 69
-    assert "Traceback" in told
-    assert "Ended: this host has no more to give: Too many open files." in told
-    assert "This is a bug" not in told
+    assert "Traceback" in reported
+    assert "Ended: this host has no more to give: Too many open files." in reported
+    assert "This is a bug" not in reported
 
 
-def test_our_bug_is_told_where_no_descriptor_is_left_to_look_up_versions_with() -> None:
+def test_our_bug_is_reported_where_no_descriptor_is_left_to_look_up_versions_with() -> None:
     program = (
         "import resource\n"
         "from kclrun.cli.messages import bug_report\n"
@@ -144,11 +145,11 @@ def test_our_bug_comes_with_its_trace_and_where_to_report_it() -> None:
     try:
         raise InvariantViolation("two owners")
     except InvariantViolation as error:
-        told = bug_report(error)
+        reported = bug_report(error)
 
-    assert "Traceback" in told
-    assert "This is a bug in kclrun: InvariantViolation" in told
-    assert "Python 3." in told
+    assert "Traceback" in reported
+    assert "This is a bug in kclrun: InvariantViolation" in reported
+    assert "Python 3." in reported
 
 
 @pytest.mark.parametrize(
@@ -159,9 +160,9 @@ def test_a_wrong_command_line_is_64(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_program(arguments) == 64
-    told = capsys.readouterr().err
-    assert "Error: " in told
-    assert "Traceback" not in told
+    reported = capsys.readouterr().err
+    assert "Error: " in reported
+    assert "Traceback" not in reported
 
 
 def test_local_makes_the_streams_named_with_one_shard_or_as_many_as_are_asked_for(
@@ -318,8 +319,8 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
 
 def test_help_names_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_program(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"{code} " in told for code in (0, 64, 66, 69, 70, 77, 78))
+    reported = capsys.readouterr().out
+    assert all(f"{code} " in reported for code in (0, 64, 66, 69, 70, 77, 78))
 
 
 def test_version_names_what_we_stand_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,36 +114,36 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
         (False, False, ""),
     ],
 )
-def test_a_person_is_told_that_rows_are_read_from_standard_input(
+def test_a_person_is_reported_that_rows_are_read_from_standard_input(
     monkeypatch: pytest.MonkeyPatch, types: bool, looks: bool, said: str
 ) -> None:
-    source, told = io.BytesIO(b"a\n"), io.StringIO()
-    monkeypatch.setattr(told, "isatty", lambda: looks)
+    source, reported = io.BytesIO(b"a\n"), io.StringIO()
+    monkeypatch.setattr(reported, "isatty", lambda: looks)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=source, isatty=lambda: types))
-    monkeypatch.setattr(sys, "stderr", told)
+    monkeypatch.setattr(sys, "stderr", reported)
 
     with put._opened("-") as opened:
         assert opened is source
 
-    assert told.getvalue() == said
+    assert reported.getvalue() == said
 
 
 def test_a_put_that_fails_says_how_many_rows_are_in_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     aws = SimpleNamespace(kinesis_client=None, settings=SimpleNamespace(only_stream="s"))
 
     def send(_client: object, _stream: str, batch: tuple[PutEntry, ...]) -> None:
-        if told:
+        if reported:
             raise Unavailable("PutRecords: no answer")
 
     monkeypatch.setattr(put_records, "send_all", send)
     rows = iter([PutEntry(b"x", "k")] * 700)
 
     with pytest.raises(Unavailable, match="no answer\n500 rows are in the stream for certain"):
-        put._put_all(aws, rows, told.append, aggregate=False, ordered=False)
-    assert told == [500]
+        put._put_all(aws, rows, reported.append, aggregate=False, ordered=False)
+    assert reported == [500]
 
 
 # What is sent, and what is said
@@ -264,8 +264,8 @@ def test_an_interrupted_put_says_how_far_it_got(
 ) -> None:
     sent.fails = KeyboardInterrupt()
     assert run_program([*LINE.split(), "rows.txt", "--rate", "2"]) == 130
-    told = capsys.readouterr()
-    assert (told.out, told.err.strip()) == (
+    reported = capsys.readouterr()
+    assert (reported.out, reported.err.strip()) == (
         "",
         "Interrupted: 1 rows are in the stream for certain",
     )
@@ -336,18 +336,18 @@ def test_standard_input_is_read_as_it_comes_and_a_person_sees_the_progress(
     sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent.took_s = 0.5
-    told = io.StringIO()
-    monkeypatch.setattr(told, "isatty", lambda: True)
+    reported = io.StringIO()
+    monkeypatch.setattr(reported, "isatty", lambda: True)
     came: list[object] = []
     monkeypatch.setattr(put, "_as_they_come", lambda rows: came.append("as they come") or rows)
     monkeypatch.setattr(
         sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a\nb\n"), isatty=lambda: False)
     )
-    monkeypatch.setattr(sys, "stderr", told)
+    monkeypatch.setattr(sys, "stderr", reported)
 
     assert run_program(LINE.split()) == 0
 
     assert (sent.batches, came) == ([["a", "b"]], ["as they come"])
-    assert "2 rows, 4/s" in told.getvalue()
+    assert "2 rows, 4/s" in reported.getvalue()
     assert run_program([*LINE.split(), "rows.txt"]) == 0
     assert len(came) == 1

@@ -205,8 +205,10 @@ def test_a_letter_waits_until_no_process_reads_its_record_again(
 
     numbers = [int(each.letter.sequence_number) for each in ready]
     assert sorted(numbers) == sorted({11, 12, 13} - set(waiting))
-    told = f"{len(waiting)} letters of orders wait for the checkpoint of their shard to pass them"
-    assert (told in capfd.readouterr().err) == bool(waiting)
+    reported = (
+        f"{len(waiting)} letters of orders wait for the checkpoint of their shard to pass them"
+    )
+    assert (reported in capfd.readouterr().err) == bool(waiting)
 
 
 def test_letters_that_wait_stay_and_the_exit_code_says_so(

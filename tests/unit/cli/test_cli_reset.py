@@ -64,9 +64,9 @@ def test_without_yes_the_plan_names_every_row_and_nothing_is_written(
 ) -> None:
     before = rows(site)
 
-    code, said, told = call("reset --to TRIM_HORIZON")
+    code, said, reported = call("reset --to TRIM_HORIZON")
 
-    assert (code, told) == (0, [])
+    assert (code, reported) == (0, [])
     removed = "removed: it comes again when its parents end"
     assert said == [
         "orders, table orders: to TRIM_HORIZON, generation 1",
@@ -117,16 +117,16 @@ def test_the_rows_are_those_of_a_first_sync_one_generation_up(site: Site, call: 
 def test_a_fleet_that_lives_and_java_workers_are_not_reset(site: Site, call: Call) -> None:
     site.live(A)
 
-    code, _, told = call("reset --to TRIM_HORIZON --yes")
+    code, _, reported = call("reset --to TRIM_HORIZON --yes")
 
     assert code == 78
-    assert "2 leases are being renewed, by kclrun:az1:host1:nonce" in "\n".join(told)
+    assert "2 leases are being renewed, by kclrun:az1:host1:nonce" in "\n".join(reported)
     assert {row.generation for row in rows(site).values()} == {0}
 
     site.plant(1, JAVA, MID)
-    code, _, told = call("reset --to TRIM_HORIZON")
+    code, _, reported = call("reset --to TRIM_HORIZON")
     assert code == 78
-    assert "1 leases belong to Java workers, java-worker among them" in told[0]
+    assert "1 leases belong to Java workers, java-worker among them" in reported[0]
 
 
 def test_a_manager_that_starts_while_the_counters_are_watched_is_seen(
@@ -165,10 +165,10 @@ def test_a_reset_that_is_cut_leaves_halted_leases_that_name_it_and_is_made_again
     with monkeypatch.context() as patched:
         patched.setattr("kclrun.cli.leases.reset._ROWS_AT_ONCE", 1)
         patched.setattr(site.rows, "write", cutting)
-        got, _, told = call("reset --to TRIM_HORIZON --yes")
+        got, _, reported = call("reset --to TRIM_HORIZON --yes")
 
     assert got == code
-    assert told[-1].startswith("The reset is not complete: the leases that it began are halted")
+    assert reported[-1].startswith("The reset is not complete: the leases that it began are halted")
     halts = [row.halt.reason for row in rows(site).values() if row.halt is not None]
     assert any(each.startswith("a reset to TRIM_HORIZON was begun at 2023-") for each in halts)
     assert call("reset --to TRIM_HORIZON --yes")[0] == 0
@@ -211,10 +211,10 @@ def test_one_shard_is_reset_alone_and_its_children_wait(site: Site, call: Call) 
 
 
 def test_a_shard_whose_children_have_begun_is_not_reset_alone(site: Site, call: Call) -> None:
-    code, _, told = call("reset --to TRIM_HORIZON --shard 0")
+    code, _, reported = call("reset --to TRIM_HORIZON --shard 0")
 
     assert code == 78
-    assert f"{key(2)} descends from {key(0)} and has begun" in told[0]
+    assert f"{key(2)} descends from {key(0)} and has begun" in reported[0]
     assert call("reset --to TRIM_HORIZON --shard 0 --shard 2")[0] == 0
     site.plant(7, None, MID)
     assert "is not listed any more" in call("reset --to LATEST --shard 7")[2][0]
@@ -251,11 +251,11 @@ def test_a_shard_whose_children_have_begun_is_not_reset_alone(site: Site, call: 
         ("reset --to 2923-11-01T00:00:00Z", 64, "to come are read with --to LATEST"),
     ],
 )
-def test_what_cannot_be_reset_is_told(call: Call, line: str, code: int, words: str) -> None:
-    got, _, told = call(line)
+def test_what_cannot_be_reset_is_reported(call: Call, line: str, code: int, words: str) -> None:
+    got, _, reported = call(line)
 
     assert got == code
-    assert words in " ".join(told)
+    assert words in " ".join(reported)
 
 
 def test_dropped_state_goes_with_the_rows_and_the_plan_says_so(site: Site, call: Call) -> None:
@@ -300,9 +300,9 @@ def test_kept_positions_are_put_back_and_what_came_of_them_waits_again(
     ]
     file.write_text(msgspec.json.encode(kept).decode())
 
-    code, said, told = call(f"reset --to {file} --yes")
+    code, said, reported = call(f"reset --to {file} --yes")
 
-    assert (code, told) == (0, ["Watching the counters for 1 s …"])
+    assert (code, reported) == (0, ["Watching the counters for 1 s …"])
     assert f"  {key(0)}: SHARD_END to TRIM_HORIZON" in said
     assert any(line.endswith("forward, what is between is skipped") for line in said)
     assert f"  {key(3)}: TRIM_HORIZON, removed: it comes again when its parents end" in said
@@ -342,10 +342,10 @@ def test_kept_positions_that_would_lose_or_reorder_records_are_refused(
         kept = [{"shard": key(shard), "checkpoint": at} for shard, at in lines.items()]
         file.write_text(msgspec.json.encode(kept).decode())
 
-        code, _, told = call(f"reset --to {file} {more}")
+        code, _, reported = call(f"reset --to {file} {more}")
 
-        assert code == 78, (lines, told)
-        assert words in " ".join(told)
+        assert code == 78, (lines, reported)
+        assert words in " ".join(reported)
     for text in ("", "{}", '[{"shard": 3}]', '[{"shard": "s", "checkpoint": "1"}, 7]', "\0"):
         file.write_text(text)
         assert "is not what  kclrun leases --json  prints" in call(f"reset --to {file}")[2][0]
@@ -386,8 +386,8 @@ def test_the_plan_says_what_becomes_of_each_output_and_of_dead_letters(
         "  queue: {sqs: q}\n"
     )
 
-    _, said, told = call("reset --to LATEST")
-    assert told == []
+    _, said, reported = call("reset --to LATEST")
+    assert reported == []
 
     text = "\n".join(said)
     assert "generation 4" in text

@@ -99,7 +99,7 @@ def test_a_fleet_is_run_with_the_settings_the_places_of_the_code_and_the_command
     assert more["source_is_done"]() is True
 
 
-def test_folders_are_made_before_anything_starts_and_rows_are_told_after(
+def test_folders_are_made_before_anything_starts_and_rows_are_reported_after(
     ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(
@@ -142,9 +142,9 @@ def test_a_host_that_starts_no_process_ends_it_in_words(
     write(LEAST)
     ran.fails = fails
     assert run_program(["run"]) == code
-    told = capsys.readouterr().err
-    assert fails.strerror in told
-    assert "The fork server is a process in a session of its own." in told
+    reported = capsys.readouterr().err
+    assert fails.strerror in reported
+    assert "The fork server is a process in a session of its own." in reported
 
 
 def test_what_was_launched_is_stopped_if_the_world_cannot_be_opened(ran: Ran) -> None:
@@ -193,9 +193,9 @@ def test_a_whole_embedded_run_is_summed_up_after_its_end(
 
     assert run_program(["run"]) == 0
 
-    told = capsys.readouterr()
-    assert told.out == "sum of out\n"
-    assert told.err == "Put 1,000 records in 7 Kinesis records; 2 reshards.\n"
+    reported = capsys.readouterr()
+    assert reported.out == "sum of out\n"
+    assert reported.err == "Put 1,000 records in 7 Kinesis records; 2 reshards.\n"
     assert (filled.more["source_is_done"](), filled.ends) == ("done", ["ended"])
     # Its table ends with it.
     assert filled.more["leases_command"] is None
@@ -225,8 +225,8 @@ def test_a_run_that_was_cut_short_has_no_summary(
     filled.code, filled.filled = code, report
 
     assert run_program(["run", *more]) == code
-    told = capsys.readouterr()
-    assert ("sum of" in told.out, "Put 1,000" in told.err) == (summed, report is not None)
+    reported = capsys.readouterr()
+    assert ("sum of" in reported.out, "Put 1,000" in reported.err) == (summed, report is not None)
 
 
 def test_a_summary_that_is_not_a_text_is_refused(
@@ -262,8 +262,8 @@ def test_on_spark_the_summary_is_made_before_the_session_ends(
     assert (paths, watched) == ((Path.cwd(),), ["progress"])
     assert run.output.path == str(Path("out").absolute())
     assert filled.spark.engine == "spark"
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("Put 1,000 records")) == ("sum of out\n", 1)
+    reported = capsys.readouterr()
+    assert (reported.out, reported.err.count("Put 1,000 records")) == ("sum of out\n", 1)
     filled.filled = None
     assert run_program(["run"]) == 0
     assert capsys.readouterr() == ("", "")
@@ -369,7 +369,7 @@ def test_user_code_is_named_by_its_setting() -> None:
     assert named(configuration(on_spark + "pipeline: m:f\n", Path())) == {"pipeline": "m:f"}
 
 
-def test_an_import_that_hangs_or_dies_is_told(
+def test_an_import_that_hangs_or_dies_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def program(text: str) -> None:

@@ -130,7 +130,7 @@ def test_the_series_has_a_value_for_each_look_and_ends_with_the_figures(said_of_
     assert len(owners) == 10
 
 
-def test_with_skewed_keys_the_largest_load_is_told_before_and_after_the_exchanges(capsys):
+def test_with_skewed_keys_the_largest_load_is_reported_before_and_after_the_exchanges(capsys):
     skewed = ["simulate", "--workers", "3", "--shards", "24", "--minutes", "8", "--skew", "0.9"]
 
     assert run_program([*skewed, "--record-bytes", "50000", "--json"]) == 0
@@ -212,12 +212,12 @@ def test_a_broken_promise_ends_with_70_the_story_and_a_line_that_replays_it(caps
 
     assert run_program([*EVERYTHING, "--seed", "3"]) == 70
 
-    told = capsys.readouterr().err
-    assert "I1: planted" in told
-    assert "seed 3: at 00:03:0" in told
-    assert "reports LeaseClaimed(" in told
-    replay = next(line for line in told.splitlines() if "replay: " in line).split("replay: ")[1]
+    reported = capsys.readouterr().err
+    assert "I1: planted" in reported
+    assert "seed 3: at 00:03:0" in reported
+    assert "reports LeaseClaimed(" in reported
+    replay = next(line for line in reported.splitlines() if "replay: " in line).split("replay: ")[1]
     words = shlex.split(replay)
     assert words[:2] == ["kclrun", "simulate"]
     assert run_program(words[1:]) == 70
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == reported

@@ -99,7 +99,7 @@ def test_a_failed_run_is_reported_too(tmp_path: Path) -> None:
     def fail(_: object) -> None:
         raise HostFailed("no memory")
 
-    run: Any = SimpleNamespace(run=fail, write_report=lambda *told: reports.append(told))
+    run: Any = SimpleNamespace(run=fail, write_report=lambda *reported: reports.append(reported))
     for report in (tmp_path, None):
         with pytest.raises(HostFailed):
             spark._reported(run, "capabilities", report)  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_a_session_has_the_profile_and_the_folders_and_is_closed(
         yield
 
     monkeypatch.setattr(spark, "captured_engine", nothing)
-    monkeypatch.setattr(spark, "told_as_ours", nothing)
+    monkeypatch.setattr(spark, "as_kclrun_errors", nothing)
     monkeypatch.setattr(spark, "open_session", lambda **_: "session")
     monkeypatch.setattr(spark, "close_session", closed.append)
     monkeypatch.setenv("PYTHONPATH", "former")

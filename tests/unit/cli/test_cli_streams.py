@@ -83,11 +83,11 @@ def test_every_stream_that_is_not_there_is_named():
     with pytest.raises(NotFound) as caught:
         open_streams(site)
 
-    told = ["2 streams are not there", "no stream orders", "no stream audits"]
-    assert str(caught.value).split("\n") == told
+    reported = ["2 streams are not there", "no stream orders", "no stream audits"]
+    assert str(caught.value).split("\n") == reported
 
 
-def test_one_stream_that_is_not_there_and_what_else_goes_wrong_are_told_as_they_are():
+def test_one_stream_that_is_not_there_and_what_else_goes_wrong_are_reported_as_they_are():
     with pytest.raises(NotFound, match=r"^no stream audits$"):
         open_streams(Site(SEVERAL, audits=NotFound("no stream audits")))
     with pytest.raises(AccessDenied):
@@ -221,9 +221,9 @@ def test_a_missing_stream_in_aws_is_answered_with_the_name_that_may_be_meant():
 
 
 def test_a_missing_stream_of_an_emulator_is_answered_with_how_it_is_made():
-    told = advice(SEVERAL, "http://127.0.0.1:4567/", ["orders"])
+    reported = advice(SEVERAL, "http://127.0.0.1:4567/", ["orders"])
 
-    assert told == [
+    assert reported == [
         "not there",
         "It is made on this emulator with:",
         "  kclrun put --create 2 --stream audits --endpoint http://127.0.0.1:4567 FILE",
@@ -231,7 +231,7 @@ def test_a_missing_stream_of_an_emulator_is_answered_with_how_it_is_made():
     ]
 
 
-def test_what_else_is_not_there_is_told_as_it_is():
+def test_what_else_is_not_there_is_reported_as_it_is():
     with pytest.raises(NotFound, match=r"^no table$"), advising_on_streams(None):
         raise NotFound("no table", operation="Scan")
 
@@ -245,7 +245,7 @@ def test_a_shard_that_several_streams_have_is_asked_about():
         lease_of(site, "s7")
 
 
-def test_a_stream_that_was_made_again_is_told_from_its_former_self():
+def test_a_stream_that_was_made_again_is_reported_from_its_former_self():
     site = Site(SEVERAL, lease(f"{ORDERS}:s0"), lease("1:orders:99:s0"))
 
     with pytest.raises(click.UsageError, match="say 1:orders:10:s0 or 1:orders:99:s0"):

@@ -79,13 +79,13 @@ class Turns:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.told = 0
+        self.reported = 0
 
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None: ...
 
     def notify(self) -> None:
-        self.told += 1
+        self.reported += 1
 
     notify_all = notify
 
@@ -119,10 +119,10 @@ class Driven:
         self.tail._events = queue.Queue()
         self.tail.__enter__()
 
-    def turns_until_it_fails(self, told: list[Any]) -> None:
+    def turns_until_it_fails(self, reported: list[Any]) -> None:
         """So many that the test, not its time limit, says if it does not."""
         for _ in range(100):
-            told += self.turn()[2]
+            reported += self.turn()[2]
 
     def turn(self) -> tuple[str, float, list[Any]]:
         """The shard that was visited, when, and what it told."""
@@ -130,10 +130,10 @@ class Driven:
         assert due is not None
         at, self.stream.reading = self.clock.now - BEGUN, due.shard_id
         self.tail._visit(due)
-        told = []
+        reported = []
         while not self.tail._events.empty():
-            told.append(self.tail._events.get())
-        return due.shard_id, round(at, 3), told
+            reported.append(self.tail._events.get())
+        return due.shard_id, round(at, 3), reported
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_children_that_a_shard_names_follow_it_from_their_beginning(driven: Any)
         ("d", IteratorType.TRIM_HORIZON),
     ]
     assert not tail.tail._lineage.is_over
-    assert tail.turns.told >= 2
+    assert tail.turns.reported >= 2
 
 
 def test_without_following_the_tail_ends_with_its_shards(driven: Any) -> None:
@@ -218,15 +218,15 @@ def test_a_shard_that_is_not_there_is_asked_for_again_or_over(driven: Any) -> No
     assert tail.tail._lineage.is_over
 
 
-def test_trouble_is_told_after_a_second_once_and_its_end_when_all_is_well(driven: Any) -> None:
+def test_trouble_is_reported_after_a_second_once_and_its_end_when_all_is_well(driven: Any) -> None:
     slow = [Throttled("slow")] * 6
     tail = driven(Stream(a=[*slow, IDLE], b=[IDLE, *slow, IDLE]))
 
     said: list[tuple[str, str]] = []
     for _ in range(40):
-        name, at, told = tail.turn()
-        said += [(name, each.text) for each in told if isinstance(each, Trouble)]
-        assert at >= 1.0 or not any(isinstance(each, Trouble) for each in told)
+        name, at, reported = tail.turn()
+        said += [(name, each.text) for each in reported if isinstance(each, Trouble)]
+        assert at >= 1.0 or not any(isinstance(each, Trouble) for each in reported)
     assert [text for _, text in said] == [
         f"Reading {said[0][0]} fails and is tried again: slow",
         "Reading works again",
@@ -239,21 +239,21 @@ def test_an_expired_iterator_is_replaced_at_once_and_is_no_trouble(driven: Any) 
 
     assert tail.turn()[1] == 0.0
     assert tail.turn()[1:] == (0.4, [])
-    name, at, told = tail.turn()
-    assert (name, at, told) == ("a", 0.4, [Arrived("a", records("2").records)])
+    name, at, reported = tail.turn()
+    assert (name, at, reported) == ("a", 0.4, [Arrived("a", records("2").records)])
     assert tail.stream.opened[1] == ("a", IteratorType.AFTER_SEQUENCE_NUMBER)
 
 
 def test_a_service_that_answers_nothing_ends_it_after_its_patience(driven: Any) -> None:
     tail = driven(Stream(a=[Unavailable("503")], b=[IDLE, IDLE, IDLE, Unavailable("504")]))
-    told: list[Any] = []
+    reported: list[Any] = []
     with pytest.raises(Unavailable) as away:
-        tail.turns_until_it_fails(told)
+        tail.turns_until_it_fails(reported)
     assert str(away.value).splitlines()[0] == "nothing was answered for 5 s (aws.start_timeout)"
     assert "The last attempt: 50" in str(away.value)
     # b's last answer came at 2.0.
     assert 7.0 <= tail.clock.now - BEGUN < 11.0
-    assert told == [AllBegun(), Trouble("Reading a fails and is tried again: 503")]
+    assert reported == [AllBegun(), Trouble("Reading a fails and is tried again: 503")]
 
 
 @pytest.mark.parametrize("answer", [Throttled("slow"), ExpiredIterator("old")])

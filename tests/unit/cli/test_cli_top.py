@@ -54,9 +54,9 @@ def test_one_snapshot_without_a_terminal_has_every_lease_its_lag_and_its_cost(si
     site.put(0, after_s=5.0)
     site.clock.sleep(60.0)
 
-    code, said, told = call("top")
+    code, said, reported = call("top")
 
-    assert (code, told) == (0, [])
+    assert (code, reported) == (0, [])
     assert said[0] == "orders on orders, table orders"
     assert said[1].startswith("2 owners; 1 halted, 1 paused; at most 1m behind, 23h 59m to the")
     assert said[2] == "table read at 22:15:25, lag read at 22:15:25 UTC"
@@ -78,15 +78,15 @@ def test_one_snapshot_without_a_terminal_has_every_lease_its_lag_and_its_cost(si
     assert said[6] == "cost: one scan, about 0.5 read units; a read of 2 shards"
 
 
-def test_a_table_that_cannot_be_read_is_told_with_its_own_code(site, call, monkeypatch):
+def test_a_table_that_cannot_be_read_is_reported_with_its_own_code(site, call, monkeypatch):
     def refuse(_, *, consistent=True):
         raise AccessDenied("no Scan for you", operation="Scan")
 
     monkeypatch.setattr(type(site.rows), "items", refuse)
 
-    code, said, told = call("top --once")
+    code, said, reported = call("top --once")
 
-    assert (code, told[0]) == (77, "Cannot show the fleet: no Scan for you")
+    assert (code, reported[0]) == (77, "Cannot show the fleet: no Scan for you")
     assert any("The lease table cannot be read: " in line for line in said)
 
 

@@ -210,11 +210,11 @@ def test_a_probe_leaves_nothing_and_is_a_proof_only_where_its_answer_is_one(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(_Guard, "asked", asked)
-    told = _check(guard, kind)
+    reported = _check(guard, kind)
     assert KINDS[kind][1] in {IAM_ACTIONS.get(name) for name in asked}
     proven, unproven = "; may write: proven", "; may write: not proven, because the request as"
-    assert (proven in told) == (KINDS[kind][3] is True)
-    assert (unproven in told) == (KINDS[kind][3] is False)
+    assert (proven in reported) == (KINDS[kind][3] is True)
+    assert (unproven in reported) == (KINDS[kind][3] is False)
     assert made.content() == []
 
 
@@ -246,9 +246,9 @@ def test_the_first_start_of_a_run_is_refused_too(
     monkeypatch.setattr(_Guard, "refused", ("dynamodb:PutItem", arn))
     for verb, said in (("check", "Check failed"), ("run", "Cannot start")):
         assert run_program([verb, "--config", str(config), "--set", f"aws.endpoint={url}"]) == 77
-        told = capsys.readouterr().err
-        assert f"{said}: output: cannot use the table probed: it may not be written to:" in told
-        assert f"\n  Allow dynamodb:PutItem on {arn}; `kclrun iam` prints the policy\n" in told
+        reported = capsys.readouterr().err
+        assert f"{said}: output: cannot use the table probed: it may not be written to:" in reported
+        assert f"\n  Allow dynamodb:PutItem on {arn}; `kclrun iam` prints the policy\n" in reported
 
 
 def test_on_spark_the_place_of_letters_is_tried_too(
@@ -275,7 +275,7 @@ class _Answering:
 
 
 @pytest.mark.parametrize(
-    ("answer", "kms_key", "told"),
+    ("answer", "kms_key", "reported"),
     [
         ({"Failed": [{"Code": "InvalidParameterValue", "SenderFault": True}]}, None, None),
         ({"Failed": [{"Code": "InternalError", "SenderFault": False}]}, None, "InternalError"),
@@ -286,11 +286,11 @@ class _Answering:
 )
 @pytest.mark.parametrize("probe", [write_probes.probe_queue, write_probes.probe_topic])
 def test_only_a_refusal_of_the_message_itself_is_a_proof(
-    probe: Any, answer: dict[str, Any], kms_key: str | None, told: str | None
+    probe: Any, answer: dict[str, Any], kms_key: str | None, reported: str | None
 ) -> None:
     found = probe(_Answering(**answer), "here", kms_key)
-    assert (found is None) == (told is None)
-    assert told is None or told in found
+    assert (found is None) == (reported is None)
+    assert reported is None or reported in found
 
 
 def test_an_unknown_caller_gets_no_advice_and_a_lost_answer_may_be_asked_for_again() -> None:

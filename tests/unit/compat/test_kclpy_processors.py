@@ -95,20 +95,20 @@ def test_a_lease_that_is_given_away_asks_for_a_last_checkpoint(interfaces, versi
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "reported"),
     [
         (1, [("shutdown", "ZOMBIE"), ("refused", "ShutdownException", "'ShutdownException'")]),
         (2, [("shutdown", "ZOMBIE"), ("refused", "ShutdownException", "'ShutdownException'")]),
         (3, [("lease_lost",)]),
     ],
 )
-def test_a_lost_lease_is_told_and_refuses_checkpoints(interfaces, version, told):
+def test_a_lost_lease_is_reported_and_refuses_checkpoints(interfaces, version, reported):
     done = run(interfaces[version], end_of_shard=False)
     before = len(noted(done))
 
     done.processors[-1].lease_lost()
 
-    assert noted(done)[before:] == told
+    assert noted(done)[before:] == reported
 
 
 def test_a_checkpoint_inside_an_aggregate_is_where_initialize_begins(interfaces):

@@ -53,7 +53,7 @@ def test_properties_are_read_as_java_reads_them(text, expected):
     assert list(read_properties(text).items()) == list(expected.items())
 
 
-def test_a_broken_escape_is_told():
+def test_a_broken_escape_is_reported():
     with pytest.raises(SettingsError, match="four hexadecimal digits"):
         read_properties("a = \\u00")
 
@@ -230,9 +230,9 @@ def test_a_setting_says_how_it_differs_from_its_property(properties, settings):
 
     for expected in settings:
         name, _, value = expected.partition(": ")
-        told = [each for each in found if each.startswith(f"{name}: ")]
-        assert len(told) == bool(value)
-        for line in told:
+        reported = [each for each in found if each.startswith(f"{name}: ")]
+        assert len(reported) == bool(value)
+        for line in reported:
             assert line == expected if expected.endswith("# ") else line.startswith(expected)
 
 

@@ -18,14 +18,16 @@ NOW = WallTime(1_780_000_000.0)
 
 
 def properties(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, told in schema.get("properties", {}).items():
-        yield f"{path}{name}", told
-        yield from properties(told, f"{path}{name}.")
-        yield from properties(told.get("items", {}), f"{path}{name}[].")
+    for name, reported in schema.get("properties", {}).items():
+        yield f"{path}{name}", reported
+        yield from properties(reported, f"{path}{name}.")
+        yield from properties(reported.get("items", {}), f"{path}{name}[].")
 
 
 def test_every_setting_has_a_description() -> None:
-    undocumented = [path for path, told in properties(json_schema()) if "description" not in told]
+    undocumented = [
+        path for path, reported in properties(json_schema()) if "description" not in reported
+    ]
 
     assert len(list(properties(json_schema()))) > 50
     assert undocumented == []
@@ -47,8 +49,8 @@ def test_the_schema_has_every_setting_that_the_loader_takes() -> None:
 def test_the_schema_refuses_unknown_settings_and_asks_for_those_without_a_default() -> None:
     structs = {"": json_schema()} | {
         path: each
-        for path, told in properties(json_schema())
-        for each in (told, told.get("items", {}))
+        for path, reported in properties(json_schema())
+        for each in (reported, reported.get("items", {}))
         if "properties" in each
     }
 
@@ -63,19 +65,19 @@ def test_the_schema_refuses_unknown_settings_and_asks_for_those_without_a_defaul
 
 
 def test_the_schema_shows_defaults_as_people_write_them() -> None:
-    told = dict(properties(json_schema()))
+    reported = dict(properties(json_schema()))
 
-    assert told["leases.failover"]["default"] == "10s"
-    assert told["fetch.buffer"]["default"] == "16MiB"
-    assert told["leases.max"] | {"description": ""} == {
+    assert reported["leases.failover"]["default"] == "10s"
+    assert reported["fetch.buffer"]["default"] == "16MiB"
+    assert reported["leases.max"] | {"description": ""} == {
         "type": "integer",
         "minimum": 1,
         "maximum": 1024,
         "default": 64,
         "description": "",
     }
-    assert told["processor"]["pattern"].startswith("^")
-    shown = {path: each["default"] for path, each in told.items() if "default" in each}
+    assert reported["processor"]["pattern"].startswith("^")
+    shown = {path: each["default"] for path, each in reported.items() if "default" in each}
     assert shown.items() >= {
         *(("embedded.shards", 1), ("embedded.limits", False), ("embedded.fill.aggregate", 0.0)),
         *(("start", "TRIM_HORIZON"), ("instance.watch", "auto")),
@@ -83,7 +85,7 @@ def test_the_schema_shows_defaults_as_people_write_them() -> None:
     assert (shown["output.partition_by"], shown["options"]) == ([], {})
     assert json.loads(json.dumps(shown)) == shown, "nothing but values of JSON"
     assert None not in shown.values()
-    assert told["aws.endpoints"]["propertyNames"] == {
+    assert reported["aws.endpoints"]["propertyNames"] == {
         "enum": [
             *("kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling"),
             *("s3", "sqs", "sns", "firehose", "glue"),
@@ -116,7 +118,7 @@ def test_the_advanced_part_shows_the_true_defaults() -> None:
 
 
 def test_the_schema_says_what_the_values_of_a_mapping_are() -> None:
-    told = dict(properties(json_schema()))
+    reported = dict(properties(json_schema()))
 
-    assert told["aws.endpoints"]["additionalProperties"] == {"type": "string"}
-    assert told["options"]["additionalProperties"] is True, "a processor's own, of any kind"
+    assert reported["aws.endpoints"]["additionalProperties"] == {"type": "string"}
+    assert reported["options"]["additionalProperties"] is True, "a processor's own, of any kind"

@@ -91,7 +91,7 @@ def test_a_section_with_everything_commented_out_has_its_defaults() -> None:
         ("leases: {tags: {a: 1}}", "leases.tags.a: expected a text, got 1; put it in quotes"),
     ],
 )
-def test_what_is_wrong_is_told_with_path_and_line(more: str, said: str) -> None:
+def test_what_is_wrong_is_reported_with_path_and_line(more: str, said: str) -> None:
     assert said in refusal(more)
 
 
@@ -110,13 +110,13 @@ def test_the_bounds_of_a_duration_belong_to_it(more: str) -> None:
     assert settings(more) != settings()
 
 
-def test_everything_wrong_is_told_at_once() -> None:
-    told = refusal("leases: {max: 0, hop: 1}\nstall: x").splitlines()
+def test_everything_wrong_is_reported_at_once() -> None:
+    reported = refusal("leases: {max: 0, hop: 1}\nstall: x").splitlines()
 
-    assert [line.split(":")[0] for line in told] == ["leases.hop", "leases.max", "stall"]
+    assert [line.split(":")[0] for line in reported] == ["leases.hop", "leases.max", "stall"]
 
 
-def test_values_out_of_bounds_are_told_beside_those_of_a_wrong_type() -> None:
+def test_values_out_of_bounds_are_reported_beside_those_of_a_wrong_type() -> None:
     with pytest.raises(SettingsError) as caught:
         settings_of(
             "stream: orders\nfetch: {idle: 50ms, batch_max: many}\nstart: yesterday\n"
@@ -127,8 +127,8 @@ def test_values_out_of_bounds_are_told_beside_those_of_a_wrong_type() -> None:
             now=NOW,
         )
 
-    told = {line.split(": ")[0] for line in str(caught.value).splitlines()}
-    assert told == {
+    reported = {line.split(": ")[0] for line in str(caught.value).splitlines()}
+    assert reported == {
         *("application", "fetch.idle", "fetch.batch_max", "start", "observe.listen"),
         *("aws.endpoint", "aws.region", "leases.failover", "leases.max", "stall"),
         "streams[0].start",
@@ -192,10 +192,10 @@ def test_a_text_from_the_environment_stays_a_text() -> None:
 
 
 def test_a_wrong_value_from_the_environment_is_not_shown() -> None:
-    told = refusal("leases:\n  max: ${SECRET}\n", SECRET="hunter2")
+    reported = refusal("leases:\n  max: ${SECRET}\n", SECRET="hunter2")
 
-    assert "got what ${SECRET} stands for" in told
-    assert "hunter2" not in told
+    assert "got what ${SECRET} stands for" in reported
+    assert "hunter2" not in reported
 
 
 def test_options_arrive_as_plain_values() -> None:
@@ -227,7 +227,7 @@ def test_an_override_saves_a_variable_that_is_not_set() -> None:
         ("leases.mox=3", "leases.mox: no such setting; did you mean max?"),
     ],
 )
-def test_a_wrong_override_is_told(override: str, said: str) -> None:
+def test_a_wrong_override_is_reported(override: str, said: str) -> None:
     assert said in refusal("aws: {region: eu-west-1}", override)
 
 

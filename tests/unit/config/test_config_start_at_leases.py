@@ -36,21 +36,21 @@ def test_a_sentinel_is_still_a_text():
     assert settings("").start_text == "TRIM_HORIZON"
 
 
-def test_mistakes_are_told_where_they_are():
+def test_mistakes_are_reported_where_they_are():
     assert "start.lease: no such setting; did you mean leases?" in refusal("start: {lease: shop}")
     assert "start.leases: expected a text of 3 to 255" in refusal("start: {leases: a}")
     assert "start: expected a text" in refusal("start: [LATEST]")
 
 
 def test_the_fleet_needs_no_such_start():
-    told = refusal("start: {leases: shop}", engine="engine: fleet")
+    reported = refusal("start: {leases: shop}", engine="engine: fleet")
 
-    assert "start: leases is for engine: spark" in told
+    assert "start: leases is for engine: spark" in reported
 
 
 def test_the_option_of_the_source_is_set_by_start():
     source = "engine: spark\nspark: {checkpoint: /c, source: {startingLeases: shop}}"
 
-    told = refusal("", engine=source)
+    reported = refusal("", engine=source)
 
-    assert "spark.source.startingLeases: is set by start; remove it here" in told
+    assert "spark.source.startingLeases: is set by start; remove it here" in reported

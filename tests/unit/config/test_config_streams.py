@@ -101,7 +101,7 @@ def test_streams_that_contradict_are_refused_with_their_place(text: str, said: s
     assert said in str(caught.value)
 
 
-def test_a_missing_stream_is_told_with_whatever_else_is_wrong() -> None:
+def test_a_missing_stream_is_reported_with_whatever_else_is_wrong() -> None:
     with pytest.raises(SettingsError) as caught:
         load("application: shop\nleases: {max: 0}\nstall: 1s\n")
 

@@ -99,8 +99,8 @@ class Driver:
         while self.queue:
             self._perform(self.queue.popleft())
 
-    def happen(self, *told):
-        for event in told:
+    def happen(self, *reported):
+        for event in reported:
             self.tell(event)
             self.settle()
 

@@ -246,7 +246,7 @@ def test_a_renewal_that_succeeds_behind_the_fence_moves_it_on():
     assert driver.life.own.fence == fence_instant(sent, 9.0)
 
 
-def test_a_refused_write_is_told_once_and_tried_until_the_fence():
+def test_a_refused_write_is_reported_once_and_tried_until_the_fence():
     driver = Driver().begin()
     driver.faults += ["refused"] * 1000
 

@@ -238,7 +238,7 @@ def test_lost_while_shutdown_requested_runs_waits_for_its_return():
     assert len(driver.of(commands.CallLeaseLost)) == 1
 
 
-def test_a_thread_that_stood_still_is_told():
+def test_a_thread_that_stood_still_is_reported():
     driver = Driver().begin()
 
     driver.happen(events.ThreadStalled(2.5, in_user_code=True))

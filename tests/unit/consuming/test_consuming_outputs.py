@@ -178,10 +178,10 @@ LEAVING = {
     ("ends", "at"), [("whole", 20), ("much is left", 15), ("no answer", 10), ("refused", 10)]
 )
 def test_the_last_write_waits_for_one_answer_and_goes_where_all_outputs_are(how, ends, at):
-    told, kind, after = LEAVING[how]
+    reported, kind, after = LEAVING[how]
     driver = WithOutputs(others_in_sight=True).begin()
     driver.batch(20)
-    driver.happen(told)
+    driver.happen(reported)
     assert driver.asked() == [
         commands.CommitOutputs(p(20), must=True, is_leaving=after is State.RELEASED)
     ]

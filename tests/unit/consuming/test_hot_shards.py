@@ -144,12 +144,12 @@ def test_the_load_is_that_of_the_nearer_limit():
     assert heat(in_bytes_per_s=1.0, in_records_per_s=700.0).load == 0.7
 
 
-def told(heat, key=SHARD):
+def reported(heat, key=SHARD):
     return advice(heat, key, "orders")
 
 
 def test_where_a_split_helps_the_advice_has_the_whole_command():
-    assert told(full(split_at=HASH, split_share=0.52)) == (
+    assert reported(full(split_at=HASH, split_share=0.52)) == (
         f"split at hash key {HASH}: 52% of the bytes on one side, 48% on the other:"
         " aws kinesis split-shard --stream-name orders --shard-to-split shardId-000000000003"
         f" --new-starting-hash-key {HASH}"
@@ -157,13 +157,13 @@ def test_where_a_split_helps_the_advice_has_the_whole_command():
 
 
 def test_of_several_streams_the_command_names_the_one_of_the_shard():
-    words = told(full(split_at="7"), "123456789012:clicks:1700000000:shardId-000000000001")
+    words = reported(full(split_at="7"), "123456789012:clicks:1700000000:shardId-000000000001")
 
     assert "--stream-name clicks --shard-to-split shardId-000000000001 " in words
 
 
 def test_a_key_with_most_of_the_bytes_cannot_be_split_and_is_named_by_its_hash_key():
-    words = told(full(keys=(HotKey(HASH, 0.71),), split_at="7", split_share=0.8))
+    words = reported(full(keys=(HotKey(HASH, 0.71),), split_at="7", split_share=0.8))
 
     assert words == (
         f"the partition key with hash key {HASH} carries 71% (± 4): splitting cannot help, because"
@@ -172,7 +172,7 @@ def test_a_key_with_most_of_the_bytes_cannot_be_split_and_is_named_by_its_hash_k
 
 
 def test_a_key_that_leaves_enough_to_others_is_split_off():
-    words = told(full(keys=(HotKey(HASH, HELPED_MAX),), split_at="7", split_share=0.8))
+    words = reported(full(keys=(HotKey(HASH, HELPED_MAX),), split_at="7", split_share=0.8))
 
     assert words.startswith("split at hash key 7: 80% of the bytes on one side, 20% on the other")
     assert "a heavy key keeps the rest together" in words
@@ -181,12 +181,12 @@ def test_a_key_that_leaves_enough_to_others_is_split_off():
 def test_hidden_hash_keys_are_said_instead_of_a_position():
     hot = full(routing="hidden", keys=(HotKey(HASH, 0.9),), split_at="")
 
-    assert "producers set explicit hash keys" in told(hot)
-    assert "split-shard" not in told(hot)
+    assert "producers set explicit hash keys" in reported(hot)
+    assert "split-shard" not in reported(hot)
 
 
 def test_without_enough_samples_there_is_no_position():
-    assert "too few records were sampled" in told(full(split_at=""))
+    assert "too few records were sampled" in reported(full(split_at=""))
 
 
 def test_throttled_reads_of_a_shard_with_little_in_it_are_no_reason_to_split():

@@ -77,13 +77,13 @@ class ManagerLife(Answers):
 
     def scan(self, *, after=0.0, renewed=True):
         """The next scan, on time or `after` so many seconds; the others renewed their rows."""
-        told = self.core.handle(e.Ticked(), self.now) if after == 0 else ()
+        reported = self.core.handle(e.Ticked(), self.now) if after == 0 else ()
         self.now += after
         for _ in range(60):
-            if any(isinstance(command, c.ScanTable) for command in told):
+            if any(isinstance(command, c.ScanTable) for command in reported):
                 break
             self.now = max(self.now + 0.01, self.core.next_deadline(self.now))
-            told = self.core.handle(e.Ticked(), self.now)
+            reported = self.core.handle(e.Ticked(), self.now)
         if renewed:
             for lease in list(self.rows.values()):
                 if lease.owner not in (None, OFFERED, ME):

@@ -52,7 +52,7 @@ def test_an_empty_listing_is_no_evidence_of_anything():
     row = Lease(key="A", checkpoint=AT_1500)
     seen = look(row, shards=())
 
-    assert kinds(diagnose(seen, seen, circumstances())) == [Kind.NOBODY_ALIVE]
+    assert kinds(diagnose(seen, seen, circumstances())) == [Kind.NO_LIVE_OWNER]
 
 
 def test_holes_are_not_judged_while_an_open_shard_has_children():
@@ -61,7 +61,7 @@ def test_holes_are_not_judged_while_an_open_shard_has_children():
 
     findings = diagnose(seen, seen, circumstances())
 
-    assert kinds(findings) == [Kind.RESHARDING, Kind.NOBODY_ALIVE]
+    assert kinds(findings) == [Kind.RESHARDING, Kind.NO_LIVE_OWNER]
 
 
 def test_rows_of_a_stream_that_the_configuration_does_not_name_are_only_told():
@@ -71,7 +71,7 @@ def test_rows_of_a_stream_that_the_configuration_does_not_name_are_only_told():
 
     findings = diagnose(seen, seen, circumstances(ORDERS))
 
-    assert kinds(findings) == [Kind.OTHER_STREAM, Kind.NOBODY_ALIVE]
+    assert kinds(findings) == [Kind.OTHER_STREAM, Kind.NO_LIVE_OWNER]
     assert findings[0].keys == (others.key,)
     assert "audits" in findings[0].evidence
 
@@ -121,11 +121,13 @@ def test_an_owner_is_alive_unless_its_rows_are_over_or_have_expired(claim, row, 
 
     findings = diagnose(seen, seen, circumstances())
 
-    assert (Kind.NOBODY_ALIVE not in kinds(findings)) is is_alive
+    assert (Kind.NO_LIVE_OWNER not in kinds(findings)) is is_alive
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_a_parent_that_the_row_does_not_name_is_told_even_if_its_own_row_is_unreadable(is_broken):
+def test_a_parent_that_the_row_does_not_name_is_reported_even_if_its_own_row_is_unreadable(
+    is_broken,
+):
     parent = Lease(key="A", checkpoint=AT_1500, hash_range=WHOLE)
     child = Lease(key="B", checkpoint=TRIM_HORIZON, hash_range=WHOLE)
     shards = (replace(A, ending_sequence_number="1900"), Shard("B", WHOLE, "2000", None, "A"))
@@ -134,13 +136,13 @@ def test_a_parent_that_the_row_does_not_name_is_told_even_if_its_own_row_is_unre
 
     findings = diagnose(seen, seen, circumstances())
 
-    told = "the row names as parents: none; the service: A"
+    reported = "the row names as parents: none; the service: A"
     assert [(f.keys, f.evidence) for f in findings if f.kind is Kind.PARENTS_WRONG] == [
-        (("B",), told)
+        (("B",), reported)
     ]
 
 
-def test_parents_that_the_service_does_not_name_are_told():
+def test_parents_that_the_service_does_not_name_are_reported():
     others = [Lease(key=key, checkpoint=AT_1500, hash_range=WHOLE) for key in "AC"]
     child = Lease(key="B", checkpoint=AT_1500, hash_range=WHOLE, parents=frozenset("CAZ"))
     shards = (A, replace(A, shard_id="C"), Shard("B", WHOLE, "2000"))
@@ -217,7 +219,7 @@ def test_a_child_that_its_reader_created_before_a_listing_shows_it_is_no_orphan(
     parent = Lease(key="A", checkpoint=AT_1500, hash_range=WHOLE)
     seen = look(parent, child)
 
-    assert kinds(diagnose(seen, seen, circumstances())) == [Kind.NOBODY_ALIVE]
+    assert kinds(diagnose(seen, seen, circumstances())) == [Kind.NO_LIVE_OWNER]
 
 
 def test_a_hole_in_one_of_several_streams_is_mended_under_its_own_name():

@@ -146,15 +146,15 @@ def test_a_manager_at_rest_looks_seldom_in_a_crowd_and_one_that_waits_for_someth
 
 def scans_of(life, seconds):
     """The instants of the scans, in steps of ten milliseconds; each is answered at once."""
-    instants, told = [], life.core.handle(e.Ticked(), life.now)
+    instants, reported = [], life.core.handle(e.Ticked(), life.now)
     for _ in range(round(seconds * 100)):
-        if any(isinstance(command, c.ScanTable) for command in told):
+        if any(isinstance(command, c.ScanTable) for command in reported):
             instants.append(round(life.now, 2))
             life.say(e.LeasesScanned(tuple(life.rows.values())))
             for take in life.writes(ch.Take):
                 life.apply(take)
         life.now += 0.01
-        told = life.core.handle(e.Ticked(), life.now)
+        reported = life.core.handle(e.Ticked(), life.now)
     return instants
 
 

@@ -34,7 +34,7 @@ def test_an_ask_names_the_owner_and_is_dated_by_the_services_clock():
     assert life.writes() == [ch.Ask(life.writes()[0].key, ME, OTHER, 5100.0)]
 
 
-def test_an_ask_that_applied_is_told_and_is_not_repeated_while_it_is_under_way_or_stands():
+def test_an_ask_that_applied_is_reported_and_is_not_repeated_while_it_is_under_way_or_stands():
     life = ManagerLife(*rows_of(OTHER, 2, "o"))
     ask = life.writes(ch.Ask)[0]
 

@@ -25,28 +25,32 @@ def sentences(*rows, still=(), apart_s=11.0, **policy):
     later = tuple(
         lease if lease.key in still else replace(lease, counter=lease.counter + 1) for lease in rows
     )
-    told = explain(tuple(rows), later, ManagerPolicy(me=ME, **policy), apart_s=apart_s)
-    return [each.sentence for each in told]
+    reported = explain(tuple(rows), later, ManagerPolicy(me=ME, **policy), apart_s=apart_s)
+    return [each.sentence for each in reported]
 
 
 def test_a_balanced_owner_does_nothing_and_says_how_things_stand():
-    told = explain(tuple(leases(ME, 5)), tuple(leases(ME, 5)), ManagerPolicy(me=ME), apart_s=11.0)
+    reported = explain(
+        tuple(leases(ME, 5)), tuple(leases(ME, 5)), ManagerPolicy(me=ME), apart_s=11.0
+    )
 
-    assert (told[0].action, told[0].key) == ("nothing", None)
-    assert told[0].sentence == ("nothing: balanced: one owner holds 5 of 5; we have 5, target 5")
+    assert (reported[0].action, reported[0].key) == ("nothing", None)
+    assert reported[0].sentence == (
+        "nothing: balanced: one owner holds 5 of 5; we have 5, target 5"
+    )
 
 
 def test_a_heavy_owner_says_what_it_would_exchange_and_with_whom():
     heavy, light = Load(900.0, 0.9), Load(100.0, 0.1)
     rows = [*leases(ME, 2, load=heavy), *leases(OTHER, 2, load=light)]
 
-    (told,) = sentences(*rows)
+    (reported,) = sentences(*rows)
 
-    assert told.startswith("give me-")
-    assert told.partition(": ")[2] == (
+    assert reported.startswith("give me-")
+    assert reported.partition(": ")[2] == (
         "our load is 1.80 of an owner's mean, its load 0.20, if that lasts a minute"
     )
-    assert f" to {OTHER} and ask for other-" in told
+    assert f" to {OTHER} and ask for other-" in reported
     assert sentences(*rows, balance="counts")[0].startswith("nothing: balanced")
 
 
@@ -62,10 +66,10 @@ def test_what_the_dead_left_beyond_our_target_is_offered_in_their_name():
     dead = "kclrun:a:dead:n"
     rows = [*leases(ME, 3), *leases(OTHER, 2), *leases(dead, 1)]
 
-    (told,) = sentences(*rows, still={"dead-0"})
+    (reported,) = sentences(*rows, still={"dead-0"})
 
-    assert told.startswith(f"offer shard dead-0 in the name of {dead}: expired: {dead} did not")
-    assert told.endswith("for 11 s, and we are at our target")
+    assert reported.startswith(f"offer shard dead-0 in the name of {dead}: expired: {dead} did not")
+    assert reported.endswith("for 11 s, and we are at our target")
 
 
 def test_an_unowned_lease_is_taken():
@@ -79,28 +83,28 @@ def test_a_lease_is_asked_for_with_the_numbers_that_speak_for_it():
 
 
 def test_a_lease_is_taken_by_force_from_a_java_worker():
-    told = sentences(*leases("java", 3))
+    reported = sentences(*leases("java", 3))
 
-    assert len(told) == 1
-    assert told[0].startswith("take shard java-")
-    assert "by force from java: it has 3, we have 0, target 2" in told[0]
+    assert len(reported) == 1
+    assert reported[0].startswith("take shard java-")
+    assert "by force from java: it has 3, we have 0, target 2" in reported[0]
 
 
 def test_offered_leases_say_who_gives_them_and_when_we_take_them():
     mine = Lease(key="a", checkpoint=TRIM_HORIZON, owner=OFFERED, offered_by=OTHER, offered_to=ME)
     theirs = replace(mine, key="b", offered_to="kclrun:a:third:n")
 
-    told = sentences(mine, theirs, *leases(OTHER, 2), *leases(ME, 3))
+    reported = sentences(mine, theirs, *leases(OTHER, 2), *leases(ME, 3))
 
-    assert told[0] == f"take shard a at once: {OTHER} offers it to us"
-    assert told[1].startswith("take shard b in 3.1 s unless another owner does: ")
-    assert told[1].endswith("we are at our target")
+    assert reported[0] == f"take shard a at once: {OTHER} offers it to us"
+    assert reported[1].startswith("take shard b in 3.1 s unless another owner does: ")
+    assert reported[1].endswith("we are at our target")
 
 
 def test_a_full_owner_says_so():
-    told = sentences(*leases(ME, 2), *leases(OTHER, 9), leases_max=2)
+    reported = sentences(*leases(ME, 2), *leases(OTHER, 9), leases_max=2)
 
-    assert told == [
+    assert reported == [
         "nothing: 2 owners hold 2 to 9 of 11; we have 2, target 2; full: leases.max is 2"
     ]
 

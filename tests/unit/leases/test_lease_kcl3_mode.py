@@ -72,7 +72,7 @@ def test_no_second_question_is_asked_before_the_first_is_answered():
     assert (asked, life.now > 300) == (1, True)
 
 
-def test_a_fleet_that_leaves_the_shared_protocol_there_is_told_once_with_what_to_do():
+def test_a_fleet_that_leaves_the_shared_protocol_there_is_reported_once_with_what_to_do():
     life = watching(*rows_of(OTHER, 2, "s"))
 
     notes = []
@@ -82,9 +82,13 @@ def test_a_fleet_that_leaves_the_shared_protocol_there_is_told_once_with_what_to
         life.scan()
         notes += [note for note in life.asked(c.Note) if note.event == "kcl3_native"]
 
-    (told,) = notes
-    assert (told.event, told.level, told.fields["what"]) == ("kcl3_native", "error", str([NATIVE]))
-    assert "CoordinatorState" in told.fields["reason"]
+    (reported,) = notes
+    assert (reported.event, reported.level, reported.fields["what"]) == (
+        "kcl3_native",
+        "error",
+        str([NATIVE]),
+    )
+    assert "CoordinatorState" in reported.fields["reason"]
     assert life.core.native_mode == NATIVE
 
 

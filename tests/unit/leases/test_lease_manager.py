@@ -187,7 +187,7 @@ def test_a_listing_that_leaves_hash_keys_out_creates_nothing_and_is_made_again_a
 NATIVE = "CLIENT_VERSION_3X_WITH_ROLLBACK"
 
 
-def test_a_kcl_3_fleet_that_leaves_the_shared_protocol_is_told_once_with_what_to_do():
+def test_a_kcl_3_fleet_that_leaves_the_shared_protocol_is_reported_once_with_what_to_do():
     life = Life()
     mine = running(life)
 
@@ -196,9 +196,9 @@ def test_a_kcl_3_fleet_that_leaves_the_shared_protocol_is_told_once_with_what_to
         life.scan(mine, kcl3_mode=mode)
         notes += [n for n in life.asked(c.Note) if n.event == "kcl3_native"]
 
-    (told,) = notes
-    assert (told.level, told.fields["what"]) == ("error", str([NATIVE]))
-    assert "migration tool" in told.fields["reason"]
+    (reported,) = notes
+    assert (reported.level, reported.fields["what"]) == ("error", str([NATIVE]))
+    assert "migration tool" in reported.fields["reason"]
     assert life.core.native_mode == NATIVE
     assert life.state() == "running"
 
@@ -549,14 +549,14 @@ def test_a_failed_processor_halts_its_lease_and_the_halt_is_renewed():
 
 
 def test_a_halt_carries_since_when_its_records_wait_or_else_the_instant_of_the_halt():
-    told, silent = Life(), Life()
-    for life, since in ((told, 900.5), (silent, None)):
+    reported, silent = Life(), Life()
+    for life, since in ((reported, 900.5), (silent, None)):
         image = running(life)
         life.say(e.ProcessReported("s0", reports.ProcessorFailed("process_records", "KeyError", 1)))
         life.say(e.ProcessExited("s0", 7, "x", since))
         life.say(e.RowRead("s0", image))
 
-    assert told.writes(ch.HaltLease)[0].halt.waiting_since == 900.5
+    assert reported.writes(ch.HaltLease)[0].halt.waiting_since == 900.5
     halt = silent.writes(ch.HaltLease)[0].halt
     assert halt.waiting_since == halt.halted_at
 
@@ -801,7 +801,7 @@ def test_a_shard_whose_children_have_begun_is_not_created_again(begun_at):
     assert created == (["a"] if begun_at == TRIM_HORIZON else [])
 
 
-def test_what_was_healed_is_told_once_it_was_done():
+def test_what_was_healed_is_reported_once_it_was_done():
     life = Life()
     life.begin(row("p", checkpoint=SHARD_END))
     shards = (shard("p", WHOLE, ending="9"), shard("a", HALVES[0], "p"), shard("b", HALVES[1], "p"))

@@ -141,7 +141,7 @@ def suspicions(life):
     return [(note.level, note.fields["what"]) for note in notes]
 
 
-def test_a_checkpoint_before_its_shard_begins_is_told_as_an_error_once():
+def test_a_checkpoint_before_its_shard_begins_is_reported_as_an_error_once():
     life = manager(row(S0, JAVA, 7, checkpoint=ExtendedSequenceNumber("99")))
 
     listed(life, shard("100"))

@@ -101,10 +101,10 @@ def test_each_class_of_incidents_of_the_chaos_suite_has_its_story():
 
 
 def test_every_event_that_is_recorded_is_of_the_catalogue_and_has_a_sentence():
-    told = {*_SENTENCES, *_SPOKEN, "processor_raised"}
+    reported = {*_SENTENCES, *_SPOKEN, "processor_raised"}
     assert RECORDED.keys() <= CATALOGUE.keys() | {"lease_paused"}
-    assert RECORDED.keys() <= told
-    assert told <= RECORDED.keys()
+    assert RECORDED.keys() <= reported
+    assert reported <= RECORDED.keys()
     assert _STOPS.keys() <= RECORDED.keys()
     assert {name for names in RECORDED.values() for name in names} <= FIELDS | {"owner"}
 
@@ -171,7 +171,7 @@ def test_the_row_says_how_it_is_now_and_a_story_that_does_not_know_the_owner_say
     assert list(present(lease, story)) == said
 
 
-def test_an_entry_of_another_version_is_told_as_far_as_it_is_known():
+def test_an_entry_of_another_version_is_reported_as_far_as_it_is_known():
     strange = [
         Entry(1.0, "", "lease_taken", SHARD),
         Entry(2.0, "x", "lease_offered", SHARD, {"position": 7}),

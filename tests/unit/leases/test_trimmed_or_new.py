@@ -96,26 +96,28 @@ def test_an_unended_row_that_is_deleted_as_trimmed_says_before_which_records_are
 
 
 @pytest.mark.parametrize("outcome", [OutcomeUnknown("cut"), Throttled("slow down")])
-def test_the_loss_is_told_once_a_manager_whatever_becomes_of_the_deletion(outcome):
+def test_the_loss_is_reported_once_a_manager_whatever_becomes_of_the_deletion(outcome):
     life = ManagerLife(row("b", JAVA, 7))
     life.rows["c"] = row("c", JAVA, parents=frozenset({"b"}))
-    told, deletions = 0, 0
+    reported, deletions = 0, 0
     for _ in range(60):
         life.scan(after=5.0)
         life.say(e.ShardsListed((Shard("c", WHOLE, "20", None, "b"),), 1.0))
-        told += len(expirations(life))
+        reported += len(expirations(life))
         for change in life.writes(ch.DeleteTrimmed):
             deletions += 1
             life.resolve(change, outcome)
 
-    assert told == 1
+    assert reported == 1
     assert deletions > 1
 
 
 @pytest.mark.parametrize(
-    ("listed", "is_told"), [(WHOLE, False), (LOW, True)], ids=["all there", "one child is gone"]
+    ("listed", "is_reported"), [(WHOLE, False), (LOW, True)], ids=["all there", "one child is gone"]
 )
-def test_a_row_that_is_deleted_as_trimmed_tells_the_loss_of_children_that_had_none(listed, is_told):
+def test_a_row_that_is_deleted_as_trimmed_tells_the_loss_of_children_that_had_none(
+    listed, is_reported
+):
     life = ManagerLife(row("b", JAVA, 7, hash_range=WHOLE))
     life.rows["c"] = row("c", JAVA, parents=frozenset({"b"}))
     while not life.writes(ch.DeleteTrimmed):
@@ -123,7 +125,7 @@ def test_a_row_that_is_deleted_as_trimmed_tells_the_loss_of_children_that_had_no
         life.say(e.ShardsListed((Shard("c", listed, "20", None, "b"),), 1.0))
 
     (lost,) = expirations(life)
-    assert lost.fields["detail"].endswith(CHILDREN_EXPIRED) == is_told
+    assert lost.fields["detail"].endswith(CHILDREN_EXPIRED) == is_reported
 
 
 @pytest.mark.parametrize("end", [ExtendedSequenceNumber("7"), SHARD_END])

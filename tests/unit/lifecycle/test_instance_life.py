@@ -155,15 +155,15 @@ def test_a_manager_that_starts_again_finds_nothing_waiting_at_the_launch_hook_an
     one = life()
     one.handle(ec2.BecameReady(), 0.0)
 
-    told, now = [], 0.0
+    reported, now = [], 0.0
     for _ in range(10):
-        told += notes(one.handle(ec2.CompletionAnswered(LAUNCH, GONE), now))
-        if told:
+        reported += notes(one.handle(ec2.CompletionAnswered(LAUNCH, GONE), now))
+        if reported:
             break
         now += 2.0
         assert acts(one.handle(ec2.Ticked(), now)) == [ec2.Complete(LAUNCH)]
 
-    assert told == ["lifecycle_gone"]
+    assert reported == ["lifecycle_gone"]
     assert now <= 4.0
     assert not one.stays
 
@@ -178,9 +178,9 @@ def test_a_machine_that_works_is_put_into_service_even_if_the_group_is_away_for_
         while not acts(one.handle(ec2.Ticked(), now)):
             now += 0.5
         asked += 1
-    told = notes(one.handle(ec2.CompletionAnswered(LAUNCH, DONE), now))
+    reported = notes(one.handle(ec2.CompletionAnswered(LAUNCH, DONE), now))
 
-    assert told == ["lifecycle_completed"]
+    assert reported == ["lifecycle_completed"]
     assert asked < 250
 
 
@@ -188,13 +188,13 @@ def test_a_group_that_is_away_for_an_hour_is_asked_no_more():
     one = life()
     one.handle(ec2.BecameReady(), 0.0)
 
-    told, now = [], 0.0
-    while not told:
-        told = notes(one.handle(ec2.CompletionAnswered(LAUNCH, LATER), now))
-        while not told and not acts(one.handle(ec2.Ticked(), now)):
+    reported, now = [], 0.0
+    while not reported:
+        reported = notes(one.handle(ec2.CompletionAnswered(LAUNCH, LATER), now))
+        while not reported and not acts(one.handle(ec2.Ticked(), now)):
             now += 0.5
 
-    assert told == ["lifecycle_not_completed"]
+    assert reported == ["lifecycle_not_completed"]
     # Every 8 s at the end; 3,599 s is the last time within the hour.
     assert now == 3_599.0
 
@@ -280,7 +280,7 @@ def test_one_heartbeat_is_under_way_at_a_time_and_none_after_the_drain():
     assert ec2.Heartbeat(TERMINATION) not in one.handle(ec2.Ticked(), 200.0)
 
 
-def test_a_refused_heartbeat_is_told_once():
+def test_a_refused_heartbeat_is_reported_once():
     one = life()
     one.handle(ENDED, 0.0)
     said = []
@@ -406,9 +406,9 @@ def answered(one, answers):
     """Give these answers, each as soon as it was asked for; (events told, after how long)."""
     now = 1.0
     for answer in answers:
-        told = notes(one.handle(ec2.CompletionAnswered(TERMINATION, answer), now))
-        if told:
-            return told, now - 1.0
+        reported = notes(one.handle(ec2.CompletionAnswered(TERMINATION, answer), now))
+        if reported:
+            return reported, now - 1.0
         began = now
         while not acts(one.handle(ec2.Ticked(), now)):
             now += 0.5

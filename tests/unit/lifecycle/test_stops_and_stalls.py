@@ -181,7 +181,7 @@ def test_what_only_waits_is_no_stall(seen):
     assert stalled(seen, began_instant=1.0, stall_s=120.0, failover_s=10.0, now=130.0) is None
 
 
-def test_of_a_process_that_fell_silent_only_the_silence_is_told():
+def test_of_a_process_that_fell_silent_only_the_silence_is_reported():
     # A request was under way when a call took the GIL: it is not the request that hangs.
     seen = status(fetching_since_instant=9.0, processing_since_instant=9.0, published_instant=10.0)
     at = {"began_instant": 1.0, "stall_s": 5.0, "failover_s": 10.0}

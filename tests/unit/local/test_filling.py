@@ -93,8 +93,8 @@ def test_a_fill_tells_how_far_it_is_and_its_total_where_its_source_was_counted(
     Filler(order, uncounted.append).fill(lambda: [*records, PAUSE / 100])
     Filler(resharding, counted.append).fill(lambda: [*records, PAUSE / 100])
 
-    for told in (counted, uncounted):
-        assert list(dict.fromkeys(each.done for each in told)) == [500, 1_000, 1_200]
+    for reported in (counted, uncounted):
+        assert list(dict.fromkeys(each.done for each in reported)) == [500, 1_000, 1_200]
     assert {each.total for each in counted} == {1_200}
     assert {each.total for each in uncounted} == {None}
 

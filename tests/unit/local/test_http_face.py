@@ -297,9 +297,9 @@ def test_a_clock_an_hour_off_is_refused(guarded, client, monkeypatch):
     with pytest.raises(ClientError) as refusal:
         client("kinesis", guarded.endpoint).list_streams()
 
-    told = refusal.value.response["Error"]
-    assert told["Code"] == "InvalidSignatureException"
-    assert told["Message"].startswith(("Signature expired", "Signature not yet current"))
+    reported = refusal.value.response["Error"]
+    assert reported["Code"] == "InvalidSignatureException"
+    assert reported["Message"].startswith(("Signature expired", "Signature not yet current"))
 
 
 def test_limits_throttle_with_the_error_of_aws(guarded, client):
@@ -363,8 +363,8 @@ def test_a_stream_is_made_in_the_region_that_its_request_was_signed_for(embedded
         headers = {"Authorization": authorization} if authorization else {}
         post(embedded.endpoint, "Kinesis_20131202.CreateStream", body, headers)
         body = json.dumps({"StreamName": name}).encode()
-        _, _, told = post(embedded.endpoint, "Kinesis_20131202.DescribeStreamSummary", body)
-        return json.loads(told)["StreamDescriptionSummary"]["StreamARN"].split(":")[3]
+        _, _, reported = post(embedded.endpoint, "Kinesis_20131202.DescribeStreamSummary", body)
+        return json.loads(reported)["StreamDescriptionSummary"]["StreamARN"].split(":")[3]
 
     signed = "AWS4-HMAC-SHA256 Credential=k/20260101/eu-central-1/kinesis/aws4_request"
     assert made("unsigned", None) == "us-east-1"

@@ -201,7 +201,7 @@ class Processes:
     def __len__(self):
         return len(self._counters)
 
-    def told(self, kind):
+    def reported(self, kind):
         return [each for each in self.said if isinstance(each, tuple) and each[0] == kind]
 
 

@@ -129,7 +129,7 @@ def test_a_machine_that_ends_is_drained_and_its_group_told_when_all_is_given_up(
     (completed,) = machine.times("complete drained")
     assert completed == pytest.approx(15.1, abs=0.4)
     assert run.seconds >= completed
-    assert len(run.processes.told("drain")) == 2
+    assert len(run.processes.reported("drain")) == 2
 
 
 def test_a_group_that_throttles_is_an_outage_and_asked_again_until_it_takes_it(rig):

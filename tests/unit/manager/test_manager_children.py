@@ -122,14 +122,14 @@ def test_the_lock_that_a_process_has_to_hold_comes_with_its_start_command(tmp_pa
 
 
 def test_a_trial_is_no_lease_process_and_the_trial_is_told_what_came_of_it(rig):
-    told = []
+    reported = []
     rig.launcher.refuses = 1
-    rig.processes.try_start(told.append)
+    rig.processes.try_start(reported.append)
     rig.turn()
-    rig.processes.try_start(told.append)
+    rig.processes.try_start(reported.append)
     rig.turn()
 
-    assert [None if each is None else each.reason for each in told] == ["fork: no memory", None]
+    assert [None if each is None else each.reason for each in reported] == ["fork: no memory", None]
     assert not len(rig.processes)
     assert rig.events == []
     assert rig.launcher.processes[0].sees_its_channel_end(), "it exits without a claim"
@@ -148,7 +148,7 @@ def test_a_drain_is_told_to_the_processes_of_that_lease_with_the_time_it_has(rig
 
 
 @pytest.mark.parametrize("ago_s", [0.0, 5.0])
-def test_a_process_whose_patience_has_ended_is_told_that_it_has_no_time(rig, ago_s):
+def test_a_process_whose_patience_has_ended_is_reported_that_it_has_no_time(rig, ago_s):
     drained, stalled = rig.start("s0"), rig.start("s1")
     ended = rig.loop.now() - ago_s
 
@@ -265,7 +265,7 @@ def test_a_process_that_writes_nonsense_is_killed_and_its_words_go_no_further(ri
 # Force.
 
 
-def test_force_is_abrt_and_a_second_later_kill_and_is_told_each_time(rig):
+def test_force_is_abrt_and_a_second_later_kill_and_is_reported_each_time(rig):
     process = rig.start("s0")
     os.kill(process.pid, signal.SIGSTOP)  # so that ABRT does not end it
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
@@ -452,7 +452,7 @@ def test_a_death_whose_status_went_to_nobody_is_reported_all_the_same(rig):
     assert rig.of(ProcessExited)[0].reason == "ended, and its exit status was lost"
 
 
-def test_a_status_that_comes_after_the_pidfd_and_before_the_patience_ends_is_told(rig):
+def test_a_status_that_comes_after_the_pidfd_and_before_the_patience_ends_is_reported(rig):
     process = rig.start("s0")
     process.die()
     _, status = os.waitpid(process.pid, 0)

@@ -188,13 +188,13 @@ def test_the_totals_of_a_report_are_the_sums_over_restarts_and_shards(tmp_path):
     report = ReportWriter()
     for key, number in (("a", 1), ("a", 2), ("b", 4)):
         report.started(key)
-        told = status(
+        reported = status(
             records_total=number,
             bytes_total=10 * number,
             batches_total=100 * number,
             processing_s_total=0.5 * number,
         )
-        report.departed(key, told)
+        report.departed(key, reported)
     report.ended("b")
 
     whole = report.report(

@@ -303,7 +303,7 @@ class Asked:
         for _ in range(4):
             self.loop.turn(self.loop.now())
 
-    def told(self, event):
+    def reported(self, event):
         return self.path.read_text().count(f'"{event}"')
 
     def close(self):
@@ -359,12 +359,12 @@ def test_a_launcher_that_is_silent_for_a_failover_is_killed_and_is_none_to_start
     asked.loop.run_to(began + 10.1)
 
     assert (asked.launcher.kills, asked.forks.has_launcher) == (1, False)
-    assert asked.told("launcher_silent") == 1
+    assert asked.reported("launcher_silent") == 1
     asked.launcher.report(LauncherGone(-9))
     asked.launcher.report(ForkRefused(1, "the launcher died"))
     asked.turn()
     assert asked.forks.has_launcher, "the next one"
-    assert (len(asked.launcher.starts), asked.told("launcher_died")) == (2, 1)
+    assert (len(asked.launcher.starts), asked.reported("launcher_died")) == (2, 1)
     asked.loop.run_to(asked.loop.now() + 60.0)
     assert asked.launcher.kills == 1, "nothing is awaited of it"
 
@@ -437,7 +437,7 @@ def test_a_launcher_that_cannot_be_started_is_tried_again_ever_more_slowly(asked
 
     assert tries == [0.0, 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 61.5, 91.5]
     assert asked.forks.has_launcher
-    assert (asked.told("launcher_not_started"), asked.told("launcher_started")) == (9, 1)
+    assert (asked.reported("launcher_not_started"), asked.reported("launcher_started")) == (9, 1)
 
 
 def test_after_its_close_nothing_is_started_again(asked):

@@ -272,9 +272,9 @@ def test_a_broken_row_is_an_answer_and_not_an_outage(performing, loop, tmp_path)
     service_calls.perform(commands.ReadRow("k", begun + 0.1))
     turn_until(loop, lambda: handled)
 
-    (told,) = handled
-    assert isinstance(told, events.RowUnreadable)
-    assert "'k' is broken" in told.reason
+    (reported,) = handled
+    assert isinstance(reported, events.RowUnreadable)
+    assert "'k' is broken" in reported.reason
     assert loop.now() - begun >= 0.1
     assert "service_unreachable" not in (tmp_path / "log").read_text()
 
@@ -442,7 +442,7 @@ def test_offers_are_looked_for_once_and_an_outage_is_one_warning(performing, loo
     assert log.count("service_back") == 1
 
 
-def test_a_table_without_the_index_is_told_once_and_is_no_outage(performing, loop, tmp_path):
+def test_a_table_without_the_index_is_reported_once_and_is_no_outage(performing, loop, tmp_path):
     missing = NotFound("no such index", operation="Query", code="ResourceNotFoundException")
     service_calls, handled, _ = performing(Index(missing, missing))
 
@@ -470,7 +470,7 @@ class Vanishing(LeaseRows):
         return super().scan()
 
 
-def test_after_an_outage_the_next_one_is_told_anew_with_its_length(performing, loop, tmp_path):
+def test_after_an_outage_the_next_one_is_reported_anew_with_its_length(performing, loop, tmp_path):
     service_calls, _, _ = performing(Table())
     outages = service_calls.outages
     for _ in range(2):
@@ -546,9 +546,9 @@ def test_new_credentials_are_handed_over_once_and_a_failure_keeps_the_old(
 
     assert handed == [WireCredentials("c", "d"), WireCredentials("e", "f")]
     assert handing.held == WireCredentials("e", "f")
-    told = (tmp_path / "log").read_text()
-    assert told.count("credentials_not_renewed") == 2, "once an outage"
-    assert "no metadata" not in told
+    reported = (tmp_path / "log").read_text()
+    assert reported.count("credentials_not_renewed") == 2, "once an outage"
+    assert "no metadata" not in reported
     apart = [round(instant - loop.now()) for instant, _, _ in loop._timers]
     assert set(apart) == {30}
 
@@ -585,8 +585,8 @@ def test_a_stop_that_left_work_without_a_checkpoint_does_not_end_well(
 
     assert manager._exit_reason is reason
     assert manager._exit_reason.exit_code == (75 if reason is ExitReason.CUT_SHORT else 0)
-    told = (tmp_path / "log").read_text()
-    assert ("checkpoint_missed" in told) == (reason is ExitReason.CUT_SHORT)
+    reported = (tmp_path / "log").read_text()
+    assert ("checkpoint_missed" in reported) == (reason is ExitReason.CUT_SHORT)
 
 
 class LivingProcesses:

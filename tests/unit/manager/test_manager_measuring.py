@@ -230,8 +230,8 @@ def test_what_fails_is_in_the_sample_and_what_leases_go_on_without_is_not_vital(
 
     (sample,) = sampled(run, 10.5)
 
-    told = [(one.operation, one.error, one.lasted_s, one.is_vital) for one in sample.outages]
-    assert told == [
+    reported = [(one.operation, one.error, one.lasted_s, one.is_vital) for one in sample.outages]
+    assert reported == [
         ("look for offered leases", "Timeout", 2.5, False),
         ("read the mode of a KCL 3 fleet", "Timeout", 2.5, False),
         ("read a lease", "Timeout", 1.5, True),
@@ -420,13 +420,13 @@ def test_rates_are_over_the_last_five_looks_and_never_negative(rig):
     ],
 )
 def test_a_lease_that_stands_still_says_why(claim, fields, trouble, note):
-    told = note_of(HeldLease(key="a", **fields), 10.0, trouble)
+    reported = note_of(HeldLease(key="a", **fields), 10.0, trouble)
 
-    assert told.startswith(note)
-    assert bool(told) == bool(note)
+    assert reported.startswith(note)
+    assert bool(reported) == bool(note)
 
 
-def test_the_rest_of_a_lease_is_told_in_seconds_and_a_halt_before_anything_else():
+def test_the_rest_of_a_lease_is_reported_in_seconds_and_a_halt_before_anything_else():
     resting = HeldLease(key="a", state=State.BACKING_OFF, rest_until=13.4)
     assert note_of(resting, 10.0) == "restarts in 3 s"
     halted = Lease(key="a", checkpoint=TRIM_HORIZON, halt=Halt("KeyError", 1.0))
@@ -478,7 +478,7 @@ def test_a_run_until_caught_up_ends_by_itself_once_all_is_read_to_the_tip(rig):
 
     assert run.seconds == pytest.approx(22.8, abs=0.6)
     assert [line["halted"] for line in run.lines("caught_up")] == [0]
-    assert {said[2] for said in run.processes.told("drain")} == {"caught up"}
+    assert {said[2] for said in run.processes.reported("drain")} == {"caught up"}
 
 
 def test_a_run_without_an_end_goes_on_at_the_tip(rig):
@@ -549,8 +549,8 @@ def test_the_shortest_failover_of_the_fleet_is_told_to_every_process_when_it_cha
     run.run()
 
     assert seen == [10.0, 4.0]
-    told = [said for said in run.processes.said if isinstance(said, FailoverChanged)]
-    assert told == [FailoverChanged(4.0), FailoverChanged(10.0)]
+    reported = [said for said in run.processes.said if isinstance(said, FailoverChanged)]
+    assert reported == [FailoverChanged(4.0), FailoverChanged(10.0)]
 
 
 # What a manager is judged by.

@@ -33,18 +33,18 @@ def owners(rig):
 @pytest.mark.parametrize("number", [TERM, INT])
 def test_the_first_signal_gives_every_lease_up_and_that_is_a_stop_in_good_order(rig, number):
     run = rig(shards=4)
-    told = []
-    run.manager.stop_begins = lambda: told.append(run.seconds)
+    reported = []
+    run.manager.stop_begins = lambda: reported.append(run.seconds)
     run.signal_at(20.0, number)
 
     assert run.run() is ExitReason.DRAINED
 
     assert sorted(run.processes.started) == ["s0", "s1", "s2", "s3"]
     assert owners(run) == {None}
-    assert sorted(run.processes.told("drain")) == [
+    assert sorted(run.processes.reported("drain")) == [
         ("drain", f"s{at}", number.name, pytest.approx(BEGAN + 80.0)) for at in range(4)
     ]
-    assert told == [pytest.approx(20.0)], "once"
+    assert reported == [pytest.approx(20.0)], "once"
     assert run.seconds < 22.0
     assert not run.lines("stop_hurried")
     assert not run.lines("stop_incomplete")
@@ -71,7 +71,7 @@ def test_the_former_handlers_come_back_after_a_run_and_after_a_failure(rig):
     assert [signal.getsignal(number) for number in (TERM, INT, QUIT, HUP)] == before
 
 
-def test_a_hang_up_is_told_and_ends_nothing(rig):
+def test_a_hang_up_is_reported_and_ends_nothing(rig):
     run = rig()
     run.signal_at(5.0, HUP)
     run.at(20.0, lambda: owned.append(owners(run)))
@@ -86,17 +86,17 @@ def test_a_hang_up_is_told_and_ends_nothing(rig):
 
 def test_a_second_signal_leaves_two_more_seconds_and_begins_no_second_stop(rig):
     run = rig()
-    told = []
-    run.manager.stop_begins = lambda: told.append(run.seconds)
+    reported = []
+    run.manager.stop_begins = lambda: reported.append(run.seconds)
     run.processes.is_stuck = True
     run.signal_at(20.0, TERM)
     run.signal_at(25.0, TERM)
 
     assert run.run() is ExitReason.CUT_SHORT
 
-    (hurried,) = run.processes.told("hurry")
+    (hurried,) = run.processes.reported("hurry")
     assert hurried[1] == pytest.approx(BEGAN + 27.0)
-    assert len(told) == 1
+    assert len(reported) == 1
     (line,) = run.lines("stop_hurried")
     assert (line["signal"], line["action"]) == ("SIGTERM", "two more seconds")
 
@@ -122,7 +122,7 @@ def test_quit_ends_every_process_at_once_and_that_is_a_stop_cut_short(rig):
 
     assert run.run() is ExitReason.CUT_SHORT
 
-    assert [at for _, at in run.processes.told("kill")] == [pytest.approx(BEGAN + 21.0)]
+    assert [at for _, at in run.processes.reported("kill")] == [pytest.approx(BEGAN + 21.0)]
     assert run.seconds == pytest.approx(21.0, abs=0.2)
     (line,) = run.lines("stop_hurried")
     assert (line["signal"], line["action"]) == ("SIGQUIT", "no more patience")
@@ -189,9 +189,11 @@ def test_a_machine_that_ends_bounds_the_stop_and_a_later_word_only_that_bound(
 
     reason = run.run()
 
-    assert run.processes.told("drain") == [("drain", "s0", "spot", pytest.approx(BEGAN + force_s))]
+    assert run.processes.reported("drain") == [
+        ("drain", "s0", "spot", pytest.approx(BEGAN + force_s))
+    ]
     hurried = [] if second_by_s is None else [("hurry", pytest.approx(BEGAN + second_by_s))]
-    assert run.processes.told("hurry") == hurried
+    assert run.processes.reported("hurry") == hurried
     assert reason is (ExitReason.CUT_SHORT if second_by_s is not None else ExitReason.CAUGHT_UP)
 
 
@@ -202,13 +204,13 @@ def test_leases_of_a_stream_that_was_made_again_are_given_up_and_the_end_says_wh
     assert run.run() is ExitReason.STREAM_RECREATED
 
     assert owners(run) == {None}
-    assert {said[2] for said in run.processes.told("drain")} == {"the stream was made again"}
+    assert {said[2] for said in run.processes.reported("drain")} == {"the stream was made again"}
 
 
 # What nobody expects.
 
 
-def test_an_error_that_nobody_expects_ends_the_run_and_the_first_one_is_told(rig):
+def test_an_error_that_nobody_expects_ends_the_run_and_the_first_one_is_reported(rig):
     run = rig()
 
     def break_twice():
@@ -250,19 +252,21 @@ class Vanishing(LeaseRows):
 def test_without_its_table_user_code_gets_two_seconds_and_no_release_is_tried(rig, is_unkillable):
     run = rig(table=Vanishing())
     run.processes.is_stuck, run.processes.is_unkillable = True, is_unkillable
-    told = []
-    run.manager.stop_begins = lambda: told.append(run.seconds)
+    reported = []
+    run.manager.stop_begins = lambda: reported.append(run.seconds)
     run.at(20.0, lambda: setattr(run.table, "is_gone", True))
 
     assert run.run() is ExitReason.TABLE_GONE
 
     (line,) = run.lines("table_vanished")
     assert "no such table" in line["error"]
-    (vanished,) = told
-    assert [said[3] for said in run.processes.told("drain")] == [
+    (vanished,) = reported
+    assert [said[3] for said in run.processes.reported("drain")] == [
         pytest.approx(BEGAN + vanished + 2.0)
     ] * 2
-    assert [at for _, at in run.processes.told("kill")] == [pytest.approx(BEGAN + vanished + 2.0)]
+    assert [at for _, at in run.processes.reported("kill")] == [
+        pytest.approx(BEGAN + vanished + 2.0)
+    ]
     lasted = 8.0 if is_unkillable else 2.0
     assert run.seconds == pytest.approx(vanished + lasted, abs=0.2)
 
@@ -327,7 +331,7 @@ def test_no_lease_is_taken_before_a_process_was_forked_as_a_trial(rig):
     assert run.manager.is_ready
 
 
-def test_a_host_that_has_no_process_to_give_is_told_after_three_trials(rig):
+def test_a_host_that_has_no_process_to_give_is_reported_after_three_trials(rig):
     run = rig()
     run.processes.refusals = [ForkRefused(1, "fork: no memory", errno.ENOMEM)] * 3
 
@@ -338,7 +342,7 @@ def test_a_host_that_has_no_process_to_give_is_told_after_three_trials(rig):
     assert run.seconds == pytest.approx(2.0, abs=0.1)
 
 
-def test_a_host_that_refuses_processes_for_good_is_told_at_once(rig):
+def test_a_host_that_refuses_processes_for_good_is_reported_at_once(rig):
     run = rig()
     run.processes.refusals = [ForkRefused(1, "pidfd_open: not permitted", errno.EPERM)]
 
@@ -431,7 +435,7 @@ def test_former_owners_are_looked_for_ten_times_a_second_for_a_minute_and_then_e
     assert len(late) == pytest.approx(38, abs=2)
 
 
-def test_a_lock_file_that_somebody_removed_is_told_once(rig):
+def test_a_lock_file_that_somebody_removed_is_reported_once(rig):
     run = rig()
     run.at(5.0, run.identity.lock.path.unlink)
     run.signal_at(10.0, TERM)

@@ -83,7 +83,7 @@ def test_a_whole_run_says_what_it_runs_and_how_it_ended_and_leaves_nothing_behin
     assert reason is ExitReason.CAUGHT_UP
     first, last = lines[0], lines[-1]
     assert first["event"] == "manager_started"
-    told = {
+    reported = {
         "table": "orders",
         "stream": "orders",
         "start": "TRIM_HORIZON",
@@ -93,7 +93,7 @@ def test_a_whole_run_says_what_it_runs_and_how_it_ended_and_leaves_nothing_behin
         "grace_s": 9.0,
         "stall_s": 120.0,
     }
-    assert {name: first[name] for name in told} == told
+    assert {name: first[name] for name in reported} == reported
     assert (last["event"], last["reason"], last["records"]) == ("manager_stopped", "caught up", 0)
     written = json.loads(report.read_bytes())
     assert (written["application"], written["exit_reason"]) == ("orders", "caught up")
@@ -104,7 +104,7 @@ def test_a_whole_run_says_what_it_runs_and_how_it_ended_and_leaves_nothing_behin
     assert left == ["story"], "its lock file is gone; `kclrun why` goes on telling"
 
 
-def test_a_limit_of_descriptors_that_is_too_low_for_the_leases_is_told_at_the_start(
+def test_a_limit_of_descriptors_that_is_too_low_for_the_leases_is_reported_at_the_start(
     fleet, monkeypatch
 ):
     limits = {resource.RLIMIT_NOFILE: (199, 4096)}
@@ -190,7 +190,7 @@ def test_the_core_knows_when_the_streams_were_described():
     assert policy.described_instant == 7.0
 
 
-def test_of_many_broken_rows_a_hundred_are_told():
+def test_of_many_broken_rows_a_hundred_are_reported():
     assert len(scanned(ScanPage((), ("x",) * 101, 0, None)).broken) == 100
 
 

@@ -63,7 +63,7 @@ def commands(rows=None, *, stream=ONLY_STREAM, arn=ARN, errors=None, **settings)
     )
 
 
-def told(make, key="shardId-000000000001", **start):
+def reported(make, key="shardId-000000000001", **start):
     return make(StartProcess(key, 9, 55.0, **start), 5, 12)
 
 
@@ -82,7 +82,7 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         observe=ObserveSettings(hot_window=Duration(9)),
     )
 
-    assert told(make, has_waited=True) == ipc.StartSpec(
+    assert reported(make, has_waited=True) == ipc.StartSpec(
         application="orders",
         stream_name="clicks",
         stream_arn=ARN,
@@ -119,7 +119,7 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
 
 
 @pytest.mark.parametrize(
-    ("application", "stream", "told"),
+    ("application", "stream", "reported"),
     [
         ({}, {"retries": 0, "then": "halt"}, {"retries": 0, "then": "halt"}),
         (
@@ -132,7 +132,7 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         ({"then": "halt"}, {"then": "dead-letter"}, {"then": "halt"}),
     ],
 )
-def test_a_stream_may_have_an_answer_to_errors_of_its_own(application, stream, told):
+def test_a_stream_may_have_an_answer_to_errors_of_its_own(application, stream, reported):
     given = {"retries": 4, "then": "dead-letter"} | application
     make = commands(
         on_error=OnErrorSettings(dead_letter=DeadLetterSettings(path="letters"), **given),
@@ -140,7 +140,7 @@ def test_a_stream_may_have_an_answer_to_errors_of_its_own(application, stream, t
     )
 
     spec = ipc.OnErrorSpec(retries=4, backoff_s=1.0, then="dead-letter", letters=LETTERS)
-    assert make(START, 5, 12).on_error == msgspec.structs.replace(spec, **told)
+    assert make(START, 5, 12).on_error == msgspec.structs.replace(spec, **reported)
 
 
 def place(path, **more):
@@ -153,10 +153,10 @@ def test_the_row_tells_the_hash_range_and_where_a_pinned_latest_begins():
         key=key, checkpoint=TRIM_HORIZON, hash_range=HashRange(3, 8), latest_pinned_at=66.0
     )
 
-    spec = told(commands({key: whole}))
+    spec = reported(commands({key: whole}))
 
     assert (spec.hash_range_start, spec.hash_range_end, spec.start_timestamp) == ("3", "8", 66.0)
-    bare = told(commands({key: Lease(key=key, checkpoint=TRIM_HORIZON)}))
+    bare = reported(commands({key: Lease(key=key, checkpoint=TRIM_HORIZON)}))
     assert (bare.hash_range_start, bare.hash_range_end, bare.start_timestamp) == (None, None, 77.0)
 
 
@@ -164,7 +164,7 @@ def test_the_row_tells_the_hash_range_and_where_a_pinned_latest_begins():
     ("every", "mode", "every_s"), [("batch", "batch", 0.0), ("manual", "manual", 0.0)]
 )
 def test_a_checkpoint_by_batch_or_by_user_code_has_no_interval(every, mode, every_s):
-    spec = told(commands(checkpoint=CheckpointSettings(every=every)))
+    spec = reported(commands(checkpoint=CheckpointSettings(every=every)))
 
     assert (spec.checkpoint.mode, spec.checkpoint.every_s) == (mode, every_s)
 
@@ -173,10 +173,10 @@ def test_each_of_several_streams_has_a_folder_for_its_output_for_their_shards_ar
     key = qualified(CLICKS, "shardId-000000000001")
     several = commands(stream=CLICKS, output=OutputSettings(path="/out"))
 
-    spec = told(several, key)
+    spec = reported(several, key)
 
     assert spec.outputs == (place("/out/clicks"),)
     assert (spec.lease_key, spec.shard_id) == (key, "shardId-000000000001")
-    assert told(commands(stream=CLICKS), key).outputs == ()
-    assert told(commands()).outputs == ()
-    assert told(commands(arn="")).stream_arn is None
+    assert reported(commands(stream=CLICKS), key).outputs == ()
+    assert reported(commands()).outputs == ()
+    assert reported(commands(arn="")).stream_arn is None

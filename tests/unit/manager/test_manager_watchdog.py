@@ -147,7 +147,7 @@ def test_one_that_is_drained_already_is_left_to_its_patience(watchdog, processes
     assert processes.ended == []
 
 
-def test_one_that_no_signal_ends_is_told_while_it_lives_and_not_again(
+def test_one_that_no_signal_ends_is_reported_while_it_lives_and_not_again(
     watchdog, processes, log_path
 ):
     child = Process(processing_since_instant=1.0)

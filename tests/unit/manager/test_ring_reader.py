@@ -68,16 +68,16 @@ class Heard:
 
 
 @pytest.fixture
-def told(tmp_path):
+def reported(tmp_path):
     made = Heard(tmp_path / "log")
     yield made
     made.close()
 
 
-def test_the_first_failure_is_told_in_full_and_the_same_again_in_brief(told):
-    assert told.hear(FIRST, AGAIN) == []
+def test_the_first_failure_is_reported_in_full_and_the_same_again_in_brief(reported):
+    assert reported.hear(FIRST, AGAIN) == []
 
-    first, again = told.lines()
+    first, again = reported.lines()
     assert (first["event"], first["level"]) == ("processor_raised", "warning")
     assert (first["error"], first["raised_at"], first["record"]) == ("KeyError: 1", *PLACE)
     assert (first["traceback"], first["attempts"], first["pause_s"]) == ("Traceback …", 1, 1.0)
@@ -85,40 +85,40 @@ def test_the_first_failure_is_told_in_full_and_the_same_again_in_brief(told):
     assert (again["error"], again["attempts"], again["pause_s"]) == ("KeyError: 1", 2, 2.0)
 
 
-def test_what_is_raised_is_the_lease_s_trouble_until_user_code_returns(told):
-    told.hear(FIRST, AGAIN)
-    assert told.child.trouble == f"process_records failed 2 times: {WORDS}"
+def test_what_is_raised_is_the_lease_s_trouble_until_user_code_returns(reported):
+    reported.hear(FIRST, AGAIN)
+    assert reported.child.trouble == f"process_records failed 2 times: {WORDS}"
 
-    told.hear(reports.ProcessorRecovered("process_records", 3))
+    reported.hear(reports.ProcessorRecovered("process_records", 3))
 
-    assert told.child.trouble == ""
-    assert told.lines()[-1]["event"] == "processor_recovered"
+    assert reported.child.trouble == ""
+    assert reported.lines()[-1]["event"] == "processor_recovered"
 
 
-def test_the_reason_of_a_halt_names_place_and_record(told):
-    assert told.hear(LAST) == [ProcessReported("s0", LAST)]
+def test_the_reason_of_a_halt_names_place_and_record(reported):
+    assert reported.hear(LAST) == [ProcessReported("s0", LAST)]
     assert reports.reason_of(LAST) == f"process_records failed 3 times: {WORDS}"
 
-    (line,) = told.lines()
+    (line,) = reported.lines()
     assert (line["event"], line["level"]) == ("processor_failed", "error")
     assert (line["raised_at"], line["record"], line["position"]) == (*PLACE, "7")
     assert "traceback" not in line, "it was told with the first failure"
 
 
-def test_what_the_host_lacked_at_records_is_no_failure_of_the_processor(told):
+def test_what_the_host_lacked_at_records_is_no_failure_of_the_processor(reported):
     starved = msgspec.structs.replace(LAST, is_host_fault=True)
 
-    (event,) = told.hear(starved)
+    (event,) = reported.hear(starved)
 
     assert event == ProcessReported("s0", starved)
-    assert told.lines()[0]["event"] == "processor_failed"
+    assert reported.lines()[0]["event"] == "processor_failed"
 
 
-def test_a_long_error_is_cut_in_the_reason_which_every_renewal_pays_for(told):
-    (event,) = told.hear(reports.ProcessorFailed("initialize", "x" * 2000, 1))
+def test_a_long_error_is_cut_in_the_reason_which_every_renewal_pays_for(reported):
+    (event,) = reported.hear(reports.ProcessorFailed("initialize", "x" * 2000, 1))
 
     assert reports.reason_of(event.report) == "initialize failed once: " + "x" * 300 + "…"
-    assert len(told.lines()[0]["error"]) == 2000
+    assert len(reported.lines()[0]["error"]) == 2000
 
 
 def failed(where, error, attempts, *texts):
@@ -171,14 +171,14 @@ AT = ExtendedSequenceNumber("7")
     ids=lambda each: type(each).__name__ if isinstance(each, msgspec.Struct) else "",
 )
 def test_each_report_is_the_event_and_the_line_that_it_stands_for(
-    told, report, is_event, line, is_end
+    reported, report, is_event, line, is_end
 ):
-    assert told.hear(report) == ([ProcessReported("s0", report)] if is_event else [])
+    assert reported.hear(report) == ([ProcessReported("s0", report)] if is_event else [])
 
-    assert [each["event"] for each in told.lines()] == ([line] if line else [])
-    assert all(each["shard"] == "s0" for each in told.lines())
-    assert all("withheld" not in each for each in told.lines())
-    assert told.child.has_reported_end == is_end
+    assert [each["event"] for each in reported.lines()] == ([line] if line else [])
+    assert all(each["shard"] == "s0" for each in reported.lines())
+    assert all("withheld" not in each for each in reported.lines())
+    assert reported.child.has_reported_end == is_end
 
 
 EXITED = {code: code << 8 for code in (0, 3, 4, 5, 70)}
@@ -199,43 +199,43 @@ EXITED = {code: code << 8 for code in (0, 3, 4, 5, 70)}
     ],
 )
 def test_a_last_report_that_was_lost_is_believed_where_slot_and_exit_code_agree(
-    told, state, exit_status, kind
+    reported, state, exit_status, kind
 ):
     if state is not None:
-        told.child.slot.publish(LeaseStatus(pid=1, incarnation=1, state=state))
-    told.child.status = exit_status
+        reported.child.slot.publish(LeaseStatus(pid=1, incarnation=1, state=state))
+    reported.child.status = exit_status
 
-    found = [each.report for each in told.hear_last()]
+    found = [each.report for each in reported.hear_last()]
 
     assert [type(each) for each in found] == ([kind] if kind else [])
     assert all("its report was lost" in msgspec.json.encode(each).decode() for each in found)
 
 
-def test_a_report_that_found_no_room_is_made_up_from_the_slot(told):
-    told.fill(b"x" * 8000)
-    told.child.ring.drain()
-    assert told.hear() == []
-    told.fill(b"x" * 16000)
-    told.child.ring.drain()
-    told.child.slot.publish(
+def test_a_report_that_found_no_room_is_made_up_from_the_slot(reported):
+    reported.fill(b"x" * 8000)
+    reported.child.ring.drain()
+    assert reported.hear() == []
+    reported.fill(b"x" * 16000)
+    reported.child.ring.drain()
+    reported.child.slot.publish(
         LeaseStatus(pid=1, incarnation=1, state=WorkerState.PROCESSING, checkpointed=AT, counter=5)
     )
 
-    assert told.hear() == [ProcessReported("s0", reports.Checkpointed(AT, 5))]
-    assert [each["event"] for each in told.lines()] == ["transitions_missed"] * 2
+    assert reported.hear() == [ProcessReported("s0", reports.Checkpointed(AT, 5))]
+    assert [each["event"] for each in reported.lines()] == ["transitions_missed"] * 2
 
 
-def test_what_an_exited_process_wrote_that_is_no_report_ends_the_listening(told):
-    told.fill(b"nonsense")
+def test_what_an_exited_process_wrote_that_is_no_report_ends_the_listening(reported):
+    reported.fill(b"nonsense")
 
-    assert told.hear_last() == []
-    assert [each["event"] for each in told.lines()] == ["process_condemned"]
+    assert reported.hear_last() == []
+    assert [each["event"] for each in reported.lines()] == ["process_condemned"]
 
 
-def test_the_traffic_of_a_shard_is_kept_for_the_looks_and_not_logged(told):
+def test_the_traffic_of_a_shard_is_kept_for_the_looks_and_not_logged(reported):
     heats = [ShardHeat(60.0, rate, 1.0, rate, 0.0, 0) for rate in (1.0, 2.0)]
 
-    assert told.hear(*heats) == []
+    assert reported.hear(*heats) == []
 
-    assert told.child.heat == heats[1]
-    assert told.lines() == []
+    assert reported.child.heat == heats[1]
+    assert reported.lines() == []

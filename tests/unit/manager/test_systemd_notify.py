@@ -66,7 +66,7 @@ def systemd(tmp_path):
     made.close()
 
 
-def test_ready_is_told_once_when_the_table_has_been_read(systemd):
+def test_ready_is_reported_once_when_the_table_has_been_read(systemd):
     systemd.announcer.look(STARTING, 0)
     before = systemd.heard()
     systemd.announcer.look(OK, 3)
@@ -111,7 +111,7 @@ def test_a_start_that_fails_is_never_called_ready(systemd):
     assert "READY=1" not in systemd.heard()
 
 
-def test_a_stop_is_told_once(systemd):
+def test_a_stop_is_reported_once(systemd):
     systemd.announcer.stop_begins()
     systemd.announcer.stop_begins()
 
@@ -132,7 +132,7 @@ def test_a_stop_that_goes_well_is_given_more_time_and_one_that_does_not_is_not(s
     assert not any(word.startswith("EXTEND") for word in systemd.heard())
 
 
-def test_what_was_not_heard_is_told_again(systemd):
+def test_what_was_not_heard_is_reported_again(systemd):
     systemd.go_deaf()
     systemd.announcer.look(OK, 1)
     systemd.announcer.look(OK, 1)
@@ -162,7 +162,7 @@ def test_a_watched_process_leaves_its_stacks_when_it_is_ended(systemd, monkeypat
     announcer.close()
 
 
-def test_nobody_is_told_where_nobody_asked(systemd):
+def test_nobody_is_reported_where_nobody_asked(systemd):
     assert open_announcer({"WATCHDOG_USEC": "30000000"}, systemd.log) is None
 
 
@@ -185,60 +185,60 @@ def listener(request, tmp_path):
 
 
 def test_words_arrive_together_as_one_datagram(listener):
-    told = notify_socket({"NOTIFY_SOCKET": listener.address})
-    assert told is not None
+    reported = notify_socket({"NOTIFY_SOCKET": listener.address})
+    assert reported is not None
 
-    told.tell({"READY": "1", "STATUS": "ok, 3 leases"})
+    reported.tell({"READY": "1", "STATUS": "ok, 3 leases"})
 
     assert listener.socket.recv(4096) == b"READY=1\nSTATUS=ok, 3 leases"
-    told.close()
+    reported.close()
 
 
 def test_who_does_not_read_holds_nobody_up(listener):
-    told = notify_socket({"NOTIFY_SOCKET": listener.address})
+    reported = notify_socket({"NOTIFY_SOCKET": listener.address})
 
     def tell_without_end():
         while True:
-            told.tell({"WATCHDOG": "1"})
+            reported.tell({"WATCHDOG": "1"})
 
     with pytest.raises(BlockingIOError):
         tell_without_end()
     listener.socket.recv(4096)
-    told.tell({"WATCHDOG": "1"})
+    reported.tell({"WATCHDOG": "1"})
 
-    told.close()
+    reported.close()
 
 
 def test_a_listener_that_is_gone_is_an_error_and_its_successor_is_heard(tmp_path):
     path = str(tmp_path / "notify")
-    told = notify_socket({"NOTIFY_SOCKET": path})
+    reported = notify_socket({"NOTIFY_SOCKET": path})
 
     with pytest.raises(FileNotFoundError):
-        told.tell({"READY": "1"})
+        reported.tell({"READY": "1"})
     listener = Listener(path)
-    told.tell({"READY": "1"})
+    reported.tell({"READY": "1"})
 
     assert listener.socket.recv(4096) == b"READY=1"
     listener.socket.close()
-    told.close()
+    reported.close()
 
 
 def test_a_line_break_in_a_value_is_never_sent(listener):
     """It would begin a word of its own, such as MAINPID=."""
-    told = notify_socket({"NOTIFY_SOCKET": listener.address})
+    reported = notify_socket({"NOTIFY_SOCKET": listener.address})
 
     with pytest.raises(AssertionError, match="line break"):
-        told.tell({"STATUS": "failing\nMAINPID=1"})
+        reported.tell({"STATUS": "failing\nMAINPID=1"})
 
-    told.close()
+    reported.close()
 
 
 def test_the_socket_is_no_other_programs(listener):
-    told = notify_socket({"NOTIFY_SOCKET": listener.address})
+    reported = notify_socket({"NOTIFY_SOCKET": listener.address})
 
-    assert not os.get_inheritable(told._socket.fileno())
+    assert not os.get_inheritable(reported._socket.fileno())
 
-    told.close()
+    reported.close()
 
 
 @pytest.mark.parametrize("environment", [{}, {"NOTIFY_SOCKET": ""}])

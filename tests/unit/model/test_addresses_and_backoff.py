@@ -39,11 +39,11 @@ from kclrun.model.time import backoff_s
     ],
 )
 def test_an_endpoint_is_https_or_on_this_host_and_else_it_is_said_what_to_write(url, why):
-    told = why_no_endpoint(url)
+    reported = why_no_endpoint(url)
 
-    assert told.startswith(why)
-    assert bool(told) == bool(why)
-    assert "secret" not in told
+    assert reported.startswith(why)
+    assert bool(reported) == bool(why)
+    assert "secret" not in reported
 
 
 @pytest.mark.parametrize(

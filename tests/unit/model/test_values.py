@@ -222,10 +222,10 @@ def test_a_record_to_be_put_is_as_large_as_its_data_and_the_bytes_of_its_key():
 
 
 def test_statistics_hold_the_number_the_sum_and_both_ends_of_all_values():
-    told = Statistics.of(5.0).with_value(2.0).with_value(9.0)
+    reported = Statistics.of(5.0).with_value(2.0).with_value(9.0)
 
     assert Statistics.of(5.0) == Statistics(count=1, total=5.0, minimum=5.0, maximum=5.0)
-    assert told == Statistics(count=3, total=16.0, minimum=2.0, maximum=9.0)
+    assert reported == Statistics(count=3, total=16.0, minimum=2.0, maximum=9.0)
 
 
 def test_a_look_that_found_nothing_awaits_nothing():

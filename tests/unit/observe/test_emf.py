@@ -44,19 +44,19 @@ def test_a_line_is_what_the_format_asks_for_and_adds_up_to_the_same(name, values
         # A whole line of a pipe, and no line break inside.
         assert len(line) <= 4096
         assert line.index(b"\n") == len(line) - 1
-        told = json.loads(line)
-        [directive] = told["_aws"]["CloudWatchMetrics"]
-        assert told["_aws"]["Timestamp"] == 1_800_000_000_250
+        reported = json.loads(line)
+        [directive] = reported["_aws"]["CloudWatchMetrics"]
+        assert reported["_aws"]["Timestamp"] == 1_800_000_000_250
         assert directive["Namespace"] == "shop/kclrun"
         # Each dimension and metric that the directive names is a member of the root.
         [dimensions] = directive["Dimensions"]
-        assert {told[each] for each in dimensions} == {"orders"}
+        assert {reported[each] for each in dimensions} == {"orders"}
         [metric] = directive["Metrics"]
         assert metric == {"Name": name, "Unit": METRICS[name].unit}
         assert metric["Unit"] in UNITS
-        assert told.keys() == {"_aws", *dimensions, name}
-        assert 1 <= len(told[name]) <= 100
-        kept += told[name]
+        assert reported.keys() == {"_aws", *dimensions, name}
+        assert 1 <= len(reported[name]) <= 100
+        kept += reported[name]
     assert len(kept) == len(values)
     assert (min(kept), max(kept)) == (min(values), max(values))
     assert math.isclose(math.fsum(kept), math.fsum(values), rel_tol=1e-9)
@@ -66,11 +66,11 @@ def test_dimensions_are_members_beside_the_metric():
     dimensions = (("Application", "orders"), ("Environment", "prod"), ("Shard", "a"))
     [line] = written(measured("records", 3, dimensions=dimensions))
 
-    told = json.loads(line)
-    assert told["_aws"]["CloudWatchMetrics"][0]["Dimensions"] == [
+    reported = json.loads(line)
+    assert reported["_aws"]["CloudWatchMetrics"][0]["Dimensions"] == [
         ["Application", "Environment", "Shard"]
     ]
-    assert (told["Environment"], told["Shard"], told["records"]) == ("prod", "a", [3])
+    assert (reported["Environment"], reported["Shard"], reported["records"]) == ("prod", "a", [3])
 
 
 def test_a_log_that_takes_no_line_is_an_outage():

@@ -202,7 +202,7 @@ def other(depth):
     return one(depth - 1) if depth else json.loads("{")
 
 
-def test_the_innermost_thirty_frames_are_told():
+def test_the_innermost_thirty_frames_are_reported():
     failure = failure_of(lambda _: one(60), batch(GOOD))
 
     assert failure.traceback_text.count("  File ") == 30
@@ -241,17 +241,17 @@ def test_frames_of_our_own_are_left_out_wherever_they_stand(tmp_path):
     assert failure.traceback_text.startswith("Traceback (most recent call last):")
 
 
-def test_the_cause_is_told_with_its_frames_and_neither_payload_nor_key():
+def test_the_cause_is_reported_with_its_frames_and_neither_payload_nor_key():
     failure = failure_of(in_a_handler, batch(GOOD, POISON))
 
     assert "KeyError: 'amount'" in failure.traceback_text
     assert "direct cause" in failure.traceback_text
-    told = f"{failure}"
-    assert "secret" not in told
-    assert "the-key" not in told
+    reported = f"{failure}"
+    assert "secret" not in reported
+    assert "the-key" not in reported
 
 
-def test_an_exception_that_was_raised_nowhere_and_one_that_hides_itself_are_told():
+def test_an_exception_that_was_raised_nowhere_and_one_that_hides_itself_are_reported():
     class Hiding(Exception):
         def __str__(self):
             raise RuntimeError

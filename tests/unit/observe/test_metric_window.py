@@ -35,21 +35,21 @@ def closed(window):
 
 
 def test_what_was_never_said_of_a_manager_a_lease_or_a_run_is_not_known_or_none_of_it():
-    told = msgspec.structs.asdict(sample())
+    reported = msgspec.structs.asdict(sample())
     not_known = ("total_leases", "total_shards", "unclaimed_leases", "launcher_away_s")
     not_known += ("host_short_s", "draining_s", "native_mode", "needed_workers")
     none_of_it = {"leases": (), "outages": (), "host_reason": "", "is_draining": False, "doing": ""}
 
-    assert {name: told[name] for name in not_known} == dict.fromkeys(not_known)
-    assert {name: told[name] for name in none_of_it} == none_of_it
-    assert told["has_leases"] is True
+    assert {name: reported[name] for name in not_known} == dict.fromkeys(not_known)
+    assert {name: reported[name] for name in none_of_it} == none_of_it
+    assert reported["has_leases"] is True
     assert Outage("scan", "no", 1.0).is_vital
-    zeros = [*told, *msgspec.structs.asdict(LeaseSample(shard="a", state="x")).items()]
-    assert {name for name, value in told.items() if value == 0 and value is not False} == {
+    zeros = [*reported, *msgspec.structs.asdict(LeaseSample(shard="a", state="x")).items()]
+    assert {name for name, value in reported.items() if value == 0 and value is not False} == {
         "worker_leases", "worker_leases_max", "leases_elsewhere", "leases_free", "ended_total",
         "records_departed", "given_up_total", "host_runs", "unpublished_total",
     }  # fmt: skip
-    assert zeros[len(told) :] == [
+    assert zeros[len(reported) :] == [
         *[("shard", "a"), ("state", "x"), ("records_total", 0), ("bytes_total", 0)],
         *[("retries_total", 0), ("dead_letters_total", 0), ("skipped_total", 0)],
         ("output_lag_ms", None),

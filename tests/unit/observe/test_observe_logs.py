@@ -102,10 +102,10 @@ def test_a_line_as_text_is_for_people(lines):
 
 
 def test_a_traceback_is_lines_as_text_and_none_of_them_passes_for_one_of_the_log(lines):
-    told = 'Traceback:\n  File "a.py"\n00:00:01 error fake\r\x1b[2J\x85x\nKeyError: 1'
+    reported = 'Traceback:\n  File "a.py"\n00:00:01 error fake\r\x1b[2J\x85x\nKeyError: 1'
 
-    lines.log(as_json=False).note("processor_raised", error="KeyError: 1", traceback=told)
-    lines.log().note("processor_raised", traceback=told)
+    lines.log(as_json=False).note("processor_raised", error="KeyError: 1", traceback=reported)
+    lines.log().note("processor_raised", traceback=reported)
 
     *text, as_json = lines.raw()
     assert text == [
@@ -167,8 +167,12 @@ def test_numbers_have_three_places_and_a_time_its_milliseconds(lines):
     lines.log(as_json=False).note("lease_lost", seconds=0.0004, status=True)
 
     as_json, text = lines.raw()
-    told = json.loads(as_json)
-    assert (told["ts"], told["seconds"], told["attempts"]) == ("1970-01-01T00:00:01.045Z", 1.235, 7)
+    reported = json.loads(as_json)
+    assert (reported["ts"], reported["seconds"], reported["attempts"]) == (
+        "1970-01-01T00:00:01.045Z",
+        1.235,
+        7,
+    )
     assert text == "00:00:01 warning lease_lost seconds=0.0 status=True"
 
 
@@ -333,8 +337,8 @@ def test_a_full_pipe_costs_lines_and_never_waits():
     while len(os.read(read_fd, 65536)) == 65536:
         pass
     log.note("printed", text="after")
-    told = [json.loads(line) for line in os.read(read_fd, 65536).splitlines()]
-    assert [line["event"] for line in told[-2:]] == ["lines_dropped", "printed"]
+    reported = [json.loads(line) for line in os.read(read_fd, 65536).splitlines()]
+    assert [line["event"] for line in reported[-2:]] == ["lines_dropped", "printed"]
     sink.close()
     os.close(read_fd)
     os.close(write_fd)
@@ -502,10 +506,10 @@ def test_debug_lines_of_user_code_need_the_level_and_warnings_are_lines(lines):
     with user_code(lines, level="debug"):
         logging.getLogger("orders").debug("told")
 
-    warned, told = lines.read()
+    warned, reported = lines.read()
     assert (warned["level"], warned["logger"]) == ("warning", "py.warnings")
     assert "DeprecationWarning: deprecated" in warned["message"]
-    assert (told["level"], told["message"]) == ("debug", "told")
+    assert (reported["level"], reported["message"]) == ("debug", "told")
 
 
 def test_logging_of_user_code_carries_shard_level_and_exception(lines):

@@ -125,14 +125,14 @@ def test_an_outage_is_one_warning_and_its_end_says_what_it_cost(rig):
     outlet = Outlet(denied, denied, None)
 
     assert rig.publish(outlet, "a", "b", "c") == 2
-    (first, warned), (second, told) = rig.events()
+    (first, warned), (second, reported) = rig.events()
     assert (first, warned["level"], warned["code"]) == (
         "metrics_not_published",
         "warning",
         "AccessDenied",
     )
-    assert (second, told["dropped"]) == ("metrics_published_again", 2)
-    assert 0.0 <= told["outage_s"] < HUNG_S
+    assert (second, reported["dropped"]) == ("metrics_published_again", 2)
+    assert 0.0 <= reported["outage_s"] < HUNG_S
 
 
 def test_each_outage_has_its_own_warning_and_counts_its_own_losses(rig):
@@ -150,7 +150,7 @@ def test_each_outage_has_its_own_warning_and_counts_its_own_losses(rig):
     ]
 
 
-def test_an_error_that_is_ours_is_told_by_its_kind(rig):
+def test_an_error_that_is_ours_is_reported_by_its_kind(rig):
     assert rig.publish(Outlet(ValueError("with a value")), "a") == 1
 
     [(_, warned)] = rig.events()

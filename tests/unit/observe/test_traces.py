@@ -56,7 +56,7 @@ def test_a_span_that_finds_the_queue_full_is_dropped_and_counted():
 
 
 @pytest.mark.parametrize("result", [SpanExportResult.FAILURE, None])
-def test_an_outage_is_told_once_and_the_end_of_a_lease_does_not_wait_for_it(result):
+def test_an_outage_is_reported_once_and_the_end_of_a_lease_does_not_wait_for_it(result):
     exporter, warned = Held(result), []
     exporter.go.set()
     queue = SpanQueue(exporter, warned.append)
@@ -201,7 +201,7 @@ def test_what_is_not_sampled_is_not_opened():
     assert kept.queue.dropped == 0
 
 
-def test_a_function_of_user_code_that_raises_costs_links_and_is_told_once():
+def test_a_function_of_user_code_that_raises_costs_links_and_is_reported_once():
     kept = Kept()
     spans = kept.of_lease(lambda record: record.missing)
     for each in (batch(1), batch(2)):

@@ -19,7 +19,7 @@ from kclrun.observe.endpoint import Answer, HttpEndpoint
 from kclrun.observe.health import KeyBody, TrafficBody
 from kclrun.observe.members import ErrorBody, LeaseDetail
 from kclrun.observe.story import StoryRing
-from kclrun.page.detail_view import AskedOwner, LetterLine, ToldLetters, ToldStory, why_not_asked
+from kclrun.page.detail_view import AskedOwner, LetterLine, LettersRead, StoryRead, why_not_asked
 from kclrun.page.server import routes
 from tests.patience import HUNG_S
 from tests.unit.page.fleet import ABOUT, JAVA, NOW, A, key, lease, snapshot_of
@@ -45,11 +45,11 @@ class Given:
     """Details that are these, and which of them were asked for."""
 
     def __init__(self, story=None, asked=None):
-        self.told, self.answer, self.calls = story, asked, []
+        self.reported, self.answer, self.calls = story, asked, []
 
     def story(self, lease):
         self.calls.append(("story", lease.key))
-        return self.told
+        return self.reported
 
     def letters(self):
         return None
@@ -65,8 +65,8 @@ def shown(details, *leases, **query):
     return answer.body.decode()
 
 
-def test_the_story_is_told_with_its_times_and_what_the_row_says_now():
-    told = ToldStory(
+def test_the_story_is_reported_with_its_times_and_what_the_row_says_now():
+    reported = StoryRead(
         sentences=(Sentence(NOW, "It began."), Sentence(WallTime(NOW + 1), f"Died: {HOSTILE}")),
         before=7,
         now=("Now: at 1.",),
@@ -74,7 +74,7 @@ def test_the_story_is_told_with_its_times_and_what_the_row_says_now():
         problem="The stories in S3 cannot be read: denied",
     )
 
-    page = shown(Given(told))
+    page = shown(Given(reported))
 
     assert page.index("It began.") < page.index("Died: &lt;script&gt;") < page.index("Now: at 1.")
     assert "7 sentences come before these" in page
@@ -214,17 +214,17 @@ def letter(number, **fields):
 
 
 @pytest.mark.parametrize(
-    ("told", "parts"),
+    ("reported", "parts"),
     [
         (None, ("They are being read.",)),
-        (ToldLetters(read_at=NOW), ("There are none.",)),
+        (LettersRead(read_at=NOW), ("There are none.",)),
         (
-            ToldLetters(read_at=NOW, is_here=False, waiting="About 12 are in the queue."),
+            LettersRead(read_at=NOW, is_here=False, waiting="About 12 are in the queue."),
             ("About 12 are in the queue. The page does not list them", "dead-letters --config"),
         ),
-        (ToldLetters(read_at=NOW, problem="They cannot be read: x"), ("cannot be read: x",)),
+        (LettersRead(read_at=NOW, problem="They cannot be read: x"), ("cannot be read: x",)),
         (
-            ToldLetters(
+            LettersRead(
                 read_at=NOW,
                 lines=(letter(1, raised_at="mine.py:7", stack="Trace"), letter(2)),
                 are_more=True,
@@ -239,19 +239,19 @@ def letter(number, **fields):
             ),
         ),
         (
-            ToldLetters(read_at=NOW, lines=(letter(1, partition_key="user-7", payload=HOSTILE),)),
+            LettersRead(read_at=NOW, lines=(letter(1, partition_key="user-7", payload=HOSTILE),)),
             ("user-7", '<td class="words">&lt;script&gt;'),
         ),
     ],
 )
-def test_dead_letters_are_listed_and_payloads_only_where_they_are_given(told, parts):
+def test_dead_letters_are_listed_and_payloads_only_where_they_are_given(reported, parts):
     details = Given()
-    details.letters = lambda: told
+    details.letters = lambda: reported
     page = routes(ABOUT, lambda: snapshot_of(lease(0)), details=details)["/outputs"]({})
 
     for part in (*parts, ABOUT.letters):
         assert part in page.body.decode()
-    if told is not None and not any(line.payload for line in told.lines):
+    if reported is not None and not any(line.payload for line in reported.lines):
         assert "payload" not in page.body.decode()
 
 
@@ -273,15 +273,15 @@ def test_the_story_is_that_of_the_verb_and_the_owner_is_asked_at_its_published_a
     try:
         row = lease(0, endpoint=server.published)
         over = time.monotonic() + HUNG_S
-        while (told := details.story(row)) is None or (asked := details.asked(row)) is None:
+        while (reported := details.story(row)) is None or (asked := details.asked(row)) is None:
             assert time.monotonic() < over
     finally:
         server.close()
 
     expected = tell(key(0), gathered(aws).entries.values())
-    assert told.sentences == expected.sentences
-    assert len(told.sentences) == 2
-    assert told.now == tuple(present(row, expected))
+    assert reported.sentences == expected.sentences
+    assert len(reported.sentences) == 2
+    assert reported.now == tuple(present(row, expected))
     assert asked.detail == mine
     elsewhere = details.asked(lease(0, endpoint="8.8.8.8:9464"))
     assert elsewhere.detail is None

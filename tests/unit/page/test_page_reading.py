@@ -85,7 +85,7 @@ def test_the_table_is_read_eventually_consistent_and_not_by_those_who_look(site:
     assert read == [False]
 
 
-def test_a_missing_table_is_told_and_the_page_goes_on_when_it_is_there(site: Site) -> None:
+def test_a_missing_table_is_reported_and_the_page_goes_on_when_it_is_there(site: Site) -> None:
     reader = reader_of(site)
     site.rows.is_there = False
     reader.read_table()

@@ -73,13 +73,13 @@ class Reader(HTMLParser):
 def test_the_pages_of_a_small_fleet_are_those_of_the_golden_files(name: str) -> None:
     path, query = PAGES[name]
     page = shown(small_fleet(), path, **query)
-    told = re.sub(r"(?=<(?:tr|li|div|section|h2|main|header|footer|p|dt)\b)", "\n", page)
+    reported = re.sub(r"(?=<(?:tr|li|div|section|h2|main|header|footer|p|dt)\b)", "\n", page)
     file = GOLDEN / f"{name}.html"
     if os.environ.get("KCLRUN_GOLDEN") == "write":
-        file.write_text(told)
+        file.write_text(reported)
 
     Reader(page)
-    assert told == file.read_text()
+    assert reported == file.read_text()
 
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\x1b]0;x\x07\u202e&amp;`${7*7}"

@@ -100,7 +100,7 @@ def test_a_host_that_stood_still_for_longer_than_failover_reads_nothing_that_is_
     fleet.require_all_read(PATIENCE_S)
 
 
-def test_a_fleet_that_leaves_records_unread_is_told_with_its_seed():
+def test_a_fleet_that_leaves_records_unread_is_reported_with_its_seed():
     fleet = settled_fleet(5, hosts=1, shards=2)
     fleet.require_all_read(PATIENCE_S)
     fleet.hosts[0].kill()

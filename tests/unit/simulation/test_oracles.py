@@ -336,7 +336,7 @@ def a_begin_on_a_row_taken_by_force_before_it_was_waited_for(world, reader):
 @fault("I4: ")
 def an_overlap_after_the_victim_of_a_deletion_gave_the_row_away(world, victim):
     row = world.row(victim.key)
-    world.oracles.row_deleted_by_somebody(row)
+    world.oracles.row_deleted_from_outside(row)
     at = row.checkpoint
     world.write(victim.who, Release(row.key, row.owner, row.counter, at, at))
     yield
@@ -345,7 +345,7 @@ def an_overlap_after_the_victim_of_a_deletion_gave_the_row_away(world, victim):
 
 @fault(r"I4: .* what c:h:3/1 may read")
 def an_overlap_with_a_later_owner_of_a_deleted_row(world, former):
-    world.oracles.row_deleted_by_somebody(world.row(former.key))
+    world.oracles.row_deleted_from_outside(world.row(former.key))
     again = world.begin(former.key, "b:h:2", for_s=10)
     world.release(again, 0)
     last = world.begin(former.key, "c:h:3", for_s=10)

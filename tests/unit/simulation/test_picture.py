@@ -129,27 +129,27 @@ MANY_GROUPS = {
 MANY_WORKERS = {f"a{number}": OwnerSeries("a", [(0.0, 1)]) for number in range(61)}
 
 
-def told(value):
+def reported(value):
     """Numbers to four digits, whatever kind the library made of them."""
     if isinstance(value, str | bool) or value is None:
         return value
     if hasattr(value, "__iter__"):
-        return [told(each) for each in value]
+        return [reported(each) for each in value]
     return float(f"{float(value):.4g}")
 
 
 def looks(artist, *names):
-    return {name: told(getattr(artist, f"get_{name}")()) for name in names}
+    return {name: reported(getattr(artist, f"get_{name}")()) for name in names}
 
 
 def shown(figure):
     """All that the code decides about a picture, panel by panel, a digest for each part."""
     words = ("text", "fontsize", "weight", "color", "va", "ha")
     title = figure._suptitle
-    yield "size", told(figure.get_size_inches())
-    yield "heights", told(figure.axes[0].get_gridspec().get_height_ratios())
+    yield "size", reported(figure.get_size_inches())
+    yield "heights", reported(figure.axes[0].get_gridspec().get_height_ratios())
     yield "layout", type(figure.get_layout_engine()).__name__
-    yield "title", [looks(title, *words, "fontfamily"), told(title.get_position())]
+    yield "title", [looks(title, *words, "fontfamily"), reported(title.get_position())]
     for number, panel in enumerate(figure.axes):
         axes = (panel.xaxis, panel.yaxis)
         legend = panel.get_legend()
@@ -157,15 +157,15 @@ def shown(figure):
             "axes": [looks(panel, "xlim", "ylim", "ylabel", "xlabel")],
             "labels": [looks(each.label, "fontsize", "color") for each in axes],
             "ticks": [each.get_tick_params()["labelsize"] for each in axes],
-            "places": told(panel.yaxis.get_major_locator().tick_values(0, 4.4)),
+            "places": reported(panel.yaxis.get_major_locator().tick_values(0, 4.4)),
             "at 75 s": panel.xaxis.get_major_formatter()(75.0, 0),
             "top": panel.spines["top"].get_visible(),
             "grid": [looks(axis.get_gridlines()[0], "linewidth", "color") for axis in axes],
             "lines": [
                 [
                     looks(each, "color", "linewidth", "linestyle", "alpha", "drawstyle", "label"),
-                    told(each._unscaled_dash_pattern),
-                    told(each.get_xydata()),
+                    reported(each._unscaled_dash_pattern),
+                    reported(each.get_xydata()),
                 ]
                 for each in panel.lines
             ],
@@ -173,15 +173,16 @@ def shown(figure):
             "areas": [
                 [
                     looks(each, "facecolor", "alpha", "linewidth"),
-                    told(each.get_paths()[0].vertices),
+                    reported(each.get_paths()[0].vertices),
                 ]
                 for each in panel.collections
             ],
             "words": [
-                [looks(each, *words), told(each.xy), told(each.xyann)] for each in panel.texts
+                [looks(each, *words), reported(each.xy), reported(each.xyann)]
+                for each in panel.texts
             ],
             "legend": legend
-            and [told(legend._loc), legend._ncols, legend.borderaxespad, legend.get_frame_on()]
+            and [reported(legend._loc), legend._ncols, legend.borderaxespad, legend.get_frame_on()]
             + [looks(each, "text", "fontsize") for each in legend.get_texts()],
         }
         for part, look in parts.items():

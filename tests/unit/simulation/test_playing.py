@@ -102,17 +102,17 @@ class HeedlessProcess(LeaseProcess):
     queue_kind = HeedlessQueue
 
 
-def test_what_breaks_is_told_with_its_rule_its_seed_the_story_and_how_to_replay_it():
+def test_what_breaks_is_reported_with_its_rule_its_seed_the_story_and_how_to_replay_it():
     strikes = struck("freeze_host", lasts_s=25.0)
 
     with pytest.raises(InvariantViolation) as caught:
         play(storm(*strikes), replay="bin/prove storms --seeds 1:2", process_kind=HeedlessProcess)
 
-    told = str(caught.value)
-    assert told.startswith("I4: ")
-    assert "\nseed 1: at 00:0" in told
-    assert "Renew(" in told
-    assert told.endswith("\nreplay: bin/prove storms --seeds 1:2")
+    reported = str(caught.value)
+    assert reported.startswith("I4: ")
+    assert "\nseed 1: at 00:0" in reported
+    assert "Renew(" in reported
+    assert reported.endswith("\nreplay: bin/prove storms --seeds 1:2")
 
 
 def busy_storm(seed):

@@ -40,8 +40,8 @@ class Mortal(LeaseProcess):
     poison: ClassVar[set[str]] = set()
     deaths: ClassVar[list[tuple[object, str]]] = []
 
-    def begin(self, **told):
-        super().begin(**told)
+    def begin(self, **reported):
+        super().begin(**reported)
         if self._is_doomed and not self.starves:
             self.os.after(0.3, self._die)
 

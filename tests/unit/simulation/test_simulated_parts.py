@@ -107,9 +107,9 @@ def test_a_story_keeps_its_last_sixty_events_and_tells_what_has_content():
     stories.note("t", 3724.0, "a:h:1/1", "exits:")
     stories.note("v", 1.0, "a:h:1", "does", StartProcess("s0", 1, 2.0, has_waited=True))
 
-    told = stories.tell("s").splitlines()
-    assert len(told) == 60
-    assert told[0] == "  00:00:10.000000  a:h:1                    applied {x, y}"
+    reported = stories.tell("s").splitlines()
+    assert len(reported) == 60
+    assert reported[0] == "  00:00:10.000000  a:h:1                    applied {x, y}"
     first, second = stories.tell("t").splitlines()
     assert "CreateLease(lease=Lease(checkpoint=TRIM_HORIZON, counter=7" in first
     assert "key=" not in first

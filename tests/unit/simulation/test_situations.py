@@ -148,10 +148,10 @@ def figures_of(fleet):
     """Counts by kind and sums of times, to say what has changed; and the sums over all events and
     stories, which any other order, pause, draw, position or word changes."""
     oracles, costs = fleet.oracles, fleet.table.costs
-    told = [entry for entries in fleet.stories._of.values() for entry in entries]
+    reported = [entry for entries in fleet.stories._of.values() for entry in entries]
     kinds = Counter(
         f"{what} {type(detail).__name__}" if what in {"applied", "reports"} else what
-        for _, _, what, detail in told
+        for _, _, what, detail in reported
     )
     return {
         "events": fleet.scheduler.events_total,
@@ -165,7 +165,7 @@ def figures_of(fleet):
         ],
         "unread": [len(oracles.gaps.unread()), round(sum(oracles.gaps.unread().values()), 3)],
         "told": dict(sorted(kinds.items())),
-        "told_s": round(sum(entry[0] for entry in told), 3),
+        "told_s": round(sum(entry[0] for entry in reported), 3),
         "cpu_s": round(
             sum(each.queue.cpu_s for host in fleet.hosts for each in host.processes.values()), 6
         ),

@@ -33,7 +33,7 @@ class Watcher:
     def write_refused_in_silence(self, change):
         pass
 
-    def row_deleted_by_somebody(self, row):
+    def row_deleted_from_outside(self, row):
         pass
 
     def write_answered(self, sender, change, outcome):
@@ -86,18 +86,18 @@ def test_a_write_that_is_throttled_or_never_arrives_changes_nothing(world, fault
 
 def test_a_request_to_the_other_service_fails_after_its_patience_and_counts_once(world):
     scheduler, table, _ = world
-    told: list[object] = []
+    reported: list[object] = []
     before = copy.copy(table.costs)
     table.kinesis_failing = 1.0
-    table.ask_kinesis(lambda: "listed", told.append, told.append)
+    table.ask_kinesis(lambda: "listed", reported.append, reported.append)
     scheduler.run_until(1.9)
-    assert told == []
+    assert reported == []
     scheduler.run_until(3.0)
     table.kinesis_failing = 0.0
-    table.ask_kinesis(lambda: "listed", told.append, told.append)
+    table.ask_kinesis(lambda: "listed", reported.append, reported.append)
     scheduler.run_until(4.0)
 
-    assert told == ["timed out", "listed"]
+    assert reported == ["timed out", "listed"]
     assert (table.costs.requests - before.requests, table.costs.faults - before.faults) == (2, 1)
 
 

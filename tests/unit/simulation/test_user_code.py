@@ -228,13 +228,13 @@ def test_a_subscription_that_breaks_goes_on_by_polling_and_subscribes_again():
 
 def test_a_subscription_of_another_owner_takes_over_and_is_refused_before():
     at = AtQueue(fan_out=True)
-    stream, key, told = at.world.stream, at.reader.key, []
-    assert stream.subscribe(key, at.scheduler.now - 4.0, lambda: told.append("taken over"))
+    stream, key, reported = at.world.stream, at.reader.key, []
+    assert stream.subscribe(key, at.scheduler.now - 4.0, lambda: reported.append("taken over"))
     at.open()
     at.run(0.5)
     assert "subscription_refused" in at.world.seen
     at.run(4.0)
-    assert told == ["taken over"]
+    assert reported == ["taken over"]
     at.run(6.0)
     before = len(at.of(events.BatchDelivered))
 

@@ -81,7 +81,7 @@ class Watched:
     def delete_by_somebody(self, key):
         row = self.row(key)
         self.rows.uproot(key)
-        self.oracles.row_deleted_by_somebody(row)
+        self.oracles.row_deleted_from_outside(row)
 
     def take(self, key, host):
         row = self.row(key)

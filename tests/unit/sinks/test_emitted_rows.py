@@ -376,7 +376,7 @@ def test_a_child_that_user_code_forks_holds_no_lock_and_writes_nothing(tmp_path:
             os.write(done[1], b"refused")
         os.read(go[0], 1)
         os._exit(0)
-    told = os.read(done[0], 7)
+    reported = os.read(done[0], 7)
     rows.close()
 
     EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON, lock_wait_s=0.0).close()
@@ -385,7 +385,7 @@ def test_a_child_that_user_code_forks_holds_no_lock_and_writes_nothing(tmp_path:
     os.waitpid(child, 0)
     for fd in (*go, *done):
         os.close(fd)
-    assert told == b"refused"
+    assert reported == b"refused"
     assert (tmp_path / f"{SHARD}.jsonl").read_bytes() == b""
 
 

@@ -39,10 +39,10 @@ def test_a_healthy_shard_is_sent_full_batches_without_a_pause():
 
 
 def test_each_refusal_halves_the_batch_and_from_the_second_on_doubles_the_pause():
-    told = [(refused(times).batch_records, refused(times).pause_s) for times in range(10)]
+    reported = [(refused(times).batch_records, refused(times).pause_s) for times in range(10)]
 
-    assert [batch for batch, _ in told] == [500, 250, 125, 62, 31, 16, 10, 10, 10, 10]
-    assert [pause for _, pause in told] == pytest.approx(
+    assert [batch for batch, _ in reported] == [500, 250, 125, 62, 31, 16, 10, 10, 10, 10]
+    assert [pause for _, pause in reported] == pytest.approx(
         [0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10]
     )
 
@@ -137,30 +137,32 @@ def test_the_metrics_tell_of_the_slow_time_and_of_the_recovery():
     assert flow.metrics(205.0).slow_s == pytest.approx(21.0 + 5.0)
 
 
-def test_the_longest_recovery_is_told_and_the_largest_pause():
+def test_the_longest_recovery_is_reported_and_the_largest_pause():
     flow = ShardFlow()
     for began, replies_s in ((0.0, 2.0), (100.0, 1.0)):
         flow.refused(sent_at=began, now=began)
         for step in range(1, 11):
             assert not flow.is_off
             flow.accepted(sent_at=began + step * replies_s, now=began + step * replies_s)
-    told = flow.metrics(200.0)
+    reported = flow.metrics(200.0)
 
-    assert (told.recovery_max_s, told.slow_s) == (20.0, 30.0)
-    assert (told.refusals, told.pause_max_s, told.pause_s) == (2, 0.1, 0.0)
+    assert (reported.recovery_max_s, reported.slow_s) == (20.0, 30.0)
+    assert (reported.refusals, reported.pause_max_s, reported.pause_s) == (2, 0.1, 0.0)
 
 
 def test_the_defaults_of_a_producer_are_what_they_are_derived_from():
-    told = ProducerSettings()
+    reported = ProducerSettings()
 
-    assert (told.keeps_order, told.aggregates) == (True, False)
-    assert told.concurrency * BATCH_RECORDS_MAX / 0.040 == 50_000  # records/s at 40 ms a request
-    assert told.linger_s == 0.1  # the KPL's
-    assert told.give_up_after_s == 6 * PAUSE_MAX_S
-    assert told.buffer_records_max == 50 * AWS_LIMITS.write_records
-    assert told.buffer_bytes_max == 64 * 1024 * 1024
-    assert told.record_bytes_max == 1024 * 1024
-    assert told.request_bytes_max == 5 * 1024 * 1024
+    assert (reported.keeps_order, reported.aggregates) == (True, False)
+    assert (
+        reported.concurrency * BATCH_RECORDS_MAX / 0.040 == 50_000
+    )  # records/s at 40 ms a request
+    assert reported.linger_s == 0.1  # the KPL's
+    assert reported.give_up_after_s == 6 * PAUSE_MAX_S
+    assert reported.buffer_records_max == 50 * AWS_LIMITS.write_records
+    assert reported.buffer_bytes_max == 64 * 1024 * 1024
+    assert reported.record_bytes_max == 1024 * 1024
+    assert reported.request_bytes_max == 5 * 1024 * 1024
 
 
 def test_the_metrics_of_a_producer_are_those_of_its_worst_shard():
@@ -169,10 +171,16 @@ def test_the_metrics_of_a_producer_are_those_of_its_worst_shard():
         "a": msgspec.structs.replace(shard, pause_max_s=3.0, recovery_max_s=1.0),
         "b": msgspec.structs.replace(shard, pause_max_s=2.0, recovery_max_s=7.0),
     }
-    told = msgspec.structs.replace(PendingRecords(ONE_SHARD, ProducerSettings(), Flow()).metrics(0))
-    told = msgspec.structs.replace(told, shards=shards, requests=4, full_requests=1)
+    reported = msgspec.structs.replace(
+        PendingRecords(ONE_SHARD, ProducerSettings(), Flow()).metrics(0)
+    )
+    reported = msgspec.structs.replace(reported, shards=shards, requests=4, full_requests=1)
 
-    assert (told.pause_max_s, told.recovery_max_s, told.full_batch_share) == (3.0, 7.0, 0.25)
+    assert (reported.pause_max_s, reported.recovery_max_s, reported.full_batch_share) == (
+        3.0,
+        7.0,
+        0.25,
+    )
 
 
 def test_shards_are_controlled_each_by_itself_and_closed_ones_are_forgotten():

@@ -300,7 +300,7 @@ def test_a_later_producer_of_the_process_starts_as_slow_as_the_earlier_one_ended
     for number in range(5000):
         first.add(PutEntry(b"%d" % number, f"key{number}"))
     first.flush()
-    told = first.metrics().shards[FIRST]
+    reported = first.metrics().shards[FIRST]
     resume_at = flow.of(FIRST).resume_at
     first.close()
 
@@ -315,8 +315,8 @@ def test_a_later_producer_of_the_process_starts_as_slow_as_the_earlier_one_ended
         second.add(PutEntry(b"%d" % number, f"key{number}"))
     second.flush()
 
-    assert told.batch_records < 500
-    assert sent[0] == (resume_at, told.batch_records)
+    assert reported.batch_records < 500
+    assert sent[0] == (resume_at, reported.batch_records)
 
 
 def test_an_interrupt_ends_the_producer_and_does_not_hang_it(virtual_stream):

@@ -25,8 +25,8 @@ TWO = (Shard(LOW, HashRange(0, HALF - 1), "1"), Shard(HIGH, HashRange(HALF, HASH
 THROTTLED = PutResult(error_code="ProvisionedThroughputExceededException")
 
 
-def pending(shards=TWO, **told):
-    return PendingRecords(shards, ProducerSettings(**told), Flow())
+def pending(shards=TWO, **reported):
+    return PendingRecords(shards, ProducerSettings(**reported), Flow())
 
 
 def entry(number, key, hash_key=None):
@@ -60,9 +60,13 @@ def numbers(request):
 
 
 def test_a_producer_that_has_sent_nothing_tells_of_no_pause_and_no_recovery():
-    told = pending().metrics(0.0)
+    reported = pending().metrics(0.0)
 
-    assert (told.pause_max_s, told.recovery_max_s, told.full_batch_share) == (0.0, 0.0, 1.0)
+    assert (reported.pause_max_s, reported.recovery_max_s, reported.full_batch_share) == (
+        0.0,
+        0.0,
+        1.0,
+    )
 
 
 def test_a_request_waits_until_it_is_full_or_has_lingered():
@@ -574,8 +578,8 @@ def test_each_request_that_failed_as_a_whole_is_counted_once_and_its_records_are
     request = core.take(now, hurried=True)
     core.settle(request, (taken(request)[0], THROTTLED), now)
 
-    told = core.metrics(now)
-    assert (told.failed_requests, told.requests, told.refused_records) == (3, 1, 1)
+    reported = core.metrics(now)
+    assert (reported.failed_requests, reported.requests, reported.refused_records) == (3, 1, 1)
 
 
 def test_an_answer_from_an_unknown_shard_makes_the_map_stale_and_a_new_one_moves_what_waits():

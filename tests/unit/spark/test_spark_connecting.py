@@ -113,19 +113,21 @@ def test_a_forked_worker_makes_its_own_connection(endpoint):
 
     child = os.fork()
     if child == 0:
-        told = b"failed"
+        reported = b"failed"
         try:
             own = connected(reached(endpoint, "forked"))
-            told = b"own" if own is not mine and own.admin.summary().name == "forked" else b"shared"
+            reported = (
+                b"own" if own is not mine and own.admin.summary().name == "forked" else b"shared"
+            )
         finally:
-            os.write(write_end, told)
+            os.write(write_end, reported)
             os._exit(0)
     os.waitpid(child, 0)
     os.close(write_end)
-    told = os.read(read_end, 100)
+    reported = os.read(read_end, 100)
     os.close(read_end)
 
-    assert told == b"own"
+    assert reported == b"own"
     assert mine.admin.summary().name == "forked"
 
 

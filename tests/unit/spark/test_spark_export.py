@@ -152,7 +152,7 @@ def test_an_empty_aggregate_counts_as_one_record():
 
 
 @pytest.mark.parametrize("later", [0, 1])
-def test_records_that_expired_unread_are_told(later):
+def test_records_that_expired_unread_are_reported(later):
     world = World()
     [first] = world.put()
     world.now += 25 * HOUR_S
@@ -338,7 +338,7 @@ def text_of(arn=ARN):
     return json.dumps(encode_offset(offset(arn)))
 
 
-def test_the_last_committed_batch_counts_and_one_that_was_only_begun_is_told(tmp_path):
+def test_the_last_committed_batch_counts_and_one_that_was_only_begun_is_reported(tmp_path):
     sources = ["-", '{"topic":{"0":1}}', "17", text_of()]
     batch = read_committed(checkpoint(tmp_path, sources, offsets=11, commits=10))
 
@@ -366,9 +366,12 @@ def test_a_file_that_is_too_large_for_spark_or_not_text_is_refused(tmp_path, mon
     monkeypatch.setattr(export, "_FILE_BYTES_MAX", file.stat().st_size)
     assert read_committed(tmp_path).batch_id == 3
 
-    for content, told in {file.read_bytes() + b" ": "is larger", b"\xff": "is not text"}.items():
+    for content, reported in {
+        file.read_bytes() + b" ": "is larger",
+        b"\xff": "is not text",
+    }.items():
         file.write_bytes(content)
-        with pytest.raises(OffsetRefused, match=told):
+        with pytest.raises(OffsetRefused, match=reported):
             read_committed(tmp_path)
 
 
@@ -393,17 +396,17 @@ def test_another_version_of_the_log_is_not_guessed_at(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sources", "told"),
+    ("sources", "reported"),
     [
         ([text_of(), text_of()], "in 2 sources"),
         ([text_of(ARN + "2")], f"it has {ARN}2"),
         (["17"], "no kclrun source at all"),
     ],
 )
-def test_the_source_is_the_one_of_the_stream(tmp_path, sources, told):
+def test_the_source_is_the_one_of_the_stream(tmp_path, sources, reported):
     batch = read_committed(checkpoint(tmp_path, sources))
 
-    with pytest.raises(OffsetRefused, match=told):
+    with pytest.raises(OffsetRefused, match=reported):
         offset_of_stream(batch, ARN)
 
 

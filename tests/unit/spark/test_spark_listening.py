@@ -35,30 +35,33 @@ def event(*reports):
 
 @pytest.mark.parametrize("report", [REPORT, json.dumps(REPORT)], ids=["decoded", "JSON"])
 def test_the_lag_of_each_source_is_published(report):
-    told = []
+    reported = []
 
-    LagListener(told.append).onQueryProgress(event(report, report))
+    LagListener(reported.append).onQueryProgress(event(report, report))
 
-    assert told == [LAG, LAG]
+    assert reported == [LAG, LAG]
 
 
 def test_of_several_streams_each_has_its_own_lag():
-    told = []
+    reported = []
     totals = {key: REPORT[key] for key in REPORT if key not in {"stream", "shards"}}
     streams = {"orders": totals, "returns": totals | {"lagMsMax": 5}}
 
-    LagListener(told.append).onQueryProgress(event(REPORT | {"streams": streams}))
+    LagListener(reported.append).onQueryProgress(event(REPORT | {"streams": streams}))
 
-    assert [(each.stream, each.lag_ms_max) for each in told] == [("orders", 1200), ("returns", 5)]
+    assert [(each.stream, each.lag_ms_max) for each in reported] == [
+        ("orders", 1200),
+        ("returns", 5),
+    ]
 
 
 @pytest.mark.parametrize("other", [None, "{not JSON", '{"topic": {"0": 5}}', "17"])
 def test_sources_of_other_kinds_are_passed_over(other):
-    told = []
+    reported = []
 
-    LagListener(told.append).onQueryProgress(event(other, REPORT))
+    LagListener(reported.append).onQueryProgress(event(other, REPORT))
 
-    assert told == [LAG]
+    assert reported == [LAG]
 
 
 def test_what_the_publisher_raises_stays_with_it(caplog):

@@ -155,7 +155,7 @@ def test_an_arn_names_the_stream_and_its_region():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         (
             {"startingOfset": "latest"},
@@ -231,8 +231,8 @@ def test_an_arn_names_the_stream_and_its_region():
         ({"streamARN": ARN}, "streamName: and streamARN are two names for one"),
     ],
 )
-def test_a_mistake_is_named_with_what_would_be_right(options, told):
-    assert told in refusal({"streamName": "flights"} | options)
+def test_a_mistake_is_named_with_what_would_be_right(options, reported):
+    assert reported in refusal({"streamName": "flights"} | options)
 
 
 @pytest.mark.parametrize("use", [Use.STREAM, Use.BATCH])
@@ -249,7 +249,7 @@ def test_a_lease_table_is_a_place_to_start(use):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ({}, "streamName: is needed, or streamARN"),
         ({"streamARN": "arn:aws:s3:::flights"}, "expected arn:aws:kinesis:<region>"),
@@ -257,19 +257,19 @@ def test_a_lease_table_is_a_place_to_start(use):
         ({"streamARN": ARN, "region": "us-east-1"}, "the stream's ARN says eu-west-1"),
     ],
 )
-def test_a_stream_is_named_once(options, told):
-    assert told in refusal(options)
+def test_a_stream_is_named_once(options, reported):
+    assert reported in refusal(options)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ({"startingOffsets": "latest"}, "a batch read that starts at latest reads nothing"),
         ({"endingOffsets": "earliest"}, "a batch read that ends at earliest reads nothing"),
     ],
 )
-def test_a_batch_read_of_nothing_is_a_mistake(options, told):
-    assert told in refusal({"streamName": "flights"} | options, Use.BATCH)
+def test_a_batch_read_of_nothing_is_a_mistake(options, reported):
+    assert reported in refusal({"streamName": "flights"} | options, Use.BATCH)
 
 
 def test_before_it_is_known_what_they_are_for_options_of_both_pass():
@@ -290,20 +290,22 @@ def test_before_it_is_known_what_they_are_for_options_of_both_pass():
     ],
 )
 def test_a_credential_is_no_option_and_is_not_repeated(name):
-    told = refusal({"streamName": "flights", name: "wJalrXUtnFEMI"})
-    assert f"{name}: credentials are not options" in told
-    assert "wJalrXUtnFEMI" not in told
+    reported = refusal({"streamName": "flights", name: "wJalrXUtnFEMI"})
+    assert f"{name}: credentials are not options" in reported
+    assert "wJalrXUtnFEMI" not in reported
 
 
 def test_the_value_of_an_unknown_option_and_of_a_url_is_not_repeated():
-    told = refusal({"streamName": "s", "tokn": "hunter2", "endpointUrl": "https://me:hunter2@h"})
-    assert "hunter2" not in told
+    reported = refusal(
+        {"streamName": "s", "tokn": "hunter2", "endpointUrl": "https://me:hunter2@h"}
+    )
+    assert "hunter2" not in reported
 
 
-def test_all_mistakes_are_told_at_once_one_a_line():
-    told = refusal({"pollInterval": "0s", "shardsPerTask": "none", "regoin": "eu-west-1"})
+def test_all_mistakes_are_reported_at_once_one_a_line():
+    reported = refusal({"pollInterval": "0s", "shardsPerTask": "none", "regoin": "eu-west-1"})
 
-    first, *more = told.splitlines()
+    first, *more = reported.splitlines()
     assert first == "the kclrun source cannot be used:"
     assert [line.split(":")[0].strip() for line in more] == [
         "regoin",
@@ -329,7 +331,7 @@ def test_a_suggestion_keeps_the_spelling_of_what_is_known():
     assert hint("q", ("a", "B")) == "; known: a, B"
 
 
-def test_a_problem_is_told_under_the_name_the_option_was_given_by():
+def test_a_problem_is_reported_under_the_name_the_option_was_given_by():
     with pytest.raises(SettingsError, match="from: the time zone is missing"):
         read_source_options({"streamname": "s", "from": "2026-03-01T06:00:00"}, Use.STREAM)
 

@@ -137,11 +137,11 @@ def test_the_report_names_the_twenty_worst_shards_and_adds_up_all():
     planner.tick_s = 1.2345
     planner.losses = list("abcdefg")
 
-    told = planner.report()
+    reported = planner.report()
 
-    assert list(told["shards"]) == [f"s{number:03}" for number in range(20, 0, -1)]
-    del told["shards"]
-    assert told == {
+    assert list(reported["shards"]) == [f"s{number:03}" for number in range(20, 0, -1)]
+    del reported["shards"]
+    assert reported == {
         "stream": "orders",
         "shardsTotal": 22,
         "shardsAtTip": 5,

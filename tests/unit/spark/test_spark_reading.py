@@ -369,9 +369,9 @@ def test_losses_name_no_key_and_no_payload(caplog):
         world.read(world.range(after(n[0]), after(n[2])))
     world.read(world.range(after(n[0]), after(n[2])), fails_on_data_loss=False)
 
-    told = str(raised.value) + "".join(warnings_in(caplog))
-    assert "SECRET" not in told
-    assert "key-" not in told
+    reported = str(raised.value) + "".join(warnings_in(caplog))
+    assert "SECRET" not in reported
+    assert "key-" not in reported
 
 
 # Hints

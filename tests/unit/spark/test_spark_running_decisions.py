@@ -75,17 +75,17 @@ def test_the_mode_and_the_consumer_of_the_file_are_those_of_the_source(
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "reported"),
     [
         ("fetch: {idle: 2m}", "pollInterval: expected 200ms to 1m, got '2m'"),
         ("spark: {checkpoint: /c, source: {failOnDataLoss: 1}}", "expected true or false, got '1'"),
         ("spark: {checkpoint: /c, source: {targetBatchDuration: 30}}", "a duration such as 10s"),
     ],
 )
-def test_a_setting_that_the_source_refuses_is_named_as_its_option(more: str, told: str) -> None:
+def test_a_setting_that_the_source_refuses_is_named_as_its_option(more: str, reported: str) -> None:
     with pytest.raises(SettingsError, match="the kclrun source cannot be used") as raised:
         source(more)
-    assert told in str(raised.value)
+    assert reported in str(raised.value)
 
 
 def test_one_service_elsewhere_is_where_the_source_goes() -> None:

@@ -62,12 +62,12 @@ def test_each_failure_has_its_exit_code(said: str, kind: type[Exception], code: 
     assert exit_codes.exit_code_of(failure) == code
 
 
-def test_user_code_is_told_with_its_place_and_what_it_raised() -> None:
-    told = str(failure_of(python_error("ValueError: no number")))
+def test_user_code_is_reported_with_its_place_and_what_it_raised() -> None:
+    reported = str(failure_of(python_error("ValueError: no number")))
 
-    assert "did not help: ValueError: no number\n" in told
-    assert "In /app/pipelines.py line 18\n" in told
-    assert "Streaming Query" not in told
+    assert "did not help: ValueError: no number\n" in reported
+    assert "In /app/pipelines.py line 18\n" in reported
+    assert "Streaming Query" not in reported
 
 
 def test_a_cause_further_down_is_ours_too() -> None:

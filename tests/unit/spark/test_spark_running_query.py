@@ -17,7 +17,7 @@ from kclrun.spark.options import Reached, SourceSettings
 from kclrun.spark.processors import source as processors
 from kclrun.spark.processors.source import ProcessorReader, process
 from kclrun.spark.running import query
-from kclrun.spark.running.query import made_query, start_query, told_as_ours
+from kclrun.spark.running.query import as_kclrun_errors, made_query, start_query
 from kclrun.spark.source import ShardsPartition, StreamReader
 from tests.unit.spark.noted import Frame, Functions
 
@@ -150,7 +150,7 @@ def test_what_a_pipeline_raises_or_returns_is_refused_by_its_name(
         query_of(monkeypatch, spark, "output: {path: out}", runs=pipeline)
 
 
-def test_what_spark_refuses_is_told_as_ours(spark):
+def test_what_spark_refuses_is_reported_as_ours(spark):
     def start_with(failure):
         def start():
             raise failure
@@ -169,7 +169,7 @@ def test_what_spark_refuses_is_told_as_ours(spark):
         AnalysisException("no x"): "Spark ended the query: no x",
         ConnectionError(): r"the JVM is gone \(ConnectionError\)",
     }.items():
-        with pytest.raises(EngineFailed, match=said), told_as_ours():
+        with pytest.raises(EngineFailed, match=said), as_kclrun_errors():
             raise failure
 
 

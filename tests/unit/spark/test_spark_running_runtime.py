@@ -330,7 +330,7 @@ def test_a_signal_drains_a_run_and_the_handlers_of_before_are_there_again(run_of
     ]
 
 
-def test_a_second_signal_is_told_as_a_hurried_stop(run_of):
+def test_a_second_signal_is_reported_as_a_hurried_stop(run_of):
     run, log = run_of(Started())
     run._looked()
     assert log.events == []
@@ -369,7 +369,7 @@ def test_a_run_that_is_cut_short_has_an_exit_code_that_says_try_again(run_of):
     assert [each.exit_code for each in ExitReason] == [0, 0, 75]
 
 
-def test_a_failed_query_is_told_and_raised(run_of):
+def test_a_failed_query_is_reported_and_raised(run_of):
     run, log = run_of(Started(failure=ValueError("Job aborted")))
 
     with pytest.raises(EngineFailed, match="Job aborted"):
@@ -386,8 +386,8 @@ def test_a_run_introduces_itself_and_tells_its_batches_and_the_ends_of_shards(ru
 
     def read_to(number, start, end, lag_ms):
         observed = {"records": 2, "bytes": 20, "by_shard": [{"item": S0, "count": 2, "bytes": 20}]}
-        told = json.dumps({"shards": {S0: {"lagMs": lag_ms}}})
-        source = {"startOffset": start, "endOffset": end, "latestOffset": told}
+        shown = json.dumps({"shards": {S0: {"lagMs": lag_ms}}})
+        source = {"startOffset": start, "endOffset": end, "latestOffset": shown}
         return batch(number, sources=[source], observedMetrics={"kclrun": observed})
 
     first, last = offset(after("5")), offset(SHARD_END)

@@ -118,17 +118,17 @@ def test_the_children_that_a_last_page_names_are_known_before_a_listing_has_them
     lines = ShardListing(10.0)
     lines.listed([shard(0)], 1.0)
     lines.watch({"s000": SHARD_END})
-    lines.heard_of([ChildShard("s001", ("s000",), lower)])
+    lines.add_children([ChildShard("s001", ("s000",), lower)])
     assert lines.waits_for_children()
     assert lines.next_listing_at() == 2.0
-    lines.heard_of([ChildShard("s001", ("s000",), lower), ChildShard("s002", ("s000",), upper)])
+    lines.add_children([ChildShard("s001", ("s000",), lower), ChildShard("s002", ("s000",), upper)])
 
     assert lines.next_listing_at() == 11.0
     assert lines.entering(fails_on_data_loss=True) == ("s001", "s002")
     assert lines.graph["s002"] == Shard("s002", upper, "0", None, "s000", None)
     assert not lines.lists("s001")
     merged = ShardListing(10.0)
-    merged.heard_of([ChildShard("s003", ("s001", "s002"), KEYS)])
+    merged.add_children([ChildShard("s003", ("s001", "s002"), KEYS)])
     assert merged.graph["s003"].parents == ("s001", "s002")
 
 

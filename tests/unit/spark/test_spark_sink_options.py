@@ -68,19 +68,19 @@ class TestOptions:
         )
 
     def test_an_unknown_option_is_refused_with_a_suggestion(self):
-        told = refusal({"streamName": "flights", "orderring": "key"})
+        reported = refusal({"streamName": "flights", "orderring": "key"})
 
-        assert "the kclrun sink" in told
-        assert "did you mean 'ordering'" in told or "ordering" in told
+        assert "the kclrun sink" in reported
+        assert "did you mean 'ordering'" in reported or "ordering" in reported
 
     def test_an_option_of_the_source_is_refused(self):
         assert "pollInterval" in refusal({"streamName": "flights", "pollInterval": "1s"})
 
     def test_access_keys_are_refused_and_their_value_is_not_repeated(self):
-        told = refusal({"streamName": "flights", "awsSecretKey": "hunter2hunter2"})
+        reported = refusal({"streamName": "flights", "awsSecretKey": "hunter2hunter2"})
 
-        assert "awsSecretKey" in told
-        assert "hunter2" not in told
+        assert "awsSecretKey" in reported
+        assert "hunter2" not in reported
 
     @pytest.mark.parametrize(
         ("options", "said"),
@@ -285,10 +285,10 @@ class TestRows:
         ],
     )
     def test_a_row_that_cannot_be_a_record_is_named_and_counted(self, rows, said):
-        told = row_refusal(batch(*rows), rows_before=40)
+        reported = row_refusal(batch(*rows), rows_before=40)
 
-        assert said in told
-        assert "the first is row 42 of its partition" in told
+        assert said in reported
+        assert "the first is row 42 of its partition" in reported
 
     def test_the_longest_key_and_the_largest_record_are_taken(self):
         rows = batch([b"x" * (1000 - 512)], ["é" * 256], [str(2**128 - 1)])
@@ -301,10 +301,10 @@ class TestRows:
         broken = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff\xfe")])
         columns = {"data": pa.array([b"a"]), "partitionKey": pa.array(["k"]), column: broken}
 
-        told = row_refusal(pa.RecordBatch.from_pydict(columns))
+        reported = row_refusal(pa.RecordBatch.from_pydict(columns))
 
-        assert f"{column} is not UTF-8 text" in told
-        assert "xff" not in told
+        assert f"{column} is not UTF-8 text" in reported
+        assert "xff" not in reported
 
 
 SHARD = Shard("shardId-000000000000", HashRange(0, 2**128 - 1), "1")

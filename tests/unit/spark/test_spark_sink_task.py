@@ -49,10 +49,10 @@ def test_a_task_ends_once_all_rows_of_all_its_batches_are_in_the_stream(stream, 
     closed, close = [], task.KinesisProducer.close
     monkeypatch.setattr(task.KinesisProducer, "close", lambda made: closed.append(close(made)))
 
-    told = task.put_partition(settings, stream.list_shards(), iter(batches))
+    reported = task.put_partition(settings, stream.list_shards(), iter(batches))
 
     assert read(stream) == [b"1", b"2", b"3"]
-    assert (told.rows, told.records) == (3, 3)
+    assert (reported.rows, reported.records) == (3, 3)
     assert closed == [None]
 
 
@@ -82,8 +82,8 @@ def test_a_slowdown_is_a_warning_and_its_end_a_line_of_its_own(monkeypatch, capl
         writer(task._StreamWriter).commit(messages, batch_id)
         writer(task._StreamWriter, "other").commit([TaskDone(report())], batch_id)
 
-    told = [(each.levelname, each.message.partition(":")[0]) for each in caplog.records]
-    assert [each for each in told if each[0] != "DEBUG"] == [
+    reported = [(each.levelname, each.message.partition(":")[0]) for each in caplog.records]
+    assert [each for each in reported if each[0] != "DEBUG"] == [
         ("WARNING", "stream s, batch 1"),
         ("INFO", "stream s, batch 3"),
     ]

@@ -59,7 +59,7 @@ def test_a_moment_of_trouble_is_waited_out():
 
 
 @pytest.mark.parametrize("trouble", [Throttled("slow down"), Unavailable("no answer", code="X")])
-def test_lasting_trouble_is_told_after_ten_seconds(trouble):
+def test_lasting_trouble_is_reported_after_ten_seconds(trouble):
     service = Service(trouble)
 
     with pytest.raises(type(trouble), match="the stream flights cannot be reached at eu-west-1"):
@@ -69,16 +69,16 @@ def test_lasting_trouble_is_told_after_ten_seconds(trouble):
 
 
 @pytest.mark.parametrize(
-    ("trouble", "told"),
+    ("trouble", "reported"),
     [
         (NotFound("nothing here", code="ResourceNotFoundException"), "there is no stream flights"),
         (AccessDenied("kinesis:DescribeStreamSummary"), "may not be read: kinesis:Describe"),
     ],
 )
-def test_what_cannot_get_better_is_told_at_once(trouble, told):
+def test_what_cannot_get_better_is_reported_at_once(trouble, reported):
     service = Service(trouble)
 
-    with pytest.raises(type(trouble), match=told) as caught:
+    with pytest.raises(type(trouble), match=reported) as caught:
         service.require()
     assert (service.asked, caught.value.code) == (1, trouble.code)
 

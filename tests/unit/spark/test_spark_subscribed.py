@@ -248,8 +248,8 @@ def test_a_subscription_that_breaks_drops_its_records_and_polling_goes_on_withou
     assert numbers(page) == [4, 5, 6]
     assert world.polls() == ["GetRecords"]
     assert world.subscription.is_closed
-    told = world.reader.report()
-    assert (told["shardsSubscribed"], told["subscriptionTrouble"]) == (0, str(trouble))
+    reported = world.reader.report()
+    assert (reported["shardsSubscribed"], reported["subscriptionTrouble"]) == (0, str(trouble))
 
 
 def test_after_a_break_it_subscribes_where_the_last_event_said_the_shard_is_empty():
@@ -431,7 +431,9 @@ def test_shards_that_are_not_read_any_more_and_all_at_the_end_are_unsubscribed()
     assert world.reader.report()["shardsSubscribed"] == 0
 
 
-def test_beyond_the_most_subscriptions_shards_are_polled_and_it_is_told_once(monkeypatch, caplog):
+def test_beyond_the_most_subscriptions_shards_are_polled_and_it_is_reported_once(
+    monkeypatch, caplog
+):
     monkeypatch.setattr(subscribed, "SUBSCRIPTIONS_MAX", 0)
     world = World(last=1)
     with caplog.at_level(logging.WARNING):
@@ -441,11 +443,11 @@ def test_beyond_the_most_subscriptions_shards_are_polled_and_it_is_told_once(mon
             world.reader.step()
 
     assert world.starts == []
-    [told] = caplog.messages
-    assert told.startswith("more than 0 shards: the others are polled")
+    [reported] = caplog.messages
+    assert reported.startswith("more than 0 shards: the others are polled")
 
 
-def test_a_subscription_that_another_reader_takes_over_is_told_once_a_minute(caplog):
+def test_a_subscription_that_another_reader_takes_over_is_reported_once_a_minute(caplog):
     taken = Unavailable("x", operation="SubscribeToShard", code="ResourceInUseException")
     world, token = subscribed_world()
     with caplog.at_level(logging.WARNING):
@@ -456,10 +458,10 @@ def test_a_subscription_that_another_reader_takes_over_is_told_once_a_minute(cap
             world.reader.step()
             world.push(event())
 
-    [told] = caplog.messages
-    assert "another reader took the subscription over" in told
-    assert "consumerName" in told
-    assert told.startswith(SHARD)
+    [reported] = caplog.messages
+    assert "another reader took the subscription over" in reported
+    assert "consumerName" in reported
+    assert reported.startswith(SHARD)
 
 
 def test_a_bug_in_the_thread_is_logged_and_the_shard_is_polled(caplog):

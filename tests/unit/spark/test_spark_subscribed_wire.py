@@ -94,7 +94,7 @@ def test_a_consumer_that_was_removed_is_looked_for_and_not_registered_again(stre
     assert [each.arn for each in consumers.listed()] == [again.arn]
 
 
-def test_a_stream_that_can_have_no_more_consumers_and_anothers_arn_are_told_with_what_to_do(
+def test_a_stream_that_can_have_no_more_consumers_and_anothers_arn_are_reported_with_what_to_do(
     stream, connected
 ):
     connection = connected(stream())

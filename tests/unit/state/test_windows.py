@@ -187,7 +187,7 @@ class Told(RecordProcessor):
         self.context.options.get("again", lambda *_: None)(self.context, timer)
 
 
-def told(plan, seconds=(0, 1, 2, 3, 9), *, wall_until=None, retries=0, **options):
+def reported(plan, seconds=(0, 1, 2, 3, 9), *, wall_until=None, retries=0, **options):
     records = [make_record(ordinal=at, arrived_at_s=START + at) for at in seconds]
     return run_processor(
         Told,
@@ -220,7 +220,7 @@ def test_timers_fire_in_the_order_of_their_time_and_a_key_has_one_of_each_name()
         context.set_timer(record, START + 100, "open")
         context.delete_timer(record, "never")
 
-    run = told(at_first(plan))
+    run = reported(at_first(plan))
     assert names(run) == [("b", 1.0), ("a", 2.0)]
     assert run.timers == [Timer(START + 100, "key", "open")]
 
@@ -232,7 +232,7 @@ def test_a_timer_of_the_clock_fires_without_records_and_may_set_the_next_one():
     def plan(context, record):
         context.set_timer(record, START + 5, "tick", clock="wall")
 
-    run = told(at_first(plan), wall_until=30, again=again)
+    run = reported(at_first(plan), wall_until=30, again=again)
     assert names(run) == [("tick", 5.0), ("tick", 15.0), ("tick", 25.0)]
 
 
@@ -241,17 +241,17 @@ def test_a_timer_set_behind_the_watermark_fires_with_its_next_step():
         if record.approximate_arrival_timestamp == START + 2:
             context.set_timer(record, START - 50, "past")
 
-    assert names(told(plan)) == [("past", -50.0)]
-    assert names(told(plan, seconds=(0, 1, 2))) == [("past", -50.0)]
+    assert names(reported(plan)) == [("past", -50.0)]
+    assert names(reported(plan, seconds=(0, 1, 2))) == [("past", -50.0)]
 
 
 def test_a_timer_that_raises_is_called_again_with_its_rows_taken_back():
     def plan(context, record):
         context.set_timer(record, START + 1, "one")
 
-    assert names(told(at_first(plan), retries=2, failures=2)) == [("one", 1.0)]
+    assert names(reported(at_first(plan), retries=2, failures=2)) == [("one", 1.0)]
     with pytest.raises(RuntimeError):
-        told(at_first(plan), retries=1, failures=2)
+        reported(at_first(plan), retries=1, failures=2)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_timer_that_would_never_end_or_has_no_time_is_refused(at, words):
         context.set_timer(record, START + 1, "one")
 
     with pytest.raises(LimitExceeded, match=words):
-        told(at_first(plan), again=lambda context, timer: context.set_timer(timer.key, at))
+        reported(at_first(plan), again=lambda context, timer: context.set_timer(timer.key, at))
 
 
 def test_a_shard_has_a_limit_of_pending_timers(monkeypatch):
@@ -274,7 +274,7 @@ def test_a_shard_has_a_limit_of_pending_timers(monkeypatch):
             context.set_timer(record, START + 99, name)
 
     with pytest.raises(ProcessorError, match="2 pending timers"):
-        told(at_first(plan))
+        reported(at_first(plan))
 
 
 def test_timers_need_on_timer_and_checkpoints_of_the_runtime():
@@ -344,7 +344,9 @@ def test_a_window_without_a_length_is_refused(make):
 
 
 @pytest.mark.parametrize("crash_after", [None, 1])
-def test_an_idle_shard_closes_its_windows_and_a_record_that_is_late_by_this_is_told(crash_after):
+def test_an_idle_shard_closes_its_windows_and_a_record_that_is_late_by_this_is_reported(
+    crash_after,
+):
     class Measured(Listed):
         kind = Tumbling(5.0)
 

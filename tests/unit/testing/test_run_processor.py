@@ -71,7 +71,7 @@ def test_calls_come_in_the_order_of_the_contract():
     assert run.checkpoints == [position_of(2), SHARD_END]
 
 
-def test_a_lease_given_up_is_told_and_not_ended():
+def test_a_lease_given_up_is_reported_and_not_ended():
     run = run_processor(Echo, "abc", end_of_shard=False)
 
     assert run.calls[-1] == Call("shutdown_requested")

@@ -26,7 +26,7 @@ class Stage:
     """`events` were posted to the lease thread, `told` are reports. A subclass has `prepare`."""
 
     def __init__(self, policy, clock, *, store=lambda _: None, bury=None):
-        self.events, self.told = [], []
+        self.events, self.reported = [], []
         self.posted = threading.Condition()
         self.over = False
         self.queue = DeliveryQueue(QueueLimits(buffer_bytes=100_000, batch_max=100), clock)
@@ -51,7 +51,7 @@ class Stage:
 
     def report(self, report):
         with self.posted:
-            self.told.append(report)
+            self.reported.append(report)
             self.posted.notify_all()
 
     def begin(self, *pages, fence):
@@ -76,4 +76,4 @@ class Stage:
             assert self.posted.wait_for(lambda: done in self.events, HUNG_S), self.events
 
     def of(self, kind):
-        return [event for event in (*self.events, *self.told) if isinstance(event, kind)]
+        return [event for event in (*self.events, *self.reported) if isinstance(event, kind)]

@@ -166,8 +166,8 @@ def test_a_destination_that_is_away_is_tried_again_until_delivery_is_stopped(
     else:
         with pytest.raises(SinkError, match="late is away"):
             stage.rows.open(lease(5, 5))
-    told = [each for each in stage.reports if isinstance(each, ProcessorRaised)]
-    assert [(each.where, each.attempts) for each in told] == [
+    reported = [each for each in stage.reports if isinstance(each, ProcessorRaised)]
+    assert [(each.where, each.attempts) for each in reported] == [
         (OUTPUT, number) for number in range(1, away + 1)
     ]
     stage.rows.close()

@@ -89,8 +89,8 @@ def test_a_store_that_is_away_is_tried_again_until_delivery_is_stopped(
     with pytest.raises(SinkError, match="cannot read"):
         stage.rows.open(row)
     assert stage.waits == 3
-    told = [each for each in stage.reports if isinstance(each, ProcessorRaised)]
-    assert {each.where for each in told} == {STATE}
+    reported = [each for each in stage.reports if isinstance(each, ProcessorRaised)]
+    assert {each.where for each in reported} == {STATE}
 
 
 def test_state_is_added_to_a_running_application_only_if_the_settings_say_so(

@@ -61,7 +61,7 @@ class Lease:
         self.outputs.turn()
 
     @property
-    def told(self) -> list[ExtendedSequenceNumber]:
+    def reported(self) -> list[ExtendedSequenceNumber]:
         return [each.upto for each in self.events if isinstance(each, events.OutputsCommitted)]
 
     @property
@@ -78,7 +78,7 @@ def test_rows_of_records_that_are_not_settled_wait() -> None:
     assert lease.memory[0].unsent == [1, 2]
     lease.outputs.settle(at(10))
     lease.ask(10)
-    assert (lease.rows, lease.told[-1]) == ([[1, 2, 9]], at(10))
+    assert (lease.rows, lease.reported[-1]) == ([[1, 2, 9]], at(10))
     assert lease.outputs.cursors() == {"a": Cursor(at(10))}
 
 
@@ -88,11 +88,11 @@ def test_an_output_that_rolls_holds_the_checkpoint_back_until_its_roll_is_due() 
     lease.now = Instant(2.0)
     lease.call(2, 2, to="b")
     lease.ask(2, must=False)
-    assert (lease.rows, lease.told) == ([[1], []], [TRIM_HORIZON])
+    assert (lease.rows, lease.reported) == ([[1], []], [TRIM_HORIZON])
     assert lease.outputs.waiting_since == 1.0
     lease.now = Instant(63.0)
     lease.outputs.turn()
-    assert (lease.rows, lease.told[-1]) == ([[1], [2]], at(2))
+    assert (lease.rows, lease.reported[-1]) == ([[1], [2]], at(2))
     assert lease.outputs.waiting_since == 0.0
 
 
@@ -114,7 +114,7 @@ def test_a_checkpoint_that_user_code_waits_for_commits_every_output_in_the_order
     lease.outputs.cover(at(5))
     lease.outputs.emit_to("a")({"n": 3})
     lease.ask(5)
-    assert (lease.rows, lease.told, lease.outputs.handed) == ([[2], [1]], [at(5)], at(5))
+    assert (lease.rows, lease.reported, lease.outputs.handed) == ([[2], [1]], [at(5)], at(5))
     lease.outputs.take_back_batch(None)  # it raised: what was sent stays, and is not given again
     lease.call(6, 4)
     lease.ask(6)
@@ -131,12 +131,12 @@ def test_rows_emitted_after_the_checkpoint_of_their_batch_belong_to_the_next_pos
     lease.outputs.end_batch(at(5))
     lease.outputs.settle(at(5))
     lease.ask(5)
-    assert (lease.rows, lease.told[-1]) == ([[1]], at(5))
+    assert (lease.rows, lease.reported[-1]) == ([[1]], at(5))
     lease.outputs.begin_batch()
     lease.outputs.end_batch(SHARD_END)
     lease.outputs.commit(CommitOutputs(SHARD_END, must=True))
     lease.outputs.turn()
-    assert (lease.rows, lease.told[-1]) == ([[1, 2]], SHARD_END)
+    assert (lease.rows, lease.reported[-1]) == ([[1, 2]], SHARD_END)
 
 
 def test_a_lower_checkpoint_voids_a_note_of_the_same_call() -> None:
@@ -147,7 +147,7 @@ def test_a_lower_checkpoint_voids_a_note_of_the_same_call() -> None:
     lease.outputs.emit_to("a")({"n": 2})
     lease.outputs.cover(at(4))
     lease.ask(4)
-    assert (lease.rows, lease.told) == ([[1, 2]], [at(4)])
+    assert (lease.rows, lease.reported) == ([[1, 2]], [at(4)])
 
 
 def test_an_offer_leaves_a_large_roll_to_the_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_an_offer_leaves_a_large_roll_to_the_next_owner(monkeypatch: pytest.Monk
     lease.call(1, 1, to="a")
     lease.call(2, 2, 3, 4, to="b")
     lease.ask(2, is_leaving=True)
-    assert (lease.rows, lease.told) == ([[1], []], [TRIM_HORIZON])
+    assert (lease.rows, lease.reported) == ([[1], []], [TRIM_HORIZON])
 
 
 def test_a_full_output_holds_delivery_until_half_of_its_buffer_is_free() -> None:
@@ -177,10 +177,10 @@ def test_with_manual_checkpoints_rows_leave_only_with_one() -> None:
     lease.call(1, 1)
     lease.call(2, 2)
     lease.ask(2, must=False)
-    assert (lease.memory[0].unsent, lease.rows, lease.told) == ([], [[]], [TRIM_HORIZON])
+    assert (lease.memory[0].unsent, lease.rows, lease.reported) == ([], [[]], [TRIM_HORIZON])
     assert lease.outputs.waiting_since == 0.0
     lease.ask(1)
-    assert (lease.rows, lease.told[-1]) == ([[1]], at(1))
+    assert (lease.rows, lease.reported[-1]) == ([[1]], at(1))
     lease.call(3, 3, 4, 5, 6)
     assert "output.buffer" in lease.events[-1].message  # type: ignore[union-attr]
     assert lease.held == []

@@ -149,7 +149,7 @@ def test_what_raises_is_given_again_and_its_rows_taken_back(start, error):
 
     assert main.processor.batches == [[11, 12], [11, 12]]
     assert main.rows.calls == ["begin", ("take back", None), "begin", ("end", "12")]
-    raised, recovered = main.told
+    raised, recovered = main.reported
     assert (raised.where, raised.attempts, raised.pause_s) == ("process_records", 1, 0.0)
     assert raised.raised_at.endswith(" in _step")
     assert raised.record == "not known: one of 2, from 11 to 12"
@@ -175,13 +175,13 @@ def test_after_its_retries_the_batch_is_given_up_and_nothing_after_it_starts(sta
     assert main.of(events.BatchProcessed) == []
 
 
-def test_the_same_failure_is_told_in_full_once_and_another_one_again(start):
+def test_the_same_failure_is_reported_in_full_once_and_another_one_again(start):
     errors = [ValueError("x"), ValueError("x"), KeyError("y"), KeyError("y")]
     main = start(*errors, retries=3).begin(page(11))
 
     failure = main.wait_for(ProcessorFailed)
 
-    assert [(each.error, bool(each.traceback_text)) for each in main.told] == [
+    assert [(each.error, bool(each.traceback_text)) for each in main.reported] == [
         ("ValueError: x", True),
         ("ValueError: x", False),
         ("KeyError: 'y'", True),
@@ -230,7 +230,7 @@ def test_a_record_at_fault_is_buried_and_the_batch_is_processed_around_it(start)
     # The rows of each part belong to the place that it reaches.
     ends = [call for call in main.rows.calls if call != "begin"]
     assert ends == [("take back", None)] * 2 + [("end", "12"), ("take back", None), ("end", "19")]
-    repeated, apart, given_up, recovered = main.told
+    repeated, apart, given_up, recovered = main.reported
     assert (repeated.attempts, repeated.pause_s, repeated.record) == (1, 0.0, "3 of 4, at 13")
     assert (apart.attempts, apart.traceback_text) == (2, "")
     assert given_up.raised_at.endswith(" in step")
@@ -256,11 +256,11 @@ def test_a_record_that_cannot_be_decoded_is_buried_with_its_reason_and_without_r
     assert main.processor.batches == [[11, 12, 13, 14], [11, 12], [14]]
     words = "UndecodableRecord: the record at 13 cannot be decoded: it raised ValueError"
     assert letters.kept == [(13, words, 1)]
-    apart, given_up, _ = main.told
+    apart, given_up, _ = main.reported
     assert (apart.error, apart.record, apart.pause_s) == (words, "3 of 4, at 13", 0.0)
     assert (given_up.position, given_up.error) == (p(13), words)
     assert given_up.raised_at.endswith(" in step")
-    assert "SECRET" not in repr(main.told)
+    assert "SECRET" not in repr(main.reported)
 
 
 def test_a_value_without_a_decoder_halts_the_shard_with_the_setting(start):
@@ -275,7 +275,7 @@ def test_a_record_that_is_skipped_leaves_a_report_and_no_letter(start):
 
     main.until_processed(12)
 
-    (given_up,) = [each for each in main.told if isinstance(each, RecordGivenUp)]
+    (given_up,) = [each for each in main.reported if isinstance(each, RecordGivenUp)]
     assert (given_up.position, given_up.error, given_up.is_skipped) == (
         *(p(12), "ValueError: bad 12", True),
     )
@@ -309,7 +309,7 @@ def test_nothing_goes_on_before_the_letter_is_kept(start):
 
     assert letters.kept == [(11, "ValueError: bad 11", 2)]
     assert [pause_s for pause_s in pauses if pause_s] == [1.0, 2.0]
-    about = [each for each in main.told if getattr(each, "where", "") == "dead letter"]
+    about = [each for each in main.reported if getattr(each, "where", "") == "dead letter"]
     assert [each.attempts for each in about] == [1, 2, 3]
     assert about[0].error == "the folder is full"
 
@@ -400,7 +400,7 @@ def test_user_code_has_its_batch_again_later(start):
     main.wait_for(events.BatchProcessed)
 
     assert main.processor.batches == [[11]] * 3
-    assert [each.attempts for each in main.told] == [1, 2, 3]
+    assert [each.attempts for each in main.reported] == [1, 2, 3]
 
 
 def test_more_than_the_limit_halts_with_words_before_the_last_error(start):
@@ -470,7 +470,7 @@ def test_a_setting_that_user_code_needs_is_not_waited_for(start):
     main = start(*[SettingsError("emit() needs output.path")] * 9).begin(page(11))
 
     assert main.wait_for(ProcessorFailed).attempts == 1
-    assert main.told == []
+    assert main.reported == []
 
 
 def test_records_count_as_processed_once_their_batch_has_returned(start):
@@ -522,7 +522,7 @@ def test_a_page_without_records_calls_no_user_code(start):
     assert main.rows.calls == []
 
 
-def test_an_error_that_cannot_even_be_printed_is_told_by_its_name(start):
+def test_an_error_that_cannot_even_be_printed_is_reported_by_its_name(start):
     class Unspeakable(Exception):
         def __str__(self):
             raise RuntimeError
@@ -537,7 +537,7 @@ def test_initialize_is_tried_again_with_a_fresh_processor(start):
 
     main.begin()
 
-    assert isinstance(main.told[0], ProcessorRaised)
+    assert isinstance(main.reported[0], ProcessorRaised)
     assert main.of(ProcessorFailed) == []
 
 
@@ -625,7 +625,7 @@ def test_a_retry_is_called_off_when_delivery_is_stopped(start):
     assert main.of(events.BatchProcessed) == []
 
 
-def test_the_end_of_the_pages_is_told(start):
+def test_the_end_of_the_pages_is_reported(start):
     main = start().begin()
     main.queue.finish(())
 
@@ -722,12 +722,12 @@ def test_what_the_host_lacks_at_the_start_ends_the_process_and_never_halts_the_l
     main.queue.call(commands.CallInitialize(ROW))
 
     assert "initialize failed: " in str(main.wait_for(HostFailed))
-    assert main.told == []
+    assert main.reported == []
     assert main.of(ProcessorFailed) == []
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), MemoryError()])
-def test_what_the_host_lacks_at_records_is_told_as_what_another_host_may_have(start, error):
+def test_what_the_host_lacks_at_records_is_reported_as_what_another_host_may_have(start, error):
     main = start(error, error, retries=1).begin(page(11), page(12))
 
     failure = main.wait_for(ProcessorFailed)

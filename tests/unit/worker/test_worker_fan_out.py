@@ -187,7 +187,7 @@ def test_a_subscription_is_replaced_before_the_service_ends_it():
     assert fan.next_page() == event(2)
 
 
-def test_a_longer_time_of_polling_is_told_once_and_its_end_too():
+def test_a_longer_time_of_polling_is_reported_once_and_its_end_too():
     denied = AccessDenied("SubscribeToShard: no permission")
     fan, subscriber, warnings = fan_out(denied, denied, denied, [event(1)])
     fan.polled()

@@ -205,7 +205,7 @@ def test_a_page_whose_user_records_are_all_dropped_moves_the_position_on(shard):
     assert batch == Batch((), ExtendedSequenceNumber(number), 0, batch.millis_behind_latest)
 
 
-def test_an_error_that_is_none_of_the_services_is_told_and_not_swallowed(shard):
+def test_an_error_that_is_none_of_the_services_is_reported_and_not_swallowed(shard):
     shard.trouble.append(ZeroDivisionError("a bug"))
 
     with Fetching(shard) as fetching:

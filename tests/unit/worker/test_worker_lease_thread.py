@@ -152,7 +152,7 @@ class Stage:
         self.inbox.post(events.BatchDelivered(p(last), 1, 1))
         self.inbox.post(events.BatchProcessed(p(last)))
 
-    def told(self, kind):
+    def reported(self, kind):
         self.transitions += [decode_report(each) for each in self.ring.drain()]
         return [each for each in self.transitions if isinstance(each, kind)]
 
@@ -178,14 +178,16 @@ def stage():
 def test_a_full_disk_holds_the_checkpoint_and_costs_no_lease(stage):
     stage.rows.is_full = True
     stage.batch(20)
-    until(lambda: any("disk is full" in each.detail for each in stage.told(reports.ProcessWarned)))
+    until(
+        lambda: any("disk is full" in each.detail for each in stage.reported(reports.ProcessWarned))
+    )
     time_over = time.monotonic() + 2 * 1.5
     until(lambda: time.monotonic() > time_over)
 
     assert stage.table.written.count(changes.Renew) >= 3
     assert changes.Checkpoint not in stage.table.written
     stage.rows.is_full = False
-    until(lambda: stage.told(reports.Checkpointed))
+    until(lambda: stage.reported(reports.Checkpointed))
     assert stage.rows.durable == [p(20)]
     assert stage.table.read("s0").checkpoint == p(20)
 
@@ -254,7 +256,7 @@ def test_a_manager_that_drains_and_one_that_is_gone(stage):
     assert stage.over.wait(HUNG_S)
     assert stage.thread.cause is commands.ExitCause.DONE
     assert stage.table.read("s0").checkpoint == p(20)
-    assert stage.told(reports.LeaseReleased)[0].position == p(20)
+    assert stage.reported(reports.LeaseReleased)[0].position == p(20)
     assert stage.queue.is_closed
     assert stage.segment.slot(0).read().state is WorkerState.FINISHED
 
@@ -294,7 +296,7 @@ def test_the_manager_says_that_others_are_in_sight_and_the_lease_is_offered(stag
     row = stage.table.read("s0")
     assert (row.owner, row.offered_by, row.checkpoint) == (OFFERED, ME, p(20))
     assert stage.rows.durable[-1] == p(20)
-    assert stage.told(reports.LeaseReleased)[0].how == "offered to any owner"
+    assert stage.reported(reports.LeaseReleased)[0].how == "offered to any owner"
 
 
 @pytest.mark.seconds
@@ -491,7 +493,7 @@ def test_writes_are_sent_in_the_order_of_their_times_and_none_before():
     assert thread._later == []
 
 
-def test_a_second_late_is_told_and_less_is_not():
+def test_a_second_late_is_reported_and_less_is_not():
     stalls = Stalls()
 
     assert stalls.late(0.75) == []
@@ -534,7 +536,7 @@ def test_a_request_for_records_that_never_comes_back_ends_the_lease_thread_with_
     assert stage.over.wait(HUNG_S)
 
     assert "has not come back" in str(stage.thread.failure)
-    assert any("begins anew" in each.detail for each in stage.told(reports.ProcessWarned))
+    assert any("begins anew" in each.detail for each in stage.reported(reports.ProcessWarned))
     assert stage.table.read("s0").owner == ME
 
 

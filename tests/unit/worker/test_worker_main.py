@@ -128,7 +128,7 @@ class Stage:
         assert not self.thread.is_alive()
         return self.codes[-1]
 
-    def told(self, kind):
+    def reported(self, kind):
         self.transitions += [decode_report(each) for each in self.ring.drain()]
         return [each for each in self.transitions if isinstance(each, kind)]
 
@@ -172,8 +172,8 @@ def test_a_lease_is_read_and_checkpointed_and_drained_and_its_process_ends_as_do
     assert row.owner == ME
     assert stage.script.drained
     assert stage.table.read(FIRST).owner != ME
-    assert stage.told(reports.LeaseClaimed)[0].position == TRIM_HORIZON
-    assert stage.told(reports.LeaseReleased)[-1].position == ExtendedSequenceNumber(last)
+    assert stage.reported(reports.LeaseClaimed)[0].position == TRIM_HORIZON
+    assert stage.reported(reports.LeaseReleased)[-1].position == ExtendedSequenceNumber(last)
 
 
 def test_user_code_learns_which_lease_it_serves_and_with_which_fencing_token(stage):
@@ -246,7 +246,7 @@ def test_a_checkpoint_of_a_lease_that_is_over_is_answered_with_lease_lost(stage)
     assert isinstance(stage.script.outcomes[0], LeaseLost)
     assert "the process ends" in str(stage.script.outcomes[0])
     assert stage.codes == [exit_codes.HOST]
-    assert stage.told(reports.ProcessBroke)[0].reason == "HostFailed: the test ends it"
+    assert stage.reported(reports.ProcessBroke)[0].reason == "HostFailed: the test ends it"
 
 
 def test_release_gives_the_lease_away_after_the_batch_at_hand_and_no_other_begins(stage):
@@ -263,7 +263,7 @@ def test_release_gives_the_lease_away_after_the_batch_at_hand_and_no_other_begin
     assert stage.codes == [exit_codes.DONE]
     assert stage.script.batches == [[b"a"]]
     assert stage.table.read(FIRST).owner != ME
-    assert stage.told(reports.LeaseReleased)[0].position in (
+    assert stage.reported(reports.LeaseReleased)[0].position in (
         ExtendedSequenceNumber(first),
         TRIM_HORIZON,
     )
@@ -322,7 +322,7 @@ def test_user_code_that_fails_for_good_ends_the_process_as_failed(stage):
     stage.thread.join(HUNG_S)
 
     assert stage.codes == [exit_codes.FAILED]
-    assert stage.told(reports.ProcessorFailed)[0].error == "ValueError: cannot take it"
+    assert stage.reported(reports.ProcessorFailed)[0].error == "ValueError: cannot take it"
 
 
 def test_a_bug_ends_the_process_as_one_and_is_told_to_the_manager(stage, capsys):
@@ -332,7 +332,7 @@ def test_a_bug_ends_the_process_as_one_and_is_told_to_the_manager(stage, capsys)
     stage.thread.join(HUNG_S)
 
     assert stage.codes == [exit_codes.BUG]
-    (broke,) = stage.told(reports.ProcessBroke)
+    (broke,) = stage.reported(reports.ProcessBroke)
     assert broke.reason == "a bug in kclrun: ZeroDivisionError: in the fetch thread"
     assert stage.doorbell.answer()
     assert "ZeroDivisionError" in capsys.readouterr().err
@@ -346,7 +346,7 @@ def test_a_process_whose_lock_is_anothers_reads_nothing_and_closes_what_it_was_p
         code = stage.process().serve(str(stage.lock_path), (passed,))
 
     assert code == exit_codes.UNCLAIMED
-    assert "holds its lock" in stage.told(reports.StartUnclaimed)[0].reason
+    assert "holds its lock" in stage.reported(reports.StartUnclaimed)[0].reason
     assert stage.table.read(FIRST).counter == 5
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(passed)
@@ -430,11 +430,13 @@ def test_the_lock_is_the_one_its_manager_passed_whatever_its_path_is_by_now(stag
         assert door.run() == exit_codes.UNCLAIMED
 
 
-def test_a_fault_of_the_host_at_the_start_is_told_and_is_not_called_a_bug(stage, door, tmp_path):
+def test_a_fault_of_the_host_at_the_start_is_reported_and_is_not_called_a_bug(
+    stage, door, tmp_path
+):
     missing = str(tmp_path / "none")
     door.manager.send(Begin(msgspec.structs.replace(stage.spec, options={}, lock_path=missing)))
 
     assert door.run() == exit_codes.HOST
-    (broke,) = stage.told(reports.ProcessBroke)
+    (broke,) = stage.reported(reports.ProcessBroke)
     assert missing in broke.reason
     assert not broke.reason.startswith("a bug")

@@ -37,7 +37,7 @@ def line():
     line.close()
 
 
-def test_all_that_has_come_is_told_in_its_order(line):
+def test_all_that_has_come_is_reported_in_its_order(line):
     line.manager.send(OthersInSight(True))
     line.manager.send(FailoverChanged(5.0))
     line.manager.send(Drain("a deploy", 3.0))
@@ -58,7 +58,7 @@ def test_new_credentials_are_handed_on_and_are_no_event(line):
     assert line.renewed == [credentials]
 
 
-def test_a_manager_that_is_gone_is_told_once_and_no_longer_waited_for(line):
+def test_a_manager_that_is_gone_is_reported_once_and_no_longer_waited_for(line):
     assert line.line.filenos() == (line.channel.fileno(),)
     line.manager.send(OthersInSight(False))
     line.manager.close()

@@ -38,7 +38,7 @@ class Slot:
         self.reporter.publish(driver.life, self.queue, 0.0)
         return self.segment.slot(0).read()
 
-    def told(self, report):
+    def reported(self, report):
         self.reporter.report(report)
         (entry,) = self.ring.drain()
         return decode_report(entry)
@@ -176,7 +176,7 @@ def test_records_that_no_checkpoint_covers_are_shown_as_undone(slot):
     ids=lambda each: type(each).__name__,
 )
 def test_each_report_of_the_core_reaches_the_ring_and_rings(slot, report):
-    assert slot.told(report) == report
+    assert slot.reported(report) == report
     assert slot.doorbell.answer()
 
 
