@@ -197,7 +197,7 @@ class HttpEndpoint:
                 f"{setting}: cannot listen on {_address(host, port)}:"
                 f" {error.strerror or error}\n"
                 "Another program on this host may have it: give each its own port; 0 takes a free"
-                " one, which is told at the start"
+                " one, which is printed at the start"
             ) from None
         self._threads = [
             threading.Thread(target=self._serve, name=f"kclrun-http-{number}", daemon=True)

@@ -19,7 +19,7 @@ from kclrun.page.layout import facts, instant, shard_link, shard_links, state, t
 from kclrun.page.markup import Child, Html, element, joined, link, short
 from kclrun.page.snapshot import About, Row, Snapshot, is_idle, rows_of
 
-# More are told by their number: a fleet of which all is wrong has one cause.
+# Of more findings only the number is shown: where all is wrong, there is one cause.
 _HALTS_MAX: Final = 20
 _FINDINGS_MAX: Final = 50
 # A fleet has up to 1,000 machines.

@@ -75,7 +75,7 @@ def page(
         "head",
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        # With a script it is told when there is something new.
+        # A script is sent an event when there is something new.
         element("noscript", element("meta", http_equiv="refresh", content=about.refresh_s))
         if is_live
         else None,

@@ -16,7 +16,7 @@ from kclrun.page.snapshot import About, Row, Snapshot, is_idle, most_urgent_firs
 
 # A browser shows 1,000 rows at once without delay; a larger stream has several pages.
 ROWS_MAX: Final = 1_000
-# Deeper ones are drawn at this depth; their generation is told in words.
+# Deeper ones are drawn at this depth; their generation is given as a number.
 _INDENT_MAX: Final = 6
 _HEADS: Final = (
     "shard",

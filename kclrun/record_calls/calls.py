@@ -381,8 +381,8 @@ class RecordCalls:
         return self._pass_over(self._upto) and (not is_due or self._tell())
 
     def _pass_over(self, upto: int) -> bool:
-        """The records below `upto` are settled. A batch is told to its own end: outputs drop the
-        rows of whole batches [K12]. False if a stop called it off."""
+        """The records below `upto` are settled. A batch is reported up to its own end: outputs
+        drop the rows of whole batches [K12]. False if a stop called it off."""
         while self._batches and self._upto <= upto:
             batch = self._batches[0]
             end = min(upto, batch.end)

@@ -263,7 +263,7 @@ class SqlOutput:
         """One transaction: the cursor from where we began to `upto`, and the rows [K7]."""
         assert self._target is not None, "begin found it"
         upto = str(batch.upto)
-        if upto == self._began:  # a resend could not be told from the first send
+        if upto == self._began:  # a resend would look like the first send
             raise errors.InvariantViolation(f"{self._name}: rows at an unchanged position")
         cursors = self._cursors
         with self._transaction() as connection:

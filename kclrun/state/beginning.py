@@ -129,7 +129,7 @@ def known_range(hash_range: HashRange | None) -> HashRange:
     """Raises: SettingsError if it is not known."""
     if hash_range is None:
         raise SettingsError(
-            "the row has no hash range, so the keys of its parents' state cannot be told apart:"
+            "the row has no hash range, so the keys of its parents' state cannot be divided:"
             " `kclrun doctor --yes` writes it"
         )
     return hash_range

@@ -57,7 +57,7 @@ class Chain(msgspec.Struct, frozen=True):
 class ChainReader:
     """The versions of a chain, the newest first; once all are read, `chain` is known, and from the
     first one on the `cursor` of the state. `read` gives the bytes of a version of this shard, None
-    if it is not there. `ahead` is told which one is read next, while the one before it is used."""
+    if it is not there. `ahead` gets the name of the next one, while the one before it is used."""
 
     def __init__(
         self,

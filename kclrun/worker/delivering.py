@@ -78,8 +78,8 @@ class Deliverer:
     succeed. A lack of resources while records are processed is reported as a failure of the
     processor: a record may need more than any host has. `bury` keeps a dead letter durably, of a
     record, its failure and the number of calls that raised with it; it raises SinkError. `settled`
-    is told how far every record is processed or given up; rows of records up to `sent` left for
-    their outputs. `spans` traces the batches, if anything does.
+    gets the position up to which all records are processed or given up; rows of records up to
+    `sent` left for their outputs. `spans` traces the batches, if anything does.
     """
 
     def __init__(
@@ -509,9 +509,9 @@ class RowPlaces(RowScope, Protocol):
 class RecordDelivery:
     """The `RecordHost` of a lease. Its methods are called on the main thread, within `deliver`.
 
-    `more` gives a batch that may join those under way, `processed` is told how far every record is
-    done, `returned` each batch that is. `fence`: until when the lease is proven ours; None once it
-    is lost.
+    `more` gives a batch that may join those under way, `processed` gets the position up to which
+    all records are done, `returned` each batch that is. `fence`: until when the lease is proven
+    ours; None once it is lost.
     """
 
     def __init__(

@@ -177,7 +177,7 @@ class SharedProcess:
 
     def _remains(self) -> str:
         """The threads that user code left running, in words; empty if there are none. They cannot
-        be ended, nor told apart by lease."""
+        be ended, nor assigned to a lease."""
         for _ in range(_LOOKS):
             others = self._others() - (self._of_modules or set())
             if not others:

@@ -51,8 +51,8 @@ class RedriveJob(msgspec.Struct, frozen=True, kw_only=True):
     """The first line: the processor of a stream, and the settings it runs with.
 
     `places` are the outputs whose rows are written here; then each letter is a batch of its own,
-    and its rows are told from the next one's. `is_manual`: the processor checkpoints by itself. Its
-    rows may sum up several batches, so that each letter has a processor of its own.
+    and its rows are kept apart from the next one's. `is_manual`: the processor checkpoints by
+    itself. Its rows may sum up several batches, so that each letter has a processor of its own.
     """
 
     processor: str

@@ -296,7 +296,7 @@ def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], f
     for side, place in sides.items():
         click.echo(f"{side}: {place.settings.processor}", err=True)
     click.echo("  A call gets one record, so that each row is known by its record.", err=True)
-    for place in sides.values():  # a version that cannot be loaded is told before hours are read
+    for place in sides.values():  # a version that cannot be loaded is refused before hours are read
         require_user_code(place.configuration)
     for place in sides.values():
         code = _run(place)

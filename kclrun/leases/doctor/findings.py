@@ -403,7 +403,7 @@ def _ends_itself(finding: Finding, pair: Pair) -> str | None:
             )
         return (
             f"its owner {row.owner} is alive and ends it by itself, with the error records_expired"
-            " in its log; its children are read then. If this is still told after a minute, see"
+            " in its log; its children are read then. If this finding stays for a minute, see"
             " the log of that owner"
         )
     return None
@@ -425,6 +425,6 @@ def _allowed(finding: Finding, pair: Pair, mended: set[str]) -> Finding:
             advice = f"{owner} is alive and has this row, so it is not touched: stop it, look again"
             return msgspec.structs.replace(finding, mend=(), advice=advice)
     if mended.intersection(key for change in finding.mend for key in keys_of(change)):
-        advice = "what is told of this row above comes first; then look again"
+        advice = "the findings of this row above come first; then look again"
         return msgspec.structs.replace(finding, mend=(), advice=advice)
     return finding
