@@ -1,10 +1,9 @@
-"""The actions on the page: release, move, pause and resume of a shard, a stream or all, and redrive
-of dead letters, each with its plan before it is done.
+"""The actions on the page: release, move, pause and resume a shard, a stream or the whole fleet,
+and redrive dead letters. Each shows its plan first.
 
-`leases/operating.py` plans, and the code of `kclrun dead-letters`, as for the command line. Rules:
-nothing is changed by a GET; a POST needs the token in the form, so that no cookie or other standing
-permission can be abused; and it does only what the plan on the page said, else it shows the new
-plan.
+The plans come from `leases/operating.py` and from the code of `kclrun dead-letters`, as for the
+command line. Rules: a GET changes nothing. A POST needs the token in its form; a cookie does not
+count. A POST does what the plan on the page said, or shows the new plan.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _PAUSES: Final[Mapping[str, float | None]] = {
 }
 _PLANS_SHOWN_MAX: Final = 50
 _STREAMS_MAX: Final = 20
-# Where dead letters go again.
+# The places to which dead letters are redriven.
 _TO: Final = ("processor", "stream")
 _CHANGED: Final = "It has changed since that plan was shown. Nothing was changed by you."
 _NOT_HERE: Final = (
@@ -66,8 +65,8 @@ class Do(enum.Enum):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """An action that a form names: for a lease by its `key`, a stream, or without both for all.
-    `to` is an owner, or for a redrive the processor or the stream."""
+    """An action that a form names. It is for the lease `key`, or for a stream, or without both for
+    the fleet. `to` is an owner; for a redrive it is "processor" or "stream"."""
 
     do: Do
     key: str = ""
@@ -92,7 +91,7 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A plan in words. `basis` is a digest of what it rests on."""
+    """A plan in words. `basis` is a digest of the rows, or the letters, that it was made from."""
 
     words: tuple[str, ...]
     basis: str = ""
@@ -100,14 +99,16 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Letters(Protocol):
-    """The dead letters, where looking at them changes nothing. What fails is done in words."""
+    """Dead letters at a destination that can be read without a change there. Both methods give a
+    failure as a sentence."""
 
     def plan(self, key: str, to: str) -> Shown:
-        """The plan of a redrive of those of a lease, or of all."""
+        """The plan to redrive the letters of the lease `key`, or all letters."""
         ...
 
     def redrive(self, key: str, to: str, basis: str) -> tuple[str, ...] | None:
-        """Do it, and tell what was done; None if the plan is another one now."""
+        """Redrive. Returns: the letters that were redriven, in words; None if the plan has another
+        `basis` by now."""
         ...
 
 
@@ -133,12 +134,13 @@ class Actions:
         self.now = now
 
     def permits(self, token: str) -> bool:
-        """Whether it is the token. Digests are of one length, so nothing of it is learned."""
+        """Whether this is the token. Digests are compared: they have one length, so the time of the
+        comparison says nothing about the token."""
         return hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._digest)
 
 
 def wish_of(fields: Query) -> Wish | None:
-    """The action that a query or a form names; None if it names none that there is."""
+    """The action that a query or a form names; None if the page has no such action."""
     do = next((each for each in Do if each.value == fields.get("do")), None)
     lasting = fields.get("lasting", "until resumed")
     if do is None or lasting not in _PAUSES:
@@ -150,14 +152,14 @@ def wish_of(fields: Query) -> Wish | None:
 
 
 def plans_of(wish: Wish, leases: Sequence[Lease], now: WallTime) -> tuple[Plan, ...]:
-    """The plans for these leases, of which the wish names some."""
+    """The plans for those of these leases that the wish names."""
     if wish.do is Do.PAUSE:
         return plan_pause(leases, wish.reach, now, _PAUSES[wish.lasting])
     if wish.do is Do.UNPAUSE:
         return plan_unpause(leases, wish.reach, now)
     meant = sorted(filter(wish.reach.covers, leases), key=lambda lease: lease.key)
     if not wish.key:
-        # Of many, those that it says nothing about are left out.
+        # In a plan for many leases, the ended ones would only be noise.
         meant = [lease for lease in meant if not lease.is_ended]
     if wish.do is Do.RESUME:
         return tuple(plan_resume(each) for each in meant if wish.key or each.halt is not None)
@@ -177,7 +179,7 @@ def shown_of(plans: Sequence[Plan]) -> Shown:
 
 
 def plan_of(actions: Actions, wish: Wish, snapshot: Snapshot) -> Shown:
-    """The plan of a wish, by what was read last."""
+    """The plan of a wish, from the rows that were read last."""
     if wish.do is not Do.REDRIVE:
         return shown_of(plans_of(wish, tuple(snapshot.leases.values()), snapshot.taken_at))
     if actions.letters is None:
@@ -186,7 +188,7 @@ def plan_of(actions: Actions, wish: Wish, snapshot: Snapshot) -> Shown:
 
 
 def basis_of(plans: Sequence[Plan]) -> str:
-    """A digest of what these plans rest on, for the form."""
+    """A digest of the rows that these plans were made from, for the form."""
     text = "\n".join(each.basis for each in plans)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -255,7 +257,7 @@ def _of_many(
 
 
 def letter_actions(lease: Lease | None, *, what: str) -> Html:
-    """The form that leads to the plan of a redrive: of a lease, or of all."""
+    """The form that leads to the plan of a redrive, for one lease or for all letters."""
     meant = {"key": lease.key} if lease is not None else {}
     return element(
         "div", _asking(Do.REDRIVE, meant, _choice("to", "to the", _TO), what), class_="actions"
@@ -263,7 +265,7 @@ def letter_actions(lease: Lease | None, *, what: str) -> Html:
 
 
 def kclrun_owners(snapshot: Snapshot) -> list[OwnerId]:
-    """The owners of leases that are not ended, but Java workers."""
+    """The owners of leases that have not ended, without the Java workers."""
     owners = {row.owner for row in snapshot.leases.values() if row.owner and not row.is_ended}
     return sorted(each for each in owners if Owner.parse(each) is not None)
 

@@ -44,7 +44,7 @@ def resume_command(about: About, key: str) -> str:
 
 
 def fleet_body(about: About, snapshot: Snapshot) -> Html:
-    """All of the fleet's page but its frame."""
+    """The fleet's page without its frame."""
     rows = rows_of(snapshot)
     return joined(
         _figures(snapshot, rows),

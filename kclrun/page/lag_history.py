@@ -43,7 +43,7 @@ class LagHistory:
         self._levels: dict[str, bytes] = {}
 
     def add(self, lags: Mapping[str, float | None]) -> None:
-        """Take in one sample of all shards. Shards that are not in it are forgotten."""
+        """Add one sample of all shards. Shards that are not in the sample are forgotten."""
         before = min(self._count, SAMPLES_MAX - 1)
         self._count += 1
         blank = bytes(before)
@@ -53,5 +53,5 @@ class LagHistory:
         }
 
     def look(self) -> Mapping[str, bytes]:
-        """The levels of each shard: it is never changed later."""
+        """The levels of each shard. `add` makes a new mapping and never changes this one."""
         return self._levels

@@ -22,7 +22,7 @@ PAGES: Final = (
     ("/outputs", "Outputs and dead letters"),
     ("/settings", "Settings"),
 )
-# In a list; the page of a shard shows the rest.
+# Characters of a text in a list; the page of the shard shows the rest.
 _LINE_MAX: Final = 110
 _NAMED_MAX: Final = 4
 # Columns of numbers, which are aligned at the right.
@@ -122,7 +122,7 @@ def news_of(snapshot: Snapshot) -> str:
 
 
 def is_paused(lease: Lease, snapshot: Snapshot) -> bool:
-    """Whether it is not read now, by an operator's pause."""
+    """Whether the lease is not read now because an operator has paused it."""
     pause = lease.pause if not lease.is_ended else None
     return pause is not None and pause.stands_at(snapshot.taken_at)
 
@@ -252,7 +252,7 @@ def _number_of(key: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """A text of others in a list, on one line."""
+    """A text from a row or from user code, in a list: one line of it."""
     return short(text, _LINE_MAX)
 
 

@@ -17,7 +17,8 @@ from kclrun.model.stream import called
 from kclrun.model.text import escaped
 from kclrun.model.time import Instant, WallTime
 
-# Of the rows in a list: a person is needed, it does not move, it works, it is over.
+# The states of the rows in a list: a person is needed; the lease does not move; it works; it is
+# over.
 URGENT, IDLE, WORKING, OVER = range(4)
 _NOBODY: Final = OwnerId("kclrun::page:0")
 
@@ -50,7 +51,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Why something is not known, or known only as of a former reading."""
+    """Why a value is not known, or is known only from an earlier reading."""
 
     about: str
     message: str
@@ -173,7 +174,7 @@ def _waits(key: str, snapshot: Snapshot) -> bool:
 
 
 def is_idle(row: Row) -> bool:
-    """Whether it has no owner, though it could be read now."""
+    """Whether the shard has no owner although it could be read now."""
     return row.urgency == IDLE and row.state in {"unowned", "offered", "no lease"}
 
 
