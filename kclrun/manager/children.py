@@ -405,7 +405,7 @@ class LeaseProcesses:
             if child.pid == report.pid and child.status is None:
                 child.status = report.status
                 if child.is_dead:
-                    self._bury(child)
+                    self._note_exit(child)
 
     def _pidfd_fired(self, child: Child) -> None:
         """The exit is proven. The exit status comes from the launcher, or from us as its reaper."""
@@ -418,9 +418,9 @@ class LeaseProcesses:
             for each in self._sharing.neighbours(child):
                 each.status = each.status if status is None else status
         if child.status is not None:
-            self._bury(child)
+            self._note_exit(child)
         else:
-            self._loop.after(_STATUS_PATIENCE_S, lambda: self._bury(child))
+            self._loop.after(_STATUS_PATIENCE_S, lambda: self._note_exit(child))
 
     def _left(self, child: Child, left: messages.Left) -> None:
         """It ended in a shared process, which proved that no thread writes for it any more."""
@@ -428,7 +428,7 @@ class LeaseProcesses:
         self._loop.unwatch(child.pidfd)
         child.is_dead = child.has_left = True
         child.status = left.code << 8
-        self._bury(child)
+        self._note_exit(child)
 
     def _restart(self, child: Child, force_instant: Instant | None) -> None:
         """Ask a lease to checkpoint and to leave the process that it shares."""
@@ -444,10 +444,10 @@ class LeaseProcesses:
         if child.pid is not None and pidfd is not None:
             end_session(child.pid, lambda: is_unreaped(pidfd))
 
-    def _bury(self, child: Child) -> None:
+    def _note_exit(self, child: Child) -> None:
         if self._children.pop(child.incarnation, None) is None:
             return
-        assert child.pidfd is not None, "only a process whose pidfd we held is buried"
+        assert child.pidfd is not None, "only a process whose pidfd we held is waited for"
         assert child.pid is not None, "a pidfd comes with its pid"
         for event in self._ring_reader.read_last(child):
             if not child.is_written_off:  # another process has its lease by now

@@ -227,7 +227,7 @@ class _Run:
     def _departed(self, child: Child) -> None:
         self._report.departed(child.key, child.last_status)
         self._manager.departed(child)
-        self._watchdog.buried(child)
+        self._watchdog.exited(child)
 
     def run(
         self,

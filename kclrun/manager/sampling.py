@@ -525,7 +525,7 @@ class Watchdog:
             elif child.force_instant is None:
                 self._judge(child, now)
 
-    def buried(self, child: Child) -> None:
+    def exited(self, child: Child) -> None:
         """A process has exited: log its stall, if there was one."""
         story = self._stories.pop(child.incarnation, None)
         if story is not None and not story.is_logged:

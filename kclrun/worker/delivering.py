@@ -76,7 +76,7 @@ class Deliverer:
     again for each attempt, because a half-initialised instance cannot be used. `broke` ends the
     process: its host lacks a resource that `initialize` needs, so another try, or another host, may
     succeed. A lack of resources while records are processed is reported as a failure of the
-    processor: a record may need more than any host has. `bury` keeps a dead letter durably, of a
+    processor: a record may need more than any host has. `keep_letter` keeps a dead letter durably, of a
     record, its failure and the number of calls that raised with it; it raises SinkError. `settled`
     gets the position up to which all records are processed or given up; rows of records up to
     `sent` left for their outputs. `spans` traces the batches, if anything does.
@@ -92,7 +92,7 @@ class Deliverer:
         checkpoints: CheckpointCalls,
         report: Callable[[Report], None],
         broke: Callable[[BaseException], None],
-        bury: Callable[[Record, Failure, int], None] | None = None,
+        keep_letter: Callable[[Record, Failure, int], None] | None = None,
         settled: Callable[[ExtendedSequenceNumber], None] | None = None,
         sent: Callable[[], ExtendedSequenceNumber | None] = lambda: None,
         spans: LeaseSpans | None = None,
@@ -104,7 +104,7 @@ class Deliverer:
         self._checkpoints = checkpoints
         self._report = report
         self._broke = broke
-        self._giving_up = GivingUp(queue, post, report, bury, policy.then)
+        self._giving_up = GivingUp(queue, post, report, keep_letter, policy.then)
         self._settled = settled
         self._sent = sent
         self._spans = spans

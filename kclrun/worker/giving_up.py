@@ -30,20 +30,20 @@ from kclrun.worker.delivery_queue import DeliveryQueue
 
 
 class GivingUp:
-    """Keeps the letters of one lease, or counts records as skipped; `bury` as in `Deliverer`."""
+    """Keeps the letters of one lease, or counts records as skipped; `keep_letter` as in `Deliverer`."""
 
     def __init__(
         self,
         queue: DeliveryQueue,
         post: Callable[[events.Event], None],
         report: Callable[[reports.Report], None],
-        bury: Callable[[Record, Failure, int], None] | None,
+        keep_letter: Callable[[Record, Failure, int], None] | None,
         then: Then,
     ) -> None:
         self._queue = queue
         self._post = post
         self._report = report
-        self._bury = bury
+        self._keep_letter = keep_letter
         self._then = then
 
     def let_go(self, record: Record, failure: Failure, calls: int, trouble: Trouble) -> bool:
@@ -76,8 +76,8 @@ class GivingUp:
         """Keep the letter of a record that is given up, or skip it. Raises: SinkError."""
         is_skipped = self._then == "skip"
         if not is_skipped:
-            assert self._bury is not None, "the settings name a place for dead letters"
-            self._bury(record, failure, calls)
+            assert self._keep_letter is not None, "the settings name a place for dead letters"
+            self._keep_letter(record, failure, calls)
         self._report(
             reports.RecordGivenUp(
                 record.position,

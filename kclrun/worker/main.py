@@ -355,7 +355,7 @@ class LeaseProcess:
             checkpoints=self._checkpoints,
             report=self._reporter.report,
             broke=self._lease_thread.break_off,
-            bury=self._bury,
+            keep_letter=self._keep_letter,
             settled=self._rows.settle,
             sent=self._rows.sent,
             spans=self._spans,
@@ -558,7 +558,7 @@ class LeaseProcess:
         self._queue.halt()  # at once: the lease thread may stop delivery only after the next batch
         self._inbox.post(ReleaseRequested())
 
-    def _bury(self, record: Record, failure: Failure, calls: int) -> None:
+    def _keep_letter(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep a record that was given up. Raises: SinkError."""
         delivered, durable = self._deliverer.delivered, self._checkpoints.durable
         self._letters.keep(record, failure, calls, delivered=delivered, durable=durable)

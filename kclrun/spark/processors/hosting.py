@@ -309,7 +309,7 @@ class ProcessorHost:
     It follows the contracts of `kclrun.processor`, as the fleet does. A call that raises is
     repeated after the pauses of `on_error`, and its rows are taken back. Then the task fails, and
     Spark may run the whole range again elsewhere. Nothing is skipped [I9], unless `on_error.then`
-    says so: then the records at fault are given up, as `consuming/failures.py` decides. `bury`
+    says so: then the records at fault are given up, as `consuming/failures.py` decides. `keep_letter`
     keeps a letter durably, before the task can return [I13]. It raises SinkError, and the task
     fails.
 
@@ -325,14 +325,14 @@ class ProcessorHost:
         begin: ExtendedSequenceNumber,
         token: int,
         *,
-        bury: Callable[[Letter], None],
+        keep_letter: Callable[[Letter], None],
         state: ShardState | None = None,
         decoding: Decoding | None = None,
         wait: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_released = False
-        self._bury = bury
+        self._keep_letter = keep_letter
         self._decoding = decoding
         self._breaker = Breaker(job.on_error.limit)
         self._job = job
@@ -551,7 +551,7 @@ class ProcessorHost:
         failure = describe(error, [record])
         is_skipped = self._job.on_error.then == "skip"
         if not is_skipped:
-            self._bury(
+            self._keep_letter(
                 Letter.of(
                     record,
                     application=self._job.application,

@@ -178,13 +178,13 @@ class ProcessorTask:
     ) -> ProcessorHost:
         return ProcessorHost(
             *(self._job, shard_id, begin, self._token),
-            bury=self._bury,
+            keep_letter=self._keep_letter,
             state=state,
             decoding=self._decoding,
             wait=self._wait,
         )
 
-    def _bury(self, letter: Letter) -> None:
+    def _keep_letter(self, letter: Letter) -> None:
         if self._letters is None:
             self._letters = self._open_letters()
         self._letters.keep(letter)

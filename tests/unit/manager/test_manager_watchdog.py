@@ -84,7 +84,7 @@ def test_a_stall_is_ended_once_and_told_once_the_process_is_dead(watchdog, proce
 
     child.forced = [signal.SIGABRT]
     child.status = int(signal.SIGABRT)
-    watchdog.buried(child)
+    watchdog.exited(child)
 
     (story,) = lines(log_path)
     assert story["event"] == "process_stalled"
@@ -156,7 +156,7 @@ def test_one_that_no_signal_ends_is_reported_while_it_lives_and_not_again(
 
     for step in range(20):
         watchdog.look([child], 100.5 + step / 2)
-    watchdog.buried(child)
+    watchdog.exited(child)
 
     (story,) = lines(log_path)
     assert "not even KILL" in story["status"]
@@ -167,6 +167,6 @@ def test_a_death_without_a_stall_has_no_story(watchdog, log_path):
     child = Process()
     watchdog.look([child], 100.0)
 
-    watchdog.buried(child)
+    watchdog.exited(child)
 
     assert lines(log_path) == []

@@ -121,7 +121,7 @@ def read(pages):
         yield ReadPage(shard_range, records, last_of[shard_range] == index)
 
 
-def unburied(letter):
+def unkept(letter):
     raise AssertionError(f"{letter.position} was given up")
 
 
@@ -265,7 +265,7 @@ def test_a_kept_instance_has_the_token_of_its_present_task_and_a_new_account(wor
 
 def test_an_account_has_the_seconds_in_user_code(world):
     seconds = iter([10.0, 12.0, 100.0, 103.5]).__next__
-    host = ProcessorHost(world.job(), A, OLDEST, 1, bury=unburied, clock=seconds)
+    host = ProcessorHost(world.job(), A, OLDEST, 1, keep_letter=unkept, clock=seconds)
     host.process([Record(b"", "key", "50")])
     host.end_shard()
 

@@ -25,7 +25,7 @@ def page(*numbers, last=None, key=lambda _: "k", data=lambda _: b"x"):
 class Stage:
     """`events` were posted to the lease thread, `told` are reports. A subclass has `prepare`."""
 
-    def __init__(self, policy, clock, *, store=lambda _: None, bury=None):
+    def __init__(self, policy, clock, *, store=lambda _: None, keep_letter=None):
         self.events, self.reported = [], []
         self.posted = threading.Condition()
         self.over = False
@@ -39,7 +39,7 @@ class Stage:
             checkpoints=self.checkpoints,
             report=self.report,
             broke=self.post,
-            bury=bury,
+            keep_letter=keep_letter,
         )
         self.thread = threading.Thread(target=self.deliverer.serve, daemon=True)
         self.thread.start()

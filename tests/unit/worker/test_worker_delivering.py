@@ -86,13 +86,15 @@ class Scripted(RecordProcessor):
 class Main(Stage):
     """A deliverer of batches."""
 
-    def __init__(self, *script, retries=3, initialize=(), then="halt", bury=None, limit=100,
+    def __init__(self, *script, retries=3, initialize=(), then="halt", keep_letter=None, limit=100,
                  decode=None):  # fmt: skip
         self.processor = Scripted(script)
         self.decoding = None if decode is None else decoding(decode)
         self.rows = Rows()
         self.initialize = list(initialize)
-        super().__init__(ErrorPolicy(retries, 0.0, then, None, limit), time.monotonic, bury=bury)
+        super().__init__(
+            ErrorPolicy(retries, 0.0, then, None, limit), time.monotonic, keep_letter=keep_letter
+        )
 
     def prepare(self, row):
         if self.initialize:
@@ -192,7 +194,7 @@ def test_the_same_failure_is_reported_in_full_once_and_another_one_again(start):
 
 
 class Letters:
-    """Keeps what is buried; the first `failures` times it cannot."""
+    """Keeps the letters; the first `failures` times it cannot."""
 
     def __init__(self, failures=0):
         self.kept, self.failures = [], failures
@@ -217,7 +219,7 @@ def poisoned(*numbers):
 
 def test_a_record_at_fault_is_buried_and_the_batch_is_processed_around_it(start):
     letters = Letters()
-    main = start(*poisoned(13), retries=1, then="dead-letter", bury=letters)
+    main = start(*poisoned(13), retries=1, then="dead-letter", keep_letter=letters)
     main.begin(page(11, 12, 13, 14, last=19))
 
     main.until_processed(19)
@@ -247,7 +249,9 @@ def test_a_record_that_cannot_be_decoded_is_buried_with_its_reason_and_without_r
             assert record.value == int(record.sequence_number)
 
     letters = Letters()
-    main = start(*[step] * 9, retries=5, then="dead-letter", bury=letters, decode=whole_numbers)
+    main = start(
+        *[step] * 9, retries=5, then="dead-letter", keep_letter=letters, decode=whole_numbers
+    )
     records = [Record(b"%d" % number, "k", str(number)) for number in (11, 12, 13, 14)]
     main.begin(Page(records, p(19), 8, None))
 
@@ -282,10 +286,10 @@ def test_a_record_that_is_skipped_leaves_a_report_and_no_letter(start):
 
 
 def test_a_letter_that_can_never_be_kept_halts_the_shard_with_that_reason(start):
-    def bury(_record, _failure, _calls):
+    def keep_letter(_record, _failure, _calls):
         raise LetterTooLarge("it does not fit into the queue")
 
-    main = start(*poisoned(12), retries=0, then="dead-letter", bury=bury)
+    main = start(*poisoned(12), retries=0, then="dead-letter", keep_letter=keep_letter)
     main.begin(page(11, 12, 13), page(21))
 
     failure = main.wait_for(ProcessorFailed)
@@ -298,7 +302,7 @@ def test_a_letter_that_can_never_be_kept_halts_the_shard_with_that_reason(start)
 
 def test_nothing_goes_on_before_the_letter_is_kept(start):
     letters = Letters(failures=2)
-    main = start(*poisoned(11), retries=0, then="dead-letter", bury=letters)
+    main = start(*poisoned(11), retries=0, then="dead-letter", keep_letter=letters)
     main.deliverer._queue.may_try_again = lambda pause_s, *, is_batch: (
         pauses.append(pause_s) or True
     )
@@ -320,7 +324,7 @@ def test_a_stop_during_the_search_leaves_the_batch_unprocessed(start):
         raise ValueError("x")
 
     letters = Letters()
-    main = start(stops, retries=0, then="dead-letter", bury=letters)
+    main = start(stops, retries=0, then="dead-letter", keep_letter=letters)
     main.begin(page(11, 12))
 
     main.wait_for(events.DeliveryStopped)
@@ -351,7 +355,7 @@ def test_user_code_names_the_records_that_failed_and_the_rows_of_the_others_stay
         raise FailedRecords([record for record in batch if record.sequence_number == "12"], "no")
 
     letters = Letters()
-    main = start(*[names_the_second] * 3, retries=2, then="dead-letter", bury=letters)
+    main = start(*[names_the_second] * 3, retries=2, then="dead-letter", keep_letter=letters)
     main.begin(page(11, 12, 13))
 
     main.until_processed(13)
@@ -377,7 +381,9 @@ def test_a_checkpoint_inside_the_batch_is_not_given_again_to_the_search(start):
         raise ValueError("x")
 
     letters = Letters()
-    main = start(checkpoints_and_raises, *poisoned(14), retries=0, then="dead-letter", bury=letters)
+    main = start(
+        checkpoints_and_raises, *poisoned(14), retries=0, then="dead-letter", keep_letter=letters
+    )
     main.begin(page(11, 12, 13, 14))
 
     main.until_processed(14)
@@ -405,7 +411,7 @@ def test_user_code_has_its_batch_again_later(start):
 
 def test_more_than_the_limit_halts_with_words_before_the_last_error(start):
     letters = Letters()
-    main = start(*poisoned(12, 13), retries=0, then="dead-letter", bury=letters, limit=1)
+    main = start(*poisoned(12, 13), retries=0, then="dead-letter", keep_letter=letters, limit=1)
     main.begin(page(11, 12, 13))
 
     failure = main.wait_for(ProcessorFailed)
@@ -432,7 +438,7 @@ def test_a_checkpoint_in_a_part_of_a_batch_covers_that_part_and_letters_come_fir
         order.append(f"checkpointed {main.checkpoints.durable}")
 
     letters = Asking()
-    main = start(*[checkpoints] * 9, retries=0, then="dead-letter", bury=letters)
+    main = start(*[checkpoints] * 9, retries=0, then="dead-letter", keep_letter=letters)
     main.begin(page(11, 12, 13, last=19))
 
     main.until_processed(19)
@@ -450,7 +456,7 @@ def test_a_checkpoint_that_a_letter_is_missing_for_is_none(start):
         checkpointer.checkpoint()
 
     letters = Letters(failures=1)
-    main = start(*[checkpoints] * 9, retries=0, then="dead-letter", bury=letters)
+    main = start(*[checkpoints] * 9, retries=0, then="dead-letter", keep_letter=letters)
     main.begin(page(11, 12))
 
     main.until_processed(12)

@@ -145,7 +145,9 @@ class Main(Stage):
         super().__init__(
             ErrorPolicy(retries, 0.0, then),
             lambda: self.clock.now + 1.0,
-            bury=lambda record, failure, calls: self.letters.append((int(record.data), calls)),
+            keep_letter=lambda record, failure, calls: self.letters.append(
+                (int(record.data), calls)
+            ),
         )
 
     def prepare(self, row):
