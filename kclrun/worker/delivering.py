@@ -76,10 +76,10 @@ class Deliverer:
     again for each attempt, because a half-initialised instance cannot be used. `broke` ends the
     process: its host lacks a resource that `initialize` needs, so another try, or another host, may
     succeed. A lack of resources while records are processed is reported as a failure of the
-    processor: a record may need more than any host has. `keep_letter` keeps a dead letter durably, of a
-    record, its failure and the number of calls that raised with it; it raises SinkError. `settled`
-    gets the position up to which all records are processed or given up; rows of records up to
-    `sent` left for their outputs. `spans` traces the batches, if anything does.
+    processor: a record may need more than any host has. `keep_letter` keeps a dead letter durably:
+    of a record, its failure and the number of calls that raised with it. It raises SinkError.
+    `settled` gets the position up to which all records are processed or given up; rows of records
+    up to `sent` left for their outputs. `spans` traces the batches, if anything does.
     """
 
     def __init__(

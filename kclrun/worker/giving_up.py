@@ -30,7 +30,7 @@ from kclrun.worker.delivery_queue import DeliveryQueue
 
 
 class GivingUp:
-    """Keeps the letters of one lease, or counts records as skipped; `keep_letter` as in `Deliverer`."""
+    """Keeps letters of one lease, or counts skipped records; `keep_letter` as in `Deliverer`."""
 
     def __init__(
         self,

@@ -309,9 +309,9 @@ class ProcessorHost:
     It follows the contracts of `kclrun.processor`, as the fleet does. A call that raises is
     repeated after the pauses of `on_error`, and its rows are taken back. Then the task fails, and
     Spark may run the whole range again elsewhere. Nothing is skipped [I9], unless `on_error.then`
-    says so: then the records at fault are given up, as `consuming/failures.py` decides. `keep_letter`
-    keeps a letter durably, before the task can return [I13]. It raises SinkError, and the task
-    fails.
+    says so: then the records at fault are given up, as `consuming/failures.py` decides.
+    `keep_letter` keeps a letter durably, before the task can return [I13]. It raises SinkError,
+    and the task fails.
 
     `begin` is the position it starts at; `token` the fencing token of the task; `state` that of the
     shard there, which an instance behind this one goes on with. Every method that
