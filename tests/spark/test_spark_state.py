@@ -1,22 +1,29 @@
 """Keyed state of a processor on a real Spark and the embedded Kinesis [K21]: counts equal the fold
 of the records, whatever was tried again, started again or resharded meanwhile."""
 
+import itertools
 import json
 import textwrap
+import threading
 import uuid
 from collections import Counter, defaultdict
 from types import SimpleNamespace
 
+import boto3
+import msgspec
 import pytest
 
 from kclrun.config.processing import StateSettings
-from kclrun.config.schema import FetchSettings, OnErrorSettings, Settings
+from kclrun.config.schema import AwsSettings, FetchSettings, OnErrorSettings, Settings
 from kclrun.config.units import Duration
+from kclrun.spark.keyed.names import decode_claim, is_claim
 from kclrun.spark.options import Use, read_source_options
 from kclrun.spark.processors.source import OBSERVED, processor_stream
+from kclrun.state.chain import read_chain
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import Application
-from tests.spark.source_rig import until
+from tests.spark.s3_door import Door
+from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY, until
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +62,7 @@ class Rig:
         self.module = f"counts_{uuid.uuid4().hex[:8]}"
         (folder / f"{self.module}.py").write_text(textwrap.dedent(COUNTS))
         self.queries = []
+        self.store, self.aws = str(folder / "state"), AwsSettings()
 
     def start(self, *, options=None, on_error=None, source=None):
         settings = Settings(
@@ -64,7 +72,8 @@ class Rig:
             options=options or {},
             fetch=FetchSettings(batch_max=7),
             on_error=on_error or OnErrorSettings(retries=0, backoff=Duration(0)),
-            state=StateSettings(store=str(self.folder / "state")),
+            state=StateSettings(store=self.store),
+            aws=self.aws,
         )
         options = {
             **self.stream.options,
@@ -92,6 +101,15 @@ class Rig:
             return sum(each["records"] for each in reported if each is not None and each["records"])
 
         until(lambda: count() >= records, f"{records} records are committed", query)
+
+    def forget_last_batch(self):
+        """As if neither the query nor its sink had committed it. Returns: its number."""
+        commits = self.folder / "checkpoint" / "commits"
+        last = max(int(each.name) for each in commits.iterdir() if each.name.isdigit())
+        for folder in (commits, self.folder / "rows" / "_spark_metadata"):
+            for name in (f"{last}", f".{last}.crc"):
+                (folder / name).unlink(missing_ok=True)
+        return last
 
     def rows(self):
         read = self.spark.read.parquet(str(self.folder / "rows")).collect()
@@ -240,6 +258,135 @@ def test_state_travels_from_a_fleet_to_spark_and_back_with_the_positions(rig_of,
     kept = [json.loads(line) for line in fleet.cli("state", "export").splitlines()]
     open_ones = {each["key"]: each["values"]["seen"] for each in kept if not is_ended(each)}
     assert open_ones == Counter(key for key, _ in stream.put_records)
+
+
+class InS3:
+    """The state of a rig in a bucket of the embedded AWS, behind a `Door`."""
+
+    def __init__(self, rig, endpoint):
+        self.door = Door(endpoint)
+        threading.Thread(target=self.door.serve_forever, daemon=True).start()
+        self.client = boto3.client(
+            *("s3", REGION),
+            endpoint_url=endpoint,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+        )
+        self.bucket = rig.stream.name
+        rig.store, rig.aws = (
+            f"s3://{self.bucket}/kept",
+            AwsSettings(endpoints={"s3": self.door.url}),
+        )
+
+    def close(self):
+        self.door.shutdown()
+        self.door.server_close()
+        self.client.close()
+
+    def counts(self):
+        """What each claim says: (shard, position) -> run -> the count of each key."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
+        keys = [each["Key"] for page in pages for each in page["Contents"]]
+        found = defaultdict(dict)
+        for key in keys:
+            folder, _, name = key.removesuffix(".state").rpartition("/")
+            if is_claim(name):
+                shard, (position, run) = folder.rpartition("/")[2], name.split(".")
+                newest = decode_claim(name, self.read(key)).newest
+                found[shard, position][run] = self.count_of(folder, shard, newest)
+        return found
+
+    def count_of(self, folder, shard, newest):
+        if newest is None:
+            return {}
+        entries, _, _ = read_chain(newest, shard, lambda of: self.read(f"{folder}/{of}.state"))
+        return {key: msgspec.msgpack.decode(of["seen"]) for key, of in entries.items()}
+
+    def read(self, key):
+        return self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+
+
+@pytest.fixture
+def in_s3(embedded):
+    """Puts the state of a rig into S3."""
+    made = []
+
+    def make(rig):
+        made.append(InS3(rig, embedded.endpoint))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_state_in_s3_is_the_fold_over_lost_answers_restarts_and_a_batch_that_comes_again(
+    rig_of, in_s3
+):
+    rig = rig_of(2)
+    stream, s3 = rig.stream, in_s3(rig)
+    s3.client.create_bucket(Bucket=s3.bucket)
+    query = rig.start()
+    for count in (30, 60):
+        stream.put(30)
+        rig.until_committed(query, count)
+    # Versions and claims arrive, and are put again: their names are taken by what is the same.
+    s3.door.loses = True
+    stream.put(30)
+    rig.until_committed(query, 90)
+    query.stop()
+    assert s3.door.lost
+    assert set(s3.door.lost) <= set(s3.door.taken)
+
+    query = rig.start()
+    stream.put(40)
+    rig.until_committed(query, 40)
+    query.stop()
+
+    # The driver stopped before the last batch was committed: it comes again, in another run.
+    last = rig.forget_last_batch()
+    query = rig.start()
+    stream.put(30)
+    total = len(stream.put_records)
+    until(lambda: len(rig.rows()) == total, "every row is there", query)
+    query.stop()
+
+    assert_is_fold(rig.rows(), stream.put_records)
+    counts = s3.counts()
+    again = [runs for runs in counts.values() if len(runs) > 1]
+    assert again, f"batch {last} came again"
+    for runs in again:
+        first, *others = runs.values()
+        assert others == [first] * len(others)
+    ends = {}
+    for (shard, _), runs in counts.items():
+        ends[shard] = max([ends.get(shard, {}), *runs.values()], key=lambda of: sum(of.values()))
+    assert dict(itertools.chain(*(each.items() for each in ends.values()))) == Counter(
+        key for key, _ in stream.put_records
+    )
+
+
+@pytest.mark.parametrize(
+    ("is_made", "denies", "words"),
+    [
+        (False, set(), "does not exist: create the bucket {}, or correct the settings"),
+        (True, {"PUT"}, "Allow s3:PutObject on"),
+        (True, {"GET"}, "Allow s3:GetObject on"),
+    ],
+)
+def test_a_bucket_that_is_missing_or_denied_ends_the_query_in_words(
+    rig_of, in_s3, is_made, denies, words
+):
+    rig = rig_of(1)
+    s3 = in_s3(rig)
+    if is_made:
+        s3.client.create_bucket(Bucket=s3.bucket)
+    s3.door.denies = denies
+    query = rig.start()
+    rig.stream.put(10)
+
+    until(lambda: query.exception() is not None, "the query has failed")
+    assert words.format(s3.bucket) in str(query.exception())
 
 
 def is_ended(exported):

@@ -126,6 +126,8 @@ class Bucket:
         else:
             return
         text = f"cannot {what}: {failure}"
+        if failure.code == "NoSuchBucket":
+            text += f": create the bucket {self.bucket}, or correct the settings"
         raise type(failure)(text, operation=failure.operation, code=failure.code) from None
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.operations import DELETE_OBJECTS, GET_OBJECT, LIST_OBJECTS_V2, PUT_OBJECT, Operation
 from kclrun.aws.outputs.s3 import ABSENT, Bucket
+from kclrun.aws.outputs.write_probes import advising
 from kclrun.errors import ServiceError, SinkError
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials
@@ -63,7 +64,7 @@ class StateObjects:
         """As `VersionStore`."""
         key, bucket = self._key(shard, name), self._bucket
         try:
-            with bucket.doing(GET_OBJECT, f"read {bucket.url(key)}"):
+            with self._advised(GET_OBJECT), bucket.doing(GET_OBJECT, f"read {bucket.url(key)}"):
                 content: bytes = (
                     bucket.client().get_object(Bucket=bucket.bucket, Key=key)["Body"].read()
                 )
@@ -127,7 +128,10 @@ class StateObjects:
     def _asking(self, operation: Operation, what: str) -> Iterator[None]:
         """Raises: SinkError for any failure of the service."""
         try:
-            with self._bucket.doing(operation, what):
+            with self._advised(operation), self._bucket.doing(operation, what):
                 yield
         except ServiceError as error:
             raise SinkError(str(error)) from None
+
+    def _advised(self, operation: Operation) -> contextlib.AbstractContextManager[None]:
+        return advising(operation, f"the objects of {self._bucket.url(self._bucket.prefix)}")

@@ -78,8 +78,9 @@ def advising(operation: Operation, resource: str) -> Iterator[None]:
         if where.endswith(PROBE_OBJECT):
             where = f"{where.removesuffix(PROBE_OBJECT)}*"
         advice = f"Allow {' and '.join(operation.iam_actions)} on {where}"
+        said = "it may not be written to: " if operation.is_write else ""
         raise AccessDenied(
-            f"it may not be written to: {error}\n{advice}; `kclrun iam` prints the policy",
+            f"{said}{error}\n{advice}; `kclrun iam` prints the policy",
             operation=error.operation,
             code=error.code,
         ) from None

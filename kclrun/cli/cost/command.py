@@ -25,7 +25,6 @@ from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings
 from kclrun.config.state import checkpoint_every, state_place
 from kclrun.consuming.policy import FLOOR_S
-from kclrun.errors import SettingsError
 from kclrun.leases.balancing import find_every_s
 from kclrun.leases.policy import FREQUENT_SCANNERS_MAX, ManagerPolicy
 from kclrun.model.lease import Lease, OwnerId
@@ -33,6 +32,7 @@ from kclrun.model.output import OutputPlace
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.observe.metrics import METRICS
 from kclrun.protocol.fence import renew_interval_s
+from kclrun.spark.keyed.query_state import SHARDS_LOOKED_AT
 
 # Without --machines, and without a fleet to count: one in each of three zones.
 _MACHINES: Final = 3
@@ -107,8 +107,6 @@ def cost(config: Path | None, overrides: tuple[str, ...], *, as_json: bool, **gi
     kclrun cost app.yaml --set fetch.mode=fan-out              the difference that it makes
     """
     before = load_configuration(config, ()).settings
-    if before.engine == "spark":
-        raise SettingsError("kclrun cost knows the bill of a fleet; engine: spark has another one")
     after = load_configuration(config, overrides).settings if overrides else None
     asked = Asked(**given)
     if asked.shards is not None:
@@ -127,20 +125,22 @@ def cost(config: Path | None, overrides: tuple[str, ...], *, as_json: bool, **gi
 
 def plan_of(settings: Settings) -> Plan:
     """What the formulas need of the settings."""
-    every = checkpoint_every(settings)
+    is_of_query = settings.engine == "spark"
+    every = settings.spark.trigger if is_of_query else checkpoint_every(settings)
     # checkpoint: manual is up to the processor; each batch is the most.
-    every_s = 0.0 if isinstance(every, str) else every
+    every_s = 0.0 if isinstance(every, str) else float(every)
     state, cloudwatch = state_place(settings), settings.observe.cloudwatch
     return Plan(
+        is_of_query=is_of_query,
         failover_s=float(settings.leases.failover),
-        checkpoint_every_s=every_s,
+        checkpoint_every_s=math.inf if every == "available-now" else every_s,
         idle_s=float(settings.fetch.idle),
         fans_out=settings.fetch.mode == "fan-out",
         is_of_changes=is_of_changes(settings),
-        outputs=output_places(settings, ONLY_STREAM),
+        outputs=() if is_of_query else output_places(settings, ONLY_STREAM),
         keeps_state_in_s3=state is not None and state.s3 is not None,
         keeps_state_in_items=state is not None and state.dynamodb is not None,
-        metrics=cloudwatch.via if cloudwatch is not None else None,
+        metrics=None if is_of_query or cloudwatch is None else cloudwatch.via,
         metrics_by_shard=cloudwatch is not None and cloudwatch.detail == "shard",
     )
 
@@ -158,14 +158,18 @@ def _planned(asked: Asked) -> Traffic:
 
 def _measured(settings: Settings, asked: Asked) -> Traffic:
     """By the streams as they are described, and by the rows of the lease table: each has the bytes
-    a second of its lease. Raises: as `open_streams` and `scan_leases`."""
+    a second of its lease. Raises: UsageError where nothing says how many records there are; as
+    `open_streams` and `scan_leases`."""
     from kclrun.aws.rows import encode_row
     from kclrun.cli.leases.views import scan_leases
     from kclrun.cli.services import Aws, open_streams
 
+    is_of_query = settings.engine == "spark"
+    if is_of_query and asked.records_per_second is None:
+        raise click.UsageError("engine: spark has no lease table: give --records-per-second")
     aws = Aws(settings)
     summaries = [each.summary for each in open_streams(aws).values()]
-    leases = scan_leases(aws)
+    leases = () if is_of_query else scan_leases(aws)
     sizes = [_item_bytes(encode_row(each)) for each in leases]
     records_per_s = asked.records_per_second
     if records_per_s is None:
@@ -216,10 +220,12 @@ def _as_json(plans: Sequence[Plan], traffic: Traffic) -> dict[str, Any]:
 
 def _show(plans: Sequence[Plan], traffic: Traffic) -> None:
     prices = price_list()
-    machines = "1 machine" if traffic.machines == 1 else f"{traffic.machines} machines"
+    machines = "1 machine, " if traffic.machines == 1 else f"{traffic.machines} machines, "
+    if all(plan.is_of_query for plan in plans):
+        machines = ""
     click.echo(
         f"{traffic.shards} shards, {traffic.capacity}, {traffic.records_per_s:,.0f} records/s of"
-        f" {traffic.record_bytes:,.0f} B, {machines}, retention"
+        f" {traffic.record_bytes:,.0f} B, {machines}retention"
         f" {traffic.retention_hours} h\n"
         f"List prices of {prices.region}, {prices.as_of}, {prices.currency} a month of 730 h\n"
     )
@@ -235,7 +241,9 @@ def _show(plans: Sequence[Plan], traffic: Traffic) -> None:
     print_table(("service", "for", "amount", "cost", *titles), rows)
     if left_out := sorted({name for plan in plans for name in not_counted(plan)}):
         click.echo(f"\nNot counted: {', '.join(left_out)} (outputs)")
-    click.echo("\nNot counted: machines, network, storage of rows and objects, alarms")
+    of_queries = sorted({what for plan in plans for what in not_counted_of_query(plan)})
+    others = ["machines, network, storage of rows and objects, alarms", *of_queries]
+    click.echo(f"\nNot counted: {', '.join(others)}")
 
 
 def _row(
@@ -294,12 +302,14 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the settings say. `checkpoint_every_s` is 0 for a checkpoint after each batch."""
+    """What the settings say. `checkpoint_every_s` is 0 for a checkpoint after each batch. Of a
+    query of Spark it is the time between batches, infinite where others start the runs."""
 
     failover_s: float
     checkpoint_every_s: float
     idle_s: float
     fans_out: bool
+    is_of_query: bool = False
     is_of_changes: bool = False
     outputs: tuple[OutputPlace, ...] = ()
     keeps_state_in_s3: bool = False
@@ -322,8 +332,9 @@ def bill(plan: Plan, traffic: Traffic) -> tuple[Line, ...]:
     """Every line, also those of nothing."""
     lines = [
         *_stream(plan, traffic),
-        *_lease_table(plan, traffic),
+        *(() if plan.is_of_query else _lease_table(plan, traffic)),
         *_outputs(plan, traffic),
+        *_state(plan, traffic),
         *_metrics(plan, traffic),
     ]
     return tuple(line for line in lines if line.amount)
@@ -334,6 +345,14 @@ def not_counted(plan: Plan) -> list[str]:
     kinds = ("sql", "kinesis", "sqs", "sns", "firehose")
     named = {kind for place in plan.outputs for kind in kinds if getattr(place, kind) is not None}
     return sorted(named)
+
+
+def not_counted_of_query(plan: Plan) -> Iterator[str]:
+    """What Spark does by itself, and runs that are as many as somebody starts."""
+    if plan.is_of_query:
+        yield "what Spark writes (its checkpoint, the query's output)"
+        if plan.keeps_state_in_s3 and math.isinf(plan.checkpoint_every_s):
+            yield "state of runs with spark.trigger: available-now"
 
 
 def _stream(plan: Plan, traffic: Traffic) -> Iterator[Line]:
@@ -403,7 +422,7 @@ def _scan_units_per_s(plan: Plan, traffic: Traffic, table_units: int) -> float:
 
 
 def _outputs(plan: Plan, traffic: Traffic) -> Iterator[Line]:
-    """Source: the requests of K8, K10 and K14. Rows are taken to be as many and as large as the
+    """Source: the requests of K8 and K10. Rows are taken to be as many and as large as the
     records."""
     for place in plan.outputs:
         if place.s3 is not None:
@@ -417,11 +436,21 @@ def _outputs(plan: Plan, traffic: Traffic) -> Iterator[Line]:
             units = math.ceil(traffic.record_bytes / _WRITE_UNIT_BYTES)
             amount = traffic.records_per_s * units * SECONDS
             yield Line("DynamoDB", f"{place.name}: items", "write-unit", amount)
-    if plan.keeps_state_in_s3 and traffic.records_per_s:
-        every_s = plan.checkpoint_every_s or plan.idle_s
-        yield Line("S3", "versions of the state", "s3-put", traffic.shards / every_s * SECONDS)
-    if plan.keeps_state_in_items and traffic.records_per_s:
-        every_s = plan.checkpoint_every_s or plan.idle_s
+
+
+def _state(plan: Plan, traffic: Traffic) -> Iterator[Line]:
+    """Source: the requests of K14 and K21."""
+    if not traffic.records_per_s:
+        return
+    every_s = plan.checkpoint_every_s or plan.idle_s
+    if plan.keeps_state_in_s3:
+        # On Spark the name of a version is claimed by an object of its own; and after each batch
+        # old ones are looked for: a listing of the shards, and one of each shard looked at.
+        puts = traffic.shards
+        if plan.is_of_query:
+            puts = 2 * traffic.shards + 1 + min(SHARDS_LOOKED_AT, traffic.shards)
+        yield Line("S3", "versions of the state", "s3-put", puts / every_s * SECONDS)
+    if plan.keeps_state_in_items:
         # A version has the changes of its commit: taken to be as many bytes as its records, once in
         # a delta, and once more in the snapshot that is due when the deltas exceed the one before.
         changed = traffic.bytes_per_s * every_s / traffic.shards

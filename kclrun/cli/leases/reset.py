@@ -233,7 +233,8 @@ def _refuse_state(settings: Settings, asked: _Asked) -> None:
         raise SettingsError(
             "the application has `state:`, which is of the checkpoints as they are: a reset cannot"
             " keep it\nWith --state drop each lease begins with an empty state; with --to"
-            " TRIM_HORIZON it is built again from all that the stream still has"
+            " TRIM_HORIZON it is built again from all that the stream still has\nState that is lost"
+            " or wrong is made again at the checkpoints as they are with  kclrun state rebuild"
         )
     if asked.shards or asked.kept is not None:
         raise SettingsError(

@@ -49,7 +49,7 @@ _SHARDS_AT_ONCE: Final = 8
 # Of Spark: so many batches can be read again by hand (spark.sql.streaming.minBatchesToRetain).
 BATCHES_KEPT: Final = 100
 # Looked at after each batch, one listing each: a thousand shards in 500 batches.
-_SHARDS_LOOKED_AT: Final = 2
+SHARDS_LOOKED_AT: Final = 2
 # Starts at the same instant take the next number one after the other.
 _CLAIMS_MAX: Final = 100
 
@@ -209,7 +209,7 @@ class QueryState:
         shards = sorted(
             set(store.shards()) - {RUNS}, key=lambda each: (each <= self._looked_at, each)
         )
-        for shard_id in shards[:_SHARDS_LOOKED_AT]:
+        for shard_id in shards[:SHARDS_LOOKED_AT]:
             self._looked_at = shard_id
             listed = list(store.list(shard_id))
             positions = {*kept.get(shard_id, ())}

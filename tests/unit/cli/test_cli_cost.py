@@ -18,9 +18,10 @@ from tests.docs.blocks import blocks_of
 from tests.docs.pages import DOCS
 
 PAGE = DOCS / "how-to" / "what-it-costs.md"
-PLAN = Plan(failover_s=10.0, checkpoint_every_s=10.0, idle_s=1.0, fans_out=False)
-TRAFFIC = Traffic(shards=10, machines=3, records_per_s=100.0, record_bytes=1000.0)
 REPLACE = msgspec.structs.replace
+PLAN = Plan(failover_s=10.0, checkpoint_every_s=10.0, idle_s=1.0, fans_out=False)
+QUERY = REPLACE(PLAN, is_of_query=True, keeps_state_in_s3=True)
+TRAFFIC = Traffic(shards=10, machines=3, records_per_s=100.0, record_bytes=1000.0)
 APP = "application: shop\nstream: orders\nprocessor: m:C\naws: {region: eu-west-1}\n"
 
 
@@ -122,6 +123,16 @@ def output(**fields):
             ("DynamoDB", "versions of the state"),
             196 * SECONDS,  # 98 KB each 10 s, and again in snapshots
         ),
+        # A query of Spark: a version and its claim for each shard and batch, and three listings.
+        (QUERY, TRAFFIC, ("S3", "versions of the state"), 2.3 * SECONDS),
+        (
+            REPLACE(QUERY, checkpoint_every_s=0.0),
+            TRAFFIC,
+            ("S3", "versions of the state"),
+            23 * SECONDS,
+        ),
+        (QUERY, REPLACE(TRAFFIC, shards=1), ("S3", "versions of the state"), 0.4 * SECONDS),
+        (QUERY, TRAFFIC, ("Kinesis", "shards"), 7300),
         (REPLACE(PLAN, metrics="api"), TRAFFIC, ("CloudWatch", "metrics"), len(METRICS)),
         (REPLACE(PLAN, metrics="api"), TRAFFIC, ("CloudWatch", "requests"), 3 * 43_800),
         (
@@ -212,7 +223,7 @@ def test_set_shows_the_difference_that_it_makes(ask):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (f"{APP}engine: spark\nspark: {{checkpoint: /c}}\n", "engine: spark"),
+        (f"{APP}engine: spark\nspark: {{checkpoint: /c}}\n", "give --records-per-second"),
         (APP.replace("{region: eu-west-1}", "{endpoint: embedded}"), "plan with --shards"),
     ],
 )
@@ -221,6 +232,34 @@ def test_what_has_no_such_bill_is_refused(ask, text, said):
 
     assert code != 0
     assert said in reported.err
+
+
+@pytest.mark.parametrize(
+    ("places", "puts"),
+    [
+        ("spark: {checkpoint: s3a://bucket/c, trigger: 10s}\n", 2.3),  # below the checkpoint
+        ("spark: {checkpoint: /c, trigger: 5s}\nSTORE", 4.6),
+        ("spark: {checkpoint: /c}\nSTORE", 23.0),  # at every look for records, once a second
+        ("spark: {checkpoint: /c, trigger: 10s}\n", None),  # files
+        ("spark: {checkpoint: /c, trigger: available-now}\nSTORE", None),
+    ],
+)
+def test_the_state_of_a_query_is_counted_where_its_versions_are(ask, places, puts):
+    state = "state: {store: s3://bucket/state}\n" if "STORE" in places else "state: {}\n"
+    text = f"{APP}engine: spark\n{places.removesuffix('STORE')}{state}"
+    code, reported = ask(*PLANNED, "--json", text=text)
+
+    lines = {
+        (one["service"], one["what"]): one["amount"] for one in json.loads(reported.out)["lines"]
+    }
+    assert code == 0
+    assert lines.get(("S3", "versions of the state")) == (puts and pytest.approx(puts * SECONDS))
+    assert {service for service, _ in lines} <= {"Kinesis", "S3"}
+    reported = ask(*PLANNED, text=text)[1].out
+    assert "what Spark writes (its checkpoint, the query's output)" in reported
+    assert ("state of runs with spark.trigger: available-now" in reported) == (
+        "available" in places
+    )
 
 
 def test_the_traffic_is_what_the_owners_of_open_shards_measured():

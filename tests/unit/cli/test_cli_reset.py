@@ -234,6 +234,11 @@ def test_a_shard_whose_children_have_begun_is_not_reset_alone(site: Site, call: 
             78,
             "With --state drop each lease begins with",
         ),
+        (
+            "reset --to TRIM_HORIZON --set state.store=kept",
+            78,
+            "at the checkpoints as they are with  kclrun state rebuild",
+        ),
         ("reset --to LATEST --state drop", 78, "the settings have no `state:`"),
         (
             "reset --to LATEST --shard 1 --state drop --set state.store=kept",
