@@ -56,9 +56,9 @@ def _row(of):
 class FlightProducer(Producer):
     """Puts the flights under their own keys, in their order; `entries` counts what is put."""
 
-    def __init__(self, kinesis, stream, flights, *, seed, rate, reshards):
+    def __init__(self, kinesis, stream, flights, **more):
         records = flights.records
-        super().__init__(kinesis, stream, len(records), seed=seed, rate=rate, reshards=reshards)
+        super().__init__(kinesis, stream, len(records), **more)
         self.entries = 0
         self._records = records
 

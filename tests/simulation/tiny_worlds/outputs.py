@@ -12,8 +12,8 @@ from __future__ import annotations
 import functools
 from collections import deque
 from enum import Enum
-from types import MethodType
-from typing import NamedTuple
+from types import BuiltinMethodType, MethodType, SimpleNamespace
+from typing import ClassVar, NamedTuple
 
 import msgspec
 
@@ -27,7 +27,7 @@ from kclrun.model.output import Cursor
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.reports import Report
 from kclrun.protocol.writes import Applied, OutcomeUnknown, Take
-from kclrun.worker.outputs import Outputs, Pace
+from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.simulation.tiny_worlds.rules import Broken
 from tests.simulation.tiny_worlds.shells import chance
 from tests.simulation.tiny_worlds.worlds import OWNERS
@@ -35,9 +35,13 @@ from tests.simulation.tiny_worlds.worlds import OWNERS
 KEY = LeaseKey("s0")
 RECORDS = 2
 _FAILOVER_S = 20.0
-_PACE = Pace(0.0, 0, 2**20)
+PACE = Pace(0.0, 0, 2**20)
 _UNKNOWN = OutcomeUnknown("timed out")
-_OURS = ("kclrun.consuming", "kclrun.worker", "kclrun.protocol", __name__)
+_CHANGING = (
+    *("kclrun.consuming", "kclrun.worker", "kclrun.protocol", "kclrun.state"),
+    *("kclrun.sinks.state_versions", "tests.support.memory_versions"),
+    *("tests.simulation.tiny_worlds.outputs", "tests.simulation.tiny_worlds.keyed"),
+)
 
 
 def position(number: int) -> ExtendedSequenceNumber:
@@ -112,7 +116,10 @@ class TableOutput:
 
 
 class Owner:
-    """One lease process: its life, its outputs, its one request on its way to the lease table."""
+    """One lease process: its life, its outputs, its one request on its way to the lease table.
+    `policy` is what its life knows beside the rest."""
+
+    policy: ClassVar[dict[str, bool]] = {}
 
     def __init__(self, world, index, counter) -> None:
         self.world = world
@@ -126,6 +133,7 @@ class Owner:
                 checkpoint_mode="batch",
                 has_outputs=True,
                 has_storing_outputs=True,
+                **self.policy,
             ),
             chance,
         )
@@ -178,17 +186,34 @@ class Owner:
         """K11, K12."""
         self.output = TableOutput(self.world.table, row.counter)
         self.outputs = Outputs(
-            [("sql", self.output, _PACE)], post=self.post, hold=self.hold, now=self.now
+            [("sql", self.output, PACE)], post=self.post, hold=self.hold, now=self.now
         )
+        self.take_over(row)
+
+    def take_over(self, row) -> None:
         cursors = dict(row.outputs.cursors) if row.outputs is not None else {}
         try:
-            start, _ = self.outputs.begin(row.checkpoint, cursors, may_adopt=True)
+            start, cuts = self.outputs.begin(row.checkpoint, cursors, may_adopt=True)
         except SettingsError:
             self.is_over = True
             return
         self.delivered = number_of(start)
+        self.began(start, cuts)
         self.post(events.OutputsBegan(start, self.outputs.cursors()))
         self.post(events.CallReturned())
+
+    def began(self, start, cuts) -> None:
+        """Reading is about to begin."""
+
+    def fates(self):
+        """What a fault can make of the next transaction."""
+        return ["late", "no answer", "twice"]
+
+    def turn(self, fate) -> None:
+        self.output.fate = fate
+        if not self.outputs.turn():
+            self.outputs.close()
+        self.run()
 
     def deliver(self) -> None:
         """User code is given the next record, and emits a row."""
@@ -212,9 +237,15 @@ class Owner:
         self.run()
 
 
+# An owner that does nothing any more.
+_OVER = SimpleNamespace(is_over=True)
+
+
 class OutputWorld:
     """One state, with the faults that may still happen and the seconds that may still pass. A step
     is made on a copy."""
+
+    owner_kind = Owner
 
     def __init__(self, faults_left, ticks_left) -> None:
         row = Lease(key=KEY, checkpoint=TRIM_HORIZON, counter=1, owner=OWNERS[0])
@@ -223,8 +254,17 @@ class OutputWorld:
         self.late = []
         self.ticks = 0
         self.faults_left, self.ticks_left = faults_left, ticks_left
-        self.owners = [Owner(self, 0, 1)]
+        self.owners = [self.owner_kind(self, 0, 1)]
         self.owners[0].run()
+
+    @property
+    def may_fail(self) -> bool:
+        return self.faults_left > 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the checkpoint is behind the last record."""
+        return number_of(self.rows[KEY].checkpoint) == RECORDS
 
     def moves(self):
         """All that can happen next."""
@@ -233,7 +273,7 @@ class OutputWorld:
             if owner.is_over:
                 continue
             fates = [None]
-            if self.faults_left:
+            if self.may_fail:
                 fates += ["late", "no answer", "twice"]
                 found.append(("kill", index, None))
             if owner.request is not None:
@@ -244,7 +284,7 @@ class OutputWorld:
             elif owner.may_deliver():
                 found.append(("deliver", index, None))
             if owner.outputs is not None and owner.outputs._has_work():
-                found += [("turn", index, fate) for fate in fates]
+                found += [("turn", index, fate) for fate in (None, *owner.fates() * self.may_fail)]
         found += [("arrive", None, place) for place in range(len(self.late))]
         found += [("transaction", None, place) for place in range(len(self.table.late))]
         if self.ticks_left:
@@ -259,16 +299,18 @@ class OutputWorld:
         owner = None if index is None else self.owners[index]
         if (what is not None and verb in {"row", "turn"}) or verb == "kill":
             self.faults_left -= 1
+        self.happen(verb, owner, what)
+        self.owners = [_OVER if each.is_over else each for each in self.owners]
+        self.judge()
+
+    def happen(self, verb, owner, what) -> None:
         match verb:
             case "deliver":
                 owner.deliver()
             case "row":
                 self.serve(owner, what)
             case "turn":
-                owner.output.fate = what
-                if not owner.outputs.turn():
-                    owner.outputs.close()
-                owner.run()
+                owner.turn(what)
             case "arrive":
                 self.write(self.late.pop(what))
             case "transaction":
@@ -280,14 +322,14 @@ class OutputWorld:
                 self.write(
                     Take(KEY, OWNERS[1], row.owner, row.counter, _FAILOVER_S, "TRIM_HORIZON")
                 )
-                self.owners.append(Owner(self, 1, self.rows[KEY].counter))
+                self.owners.append(self.owner_kind(self, 1, self.rows[KEY].counter))
                 self.owners[1].run()
             case "tick":
                 self.ticks, self.ticks_left = self.ticks + 1, self.ticks_left - 1
                 for each in self.owners:
-                    each.post(events.Ticked())
-                    each.run()
-        self.judge()
+                    if not each.is_over:
+                        each.post(events.Ticked())
+                        each.run()
 
     def serve(self, owner, fate) -> None:
         request = owner.request
@@ -335,13 +377,13 @@ class Explored(NamedTuple):
     words: str = ""
 
 
-def explore(*, faults: int, ticks: int) -> Explored:
+def explore(*, faults: int, ticks: int, kind: type[OutputWorld] = OutputWorld) -> Explored:
     """Every state, breadth first, until a rule breaks."""
-    first = OutputWorld(faults, ticks)
+    first = kind(faults, ticks)
     seen, waiting, whole = {frozen(first, {})}, deque([(first, ())]), 0
     while waiting:
         state, path = waiting.popleft()
-        whole += number_of(state.rows[KEY].checkpoint) == RECORDS
+        whole += state.is_whole
         for move in state.moves():
             after = twin(state, {})
             try:
@@ -355,51 +397,82 @@ def explore(*, faults: int, ticks: int) -> Explored:
     return Explored(len(seen), whole)
 
 
+# How a thing is copied, and how it becomes a value.
+_LEAVES = frozenset({type(None), bool, int, float, str, bytes})
+_VALUE, _SHARED, _SEQUENCE, _MAPPING, _METHOD, _KEYED, _OURS = range(7)
+
+
 @functools.cache
-def _is_ours(kind) -> bool:
+def _way(kind) -> int:
     """Objects of the cores, of the outputs and of this world change; all others are values."""
-    return not issubclass(kind, msgspec.Struct | Enum) and kind.__module__.startswith(_OURS)
+    if kind in (list, deque, set):
+        return _SEQUENCE
+    if issubclass(kind, dict):
+        return _MAPPING
+    if kind in (MethodType, BuiltinMethodType):
+        return _METHOD
+    if issubclass(kind, str | bytes | int | float | Enum | msgspec.Struct):
+        return _KEYED if kind is Keyed else _VALUE
+    return _OURS if kind.__module__.startswith(_CHANGING) else _SHARED
 
 
 def twin(thing, made):
     """A copy of a state: what changes is copied once, what never does is shared."""
+    kind = type(thing)
+    way = _way(kind)
+    if way <= _SHARED:
+        return thing
     if id(thing) in made:
         return made[id(thing)]
-    kind = type(thing)
-    if kind is MethodType and _is_ours(type(thing.__self__)):
-        return MethodType(thing.__func__, twin(thing.__self__, made))
-    if kind in (list, deque, set):
+    if way == _METHOD:
+        of = getattr(thing, "__self__", None)
+        if isinstance(of, type) or _way(type(of)) <= _SHARED:
+            return thing
+        if kind is MethodType:
+            return MethodType(thing.__func__, twin(of, made))
+        return getattr(twin(of, made), thing.__name__)
+    if way == _KEYED:
+        return Keyed(twin(thing.versions, made), twin(thing.undo, made), thing.retain_s)
+    if way == _SEQUENCE:
         made[id(thing)] = copied = kind(twin(each, made) for each in thing)
-        return copied
-    if kind is dict:
-        made[id(thing)] = copied = {key: twin(value, made) for key, value in thing.items()}
-        return copied
-    if not _is_ours(kind):
-        return thing
-    made[id(thing)] = copied = object.__new__(kind)
-    copied.__dict__.update({name: twin(value, made) for name, value in vars(thing).items()})
+    elif way == _MAPPING:
+        made[id(thing)] = copied = kind({key: twin(value, made) for key, value in thing.items()})
+    else:
+        made[id(thing)] = copied = object.__new__(kind)
+        copied.__dict__.update(
+            {
+                name: value if type(value) in _LEAVES else twin(value, made)
+                for name, value in vars(thing).items()
+            }
+        )
     return copied
 
 
 # What decides nothing: what is only said, and measures.
-_UNSEEN = {"_metering", "_warned", "policy", "_chance", "world"}
+_UNSEEN = {"_metering", "_warned", "policy", "_chance", "world", "_next_round"}
 
 
 def frozen(thing, seen):
     """A state as a value: the same for states that go on alike."""
     kind = type(thing)
-    if kind in (list, deque, tuple):
-        return tuple(frozen(each, seen) for each in thing)
-    if kind is dict:
-        return tuple((key, frozen(value, seen)) for key, value in thing.items())
+    way = _way(kind)
     if kind is events.OutputsCommitted:  # it has a dict
         return (thing.upto, tuple(thing.cursors.items()), thing.answers)
-    if not _is_ours(kind):
-        is_value = isinstance(thing, str | int | float | Enum | msgspec.Struct)
-        return thing if is_value else None
+    if way == _VALUE:
+        return thing
+    if way == _SEQUENCE or kind is tuple:
+        return tuple([frozen(each, seen) for each in thing])
+    if way == _MAPPING:
+        return tuple([(key, frozen(value, seen)) for key, value in thing.items()])
+    if way != _OURS:
+        return None
     if id(thing) in seen:
         return seen[id(thing)]
     seen[id(thing)] = len(seen)
     return tuple(
-        frozen(value, seen) for name, value in sorted(vars(thing).items()) if name not in _UNSEEN
+        [
+            value if type(value) in _LEAVES else frozen(value, seen)
+            for name, value in sorted(vars(thing).items())
+            if name not in _UNSEEN
+        ]
     )
