@@ -31,6 +31,7 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime
 from kclrun.processor import Checkpointer, Context, RecordProcessor
+from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.runners import Ended
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import Counter, LiveEntries, State
@@ -230,10 +231,11 @@ class Life:
         self.calls = CheckpointCalls(
             self._asked, lambda each: self.outputs.cover(each or self.delivered), lambda: False
         )
+        self.policy = ErrorPolicy(10, 0.0)
         self.deliverer = Deliverer(
             self.queue,
             self._post,
-            ErrorPolicy(10, 0.0),
+            self.policy,
             prepare=self._prepare,
             checkpoints=self.calls,
             report=lambda _: None,
@@ -292,7 +294,8 @@ class Life:
             watermark=lambda: run.watermark,
         )
         self.deliverer.take_records(
-            *(processor, context, Concurrency(3), None, self.outputs),
+            CallTerms(processor, context, Concurrency(3), self.policy, None),
+            self.outputs,
             fence=lambda: Instant(10.0**12),
             make_thread=lambda *_: None,
         )
