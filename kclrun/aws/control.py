@@ -92,7 +92,7 @@ def doing(operation: Operation, what: str) -> Iterator[None]:
             yield
     except ServiceError as failure:
         text = f"cannot {what}: {failure}"
-        raise type(failure)(text, operation=failure.operation, code=failure.code) from None
+        raise failure.reworded(text) from None
 
 
 @contextlib.contextmanager

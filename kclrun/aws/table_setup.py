@@ -166,12 +166,10 @@ def _refuse_other_index(table: str, index: Any) -> None:
 def _explained(failure: errors.ServiceError, table: str) -> errors.ServiceError:
     if not isinstance(failure, errors.AccessDenied):
         return failure
-    return errors.AccessDenied(
+    return failure.reworded(
         f"{failure}\n"
         f"Adding an index to {table} needs {operations.HOW_TO_PROVISION}, without the policy of a"
         " machine, which denies it",
-        operation=failure.operation,
-        code=failure.code,
     )
 
 
@@ -364,10 +362,8 @@ def _is_there_already(error: Exception) -> bool:
 def _creation_failure(failure: errors.ServiceError, name: str) -> errors.ServiceError:
     if not isinstance(failure, errors.AccessDenied):
         return failure
-    return errors.AccessDenied(
+    return failure.reworded(
         f"{failure}\n"
         f"The lease table {name} does not exist: the first start needs"
         f" {operations.HOW_TO_PROVISION}",
-        operation=failure.operation,
-        code=failure.code,
     )

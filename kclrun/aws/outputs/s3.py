@@ -83,11 +83,9 @@ class Bucket:
             with doing(operations.HEAD_OBJECT, f"look for {url}"):
                 self.client().head_object(Bucket=self.bucket, Key=f"{key}-absent")
         except AccessDenied as error:
-            raise AccessDenied(
+            raise error.reworded(
                 f"{error}; S3 says so of an object that is not there, too, unless s3:ListBucket is"
-                " allowed on the bucket",
-                operation=error.operation,
-                code=error.code,
+                " allowed on the bucket"
             ) from None
         except ServiceError as error:
             if error.code not in ABSENT:

@@ -112,7 +112,7 @@ def _told(error: ServiceError, reached: Reached) -> ServiceError:
     where = reached.endpoint_url or reached.region or "the region of this environment"
     told = f"the stream {reached.name} at {where} cannot be written to: {error}"
     advice = _WHAT_TO_DO[type(error)]
-    return type(error)(f"{told}\n{advice}", operation=error.operation, code=error.code)
+    return error.reworded(f"{told}\n{advice}")
 
 
 _WHAT_TO_DO: Final = {
