@@ -56,7 +56,7 @@ def may_write(operation: Operation, resource: str, send: Callable[[], str | None
         with advising(operation, resource):
             why = send()
     except OutcomeUnknown as error:
-        raise Unavailable(str(error), operation=error.operation, code=error.code) from None
+        raise error.reworded(str(error), Unavailable) from None
     except InvalidRequest as error:
         if error.code.lower().startswith(_KMS):
             raise
@@ -78,10 +78,8 @@ def advising(operation: Operation, resource: str) -> Iterator[None]:
         if where.endswith(PROBE_OBJECT):
             where = f"{where.removesuffix(PROBE_OBJECT)}*"
         advice = f"Allow {' and '.join(operation.iam_actions)} on {where}"
-        raise AccessDenied(
-            f"it may not be written to: {error}\n{advice}; `kclrun iam` prints the policy",
-            operation=error.operation,
-            code=error.code,
+        raise error.reworded(
+            f"it may not be written to: {error}\n{advice}; `kclrun iam` prints the policy"
         ) from None
 
 
