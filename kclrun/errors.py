@@ -139,6 +139,10 @@ class ServiceError(KclrunError):
         self.operation = operation
         self.code = code
 
+    def reworded(self, message: str, kind: type[ServiceError] | None = None) -> ServiceError:
+        """This failure in other words, or as another kind."""
+        return (kind or type(self))(message, operation=self.operation, code=self.code)
+
 
 class Throttled(ServiceError):
     """Too many requests; nothing happened; the same request may be sent again after a pause."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kclrun.aws.control import BOTO_FAILURES, ControlPlane, RenewedClient, from_botocore
+from kclrun.aws.control import ControlPlane, RenewedClient, asking
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.operations import PUT_METRIC_DATA
 from kclrun.model.record import Measurement
@@ -66,10 +66,8 @@ class CloudWatchOutlet:
         AccessDenied, InvalidRequest; and the errors of `credentials`.
         """
         data = [_datum(measurement) for measurement in batch]
-        try:
+        with asking(PUT_METRIC_DATA):
             self._client().put_metric_data(Namespace=self._namespace, MetricData=data)
-        except BOTO_FAILURES as error:
-            raise from_botocore(PUT_METRIC_DATA, error) from None
 
     def close(self) -> None:
         """Close the client's connections."""

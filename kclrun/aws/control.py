@@ -7,7 +7,8 @@ inspects botocore's errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import botocore.session
@@ -25,7 +26,7 @@ from botocore.parsers import ResponseParserError
 from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.operations import Operation
-from kclrun.errors import AccessDenied, ServiceError
+from kclrun.errors import AccessDenied, ServiceError, SinkError
 from kclrun.model.wire import WireCredentials
 
 # botocore makes the methods of its clients at run time, so a static type does not exist.
@@ -71,6 +72,38 @@ def from_botocore(operation: Operation, error: Exception) -> ServiceError:
         None,
         was_sent=not isinstance(error, _NOT_SENT),
     )
+
+
+@contextlib.contextmanager
+def asking(operation: Operation) -> Iterator[None]:
+    """Raises: a ServiceError leaf for any failure of the service."""
+    try:
+        yield
+    except BOTO_FAILURES as error:
+        raise from_botocore(operation, error) from None
+
+
+@contextlib.contextmanager
+def doing(operation: Operation, what: str) -> Iterator[None]:
+    """Raises: a ServiceError leaf for any failure of the service, of the credentials, or of a call
+    inside, with the attempt in words."""
+    try:
+        with asking(operation):
+            yield
+    except ServiceError as failure:
+        text = f"cannot {what}: {failure}"
+        if failure.code == "NoSuchBucket":
+            text += ": create the bucket, or correct its name in the settings"
+        raise failure.reworded(text) from None
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[None]:
+    """Raises: SinkError for a ServiceError: what is not kept holds its shard up."""
+    try:
+        yield
+    except ServiceError as error:
+        raise SinkError(str(error)) from None
 
 
 class ControlPlane:

@@ -13,18 +13,16 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
-from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, RenewedClient, from_botocore
+from kclrun.aws.control import Client, ControlPlane, RenewedClient, doing, keeping
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.operations import (
     CHANGE_MESSAGE_VISIBILITY_BATCH,
     DELETE_MESSAGE_BATCH,
     DELETE_OBJECTS,
-    GET_OBJECT,
     GET_QUEUE_ATTRIBUTES,
     GET_QUEUE_URL,
     GET_RECORDS,
@@ -41,7 +39,7 @@ from kclrun.aws.outputs.s3 import Bucket
 from kclrun.aws.outputs.write_probes import probe_stream
 from kclrun.aws.put_records import batches, put_records, send_all
 from kclrun.aws.wire import WireClient
-from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, SinkError, Unavailable
+from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, Unavailable
 from kclrun.model.letter import (
     TAKEN_OVER,
     KeptLetter,
@@ -97,14 +95,8 @@ def open_letters(
     return bucket
 
 
-class LetterBucket:
+class LetterBucket(Bucket):
     """Letters as objects under a prefix: `s3://bucket/prefix/<stream>/<shard>/<position>.json`."""
-
-    def __init__(self, client: Callable[[], Client], url: str) -> None:
-        parts = urlsplit(url)
-        self._client = client
-        self._bucket, prefix = parts.netloc, parts.path.strip("/")
-        self._prefix = f"{prefix}/" if prefix else ""
 
     def keep(self, letter: Letter) -> None:
         """As `LetterStore.keep`. The same letter may be kept twice, and is then there once."""
@@ -115,17 +107,17 @@ class LetterBucket:
         self._put(takeover)
 
     def _put(self, content: Letter | Takeover) -> None:
-        key, body = self._prefix + content.name, msgspec.json.encode(content) + b"\n"
-        with _keeping(), _doing(PUT_OBJECT, f"keep the dead letter {self.url_of(content)}"):
-            self._client().put_object(Bucket=self._bucket, Key=key, Body=body)
+        key, body = self.prefix + content.name, msgspec.json.encode(content) + b"\n"
+        with keeping(), doing(PUT_OBJECT, f"keep the dead letter {self.url_of(content)}"):
+            self.client().put_object(Bucket=self.bucket, Key=key, Body=body)
 
     def url_of(self, content: Letter | Takeover) -> str:
         """Where it is put."""
-        return f"s3://{self._bucket}/{self._prefix}{content.name}"
+        return self.url(self.prefix + content.name)
 
     def get(self, letter: Letter) -> Letter:
         """The whole letter of one without its payload. Raises: SettingsError, a ServiceError."""
-        return self._get(self._prefix + letter.name)
+        return self._get(self.prefix + letter.name)
 
     def kept(self) -> Iterator[KeptLetter]:
         """As `LetterStore.kept`."""
@@ -133,10 +125,10 @@ class LetterBucket:
         for _, keys in itertools.groupby(self._keys(), lambda key: key.rpartition("/")[0]):
             letters, takeovers = [], []
             for key in keys:
-                url = f"s3://{self._bucket}/{key}"
+                url = self.url(key)
                 if key.endswith(".json"):
                     letters.append(KeptLetter(self._get(key), url, (key,)))
-                elif (takeover := decode_takeover(self._read(key))) is not None:
+                elif (takeover := decode_takeover(self.read(key))) is not None:
                     takeovers.append(takeover)
                 else:
                     raise SettingsError(f"{url}: it is not what an owner of a lease left there")
@@ -148,45 +140,29 @@ class LetterBucket:
 
     def remove_letters(self, letters: Sequence[Letter]) -> None:
         """Remove letters at `url_of`. Raises: a ServiceError leaf."""
-        self._remove([self._prefix + letter.name for letter in letters])
+        self._remove([self.prefix + letter.name for letter in letters])
 
     def check(self) -> str:
         """As `LetterStore.check`."""
-        with _doing(LIST_OBJECTS_V2, f"look into the bucket {self._bucket}"):
-            self._client().list_objects_v2(Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
-        url = f"s3://{self._bucket}/{self._prefix}"
-        Bucket(self._client, url).probe()
-        return url
-
-    def close(self) -> None:
-        """Nothing is held."""
+        with doing(LIST_OBJECTS_V2, f"look into the bucket {self.bucket}"):
+            self.client().list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, MaxKeys=1)
+        self.probe()
+        return self.url(self.prefix)
 
     def _get(self, key: str) -> Letter:
-        return decode_letter(self._read(key), f"s3://{self._bucket}/{key}")
-
-    def _read(self, key: str) -> bytes:
-        with _doing(GET_OBJECT, f"read s3://{self._bucket}/{key}"):
-            found = self._client().get_object(Bucket=self._bucket, Key=key)
-            content: bytes = found["Body"].read()
-            return content
+        return decode_letter(self.read(key), self.url(key))
 
     def _keys(self) -> Iterator[str]:
-        arguments: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._prefix}
-        is_more = True
-        while is_more:
-            with _doing(LIST_OBJECTS_V2, f"list s3://{self._bucket}/{self._prefix}"):
-                page = self._client().list_objects_v2(**arguments)
-                keys = [found["Key"] for found in page.get("Contents", ())]
-                is_more = page["IsTruncated"]
+        for page in self.pages(self.prefix):
+            keys = (found["Key"] for found in page.get("Contents", ()))
             yield from (key for key in keys if key.endswith((".json", TAKEN_OVER)))
-            arguments["ContinuationToken"] = page.get("NextContinuationToken")
 
     def _remove(self, keys: Sequence[str]) -> None:
         for part in _parts(keys, _OBJECTS_A_CALL):
             named = [{"Key": key} for key in part]
-            with _doing(DELETE_OBJECTS, f"remove letters of s3://{self._bucket}"):
-                answer = self._client().delete_objects(
-                    Bucket=self._bucket, Delete={"Objects": named, "Quiet": True}
+            with doing(DELETE_OBJECTS, f"remove letters of s3://{self.bucket}"):
+                answer = self.client().delete_objects(
+                    Bucket=self.bucket, Delete={"Objects": named, "Quiet": True}
                 )
                 _refuse_partly(
                     DELETE_OBJECTS, "objects", [each["Key"] for each in answer.get("Errors", ())]
@@ -212,14 +188,14 @@ class LetterQueue:
 
     def keep(self, letter: Letter) -> None:
         """As `LetterStore.keep`."""
-        with _keeping(), _doing(SEND_MESSAGE, f"keep a dead letter in the queue {self._queue}"):
+        with keeping(), doing(SEND_MESSAGE, f"keep a dead letter in the queue {self._queue}"):
             _, bytes_max = self._queue_found()
             body = _fitting(letter, _ascii(letter), bytes_max, self._large, self._queue)
             self._send(letter, body)
 
     def take_over(self, takeover: Takeover) -> None:
         """As `LetterStore.take_over`."""
-        with _keeping(), _doing(SEND_MESSAGE, f"take over the letters in {self._queue}"):
+        with keeping(), doing(SEND_MESSAGE, f"take over the letters in {self._queue}"):
             self._send(takeover, _ascii(takeover))
 
     def _send(self, content: Letter | Takeover, body: str) -> None:
@@ -256,7 +232,7 @@ class LetterQueue:
         follow are unchanged."""
         for part in _parts(handles, _MESSAGES_A_CALL):
             entries = [{"Id": str(n), "ReceiptHandle": one, **more} for n, one in enumerate(part)]
-            with _doing(operation, what):
+            with doing(operation, what):
                 url, _ = self._queue_found()
                 answer = getattr(self._client(), call)(QueueUrl=url, Entries=entries)
                 failed = [each["Code"] for each in answer.get("Failed", ())]
@@ -266,9 +242,9 @@ class LetterQueue:
     def check(self) -> str:
         """As `LetterStore.check`."""
         sender = QueueSender(self._client, self._queue)
-        with _doing(GET_QUEUE_URL, f"find the queue {self._queue}"):
+        with doing(GET_QUEUE_URL, f"find the queue {self._queue}"):
             sender.look()
-        with _doing(SEND_MESSAGE, f"keep letters in the queue {self._queue}"):
+        with doing(SEND_MESSAGE, f"keep letters in the queue {self._queue}"):
             proof = sender.prove()
         above = _above(sender.limits.message_bytes_max, self._large)
         return f"the queue {self._queue}; {proof}{above}"
@@ -278,7 +254,7 @@ class LetterQueue:
         hide; it takes none. Raises: a ServiceError leaf."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
         url, _ = self._queue_found()
-        with _doing(GET_QUEUE_ATTRIBUTES, f"look at the queue {self._queue}"):
+        with doing(GET_QUEUE_ATTRIBUTES, f"look at the queue {self._queue}"):
             known = self._client().get_queue_attributes(QueueUrl=url, AttributeNames=names)
         shown, hidden = (int(known["Attributes"][name]) for name in names)
         return shown, hidden
@@ -294,7 +270,7 @@ class LetterQueue:
     def _messages(self) -> Iterator[dict[str, Any]]:
         count = 0
         while count < LETTERS_MAX:
-            with _doing(RECEIVE_MESSAGE, f"read the queue {self._queue}"):
+            with doing(RECEIVE_MESSAGE, f"read the queue {self._queue}"):
                 answer = self._client().receive_message(
                     QueueUrl=self._queue_found()[0],
                     MaxNumberOfMessages=_MESSAGES_A_CALL,
@@ -311,9 +287,9 @@ class LetterQueue:
         if self._found is None:
             url, size = self._queue, "MaximumMessageSize"
             if "://" not in url:
-                with _doing(GET_QUEUE_URL, f"find the queue {self._queue}"):
+                with doing(GET_QUEUE_URL, f"find the queue {self._queue}"):
                     url = self._client().get_queue_url(QueueName=url)["QueueUrl"]
-            with _doing(GET_QUEUE_ATTRIBUTES, f"look at the queue {self._queue}"):
+            with doing(GET_QUEUE_ATTRIBUTES, f"look at the queue {self._queue}"):
                 known = self._client().get_queue_attributes(QueueUrl=url, AttributeNames=[size])
                 self._found = url, int(known["Attributes"][size])
         return self._found
@@ -362,12 +338,12 @@ class LetterStream:
         """As `LetterStore.keep`."""
         bytes_max = _RECORD_BYTES_MAX - len(letter.partition_key.encode())
         body = _fitting(letter, _ascii(letter), bytes_max, self._large, self._stream)
-        with _keeping(), _doing(PUT_RECORDS, f"keep a dead letter in the stream {self._stream}"):
+        with keeping(), doing(PUT_RECORDS, f"keep a dead letter in the stream {self._stream}"):
             self._put(_entry(letter, body.encode()))
 
     def take_over(self, takeover: Takeover) -> None:
         """As `LetterStore.take_over`."""
-        with _keeping(), _doing(PUT_RECORDS, f"take over the letters in {self._stream}"):
+        with keeping(), doing(PUT_RECORDS, f"take over the letters in {self._stream}"):
             self._put(PutEntry(_ascii(takeover).encode(), takeover.shard_id, None))
 
     def _put(self, entry: PutEntry) -> None:
@@ -400,17 +376,17 @@ class LetterStream:
             _entry(letter, _REMOVAL_ENCODE(_Removal(letter.name, letter.given_up_at)))
             for letter in letters
         )
-        with _doing(PUT_RECORDS, f"remove letters of the stream {self._stream}"):
+        with doing(PUT_RECORDS, f"remove letters of the stream {self._stream}"):
             for batch in batches(removals):
                 send_all(self._client, self._stream, batch)
         _remove_large(self._large, kept)
 
     def check(self) -> str:
         """As `LetterStore.check`."""
-        with _doing(LIST_SHARDS, f"look at the stream {self._stream}"):
+        with doing(LIST_SHARDS, f"look at the stream {self._stream}"):
             # Who may put into a stream may list its shards.
             WireStreamAdmin(self._client, self._stream).list_shards()
-        with _doing(PUT_RECORDS, f"keep letters in the stream {self._stream}"):
+        with doing(PUT_RECORDS, f"keep letters in the stream {self._stream}"):
             proof = probe_stream(self._client, self._stream)
         return f"the stream {self._stream}; {proof}{_above(_RECORD_BYTES_MAX, self._large)}"
 
@@ -420,7 +396,7 @@ class LetterStream:
     def _records(self) -> Iterator[tuple[bytes, str]]:
         reader, size = PollingReader(self._client, self._stream), 0
         start = StartPoint(IteratorType.TRIM_HORIZON)
-        with _doing(GET_RECORDS, f"read the stream {self._stream}"):
+        with doing(GET_RECORDS, f"read the stream {self._stream}"):
             for shard in WireStreamAdmin(self._client, self._stream).list_shards():
                 cursor = PageCursor(start)
                 for _ in range(_PAGES_A_SHARD_MAX):
@@ -504,27 +480,3 @@ def _refuse_partly(operation: Operation, what: str, failed: Sequence[str]) -> No
             f"{len(failed)} {what} could not be removed, the first: {failed[0]}",
             operation=operation.name,
         )
-
-
-@contextlib.contextmanager
-def _doing(operation: Operation, what: str) -> Iterator[None]:
-    """Raises: a ServiceError leaf for any failure of the service, with the action that failed."""
-    try:
-        yield
-    except BOTO_FAILURES as error:
-        failure = from_botocore(operation, error)
-    except ServiceError as error:  # of the credentials, or of a call inside
-        failure = error
-    else:
-        return
-    text = f"cannot {what}: {failure}"
-    raise type(failure)(text, operation=failure.operation, code=failure.code) from None
-
-
-@contextlib.contextmanager
-def _keeping() -> Iterator[None]:
-    """Raises: SinkError for a ServiceError: a letter that is not kept holds its shard up."""
-    try:
-        yield
-    except ServiceError as error:
-        raise SinkError(str(error)) from None

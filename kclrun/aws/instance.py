@@ -297,9 +297,7 @@ class BotoLifecycleActions:
             except BOTO_FAILURES as error:
                 failure = from_botocore(operation, error)
                 if failure.code == _NOTHING_WAITS:
-                    raise NotFound(
-                        str(failure), operation=failure.operation, code=failure.code
-                    ) from None
+                    raise failure.reworded(str(failure), NotFound) from None
                 raise failure from None
             finally:
                 client.close()
@@ -320,4 +318,4 @@ class BotoLifecycleActions:
                 raise
             # The role's keys come from the instance metadata service. It answered before, so this
             # failure is temporary.
-            raise Unavailable(str(error), operation=error.operation, code=error.code) from None
+            raise error.reworded(str(error), Unavailable) from None

@@ -271,7 +271,7 @@ def all_pages(
             page = call_json(client, operation, request, decoder)
         except ServiceError as error:
             if error.code == "ExpiredNextTokenException":
-                raise Unavailable(str(error), operation=error.operation, code=error.code) from None
+                raise error.reworded(str(error), Unavailable) from None
             raise
         yield page
         if page.next_token is None:

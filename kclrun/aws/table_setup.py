@@ -7,6 +7,7 @@ the 2.x protocol: there a leader assigns leases, and our takes would conflict wi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from botocore.exceptions import ClientError
 
 from kclrun import errors
 from kclrun.aws import operations
-from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, from_botocore
+from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, asking, from_botocore
 from kclrun.aws.lease_table import INDEX_KEYS, OWNER_INDEX
 from kclrun.model.lease import KCL3_MODE_KEY, coordinator_table, is_native, mode_advice
 from kclrun.model.time import Instant
@@ -165,12 +166,10 @@ def _refuse_other_index(table: str, index: Any) -> None:
 def _explained(failure: errors.ServiceError, table: str) -> errors.ServiceError:
     if not isinstance(failure, errors.AccessDenied):
         return failure
-    return errors.AccessDenied(
+    return failure.reworded(
         f"{failure}\n"
         f"Adding an index to {table} needs {operations.HOW_TO_PROVISION}, without the policy of a"
         " machine, which denies it",
-        operation=failure.operation,
-        code=failure.code,
     )
 
 
@@ -250,38 +249,30 @@ def inspect_table(client: Client, name: str) -> TableReport | None:
 
 def list_tables(client: Client, prefix: str) -> list[str]:
     """The names of the tables that begin so, in order. Raises: AccessDenied, Unavailable, …"""
-    try:
+    with asking(operations.LIST_TABLES):
         pages = client.get_paginator("list_tables").paginate()
         return sorted(
             name for page in pages for name in page["TableNames"] if name.startswith(prefix)
         )
-    except BOTO_FAILURES as error:
-        raise from_botocore(operations.LIST_TABLES, error) from None
 
 
 def delete_table(client: Client, name: str) -> None:
     """Delete it, and wait until its name is free; it may be gone already. Raises: AccessDenied,
     Unavailable after two minutes, …"""
-    try:
+    with contextlib.suppress(errors.NotFound), asking(operations.DELETE_TABLE):
         client.delete_table(TableName=name)
         waiter = client.get_waiter("table_not_exists")
         waiter.wait(TableName=name, WaiterConfig={"Delay": 1, "MaxAttempts": 120})
-    except BOTO_FAILURES as error:
-        failure = from_botocore(operations.DELETE_TABLE, error)
-        if not isinstance(failure, errors.NotFound):
-            raise failure from None
 
 
 def describe_lease_table(client: Client, name: str) -> Any | None:
     """DescribeTable's description; None if the table does not exist. Raises: TableRefused for
     other keys; AccessDenied, Throttled, … from the service."""
     try:
-        table: Any = client.describe_table(TableName=name)["Table"]
-    except BOTO_FAILURES as error:
-        failure = from_botocore(operations.DESCRIBE_TABLE, error)
-        if isinstance(failure, errors.NotFound):
-            return None
-        raise failure from None
+        with asking(operations.DESCRIBE_TABLE):
+            table: Any = client.describe_table(TableName=name)["Table"]
+    except errors.NotFound:
+        return None
     _refuse_other_keys(name, table)
     return table
 
@@ -307,12 +298,10 @@ def refuse_kcl3(client: Client, name: str, application: str) -> None:
 
 
 def _client_version(client: Client, table: str, key_name: str) -> str | None:
-    try:
+    with asking(operations.GET_ITEM):
         answer: Any = client.get_item(
             TableName=table, Key={key_name: {"S": KCL3_MODE_KEY}}, ConsistentRead=True
         )
-    except BOTO_FAILURES as error:
-        raise from_botocore(operations.GET_ITEM, error) from None
     version = answer.get("Item", {}).get("cv", {}).get("S")
     return version if isinstance(version, str) else None
 
@@ -373,10 +362,8 @@ def _is_there_already(error: Exception) -> bool:
 def _creation_failure(failure: errors.ServiceError, name: str) -> errors.ServiceError:
     if not isinstance(failure, errors.AccessDenied):
         return failure
-    return errors.AccessDenied(
+    return failure.reworded(
         f"{failure}\n"
         f"The lease table {name} does not exist: the first start needs"
         f" {operations.HOW_TO_PROVISION}",
-        operation=failure.operation,
-        code=failure.code,
     )

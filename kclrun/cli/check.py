@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from kclrun.cli import exit_codes, messages
-from kclrun.cli.config_options import (
-    ConfigCommand,
-    Configuration,
-    config_options,
-    load_configuration,
-)
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, Configuration, config_options
 from kclrun.errors import KclrunError, NotFound, ServiceError, TableRefused
 from kclrun.model.time import Instant
 
@@ -33,9 +27,7 @@ Stage = Callable[[], str]
 @config_options
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of the file, for editors.")
 @click.option("--no-environment", is_flag=True, help="Settings and processor only; no AWS.")
-def check(
-    config: Path | None, overrides: tuple[str, ...], *, schema: bool, no_environment: bool
-) -> int:
+def check(config: ConfigChoice, *, schema: bool, no_environment: bool) -> int:
     """Check settings, processor and AWS; change nothing.
 
     \b
@@ -48,11 +40,11 @@ def check(
 
         click.echo(json.dumps(json_schema(), indent=2))
         return exit_codes.DRAINED
-    return _check(config, overrides, with_aws=not no_environment)
+    return _check(config, with_aws=not no_environment)
 
 
-def _check(config: Path | None, overrides: Sequence[str], *, with_aws: bool) -> int:
-    configuration = load_configuration(config, overrides)
+def _check(config: ConfigChoice, *, with_aws: bool) -> int:
+    configuration = config.load()
     settings = configuration.settings
     streams = "streams" if settings.streams else "stream"
     # The names of outputs may be the longest.

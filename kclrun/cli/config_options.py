@@ -7,6 +7,7 @@ arguments of its own takes a file of any name.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -59,11 +60,77 @@ _OPTIONS: Final = (
 )
 
 
+class ConfigChoice(msgspec.Struct, frozen=True):
+    """The configuration that the command line chooses: `--config`, if it is named, and `--set`."""
+
+    named: Path | None = None
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def file(self) -> Path:
+        """The file, or app.yaml in the current folder."""
+        return self.named or DEFAULT_CONFIG
+
+    def load(self) -> Configuration:
+        """Load and check the file.
+
+        Raises: SettingsError; click.UsageError if none is named and app.yaml does not exist.
+        """
+        from kclrun.config.load import load_settings
+
+        if self.named is None and not DEFAULT_CONFIG.exists():
+            raise click.UsageError(
+                f"Which configuration? There is no {DEFAULT_CONFIG} in this folder: name the file,"
+                " as in  --config FILE"
+            )
+        file, now = self.file, WallTime(time.time())
+        settings = load_settings(file, self.overrides, environment=os.environ, now=now)
+        return Configuration(settings, file.resolve().parent, file, self.overrides)
+
+
+class StreamChoice(msgspec.Struct, frozen=True):
+    """The stream that the command line chooses: one of a configuration, or without it."""
+
+    config: ConfigChoice
+    stream: str | None = None
+    endpoint: str | None = None
+    region: str | None = None
+
+    def settings(self, verb: str) -> Settings:
+        """The file's settings, or settings for the stream of the command line, by the same rules.
+
+        Raises: SettingsError; click.UsageError if `--config`, `--stream` and an app.yaml are all
+        missing, if the stream is not one of the file's, or if it has several and none is named.
+        """
+        if self.config.named is None and self.stream is None and not DEFAULT_CONFIG.exists():
+            raise click.UsageError("Which stream? Name it with --stream NAME or by --config FILE.")
+        if self.config.named is not None or self.stream is None:
+            return _configured(self.config.load().settings, self.stream)
+        from kclrun.config.load import settings_of
+
+        given = {"stream": self.stream, "aws.endpoint": self.endpoint, "aws.region": self.region}
+        named = [f"{name}='{value}'" for name, value in given.items() if value is not None]
+        return settings_of(
+            f"application: {verb}",
+            [*named, *self.config.overrides],
+            environment={},
+            now=WallTime(time.time()),
+            name="--stream",
+        )
+
+
 def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `config`, `overrides`, `stream`, `endpoint` and `region` to a command."""
+    """Add the options of a `StreamChoice` to a command, as `of`."""
+
+    @functools.wraps(command)
+    def choosing(*given: Any, config: Any, overrides: Any, **more: Any) -> Any:
+        place = {name: more.pop(name) for name in ("stream", "endpoint", "region")}
+        return command(*given, of=StreamChoice(ConfigChoice(config, overrides), **place), **more)
+
+    chosen: Callable[..., Any] = choosing
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+        chosen = option(chosen)
+    return chosen
 
 
 def start_option(
@@ -77,37 +144,6 @@ def start_option(
         return parse_start(text, now, name, sentinels)
     except SettingsError as error:
         raise click.UsageError(str(error)) from None
-
-
-def stream_settings(
-    *,
-    config: Path | None,
-    overrides: Sequence[str],
-    stream: str | None,
-    endpoint: str | None,
-    region: str | None,
-    verb: str,
-) -> Settings:
-    """The file's settings, or settings for the stream of the command line, by the same rules.
-
-    Raises: SettingsError; click.UsageError if `--config`, `--stream` and an app.yaml are all
-    missing, if the stream is not one of the file's, or if the file has several and none is named.
-    """
-    if config is None and stream is None and not DEFAULT_CONFIG.exists():
-        raise click.UsageError("Which stream? Name it with --stream NAME or by --config FILE.")
-    if config is not None or stream is None:
-        return _configured(load_configuration(config, overrides).settings, stream)
-    from kclrun.config.load import settings_of
-
-    given = {"stream": stream, "aws.endpoint": endpoint, "aws.region": region}
-    named = [f"{name}='{value}'" for name, value in given.items() if value is not None]
-    return settings_of(
-        f"application: {verb}",
-        [*named, *overrides],
-        environment={},
-        now=WallTime(time.time()),
-        name="--stream",
-    )
 
 
 def _configured(settings: Settings, stream: str | None) -> Settings:
@@ -163,7 +199,12 @@ class ConfigGroup(click.Group):
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--config FILE` and `--set a.b=c` to a command, as `config` and `overrides`."""
+    """Add `--config FILE` and `--set a.b=c` to a command, as `config`, a `ConfigChoice`."""
+
+    @functools.wraps(command)
+    def choosing(*given: Any, config: Any, overrides: Any, **more: Any) -> Any:
+        return command(*given, config=ConfigChoice(config, overrides), **more)
+
     config = click.option(
         *_CONFIG,
         metavar="FILE",
@@ -177,7 +218,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="A.B=VALUE",
         help="Override one setting, such as leases.max=8 (repeatable).",
     )
-    return config(overrides(command))
+    return config(overrides(choosing))
 
 
 yes_option = click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
@@ -273,20 +314,3 @@ def _places(
             configs.append(each.removeprefix("-c"))
         at += 2 if name in takes_value and not equals else 1
     return places, configs, at
-
-
-def load_configuration(config: Path | None, overrides: Sequence[str]) -> Configuration:
-    """Load and check the file, or app.yaml in the current folder if none is named.
-
-    Raises: SettingsError; click.UsageError if none is named and app.yaml does not exist.
-    """
-    from kclrun.config.load import load_settings
-
-    if config is None and not DEFAULT_CONFIG.exists():
-        raise click.UsageError(
-            f"Which configuration? There is no {DEFAULT_CONFIG} in this folder: name the file,"
-            " as in  --config FILE"
-        )
-    file = config or DEFAULT_CONFIG
-    settings = load_settings(file, overrides, environment=os.environ, now=WallTime(time.time()))
-    return Configuration(settings, file.resolve().parent, file, tuple(overrides))

@@ -7,14 +7,13 @@ is billed by the hour, so removal is a verb of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from kclrun.aws.fan_out import consumer_of, registered, require_room
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration, yes_option
+from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options, yes_option
 from kclrun.config.changes import refuse_changes
 from kclrun.errors import NotFound, Unavailable
 from kclrun.model.text import harmless
@@ -37,9 +36,9 @@ def consumers() -> None:
 
 @consumers.command(name="list")
 @config_options
-def list_consumers(config: Path | None, overrides: tuple[str, ...]) -> int:
+def list_consumers(config: ConfigChoice) -> int:
     """Show every consumer of the application's streams, its own marked."""
-    aws = _aws(config, overrides)
+    aws = _aws(config)
     reads = aws.settings.fetch.mode == "fan-out"
     for summary, of_stream in _streams(aws):
         found = of_stream.listed()
@@ -55,12 +54,12 @@ def list_consumers(config: Path | None, overrides: tuple[str, ...]) -> int:
 @click.argument("name", metavar="NAME")
 @config_options
 @yes_option
-def remove(name: str, config: Path | None, overrides: tuple[str, ...], *, yes: bool) -> int:
+def remove(name: str, config: ConfigChoice, *, yes: bool) -> int:
     """Deregister a consumer from each of the application's streams.
 
     Its subscriptions end at once. Machines that still read by it go on by polling.
     """
-    aws = _aws(config, overrides)
+    aws = _aws(config)
     found = list(_named(aws, name))
     if not found:
         raise NotFound(
@@ -121,9 +120,9 @@ def _streams(aws: Aws) -> Iterator[tuple[StreamSummary, StreamConsumers]]:
         yield stream.summary, aws.consumers_of(stream.summary.arn)
 
 
-def _aws(config: Path | None, overrides: tuple[str, ...]) -> Aws:
+def _aws(config: ConfigChoice) -> Aws:
     from kclrun.cli.services import Aws
 
-    settings = load_configuration(config, overrides).settings
+    settings = config.load().settings
     refuse_changes(settings, "consumers", "that of a DynamoDB table is read by polling alone")
     return Aws(settings)

@@ -22,7 +22,7 @@ import msgspec
 from kclrun.aws.rows import BrokenRow, Item, decode_row, kcl3_mode_of
 from kclrun.aws.table_setup import refuse_kcl3
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigCommand, config_options
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.messages import naming_table
 from kclrun.cli.services import Aws, OpenStream, fleet_aws, open_streams
 from kclrun.config.units import parse_start
@@ -351,8 +351,7 @@ def _problem(outcome: writes.Outcome) -> str:
     help="With --yes: where all rows go first (default: TABLE-TIME.jsonl, here).",
 )
 def doctor(
-    config: Path | None,
-    overrides: tuple[str, ...],
+    config: ConfigChoice,
     accepted: tuple[str, ...],
     backup: Path | None,
     *,
@@ -376,7 +375,7 @@ def doctor(
         raise click.UsageError("--backup goes with --yes: without it nothing is changed.")
     if backup is not None and backup.exists():
         raise click.UsageError(f"--backup {backup} is there already; it is not overwritten.")
-    aws = fleet_aws(config, overrides)
+    aws = fleet_aws(config)
     examined = examine(aws)
     if not yes or not to_mend(examined.findings, accepted):
         return _print_examination(examined, as_json=as_json)

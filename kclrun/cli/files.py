@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration
+from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 from kclrun.sinks.roll_chains import ADVICE, RollFile, count_rolls, findings_of
@@ -35,7 +35,7 @@ def files() -> None:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
 @config_options
-def verify(folders: Sequence[Path], config: Path | None, overrides: tuple[str, ...]) -> int:
+def verify(folders: Sequence[Path], config: ConfigChoice) -> int:
     """Find rolls that are there twice, missing, without record, or unfinished; change nothing.
 
     It looks at everything below each FOLDER, or below the folders of the configuration, and gives
@@ -43,11 +43,11 @@ def verify(folders: Sequence[Path], config: Path | None, overrides: tuple[str, .
     machines, also as copies with their hidden files. Ends with 0 if nothing is wrong, else with 1.
     Objects in S3 are each created once under their names, so there is nothing to compare.
     """
-    if folders and (config is not None or overrides):
+    if folders and config != ConfigChoice():
         raise click.UsageError("Name folders or a configuration, not both.")
     now = WallTime(time.time())
     shards: defaultdict[str, list[RollFile]] = defaultdict(list)
-    named = {each.resolve() for each in folders or _rolled(config, overrides)}
+    named = {each.resolve() for each in folders or _rolled(config)}
     for folder in sorted(each for each in named if named.isdisjoint(each.parents)):
         for shard, found in rolls_below(folder, now):
             shards[shard] += found
@@ -69,9 +69,9 @@ def _tell(shards: Iterable[Sequence[RollFile]]) -> int:
     return exit_codes.UNMET if counts else exit_codes.DRAINED
 
 
-def _rolled(config: Path | None, overrides: Sequence[str]) -> list[Path]:
+def _rolled(config: ConfigChoice) -> list[Path]:
     """The folders of the outputs with rolled files. Raises: SettingsError if there is none."""
-    settings = load_configuration(config, overrides).settings
+    settings = config.load().settings
     outputs = [each for each in (settings.output, *settings.outputs.values()) if each is not None]
     found = [Path(each.path) for each in outputs if each.path is not None and each.roll is not None]
     if settings.engine == "spark" or not found:

@@ -7,14 +7,13 @@ resources: the region as for `run`, the account from `--account` or from the set
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigCommand, config_options, load_configuration
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError
@@ -45,7 +44,7 @@ _REPLAY: Final = "replay"
     " replay`; caller: who assumes aws.role_arn.",
 )
 @click.option("--account", metavar="NUMBER", help="The account, where no ARN of the file is of it.")
-def iam(config: Path | None, overrides: tuple[str, ...], purpose: str, account: str | None) -> int:
+def iam(config: ConfigChoice, purpose: str, account: str | None) -> int:
     """Print the IAM policy that the application needs: what it calls, on what it names.
 
     \b
@@ -53,7 +52,7 @@ def iam(config: Path | None, overrides: tuple[str, ...], purpose: str, account: 
     aws iam put-role-policy --role-name orders --policy-name kclrun \\
         --policy-document file://policy.json
     """
-    settings = load_configuration(config, overrides).settings
+    settings = config.load().settings
     if settings.aws.endpoint == EMBEDDED:
         raise SettingsError("aws.endpoint: embedded needs no permission; leave it out")
     click.echo(json.dumps(_policy(purpose, settings, _site(settings, account)), indent=2))

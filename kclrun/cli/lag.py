@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -19,7 +18,7 @@ import msgspec
 
 from kclrun import errors
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION, ConfigCommand, config_options
+from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.leases.views import print_table, scan_leases
 from kclrun.cli.messages import some_of
 from kclrun.codec.kpl import drop_until, open_aggregates
@@ -289,9 +288,7 @@ _HOUR_S: Final = 3_600.0
     metavar="DURATION",
     help="Exit code 1 if a shard is further behind than that (as 5m), or not known.",
 )
-def lag(
-    config: Path | None, overrides: tuple[str, ...], *, as_json: bool, max_behind: Duration | None
-) -> int:
+def lag(config: ConfigChoice, *, as_json: bool, max_behind: Duration | None) -> int:
     """Show how far each shard's checkpoint is behind, and the time until records are lost.
 
     Behind is the age of the oldest record above the checkpoint, so up to `checkpoint.every` of it
@@ -303,7 +300,7 @@ def lag(
     """
     from kclrun.cli.services import fleet_aws, open_streams
 
-    aws = fleet_aws(config, overrides)
+    aws = fleet_aws(config)
     streams = open_streams(aws)
     leases = {lease.key: lease for lease in scan_leases(aws)}
     remark_unread(leases.values(), streams)

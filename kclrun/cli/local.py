@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from kclrun.cli.config_options import ConfigCommand, load_configuration
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand
 from kclrun.config.schema import SHARDS_MAX
 
 # The service's rule for names.
@@ -67,7 +67,7 @@ def local(
         raise click.UsageError("--credentials and --config exclude each other.")
     from kclrun.cli.run.embedded import embedded_streams, furnished
 
-    configuration = load_configuration(config, ())
+    configuration = ConfigChoice(config).load()
     return run_local(
         port,
         limits=limits,

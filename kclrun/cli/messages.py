@@ -67,7 +67,7 @@ def naming_table(table: str) -> Iterator[None]:
         yield
     except errors.NotFound as error:
         message = f"there is no lease table {table}; the first start makes it"
-        raise errors.NotFound(message, operation=error.operation, code=error.code) from None
+        raise error.reworded(message) from None
 
 
 def some_of(names: Sequence[str]) -> str:

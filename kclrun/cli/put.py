@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigCommand, stream_options, stream_settings
+from kclrun.cli.config_options import ConfigCommand, StreamChoice, stream_options
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import SHARDS_MAX
 from kclrun.errors import ServiceError, SettingsError
@@ -161,11 +161,7 @@ _SHARDS_AGE_MAX_S: Final = 30.0
 def put(
     *,
     file: str,
-    config: Path | None,
-    overrides: tuple[str, ...],
-    stream: str | None,
-    endpoint: str | None,
-    region: str | None,
+    of: StreamChoice,
     kind: str | None,
     key: str | None,
     rate: int | None,
@@ -187,14 +183,7 @@ def put(
     """
     from kclrun.cli.services import Aws
 
-    settings = stream_settings(
-        config=config,
-        overrides=overrides,
-        stream=stream,
-        endpoint=endpoint,
-        region=region,
-        verb="put",
-    )
+    settings = of.settings("put")
     refuse_changes(settings, "put", "that of a table has the changes of its items; write items")
     aws = Aws(settings)
     if shards is not None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
@@ -28,7 +27,7 @@ from kclrun.aws.instance import BotoLifecycleActions, Imds, open_imds
 from kclrun.aws.kinesis import stream_names
 from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
 from kclrun.aws.wire import WireClient
-from kclrun.cli.config_options import load_configuration
+from kclrun.cli.config_options import ConfigChoice
 from kclrun.config.convert import nearest
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
@@ -106,7 +105,7 @@ def _checked(named: str, open_it: Callable[[], Checkable]) -> str:
             "Create it, or correct its name in the settings: it is looked for in aws.region"
         ) from None
     except errors.ServiceError as error:
-        raise type(error)(f"{named}: {error}", operation=error.operation, code=error.code) from None
+        raise error.reworded(f"{named}: {error}") from None
     except errors.SinkError as error:
         raise errors.Unavailable(f"{named}: {error}") from None
 
@@ -301,9 +300,9 @@ class Aws:
         )
 
 
-def fleet_aws(config: Path | None, overrides: Sequence[str]) -> Aws:
+def fleet_aws(config: ConfigChoice) -> Aws:
     """Table and stream of the configuration. Raises: SettingsError, also on Spark: no leases."""
-    settings = load_configuration(config, overrides).settings
+    settings = config.load().settings
     if settings.engine == "spark":
         raise errors.SettingsError(
             "engine: spark keeps no leases: positions are in the query's checkpoint,"
@@ -350,12 +349,8 @@ def _opened(aws: Aws, patiently: Patiently) -> Mapping[StreamKey, OpenStream]:
     if len(missing) == 1:
         raise missing[0]
     if missing:
-        first = missing[0]
-        raise errors.NotFound(
-            "\n".join([f"{len(missing)} streams are not there", *map(str, missing)]),
-            operation=first.operation,
-            code=first.code,
-        )
+        message = [f"{len(missing)} streams are not there", *map(str, missing)]
+        raise missing[0].reworded("\n".join(message))
     return found
 
 

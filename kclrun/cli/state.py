@@ -14,12 +14,7 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import (
-    ConfigGroup,
-    config_options,
-    load_configuration,
-    yes_option,
-)
+from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options, yes_option
 from kclrun.config.state import state_place
 from kclrun.errors import SettingsError
 from kclrun.model.output import Cursor
@@ -64,12 +59,12 @@ def state() -> None:
 @state.command()
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document a shard.")
-def show(config: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> int:
+def show(config: ConfigChoice, *, as_json: bool) -> int:
     """Show each shard's version, its keys, pending timers and bytes, and its chain's length.
 
     Every version is read: the stored bytes are those of the chain.
     """
-    for row, store in _leases(config, overrides):
+    for row, store in _leases(config):
         kept, _ = read_state(row, store)
         if as_json:
             click.echo(msgspec.json.encode(kept).decode())
@@ -85,12 +80,12 @@ def show(config: Path | None, overrides: tuple[str, ...], *, as_json: bool) -> i
 
 @state.command()
 @config_options
-def verify(config: Path | None, overrides: tuple[str, ...]) -> int:
+def verify(config: ConfigChoice) -> int:
     """Read and check every version that a lease would begin with.
 
     Exit code 1 if one is missing or damaged, or a row names none for its checkpoint.
     """
-    found = [read_state(row, store)[0] for row, store in _leases(config, overrides)]
+    found = [read_state(row, store)[0] for row, store in _leases(config)]
     wrong = [each for each in found if each.wrong]
     for each in wrong:
         click.echo(f"{each.shard}: {each.wrong}", err=True)
@@ -109,9 +104,7 @@ def verify(config: Path | None, overrides: tuple[str, ...]) -> int:
     metavar="FILE",
     help="Write to this file, which must not exist, for its owner to read. Without it, to stdout.",
 )
-def export(
-    config: Path | None, overrides: tuple[str, ...], shards: tuple[str, ...], output: Path | None
-) -> int:
+def export(config: ConfigChoice, shards: tuple[str, ...], output: Path | None) -> int:
     """Write the values of every key, one JSON document a line, as the checkpoints have them.
 
     Each has the shard, its checkpoint, the key and its values by name; bytes are base64. This is
@@ -124,7 +117,7 @@ def export(
     """
     chosen = [
         (row, store)
-        for row, store in _leases(config, overrides)
+        for row, store in _leases(config)
         if not shards or {row.key, shard_id_of(row.key), called(row.key)} & set(shards)
     ]
     if shards and not chosen:
@@ -166,8 +159,7 @@ def export(
 )
 @yes_option
 def rebuild(
-    config: Path | None,
-    overrides: tuple[str, ...],
+    config: ConfigChoice,
     *,
     shards: tuple[str, ...],
     is_all: bool,
@@ -190,7 +182,7 @@ def rebuild(
     """
     from kclrun.cli.replay.rebuild import Wish, rebuild_state
 
-    configuration = load_configuration(config, overrides)
+    configuration = config.load()
     wish = Wish(shards=shards, is_all=is_all, begin=begin, stream=stream, folder=folder)
     return rebuild_state(configuration, wish, is_confirmed=yes)
 
@@ -216,12 +208,10 @@ def _line(kept: Kept, key: str, values: Mapping[str, bytes]) -> bytes:
     return msgspec.json.encode(of, enc_hook=str) + b"\n"
 
 
-def _leases(
-    config: Path | None, overrides: tuple[str, ...]
-) -> Iterator[tuple[Lease, VersionStore]]:
+def _leases(config: ConfigChoice) -> Iterator[tuple[Lease, VersionStore]]:
     from kclrun.cli.services import Aws
 
-    aws = Aws(load_configuration(config, overrides).settings)
+    aws = Aws(config.load().settings)
     return with_stores(aws, _rows(aws))
 
 

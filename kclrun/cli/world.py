@@ -138,11 +138,10 @@ def patiently(call: Callable[[], T], deadline: Instant, patience_s: float) -> T:
             patient_s = patience_s * (THROTTLED_PATIENCES - 1) if is_throttled else 0.0
             if time.monotonic() + pause_s >= deadline + patient_s:
                 who = "AWS" if error.operation else "The destination"
-                raise Unavailable(
+                raise error.reworded(
                     f"{who} has not answered for {patience_s:g} s (aws.start_timeout)\n"
                     f"The last attempt: {error}",
-                    operation=error.operation,
-                    code=error.code,
+                    Unavailable,
                 ) from None
             time.sleep(pause_s)
 

@@ -14,8 +14,7 @@ from kclrun.page.detail_view import Details, letters_body
 from kclrun.page.fleet_view import fleet_body, outputs_body, settings_body
 from kclrun.page.layout import page
 from kclrun.page.markup import Html, element, joined, short
-from kclrun.page.shard_view import shard_body
-from kclrun.page.shards_view import lineage_body, shards_body
+from kclrun.page.shards_view import lineage_body, shard_body, shards_body
 from kclrun.page.snapshot import About, Snapshot
 
 _HTML: Final = "text/html; charset=utf-8"

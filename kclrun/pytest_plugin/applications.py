@@ -24,7 +24,7 @@ import psutil
 
 from kclrun.aws.endpoints import LOOPBACK_REGION
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import load_configuration
+from kclrun.cli.config_options import ConfigChoice
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 from kclrun.local.in_process import InProcessAws
@@ -166,7 +166,7 @@ class Applications:
     def start(self, config: Config, *overrides: str) -> Application:
         """Start it, and do not wait; it runs until it is stopped, at most until the test ends."""
         file = self._file(config) if isinstance(config, Mapping) else Path(config)
-        settings = load_configuration(file, overrides).settings
+        settings = ConfigChoice(file, overrides).load().settings
         if settings.engine != "fleet":
             raise SettingsError("run_application is for engine: fleet")
         for source in settings.streams:

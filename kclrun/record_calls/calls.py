@@ -126,6 +126,16 @@ class _Batch(NamedTuple):
         return self.batch.records[number - self.end - 1].position
 
 
+class CallTerms(NamedTuple):
+    """What the single records of one processor are called with, on either engine and in a test."""
+
+    processor: RecordProcessor
+    context: Context
+    concurrency: Concurrency
+    policy: ErrorPolicy
+    decoding: Decoding | None
+
+
 class RecordCalls:
     """The calls of one processor. `run` gives it records until all are settled.
 
@@ -136,33 +146,28 @@ class RecordCalls:
 
     def __init__(
         self,
-        processor: RecordProcessor,
-        context: Context,
-        concurrency: Concurrency,
-        policy: ErrorPolicy,
-        breaker: Breaker,
+        terms: CallTerms,
         *,
         host: RecordHost,
-        decoding: Decoding | None,
         make_thread: MakeThread,
         make_runner: MakeRunner = runner_of,
         wait: Callable[[float | None], object] | None = None,
         tell_s: float = TELL_S,
     ) -> None:
         self._host = host
-        self._context = context
+        self._context = context = terms.context
         self._entries = context._entries  # noqa: SLF001 - of the runtime's side of a context
-        self._decoding = decoding
+        self._decoding = terms.decoding
         self._tell_s = tell_s
-        self._concurrency = concurrency
-        self._policy = policy
-        self._breaker = breaker
+        self._concurrency = terms.concurrency
+        self._policy = terms.policy
+        self._breaker = Breaker(terms.policy.limit)
         self.changed = threading.Event()
         self.wake = self.changed.set
         self._wait = wait or self.changed.wait
-        self._runner = make_runner(processor, concurrency, self.wake, make_thread)
+        self._runner = make_runner(terms.processor, terms.concurrency, self.wake, make_thread)
         self.is_running = False
-        self._window = RecordWindow(concurrency, policy, breaker)
+        self._window = RecordWindow(terms.concurrency, terms.policy, self._breaker)
         # Of the window: contexts of records that are not settled, when the calls under way began.
         self._contexts: dict[int, RecordContext] = {}
         self._began: dict[int, Instant] = {}

@@ -67,7 +67,7 @@ def _key_text(row: Mapping[str, Any], column: str) -> str:
 
 def naming(where: str, error: errors.ServiceError) -> errors.ServiceError:
     """The same error, with the destination in front."""
-    return type(error)(f"{where}: {error}", operation=error.operation, code=error.code)
+    return error.reworded(f"{where}: {error}")
 
 
 class MessageOutput:

@@ -129,11 +129,9 @@ def leases_of(table: LeaseTable, name: str, streams: Streams) -> Mapping[str, Le
                     rows[shard] = _placed(lease, shard, first)
             broken += page.broken
     except errors.NotFound as error:
-        raise errors.NotFound(
+        raise error.reworded(
             f"startingLeases: there is no lease table {name} in this region: name the application"
-            " as its configuration does, or its table where leases.table names one",
-            operation=error.operation,
-            code=error.code,
+            " as its configuration does, or its table where leases.table names one"
         ) from None
     if broken:
         raise errors.SettingsError(

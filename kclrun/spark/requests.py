@@ -72,25 +72,19 @@ def require_stream(
         try:
             return admin.summary()
         except errors.NotFound as error:
-            raise errors.NotFound(
+            raise error.reworded(
                 f"there is no stream {reached.name} at {where}: {error}\n"
-                "Check streamName, region and endpointUrl; kclrun does not create streams",
-                operation=error.operation,
-                code=error.code,
+                "Check streamName, region and endpointUrl; kclrun does not create streams"
             ) from None
         except errors.AccessDenied as error:
-            raise errors.AccessDenied(
-                f"the stream {reached.name} at {where} may not be read: {error}",
-                operation=error.operation,
-                code=error.code,
+            raise error.reworded(
+                f"the stream {reached.name} at {where} may not be read: {error}"
             ) from None
         except (errors.Throttled, errors.Unavailable) as error:
             if clock() >= give_up_at:
-                raise type(error)(
+                raise error.reworded(
                     f"the stream {reached.name} cannot be reached at {where}, tried for"
-                    f" {_WAIT_MAX_S:.0f} s: {error}\nCheck endpointUrl, region and the network",
-                    operation=error.operation,
-                    code=error.code,
+                    f" {_WAIT_MAX_S:.0f} s: {error}\nCheck endpointUrl, region and the network"
                 ) from None
             wait(_PAUSE_S)
 

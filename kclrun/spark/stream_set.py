@@ -183,10 +183,8 @@ class StreamsAdmin:
         try:
             listed = self.by_name[name].list_shards(shard_filter)
         except NotFound as error:
-            raise NotFound(
-                f"the stream {name} is gone, or cannot be listed: {error}",
-                operation=error.operation,
-                code=error.code,
+            raise error.reworded(
+                f"the stream {name} is gone, or cannot be listed: {error}"
             ) from None
         first = self._first_keys[name]
         placed = (

@@ -15,21 +15,13 @@ from functools import partial
 from typing import Any, Final, Protocol, TextIO
 
 from kclrun.consuming.concurrency import Concurrency
-from kclrun.consuming.delivery import ErrorPolicy
-from kclrun.consuming.failures import Breaker
 from kclrun.errors import ProcessorError, RetryLater
-from kclrun.model.record import Decoding, Record
+from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.observe.failures import describe
-from kclrun.processor import (
-    Context,
-    KeptRow,
-    RecordContext,
-    RecordProcessor,
-    is_asynchronous,
-)
-from kclrun.record_calls.calls import RecordCalls, RecordHost, Records, Stop
+from kclrun.processor import KeptRow, RecordContext, RecordProcessor, is_asynchronous
+from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Records, Stop
 from kclrun.record_calls.runners import Call, Ended, InlineRunner, LoopRunner, MakeThread, Runner
 from kclrun.state.keyed import Undoable
 
@@ -157,13 +149,9 @@ class RecordKit(RecordHost):
 
     def __init__(
         self,
-        processor: RecordProcessor,
-        context: Context,
-        concurrency: Concurrency,
-        policy: ErrorPolicy,
+        terms: CallTerms,
         *,
         seed: int | None,
-        decoding: Decoding | None,
         places: Places,
         given_up: Callable[[Record], None],
         note_error: Callable[[str], None],
@@ -183,9 +171,8 @@ class RecordKit(RecordHost):
         self._errors: dict[int, BaseException] = {}
         self._halt: BaseException | None = None
         self.calls = RecordCalls(
-            *(processor, context, concurrency, policy, Breaker(policy.limit)),
+            terms,
             host=self,
-            decoding=decoding,
             make_thread=_no_thread,
             make_runner=partial(self._runner, None if seed is None else random.Random(seed)),
             wait=self._wait,

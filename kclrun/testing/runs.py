@@ -41,6 +41,7 @@ from kclrun.processor import (
     fires_timers,
     refuse_deferred,
 )
+from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.fitting import NO_ORDER, require_fit
 from kclrun.state.timers import Step, Timer
 from kclrun.testing.record_runs import RecordKit
@@ -394,10 +395,10 @@ class _Life:
             self._kit = self._make_kit(context)
 
     def _make_kit(self, context: Context) -> RecordKit:
+        concurrency = self._concurrency or Concurrency()
         return RecordKit(
-            *(self._processor, context, self._concurrency or Concurrency(), self._policy),
+            CallTerms(self._processor, context, concurrency, self._policy, self._decoding),
             seed=self._seed,
-            decoding=self._decoding,
             places=self.ledger,
             given_up=self.run.given_up.append,
             note_error=self._note_error,

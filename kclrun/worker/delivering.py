@@ -20,7 +20,6 @@ from kclrun.consuming.commands import (
     CallShardEnded,
     CallShutdownRequested,
 )
-from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import (
     Attempts,
     Call,
@@ -40,9 +39,9 @@ from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import Failure, describe
-from kclrun.processor import Context, KeptRow, RecordProcessor, call_method
+from kclrun.processor import KeptRow, RecordProcessor, call_method
 from kclrun.protocol.reports import OUTPUT, ProcessorFailed, ProcessorRecovered, Report
-from kclrun.record_calls.calls import RecordCalls, Records, Stop
+from kclrun.record_calls.calls import CallTerms, RecordCalls, Records, Stop
 from kclrun.record_calls.runners import PROCESS_RECORD, MakeThread
 from kclrun.state.keyed import Undoable
 from kclrun.worker.clock import boottime
@@ -142,10 +141,7 @@ class Deliverer:
 
     def take_records(
         self,
-        processor: RecordProcessor,
-        context: Context,
-        concurrency: Concurrency,
-        decoding: Decoding | None,
+        terms: CallTerms,
         rows: RowPlaces,
         *,
         fence: Callable[[], Instant | None],
@@ -153,13 +149,12 @@ class Deliverer:
     ) -> None:
         """Batches are given record by record from here on. Called by `prepare`."""
         self._records = RecordDelivery(
-            *(processor, context, concurrency, self._policy, self._breaker),
+            terms,
             queue=self._queue,
             rows=rows,
             post=self._post,
             report=self._report,
             giving_up=self._giving_up,
-            decoding=decoding,
             more=self._more_records,
             processed=self._record_processed,
             returned=self._returned,
@@ -516,18 +511,13 @@ class RecordDelivery:
 
     def __init__(
         self,
-        processor: RecordProcessor,
-        context: Context,
-        concurrency: Concurrency,
-        policy: ErrorPolicy,
-        breaker: Breaker,
+        terms: CallTerms,
         *,
         queue: DeliveryQueue,
         rows: RowPlaces,
         post: Callable[[ProcessorFailed], None],
         report: Callable[[Report], None],
         giving_up: GivingUp,
-        decoding: Decoding | None,
         more: Callable[[], Batch | None],
         processed: Callable[[ExtendedSequenceNumber], None],
         returned: Callable[[Batch], None],
@@ -545,13 +535,7 @@ class RecordDelivery:
         self._fence = fence
         self._troubles: dict[int, tuple[Trouble, Failure]] = {}
         self._batches: list[Batch] = []
-        self.calls = RecordCalls(
-            *(processor, context, concurrency, policy, breaker),
-            host=self,
-            decoding=decoding,
-            make_thread=make_thread,
-            wait=self._wait,
-        )
+        self.calls = RecordCalls(terms, host=self, make_thread=make_thread, wait=self._wait)
         queue.tell_changes(self.calls.wake)
 
     def deliver(self, batch: Batch) -> bool:

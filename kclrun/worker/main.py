@@ -58,6 +58,7 @@ from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row, call_method, fires_timers
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
+from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.fitting import require_fit
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.worker.clock import boottime
@@ -500,11 +501,9 @@ class LeaseProcess:
     def _take_records(
         self, processor: RecordProcessor, context: Context, decoding: Decoding | None
     ) -> None:
+        concurrency, policy = self._spec.concurrency or Concurrency(), error_policy(self._spec)
         self._deliverer.take_records(
-            processor,
-            context,
-            self._spec.concurrency or Concurrency(),
-            decoding,
+            CallTerms(processor, context, concurrency, policy, decoding),
             self._rows,
             fence=self._fence,
             make_thread=self._make_thread,

@@ -20,7 +20,7 @@ from bench.measuring import timed
 from kclrun.aws.operations import Operation
 from kclrun.aws.table_setup import ensure_table
 from kclrun.aws.wire import WireClient
-from kclrun.cli.config_options import load_configuration
+from kclrun.cli.config_options import ConfigChoice
 from kclrun.cli.page.command import BESIDE_A_MANAGER_S, page_beside_run
 from kclrun.cli.page.reading import FleetReader
 from kclrun.cli.page.top import render_fleet
@@ -115,7 +115,7 @@ def _lived(endpoint: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "app.yaml")
         config.write_text(_text(endpoint))
-        configuration = load_configuration(config, ("observe.page=0",))
+        configuration = ConfigChoice(config, ("observe.page=0",)).load()
         with page_beside_run(configuration) as url:
             assert url is not None
             began, cpu_s = time.monotonic(), _cpu_of_others_s()

@@ -17,6 +17,7 @@ from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.processor import Checkpointer, Context, KeptRow, RecordContext, RecordProcessor
+from kclrun.record_calls.calls import CallTerms
 from kclrun.state.keyed import Undoable
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer
@@ -88,7 +89,8 @@ def _deliver(processor: RecordProcessor, pages: list[Page], concurrency: int) ->
     def prepare(row: Lease) -> tuple[RecordProcessor, None, Decoding | None]:
         if not isinstance(processor, _NothingOfBatches):
             deliverer.take_records(
-                *(processor, _context(), Concurrency(concurrency), None, _NoRows()),
+                CallTerms(processor, _context(), Concurrency(concurrency), policy, None),
+                _NoRows(),
                 fence=lambda: Instant(boottime() + 3600),
                 make_thread=daemon_thread,
             )

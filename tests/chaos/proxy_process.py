@@ -17,6 +17,7 @@ import msgspec
 from tests.chaos.faults import Fault
 from tests.chaos.proxy import Door, FaultProxy
 from tests.patience import HUNG_S
+from tests.support.growing_files import lines_behind
 
 # An hour of weather is a few thousand faults of 200 bytes; a day is a few MB.
 _LINE_BYTES_MAX = 1 << 26
@@ -62,12 +63,8 @@ class ProxyProcess:
 
     def read(self):
         """Take in what was noted since; returns all hits."""
-        with self.notes_path.open("rb") as file:
-            file.seek(self._offset)
-            text = file.read()
-        whole = text.rfind(b"\n") + 1
-        self._offset += whole
-        for line in text[:whole].splitlines():
+        lines, self._offset = lines_behind(self.notes_path, self._offset)
+        for line in lines:
             hit = json.loads(line)
             self.hits.append(hit)
             self.counts[hit["kind"]] += 1

@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from kclrun.cli.config_options import load_configuration
+from kclrun.cli.config_options import ConfigChoice
 from kclrun.cli.page import letters as page_letters
 from kclrun.cli.page.letters import PageLetters
 from kclrun.errors import SettingsError
@@ -24,7 +24,7 @@ def configured(place, aws, tmp_path, monkeypatch):
         f"aws: {{region: us-east-1, endpoint: '{aws.endpoint}'}}\n"
     )
     config.chmod(0o600)
-    return PageLetters(load_configuration(config, ()))
+    return PageLetters(ConfigChoice(config).load())
 
 
 @pytest.mark.parametrize("kind", ["folder", "s3", "sqs", "fifo", "stream"])

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import msgspec
@@ -174,15 +175,76 @@ def expected_rows(shard: str, upto: int) -> list[int]:
     ]
 
 
-class Life:
-    """One lease process, from its claim on. A former one goes on as a zombie."""
+class WithRow:
+    """What a lease process has: its row, outputs, and commits."""
 
-    def __init__(self, world: World, shard: str) -> None:
+    outputs: Outputs
+
+    def __init__(self, world: Any, shard: str) -> None:
         world.lives += 1
         self.world, self.shard = world, shard
         self.fates: tuple[list[str], list[str]] = ([], [])  # of the state, and of the rows
-        self.row = world.claim(shard)
+        self.row: Lease = world.claim(shard)
         self.is_over = self.is_waiting = False
+
+    def _begin(self) -> tuple[ExtendedSequenceNumber, list[ExtendedSequenceNumber]]:
+        self.commits = OutputCommits(policy())
+        self.commits.claim(self.row)
+        cursors = dict(self.row.outputs.cursors) if self.row.outputs is not None else {}
+        start, cuts = self.outputs.begin(self.row.checkpoint, cursors, may_adopt=True)
+        assert start == self.row.checkpoint, "what the state does not have is processed again"
+        self.commits.begin(start, self.outputs.cursors())
+        return start, list(cuts)
+
+    def _broke(self, error: BaseException) -> None:
+        raise AssertionError from error
+
+    def _change(self, change):  # type: ignore[no-untyped-def]
+        self.outputs.change_state(change)
+
+    def turn(self) -> None:
+        if not self.is_over and self.outputs._has_work():
+            try:
+                self.is_over = not self.outputs.turn()
+            except Crash:
+                self.is_over = True
+
+    def _ask(self, wanted: ExtendedSequenceNumber) -> None:
+        for asked in self.commits.ask(CommitOutputs(wanted, must=True), Instant(10.0**9)):
+            self.outputs.commit(asked)
+        self.turn()
+
+    def _write(self, wanted: ExtendedSequenceNumber, fate: str) -> bool:
+        """Write a checkpoint with what the outputs say; whether it applied now."""
+        saved, is_end = self.row.checkpoint, wanted == SHARD_END
+        position = self.commits.covered(wanted, saved, saved)
+        if position == saved or (is_end and position != SHARD_END):
+            return False
+        cursors, version = self.commits.to_write(self.row, position)
+        row = msgspec.structs.replace(
+            self.row,
+            checkpoint=position,
+            outputs=StoredCursors(position, cursors) if cursors is not None else self.row.outputs,
+            state_version=version if version is not None else self.row.state_version,
+        )
+        if fate == "late":
+            self.world.late.append((self, row))
+            self.is_waiting = True
+            return False
+        if not self.world.write(self, row):
+            self.is_over = True
+            return False
+        self.row = row
+        self.is_over |= is_end
+        self.outputs.confirm(row.state_version)
+        return True
+
+
+class Life(WithRow):
+    """One lease process, from its claim on. A former one goes on as a zombie."""
+
+    def __init__(self, world: World, shard: str) -> None:
+        super().__init__(world, shard)
         store = MemoryVersions(world.stored, self.fates[0])
         nonce = f"{world.lives:08x}"
         self.kept: KeptEntries = MemoryEntries()
@@ -201,22 +263,11 @@ class Life:
             now=world.now,
             state=Keyed(self.versions, self.live.undo, 0.0),
         )
-        self.commits = OutputCommits(policy())
-        self.commits.claim(self.row)
-        cursors = dict(self.row.outputs.cursors) if self.row.outputs is not None else {}
-        start, cuts = self.outputs.begin(self.row.checkpoint, cursors, may_adopt=True)
-        assert start == self.row.checkpoint, "what the state does not have is processed again"
-        self.commits.begin(start, self.outputs.cursors())
+        _, cuts = self._begin()
         self.cuts = [number_at(cut, shard) for cut in cuts]
-
-    def _broke(self, error: BaseException) -> None:
-        raise AssertionError(error)
 
     def _sql(self, destination: Destination) -> MemoryOutput:
         return MemoryOutput(destination, self.world.lives, self.fates[1])
-
-    def _change(self, change):  # type: ignore[no-untyped-def]
-        self.outputs.change_state(change)
 
     def _post(self, event: events.Event) -> None:
         if isinstance(event, events.OutputsCommitted):
@@ -250,47 +301,16 @@ class Life:
         self.outputs.settle(at(end))
         self.reported, self.done = self.done, end  # the core learns of it later
 
-    def turn(self) -> None:
-        if not self.is_over and self.outputs._has_work():
-            try:
-                self.is_over = not self.outputs.turn()
-            except Crash:
-                self.is_over = True
-
     def save(self, fate: str) -> None:
         """A checkpoint: asked of the outputs, and written with what they say. The outputs may be
         ahead of what the core was told."""
         if self.is_over or self.is_waiting:
             return
-        is_end = self.reported == RECORDS[self.shard]
-        wanted = SHARD_END if is_end else at(self.reported)
-        for asked in self.commits.ask(CommitOutputs(wanted, must=True), Instant(10.0**9)):
-            self.outputs.commit(asked)
-        self.turn()
-        self.reported, reported = self.done, self.reported
-        if self.is_over:
-            return
-        saved = self.row.checkpoint
-        wanted = SHARD_END if is_end else at(reported)
-        position = self.commits.covered(wanted, saved, saved)
-        if position == saved or (is_end and position != SHARD_END):
-            return
-        cursors, version = self.commits.to_write(self.row, position)
-        row = msgspec.structs.replace(
-            self.row,
-            checkpoint=position,
-            outputs=StoredCursors(position, cursors) if cursors is not None else self.row.outputs,
-            state_version=version if version is not None else self.row.state_version,
-        )
-        if fate == "late":
-            self.world.late.append((self, row))
-            self.is_waiting = True
-        elif self.world.write(self, row):
-            self.row = row
-            self.is_over |= is_end
-            self.outputs.confirm(row.state_version)
-        else:
-            self.is_over = True
+        wanted = SHARD_END if self.reported == RECORDS[self.shard] else at(self.reported)
+        self._ask(wanted)
+        self.reported = self.done
+        if not self.is_over:
+            self._write(wanted, fate)
 
 
 def policy() -> LifePolicy:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import msgspec
 import pytest
 
 from kclrun.aws.rows import decode_row, encode_row
@@ -19,18 +18,16 @@ from kclrun.consuming.commands import (
     AllowDelivery,
     AnswerCheckpoint,
     CheckpointAnswer,
-    CommitOutputs,
 )
 from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import ConfirmStop, ErrorPolicy
-from kclrun.consuming.outputs import OutputCommits
 from kclrun.consuming.timers import Quiet, TimerRun
 from kclrun.model.lease import Lease
-from kclrun.model.output import StoredCursors
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime
 from kclrun.processor import Checkpointer, Context, RecordProcessor
+from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.runners import Ended
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import Counter, LiveEntries, State
@@ -48,8 +45,8 @@ from kclrun.worker.delivery_queue import (
 from kclrun.worker.outputs import Keyed, Outputs, Pace
 from tests.examples import seeds
 from tests.properties import test_worker_state
-from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, at, keys_of, policy
-from tests.support.memory_output import Crash, MemoryOutput
+from tests.properties.test_worker_state import OF_ROWS, PARENTS, RANGES, at, keys_of
+from tests.support.memory_output import MemoryOutput
 from tests.support.memory_versions import MemoryVersions
 
 RECORDS = {shard: len(keys_of(shard)) for shard in RANGES}
@@ -192,18 +189,15 @@ class World(test_worker_state.World):
         self.late.clear()
 
 
-class Life:
+class Life(test_worker_state.WithRow):
     """One lease process with its real main thread, queue and outputs; `skew_s` is its clock's."""
 
     def __init__(self, world: World, shard: str, skew_s: float) -> None:
-        world.lives += 1
-        self.world, self.shard, self.skew_s = world, shard, skew_s
-        self.fates: tuple[list[str], list[str]] = ([], [])
+        super().__init__(world, shard)
+        self.skew_s = skew_s
         self.raises: list[bool] = []
         self.asks: list[bool] = []
         self.stops: list[bool] = []
-        self.row = world.claim(shard)
-        self.is_over = self.is_waiting = False
         self.processed = self.delivered = self.reported = self.row.checkpoint
         store = MemoryVersions(world.stored, self.fates[0])
         self.versions = StateVersions(store, shard, self.row.counter, f"{world.lives:08x}")
@@ -218,22 +212,18 @@ class Life:
             now=world.now,
             state=Keyed(self.versions, self.live.undo, 0.0),
         )
-        self.commits = OutputCommits(policy())
-        self.commits.claim(self.row)
-        cursors = dict(self.row.outputs.cursors) if self.row.outputs is not None else {}
-        start, self.cuts = self.outputs.begin(self.row.checkpoint, cursors, may_adopt=True)
-        assert start == self.row.checkpoint
-        self.commits.begin(start, self.outputs.cursors())
+        start, self.cuts = self._begin()
         self.queue = DeliveryQueue(QueueLimits(10**6, 100), lambda: Instant(1.0))
         self.queue.cut_at(self.cuts)
         self.queue.allow_delivery(AllowDelivery(Instant(10.0**12), 10**6, 10**6))
         self.calls = CheckpointCalls(
             self._asked, lambda each: self.outputs.cover(each or self.delivered), lambda: False
         )
+        self.policy = ErrorPolicy(10, 0.0)
         self.deliverer = Deliverer(
             self.queue,
             self._post,
-            ErrorPolicy(10, 0.0),
+            self.policy,
             prepare=self._prepare,
             checkpoints=self.calls,
             report=lambda _: None,
@@ -250,12 +240,6 @@ class Life:
         timers._quiet = lambda: self.quiet
         self.quiet: Quiet | None = None
         self.unread = [each for each in records_of(shard) if each.position > start]
-
-    def _change(self, change):  # type: ignore[no-untyped-def]
-        self.outputs.change_state(change)
-
-    def _broke(self, error: BaseException) -> None:
-        raise AssertionError from error
 
     def _prepare(self, row: Lease):  # type: ignore[no-untyped-def]
         processor = self.world.kind(self)
@@ -292,7 +276,8 @@ class Life:
             watermark=lambda: run.watermark,
         )
         self.deliverer.take_records(
-            *(processor, context, Concurrency(3), None, self.outputs),
+            CallTerms(processor, context, Concurrency(3), self.policy, None),
+            self.outputs,
             fence=lambda: Instant(10.0**12),
             make_thread=lambda *_: None,
         )
@@ -351,47 +336,17 @@ class Life:
                 case other:
                     raise AssertionError(other)
 
-    def turn(self) -> None:
-        if not self.is_over and self.outputs._has_work():
-            try:
-                self.is_over = not self.outputs.turn()
-            except Crash:
-                self.is_over = True
-
     def save(self, fate: str, *, may_end: bool = True) -> None:
         if self.is_over or self.is_waiting:
             return
         last = records_of(self.shard)[-1].position if RECORDS[self.shard] else TRIM_HORIZON
         is_end = may_end and self.reported.of_record >= last and not (self.unread or self.is_due)
         wanted = SHARD_END if is_end else self.reported
-        for asked in self.commits.ask(CommitOutputs(wanted, must=True), Instant(10.0**9)):
-            self.outputs.commit(asked)
-        self.turn()
-        self.reported, reported = self.processed, self.reported
-        if self.is_over:
-            return
-        saved = self.row.checkpoint
-        position = self.commits.covered(SHARD_END if is_end else reported, saved, saved)
-        if position == saved or (is_end and position != SHARD_END):
-            return
-        cursors, version = self.commits.to_write(self.row, position)
-        row = msgspec.structs.replace(
-            self.row,
-            checkpoint=position,
-            outputs=StoredCursors(position, cursors) if cursors is not None else self.row.outputs,
-            state_version=version if version is not None else self.row.state_version,
-        )
-        if fate == "late":
-            self.world.late.append((self, row))
-            self.is_waiting = True
-        elif self.world.write(self, row):
-            self.row = row
+        self._ask(wanted)
+        self.reported = self.processed
+        if not self.is_over and self._write(wanted, fate):
             self._note_watermark()
-            self.is_over |= is_end
-            self.calls.note_durable(position)
-            self.outputs.confirm(row.state_version)
-        else:
-            self.is_over = True
+            self.calls.note_durable(self.row.checkpoint)
 
     def _note_watermark(self) -> None:
         assert self.deliverer._timers is not None

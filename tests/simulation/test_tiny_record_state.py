@@ -9,14 +9,13 @@ import pytest
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.consuming.concurrency import Concurrency, RecordWindow
 from kclrun.consuming.delivery import ErrorPolicy
-from kclrun.consuming.failures import Breaker
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant, WallTime
 from kclrun.processor import Context, RecordProcessor
-from kclrun.record_calls.calls import RecordCalls
+from kclrun.record_calls.calls import CallTerms, RecordCalls
 from kclrun.record_calls.runners import Ended, InlineRunner
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.chain import read_chain
@@ -199,9 +198,8 @@ class Life:
         processor.raises = lambda: self._chooses("raises_left")
         self.inline = InlineRunner(processor.process_record)
         calls = RecordCalls(
-            *(processor, context_of(self.live), Concurrency(3), policy, Breaker(policy.limit)),
+            CallTerms(processor, context_of(self.live), Concurrency(3), policy, None),
             host=self,
-            decoding=None,
             make_thread=None,
             make_runner=lambda *_: self,
             wait=lambda _: None,

@@ -55,3 +55,17 @@ def stream_of(embedded):
 def collected(spark, tmp_path):
     """Makes a `Collected` for a stream, with options of the source."""
     return lambda stream, **options: Collected(spark, stream, tmp_path, **options)
+
+
+@pytest.fixture
+def rig_of(request, spark, stream_of, tmp_path):
+    """Makes a `Rig` of the test's module over a stream of as many shards as asked for."""
+    made = []
+
+    def make(shards):
+        made.append(request.module.Rig(spark, stream_of(shards), tmp_path))
+        return made[-1]
+
+    yield make
+    for query in (query for rig in made for query in rig.queries):
+        query.stop()

@@ -26,28 +26,13 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from kclrun.samples import flight_pipelines, flights, late_chains
+from kclrun.spark.executor.reading import ARROW_SCHEMA, SCHEMA
 
 pytestmark = pytest.mark.slow
 
 Pairs = list[tuple[str, bytes]]
 Pipeline = Callable[[DataFrame, Mapping[str, Any]], DataFrame]
 
-SCHEMA = pa.schema(
-    [
-        ("data", pa.binary()),
-        ("partitionKey", pa.string()),
-        ("explicitHashKey", pa.string()),
-        ("stream", pa.string()),
-        ("shardId", pa.string()),
-        ("sequenceNumber", pa.string()),
-        ("subSequenceNumber", pa.int64()),
-        ("approximateArrivalTimestamp", pa.timestamp("us", tz="UTC")),
-    ]
-)
-DDL = (
-    "data binary, partitionKey string, explicitHashKey string, stream string, shardId string,"
-    " sequenceNumber string, subSequenceNumber long, approximateArrivalTimestamp timestamp"
-)
 HEARTBEAT = ("heartbeat", f"heartbeat,{HEARTBEAT_AT}".encode())
 
 
@@ -120,7 +105,7 @@ class Feed:
     def add(self, batches: Iterable[list[dict[str, Any]]]) -> None:
         for batch in batches:
             path = self._folder / "in" / f"{self._files:03}.parquet"
-            pq.write_table(pa.Table.from_pylist(batch, schema=SCHEMA), path)
+            pq.write_table(pa.Table.from_pylist(batch, schema=ARROW_SCHEMA), path)
             # Spark takes files by their age, which it knows to the millisecond.
             os.utime(path, (1_000_000_000 + self._files, 1_000_000_000 + self._files))
             self._files += 1
@@ -128,7 +113,7 @@ class Feed:
     def run(self, pipeline: Pipeline, options: Mapping[str, Any] | None = None) -> list[Any]:
         """Everything that is there, one file a batch; the progress of each batch."""
         records = (
-            self._spark.readStream.schema(DDL)
+            self._spark.readStream.schema(SCHEMA)
             .option("maxFilesPerTrigger", 1)
             .parquet(str(self._folder / "in"))
         )

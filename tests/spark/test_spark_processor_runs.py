@@ -11,17 +11,13 @@ from pyspark.errors import StreamingQueryException
 import kclrun.spark
 from kclrun.aws.credentials import LOOPBACK_CREDENTIALS
 from kclrun.aws.dead_letters import open_letters
-from kclrun.config.schema import FetchSettings, OnErrorSettings, Settings
-from kclrun.config.units import Duration
 from kclrun.errors import SettingsError
 from kclrun.local.filling import make_stream
 from kclrun.model.letter import LetterPlace
 from kclrun.model.wire import WireEndpoint
-from kclrun.spark.options import Use, read_source_options
-from kclrun.spark.processors.source import OBSERVED, processor_stream
 from kclrun.spark.running.progress import read_progress
 from tests.patience import HUNG_S
-from tests.spark.source_rig import until
+from tests.spark.processor_rig import ProcessorRig
 
 DIARY = """
 import json, os, uuid
@@ -62,49 +58,21 @@ class Diary(RecordProcessor):
 """
 
 
-class Rig:
-    """One stream, and queries that run the diary over it, all with one checkpoint."""
+class Rig(ProcessorRig):
+    """Queries that run the diary over a stream."""
+
+    code, name = DIARY, "Diary"
 
     def __init__(self, spark, stream, folder):
-        self.spark, self.stream, self.folder = spark, stream, folder
+        super().__init__(spark, stream, folder)
         self.diary = folder / "diary.jsonl"
-        # A module of its own for each test: workers keep what they imported.
-        self.module = f"diary_{uuid.uuid4().hex[:8]}"
-        (folder / f"{self.module}.py").write_text(textwrap.dedent(DIARY))
-        self.queries = []
 
     def put(self, count):
         """Records whose data are the numbers from where the last ones ended."""
         self.stream.put(count, keys=97, size=8)
 
-    def frame(self, *, processor=None, options=None):
-        settings = Settings(
-            application=f"app-{self.module}",
-            stream=self.stream.name,
-            processor=processor or f"{self.module}:Diary",
-            options={"diary": str(self.diary), **(options or {})},
-            fetch=FetchSettings(batch_max=7),
-            on_error=OnErrorSettings(retries=0, backoff=Duration(0)),
-        )
-        source = {
-            **self.stream.options,
-            "startingOffsets": "earliest",
-            "pollInterval": "200ms",
-        }
-        return processor_stream(
-            self.spark, settings, read_source_options(source, Use.STREAM), [self.folder]
-        )
-
-    def start(self, *, trigger=None, **application):
-        rows = self.frame(**application)
-        writer = rows.writeStream.format("parquet").option("path", str(self.folder / "rows"))
-        query = (
-            writer.option("checkpointLocation", str(self.folder / "checkpoint"))
-            .trigger(**(trigger or {"processingTime": "100 milliseconds"}))
-            .start()
-        )
-        self.queries.append(query)
-        return query
+    def frame(self, *, options=None, **application):
+        return super().frame(options={"diary": str(self.diary), **(options or {})}, **application)
 
     def entries(self):
         lines = self.diary.read_text().splitlines() if self.diary.exists() else []
@@ -113,38 +81,8 @@ class Rig:
     def ids(self):
         return [int(each) for entry in self.entries() for each in entry.get("ids", ())]
 
-    def rows(self):
-        return self.spark.read.parquet(str(self.folder / "rows")).collect()
-
     def row_ids(self):
-        return sorted(json.loads(row["row"])["id"] for row in self.rows())
-
-    def accounts(self, query):
-        """What tasks said of their ranges, in the progress of the query."""
-        metrics = [progress.observedMetrics.get(OBSERVED) for progress in query.recentProgress]
-        return [each for each in metrics if each is not None and each["records"]]
-
-    def until_committed(self, query, records):
-        """Until progress tells of so many records, whose batches are committed then."""
-        until(
-            lambda: sum(each["records"] for each in self.accounts(query)) >= records,
-            f"{records} records are committed",
-            query,
-        )
-
-
-@pytest.fixture
-def rig_of(spark, stream_of, tmp_path):
-    """Makes a rig over a stream of as many shards as asked for."""
-    made = []
-
-    def make(shards):
-        made.append(Rig(spark, stream_of(shards), tmp_path))
-        return made[-1]
-
-    yield make
-    for query in (query for rig in made for query in rig.queries):
-        query.stop()
+        return sorted(each["id"] for each in self.emitted())
 
 
 def by(entries, name):

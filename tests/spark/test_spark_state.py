@@ -3,9 +3,7 @@ of the records, whatever was tried again, started again or resharded meanwhile."
 
 import itertools
 import json
-import textwrap
 import threading
-import uuid
 from collections import Counter, defaultdict
 from types import SimpleNamespace
 
@@ -14,14 +12,13 @@ import msgspec
 import pytest
 
 from kclrun.config.processing import StateSettings
-from kclrun.config.schema import AwsSettings, FetchSettings, OnErrorSettings, Settings
+from kclrun.config.schema import AwsSettings, OnErrorSettings
 from kclrun.config.units import Duration
 from kclrun.spark.keyed.names import decode_claim, is_claim
-from kclrun.spark.options import Use, read_source_options
-from kclrun.spark.processors.source import OBSERVED, processor_stream
 from kclrun.state.chain import read_chain
 from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import Application
+from tests.spark.processor_rig import ProcessorRig
 from tests.spark.s3_door import Door
 from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY, until
 
@@ -53,54 +50,21 @@ class Counts(RecordProcessor):
 """
 
 
-class Rig:
-    """One stream, and queries that count its records by key, all with one checkpoint."""
+class Rig(ProcessorRig):
+    """Queries that count the records of a stream by key."""
+
+    code, name = COUNTS, "Counts"
 
     def __init__(self, spark, stream, folder):
-        self.spark, self.stream, self.folder = spark, stream, folder
-        self.application = f"app-{stream.name}"
-        self.module = f"counts_{uuid.uuid4().hex[:8]}"
-        (folder / f"{self.module}.py").write_text(textwrap.dedent(COUNTS))
-        self.queries = []
+        super().__init__(spark, stream, folder)
         self.store, self.aws = str(folder / "state"), AwsSettings()
 
-    def start(self, *, options=None, on_error=None, source=None):
-        settings = Settings(
-            application=self.application,
-            stream=self.stream.name,
-            processor=f"{self.module}:Counts",
-            options=options or {},
-            fetch=FetchSettings(batch_max=7),
-            on_error=on_error or OnErrorSettings(retries=0, backoff=Duration(0)),
-            state=StateSettings(store=self.store),
-            aws=self.aws,
+    def frame(self, *, source=None, **application):
+        source = {"shardListInterval": "1s", **(source or {"startingOffsets": "earliest"})}
+        name, state = f"app-{self.stream.name}", StateSettings(store=self.store)
+        return super().frame(
+            source=source, state=state, aws=self.aws, application=name, **application
         )
-        options = {
-            **self.stream.options,
-            "pollInterval": "200ms",
-            "shardListInterval": "1s",
-            **(source or {"startingOffsets": "earliest"}),
-        }
-        rows = processor_stream(
-            self.spark, settings, read_source_options(options, Use.STREAM), [self.folder]
-        )
-        writer = rows.writeStream.format("parquet").option("path", str(self.folder / "rows"))
-        query = (
-            writer.option("checkpointLocation", str(self.folder / "checkpoint"))
-            .trigger(processingTime="100 milliseconds")
-            .start()
-        )
-        self.queries.append(query)
-        return query
-
-    def until_committed(self, query, records):
-        """Until the progress of this query tells of so many records."""
-
-        def count():
-            reported = [each.observedMetrics.get(OBSERVED) for each in query.recentProgress]
-            return sum(each["records"] for each in reported if each is not None and each["records"])
-
-        until(lambda: count() >= records, f"{records} records are committed", query)
 
     def forget_last_batch(self):
         """As if neither the query nor its sink had committed it. Returns: its number."""
@@ -110,10 +74,6 @@ class Rig:
             for name in (f"{last}", f".{last}.crc"):
                 (folder / name).unlink(missing_ok=True)
         return last
-
-    def rows(self):
-        read = self.spark.read.parquet(str(self.folder / "rows")).collect()
-        return [json.loads(row["row"]) for row in read]
 
 
 class Fleet:
@@ -165,20 +125,6 @@ def fleet_of(embedded):
         each.application.close()
 
 
-@pytest.fixture
-def rig_of(spark, stream_of, tmp_path):
-    """Makes a rig over a stream of as many shards as asked for."""
-    made = []
-
-    def make(shards):
-        made.append(Rig(spark, stream_of(shards), tmp_path))
-        return made[-1]
-
-    yield make
-    for query in (query for rig in made for query in rig.queries):
-        query.stop()
-
-
 def assert_is_fold(rows, put):
     """Each key counts from one to the number of its records: no record is missing or twice."""
     numbers = defaultdict(list)
@@ -214,7 +160,7 @@ def test_state_is_the_fold_over_batches_failed_tasks_restarts_splits_and_merges(
     rig.until_committed(query, 80)
     query.stop()
 
-    rows = rig.rows()
+    rows = rig.emitted()
     assert_is_fold(rows, stream.put_records)
     ended = [row for row in rows if "ended" in row]
     # Every key, at the end of the first shard and of one of its children: none is in both of these.
@@ -254,7 +200,7 @@ def test_state_travels_from_a_fleet_to_spark_and_back_with_the_positions(rig_of,
     fleet.until_counted(140)
     assert fleet.application.stop(timeout_s=HUNG_S) == 0
 
-    assert_is_fold(rig.rows() + fleet.rows(), stream.put_records)
+    assert_is_fold(rig.emitted() + fleet.rows(), stream.put_records)
     kept = [json.loads(line) for line in fleet.cli("state", "export").splitlines()]
     open_ones = {each["key"]: each["values"]["seen"] for each in kept if not is_ended(each)}
     assert open_ones == Counter(key for key, _ in stream.put_records)
@@ -348,10 +294,10 @@ def test_state_in_s3_is_the_fold_over_lost_answers_restarts_and_a_batch_that_com
     query = rig.start()
     stream.put(30)
     total = len(stream.put_records)
-    until(lambda: len(rig.rows()) == total, "every row is there", query)
+    until(lambda: len(rig.emitted()) == total, "every row is there", query)
     query.stop()
 
-    assert_is_fold(rig.rows(), stream.put_records)
+    assert_is_fold(rig.emitted(), stream.put_records)
     counts = s3.counts()
     again = [runs for runs in counts.values() if len(runs) > 1]
     assert again, f"batch {last} came again"
@@ -369,7 +315,7 @@ def test_state_in_s3_is_the_fold_over_lost_answers_restarts_and_a_batch_that_com
 @pytest.mark.parametrize(
     ("is_made", "denies", "words"),
     [
-        (False, set(), "does not exist: create the bucket {}, or correct the settings"),
+        (False, set(), "does not exist: create the bucket, or correct its name"),
         (True, {"PUT"}, "Allow s3:PutObject on"),
         (True, {"GET"}, "Allow s3:GetObject on"),
     ],
@@ -386,7 +332,7 @@ def test_a_bucket_that_is_missing_or_denied_ends_the_query_in_words(
     rig.stream.put(10)
 
     until(lambda: query.exception() is not None, "the query has failed")
-    assert words.format(s3.bucket) in str(query.exception())
+    assert words in str(query.exception())
 
 
 def is_ended(exported):

@@ -226,7 +226,7 @@ class DynamoDbOutput:
 
     def _naming(self, error: errors.ServiceError) -> errors.ServiceError:
         message = f"cannot use the table {self._table}: {error}"
-        return type(error)(message, operation=error.operation, code=error.code)
+        return error.reworded(message)
 
     def _key_part(self, at: int, column: KeyColumn, item: _Attribute) -> str:
         name, kind = column.attribute_name, column.attribute_type

@@ -7,15 +7,14 @@ message, which then bounds a request as well.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from kclrun.aws import operations
-from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, RenewedClient, from_botocore
+from kclrun.aws.control import Client, ControlPlane, RenewedClient, asking
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.outputs import write_probes
 from kclrun.errors import InvalidRequest
@@ -94,7 +93,7 @@ class QueueSender(_Sender):
     def look(self) -> None:
         """As `MessageSender.look`."""
         url = self._found_url()
-        with _doing(operations.GET_QUEUE_ATTRIBUTES):
+        with asking(operations.GET_QUEUE_ATTRIBUTES):
             answer = self._client().get_queue_attributes(
                 QueueUrl=url, AttributeNames=[_SIZE, _KMS_KEY, _ARN]
             )
@@ -106,7 +105,7 @@ class QueueSender(_Sender):
         known, operation = self._attributes, operations.SEND_MESSAGE_BATCH
 
         def send() -> str | None:
-            with _doing(operation):
+            with asking(operation):
                 url = self._found_url()
                 return write_probes.probe_queue(self._client(), url, known.get(_KMS_KEY))
 
@@ -119,7 +118,7 @@ class QueueSender(_Sender):
             {"Id": str(number), "MessageBody": each.body, **_ordered(each)}
             for number, each in enumerate(messages)
         ]
-        with _doing(operations.SEND_MESSAGE_BATCH):
+        with asking(operations.SEND_MESSAGE_BATCH):
             answer = self._client().send_message_batch(QueueUrl=url, Entries=entries)
             return _refusals(answer, len(messages))
 
@@ -127,7 +126,7 @@ class QueueSender(_Sender):
         if self._url is None:
             url = self._queue
             if "://" not in url:
-                with _doing(operations.GET_QUEUE_URL):
+                with asking(operations.GET_QUEUE_URL):
                     url = self._client().get_queue_url(QueueName=url)["QueueUrl"]
             self._url = url
         return self._url
@@ -144,7 +143,7 @@ class TopicSender(_Sender):
 
     def look(self) -> None:
         """As `MessageSender.look`."""
-        with _doing(operations.GET_TOPIC_ATTRIBUTES):
+        with asking(operations.GET_TOPIC_ATTRIBUTES):
             answer = self._client().get_topic_attributes(TopicArn=self._topic_arn)
             self._bound(int(answer["Attributes"].get(_SIZE, _SNS.message_bytes_max)))
             self._kms_key = answer["Attributes"].get(_KMS_KEY)
@@ -154,7 +153,7 @@ class TopicSender(_Sender):
         operation = operations.PUBLISH_BATCH
 
         def send() -> str | None:
-            with _doing(operation):
+            with asking(operation):
                 return write_probes.probe_topic(self._client(), self._topic_arn, self._kms_key)
 
         return write_probes.may_write(operation, self._topic_arn, send)
@@ -165,7 +164,7 @@ class TopicSender(_Sender):
             {"Id": str(number), "Message": each.body, **_ordered(each)}
             for number, each in enumerate(messages)
         ]
-        with _doing(operations.PUBLISH_BATCH):
+        with asking(operations.PUBLISH_BATCH):
             answer = self._client().publish_batch(
                 TopicArn=self._topic_arn, PublishBatchRequestEntries=entries
             )
@@ -185,7 +184,7 @@ class DeliveryStreamSender(_Sender):
 
         Raises: InvalidRequest too, if the stream reads another stream: it takes no other records.
         """
-        with _doing(operations.DESCRIBE_DELIVERY_STREAM):
+        with asking(operations.DESCRIBE_DELIVERY_STREAM):
             answer = self._client().describe_delivery_stream(DeliveryStreamName=self._name)
             described = answer["DeliveryStreamDescription"]
             kind = described["DeliveryStreamType"]
@@ -202,7 +201,7 @@ class DeliveryStreamSender(_Sender):
         operation = operations.PUT_RECORD_BATCH
 
         def send() -> str:
-            with _doing(operation):
+            with asking(operation):
                 return write_probes.probe_delivery_stream(self._client(), self._name)
 
         return write_probes.may_write(operation, self._arn, send)
@@ -210,7 +209,7 @@ class DeliveryStreamSender(_Sender):
     def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
         """As `MessageSender.send`."""
         records = [{"Data": each.body.encode()} for each in messages]
-        with _doing(operations.PUT_RECORD_BATCH):
+        with asking(operations.PUT_RECORD_BATCH):
             answer = self._client().put_record_batch(DeliveryStreamName=self._name, Records=records)
             results = [each.get("ErrorCode") for each in answer["RequestResponses"]]
             return _complete(results, len(messages))
@@ -241,12 +240,3 @@ def _complete(results: list[str | None], count: int) -> list[str | None]:
     if len(results) != count:
         raise ValueError("the answer is not one result a message")
     return results
-
-
-@contextlib.contextmanager
-def _doing(operation: operations.Operation) -> Iterator[None]:
-    """Raises: a ServiceError leaf for any failure of the service."""
-    try:
-        yield
-    except BOTO_FAILURES as error:
-        raise from_botocore(operation, error) from None

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kclrun.aws import operations
-from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, RenewedClient, from_botocore
+from kclrun.aws.control import Client, ControlPlane, RenewedClient, doing
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.outputs.write_probes import PROBE_OBJECT, advising
 from kclrun.errors import AccessDenied, ServiceError, SettingsError, SinkError, Superseded
@@ -80,14 +80,12 @@ class Bucket:
                 " replace what the other one wrote. S3 itself does"
             )
         try:
-            with self.doing(operations.HEAD_OBJECT, f"look for {url}"):
+            with doing(operations.HEAD_OBJECT, f"look for {url}"):
                 self.client().head_object(Bucket=self.bucket, Key=f"{key}-absent")
         except AccessDenied as error:
-            raise AccessDenied(
+            raise error.reworded(
                 f"{error}; S3 says so of an object that is not there, too, unless s3:ListBucket is"
-                " allowed on the bucket",
-                operation=error.operation,
-                code=error.code,
+                " allowed on the bucket"
             ) from None
         except ServiceError as error:
             if error.code not in ABSENT:
@@ -96,39 +94,37 @@ class Bucket:
 
     def probe(self) -> bool:
         """Create an object of our own; False if it is there. Raises: a ServiceError leaf."""
-        key = self.prefix + PROBE_OBJECT
-        what = f"create {self.url(key)}"
         with advising(operations.PUT_OBJECT, f"the objects of {self.url(self.prefix)}"):
-            return self.create(operations.PUT_OBJECT, what, key, Body=b"")
+            return self.create(self.prefix + PROBE_OBJECT, b"")
 
-    def create(
-        self, operation: operations.Operation, what: str, key: str, **arguments: Any
-    ) -> bool:
+    def create(self, key: str, content: bytes) -> bool:
         """PutObject that creates; False if the name is taken. Raises: a ServiceError leaf."""
         try:
-            with self.doing(operation, what):
-                self.client().put_object(Bucket=self.bucket, Key=key, IfNoneMatch="*", **arguments)
+            with doing(operations.PUT_OBJECT, f"create {self.url(key)}"):
+                self.client().put_object(Bucket=self.bucket, Key=key, IfNoneMatch="*", Body=content)
         except ServiceError as error:
             if error.code == _REFUSED:
                 return False
             raise
         return True
 
-    @contextlib.contextmanager
-    def doing(self, operation: operations.Operation, what: str) -> Iterator[None]:
-        """Raises: a ServiceError leaf for any failure of the service, with the attempt in words."""
-        try:
-            yield
-        except BOTO_FAILURES as error:
-            failure = from_botocore(operation, error)
-        except ServiceError as error:  # of the credentials
-            failure = error
-        else:
-            return
-        text = f"cannot {what}: {failure}"
-        if failure.code == "NoSuchBucket":
-            text += f": create the bucket {self.bucket}, or correct the settings"
-        raise type(failure)(text, operation=failure.operation, code=failure.code) from None
+    def read(self, key: str) -> bytes:
+        """The content of an object. Raises: a ServiceError leaf."""
+        with doing(operations.GET_OBJECT, f"read {self.url(key)}"):
+            content: bytes = self.client().get_object(Bucket=self.bucket, Key=key)["Body"].read()
+            return content
+
+    def pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
+        """A listing of the objects whose keys begin so, a thousand a page. Raises: a ServiceError
+        leaf."""
+        arguments: dict[str, Any] = {"Bucket": self.bucket, "Prefix": prefix, **more}
+        is_more = True
+        while is_more:
+            with doing(operations.LIST_OBJECTS_V2, f"list {self.url(prefix)}"):
+                page = self.client().list_objects_v2(**arguments)
+                is_more = page["IsTruncated"]
+            yield page
+            arguments["ContinuationToken"] = page.get("NextContinuationToken")
 
     def close(self) -> None:
         """Release the connections."""
@@ -168,7 +164,7 @@ class ObjectRolls(Bucket):
         """As `Rolls.find`."""
         key = self.key(begin)
         try:
-            with self.doing(operations.HEAD_OBJECT, f"look for {self.url(key)}"):
+            with doing(operations.HEAD_OBJECT, f"look for {self.url(key)}"):
                 found = self.client().head_object(Bucket=self.bucket, Key=key)
         except ServiceError as error:
             if error.code in ABSENT:
@@ -183,9 +179,7 @@ class ObjectRolls(Bucket):
 
     def _record(self, key: str) -> RollRecord:
         try:
-            with self.doing(operations.GET_OBJECT, f"read {self.url(key)}"):
-                found = self.client().get_object(Bucket=self.bucket, Key=key)
-                return msgspec.json.decode(found["Body"].read(), type=RollRecord)
+            return msgspec.json.decode(self.read(key), type=RollRecord)
         except msgspec.MsgspecError:
             raise SettingsError(f"{self.url(key)} is not a record of a roll") from None
         except ServiceError as error:
@@ -279,7 +273,7 @@ class ObjectUpload:
             self._send_part(min(len(self._bytes), PART_BYTES))
         if not self._has_record:
             key = self._rolls.record_key(self._begin, self._commit)
-            with self._rolls.doing(operations.PUT_OBJECT, f"write {self._rolls.url(key)}"):
+            with doing(operations.PUT_OBJECT, f"write {self._rolls.url(key)}"):
                 self._rolls.client().put_object(
                     Bucket=self._rolls.bucket, Key=key, Body=msgspec.json.encode(record)
                 )
@@ -297,7 +291,7 @@ class ObjectUpload:
     def _send_part(self, size: int) -> None:
         rolls, url = self._rolls, self._rolls.url(self._key)
         if self._upload is None:
-            with rolls.doing(operations.CREATE_MULTIPART_UPLOAD, f"begin the upload of {url}"):
+            with doing(operations.CREATE_MULTIPART_UPLOAD, f"begin the upload of {url}"):
                 self._upload = rolls.client().create_multipart_upload(
                     Bucket=rolls.bucket,
                     Key=self._key,
@@ -305,7 +299,7 @@ class ObjectUpload:
                     Metadata={"kclrun-commit": self._commit, "kclrun-version": _version()},
                 )["UploadId"]
         number = len(self._parts) + 1
-        with rolls.doing(operations.UPLOAD_PART, f"upload part {number} of {url}"):
+        with doing(operations.UPLOAD_PART, f"upload part {number} of {url}"):
             answer = rolls.client().upload_part(
                 Bucket=rolls.bucket,
                 Key=self._key,
@@ -321,7 +315,7 @@ class ObjectUpload:
         """Collects the failure of the request that creates the object."""
         failures: list[ServiceError] = []
         try:
-            with self._rolls.doing(operation, f"create {self._rolls.url(self._key)}"):
+            with doing(operation, f"create {self._rolls.url(self._key)}"):
                 yield failures
         except ServiceError as error:
             failures.append(error)

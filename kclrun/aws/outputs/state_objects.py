@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kclrun.aws.control import ControlPlane, RenewedClient
+from kclrun.aws.control import ControlPlane, RenewedClient, doing, keeping
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.operations import DELETE_OBJECTS, GET_OBJECT, LIST_OBJECTS_V2, PUT_OBJECT, Operation
 from kclrun.aws.outputs.s3 import ABSENT, Bucket
@@ -44,35 +44,31 @@ class StateObjects:
 
     def create(self, shard: str, name: str, content: bytes) -> None:
         """As `VersionStore`. A name that is taken is that of an attempt of ours which arrived."""
-        key = self._key(shard, name)
-        with self._asking(PUT_OBJECT, f"create {self._bucket.url(key)}"):
-            self._bucket.create(PUT_OBJECT, f"create {self._bucket.url(key)}", key, Body=content)
+        with self._keeping(PUT_OBJECT):
+            self._bucket.create(self._key(shard, name), content)
 
     def claim(self, shard: str, name: str, content: bytes) -> bytes:
         """As `ClaimStore`."""
         key = self._key(shard, name)
-        what = f"create {self._bucket.url(key)}"
-        with self._asking(PUT_OBJECT, what):
-            if self._bucket.create(PUT_OBJECT, what, key, Body=content):
+        with self._keeping(PUT_OBJECT):
+            if self._bucket.create(key, content):
                 return content
         there = self.read(shard, name)
         if there is None:
-            raise SinkError(f"cannot {what}: it was there, and is not any more")
+            raise SinkError(
+                f"cannot create {self._bucket.url(key)}: it was there, and is not any more"
+            )
         return there
 
     def read(self, shard: str, name: str) -> bytes | None:
         """As `VersionStore`."""
-        key, bucket = self._key(shard, name), self._bucket
-        try:
-            with self._advised(GET_OBJECT), bucket.doing(GET_OBJECT, f"read {bucket.url(key)}"):
-                content: bytes = (
-                    bucket.client().get_object(Bucket=bucket.bucket, Key=key)["Body"].read()
-                )
-        except ServiceError as error:
-            if error.code in ABSENT:
-                return None
-            raise SinkError(str(error)) from None
-        return content
+        with self._keeping(GET_OBJECT):
+            try:
+                return self._bucket.read(self._key(shard, name))
+            except ServiceError as error:
+                if error.code in ABSENT:
+                    return None
+                raise
 
     def list(self, shard: str) -> Iterator[tuple[str, float]]:
         """As `VersionStore`."""
@@ -93,22 +89,18 @@ class StateObjects:
                 yield found["Prefix"].removeprefix(prefix).removesuffix("/")
 
     def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
-        bucket = self._bucket
-        arguments: dict[str, Any] = {"Bucket": bucket.bucket, "Prefix": prefix, **more}
-        is_more = True
-        while is_more:
-            with self._asking(LIST_OBJECTS_V2, f"list {bucket.url(prefix)}"):
-                page = bucket.client().list_objects_v2(**arguments)
-            yield page
-            is_more = page["IsTruncated"]
-            arguments["ContinuationToken"] = page.get("NextContinuationToken")
+        with self._keeping(LIST_OBJECTS_V2):
+            yield from self._bucket.pages(prefix, **more)
 
     def delete(self, shard: str, names: Sequence[str]) -> None:
         """As `VersionStore`."""
         bucket = self._bucket
         for at in range(0, len(names), _A_CALL):
             keys = [{"Key": self._key(shard, each)} for each in names[at : at + _A_CALL]]
-            with self._asking(DELETE_OBJECTS, f"remove versions of {shard}"):
+            with (
+                self._keeping(DELETE_OBJECTS),
+                doing(DELETE_OBJECTS, f"remove versions of {shard}"),
+            ):
                 bucket.client().delete_objects(
                     Bucket=bucket.bucket, Delete={"Objects": keys, "Quiet": True}
                 )
@@ -125,13 +117,8 @@ class StateObjects:
         return f"{self._folder}/{shard}/{name}{_SUFFIX}"
 
     @contextlib.contextmanager
-    def _asking(self, operation: Operation, what: str) -> Iterator[None]:
-        """Raises: SinkError for any failure of the service."""
-        try:
-            with self._advised(operation), self._bucket.doing(operation, what):
-                yield
-        except ServiceError as error:
-            raise SinkError(str(error)) from None
-
-    def _advised(self, operation: Operation) -> contextlib.AbstractContextManager[None]:
-        return advising(operation, f"the objects of {self._bucket.url(self._bucket.prefix)}")
+    def _keeping(self, operation: Operation) -> Iterator[None]:
+        """Raises: SinkError for any failure of the service, with the permission that is missing."""
+        objects = f"the objects of {self._bucket.url(self._bucket.prefix)}"
+        with keeping(), advising(operation, objects):
+            yield

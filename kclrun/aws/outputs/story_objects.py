@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
-from kclrun.aws.operations import GET_OBJECT, LIST_OBJECTS_V2, PUT_OBJECT
 from kclrun.aws.outputs.s3 import Bucket
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
@@ -34,8 +32,7 @@ class StoryObjects:
     def put(self, name: str, content: bytes) -> None:
         """Create the object; one of this name is there already if an answer was lost. Raises: a
         ServiceError leaf."""
-        key = f"{self._folder}{name}"
-        self._bucket.create(PUT_OBJECT, f"create {self._bucket.url(key)}", key, Body=content)
+        self._bucket.create(f"{self._folder}{name}", content)
 
     def read(self) -> Iterator[bytes]:
         """The contents of all objects, in the order of their times. Raises: a ServiceError leaf."""
@@ -52,22 +49,10 @@ class StoryObjects:
 
     def get(self, name: str) -> bytes:
         """The content of one object. Raises: a ServiceError leaf."""
-        bucket, key = self._bucket, f"{self._folder}{name}"
-        with bucket.doing(GET_OBJECT, f"read {bucket.url(key)}"):
-            answer = bucket.client().get_object(Bucket=bucket.bucket, Key=key)
-            content: bytes = answer["Body"].read()
-            return content
+        return self._bucket.read(f"{self._folder}{name}")
 
     def _pages(self, after: str) -> Iterator[list[str]]:
         """The names in pages of 1,000, those that sort after this one."""
-        bucket = self._bucket
-        arguments: dict[str, Any] = {"Bucket": bucket.bucket, "Prefix": self._folder}
-        if after:
-            arguments["StartAfter"] = f"{self._folder}{after}"
-        is_more = True
-        while is_more:
-            with bucket.doing(LIST_OBJECTS_V2, f"list {bucket.url(self._folder)}"):
-                page = bucket.client().list_objects_v2(**arguments)
+        start = {"StartAfter": f"{self._folder}{after}"} if after else {}
+        for page in self._bucket.pages(self._folder, **start):
             yield [found["Key"].removeprefix(self._folder) for found in page.get("Contents", ())]
-            arguments["ContinuationToken"] = page.get("NextContinuationToken")
-            is_more = bool(page.get("IsTruncated"))

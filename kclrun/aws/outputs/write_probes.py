@@ -56,7 +56,7 @@ def may_write(operation: Operation, resource: str, send: Callable[[], str | None
         with advising(operation, resource):
             why = send()
     except OutcomeUnknown as error:
-        raise Unavailable(str(error), operation=error.operation, code=error.code) from None
+        raise error.reworded(str(error), Unavailable) from None
     except InvalidRequest as error:
         if error.code.lower().startswith(_KMS):
             raise
@@ -79,11 +79,7 @@ def advising(operation: Operation, resource: str) -> Iterator[None]:
             where = f"{where.removesuffix(PROBE_OBJECT)}*"
         advice = f"Allow {' and '.join(operation.iam_actions)} on {where}"
         said = "it may not be written to: " if operation.is_write else ""
-        raise AccessDenied(
-            f"{said}{error}\n{advice}; `kclrun iam` prints the policy",
-            operation=error.operation,
-            code=error.code,
-        ) from None
+        raise error.reworded(f"{said}{error}\n{advice}; `kclrun iam` prints the policy") from None
 
 
 def probe_queue(client: Any, url: str, kms_key: str | None) -> str | None:

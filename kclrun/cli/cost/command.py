@@ -10,14 +10,13 @@ import importlib.resources
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigCommand, config_options, load_configuration
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.leases.views import print_table
 from kclrun.config.changes import is_of_changes
 from kclrun.config.outputs import output_places
@@ -98,7 +97,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     help="The mode of the stream.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The lines as JSON.")
-def cost(config: Path | None, overrides: tuple[str, ...], *, as_json: bool, **given: Any) -> int:
+def cost(config: ConfigChoice, *, as_json: bool, **given: Any) -> int:
     """Estimate what the application costs a month, and what a setting changes.
 
     \b
@@ -106,8 +105,8 @@ def cost(config: Path | None, overrides: tuple[str, ...], *, as_json: bool, **gi
     kclrun cost app.yaml --shards 20 --records-per-second 5000 without AWS
     kclrun cost app.yaml --set fetch.mode=fan-out              the difference that it makes
     """
-    before = load_configuration(config, ()).settings
-    after = load_configuration(config, overrides).settings if overrides else None
+    before = ConfigChoice(config.named).load().settings
+    after = config.load().settings if config.overrides else None
     asked = Asked(**given)
     if asked.shards is not None:
         traffic = _planned(asked)

@@ -7,14 +7,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC
-from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigGroup, Configuration, config_options, load_configuration
+from kclrun.cli.config_options import ConfigChoice, ConfigGroup, Configuration, config_options
 from kclrun.cli.dead_letters.redrive import Leases, carry_out, leases_now, redrives_of
 from kclrun.cli.user_code import dead_letter_folder
 from kclrun.config.schema import Settings
@@ -67,9 +66,9 @@ _uncommitted = click.option(
 @config_options
 @_filters
 @_uncommitted
-def list_letters(config: Path | None, overrides: tuple[str, ...], **filters: Any) -> int:
+def list_letters(config: ConfigChoice, **filters: Any) -> int:
     """One line for each letter: where it was, when it was given up, and why."""
-    with _letters(config, overrides, filters) as chosen:
+    with _letters(config, filters) as chosen:
         kept = chosen.kept
     for each in kept:
         letter = each.letter
@@ -87,12 +86,12 @@ def list_letters(config: Path | None, overrides: tuple[str, ...], **filters: Any
 @dead_letters.command()
 @click.argument("position", metavar="POSITION")
 @config_options
-def show(position: str, config: Path | None, overrides: tuple[str, ...]) -> int:
+def show(position: str, config: ConfigChoice) -> int:
     """Everything about one letter, its payload included.
 
     POSITION is as `list` prints it. A payload that is not text is shown as base64.
     """
-    with _letters(config, overrides, {}) as chosen:
+    with _letters(config, {}) as chosen:
         every = (*chosen.kept, *chosen.left_out)
         found = [each for each in every if each.letter.position == position]
     if not found:
@@ -126,9 +125,7 @@ def show(position: str, config: Path | None, overrides: tuple[str, ...]) -> int:
     help="processor: process them here and now; stream: put them back as new records.",
 )
 @click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
-def redrive(
-    config: Path | None, overrides: tuple[str, ...], *, to: str, yes: bool, **filters: Any
-) -> int:
+def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
     """Process letters again, or put them back into their streams.
 
     The order of each key is kept. A letter is removed once it is processed and its rows are in all
@@ -137,7 +134,7 @@ def redrive(
     A letter waits until the checkpoint of its shard has passed it, and is left out if its owner was
     lost before its checkpoint and the next one judged the record again.
     """
-    with _letters(config, overrides, filters, reads_leases=yes) as chosen:
+    with _letters(config, filters, reads_leases=yes) as chosen:
         left = 0
         for each in redrives_of(chosen.configuration, chosen.kept, to):
             if not yes:
@@ -159,9 +156,9 @@ def redrive(
 @_filters
 @_uncommitted
 @click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
-def drop(config: Path | None, overrides: tuple[str, ...], *, yes: bool, **filters: Any) -> int:
+def drop(config: ConfigChoice, *, yes: bool, **filters: Any) -> int:
     """Remove letters for good: their records are lost."""
-    with _letters(config, overrides, filters) as chosen:
+    with _letters(config, filters) as chosen:
         click.echo(f"{'Dropping' if yes else 'Would drop'} {len(chosen.kept)} dead letters")
         if yes:
             chosen.store.remove(chosen.kept)
@@ -197,14 +194,13 @@ class _Chosen(msgspec.Struct, frozen=True):
 
 @contextmanager
 def _letters(
-    config: Path | None,
-    overrides: tuple[str, ...],
+    config: ConfigChoice,
     filters: Mapping[str, Any],
     *,
     reads_leases: bool = False,
 ) -> Iterator[_Chosen]:
     """Raises: SettingsError without a place of letters, or if it holds anything else."""
-    configuration = load_configuration(config, overrides)
+    configuration = config.load()
     store = letter_store(configuration.settings)
     wants_uncommitted = filters.get("uncommitted", False)
     try:

@@ -10,7 +10,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -18,8 +17,8 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import (
-    DEFAULT_CONFIG,
     DURATION,
+    ConfigChoice,
     ConfigGroup,
     config_options,
     ends_with_plan,
@@ -96,8 +95,7 @@ _OWNER_HELP = "With --explain: only this owner (or a part of its id); `new` for 
 @click.pass_context
 def leases(
     context: click.Context,
-    config: Path | None,
-    overrides: tuple[str, ...],
+    config: ConfigChoice,
     *,
     by: str | None,
     owner: str | None,
@@ -125,7 +123,7 @@ def leases(
         raise click.UsageError("--owner goes with --explain.")
     if (endpoints or show_keys) and not hot:
         raise click.UsageError("--endpoint and --show-keys go with --hot.")
-    aws = aws_of(config, overrides)
+    aws = aws_of(config)
     if hot:
         from kclrun.cli.leases.hot import show_hot
 
@@ -135,7 +133,7 @@ def leases(
     lines = views.lease_lines(aws, with_age=with_age)
     _show(lines, by, as_json=as_json)
     if by is None and not as_json:
-        views.print_remedy(lines, leases_command(config or DEFAULT_CONFIG, overrides))
+        views.print_remedy(lines, leases_command(config.file, config.overrides))
     return exit_codes.DRAINED
 
 
@@ -143,14 +141,12 @@ def leases(
 @click.argument("shards", nargs=-1, required=True, metavar="SHARD...")
 @config_options
 @yes_option
-def resume(
-    shards: tuple[str, ...], config: Path | None, overrides: tuple[str, ...], *, yes: bool
-) -> int:
+def resume(shards: tuple[str, ...], config: ConfigChoice, *, yes: bool) -> int:
     """Let halted leases go on: the failed batch is given to the processor again.
 
     Nothing is skipped: mend the processor (or the record's cause) first.
     """
-    return resume_leases(aws_of(config, overrides), shards, is_confirmed=yes)
+    return resume_leases(aws_of(config), shards, is_confirmed=yes)
 
 
 @leases.command()
@@ -158,15 +154,13 @@ def resume(
 @config_options
 @_wait_option
 @yes_option
-def release(
-    shard: str, config: Path | None, overrides: tuple[str, ...], wait: Duration, *, yes: bool
-) -> int:
+def release(shard: str, config: ConfigChoice, wait: Duration, *, yes: bool) -> int:
     """Ask the owner of a lease to give it away, to whichever owner takes it first.
 
     The owner finishes its batch and checkpoints first: nothing is lost, nothing comes twice.
     Balancing goes on: an owner that then has too few may ask for it again.
     """
-    aws = aws_of(config, overrides)
+    aws = aws_of(config)
     return give_away(aws, shard, to=None, wait_s=wait, is_confirmed=yes)
 
 
@@ -182,8 +176,7 @@ def move(
     *,
     shard: str,
     to: str,
-    config: Path | None,
-    overrides: tuple[str, ...],
+    config: ConfigChoice,
     wait: Duration,
     yes: bool,
 ) -> int:
@@ -191,28 +184,28 @@ def move(
 
     As `release`, but OWNER comes first. It must hold a lease already: owners are known by theirs.
     """
-    aws = aws_of(config, overrides)
+    aws = aws_of(config)
     return give_away(aws, shard, to=to, wait_s=wait, is_confirmed=yes)
 
 
 @leases.command()
 @config_options
 @yes_option
-def add_index(config: Path | None, overrides: tuple[str, ...], *, yes: bool) -> int:
+def add_index(config: ConfigChoice, *, yes: bool) -> int:
     """Add the owner index to a lease table of the Java KCL: leases then move within a second.
 
     \b
     kclrun leases add-index --config app.yaml          what it would do
     kclrun leases add-index --config app.yaml --yes
     """
-    return _add_index(aws_of(config, overrides), is_confirmed=yes)
+    return _add_index(aws_of(config), is_confirmed=yes)
 
 
-def aws_of(config: Path | None, overrides: tuple[str, ...]) -> Aws:
+def aws_of(config: ConfigChoice) -> Aws:
     """As `fleet_aws`, whose module is imported when it is needed."""
     from kclrun.cli.services import fleet_aws
 
-    return fleet_aws(config, overrides)
+    return fleet_aws(config)
 
 
 def _add_index(aws: Aws, *, is_confirmed: bool) -> int:

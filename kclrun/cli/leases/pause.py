@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -15,6 +14,7 @@ import click
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import (
     DURATION,
+    ConfigChoice,
     ConfigCommand,
     config_options,
     ends_with_plan,
@@ -57,8 +57,7 @@ _all = click.option("--all", "is_all", is_flag=True, help="Every shard of the ap
 @yes_option
 def pause(
     shards: tuple[str, ...],
-    config: Path | None,
-    overrides: tuple[str, ...],
+    config: ConfigChoice,
     *,
     stream: str | None,
     is_all: bool,
@@ -82,7 +81,7 @@ def pause(
         leases = views.scan_leases(aws)
         return plan_pause(leases, reach, aws.dynamodb_client.service_time(), lasting)
 
-    return _change(aws_of(config, overrides), (shards, stream, is_all), plan, is_confirmed=yes)
+    return _change(aws_of(config), (shards, stream, is_all), plan, is_confirmed=yes)
 
 
 @click.command(cls=ConfigCommand)
@@ -93,8 +92,7 @@ def pause(
 @yes_option
 def resume(
     shards: tuple[str, ...],
-    config: Path | None,
-    overrides: tuple[str, ...],
+    config: ConfigChoice,
     *,
     stream: str | None,
     is_all: bool,
@@ -114,7 +112,7 @@ def resume(
         leases = views.scan_leases(aws)
         return plan_unpause(leases, reach, aws.dynamodb_client.service_time())
 
-    return _change(aws_of(config, overrides), (shards, stream, is_all), plan, is_confirmed=yes)
+    return _change(aws_of(config), (shards, stream, is_all), plan, is_confirmed=yes)
 
 
 def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: bool) -> Reach:

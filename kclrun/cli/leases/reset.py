@@ -17,7 +17,13 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigCommand, config_options, start_option, yes_option
+from kclrun.cli.config_options import (
+    ConfigChoice,
+    ConfigCommand,
+    config_options,
+    start_option,
+    yes_option,
+)
 from kclrun.cli.lag import lag_of_lease
 from kclrun.cli.leases import views
 from kclrun.cli.leases.command import Failure, lease_of, tell_failure
@@ -136,8 +142,7 @@ class _Reset(msgspec.Struct, frozen=True):
 )
 @yes_option
 def reset(
-    config: Path | None,
-    overrides: tuple[str, ...],
+    config: ConfigChoice,
     *,
     to: str,
     shards: tuple[str, ...],
@@ -165,7 +170,7 @@ def reset(
     from kclrun.cli.services import fleet_aws
 
     asked = _asked(to, streams, shards, drops_state=state == "drop")
-    return _reset(fleet_aws(config, overrides), asked, is_confirmed=yes)
+    return _reset(fleet_aws(config), asked, is_confirmed=yes)
 
 
 def _asked(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigCommand, config_options, start_option
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options, start_option
 from kclrun.leases.story import Sentence, Story, present, tell
 from kclrun.manager.locks import state_folder
 from kclrun.manager.story import FOLDER
@@ -49,8 +49,7 @@ _LINES_MAX: Final = 40
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: all lines, times in s.")
 def why(
     shard: str,
-    config: Path | None,
-    overrides: tuple[str, ...],
+    config: ConfigChoice,
     *,
     at: str | None,
     folders: tuple[Path, ...],
@@ -70,7 +69,7 @@ def why(
     from kclrun.cli.leases.command import lease_of
     from kclrun.cli.services import fleet_aws
 
-    aws = fleet_aws(config, overrides)
+    aws = fleet_aws(config)
     until = None if at is None else start_option(at, WallTime(time.time()), "--at", ()).at
     lease = lease_of(aws, shard)
     found = gathered(aws, folders)

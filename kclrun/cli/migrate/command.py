@@ -17,7 +17,7 @@ from typing import Final
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigGroup, config_options, load_configuration, yes_option
+from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options, yes_option
 from kclrun.compat.kclpy.app_yaml import Script, app_yaml
 from kclrun.compat.kclpy.property_table import read_properties
 from kclrun.config.file_permissions import read_trusted, write_new
@@ -53,7 +53,7 @@ def kclpy(properties: Path, folder: Path | None) -> int:
 @click.argument("checkpoint", metavar="CHECKPOINT")
 @config_options
 @yes_option
-def spark(checkpoint: str, config: Path | None, overrides: tuple[str, ...], *, yes: bool) -> int:
+def spark(checkpoint: str, config: ConfigChoice, *, yes: bool) -> int:
     """Write a stopped Spark query's positions to the lease table: the fleet goes on from there.
 
     CHECKPOINT is the query's folder. No lease goes back, and nothing is written while an owner
@@ -61,7 +61,7 @@ def spark(checkpoint: str, config: Path | None, overrides: tuple[str, ...], *, y
     """
     from kclrun.cli.migrate.spark import import_leases
 
-    settings = load_configuration(config, overrides).settings
+    settings = config.load().settings
     return import_leases(settings, checkpoint, is_confirmed=yes)
 
 

@@ -18,13 +18,7 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import (
-    DEFAULT_CONFIG,
-    DURATION,
-    ConfigCommand,
-    config_options,
-    load_configuration,
-)
+from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.messages import command_of, leases_command
 from kclrun.config.file_permissions import read_secret
 from kclrun.config.units import Duration, parse_listen
@@ -85,8 +79,7 @@ _TOKEN_CHARACTERS_MIN: Final = 16
     help=f"With --actions: the token is in this file, not in the environment as {_ENVIRONMENT}.",
 )
 def page(
-    config: Path | None,
-    overrides: tuple[str, ...],
+    config: ConfigChoice,
     *,
     port: int,
     listen: str,
@@ -116,9 +109,9 @@ def page(
     from kclrun.local.server import signal_event
     from kclrun.page.server import serve_pages
 
-    aws = fleet_aws(config, overrides)
-    letters = PageLetters(load_configuration(config, overrides))
-    about = _about(aws, config or DEFAULT_CONFIG, overrides, every_s=float(every))
+    aws = fleet_aws(config)
+    letters = PageLetters(config.load())
+    about = _about(aws, config.file, config.overrides, every_s=float(every))
     about = msgspec.structs.replace(about, has_actions=has_actions)
     # Credentials that are missing end the start, not each reading.
     aws.credentials.current()

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -19,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION, ConfigCommand, config_options
+from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.messages import naming_table
 from kclrun.config.units import Duration
 from kclrun.leases.lines import soonest, spelled, worst
@@ -91,9 +90,7 @@ _SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
     metavar="DURATION",
     help="How often the table is read; the lag every third time or less.",
 )
-def top(
-    config: Path | None, overrides: tuple[str, ...], *, once: bool, sort: str, every: Duration
-) -> int:
+def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration) -> int:
     """Show the whole fleet as a live table: shards, states, owners, lag, time to loss.
 
     It only reads, as `kclrun page`, and its last line says how much. Ctrl-C ends it.
@@ -108,7 +105,7 @@ def top(
     from kclrun.cli.services import fleet_aws
     from kclrun.local.server import signal_event
 
-    aws = fleet_aws(config, overrides)
+    aws = fleet_aws(config)
     aws.credentials.current()
     reader = FleetReader(aws, every_s=float(every))
     console = Console()

@@ -21,10 +21,10 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import (
+    ConfigChoice,
     ConfigCommand,
     Configuration,
     config_options,
-    load_configuration,
     start_option,
 )
 from kclrun.cli.replay import plan
@@ -94,7 +94,7 @@ class Place(msgspec.Struct, frozen=True):
 @click.option("--list", "lists", is_flag=True, help="Show the replays that there are.")
 @click.option("--remove", metavar="NAME", help="Delete the leases of a replay; needs --yes.")
 @click.option("--yes", is_flag=True, help="Do it; without this the plan is shown.")
-def replay(config: Path | None, overrides: tuple[str, ...], *, yes: bool, **said: Any) -> int:
+def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
     """Run the processor over the records of a time range, beside the fleet; ends by itself.
 
     The same command goes on with a replay that was interrupted.
@@ -106,7 +106,7 @@ def replay(config: Path | None, overrides: tuple[str, ...], *, yes: bool, **said
     kclrun replay --list
     kclrun replay --remove NAME --yes
     """
-    configuration = load_configuration(config, overrides)
+    configuration = config.load()
     if said["stream"] is not None:
         narrowed = configuration.settings.of_stream(said["stream"])
         configuration = msgspec.structs.replace(configuration, settings=narrowed)

@@ -15,12 +15,7 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import (
-    ConfigCommand,
-    Configuration,
-    config_options,
-    load_configuration,
-)
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, Configuration, config_options
 from kclrun.cli.messages import leases_command
 from kclrun.cli.user_code import (
     dead_letter_folder,
@@ -57,16 +52,14 @@ _UNTIL_HELP: Final = "End when every shard is read, or halted (65)."
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write what was done, as JSON.",
 )
-def run(
-    config: Path | None, overrides: tuple[str, ...], until: str | None, report: Path | None
-) -> int:
+def run(config: ConfigChoice, until: str | None, report: Path | None) -> int:
     """Run the application until SIGTERM or Ctrl-C, then end in good order.
 
     \b
     kclrun --config app.yaml
     kclrun --config app.yaml --set leases.max=8 --until caught-up
     """
-    configuration = load_configuration(config, overrides)
+    configuration = config.load()
     if until is not None:
         settings = msgspec.structs.replace(configuration.settings, until="caught-up")
         configuration = msgspec.structs.replace(configuration, settings=settings)

@@ -10,7 +10,6 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
@@ -281,12 +280,7 @@ class LiveDisplay:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os.dup2(self._saved[0], _STDOUT)

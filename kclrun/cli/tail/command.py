@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION, ConfigCommand, stream_options, stream_settings
+from kclrun.cli.config_options import DURATION, ConfigCommand, StreamChoice, stream_options
 from kclrun.config.changes import refuse_changes
 from kclrun.model.record import IteratorType, Record
 from kclrun.model.stream import short_name, spelled_out
@@ -59,11 +58,7 @@ _OPENED_AT_ONCE: Final = 100
 @click.option("--timeout", type=DURATION, metavar="DURATION", help="End after so long, as 30s.")
 def tail(
     *,
-    config: Path | None,
-    overrides: tuple[str, ...],
-    stream: str | None,
-    endpoint: str | None,
-    region: str | None,
+    of: StreamChoice,
     begin: str,
     shards: tuple[str, ...],
     key: str | None,
@@ -84,14 +79,7 @@ def tail(
     """
     from kclrun.cli.services import Aws
 
-    settings = stream_settings(
-        config=config,
-        overrides=overrides,
-        stream=stream,
-        endpoint=endpoint,
-        region=region,
-        verb="tail",
-    )
+    settings = of.settings("tail")
     until = inf if timeout is None else time.monotonic() + timeout
     with _stop_signals() as is_stopped:
         aws = Aws(settings)

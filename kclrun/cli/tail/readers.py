@@ -9,7 +9,6 @@ import re
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Final, Self
 
 import click
@@ -289,12 +288,7 @@ class TailReaders:
             threading.Thread(target=self._work, name=f"tail-{number}", daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

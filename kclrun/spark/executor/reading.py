@@ -294,7 +294,7 @@ class ShardReading:
                 f"\n  The range is {self._wanted.begin} to {self._wanted.end}: a stream that was"
                 " deleted and created again needs a new checkpoint location"
             )
-        return type(error)(text, operation=error.operation, code=error.code)
+        return error.reworded(text)
 
     def _say_losses(self) -> None:
         while self._cursor.notices:

@@ -56,6 +56,7 @@ from kclrun.processor import (
     call_method,
     fires_timers,
 )
+from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.fitting import require_fit
 from kclrun.record_calls.runners import PROCESS_RECORD
 from kclrun.spark.executor.reading import cuts
@@ -493,9 +494,10 @@ class ProcessorHost:
             if self._timers is not None:
                 refuse_single_records(self._job.processor)
             self._single = SingleRecords(
-                *(self._processor, self._context, concurrency or Concurrency()),
-                *(self._job.on_error, self._breaker),
-                decoding=self._decoding,
+                CallTerms(
+                    *(self._processor, self._context, concurrency or Concurrency()),
+                    *(self._job.on_error, self._decoding),
+                ),
                 let_go=self._let_go,
                 place=self._place,
             )

@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kclrun.consuming.concurrency import Concurrency
-from kclrun.consuming.delivery import ErrorPolicy, error_words
-from kclrun.consuming.failures import Breaker
-from kclrun.model.record import Decoding, Record
+from kclrun.consuming.delivery import error_words
+from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.processor import Context, KeptRow, RecordProcessor
-from kclrun.record_calls.calls import RecordCalls, RecordHost, Stop
+from kclrun.processor import KeptRow
+from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Stop
 from kclrun.state.keyed import Undoable
 
 _log = logging.getLogger(__name__)
@@ -45,13 +43,8 @@ class SingleRecords(RecordHost):
 
     def __init__(
         self,
-        processor: RecordProcessor,
-        context: Context,
-        concurrency: Concurrency,
-        policy: ErrorPolicy,
-        breaker: Breaker,
+        terms: CallTerms,
         *,
-        decoding: Decoding | None,
         let_go: Callable[[Record, BaseException, int], None],
         place: Callable[[ExtendedSequenceNumber, Sequence[KeptRow], Sequence[Undoable]], None],
     ) -> None:
@@ -59,12 +52,7 @@ class SingleRecords(RecordHost):
         self._place = place
         self._errors: dict[int, tuple[Record, BaseException, int]] = {}
         self._failed: Failed | None = None
-        self.calls = RecordCalls(
-            *(processor, context, concurrency, policy, breaker),
-            host=self,
-            decoding=decoding,
-            make_thread=_daemon,
-        )
+        self.calls = RecordCalls(terms, host=self, make_thread=_daemon)
 
     def process(self, records: Sequence[Record], last: ExtendedSequenceNumber) -> Failed | None:
         """Process these records, up to `last`. Returns what the task fails with; then, and if it

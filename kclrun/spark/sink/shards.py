@@ -112,7 +112,7 @@ def _not_writable(error: ServiceError, reached: Reached) -> ServiceError:
     where = reached.endpoint_url or reached.region or "the region of this environment"
     message = f"the stream {reached.name} at {where} cannot be written to: {error}"
     advice = _WHAT_TO_DO[type(error)]
-    return type(error)(f"{message}\n{advice}", operation=error.operation, code=error.code)
+    return error.reworded(f"{message}\n{advice}")
 
 
 _WHAT_TO_DO: Final = {

@@ -56,8 +56,7 @@ def _row(of):
 class FlightProducer(Producer):
     """Puts the flights under their own keys, in their order; `entries` counts what is put."""
 
-    def __init__(self, kinesis, stream, flights, **more):
-        records = flights.records
+    def __init__(self, kinesis, stream, records, **more):
         super().__init__(kinesis, stream, len(records), **more)
         self.entries = 0
         self._records = records

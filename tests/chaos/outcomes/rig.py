@@ -3,14 +3,13 @@ and merged; then the dead letters, mended, by redrives that are killed and overl
 
 import contextlib
 import io
-import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import boto3
@@ -21,7 +20,8 @@ from kclrun.aws.dead_letters import open_letters
 from kclrun.model.letter import LetterPlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.sinks.dead_letters import letter_store
-from tests.chaos.outcomes.flights import FlightProducer, Flights
+from tests.chaos import two_managers
+from tests.chaos.outcomes.flights import Flights
 from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import _CLIENT, MOTO, REGION, Aws
@@ -41,27 +41,15 @@ _BETWEEN = (
 )
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What happens; each misfortune at a share of the records put."""
-
-    flights: int
+@dataclass(frozen=True, kw_only=True)
+class Plan(two_managers.Plan):
     poisons: int
-    seed: int
-    rate: int
-    shards: int
-    reshards: tuple = ()
-    lease_kills: tuple = ()
-    manager_kills: tuple = ()
     database_crashes: tuple = ()
     letters: str = "path"
 
 
 @dataclass
-class Report:
-    violations: list = field(default_factory=list)
-    lease_kills: int = 0
-    manager_kills: int = 0
+class Report(two_managers.Report):
     database_crashes: int = 0
     transactions_at_crashes: int = 0
     reshards: int = 0
@@ -71,61 +59,32 @@ class Report:
     letters_kept: int = 0
     redrives: int = 0
     redrives_killed: int = 0
-    processes_started: int = 0
-    read_s: float = 0.0
     redrive_s: float = 0.0
 
-    def as_json(self):
-        return json.dumps(asdict(self), indent=2)
 
-    __str__ = as_json
-
-
-class OutcomesRun:
+class OutcomesRun(two_managers.TwoManagers):
     """`run` returns a Report. `database` has `url`, and, if it is PostgreSQL, `crash` and
     `start`."""
 
     def __init__(self, folder, plan, database, *, say=lambda _: None):
-        self._folder = folder
-        self._plan = plan
+        super().__init__(folder, plan, Report(), partial(Aws, dynamodb=MOTO), say=say)
         self._database = database
-        self._say = say
-        self._chance = random.Random(f"misfortunes {plan.seed}")
         self._flights = Flights(plan.flights, plan.poisons, plan.seed)
+        self._records = self._flights.records
         self._engine = sa.create_engine(database.url, poolclass=sa.NullPool)
-        self.report = Report()
         self._mended = folder / "mended"
 
-    def run(self):
-        with contextlib.ExitStack() as stack:
-            self._aws = Aws(dynamodb=MOTO)
-            stack.callback(self._aws.close)
-            self._s3 = boto3.client("s3", endpoint_url=self._aws.embedded.endpoint, **_CLIENT)
-            stack.callback(self._s3.close)
-            self._s3.create_bucket(Bucket=BUCKET)
-            self._stream = self._aws.stream(self._plan.shards)
-            self._apps = [self._application(name) for name in ("a", "b")]
-            for app in self._apps:
-                stack.callback(app.close)
-            self._source = FlightProducer(
-                self._aws.kinesis,
-                self._stream,
-                self._flights,
-                seed=self._plan.seed,
-                rate=self._plan.rate,
-                reshards=[
-                    (int(share * self._plan.flights), how, index)
-                    for share, how, index in self._plan.reshards
-                ],
-            )
-            stack.callback(self._source.stop)
-            self._read_all()
-            self._compare("read", with_poisoned=False)
-            self._compare_letters()
-            self._redrive_all()
-            self._compare("redriven", with_poisoned=True)
-            self._count()
-        return self.report
+    def _prepare(self, stack):
+        self._s3 = boto3.client("s3", endpoint_url=self._aws.embedded.endpoint, **_CLIENT)
+        stack.callback(self._s3.close)
+        self._s3.create_bucket(Bucket=BUCKET)
+
+    def _judge(self):
+        self._compare("read", with_poisoned=False)
+        self._compare_letters()
+        self._redrive_all()
+        self._compare("redriven", with_poisoned=True)
+        self._count()
 
     # The application.
 
@@ -163,55 +122,10 @@ class OutcomesRun:
             log={"level": "info"},
         )
 
-    def _read_all(self):
-        began = time.monotonic()
-        for app in self._apps:
-            app.start()
-        until(lambda: self._claimed() >= self._plan.shards, HUNG_S)
-        self._source.start()
-        line_at = began
-        agenda = self._agenda()
-        while not self._source.is_done or agenda:
-            share = self._source.entries / self._plan.flights
-            while agenda and agenda[0][0] <= share:
-                agenda.pop(0)[1]()
-            if time.monotonic() >= line_at:
-                line_at += 5.0
-                self._tell(f"{time.monotonic() - began:5.0f} s")
-            time.sleep(0.05)  # a pace, not a wait for anything
-        for app in self._apps:
-            if app.process.poll() is None and (code := app.stop()) not in {0, os.EX_TEMPFAIL}:
-                self._violated(f"a manager ended with {code}: {app.last_words()}")
-        last = self._apps[0]
-        if code := last.start("--until", "caught-up").process.wait(2 * HUNG_S):
-            self._violated(f"the last reading ended with {code}: {last.last_words()}")
-        self.report.read_s = time.monotonic() - began
-        self._tell(f"read in {self.report.read_s:.0f} s")
-
-    def _claimed(self):
-        return sum(len(app.of("lease_claimed")) for app in self._apps)
-
-    def _agenda(self):
-        plan = self._plan
-        planned = [(share, self._kill_lease) for share in plan.lease_kills]
-        planned += [(share, self._kill_manager) for share in plan.manager_kills]
-        planned += [(share, self._crash_database) for share in plan.database_crashes]
-        return sorted(planned, key=lambda each: each[0])
-
     # Misfortunes.
 
-    def _kill_lease(self):
-        pids = until(lambda: [pid for app in self._apps for pid in app.lease_pids()], HUNG_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._chance.choice(pids), signal.SIGKILL)
-            self.report.lease_kills += 1
-
-    def _kill_manager(self):
-        """With all its lease processes; it is started again at once, as a service manager does."""
-        app = self._apps[1]
-        app.lose_power()
-        app.start()
-        self.report.manager_kills += 1
+    def _misfortunes(self):
+        return [*super()._misfortunes(), (self._crash_database, self._plan.database_crashes)]
 
     def _crash_database(self):
         if not hasattr(self._database, "crash"):
@@ -338,23 +252,12 @@ class OutcomesRun:
         report = self.report
         report.objects = len(self._objects())
         report.reshards = len(self._plan.reshards)
+        report.processes_started = self._claimed()
         for app in self._apps:
             report.letters_kept += len(app.of("record_dead_lettered"))
-            report.processes_started += len(app.of("lease_claimed"))
             halted = app.of("lease_halted")
             if halted:
                 self._violated(f"a lease was halted: {halted[0]}")
-
-    def _violated(self, what):
-        self.report.violations.append(what)
-        self._say(f"VIOLATION: {what}")
-
-    def _tell(self, at):
-        report = self.report
-        self._say(
-            f"{at}  {self._source.entries:>9,} put  {report.lease_kills} + {report.manager_kills}"
-            f" killed  {report.database_crashes} crashes of the database"
-        )
 
 
 def _counted(rows):

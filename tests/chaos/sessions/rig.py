@@ -5,15 +5,12 @@ compared with sessions that are computed from the flights."""
 import contextlib
 import json
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 
 import msgspec
 import yaml
@@ -21,7 +18,7 @@ from kclrun.samples.aircraft_sessions import Session, expected_sessions, flights
 
 from kclrun.sinks.state_files import StateFiles
 from kclrun.state.chain import read_chain
-from tests.chaos.outcomes.flights import FlightProducer
+from tests.chaos import two_managers
 from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import Aws
@@ -33,80 +30,31 @@ SCHEMA = (
 _BATCHES = 5
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What happens; each misfortune at a share of the records put. `spark`: between these two
-    shares Spark reads, while the fleet is stopped."""
+@dataclass(frozen=True, kw_only=True)
+class Plan(two_managers.Plan):
+    """`spark`: between these two shares of the records Spark reads, while the fleet is stopped."""
 
-    flights: int
     copies: int
-    seed: int
-    rate: int
-    shards: int
-    reshards: tuple = ()
-    lease_kills: tuple = ()
-    manager_kills: tuple = ()
     spark: tuple = ()
 
 
 @dataclass
-class Report:
-    violations: list = field(default_factory=list)
+class Report(two_managers.Report):
     records: int = 0
-    lease_kills: int = 0
-    manager_kills: int = 0
-    processes_started: int = 0
     spark_records: int = 0
     spark_kills: int = 0
     shards: int = 0
     rows: int = 0
     keys: int = 0
-    seconds: float = 0.0
-
-    def as_json(self):
-        return json.dumps(asdict(self), indent=2)
-
-    __str__ = as_json
 
 
-class SessionsRun:
+class SessionsRun(two_managers.TwoManagers):
     """`run` returns a Report."""
 
     def __init__(self, folder, plan, *, say=lambda _: None):
-        self._folder = folder
-        self._plan = plan
-        self._say = say
-        self._chance = random.Random(f"misfortunes {plan.seed}")
         self._records = list(flights_in_order(plan.flights, plan.copies))
-        self.report = Report(records=len(self._records))
-
-    def run(self):
-        plan = self._plan
-        with contextlib.ExitStack() as stack:
-            self._aws = Aws()
-            stack.callback(self._aws.close)
-            self._stream = self._aws.stream(plan.shards)
-            self._apps = [self._application(name) for name in ("a", "b")]
-            for app in self._apps:
-                stack.callback(app.close)
-            self._source = FlightProducer(
-                self._aws.kinesis,
-                self._stream,
-                SimpleNamespace(records=self._records),
-                seed=plan.seed,
-                rate=plan.rate,
-                reshards=[(self._at(share), how, index) for share, how, index in plan.reshards],
-                pauses=map(self._at, plan.spark),
-            )
-            self._agenda = sorted(
-                [(self._at(share), self._kill_lease) for share in plan.lease_kills]
-                + [(self._at(share), self._kill_manager) for share in plan.manager_kills],
-                key=lambda each: each[0],
-            )
-            stack.callback(self._source.stop)
-            self._read_all()
-            self._compare()
-        return self.report
+        report = Report(records=len(self._records))
+        super().__init__(folder, plan, report, Aws, say=say, pauses=plan.spark)
 
     def _application(self, machine):
         return Application(
@@ -126,43 +74,12 @@ class SessionsRun:
             log={"level": "info"},
         )
 
-    def _at(self, share):
-        return int(share * len(self._records))
-
     def _read_all(self):
-        began = time.monotonic()
         self._read_by_fleet()
         if self._plan.spark:
             until(lambda: self._source.is_paused, HUNG_S)
             self._read_by_spark()
             self._read_by_fleet()
-        self.report.processes_started = self._count("lease_claimed")
-        self.report.seconds = time.monotonic() - began
-        self._say(f"read in {self.report.seconds:.0f} s")
-
-    def _read_by_fleet(self):
-        """What is put until the producer pauses, or is done."""
-        source, is_first = self._source, not self._source.has_started
-        claims = self._count("lease_claimed") + (self._plan.shards if is_first else 1)
-        for app in self._apps:
-            app.start()
-        until(lambda: self._count("lease_claimed") >= claims, HUNG_S)
-        source.start() if is_first else source.resume()
-        while not source.is_done and not source.is_paused:
-            self._do_what_is_due(source.entries)
-            time.sleep(0.05)  # a pace, not a wait for anything
-        self._do_what_is_due(len(self._records) if source.is_done else source.entries)
-        for app in self._apps:
-            if app.process.poll() is None and (code := app.stop()) not in {0, os.EX_TEMPFAIL}:
-                self._violated(f"a manager ended with {code}: {app.last_words()}")
-        last = self._apps[0]
-        if code := last.start("--until", "caught-up").process.wait(4 * HUNG_S):
-            self._violated(f"the last reading ended with {code}: {last.last_words()}")
-        self._say(f"the fleet has read {source.entries} records")
-
-    def _do_what_is_due(self, entries):
-        while self._agenda and self._agenda[0][0] <= entries:
-            self._agenda.pop(0)[1]()
 
     # Spark.
 
@@ -226,25 +143,9 @@ class SessionsRun:
                 process_group=0,
             )
 
-    def _count(self, event):
-        return sum(len(app.of(event)) for app in self._apps)
-
-    def _kill_lease(self):
-        pids = until(lambda: [pid for app in self._apps for pid in app.lease_pids()], HUNG_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._chance.choice(pids), signal.SIGKILL)
-            self.report.lease_kills += 1
-
-    def _kill_manager(self):
-        """With all its lease processes; it is started again at once, as a service manager does."""
-        app = self._apps[1]
-        app.lose_power()
-        app.start()
-        self.report.manager_kills += 1
-
     # The verdict.
 
-    def _compare(self):
+    def _judge(self):
         rows, still_open = expected_sessions(self._records)
         found = self._rows()
         self.report.rows = len(found)
@@ -300,7 +201,3 @@ class SessionsRun:
                     assert key not in kept, "one shard has a key"
                     kept[key] = msgspec.msgpack.decode(values["session"], type=Session)
         return kept
-
-    def _violated(self, what):
-        self._say(what)
-        self.report.violations.append(what)

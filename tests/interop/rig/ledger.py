@@ -5,6 +5,8 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tests.support.growing_files import lines_behind
+
 
 class Ledger:
     """The file as it grows. `given` are (who, shard, (sequence, sub), record), in order."""
@@ -19,14 +21,8 @@ class Ledger:
 
     def read(self):
         """Take in what was appended since; returns itself."""
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            text = file.read()
-        whole = text.rfind(b"\n") + 1
-        self._offset += whole
-        for line in text[:whole].split(b"\n"):
-            if not line:
-                continue
+        lines, self._offset = lines_behind(self.path, self._offset)
+        for line in lines:
             try:
                 entry = json.loads(line)
             except ValueError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kclrun.aws.expressions import bind
 from kclrun.protocol.conditions import WRITES
+from tests.support.growing_files import lines_behind
 from tests.support.lease_writes import CHANGES
 
 # A claim is a renewal to the table: both are "renew" here.
@@ -68,12 +69,8 @@ class Notes:
 
     def read(self):
         """Take in what was appended since; returns itself."""
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            text = file.read()
-        whole = text.rfind(b"\n") + 1
-        self._offset += whole
-        for line in text[:whole].splitlines():
+        lines, self._offset = lines_behind(self._path, self._offset)
+        for line in lines:
             self._take(json.loads(line))
         return self
 

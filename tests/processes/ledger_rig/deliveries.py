@@ -11,6 +11,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.growing_files import lines_behind
+
 _SENTINELS_OF_A_BEGINNING = {"TRIM_HORIZON": -1, "LATEST": -1, "AT_TIMESTAMP": -1}
 
 
@@ -40,14 +42,9 @@ class LedgerFile:
 
     def read(self):
         """Take in what was appended since; returns itself."""
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            text = file.read()
-        whole = text.rfind(b"\n") + 1
-        self._offset += whole
-        for line in text[:whole].split(b"\n"):
-            if line:
-                self._take(line)
+        lines, self._offset = lines_behind(self.path, self._offset)
+        for line in lines:
+            self._take(line)
         return self
 
     def _take(self, line):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kclrun.cli.config_options import load_configuration
+from kclrun.cli.config_options import ConfigChoice
 from kclrun.cli.dead_letters.redrive import leases_now, settled
 from kclrun.cli.program import run_program
 from kclrun.errors import NotFound
@@ -200,7 +200,7 @@ def test_a_letter_waits_until_no_process_reads_its_record_again(
 ) -> None:
     leases.update({getattr(each, "key", "missing"): each for each in rows})
 
-    known = leases_now(load_configuration(shop, ()).settings)
+    known = leases_now(ConfigChoice(shop).load().settings)
     ready = settled(known, [*letters_of(shop).kept()])
 
     numbers = [int(each.letter.sequence_number) for each in ready]

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from kclrun.aws.operations import LIST_STREAMS
-from kclrun.cli.config_options import stream_settings
+from kclrun.cli.config_options import ConfigChoice, StreamChoice
 from kclrun.cli.leases.command import lease_of
 from kclrun.cli.services import (
     OpenStream,
@@ -261,9 +261,7 @@ def config(tmp_path):
 
 
 def settings_for(config, stream):
-    return stream_settings(
-        config=config, overrides=(), stream=stream, endpoint=None, region=None, verb="tail"
-    )
+    return StreamChoice(ConfigChoice(config), stream).settings("tail")
 
 
 def test_a_verb_of_one_stream_wants_to_know_which_of_several(config):

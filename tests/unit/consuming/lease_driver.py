@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import pytest
+
 from kclrun.consuming import commands, events
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
@@ -39,6 +41,18 @@ def p(number, sub=0):
 
 def child(shard_id, *parents):
     return ChildShard(shard_id, parents or ("s0",), HashRange(0, 9))
+
+
+# Whether user code asks for a checkpoint of the batch up to 20, and what is stored at its end.
+by_mode = pytest.mark.parametrize(
+    ("mode", "asked_for", "stored"),
+    [
+        ("auto", False, p(20)),
+        ("batch", False, p(20)),
+        ("manual", True, p(20)),
+        ("manual", False, p(10)),
+    ],
+)
 
 
 class Driver:
@@ -112,6 +126,12 @@ class Driver:
         """Claimed, initialized, processing."""
         self.happen(events.Started())
         assert self.state is State.PROCESSING
+        return self
+
+    def in_a_batch(self, *reported):
+        """As `begin`, and user code is called with a batch up to 20."""
+        self.begin().user_returns = False
+        self.happen(events.BatchDelivered(p(20), 1, 1), *reported)
         return self
 
     def batch(self, last, records=1):

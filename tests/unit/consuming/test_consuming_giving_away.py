@@ -29,9 +29,7 @@ def giving_away(driver):
 
 
 def test_an_ask_seen_by_a_renewal_is_answered_with_an_offer_after_the_batch():
-    driver = Driver().begin()
-    driver.user_returns = False
-    driver.happen(events.BatchDelivered(p(20), 1, 1))
+    driver = Driver().in_a_batch()
     driver.ask()
     driver.tick(3.0)
     assert driver.state is State.STOPPING
@@ -158,9 +156,7 @@ def test_the_age_of_an_ask_is_what_was_seen_of_it_and_not_what_it_says():
 
 
 def test_an_ask_that_grew_old_during_a_long_batch_is_not_answered_to_its_asker():
-    driver = Driver().begin()
-    driver.user_returns = False
-    driver.happen(events.BatchDelivered(p(20), 1, 1))
+    driver = Driver().in_a_batch()
     driver.ask()
     for _ in range(40):
         driver.tick(1.0)

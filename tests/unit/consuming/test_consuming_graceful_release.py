@@ -6,16 +6,14 @@ from kclrun.consuming import commands, events
 from kclrun.consuming.states import State
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from tests.unit.consuming.lease_driver import ME, NOT_APPLIED, OTHER, Driver, p
+from tests.unit.consuming.lease_driver import ME, NOT_APPLIED, OTHER, Driver, by_mode, p
 
 DRAIN = events.DrainRequested("the host drains")
 FAILED = reports.ProcessorFailed("process_records", "ValueError: x", 3, p(30), "Traceback")
 
 
 def test_a_drain_finishes_the_batch_says_goodbye_and_releases_in_one_write():
-    driver = Driver().begin()
-    driver.user_returns = False
-    driver.happen(events.BatchDelivered(p(20), 1, 1), DRAIN)
+    driver = Driver().in_a_batch(DRAIN)
     assert driver.state is State.STOPPING
     assert len(driver.of(commands.StopDelivery)) == 1
 
@@ -160,9 +158,7 @@ def test_trouble_in_shutdown_requested_is_a_warning_and_the_lease_is_released():
     "ending", [events.CallReturned(), reports.ProcessorFailed("lease_lost", "E", 1)]
 )
 def test_a_lost_lease_waits_for_user_code_and_calls_lease_lost_once(ending):
-    driver = Driver().begin()
-    driver.user_returns = False
-    driver.happen(events.BatchDelivered(p(20), 1, 1))
+    driver = Driver().in_a_batch()
     driver.steal()
     driver.tick(3.0)
     assert driver.state is State.LOSING
@@ -176,9 +172,7 @@ def test_a_lost_lease_waits_for_user_code_and_calls_lease_lost_once(ending):
 
 
 def test_a_lost_lease_lets_go_after_30_s_of_user_code():
-    driver = Driver().begin()
-    driver.user_returns = False
-    driver.happen(events.BatchDelivered(p(20), 1, 1))
+    driver = Driver().in_a_batch()
     driver.steal()
     driver.tick(3.0)
     assert driver.life.next_deadline(driver.now) == driver.now + 30.0
@@ -337,19 +331,9 @@ def test_a_lease_that_passed_its_fence_says_why_its_row_was_not_written():
 RESTART = events.RestartRequested()
 
 
-@pytest.mark.parametrize(
-    ("mode", "asked_for", "stored"),
-    [
-        ("auto", False, p(20)),
-        ("batch", False, p(20)),
-        ("manual", True, p(20)),
-        ("manual", False, p(10)),
-    ],
-)
+@by_mode
 def test_a_restart_finishes_the_batch_checkpoints_and_keeps_the_lease(mode, asked_for, stored):
-    driver = Driver(mode, others_in_sight=True).begin()
-    driver.user_returns = False
-    driver.happen(events.BatchDelivered(p(20), 1, 1), RESTART)
+    driver = Driver(mode, others_in_sight=True).in_a_batch(RESTART)
     assert driver.state is State.STOPPING
     driver.happen(events.BatchProcessed(p(20)), events.DeliveryStopped())
     assert len(driver.of(commands.CallShutdownRequested)) == 1
@@ -381,9 +365,7 @@ def test_a_restart_waits_for_its_checkpoint_and_renews_meanwhile():
 
 @pytest.mark.parametrize("at", ["before the batch ends", "at its last call"])
 def test_a_drain_overrules_a_restart(at):
-    driver = Driver().begin()
-    driver.user_returns = False
-    driver.happen(events.BatchDelivered(p(20), 1, 1), RESTART)
+    driver = Driver().in_a_batch(RESTART)
     if at == "before the batch ends":
         driver.happen(DRAIN)
     driver.happen(events.BatchProcessed(p(20)), events.DeliveryStopped())

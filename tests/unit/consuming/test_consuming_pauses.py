@@ -10,7 +10,7 @@ from kclrun.consuming.states import State
 from kclrun.model.lease import Pause, Scope
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from tests.unit.consuming.lease_driver import KEY, ME, Driver, child, p
+from tests.unit.consuming.lease_driver import KEY, ME, Driver, by_mode, child, p
 
 PAUSE, OVER = Pause(2_000.0), Pause(1_000.0, 1_500.0)
 
@@ -19,19 +19,9 @@ def pause(driver, mark, seen=None):
     assert isinstance(driver.table.write(changes.ChangePause(KEY, mark, seen)), changes.Applied)
 
 
-@pytest.mark.parametrize(
-    ("mode", "asked_for", "stored"),
-    [
-        ("auto", False, p(20)),
-        ("batch", False, p(20)),
-        ("manual", True, p(20)),
-        ("manual", False, p(10)),
-    ],
-)
+@by_mode
 def test_the_batch_in_hand_is_finished_and_checkpointed_and_the_lease_kept(mode, asked_for, stored):
-    driver = Driver(mode, others_in_sight=True).begin()
-    driver.user_returns = False
-    driver.happen(events.BatchDelivered(p(20), 1, 1))
+    driver = Driver(mode, others_in_sight=True).in_a_batch()
     pause(driver, PAUSE)
     driver.tick(3.0)
     assert driver.state is State.STOPPING
@@ -71,9 +61,7 @@ def test_a_pause_that_comes_with_the_claim_lets_no_batch_begin():
 
 
 def test_a_drain_overrules_a_pause_which_goes_with_the_lease():
-    driver = Driver(others_in_sight=True).begin()
-    driver.user_returns = False
-    driver.happen(events.BatchDelivered(p(20), 1, 1))
+    driver = Driver(others_in_sight=True).in_a_batch()
     pause(driver, PAUSE)
     driver.tick(3.0)
     driver.happen(events.DrainRequested("the host drains"))

@@ -22,6 +22,7 @@ from kclrun.protocol.reports import (
     ProcessorRecovered,
     RecordGivenUp,
 )
+from kclrun.record_calls.calls import CallTerms
 from kclrun.state.keyed import LiveEntries, State
 from kclrun.worker.sharing import daemon_thread
 from tests.patience import HUNG_S
@@ -142,8 +143,9 @@ class Main(Stage):
         self.concurrency = Concurrency(records, "key", timeout_s, grace_s)
         self.decoding = decode
         self.fence = 0.0
+        self.policy = ErrorPolicy(retries, 0.0, then)
         super().__init__(
-            ErrorPolicy(retries, 0.0, then),
+            self.policy,
             lambda: self.clock.now + 1.0,
             keep_letter=lambda record, failure, calls: self.letters.append(
                 (int(record.data), calls)
@@ -158,7 +160,8 @@ class Main(Stage):
             prepare=lambda row, to: KeptRow(to, row["n"], 1), entries=self.entries,
         )  # fmt: skip
         self.deliverer.take_records(
-            *(self.processor, context, self.concurrency, self.decoding, self.rows),
+            CallTerms(self.processor, context, self.concurrency, self.policy, self.decoding),
+            self.rows,
             fence=lambda: self.fence,
             make_thread=daemon_thread,
         )
