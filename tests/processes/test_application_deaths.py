@@ -42,6 +42,7 @@ def test_a_killed_manager_takes_its_processes_along_and_is_back_at_once(
     assert len(app.of("former_owners_gone")) == 2
 
 
+@pytest.mark.long
 def test_a_killed_lease_process_is_back_at_once(embedded_aws, application, producer):
     stream = embedded_aws.stream(shards=4)
     app = application(stream)

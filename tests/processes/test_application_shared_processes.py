@@ -96,6 +96,7 @@ def test_a_record_that_kills_its_process_halts_its_shard_alone(embedded_aws, app
     assert all(fault.startswith(guilty) for fault in verdict.faults)
 
 
+@pytest.mark.long
 def test_a_shard_whose_code_raises_halts_and_its_neighbours_go_on_in_their_process(
     embedded_aws, application, producer
 ):

@@ -39,6 +39,7 @@ class TestABatch:
         assert sorted(records(stored)) == sorted((key, data) for key, data, _ in rows)
         assert all(stored.values())
 
+    @pytest.mark.long
     def test_write_puts_any_columns_in_the_order_asked_for(self, spark, kinesis):
         rows = numbered(3_000, keys=20)
         random.Random(20261).shuffle(rows)
@@ -92,6 +93,7 @@ class TestABatch:
             of_key.setdefault(row.partitionKey, []).append(int(row.data))
         assert of_key == {f"key-{k}": list(range(k, 4_000, 10)) for k in range(10)}
 
+    @pytest.mark.long
     def test_text_is_written_as_utf8(self, spark, kinesis):
         stream = kinesis.stream(1)
 
