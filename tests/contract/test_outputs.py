@@ -312,6 +312,7 @@ def test_whatever_is_lost_late_or_repeated_each_row_is_there_once(place, seed):
     assert numbers(place) == [n for n in range(1, 61) if n not in silent]
 
 
+@pytest.mark.each_value
 @STORES
 @pytest.mark.parametrize(
     "other",

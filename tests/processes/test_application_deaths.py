@@ -86,6 +86,7 @@ def test_a_manager_started_while_former_processes_still_finish_a_batch_waits_for
     assert verdict.duplicates == 0
 
 
+@pytest.mark.long
 def test_leases_go_on_without_their_launcher_and_a_later_crash_is_repaired(
     embedded_aws, application, producer
 ):

@@ -242,6 +242,7 @@ def test_a_drain_is_seen_as_one_and_as_healthy(embedded_aws, application, produc
     app.process.wait(HUNG_S)
 
 
+@pytest.mark.long
 def test_an_address_that_is_taken_ends_the_start_before_any_lease_is_taken(
     embedded_aws, application
 ):

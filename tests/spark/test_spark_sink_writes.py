@@ -72,6 +72,7 @@ class TestABatch:
         assert [int(data) % 2 for _, data in first] == [0] * 5
         assert [int(data) % 2 for _, data in second] == [1] * 5
 
+    @pytest.mark.long
     def test_aggregates_hold_every_row_in_the_order_of_its_key(self, spark, kinesis):
         stream = kinesis.stream(2)
         rows = numbered(4_000, keys=10)

@@ -68,6 +68,7 @@ def test_an_endpoint_that_nobody_answers_is_told_at_load(spark):
     assert f"the stream flights cannot be reached at http://127.0.0.1:{port}" in told
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_stream_is_refused(collected, stream, stream_of):
     stream.put(5)
     run = collected(stream)
