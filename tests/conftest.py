@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import threading
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis.strategies import none
 
 from tests.examples import GATE
 from tests.patience import TEST_S
+from tests.shares import beyond_each_value
 from tests.support.quick_botocore import make_quick
 from tests.support.spark_archive import java_options
 
@@ -54,6 +56,17 @@ def _let_hypothesis_find_its_generator(_):
 
 def pytest_addoption(parser):
     parser.addoption("--shuffle", type=int, metavar="SEED", help="files and tests in random order")
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", tryfirst=True)
+def pytest_mark_what_is_beyond_each_value(items):
+    families = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("each_value") and not item.get_closest_marker("slow"):
+            families[item.nodeid.partition("[")[0]].append(item)
+    for family in families.values():
+        for number in beyond_each_value([item.callspec.params for item in family]):
+            family[number].add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(trylast=True)

@@ -14,3 +14,16 @@ def asked_share(variable, of):
 def share_of(things, number, of):
     """Every `of`-th of them, from the `number`-th (from 1) on."""
     return tuple(things)[number - 1 :: of]
+
+
+def beyond_each_value(cases):
+    """The numbers of the cases, each a mapping of names to values, that may be left out: without
+    them each value of each name still has a case."""
+    values = [{(name, repr(value)) for name, value in case.items()} for case in cases]
+    left = set(range(len(cases)))
+    unseen = set().union(*values)
+    while unseen:
+        best = max(sorted(left), key=lambda number: len(values[number] & unseen))
+        left.remove(best)
+        unseen -= values[best]
+    return sorted(left)

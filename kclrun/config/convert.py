@@ -9,6 +9,7 @@ files or the environment.
 from __future__ import annotations
 
 import difflib
+import functools
 import types
 from collections.abc import Iterable, Mapping
 from typing import (
@@ -76,10 +77,17 @@ def settle(struct: type[S], value: Any, problems: list[Problem], stand_ins: Mapp
     return result
 
 
+@functools.cache
 def field_types(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
     """The annotation of each setting, with its documentation."""
     hints = get_type_hints(struct, include_extras=True)
-    return {name: hints[name] for name in struct.__struct_fields__}
+    return types.MappingProxyType({name: hints[name] for name in struct.__struct_fields__})
+
+
+@functools.cache
+def _required(struct: type[msgspec.Struct]) -> frozenset[str]:
+    """The settings without a default."""
+    return frozenset(field.name for field in msgspec.structs.fields(struct) if field.required)
 
 
 def plain_type(annotation: Any) -> Any:
@@ -109,7 +117,7 @@ def _struct(
         return _WRONG
     annotations = field_types(struct)
     _note_unknown(value, annotations, path, problems)
-    required = {field.name for field in msgspec.structs.fields(struct) if field.required}
+    required = _required(struct)
     settled = dict(stand_ins)
     for name, annotation in annotations.items():
         given = value.get(name, _MISSING)

@@ -463,6 +463,7 @@ def test_of_eight_takers_at_once_one_wins(subject: Subject) -> None:
 # Conditions
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", OWNERS_CHANGES)
 @pytest.mark.parametrize(
     "row",
@@ -482,6 +483,7 @@ def test_an_owners_change_fails_with_the_row_when_owner_or_counter_differ(
     assert table.read(KEY) == row
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", POSITION_CHANGES)
 @pytest.mark.parametrize("at", [AT_9, SHARD_END, ExtendedSequenceNumber("5", 1), TRIM_HORIZON])
 def test_a_write_with_a_position_fails_when_the_row_is_elsewhere(

@@ -341,6 +341,7 @@ def test_an_offer_after_deaths_says_where_and_progress_or_a_resume_forgets_it(
     assert table.read(KEY) == changed(moved.row, counter=8, owner=OFFERED, offered_by=OTHER)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("to", [None, OTHER], ids=["to whoever comes", "to the asker"])
 @pytest.mark.parametrize("last", [AT_5, AT_7_2], ids=str)
 @pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves"])
@@ -537,6 +538,7 @@ def test_a_hand_over_with_a_moved_position_is_a_checkpoint_too(subject: Subject)
     )
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("last", [AT_5, AT_7_2], ids=str)
 @pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves"])
 @pytest.mark.parametrize("other", ELSEWHERE | NEXT_ELSEWHERE)

@@ -57,6 +57,7 @@ def test_it_applies_where_the_owner_is_null(subject: Subject) -> None:
     assert isinstance(subject.table.write(LATE), Applied)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "row",
     [

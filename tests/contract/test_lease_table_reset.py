@@ -151,6 +151,7 @@ LATE: dict[str, LeaseChange] = {
 }
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", LATE)
 @pytest.mark.parametrize("position", [TRIM_HORIZON, LATEST, AT_TIME, AT_5], ids=str)
 @pytest.mark.parametrize("is_taken", [False, True], ids=["unowned", "taken by the next fleet"])

@@ -174,7 +174,7 @@ def test_the_next_owner_learns_how_far_the_destination_is_and_goes_on_there(plac
 
 
 @meets("throttled", "lost request", "lost reply", "conflict")
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_commit_that_is_repeated_writes_its_rows_once(place, fault, times):
     output = begun(place, OF)
     emit(output, 1, 3)
@@ -199,7 +199,9 @@ def test_a_request_that_arrives_after_its_repetition_changes_nothing(place, faul
 
 
 @meets("late", names=STORING)
-@pytest.mark.parametrize("gap", [0, 10], ids=["", "after records without rows"])
+@pytest.mark.parametrize(
+    "gap", [0, pytest.param(10, marks=pytest.mark.long)], ids=["", "after records without rows"]
+)
 @pytest.mark.parametrize("lands", ["before begin", "before add", "before commit", "after commit"])
 def test_a_late_request_of_a_former_owner_and_the_next_owner_write_each_row_once(
     place, fault, lands, gap
@@ -310,6 +312,7 @@ def test_whatever_is_lost_late_or_repeated_each_row_is_there_once(place, seed):
     assert numbers(place) == [n for n in range(1, 61) if n not in silent]
 
 
+@pytest.mark.each_value
 @STORES
 @pytest.mark.parametrize(
     "other",

@@ -295,6 +295,7 @@ def token_at(database):
     return token or 0
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -463,6 +464,7 @@ def test_a_table_is_made_of_the_schema_and_is_found_again(database, owner):
     assert database.run("SELECT count(*), sum(j), min(s) FROM rides") == [(4, 2**32 - 2, "ä")]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("schema", "changed", "words"),
     [

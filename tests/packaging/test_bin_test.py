@@ -7,16 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.patience import HUNG_S
+from tests.shares import beyond_each_value
 
 ROOT = Path(__file__).parents[2]
 GROUPS = ["quick tests", "real processes", "Spark"]
 BUSY = "A time limit only says that a test hung, or that this machine is busy beyond measure."
 
 # Ends as the file `status-N` says and notes what `failures-N` holds, where N numbers the groups:
-# the last two run side by side.
+# they run side by side. Group 2 lives on if there is a file `lives-on`, and group 1 waits for it.
 FAKE_PYTHON = """#!/usr/bin/env bash
 here=$(dirname -- "$0")
 [ "$*" != '-m tests.support.spark_archive' ] || exit 0
@@ -24,6 +26,10 @@ echo "$*" >>"$here/calls"
 echo "${PYTHONDONTWRITEBYTECODE-unset}" >"$here/bytecode"
 echo "$KCLRUN_TEST_FAILURES" >"$here/notes"
 case "$*" in *tests/unit*) n=1 ;; *tests/processes*) n=2 ;; *) n=3 ;; esac
+if [ -f "$here/lives-on" ]; then
+    [ $n != 2 ] || { echo $$ >"$here/pid"; exec tail -f /dev/null; }
+    [ $n != 1 ] || until [ -s "$here/pid" ]; do sleep 0.01; done
+fi
 [ ! -f "$here/failures-$n" ] || cat "$here/failures-$n" >>"$KCLRUN_TEST_FAILURES"
 exit "$(cat "$here/status-$n" 2>/dev/null || echo 0)"
 """
@@ -47,14 +53,15 @@ class Checkout:
         self.use_python(sys.executable)
         tests = self.folder / "tests"
         tests.mkdir()
-        for name in ["conftest.py", "examples.py", "patience.py", "twice.py"]:
+        for name in ["conftest.py", "examples.py", "patience.py", "shares.py", "twice.py"]:
             shutil.copy(ROOT / "tests" / name, tests)
         # No test of these asks AWS, and botocore is half of what a start of pytest imports.
         (tests / "support").mkdir()
         (tests / "support" / "quick_botocore.py").write_text("def make_quick(): ...\n")
         shutil.copy(ROOT / "tests" / "support" / "spark_archive.py", tests / "support")
         (self.folder / "pytest.ini").write_text(
-            "[pytest]\npythonpath = .\naddopts = --import-mode=importlib\nmarkers = slow\n"
+            "[pytest]\npythonpath = .\naddopts = --import-mode=importlib\n"
+            "markers =\n  slow\n  long\n  each_value\n"
         )
 
     def use_failing_environment(self, status):
@@ -159,15 +166,16 @@ def test_a_time_limit_among_the_failures_is_explained(checkout):
     ]
 
 
-def test_an_interrupt_ends_the_run_and_the_end_still_names_what_failed(checkout):
+def test_an_interrupt_ends_all_groups_and_the_end_still_names_what_failed(checkout):
     checkout.group_ends(1, 2, "tests/unit/test_a.py::test_x (call): assert 1 == 2")
+    (checkout.folder / "lives-on").touch()
 
     ran = checkout.run()
 
     assert ran.returncode == 1
-    assert len(checkout.calls()) == 1
     assert "pytest ended with 2" in summary(ran)[0]
     assert "test_x" in summary(ran)[1]
+    assert not psutil.pid_exists(int(checkout.reported("pid")))
 
 
 def test_only_all_examples_tries_all_of_a_random_test_and_the_longest_tests(checkout):
@@ -342,7 +350,7 @@ def ignored_interrupts():
     ("many", "passes", "code", "workers"),
     [
         (1, True, 0, []),
-        (3, True, 0, ["-n", "2"]),
+        pytest.param(3, True, 0, ["-n", "2"], marks=pytest.mark.long),
         (4, True, 1, []),
         (1, False, 1, ["-n", "2"]),
     ],
@@ -375,3 +383,34 @@ def test_a_test_that_hung_is_not_tried_again(checkout):
     assert ran.returncode == 1
     assert "second try" not in ran.stdout
     assert "time limit: " in checkout.reported("failures-noted")
+
+
+def test_without_what_is_left_out_each_value_still_has_a_case():
+    cases = [{"a": a, "b": b, "c": c} for a in "12" for b in (None, 3, {}) for c in ("x", "y", "z")]
+
+    kept = [case for n, case in enumerate(cases) if n not in beyond_each_value(cases)]
+
+    assert len(kept) == 3
+    for name in "abc":
+        values = {repr(case[name]) for case in cases}
+        assert {repr(case[name]) for case in kept} == values
+
+
+EACH_VALUE = """
+import pytest
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("a", [1, 2])
+@pytest.mark.parametrize("b", [1, 2])
+def test_pairs(a, b): ...
+"""
+
+
+def test_of_all_pairs_two_are_not_long(checkout):
+    checkout.use_conftest()
+    (checkout.folder / "tests" / "test_pairs.py").write_text(EACH_VALUE)
+
+    ran = checkout.run("-q", "-m", "not long", "tests")
+
+    assert "2 passed, 2 deselected" in ran.stdout

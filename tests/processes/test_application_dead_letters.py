@@ -134,6 +134,7 @@ def test_an_outage_halts_the_shard_and_leaves_no_letter(
     assert app.stop() == 0
 
 
+@pytest.mark.long
 def test_r12_a_letter_of_a_killed_process_is_not_redriven_if_its_record_then_succeeds(
     embedded_aws, application, producer, tmp_path
 ):

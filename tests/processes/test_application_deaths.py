@@ -42,6 +42,7 @@ def test_a_killed_manager_takes_its_processes_along_and_is_back_at_once(
     assert len(app.of("former_owners_gone")) == 2
 
 
+@pytest.mark.long
 def test_a_killed_lease_process_is_back_at_once(embedded_aws, application, producer):
     stream = embedded_aws.stream(shards=4)
     app = application(stream)
@@ -85,6 +86,7 @@ def test_a_manager_started_while_former_processes_still_finish_a_batch_waits_for
     assert verdict.duplicates == 0
 
 
+@pytest.mark.long
 def test_leases_go_on_without_their_launcher_and_a_later_crash_is_repaired(
     embedded_aws, application, producer
 ):

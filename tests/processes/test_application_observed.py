@@ -222,6 +222,7 @@ def test_a_machine_that_cannot_reach_its_table_is_unwell_until_it_can(embedded_a
     assert app.stop() == 0
 
 
+@pytest.mark.long
 def test_a_drain_is_seen_as_one_and_as_healthy(embedded_aws, application, producer):
     stream = embedded_aws.stream(shards=1)
     app = application(
@@ -241,6 +242,7 @@ def test_a_drain_is_seen_as_one_and_as_healthy(embedded_aws, application, produc
     app.process.wait(HUNG_S)
 
 
+@pytest.mark.long
 def test_an_address_that_is_taken_ends_the_start_before_any_lease_is_taken(
     embedded_aws, application
 ):

@@ -54,6 +54,7 @@ def test_leases_share_a_process_through_reshards_and_their_lines_name_their_shar
         assert line.get("text", line.get("message")) == f"I am {line['shard']}"
 
 
+@pytest.mark.long
 def test_a_killed_process_costs_its_leases_what_a_kill_costs_each_and_they_part(
     embedded_aws, application, producer
 ):
@@ -96,6 +97,7 @@ def test_a_record_that_kills_its_process_halts_its_shard_alone(embedded_aws, app
     assert all(fault.startswith(guilty) for fault in verdict.faults)
 
 
+@pytest.mark.long
 def test_a_shard_whose_code_raises_halts_and_its_neighbours_go_on_in_their_process(
     embedded_aws, application, producer
 ):

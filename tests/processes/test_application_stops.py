@@ -37,6 +37,7 @@ def test_five_stops_and_restarts_in_the_stream_make_no_duplicate(
     assert verdict.records > 9_000
 
 
+@pytest.mark.long
 def test_ctrl_c_reaches_the_whole_group_and_drains_once(embedded_aws, application, producer):
     stream = embedded_aws.stream(shards=2)
     app = application(stream).start()

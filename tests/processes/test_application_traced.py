@@ -167,7 +167,11 @@ def until_processed(app, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("context", "per_process"), [("meta.traceparent", 1), ("traced:context_of", 4)]
+    ("context", "per_process"),
+    [
+        pytest.param("meta.traceparent", 1, marks=pytest.mark.long),
+        ("traced:context_of", 4),
+    ],
 )
 def test_each_batch_continues_its_producers_and_has_its_fetch_rows_and_checkpoint(
     embedded_aws, application, collector, tmp_path, context, per_process

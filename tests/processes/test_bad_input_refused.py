@@ -82,7 +82,7 @@ def test_a_processor_is_imported_with_the_environment_it_will_run_with(project):
     ("aws", "code", "said"),
     [
         ("aws: {region: us-east-1}", 77, ["no AWS credentials were found", "AWS_PROFILE", "role"]),
-        ("", 78, ["region"]),
+        pytest.param("", 78, ["region"], marks=pytest.mark.long),
     ],
 )
 def test_without_credentials_or_a_region_nothing_is_asked(project, aws, code, said):

@@ -85,6 +85,7 @@ def test_a_missing_permission_on_the_table_is_77_and_named(
     assert "UpdateItem" not in dynamodb.calls, "a lease was taken before the refusal was seen"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "operation", [pytest.param("DescribeStreamSummary", marks=pytest.mark.slow), "ListShards"]
 )
@@ -130,6 +131,7 @@ def test_a_table_with_another_key_is_78(project, embedded_aws, endpoints, stream
     assert ended.has_reported(f"table {table} is not a lease table", "id (HASH)", "leases.table")
 
 
+@pytest.mark.long
 def test_a_table_of_the_kcl_3_in_its_own_mode_is_78(
     project, embedded_aws, endpoints, stream, table, dynamodb
 ):
@@ -152,6 +154,7 @@ def test_a_table_of_the_kcl_3_in_its_own_mode_is_78(
     assert not {"UpdateItem", "PutItem"} & set(dynamodb.calls)
 
 
+@pytest.mark.long
 def test_an_absent_table_that_must_not_be_made_is_78(project, endpoints, stream, table, dynamodb):
     ended = project.settings(
         endpoint=endpoints, stream=stream, application=table, leases={"create": False}
@@ -162,6 +165,7 @@ def test_an_absent_table_that_must_not_be_made_is_78(project, endpoints, stream,
     assert "CreateTable" not in dynamodb.calls
 
 
+@pytest.mark.long
 def test_a_table_that_is_throttled_longer_than_start_timeout_is_69(
     project, endpoints, stream, table, dynamodb
 ):

@@ -16,11 +16,12 @@ from kclrun.errors import OffsetRefused
 from kclrun.model.stream import qualified_shards
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader
+from tests.examples import seeds
 from tests.properties.test_spark_source_storms import EPOCH, Query, World, drain, judge
 
 pytestmark = pytest.mark.seconds
 
-STORMS = int(os.environ.get("KCLRUN_STORMS", "120"))
+STORMS = int(os.environ.get("KCLRUN_STORMS") or len(seeds(0, 120)))
 LOT = 20
 NAMES = ("orders", "parcels", "returns")
 

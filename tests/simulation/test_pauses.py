@@ -18,7 +18,9 @@ def storm(seed, minutes=6):
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "seed", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.long) for seed in SEEDS[1:])]
+)
 def test_no_paused_lease_is_read_and_in_the_calm_after_the_pauses_everything_is(seed):
     played = play(storm(seed), replay=f"tests/simulation/test_pauses.py: storm({seed})")
 

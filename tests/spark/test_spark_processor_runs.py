@@ -173,6 +173,7 @@ def test_a_failed_task_gives_the_whole_range_again_and_its_rows_come_once(rig_of
     assert rig.row_ids() == list(range(100))
 
 
+@pytest.mark.long
 def test_a_processor_that_raises_every_time_ends_the_query_and_says_where(rig_of):
     rig = rig_of(1)
     rig.put(10)
@@ -283,6 +284,7 @@ class Single(RecordProcessor):
 """
 
 
+@pytest.mark.long
 def test_records_at_the_same_time_leave_their_rows_in_order(spark, stream, tmp_path):
     module = f"single_{uuid.uuid4().hex[:8]}"
     (tmp_path / f"{module}.py").write_text(SINGLE)

@@ -39,6 +39,7 @@ class TestABatch:
         assert sorted(records(stored)) == sorted((key, data) for key, data, _ in rows)
         assert all(stored.values())
 
+    @pytest.mark.long
     def test_write_puts_any_columns_in_the_order_asked_for(self, spark, kinesis):
         rows = numbered(3_000, keys=20)
         random.Random(20261).shuffle(rows)
@@ -71,6 +72,7 @@ class TestABatch:
         assert [int(data) % 2 for _, data in first] == [0] * 5
         assert [int(data) % 2 for _, data in second] == [1] * 5
 
+    @pytest.mark.long
     def test_aggregates_hold_every_row_in_the_order_of_its_key(self, spark, kinesis):
         stream = kinesis.stream(2)
         rows = numbered(4_000, keys=10)
@@ -92,6 +94,7 @@ class TestABatch:
             of_key.setdefault(row.partitionKey, []).append(int(row.data))
         assert of_key == {f"key-{k}": list(range(k, 4_000, 10)) for k in range(10)}
 
+    @pytest.mark.long
     def test_text_is_written_as_utf8(self, spark, kinesis):
         stream = kinesis.stream(1)
 

@@ -68,6 +68,7 @@ def test_an_endpoint_that_nobody_answers_is_reported_at_load(spark):
     assert f"the stream flights cannot be reached at http://127.0.0.1:{port}" in reported
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_stream_is_refused(collected, stream, stream_of):
     stream.put(5)
     run = collected(stream)
@@ -81,6 +82,7 @@ def test_a_checkpoint_of_another_stream_is_refused(collected, stream, stream_of)
     assert len(run.rows) == 5
 
 
+@pytest.mark.long
 def test_a_stream_that_was_created_again_is_refused(collected, stream):
     stream.put(5)
     run = collected(stream)
@@ -113,6 +115,7 @@ def test_so_it_is_when_a_batch_is_left_to_be_read_again(collected, stream):
     assert run.batches == []
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_a_newer_version_is_refused(collected, stream):
     stream.put(5)
     run = collected(stream)

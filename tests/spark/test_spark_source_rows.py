@@ -46,6 +46,7 @@ def test_every_record_is_a_row_with_its_columns_and_aggregates_are_opened(collec
     assert all((at - before).total_seconds() > -0.001 for at in arrived)
 
 
+@pytest.mark.long
 def test_aggregates_stay_whole_where_that_is_asked_for(collected, stream):
     stream.put_aggregate(5)
 
@@ -132,6 +133,7 @@ def test_a_batch_read_gives_the_range_that_was_asked_for(spark, stream):
     assert everything.count() == 100
 
 
+@pytest.mark.long
 def test_filters_of_a_batch_read_spare_shards_where_pyspark_passes_them_on(spark, stream_of):
     stream = stream_of(2)
     stream.put(40)

@@ -32,7 +32,11 @@ def amounts(plan=PLAN, traffic=TRAFFIC):
 @pytest.mark.seconds
 @pytest.mark.parametrize(
     ("failover_s", "every_s", "records_per_s"),
-    [(10.0, 10.0, 40.0), (30.0, 4.0, 40.0), (10.0, 10.0, 0.0)],
+    [
+        pytest.param(10.0, 10.0, 40.0, marks=pytest.mark.long),
+        (30.0, 4.0, 40.0),
+        pytest.param(10.0, 10.0, 0.0, marks=pytest.mark.long),
+    ],
 )
 def test_a_simulated_fleet_uses_the_units_of_the_formulas(failover_s, every_s, records_per_s):
     settings = FleetSettings(failover_s=failover_s, checkpoint_every_s=every_s)

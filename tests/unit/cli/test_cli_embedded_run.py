@@ -264,7 +264,9 @@ def test_a_filler_that_does_not_end_is_killed(
     assert process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("source", ["code:greetings", "code:broken"])
+@pytest.mark.parametrize(
+    "source", ["code:greetings", pytest.param("code:broken", marks=pytest.mark.long)]
+)
 def test_local_is_ready_once_the_records_of_the_configuration_are_in(
     source: str, tmp_path: Path
 ) -> None:

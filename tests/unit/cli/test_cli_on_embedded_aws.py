@@ -109,12 +109,17 @@ TOPIC = "arn:aws:sns:us-east-1:123456789012:none"
             (line, said + ".*" + CREATE, 78)
             for line, said in (
                 ("output: {kinesis: none}", "output: the stream none: ListShards: ResourceNotFo"),
+                ("outputs: {a: {s3: 's3://none'}}", "outputs.a: cannot create s3://none/_kclrun/"),
+                (LETTERS % "sqs: none", "on_error.dead_letter: cannot find the queue none: GetQ"),
+            )
+        ),
+        *(
+            pytest.param(line, said + ".*" + CREATE, 78, marks=pytest.mark.long)
+            for line, said in (
                 ("output: {sqs: none}", "output: the queue none: GetQueueUrl: AWS.SimpleQueueSer"),
                 (f"output: {{sns: '{TOPIC}'}}", f"output: the topic {TOPIC}: GetTopicAttributes"),
                 ("output: {firehose: none}", "output: the delivery stream none: DescribeDeliv"),
                 ("output: {s3: 's3://none/x'}", "output: cannot create s3://none/x/_kclrun/probe"),
-                ("outputs: {a: {s3: 's3://none'}}", "outputs.a: cannot create s3://none/_kclrun/"),
-                (LETTERS % "sqs: none", "on_error.dead_letter: cannot find the queue none: GetQ"),
                 (LETTERS % "s3: 's3://none'", "on_error.dead_letter: cannot look into the bucket"),
                 (LETTERS % "stream: none", "on_error.dead_letter: cannot look at the stream none"),
             )

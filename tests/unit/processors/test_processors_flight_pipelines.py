@@ -65,6 +65,7 @@ def test_expected_hours_count_left_and_cancelled_flights_by_airport_and_schedule
     }
 
 
+@pytest.mark.long
 def test_expected_hours_add_up_to_what_the_columns_of_the_file_say():
     found = flight_pipelines.expected_hourly().values()
 

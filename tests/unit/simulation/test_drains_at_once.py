@@ -41,7 +41,11 @@ def drain_the_four(fleet, chance):
     return [gap.length_s for gap in fleet.oracles.gaps.since(began_s)]
 
 
-@pytest.mark.parametrize("seed", [1, 67, 139, 149])
+def further(*seeds):
+    return [pytest.param(seed, marks=pytest.mark.long) for seed in seeds]
+
+
+@pytest.mark.parametrize("seed", [1, 67, *further(139, 149)])
 def test_what_was_asked_for_by_managers_that_drain_is_read_on_by_the_one_that_stays(seed):
     chance = random.Random(seed)
     fleet = five_hosts(seed)
@@ -52,7 +56,7 @@ def test_what_was_asked_for_by_managers_that_drain_is_read_on_by_the_one_that_st
     assert max(unread_s) < UNREAD_MAX_S
 
 
-@pytest.mark.parametrize("seed", [0, 47, 74, 143])
+@pytest.mark.parametrize("seed", [0, 47, *further(74, 143)])
 def test_a_child_that_was_created_while_managers_drain_is_read_on_by_the_one_that_stays(seed):
     chance = random.Random(seed)
     chance.uniform(0, 1)

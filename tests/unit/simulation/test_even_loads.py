@@ -50,6 +50,7 @@ def test_a_skewed_fleet_evens_out_its_loads_and_rests_with_even_counts_and_no_re
     fleet.require_all_read(20.0)
 
 
+@pytest.mark.long
 @pytest.mark.seconds
 def test_with_counts_alone_no_lease_moves():
     fleet = fleet_of(0.9, balance="counts")

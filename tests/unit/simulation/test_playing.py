@@ -62,9 +62,11 @@ def test_every_strike_hits_somebody_and_is_overcome(kind):
     [
         {"table_faults": FaultRates(throttled=0.1, unreachable=0.1, lost_reply=0.1, late=0.1)},
         {"stream_faults": StreamFaults(throttled=0.1, unreachable=0.1, expired_iterator=0.1)},
-        {"stream_faults": StreamFaults(listing_lag_max_s=20.0)},
-        {"scan_page_rows": 2},
-        {"user_code": UserCode(stalling=0.02, stall_s=180.0)},
+        pytest.param(
+            {"stream_faults": StreamFaults(listing_lag_max_s=20.0)}, marks=pytest.mark.long
+        ),
+        pytest.param({"scan_page_rows": 2}, marks=pytest.mark.long),
+        pytest.param({"user_code": UserCode(stalling=0.02, stall_s=180.0)}, marks=pytest.mark.long),
         {"user_code": UserCode(raising=0.05, checkpoints_by_hand=True)},
     ],
     ids=lambda faults: next(iter(faults)),

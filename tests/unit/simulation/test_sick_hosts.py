@@ -145,6 +145,7 @@ def test_the_leases_of_a_host_too_slow_to_claim_them_are_read_elsewhere(seed):
     assert fleet.is_balanced()
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("starves", [False, True])
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 def test_a_lease_that_kills_whatever_runs_it_stands_still_after_a_dozen_deaths(hosts, starves):

@@ -174,6 +174,13 @@ def figures_of(fleet):
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize(("kind", "seed"), KNOWN + FURTHER)
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        # One of each kind in `bin/test`.
+        pytest.param(*each, marks=pytest.mark.long if each in KNOWN[2:4] + KNOWN[5:6] else ())
+        for each in KNOWN + FURTHER
+    ],
+)
 def test_a_storm_goes_as_it_went_before(kind, seed):
     require_as_before(f"{kind} {seed}", figures_of(played(kind, seed)))
