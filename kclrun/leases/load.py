@@ -115,11 +115,14 @@ class FleetLoad:
         self.owners = loads.kclrun_owners
         self.moving: set[OwnerId] = set()
         self._view = view = loads.view
-        asked = [lease for lease in view.work if lease.handoff is not None]
-        for lease in (*loads.offered, *(each for each in asked if not loads.is_settled(each))):
+        for lease in (*loads.offered, *(each for each in view.asked if not loads.is_settled(each))):
             self._note_move(lease)
-        moved = view.work_keys & (frozenset() if all_steady else observation.moved)
-        self.unsteady = {view.rows[key].owner for key in moved - view.expired}
+        at_work, rows, expired = view.work_keys, view.rows, view.expired
+        self.unsteady = {
+            rows[key].owner
+            for key in (() if all_steady else observation.moved)
+            if key in at_work and key not in expired
+        }
 
     @cached_property
     def _sums(self) -> dict[OwnerId, _Sums]:

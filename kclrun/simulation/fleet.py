@@ -6,6 +6,7 @@ it.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol, TypeVar
 
@@ -31,6 +32,11 @@ BOOT_SPREAD_S: Final = 2.0
 _RATE_OFF_MAX: Final = 0.005
 _BOOTED_BEFORE_MAX_S: Final = 3e7
 _WALL_OFF_MAX_S: Final = 3600.0
+
+# The collector looks for cycles after so many new objects instead of 700. A fleet keeps most of
+# what it makes, and of 200 owners and 2,000 shards it then looks through two million objects again
+# and again: a fifth of the time. With these numbers, that fleet takes as much memory as before.
+_COLLECT_AFTER: Final = (50_000, 20, 100)
 
 
 class Member(Protocol):
@@ -179,10 +185,14 @@ class Fleet:
 
     def run_for(self, duration_s: float) -> None:
         """Raises: InvariantViolation with the story and the command that replays it."""
+        thresholds = gc.get_threshold()
+        gc.set_threshold(*_COLLECT_AFTER)
         try:
             self.scheduler.run_until(self.scheduler.now + duration_s)
         except (RuleBroken, InvariantViolation, AssertionError) as error:
             raise self._told(error) from error
+        finally:
+            gc.set_threshold(*thresholds)
 
     def require_all_read(self, patience_s: float) -> None:
         """L1, as `Oracles.require_all_read`; reported like every failure."""
@@ -241,7 +251,7 @@ class Fleet:
                 # A closed shard has ended and its row was cleaned up. A child is not created yet.
                 if not log.parents and log.closed_at is None:
                     yield None
-            elif row.key in unended and unended.isdisjoint(row.parents):
+            elif row.key in unended and (not row.parents or unended.isdisjoint(row.parents)):
                 yield row.owner
 
     def _row(self, key: LeaseKey) -> Lease | None:
