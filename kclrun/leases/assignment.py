@@ -12,7 +12,7 @@ import functools
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Set
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -80,8 +80,19 @@ class OwnerLoads:
         self._promised: set[LeaseKey] = set()  # offered to us or asked for by us, not ours yet
         self._asked_away: set[LeaseKey] = set()  # ours; another owner has asked for them
         self._owned: dict[OwnerId, list[Lease]] | None = None
-        expired, counts = view.expired, self.counts
         self._observation = observation
+        self._count(view)
+        self._work_keys = view.work_keys
+        self._settle_owners()
+        self.hold(holdings)
+
+    def _count(self, view: TableView) -> None:
+        expired, counts = view.expired, self.counts
+        if not expired and not view.asked:
+            named = Counter([lease.owner for lease in view.work])
+            if None not in named and OFFERED not in named:  # the usual case
+                self.counts = cast("Counter[OwnerId]", named)
+                return
         for lease in view.work:
             owner = lease.owner
             if owner is None or lease.key in expired:
@@ -94,9 +105,6 @@ class OwnerLoads:
                 counts[owner] = counts.get(owner, 0) + 1  # `+=` calls Python code for a new key
             else:
                 self._count_ask(lease, owner, lease.handoff.to)
-        self._work_keys = view.work_keys
-        self._settle_owners()
-        self.hold(holdings)
 
     def hold(self, holdings: LocalHoldings) -> None:
         """Count our own leases again: they change between two scans."""

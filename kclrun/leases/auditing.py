@@ -7,6 +7,7 @@ harmless to repeat. A write that does not apply is decided again after the next 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain
@@ -54,10 +55,10 @@ def rows_of_another_stream(leases: Iterable[Lease], created_at: WallTime) -> Ite
     Times are compared in whole milliseconds: the service and the rows use this unit.
     """
     created_ms = _ms(created_at)
-    for lease in leases:
+    # Equal is the usual case, for each row of each scan.
+    for lease in [lease for lease in leases if lease.stream_created_at != created_at]:
         theirs = lease.stream_created_at
-        # Equal is the usual case, for each row of each scan.
-        if theirs is not None and theirs != created_at and _ms(theirs) != created_ms:
+        if theirs is not None and _ms(theirs) != created_ms:
             yield lease
 
 
@@ -169,11 +170,17 @@ class StreamWatch:
                 self._open_and_ended_since[lease.key] = since
                 if listing.seen_instant - since >= _LAG_MAX_S:
                     found.append(f"{lease.key} is at SHARD_END, and its shard is open")
-            elif not lease.checkpoint.is_sentinel and lease.checkpoint < ExtendedSequenceNumber(
+            elif not lease.checkpoint.is_sentinel and lease.checkpoint < _position(
                 shard.starting_sequence_number
             ):
                 found.append(f"{lease.key} is at a checkpoint before its shard begins")
         return tuple(found[:_KEYS_SHOWN_MAX])
+
+
+# As many as the largest fleet has shards: each listing compares all of them.
+@functools.lru_cache(maxsize=16_384)
+def _position(number: str) -> ExtendedSequenceNumber:
+    return ExtendedSequenceNumber(number)
 
 
 def _contradicts(before: shard_sync.Listing, listing: shard_sync.Listing) -> bool:
@@ -464,17 +471,19 @@ class ConfigDrift:
 
     def after_scan(self, view: TableView) -> list[Command]:
         """Compare what live owners have published with ours [P9]."""
-        others = view.kclrun_owners - {self._policy.me}
+        me, others = self._policy.me, view.kclrun_owners
         expired, are_many = view.expired, len(self._policy.streams) > 1
         failover_s = self._policy.failover_s
         start = self._policy.of_stream(self._policy.streams[0]).start_text
         published = {
             (lease.failover_s, lease.start, stream_of(lease.key) if are_many else ONLY_STREAM)
-            for lease in view.unended
             # A row with our own settings tells nothing; that is the usual case.
-            if (are_many or lease.failover_s != failover_s or lease.start != start)
-            and lease.owner in others
-            and lease.key not in expired
+            for lease in [
+                lease
+                for lease in view.unended
+                if lease.start != start or lease.failover_s != failover_s or are_many
+            ]
+            if lease.owner in others and lease.owner != me and lease.key not in expired
         }
         failovers = {failover_s for failover_s, _, _ in published if failover_s}
         failovers -= {failover_s}
@@ -528,15 +537,16 @@ class Audits:
 
     def of_ours(self, event: LeasesScanned) -> tuple[LeasesScanned, list[Command]]:
         """The scan without the rows of streams that we do not read."""
-        auditors = self._auditors
-        leases = tuple([each for each in event.leases if stream_of(each.key) in auditors])
-        broken = tuple(key for key in event.broken if self.is_ours(key))
-        if len(leases) == len(event.leases) and len(broken) == len(event.broken):
+        has_plain = ONLY_STREAM in self._auditors
+        # A bare key needs no look at its stream; that is the usual case.
+        keys = [each.key for each in event.leases if not has_plain or ":" in each.key]
+        strange = {key for key in (*keys, *event.broken) if not self.is_ours(key)}
+        if not strange:
             return event, self._config_drift.strangers(())
-        known = {lease.key for lease in leases} | set(broken)
-        every = {lease.key for lease in event.leases} | set(event.broken)
+        leases = tuple(each for each in event.leases if each.key not in strange)
+        broken = tuple(key for key in event.broken if key not in strange)
         ours = LeasesScanned(leases, broken, event.foreign, event.kcl3_mode)
-        return ours, self._config_drift.strangers(every - known)
+        return ours, self._config_drift.strangers(strange)
 
     def is_ours(self, key: str) -> bool:
         """Whether this lease is of a stream that we read."""

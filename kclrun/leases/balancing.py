@@ -339,9 +339,9 @@ def delay_words(lease: Lease, me: OwnerId) -> str:
 def _place(lease: Lease, me: OwnerId, owners: Collection[OwnerId]) -> float:
     """Our place in the line for this row, from 0 (first) to just below 1."""
     mine = _digest(me, lease.key)
-    others = [owner for owner in owners if owner not in (me, lease.offered_by)]
-    if len(others) >= _RANKED_OWNERS_MAX:
+    if len(owners) - len({me, lease.offered_by}.intersection(owners)) >= _RANKED_OWNERS_MAX:
         return int.from_bytes(mine, "big") / 2.0 ** (8 * len(mine))
+    others = [owner for owner in owners if owner not in (me, lease.offered_by)]
     before = sum(1 for owner in others if _digest(owner, lease.key) < mine)
     return before / (len(others) + 1)
 
@@ -676,7 +676,8 @@ class Balancer:
 
     def _tell_in_sight(self, loads: OwnerLoads) -> list[Command]:
         """Publish whether another kclrun owner lives or joins: it can take our offers."""
-        are_others = bool(loads.kclrun_owners - {self._policy.me})
+        owners = loads.kclrun_owners
+        are_others = len(owners) > (self._policy.me in owners)
         if are_others == self._held.are_others_in_sight:
             return []
         self._held.are_others_in_sight = are_others

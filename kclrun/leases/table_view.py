@@ -9,7 +9,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from functools import cached_property
-from typing import Final
+from itertools import compress
+from operator import eq
+from typing import Final, cast
 
 from kclrun.model.lease import (
     ASK_STALE_AFTER_S,
@@ -81,7 +83,14 @@ class Observation:
     def __init__(self, failover_s: float) -> None:
         self.wall_offset_s = 0.0  # between `now` and the service's clock
         self._failover_s = failover_s
-        self._since: dict[LeaseKey, tuple[int, OwnerId | None, Instant, bool]] = {}
+        # As columns, because a scan of 10,000 rows is compared in one pass of C code.
+        self._keys: list[LeaseKey] = []
+        self._owners: list[OwnerId | None] = []
+        self._counters: list[int] = []
+        # The last scan, and the rows that it did not show as moved: since when, and whether they
+        # have moved before our eyes. All others moved by the last scan.
+        self._seen_instant = Instant(0.0)
+        self._still: dict[LeaseKey, tuple[Instant, bool]] = {}
         self._asks: dict[LeaseKey, tuple[Handoff, Instant]] = {}
         self._moved: dict[LeaseKey, Instant] = {}  # rows that were new to us, or changed owner
 
@@ -91,26 +100,55 @@ class Observation:
         `now` is when the scan was over, which is after each row was read. That is safe: a take
         names the counter, so it fails if the owner renewed in between.
         """
-        before = self._since
-        since: dict[LeaseKey, tuple[int, OwnerId | None, Instant, bool]] = {}
-        asks: dict[LeaseKey, tuple[Handoff, Instant]] = {}
-        moved = {key: at for key, at in self._moved.items() if now - at < STEADY_AFTER_S}
-        for lease in leases:
-            key, counter, owner = lease.key, lease.counter, lease.owner
+        leases = tuple(leases)
+        keys = [lease.key for lease in leases]
+        owners = [lease.owner for lease in leases]
+        counters = [lease.counter for lease in leases]
+        before, at = self._still, self._seen_instant
+        if self._moved:
+            moved = self._moved.items()
+            self._moved = {key: at for key, at in moved if now - at < STEADY_AFTER_S}
+        if keys == self._keys and owners == self._owners:  # the usual case
+            same = list(compress(keys, map(eq, counters, self._counters)))
+            self._still = {key: before.get(key, (at, True)) for key in same}
+        else:
+            self._still = self._compare(keys, owners, counters, now)
+        self._keys, self._owners, self._counters = keys, owners, counters
+        self._seen_instant = now
+        self._asks = self._asked(leases, now)
+
+    def _compare(
+        self,
+        keys: list[LeaseKey],
+        owners: list[OwnerId | None],
+        counters: list[int],
+        now: Instant,
+    ) -> dict[LeaseKey, tuple[Instant, bool]]:
+        """The rows that did not move since the last scan, and those that are new. Notes changes of
+        the owner, too."""
+        before = dict(zip(self._keys, zip(self._owners, self._counters, strict=True), strict=True))
+        still: dict[LeaseKey, tuple[Instant, bool]] = {}
+        for key, owner, counter in zip(keys, owners, counters, strict=True):
             seen = before.get(key)
-            if seen is None or seen[1] != owner:
-                moved[key] = now
-            if seen is None or seen[0] != counter or seen[1] != owner:
-                seen = (counter, owner, now, seen is not None)
-            since[key] = seen
-            if lease.handoff is not None:
-                asked = self._asks.get(key)
-                if asked is None or asked[0] != lease.handoff:
-                    asked = (lease.handoff, now)
-                asks[key] = asked
-        self._since = since
-        self._asks = asks
-        self._moved = moved
+            if seen is None or seen[0] != owner:
+                self._moved[key] = now
+            if seen is None:
+                still[key] = (now, False)
+            elif seen == (owner, counter):
+                still[key] = self._still.get(key, (self._seen_instant, True))
+        return still
+
+    def _asked(
+        self, leases: tuple[Lease, ...], now: Instant
+    ) -> dict[LeaseKey, tuple[Handoff, Instant]]:
+        asks: dict[LeaseKey, tuple[Handoff, Instant]] = {}
+        for lease in [lease for lease in leases if lease.handoff is not None]:
+            asked = self._asks.get(lease.key)
+            if asked is None or asked[0] != lease.handoff:
+                assert lease.handoff is not None, "chosen by it"
+                asked = (lease.handoff, now)
+            asks[lease.key] = asked
+        return asks
 
     @property
     def moved(self) -> Set[LeaseKey]:
@@ -123,7 +161,10 @@ class Observation:
 
     def unchanged_s(self, lease: Lease, now: Instant) -> float:
         """How long we have seen this owner and this counter on the row."""
-        return now - self._since[lease.key][2]
+        return now - self._since(lease.key)[0]
+
+    def _since(self, key: LeaseKey) -> tuple[Instant, bool]:
+        return self._still.get(key, (self._seen_instant, True))
 
     def is_ask_stale(self, lease: Lease, now: Instant) -> bool:
         """Whether this same ask has stood on this row for 30 s, as far as we have seen [P16].
@@ -149,12 +190,12 @@ class Observation:
         fleet that was stopped long ago would count as owners for the first failover of every new
         manager.
         """
-        since, owners = self._since, set()
+        owners = set()
         for lease in ended:
             owner = lease.owner
             if owner is None or owner == OFFERED or owner in owners:
                 continue
-            has_moved = since[lease.key][3]
+            has_moved = self._since(lease.key)[1]
             may_live = has_moved or not owner.startswith(OWNER_PREFIX)
             if may_live and not self.has_expired(lease, now):
                 owners.add(owner)
@@ -162,8 +203,9 @@ class Observation:
 
     def expired(self, leases: Iterable[Lease], now: Instant) -> frozenset[LeaseKey]:
         """The keys of those that have expired: `has_expired` for a whole table, in one pass."""
-        since, shortest_s = self._since, self._failover_s
-        candidates = [lease for lease in leases if now - since[lease.key][2] >= shortest_s]
+        shortest_s = self._failover_s
+        still = {key for key, (at, _) in self._still.items() if now - at >= shortest_s}
+        candidates = [lease for lease in leases if lease.key in still] if still else []
         return frozenset(lease.key for lease in candidates if self.has_expired(lease, now))
 
 
@@ -205,7 +247,7 @@ class TableView:
         )
         lapsed = observation.expired(self.unended, now)
         named = {lease.owner for lease in self.unended}
-        others = {owner for owner in named if owner is not None and owner not in (me, OFFERED)}
+        others = cast("set[OwnerId]", named - {None, me, OFFERED})
         expired = set[LeaseKey]()
         if lapsed or not gone.isdisjoint(others):
             expired.update(
@@ -255,13 +297,22 @@ class TableView:
         view.broken = self.broken.intersection(keys)
         view.expired = self.expired.intersection(view.rows)
         view._part(view.rows.values())  # noqa: SLF001 - a copy of ourselves
-        at_work = self.work_keys.intersection(view.rows)
+        at_work = self.work_keys
         view.work = tuple(lease for lease in view.unended if lease.key in at_work)
+        for name in ("work_keys", "asked"):
+            view.__dict__.pop(name, None)
         return view
 
     @cached_property
-    def work_keys(self) -> frozenset[LeaseKey]:
+    def work_keys(self) -> Set[LeaseKey]:
+        if len(self.work) == len(self.rows):  # the usual case
+            return self.rows.keys()
         return frozenset([lease.key for lease in self.work])
+
+    @cached_property
+    def asked(self) -> list[Lease]:
+        """The work with a handoff request on its row, stale ones too."""
+        return [lease for lease in self.work if lease.handoff is not None]
 
     @property
     def is_empty(self) -> bool:

@@ -6,12 +6,14 @@ it.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol, TypeVar
 
 from kclrun.errors import InvariantViolation
 from kclrun.leases.manager import LeaseManager
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.sequence import SHARD_END
 from kclrun.simulation.clocks import HostClock, Scheduler
 from kclrun.simulation.host import Host
 from kclrun.simulation.machine import Machine
@@ -31,6 +33,11 @@ BOOT_SPREAD_S: Final = 2.0
 _RATE_OFF_MAX: Final = 0.005
 _BOOTED_BEFORE_MAX_S: Final = 3e7
 _WALL_OFF_MAX_S: Final = 3600.0
+
+# The collector looks for cycles after so many new objects instead of 700. A fleet keeps most of
+# what it makes, and of 200 owners and 2,000 shards it then looks through two million objects again
+# and again: a fifth of the time. With these numbers, that fleet takes as much memory as before.
+_COLLECT_AFTER: Final = (50_000, 20, 100)
 
 
 class Member(Protocol):
@@ -179,10 +186,14 @@ class Fleet:
 
     def run_for(self, duration_s: float) -> None:
         """Raises: InvariantViolation with the story and the command that replays it."""
+        thresholds = gc.get_threshold()
+        gc.set_threshold(*_COLLECT_AFTER)
         try:
             self.scheduler.run_until(self.scheduler.now + duration_s)
         except (RuleBroken, InvariantViolation, AssertionError) as error:
             raise self._with_story(error) from error
+        finally:
+            gc.set_threshold(*thresholds)
 
     def require_all_read(self, patience_s: float) -> None:
         """L1, as `Oracles.require_all_read`; reported like every failure."""
@@ -234,14 +245,15 @@ class Fleet:
     def _owners_of_work(self) -> Iterator[OwnerId | None]:
         """The owner of each lease that has not ended and whose parents have; None without a row."""
         rows: dict[str, Lease] = {lease.key: lease for lease in self.table.leases()}
-        unended = {key for key, lease in rows.items() if not lease.is_ended}
+        end = SHARD_END.sequence_number  # as `Lease.is_ended`, in half of the time
+        unended = {key for key, lease in rows.items() if lease.checkpoint.sequence_number != end}
         for log in self.stream.shards():
             row = rows.get(log.shard_id)
             if row is None:
                 # A closed shard has ended and its row was cleaned up. A child is not created yet.
                 if not log.parents and log.closed_at is None:
                     yield None
-            elif row.key in unended and unended.isdisjoint(row.parents):
+            elif row.key in unended and (not row.parents or unended.isdisjoint(row.parents)):
                 yield row.owner
 
     def _row(self, key: LeaseKey) -> Lease | None:

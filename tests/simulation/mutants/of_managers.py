@@ -13,8 +13,8 @@ OF_MANAGERS = (
     Mutant(
         name="expiry-by-first-sight",
         file="kclrun/leases/table_view.py",
-        old="if seen is None or seen[0] != counter or seen[1] != owner:",
-        new="if seen is None:",
+        old="            same = list(compress(keys, map(eq, counters, self._counters)))\n",
+        new="            same = keys\n",
         breaks="a lease expires a failover after it was first seen, however often it is renewed",
         source="P9",
         found_at=0,
@@ -23,12 +23,16 @@ OF_MANAGERS = (
         name="expiry-too-soon",
         file="kclrun/leases/table_view.py",
         old=(
-            "if now - since[lease.key][2] >= shortest_s]\n"
+            "if now - at >= shortest_s}\n"
+            "        candidates = [lease for lease in leases if lease.key in still] if still"
+            " else []\n"
             "        return frozenset(lease.key for lease in candidates if"
             " self.has_expired(lease, now))"
         ),
         new=(
-            "if now - since[lease.key][2] >= shortest_s / 2]\n"
+            "if now - at >= shortest_s / 2}\n"
+            "        candidates = [lease for lease in leases if lease.key in still] if still"
+            " else []\n"
             "        return frozenset(lease.key for lease in candidates)"
         ),
         breaks="a lease is taken while its owner is still permitted",
