@@ -24,9 +24,8 @@ from kclrun.observe.logs import EventLog
 from kclrun.protocol.writes import Ask, LeaseChange
 
 # The owner works meanwhile, so that nothing stands still. A state that takes longer is read when
-# the lease comes, and then it does stand still. At 15 MB/s into SQLite it is 1.8 GB on a quiet
-# machine, and 110 MB where the copy, which is nice, has a sixteenth of it.
-_WAIT_S: Final = 120.0
+# the lease comes. At 15 MB/s into SQLite it is 450 MB.
+_WAIT_S: Final = 30.0
 # A machine that joins asks for many leases at once: each copy takes its share of disk and network
 # from the leases that are here. The others are asked for at once, and read when they come.
 _AT_ONCE_MAX: Final = 2
