@@ -215,8 +215,8 @@ class Life:
     def _sql(self, destination: Destination) -> MemoryOutput:
         return MemoryOutput(destination, self.world.lives, self.fates[1])
 
-    def _change(self, change):  # type: ignore[no-untyped-def]
-        self.outputs.change_state(change)
+    def _change(self, *change):  # type: ignore[no-untyped-def]
+        self.outputs.change_state(*change)
 
     def _post(self, event: events.Event) -> None:
         if isinstance(event, events.OutputsCommitted):

@@ -251,8 +251,8 @@ class Life:
         self.quiet: Quiet | None = None
         self.unread = [each for each in records_of(shard) if each.position > start]
 
-    def _change(self, change):  # type: ignore[no-untyped-def]
-        self.outputs.change_state(change)
+    def _change(self, *change):  # type: ignore[no-untyped-def]
+        self.outputs.change_state(*change)
 
     def _broke(self, error: BaseException) -> None:
         raise AssertionError from error
