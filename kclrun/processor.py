@@ -24,6 +24,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.state.keyed import (
     Counter,
     LiveEntries,
+    MakeChange,
     OwnKey,
     State,
     Table,
@@ -288,7 +289,7 @@ class RecordContext(msgspec.Struct):
         """As `Context.watermark`: it moves while no call runs."""
         return self._of.watermark
 
-    def _change(self, change: Callable[[], Undoable | None]) -> None:
+    def _change(self, change: MakeChange, key: str, name: str, value: bytes | None) -> None:
         """Implements `state.keyed.Journal`."""
         if not self.is_open:
             raise SinkError(
@@ -300,12 +301,12 @@ class RecordContext(msgspec.Struct):
                 f"one record changed more than {RECORD_ROWS_BYTES_MAX} bytes of state, which wait"
                 " in memory until all records before it are done"
             )
-        made = change()
+        made = change(key, name, value)
         if made is not None:
             if self.changes is None:
                 self.changes = []
             self.changes.append(made)
-            self.kept_bytes += held_bytes(made)
+            self.kept_bytes += held_bytes(*made)
 
     def emit(self, row: object, to: str = MAIN_OUTPUT) -> None:
         """Send one row, as `Context.emit` does.

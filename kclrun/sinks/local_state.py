@@ -46,7 +46,11 @@ _VALUE_BYTES: Final = 60
 # the bench's 800,000 keys took 1.23 x 64 MiB, with 0.35 1.16 x.)
 _WORKING_SHARE: Final = 0.35
 _PAGES_SHARE: Final = 0.05  # of each of two connections
+# While a state is read, nothing else is in memory but a part of its snapshot, decoded and sealed,
+# and the bytes of the next one: by the sizes of their objects 60 MiB for values of 100 bytes. Pages
+# have the rest of `state.memory`: parts have keys of all pages where memory alone had the entries.
 _LOADING_SHARE: Final = 0.15
+_PARTS_BYTES: Final = 96 * 2**20
 # Folders of shards that are looked at when a lease begins, for copies that nothing uses any more.
 _SWEPT_MAX: Final = 100
 _TABLE: Final = "(key TEXT, name TEXT, value BLOB, PRIMARY KEY (key, name)) WITHOUT ROWID"
@@ -181,8 +185,8 @@ class LocalEntries:
     def load(self, versions: Versions) -> None:
         """As `KeptEntries`."""
         with self._loading() as writer:
-            _insert(writer, _INTO_ENTRIES, versions, lambda _: True)
-            writer.execute("DELETE FROM entries WHERE value IS NULL")
+            if _insert(writer, _INTO_ENTRIES, versions):
+                writer.execute("DELETE FROM entries WHERE value IS NULL")
 
     def inherit(self, chains: Iterable[Versions], hash_range: HashRange | None) -> None:
         """As `KeptEntries`."""
@@ -215,8 +219,9 @@ class LocalEntries:
             self._remove()
         with self._writing():
             self._place = _Place.made(self._root)
-            # Nothing else is in memory yet.
-            writer = self._writer = self._connected(self._place.file, _LOADING_SHARE)
+            room = 1 - _PARTS_BYTES / self._memory_bytes
+            share = max(_LOADING_SHARE, room)
+            writer = self._writer = self._connected(self._place.file, share)
             try:
                 writer.execute("PRAGMA journal_mode = OFF")
                 writer.execute("PRAGMA page_size = 8192")
@@ -513,13 +518,20 @@ def sweep(folder: Path, retain_s: float) -> None:
 
 
 def _insert(
-    writer: sqlite3.Connection, query: str, versions: Versions, is_ours: Callable[[str], bool]
-) -> None:
+    writer: sqlite3.Connection,
+    query: str,
+    versions: Versions,
+    is_ours: Callable[[str], bool] | None = None,
+) -> bool:
     """The entries of a chain whose newest version comes first: an entry that is there already is
-    newer. A value that a later version removed is NULL there."""
+    newer. A value that a later version removed is NULL there; whether there are any."""
+    has_removed = False
     for version in versions:
-        changes = [change for change in reversed(version.changes) if is_ours(change[0])]
-        changes.sort(key=itemgetter(0, 1))  # neighbours are in one page
+        # Neighbours are in one page. A version changes each value once: values are not compared.
+        changes = sorted(
+            version.changes if is_ours is None else [c for c in version.changes if is_ours(c[0])]
+        )
+        has_removed = has_removed or None in map(itemgetter(2), changes)
         writer.executemany(
             query,
             [
@@ -527,6 +539,7 @@ def _insert(
                 for key, name, value in changes
             ],
         )
+    return has_removed
 
 
 def _sealed(value: bytes) -> bytes:

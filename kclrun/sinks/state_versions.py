@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from operator import itemgetter
 from typing import Any, Final
 
 from kclrun.errors import SettingsError
@@ -45,6 +46,9 @@ ReadRows = Callable[[Sequence[LeaseKey]], Mapping[LeaseKey, Lease | None]]
 
 # One GetItem each, an hour: a thousand leases look at 20,000 shards.
 _SHARDS_LOOKED_AT: Final = 20
+# Of a change: what it changes, and its parts.
+_ENTRY: Final = itemgetter(0, 1)
+_KEY, _OF, _VALUE = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class StateVersions:
@@ -191,10 +195,11 @@ class StateVersions:
     def add(self, rows: Sequence[Undoable], upto: Cursor) -> None:
         """As `Output.add`."""
         assert not self._is_under_way, "a commit under way is repeated before anything is added"
-        self._pending.update({(key, name): value for key, name, value, _ in rows})
-        self._pending_bytes += sum(
-            [CHANGE_BYTES + len(key) + len(of) + len(value or b"") for key, of, value, _ in rows]
-        )
+        self._pending.update(zip(map(_ENTRY, rows), map(_VALUE, rows), strict=True))
+        # Without a line of Python for each change.
+        texts = sum(map(len, map(_KEY, rows))) + sum(map(len, map(_OF, rows)))
+        values = sum(map(len, filter(None, map(_VALUE, rows))))
+        self._pending_bytes += CHANGE_BYTES * len(rows) + texts + values
         self._kept.note(rows)
         self._at = upto
 
@@ -249,7 +254,7 @@ class StateVersions:
         is_part: bool = False,
     ) -> tuple[str, bytes]:
         name = version_name(self._token, attempt, self._nonce)
-        has_timers = any(is_reserved(of) for _, of, _ in changes)
+        has_timers = any(map(is_reserved, {of for _, of, _ in changes}))
         version = Version(
             name=name,
             shard=self._shard_id,

@@ -30,6 +30,8 @@ CHANGE_BYTES: Final = 64
 
 # A change of the live entries: partition key, name, the new value and the one before.
 Undoable = tuple[str, str, bytes | None, bytes | None]
+# Makes a change: partition key, name and the new value. None if it changes nothing.
+MakeChange = Callable[[str, str, bytes | None], Undoable | None]
 T = TypeVar("T")
 _MISSING: Final = object()
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -38,9 +40,9 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 class Journal(Protocol):
     """Takes each change as it is made, for the version that will have it."""
 
-    def __call__(self, change: Callable[[], Undoable | None]) -> None:
-        """Make the change, which is None if it changes nothing. Raises: SinkError outside of a call
-        that may change the state."""
+    def __call__(self, change: MakeChange, key: str, name: str, value: bytes | None, /) -> None:
+        """Make `change(key, name, value)`, and keep what it returns. Raises: SinkError outside of a
+        call that may change the state."""
         ...
 
 
@@ -75,8 +77,9 @@ class KeyValues(Protocol):
         ...
 
 
-class _OwnValues(dict[str, bytes]):
-    """The values of a key that was changed. Its type says so at no cost."""
+class OwnValues(dict[str, bytes]):
+    """The values of a key that was changed, which are changed in place: nobody else holds them.
+    Their type says so at no cost."""
 
     __slots__ = ()
 
@@ -110,10 +113,10 @@ class MemoryValues:
         """As `KeyValues`."""
         values = self._entries.get(key)
         if type(values) is dict:
-            values = self._entries[key] = _OwnValues(values)
+            values = self._entries[key] = OwnValues(values)
         if value is not None:
             if values is None:
-                self._entries[key] = _OwnValues({name: value})
+                self._entries[key] = OwnValues({name: value})
             else:
                 values[name] = value
         elif values is not None:
@@ -158,7 +161,9 @@ class LiveEntries:
         lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._values = MemoryValues(entries) if isinstance(entries, dict) else entries
-        self._journal = journal
+        self._get = self._values.get
+        self._make = self._change  # bound once, not for each change
+        self.journal = journal
         self._hash_range = hash_range
         self._max_bytes = max_bytes
         self._lock = lock or nullcontext()
@@ -179,11 +184,12 @@ class LiveEntries:
         self._require_alone()
         return self._values
 
-    # This is the hot path of every change.
+    # This is the hot path of every change, down to `_change`.
     def put(self, key: str, name: str, value: bytes | None) -> None:
         """Set a value, or remove it with None. Raises: LimitExceeded, HaltShard, SinkError."""
-        self._require_alone()
-        self.put_in(self._journal, key, name, value)
+        if self.is_of_records:
+            self._require_alone()
+        self.journal(self._make, key, name, value)
 
     def _require_alone(self) -> None:
         if self.is_of_records:
@@ -194,27 +200,23 @@ class LiveEntries:
 
     def found(self, key: str) -> Mapping[str, bytes]:
         """As `values_of`, also for the call of a record."""
-        return self._values.get(key) or {}
+        return self._get(key) or {}
 
     def put_in(self, journal: Journal, key: str, name: str, value: bytes | None) -> None:
         """As `put`, with a journal of the call's own."""
-        if not (0 < len(key) <= KEY_CHARACTERS_MAX and 0 < len(name) <= KEY_CHARACTERS_MAX):
-            raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
-        if is_reserved(name):
-            raise LimitExceeded("a name does not begin with the character NUL")
-        journal(lambda: self._change(key, name, value))
+        journal(self._make, key, name, value)
 
     def set_timer(
         self, key: Record | str, at: float | datetime, name: str = "", clock: Clock = "event"
     ) -> None:
         """As `Context.set_timer`."""
         self._require_alone()
-        self.set_timer_in(self._journal, key, at, name, clock)
+        self.set_timer_in(self.journal, key, at, name, clock)
 
     def delete_timer(self, key: Record | str, name: str = "") -> None:
         """As `Context.delete_timer`."""
         self._require_alone()
-        self.delete_timer_in(self._journal, key, name)
+        self.delete_timer_in(self.journal, key, name)
 
     def set_timer_in(
         self, journal: Journal, key: Record | str, at: float | datetime, name: str, clock: Clock
@@ -243,11 +245,11 @@ class LiveEntries:
         key, name, _ = entry_of(timer)
         if value is not None:
             self.reserved.refuse(timer, key, name)
-        journal(lambda: self._change_reserved(key, name, value))
+        journal(self._change_reserved, key, name, value)
 
     def change_reserved(self, key: str, name: str, value: bytes | None) -> None:
         """As `put`, for a timer or the watermark. The empty key is that of the shard."""
-        self._journal(lambda: self._change_reserved(key, name, value))
+        self.journal(self._change_reserved, key, name, value)
 
     def undo(self, change: Undoable) -> None:
         """Take the last change back."""
@@ -265,15 +267,21 @@ class LiveEntries:
             self.undo(change)
 
     def _change(self, key: str, name: str, value: bytes | None) -> Undoable | None:
-        values = self._values.get(key)
-        if not values:
-            self._require_ours(key)
+        values = self._get(key)
         before = values.get(name) if values else None
+        if before is None:
+            _require_allowed(key, name)
+            if not values:
+                self._require_ours(key)
         if value == before:
             return None
         with self._lock:
-            self._grow(growth(key, name, value, before))
-            self._values.change(key, name, value)
+            if value is None or before is None or len(value) != len(before):
+                self._grow(growth(key, name, value, before))
+            if type(values) is OwnValues and value is not None:
+                values[name] = value
+            else:
+                self._values.change(key, name, value)
         return key, name, value, before
 
     def _change_reserved(self, key: str, name: str, value: bytes | None) -> Undoable | None:
@@ -309,6 +317,14 @@ class LiveEntries:
         self.size_bytes = size_bytes
 
 
+def _require_allowed(key: str, name: str) -> None:
+    """What has a value already was looked at when it got its first one."""
+    if not (0 < len(key) <= KEY_CHARACTERS_MAX and 0 < len(name) <= KEY_CHARACTERS_MAX):
+        raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
+    if is_reserved(name):
+        raise LimitExceeded("a name does not begin with the character NUL")
+
+
 def size_of(entries: Entries) -> int:
     """The bytes of keys, names and values."""
     return sum(
@@ -327,9 +343,8 @@ def growth(key: str, name: str, value: bytes | None, before: bytes | None) -> in
     return len(key) + len(name) + len(value) if before is None else len(value) - len(before)
 
 
-def held_bytes(change: Undoable) -> int:
+def held_bytes(key: str, name: str, value: bytes | None, before: bytes | None) -> int:
     """What a change costs in memory until it is written."""
-    key, name, value, before = change
     return len(key) + len(name) + len(value or b"") + len(before or b"") + CHANGE_BYTES
 
 
@@ -397,7 +412,7 @@ class State:
         self._live = live
 
     def __getitem__(self, key: Record | str) -> KeyState:
-        return KeyState(self._live, _name_of(key))
+        return KeyState(self._live, key if type(key) is str else _name_of(key))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._live.keys())
@@ -424,6 +439,8 @@ class KeyState(MutableMapping[str, Any]):
     256 characters; HaltShard above `state.max_bytes`; SinkError outside of the calls that may
     change it.
     """
+
+    __slots__ = ("_key", "_live")
 
     def __init__(self, live: Reach, key: str) -> None:
         self._live = live

@@ -15,7 +15,7 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.processor import KeptRow
 from kclrun.state.chain import Entries
-from kclrun.state.keyed import LiveEntries, Undoable
+from kclrun.state.keyed import LiveEntries, MakeChange, Undoable
 from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 
 # The default of `state.max_bytes`.
@@ -127,13 +127,13 @@ class TestedState:
         while len(self._changes) > kept:
             self.live.undo(self._changes.pop())
 
-    def _change(self, change: Callable[[], Undoable | None]) -> None:
+    def _change(self, change: MakeChange, key: str, name: str, value: bytes | None) -> None:
         if self._batch_start is None:
             raise SinkError(
                 "context.state is changed in process_records, on_timer and shard_ended, while they"
                 " run"
             )
-        made = change()
+        made = change(key, name, value)
         if made is not None:
             self._changes.append(made)
 

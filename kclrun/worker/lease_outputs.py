@@ -29,7 +29,7 @@ from kclrun.protocol.reports import OUTPUT, STATE, ProcessorRaised, ProcessWarne
 from kclrun.sinks.emitted_rows import CursorRows, EmittedRows
 from kclrun.sinks.outbox import BoxedOutput, Decided
 from kclrun.sinks.state_versions import StateVersions
-from kclrun.state.keyed import LiveEntries, Undoable
+from kclrun.state.keyed import LiveEntries, MakeChange, Undoable
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import DeliveryQueue
 from kclrun.worker.opening import open_kept, open_output, open_versions
@@ -145,6 +145,8 @@ class LeaseOutputs:
         if decided is None:
             self._post(events.OutputsBegan(start, outputs.cursors()))
         self._outputs = outputs
+        if self.entries is not None:
+            self.entries.journal = outputs.change_state
         self._emit_to |= {place.name: outputs.emit_to(place.name) for place in self._places}
         self._thread = self._make_thread(self._serve, "outputs")
         self._thread.start()
@@ -205,7 +207,7 @@ class LeaseOutputs:
         entries = self.until_there(
             STATE, lambda: versions.restore(row, self._read_rows, row.hash_range)
         )
-        live = LiveEntries(entries, self._change, row.hash_range, place.max_bytes, threading.Lock())
+        live = LiveEntries(entries, _refused, row.hash_range, place.max_bytes, threading.Lock())
         if row.state_version is None and not row.checkpoint.is_sentinel:
             self._report(ProcessWarned(_begins_empty(row)))
         if live.size_bytes > WARN_BYTES:
@@ -218,15 +220,6 @@ class LeaseOutputs:
             return {key: self._read_row(key) for key in keys}
         except ServiceError as error:
             raise SinkError(f"cannot read the rows of its parents: {error}") from None
-
-    def _change(self, change: Callable[[], Undoable | None]) -> None:
-        """Implements `state.keyed.Journal`."""
-        if self._outputs is None:
-            raise SinkError(
-                "context.state is changed in process_records, on_timer and shard_ended, while they"
-                " run"
-            )
-        self._outputs.change_state(change)
 
     def _begin(
         self, outputs: Outputs, row: Lease, decided: Decided | None
@@ -411,6 +404,13 @@ def _large(size: int, most: int) -> str:
 
 def _pace(place: OutputPlace) -> Pace:
     return Pace(place.roll_s, place.roll_bytes, place.buffer_bytes)
+
+
+def _refused(_change: MakeChange, _key: str, _name: str, _value: bytes | None, /) -> None:
+    """Until the outputs are open no call may change the state."""
+    raise SinkError(
+        "context.state is changed in process_records, on_timer and shard_ended, while they run"
+    )
 
 
 def _drop(_row: Row) -> None:

@@ -32,7 +32,7 @@ from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
 from kclrun.sinks.outbox import BoxedOutput, Decided
 from kclrun.sinks.state_versions import StateVersions
-from kclrun.state.keyed import Undoable, held_bytes
+from kclrun.state.keyed import MakeChange, Undoable, held_bytes
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
@@ -260,27 +260,31 @@ class Outputs:
 
     # User code's side: the main thread, and threads of user code.
 
-    def change_state(self, change: Callable[[], Undoable | None]) -> None:
+    # This is the hot path of every change.
+    def change_state(self, change: MakeChange, key: str, name: str, value: bytes | None) -> None:
         """Implements `state.keyed.Journal`. Raises: SinkError outside a batch; LimitExceeded."""
-        lane = self._lanes[0]
         with self._lock:  # the condition's own, without its calls in Python
             if self._batch_start is None:
                 raise SinkError(
                     "context.state is changed in process_records, on_timer and shard_ended, while"
                     " they run"
                 )
-            if lane.emitted_bytes - self._batch_start[0].size > CALL_BYTES_MAX:
+            lane = self._lanes[0]
+            size = lane.emitted_bytes
+            if size - self._batch_start[0].size > CALL_BYTES_MAX:
                 raise LimitExceeded(f"one call changed more than {CALL_BYTES_MAX} bytes of state")
-            made = change()
+            made = change(key, name, value)
             if made is not None:
-                lane.append(made, held_bytes(made))
+                lane.rows.append(made)
+                lane.emitted_rows += 1
+                lane.emitted_bytes = size + held_bytes(*made)
 
     def place_changes(self, changes: Sequence[Undoable]) -> None:
         """Add, within a batch, changes of the state that records made and kept until they were
         done. They are in what user code sees already, and `take_back_batch` is not for them."""
         with self._lock:
             for change in changes:
-                self._lanes[0].append(change, held_bytes(change))
+                self._lanes[0].append(change, held_bytes(*change))
 
     def emit_to(self, name: str) -> Callable[[Row], None]:
         """The function that adds one row to an output. It raises: SinkError outside a batch;

@@ -7,7 +7,7 @@ import random
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -28,7 +28,7 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.state import StatePlace
 from kclrun.ports import VersionStore
 from kclrun.sinks.state_versions import StateVersions
-from kclrun.state.keyed import LiveEntries, State, Undoable
+from kclrun.state.keyed import LiveEntries, MakeChange, State
 from kclrun.state.versions import Version, encode_version, version_name
 from kclrun.worker.clock import boottime
 from kclrun.worker.lease_outputs import keyed
@@ -161,8 +161,12 @@ def _restored(store: VersionStore, size: float) -> float:
     """Read the state as a starting lease does, until user code could begin; its bytes."""
     versions = StateVersions(store, _SHARD, 2, f"{next(_numbers):08x}")
     entries = versions.restore(_row(), lambda keys: {}, _EVERYTHING)
-    LiveEntries(entries, lambda change: None, _EVERYTHING, 2**30)
+    LiveEntries(entries, _no_journal, _EVERYTHING, 2**30)
     return size
+
+
+def _no_journal(_change: MakeChange, _key: str, _name: str, _value: bytes | None, /) -> None:
+    raise AssertionError("nothing is changed before the outputs have begun")
 
 
 class _OnDisk(msgspec.Struct):
@@ -232,7 +236,7 @@ class _Lease:
         token = next(_numbers) + 1
         self._versions = StateVersions(store, _SHARD, token, f"{token:08x}", kept)
         values = self._versions.restore(row, lambda keys: {}, _EVERYTHING)
-        self._live = LiveEntries(values, self._journal, _EVERYTHING, 2**30)
+        self._live = LiveEntries(values, _no_journal, _EVERYTHING, 2**30)
         self._state = State(self._live)
         self._outputs = Outputs(
             [],
@@ -242,11 +246,9 @@ class _Lease:
             state=keyed(place, self._versions, self._live),
         )
         self._outputs.begin(row.checkpoint, {}, may_adopt=True)
+        self._live.journal = self._outputs.change_state  # as LeaseOutputs does
         self.random = random.Random(_SEED)
         self._batch = 0
-
-    def _journal(self, change: Callable[[], Undoable | None]) -> None:
-        self._outputs.change_state(change)  # as LeaseOutputs does
 
     @property
     def size_bytes(self) -> float:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +30,12 @@ _BUCKET: Final = "state-moves"
 _SHARDS: Final = 2
 _KEYS: Final = 200
 _NAMES: Final = 10_000
-# The first record of a key makes its 10,000 values, so that each of two shards has 100 MB.
+# Each of the first ten records of a key makes a tenth of its 10,000 values, so that each of two
+# shards has 100 MB. All at once, the first batch of a hundred keys were a million changes: longer
+# on a busy machine than `stall` allows, and close to the most that one call may change.
+_RECORDS: Final = 10
+# Of such records a batch has 50,000 changes, which take a second.
+_BATCH_MAX: Final = 50
 _PROCESSOR: Final = f"""
 from kclrun import RecordProcessor
 
@@ -40,10 +46,11 @@ class Large(RecordProcessor):
     def process_records(self, batch, checkpointer):
         for record in batch:
             values = self.state[record]
-            if "count" not in values:
-                for number in range({_NAMES}):
+            count = values.get("count", 0)
+            if count < {_RECORDS}:
+                for number in range(count, {_NAMES}, {_RECORDS}):
                     values[f"{{number:06}}"] = f"{{number:06}}" * 15
-            values["count"] = values.get("count", 0) + 1
+            values["count"] = count + 1
 """
 _PATIENCE_S: Final = 120.0
 
@@ -126,18 +133,45 @@ def _two_machines(folder: Path, more: dict[str, str]) -> Iterator[tuple[Fleet, A
             failover_s=10.0,
             processor="large:Large",
             path=str(folder / "code"),
+            fetch={"batch_max": _BATCH_MAX},
             state={"store": f"s3://{_BUCKET}/state", **more},
         )
+        stack.enter_context(_telling_logs(machines))
         machines.add("a")
         machines.until(lambda: machines.counts()["a"] == _SHARDS, _PATIENCE_S)
         source = Producer(aws.kinesis, stream, 10**9, seed=7, rate=100, keys=_KEYS).start()
         stack.callback(source.stop)
-        machines.until(lambda: len(_with_state(machines)) == _SHARDS, _PATIENCE_S)
-        time.sleep(20.0)  # an observation, no wait: every key has come, and its version is written
+        _wait_for_state(machines, source)
         machines.add("b")
         machines.until_settled(_SHARDS, _PATIENCE_S)
         yield machines, source
 
 
-def _with_state(machines: Fleet) -> list[dict[str, str]]:
-    return [row for row in machines.rows().values() if "-" in row.get("stateVersion", "")]
+def _wait_for_state(machines: Fleet, source: Any) -> None:
+    """Every key has all of its values, in a version that its row names."""
+
+    def are_put() -> bool:
+        counts = Counter(key for put in (*source.put.values(),) for _, key, _ in put[:])
+        return len(counts) == _KEYS and min(counts.values()) >= _RECORDS
+
+    machines.until(are_put, _PATIENCE_S)
+    last = {shard: int(put[-1][0]) for shard, put in source.put.items()}
+
+    def are_written() -> bool:
+        rows = machines.rows()
+        return all("-" in row.get("stateVersion", "") for row in rows.values()) and all(
+            int(rows[shard]["checkpoint"]) >= at for shard, at in last.items()
+        )
+
+    machines.until(are_written, _PATIENCE_S)
+
+
+@contextlib.contextmanager
+def _telling_logs(machines: Fleet) -> Iterator[None]:
+    """What fails here is seen in the managers' logs, whose folder is gone afterwards."""
+    try:
+        yield
+    except BaseException:
+        for name, machine in machines.machines.items():
+            print(f"{name}: {machine.last_words()}", file=sys.stderr)
+        raise

@@ -199,8 +199,8 @@ class WithRow:
     def _broke(self, error: BaseException) -> None:
         raise AssertionError from error
 
-    def _change(self, change):  # type: ignore[no-untyped-def]
-        self.outputs.change_state(change)
+    def _change(self, *change):  # type: ignore[no-untyped-def]
+        self.outputs.change_state(*change)
 
     def turn(self) -> None:
         if not self.is_over and self.outputs._has_work():

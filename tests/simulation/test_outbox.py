@@ -132,8 +132,8 @@ class Owner:
             begun = next(each for each in self.posted if isinstance(each, events.OutputsBegan))
             self.save(begun.position, begun.cursors, begun.state_version)
 
-    def change(self, change):
-        self.outputs.change_state(change)
+    def change(self, *change):
+        self.outputs.change_state(*change)
 
     def run(self, last):
         """Process the records up to `last`, each with a checkpoint. The second emits nothing."""

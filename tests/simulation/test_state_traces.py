@@ -85,8 +85,8 @@ class Owner:
         start, _ = self.outputs.begin(self.row.checkpoint, {}, may_adopt=True)
         self.commits.begin(start, {})
 
-    def change(self, change):
-        self.outputs.change_state(change)
+    def change(self, *change):
+        self.outputs.change_state(*change)
 
     def process(self, number, *, emits=False):
         self.outputs.begin_batch()

@@ -182,7 +182,7 @@ class Life:
         self.begun, _ = self.outputs.begin(world.row.checkpoint, {}, may_adopt=False)
         self.running = []
 
-    def _refused(self, _):
+    def _refused(self, *_):
         raise AssertionError("the state is changed by records alone")
 
     def run(self):

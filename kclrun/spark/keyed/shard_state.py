@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -31,7 +31,7 @@ from kclrun.spark.keyed.names import (
 )
 from kclrun.spark.positions import SHARD_END, Position
 from kclrun.state.chain import Chain
-from kclrun.state.keyed import LiveEntries, Undoable, held_bytes
+from kclrun.state.keyed import LiveEntries, MakeChange, Undoable, held_bytes
 from kclrun.state.timers import Clock
 
 # As of a call on the fleet: its changes wait in memory until it returns.
@@ -153,7 +153,7 @@ class ShardState:
         with self._lock:
             self._versions.add(changes, _UNKNOWN)
 
-    def _change(self, change: Callable[[], Undoable | None]) -> None:
+    def _change(self, change: MakeChange, key: str, name: str, value: bytes | None) -> None:
         """Implements `state.keyed.Journal`."""
         with self._lock:
             if not self._is_open:
@@ -163,9 +163,9 @@ class ShardState:
                 )
             if self._call_bytes > _CALL_BYTES_MAX:
                 raise LimitExceeded(f"one call changed more than {_CALL_BYTES_MAX} bytes of state")
-            made = change()
+            made = change(key, name, value)
             if made is not None:
-                self._call_bytes += held_bytes(made)
+                self._call_bytes += held_bytes(*made)
                 self._changes.append(made)
 
 

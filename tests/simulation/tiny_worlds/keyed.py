@@ -135,8 +135,8 @@ class StatefulOwner(Owner):
         )
         self.timers.done = start
 
-    def change(self, change) -> None:
-        self.outputs.change_state(change)
+    def change(self, *change) -> None:
+        self.outputs.change_state(*change)
 
     def attempt(self, _, call) -> bool:
         call()

@@ -461,7 +461,7 @@ class ProcessWithState(ProcessWithOutputs):
         """As `RecordCalls`."""
         self._live.undo_all(context.changes or ())
 
-    def _refuse(self, _: Any) -> None:
+    def _refuse(self, *_: Any) -> None:
         raise AssertionError("only records change the state")
 
     def _make_context(self, live: LiveEntries) -> Context:

@@ -29,8 +29,8 @@ class Shard:
             live, at, time_of=lambda record: record.approximate_arrival_timestamp, **given
         )
 
-    def _keep(self, change: Any) -> None:
-        if (made := change()) is None:
+    def _keep(self, change: Any, *of: Any) -> None:
+        if (made := change(*of)) is None:
             return
         key, name, value, _ = made
         values = self.kept.setdefault(key, {})

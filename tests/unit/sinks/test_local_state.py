@@ -68,7 +68,7 @@ class Owner:
         self.versions.begin(Cursor(row.checkpoint))
         self.rows = []
         self.live = LiveEntries(
-            values, lambda change: self.rows.append(change()), EVERYTHING, 10**6
+            values, lambda change, *of: self.rows.append(change(*of)), EVERYTHING, 10**6
         )
         self.number = 100 * token
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ from kclrun import RecordProcessor
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import HaltShard, LimitExceeded, SettingsError, SinkError
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.state.keyed import Counter, KeyState, LiveEntries, State, Table, Undoable
+from kclrun.state.keyed import Counter, KeyState, LiveEntries, MakeChange, State, Table, Undoable
 from kclrun.testing import make_record, replay, run_processor
 
 
@@ -27,8 +26,8 @@ class Kept:
         self.live = LiveEntries({}, self._journal, hash_range, max_bytes)
         self.state = State(self.live)
 
-    def _journal(self, change: Callable[[], Undoable | None]) -> None:
-        made = change()
+    def _journal(self, change: MakeChange, key: str, name: str, value: bytes | None) -> None:
+        made = change(key, name, value)
         if made is not None:
             self.changes.append(made)
 

@@ -125,7 +125,7 @@ def fails(_):
     raise ValueError("as it is in the test")
 
 
-def refused(_):
+def refused(*_):
     raise AssertionError("single records keep their changes themselves")
 
 
