@@ -293,4 +293,4 @@ class StateWorld(OutputWorld):
 
     @property
     def is_whole(self) -> bool:
-        return len(self.table.rows) == RECORDS + len(_AT) and super().is_whole
+        return _EVENT in self.table.rows and super().is_whole
