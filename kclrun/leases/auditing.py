@@ -7,6 +7,7 @@ harmless to repeat. A write that does not apply is decided again after the next 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain
@@ -169,11 +170,17 @@ class StreamWatch:
                 self._open_and_ended_since[lease.key] = since
                 if listing.seen_instant - since >= _LAG_MAX_S:
                     found.append(f"{lease.key} is at SHARD_END, and its shard is open")
-            elif not lease.checkpoint.is_sentinel and lease.checkpoint < ExtendedSequenceNumber(
+            elif not lease.checkpoint.is_sentinel and lease.checkpoint < _position(
                 shard.starting_sequence_number
             ):
                 found.append(f"{lease.key} is at a checkpoint before its shard begins")
         return tuple(found[:_KEYS_SHOWN_MAX])
+
+
+# As many as the largest fleet has shards: each listing compares all of them.
+@functools.lru_cache(maxsize=16_384)
+def _position(number: str) -> ExtendedSequenceNumber:
+    return ExtendedSequenceNumber(number)
 
 
 def _contradicts(before: shard_sync.Listing, listing: shard_sync.Listing) -> bool:

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 
@@ -79,6 +79,20 @@ class _Sums(msgspec.Struct):
     kbps: float = 0.0
     cpu: float = 0.0
 
+    @classmethod
+    def of(cls, leases: list[Lease]) -> _Sums:
+        """Those of these leases of one owner."""
+        kbps = cpu = 0.0
+        odd: list[Lease] = []
+        for lease in leases:
+            load = lease.load
+            if load is None:
+                odd.append(lease)
+            else:
+                kbps += load.kbps
+                cpu += load.cpu
+        return cls(leases, odd, kbps, cpu)
+
     def add(self, other: _Sums) -> None:
         """Take in another owner's."""
         self.leases += other.leases
@@ -127,19 +141,12 @@ class FleetLoad:
     @cached_property
     def _sums(self) -> dict[OwnerId, _Sums]:
         """One pass over all rows of the fleet, in each scan of each manager that takes part."""
-        sums = {owner: _Sums() for owner in self.owners}
-        ours, expired = cast("dict[OwnerId | None, _Sums]", sums), self._view.expired
-        for lease in self._view.work:
-            of_owner, load = ours.get(lease.owner), lease.load
-            if of_owner is None or lease.key in expired:
-                continue
-            of_owner.leases.append(lease)
-            if load is not None:
-                of_owner.kbps += load.kbps
-                of_owner.cpu += load.cpu
-            else:
-                of_owner.odd.append(lease)
-        return sums
+        work, expired = self._view.work, self._view.expired
+        leases: dict[OwnerId | None, list[Lease]] = {owner: [] for owner in self.owners}
+        others: list[Lease] = []
+        for lease in work if not expired else [each for each in work if each.key not in expired]:
+            leases.get(lease.owner, others).append(lease)
+        return {owner: _Sums.of(leases[owner]) for owner in self.owners}
 
     @cached_property
     def _total(self) -> _Sums:

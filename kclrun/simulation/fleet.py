@@ -13,6 +13,7 @@ from typing import Final, Protocol, TypeVar
 from kclrun.errors import InvariantViolation
 from kclrun.leases.manager import LeaseManager
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.sequence import SHARD_END
 from kclrun.simulation.clocks import HostClock, Scheduler
 from kclrun.simulation.host import Host
 from kclrun.simulation.machine import Machine
@@ -244,7 +245,8 @@ class Fleet:
     def _owners_of_work(self) -> Iterator[OwnerId | None]:
         """The owner of each lease that has not ended and whose parents have; None without a row."""
         rows: dict[str, Lease] = {lease.key: lease for lease in self.table.leases()}
-        unended = {key for key, lease in rows.items() if not lease.is_ended}
+        end = SHARD_END.sequence_number  # as `Lease.is_ended`, in half of the time
+        unended = {key for key, lease in rows.items() if lease.checkpoint.sequence_number != end}
         for log in self.stream.shards():
             row = rows.get(log.shard_id)
             if row is None:
