@@ -52,9 +52,9 @@ def test_a_ring_is_a_queue_that_refuses_when_full(script):
             case "writer dies":
                 writer = ring(buffer)
             case "reader anew":
-                reported = reader._gap_told
+                reported = reader._gap_reported
                 reader = ring(buffer)
-                reader._gap_told = reported
+                reader._gap_reported = reported
     assert reader.drain() == queue
 
 

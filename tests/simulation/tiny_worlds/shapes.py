@@ -120,8 +120,11 @@ class Shapes:
         children = of("LeaseManager", "_children_of_mine")
         for ended in children.values():
             sheet.at(ended, FRESH)
-        since = of("Observation", "_since")
-        for key, (counter, _, instant, _) in since.items():
+        rows = [of("Observation", column) for column in ("_keys", "_owners", "_counters")]
+        moved = of("Observation", "_seen_instant"), True
+        still = of("Observation", "_still")
+        since = [(*row, *still.get(row[0], moved)) for row in zip(*rows, strict=True)]
+        for key, _, counter, instant, _ in since:
             sheet.counters.append((key, counter))
             sheet.at(instant, AGE)
         asks = of("Observation", "_asks")
@@ -165,7 +168,7 @@ class Shapes:
             tuple(frozenset(keys) for _, keys in recent),
             of("OfferWatch", "_find_instant") is None,
             tuple(children),
-            tuple((key, names[owner], moved) for key, (_, owner, _, moved) in since.items()),
+            tuple((key, names[owner], has_moved) for key, owner, *_, has_moved in since),
             tuple((key, sheet.handoff(handoff)) for key, (handoff, _) in asks.items()),
             tuple(vanishing),
             tuple(still),
@@ -193,7 +196,7 @@ class Shapes:
         view = loads.view
         return (
             frozenset(view.rows),
-            loads._work_keys,
+            frozenset(loads._work_keys),
             frozenset(loads._promised),
             frozenset(loads._asked_away),
             frozenset(names[each] for each in leaving),
@@ -278,14 +281,14 @@ class Shapes:
         sheet.at(life._shard_end._waits_since, FRESH)
         if graceful.ask is not None:
             sheet.at(graceful._asked_since, ASK_AGE)
-        if permit._reported is not None:
-            sheet.at(permit._reported.fence)
+        if permit._last_allowed is not None:
+            sheet.at(permit._last_allowed.fence)
         if life._lost is not None:
             sheet.at(life._lost._let_go_instant)
         if late is not None:
             sheet.at(late.until)
         sheet.counters.append((own.key, own.counter))
-        shard_end, reported = life._shard_end, permit._reported
+        shard_end, reported = life._shard_end, permit._last_allowed
         return (
             life.state.value,
             life._is_withdrawn,

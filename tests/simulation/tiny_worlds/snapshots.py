@@ -35,7 +35,9 @@ STATE = {
         "_hasty_scans",
         "_listing",
     ),
-    "Observation": ("wall_offset_s", "_since", "_asks"),
+    "Observation": (
+        *("wall_offset_s", "_keys", "_owners", "_counters", "_seen_instant", "_still", "_asks"),
+    ),
     "LoadBalancer": (),
     "HeldLeases": ("held_leases", "is_draining", "are_others_in_sight", "_refusals"),
     "Places": (
@@ -59,9 +61,16 @@ STATE = {
 # What only keeps a line of the log from being written twice, or decides nothing here: shared by all
 # states.
 NOTED = {
-    "ModeWatch": ("_in_table", "_elsewhere", "_told", "_reads", "_is_reading", "_read_instant"),
+    "ModeWatch": (
+        "_in_table",
+        "_elsewhere",
+        "_reported_mode",
+        "_reads",
+        "_is_reading",
+        "_read_instant",
+    ),
     # `_whole` only saves judging the same hash ranges again.
-    "Auditor": ("_changes", "_told_expired", "_whole"),
+    "Auditor": ("_changes", "_reported_expired", "_whole"),
     "StreamWatch": ("_open_and_ended_since",),
     "ConfigDrift": ("_changes",),
     "CapacityWatch": ("_short_scans", "_left_unread"),
