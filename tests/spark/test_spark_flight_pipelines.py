@@ -219,7 +219,7 @@ def test_a_record_that_is_no_flight_fails_the_query_by_its_position_and_is_not_s
     feed.add([rows_of([flight(), ("canary", b"canary,1")])])
 
     with pytest.raises(
-        StreamingQueryException, match=r"record shardId-0{11}\d/9{14}500/1 is no"
+        StreamingQueryException, match=r"record shardId-0{11}\d/9{14}500/1 is neither"
     ) as e:
         feed.run(hourly_delay)
     assert "canary" not in str(e.value)

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -168,17 +169,24 @@ def test_on_a_terminal_it_goes_on_until_it_is_interrupted(tmp_path):
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
             [sys.executable, "-m", "kclrun", "top", "--config", config],
+            stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             env=os.environ
             | {"TERM": "xterm", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"},
         )
         os.close(theirs)
-        shown, over = b"", time.monotonic() + HUNG_S
-        while shown.count(b"there is no lease table orders") < 2:
-            assert time.monotonic() < over, shown
-            if select.select([ours], [], [], 1.0)[0]:
-                shown += os.read(ours, 65_536)
+
+        def until_drawn():
+            shown, over = b"", time.monotonic() + HUNG_S
+            while b"there is no lease table orders" not in shown:
+                assert time.monotonic() < over, shown
+                if select.select([ours], [], [], 1.0)[0]:
+                    shown += os.read(ours, 65_536)
+
+        until_drawn()
+        termios.tcsetwinsize(ours, (40, 132))
+        until_drawn()  # again what is new, such as the size of the terminal
         process.send_signal(signal.SIGINT)
         assert process.wait(HUNG_S) == 0
         os.close(ours)
