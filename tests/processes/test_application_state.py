@@ -13,6 +13,7 @@ import pytest
 from kclrun.sinks.state_files import StateFiles
 from kclrun.state.chain import read_chain
 from kclrun.state.keyed import LiveEntries, State
+from tests.processes.ledger_rig.states import kept_values
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -58,17 +59,8 @@ def emitted(folder):
 
 
 def counts_of(folder, table, stream, rows):
-    """What the versions hold that the open shards' rows name."""
-    store = StateFiles(folder, f"{table}/{stream}")
-    counts = {}
-    for shard, row in rows.items():
-        if row["checkpoint"] != "SHARD_END":
-            entries, _, _ = read_chain(
-                row["stateVersion"], shard, lambda name, of=shard: store.read(of, name)
-            )
-            assert not counts.keys() & entries.keys()
-            counts |= {key: msgspec.msgpack.decode(of["n"]) for key, of in entries.items()}
-    return counts
+    kept = kept_values(folder, table, stream, rows)
+    return {key: msgspec.msgpack.decode(of["n"]) for key, of in kept.items()}
 
 
 @pytest.mark.parametrize("kind", ["Batches", pytest.param("Tasks", marks=pytest.mark.slow)])

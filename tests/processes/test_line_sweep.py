@@ -8,8 +8,10 @@ of the lines, the same one each time; all of them with KCLRUN_SWEEP_SHARE=1/1.
 import contextlib
 import json
 import sqlite3
+from collections import Counter
 
 import boto3
+import msgspec
 import pytest
 
 from kclrun.aws.dead_letters import open_letters
@@ -19,6 +21,7 @@ from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.processes.ledger_rig.aws import _CLIENT, REGION
 from tests.processes.ledger_rig.deliveries import judge
 from tests.processes.ledger_rig.processor.ledger_processor import is_due
+from tests.processes.ledger_rig.states import kept_values
 from tests.processes.line_sweep.sweeping import SweptApplication
 from tests.shares import asked_share, share_of
 
@@ -103,6 +106,14 @@ def killed_at_each_line(app, source, is_poison=None, shares=SHARES):
     return len(killed) / len(chosen)
 
 
+def reshards_of_each_shard():
+    """A shard's end is good for a few deaths, so it takes many: each of eight shards in its turn is
+    split and put together again."""
+    pairs = [("split", index) for index in range(8)], [("merge", index) for index in range(8)]
+    turns = [each for pair in zip(*pairs, strict=True) for each in pair] * 600
+    return [(50 * n, how, index) for n, (how, index) in enumerate(turns, start=1)]
+
+
 def rows_in_database(path):
     with contextlib.closing(sqlite3.connect(path)) as database:
         return [tuple(row) for row in database.execute("SELECT key, n FROM rows")]
@@ -133,18 +144,9 @@ def test_a_lease_process_killed_at_any_line_of_its_shards_end_loses_nothing(
     embedded_aws, swept, producer
 ):
     stream = embedded_aws.stream(shards=8)
-    # A shard's end is good for a few deaths, so it takes many: each of the eight in its turn is
-    # split and put together again.
-    pairs = [("split", index) for index in range(8)], [("merge", index) for index in range(8)]
-    turns = [each for pair in zip(*pairs, strict=True) for each in pair] * 600
-    reshards = [(50 * n, how, index) for n, (how, index) in enumerate(turns, start=1)]
+    source = producer(stream, 10**6, seed=1, rate=200, reshards=reshards_of_each_shard())
 
-    assert (
-        killed_at_each_line(
-            swept(stream, "end"), producer(stream, 10**6, seed=1, rate=200, reshards=reshards)
-        )
-        > 0.9
-    )
+    assert killed_at_each_line(swept(stream, "end"), source) > 0.9
 
 
 @pytest.mark.slow
@@ -170,6 +172,33 @@ def test_a_lease_process_killed_at_any_line_leaves_each_row_once_in_a_table_and_
     assert killed_at_each_line(app, source) > 0.9
     for rows in (rows_in_database(table), rows_in_rolls(rolls)):
         assert len(rows) == len(set(rows)) == source.total_put
+
+
+# With splits and merges each shard has the state of its parents; a process killed there begins with
+# it again.
+@pytest.mark.slow
+@pytest.mark.timeout(720)
+@pytest.mark.parametrize("window", ["checkpoint", "end"])
+def test_a_lease_process_killed_at_any_line_leaves_each_record_counted_once_in_the_state(
+    embedded_aws, swept, producer, tmp_path, window
+):
+    stream = embedded_aws.stream(shards=8)
+    reshards = reshards_of_each_shard() if window == "end" else []
+    source = producer(stream, 10**6, seed=1, rate=200, reshards=reshards)
+    state = {"store": str(tmp_path / "kept")}
+    app = swept(stream, window, options={"counts": True}, state=state)
+
+    # The first version of a process runs lines that come once in its life.
+    assert killed_at_each_line(app, source, shares=2 * SHARES) > 0.7
+    rows = [
+        json.loads(line)
+        for path in app.folder.glob("rows/*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    assert [row for row in rows if row["count"] != row["n"] + 1] == []
+    kept = kept_values(tmp_path / "kept", app.table, stream, embedded_aws.rows(app.table))
+    counted = {key: msgspec.msgpack.decode(values["n"]) for key, values in kept.items()}
+    assert counted == Counter(row["key"] for row in rows)
 
 
 @pytest.fixture

@@ -16,12 +16,11 @@ import msgspec
 import yaml
 from kclrun.samples.aircraft_sessions import Session, expected_sessions, flights_in_order
 
-from kclrun.sinks.state_files import StateFiles
-from kclrun.state.chain import read_chain
 from tests.chaos import two_managers
 from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import Aws
+from tests.processes.ledger_rig.states import kept_values
 
 SCHEMA = (
     "tailnum string, since_s long, until_s long, flights long, late_min long, carried_min long,"
@@ -185,19 +184,12 @@ class SessionsRun(two_managers.TwoManagers):
         return [folder / name for name in sorted({name for names in named for name in names})]
 
     def _kept(self):
-        """The sessions in the versions that the rows of open shards name."""
         table = self._apps[0].table
-        store, kept = StateFiles(self._folder / "kept", f"{table}/{self._stream}"), {}
         rows = self._aws.rows(table)
         self.report.shards = len(rows)
-        for shard, row in rows.items():
-            if row["checkpoint"] == "SHARD_END":
-                continue
-            entries, _, _ = read_chain(
-                row["stateVersion"], shard, lambda name, of=shard: store.read(of, name)
-            )
-            for key, values in entries.items():
-                if "session" in values:
-                    assert key not in kept, "one shard has a key"
-                    kept[key] = msgspec.msgpack.decode(values["session"], type=Session)
-        return kept
+        kept = kept_values(self._folder / "kept", table, self._stream, rows)
+        return {
+            key: msgspec.msgpack.decode(values["session"], type=Session)
+            for key, values in kept.items()
+            if "session" in values
+        }

@@ -8,7 +8,8 @@ file `cure` exists), `poisons` (the same, of several), `poison_every` (each such
 each with how user code stands still at it, without the file `cure`); `batch_s`, how long a batch
 takes, in one shard only if `slow` names it; `hoard_mb`, the memory it takes; `says`, to print and
 log its shard; `thread`, to leave one running; `emits`, to emit a row a record; `emits_to`, to more
-outputs; `syncs`, to have each line on the disk before going on.
+outputs; `counts`, to count the records of each key, in the state and in the rows; `syncs`, to have
+each line on the disk before going on.
 """
 
 import ctypes
@@ -80,14 +81,21 @@ class Ledger(RecordProcessor):
         # Asked for and never touched: it is the asking that a limit refuses.
         bytes(self.options.get("hoard_mb", 0) << 20)
         for to in ["output"] * bool(self.options.get("emits")) + self.options.get("emits_to", []):
-            for sequence_number, key, n in records:
-                self.context.emit({"sequence_number": sequence_number, "key": key, "n": n}, to)
+            for (sequence_number, key, n), count in zip(records, self.counts(records), strict=True):
+                row = {"sequence_number": sequence_number, "key": key, "n": n}
+                self.context.emit(row if count is None else row | {"count": count}, to)
         if self.options.get("says"):
             print("I am ", end="")
             logging.getLogger("orders").warning("I am %s", self.context.shard_id)
             print(self.context.shard_id)
         # Only the file: a process killed here has delivered, and not processed.
         self.write("batch", at=at, records=records)
+
+    def counts(self, records):
+        if not self.options.get("counts"):
+            return [None] * len(records)
+        counter = self.context.counter("n")
+        return [counter.add(key) for _, key, _ in records]
 
     def misbehave(self, key, n):
         place = f"{key}:{n}"

@@ -1,0 +1,23 @@
+"""The keyed state of an application, as the rows of its lease table name it."""
+
+from kclrun.sinks.state_files import StateFiles
+from kclrun.state.chain import read_chain
+from kclrun.state.timers import is_reserved
+
+
+def kept_values(folder, table, stream, rows):
+    """The values of each key, without timers, in the versions that the rows of open shards name.
+    `folder` is `state.store`."""
+    store, kept = StateFiles(folder, f"{table}/{stream}"), {}
+    for shard, row in rows.items():
+        if row["checkpoint"] == "SHARD_END":
+            continue
+        entries, _, _ = read_chain(
+            row["stateVersion"], shard, lambda name, of=shard: store.read(of, name)
+        )
+        for key, values in entries.items():
+            own = {name: value for name, value in values.items() if not is_reserved(name)}
+            if own:
+                assert key not in kept, "one shard has a key"
+                kept[key] = own
+    return kept
