@@ -65,7 +65,10 @@ _KEYS: Final = (
     "SELECT DISTINCT key FROM entries WHERE key > ? AND name >= CHAR(1) ORDER BY key LIMIT 1000"
 )
 _VALUES: Final = "SELECT name, value FROM entries WHERE key = ? AND name >= CHAR(1)"
-_RESERVED: Final = "SELECT key, name, value FROM entries WHERE name < ?"
+# A copy of 1 GB would be read whole for them when a lease begins. The index has only them, so other
+# values cost nothing more: 100,000 changes took 1.1 s of CPU with it and without it.
+_RESERVED: Final = "SELECT key, name, value FROM entries WHERE name < CHAR(1)"
+_OF_RESERVED: Final = "CREATE INDEX reserved ON entries (key, name) WHERE name < CHAR(1)"
 
 
 class _CopyOf(msgspec.Struct, frozen=True):
@@ -226,6 +229,7 @@ class LocalEntries:
                 writer.execute("PRAGMA journal_mode = OFF")
                 writer.execute("PRAGMA page_size = 8192")
                 writer.execute(f"CREATE TABLE entries {_TABLE}")
+                writer.execute(_OF_RESERVED)
                 writer.execute("CREATE TABLE copy (of BLOB)")
                 writer.execute("BEGIN")
                 yield writer
@@ -380,7 +384,7 @@ class WorkingSet:
 
     def reserved(self) -> Iterable[tuple[str, str, bytes]]:
         """As `KeyValues`. Raises: SinkError if the file is damaged."""
-        found = self._read(_RESERVED, "\1")
+        found = self._read(_RESERVED)
         return [(key, name, self._checked(value)) for key, name, value in found]
 
     def get(self, key: str) -> Mapping[str, bytes] | None:
@@ -482,10 +486,10 @@ class WorkingSet:
         self._changed_bytes -= _held_bytes(key, values)
         self._hold(key, values)
 
-    def _read(self, query: str, argument: str) -> list[Any]:
+    def _read(self, query: str, *arguments: str) -> list[Any]:
         with self._lock:
             try:
-                return self._reader.execute(query, (argument,)).fetchall()
+                return self._reader.execute(query, arguments).fetchall()
             except sqlite3.ProgrammingError:
                 raise SinkError("the lease is over, and its state is closed") from None
             except sqlite3.Error as error:

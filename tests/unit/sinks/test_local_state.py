@@ -1,7 +1,9 @@
 """The copy of the state on a local disk: when it is used again, and that a version takes its place
 when it is damaged, another one's, or half-way."""
 
+import contextlib
 import signal
+import sqlite3
 import sys
 import time
 from subprocess import PIPE, Popen, run
@@ -433,6 +435,14 @@ def test_timers_and_the_watermark_are_in_the_copy_and_are_no_values_of_their_key
         assert each.live.reserved.step == Step(9.0, 9.0)
         assert each.values() == ALL
         assert each.live.size_bytes == first.live.size_bytes
+
+
+def test_a_lease_finds_its_timers_in_a_copy_without_reading_the_other_values(tmp_path, first):
+    (file,) = tmp_path.rglob("state.db")
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        plan = database.execute(f"EXPLAIN QUERY PLAN {local_state._RESERVED}").fetchall()
+
+    assert [line[3] for line in plan] == ["SCAN entries USING INDEX reserved"]
 
 
 def test_copies_that_nothing_used_for_long_are_removed_and_those_in_use_stay(
