@@ -442,7 +442,8 @@ def test_a_lease_finds_its_timers_in_a_copy_without_reading_the_other_values(tmp
     with contextlib.closing(sqlite3.connect(file)) as database:
         plan = database.execute(f"EXPLAIN QUERY PLAN {local_state._RESERVED}").fetchall()
 
-    assert [line[3] for line in plan] == ["SCAN entries USING INDEX reserved"]
+    ((*_, how),) = plan
+    assert how.endswith("USING INDEX reserved")
 
 
 def test_copies_that_nothing_used_for_long_are_removed_and_those_in_use_stay(
