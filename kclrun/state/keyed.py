@@ -78,8 +78,8 @@ class KeyValues(Protocol):
 
 
 class OwnValues(dict[str, bytes]):
-    """The values of a key that was changed, which are changed in place: nobody else holds them.
-    Their type says so at no cost."""
+    """The values of one key, in a dict that only `MemoryValues` holds. They are changed in place.
+    The type of the dict marks it, so that the mark takes no memory."""
 
     __slots__ = ()
 

@@ -347,7 +347,8 @@ def not_counted(plan: Plan) -> list[str]:
 
 
 def not_counted_of_query(plan: Plan) -> Iterator[str]:
-    """What Spark does by itself, and runs that are as many as somebody starts."""
+    """The writes of Spark itself, and the runs with `available-now`, whose number is not in the
+    settings."""
     if plan.is_of_query:
         yield "what Spark writes (its checkpoint, the query's output)"
         if plan.keeps_state_in_s3 and math.isinf(plan.checkpoint_every_s):

@@ -184,7 +184,7 @@ _ABOUT: Final = {
     Kind.FOREIGN_ROWS: (_N, "none: KCL 3 keeps its own state in the table"),
     Kind.RESHARDING: (_N, "none: a reshard is under way, so holes cannot be judged now"),
     Kind.NO_LEASES: (_N, "none yet: the first start makes the leases"),
-    Kind.NO_LIVE_OWNER: (_N, "delayed: nobody renews a lease; the application is stopped"),
+    Kind.NO_LIVE_OWNER: (_N, "delayed: no owner renews a lease; the application is stopped"),
 }
 _MENDABLE: Final = frozenset(
     {
