@@ -278,7 +278,7 @@ class LiveEntries:
         with self._lock:
             if value is None or before is None or len(value) != len(before):
                 self._grow(growth(key, name, value, before))
-            if type(values) is OwnValues and value is not None:
+            if type(values) is OwnValues and value is not None:  # `change`, without the call
                 values[name] = value
             else:
                 self._values.change(key, name, value)

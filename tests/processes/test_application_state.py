@@ -10,10 +10,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from kclrun.sinks.state_files import StateFiles
-from kclrun.state.chain import read_chain
 from kclrun.state.keyed import LiveEntries, State
-from tests.processes.ledger_rig.states import kept_values
+from tests.processes.ledger_rig.states import kept_entries, kept_values
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -247,17 +245,13 @@ def test_what_timers_emit_is_there_once_with_kills_a_move_a_split_and_a_merge(
 
 def windows_of(folder, table, stream, rows):
     """The open windows of the open shards, summed up by key, and how many timers are pending."""
-    store, kept, timers = StateFiles(folder, f"{table}/{stream}"), Counter(), 0
-    for shard, row in rows.items():
-        if row["checkpoint"] != "SHARD_END":
-            entries, _, _ = read_chain(
-                row["stateVersion"], shard, lambda name, of=shard: store.read(of, name)
-            )
-            live = LiveEntries(entries, lambda _: None, None, 2**30)
-            timers += len(live.reserved)
-            for key in State(live):
-                open_windows = msgspec.msgpack.decode(live.values_of(key).get("w", b"\x90"))
-                kept[key] += sum(value for _, _, value in open_windows)
+    kept, timers = Counter(), 0
+    for entries in kept_entries(folder, table, stream, rows):
+        live = LiveEntries(entries, lambda *_: None, None, 2**30)
+        timers += len(live.reserved)
+        for key in State(live):
+            open_windows = msgspec.msgpack.decode(live.values_of(key).get("w", b"\x90"))
+            kept[key] += sum(value for _, _, value in open_windows)
     return +kept, timers
 
 

@@ -5,16 +5,22 @@ from kclrun.state.chain import read_chain
 from kclrun.state.timers import is_reserved
 
 
-def kept_values(folder, table, stream, rows):
-    """The values of each key, without timers, in the versions that the rows of open shards name.
-    `folder` is `state.store`."""
-    store, kept = StateFiles(folder, f"{table}/{stream}"), {}
+def kept_entries(folder, table, stream, rows):
+    """The entries of each open shard, in the version that its row names. `folder` is
+    `state.store`."""
+    store = StateFiles(folder, f"{table}/{stream}")
     for shard, row in rows.items():
-        if row["checkpoint"] == "SHARD_END":
-            continue
-        entries, _, _ = read_chain(
-            row["stateVersion"], shard, lambda name, of=shard: store.read(of, name)
-        )
+        if row["checkpoint"] != "SHARD_END":
+            entries, _, _ = read_chain(
+                row["stateVersion"], shard, lambda name, of=shard: store.read(of, name)
+            )
+            yield entries
+
+
+def kept_values(folder, table, stream, rows):
+    """The values of each key of the open shards, without timers."""
+    kept = {}
+    for entries in kept_entries(folder, table, stream, rows):
         for key, values in entries.items():
             own = {name: value for name, value in values.items() if not is_reserved(name)}
             if own:
