@@ -183,7 +183,7 @@ class SimulatedDeliveryQueue:
         fault = self._fetch_fault()
         if fault is None and not self._stream.finds(self._key):
             fault = "not_found"
-        if fault == "not_found" and self._asks_where_the_shard_is():
+        if fault == "not_found" and self._is_checking_for_expiry():
             return
         if self._subscription and fault in {"unreachable", "not_found"}:
             self._subscription_broke(self._subscription, "subscription_broke")
@@ -274,7 +274,7 @@ class SimulatedDeliveryQueue:
             case "unreachable" | "not_found":
                 return self._pacing.after_error(self._chance())
 
-    def _asks_where_the_shard_is(self) -> bool:
+    def _is_checking_for_expiry(self) -> bool:
         """As in the fetch thread: two listings may prove that the shard was trimmed [P13]."""
         expiry = self._expiry
         if expiry is None or not expiry.is_listing_due(self._now()):
@@ -333,11 +333,11 @@ class SimulatedDeliveryQueue:
             case ConfirmStop():
                 self._post(events.DeliveryStopped())
             case ConfirmEnd():
-                self._tell_exhausted()
+                self._report_exhausted()
             case call:
                 self._work(_CALL_S, lambda: self._called(call))
 
-    def _tell_exhausted(self) -> None:
+    def _report_exhausted(self) -> None:
         if self._is_expired:
             self._post(events.ShardExhausted((), is_expired=True))
             return

@@ -269,6 +269,6 @@ class Fleet:
         key = error.key if isinstance(error, RuleBroken) else ""
         of = f" by {key}" if key else ""
         lines = [f"{error}", f"seed {self.seed}: at {clock(self.scheduler.now)}{of}"]
-        lines += [self.stories.tell(key)] if key else []
+        lines += [self.stories.text_of(key)] if key else []
         lines += [f"replay: {self._replay}"] if self._replay else []
         return InvariantViolation("\n".join(lines))

@@ -98,22 +98,22 @@ class Children:
         """Ask the process to finish; from `force_instant` on it is forced to end."""
         process = self.by_key.get(key)
         if process is not None:
-            process.tell(worker_events.DrainRequested(reason))
+            process.send(worker_events.DrainRequested(reason))
             self._force_from(process, force_instant)
         elif key in self._starting:
             self._starting[key] = (reason, force_instant)
             self._parent.world.oracles.coverage.seen("drain_with_a_start_under_way")
 
-    def tell(self, message: worker_events.OthersInSight) -> None:
+    def send_to_all(self, message: worker_events.OthersInSight) -> None:
         """Send to all running processes; new ones get it with their start command."""
         for process in self.living():
-            process.tell(message)
+            process.send(message)
 
     def orphan(self) -> None:
         """Their manager died: the kernel closes its ends of the channels, and the launcher's."""
         self._starting.clear()
         for process in self.living():
-            process.tell(worker_events.ManagerGone())
+            process.send(worker_events.ManagerGone())
 
     def _force_from(self, process: LeaseProcess, force_instant: Instant) -> None:
         before = process.force_instant
@@ -152,7 +152,7 @@ class Children:
                 process.incarnation, process.status(), failover_s=failover_s, now=now
             )
             if stall is not None and process.force_instant is None:
-                process.tell(worker_events.DrainRequested(stall.what))
+                process.send(worker_events.DrainRequested(stall.what))
                 self._force_from(process, Instant(now + STALL_PATIENCE_S))
 
     # Messages from lease processes.
@@ -468,7 +468,7 @@ class Host:
                 self._children.drain(key, reason, patience)
             case commands.TellOthersInSight(others):
                 self.others_in_sight = others
-                self._children.tell(OthersInSight(others))
+                self._children.send_to_all(OthersInSight(others))
             case commands.StopRefused():
                 self.is_refused = True
                 self.world.oracles.coverage.seen("stream_recreated")

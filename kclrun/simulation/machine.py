@@ -64,7 +64,7 @@ class NonceLocks:
             self._shared.pop(owner, None)
             self._seized.pop(owner, None)
 
-    def let_go(self, holder: object) -> None:
+    def release(self, holder: object) -> None:
         """The process has ended: release its locks."""
         for holders in self._shared.values():
             if holder in holders:
@@ -74,7 +74,7 @@ class NonceLocks:
 
     def retire(self, owner: OwnerId, holder: object, *, is_named: bool) -> None:
         """A manager ends: delete the file if no other process holds it and no row names it."""
-        self.let_go(holder)
+        self.release(holder)
         if not is_named and not self._shared.get(owner):
             self._shared.pop(owner, None)
 
@@ -213,5 +213,5 @@ class OsProcess:
         if not self.is_dead:
             self.is_dead = True
             self._held_back.clear()
-            self.machine.locks.let_go(self)
+            self.machine.locks.release(self)
             self._on_death()

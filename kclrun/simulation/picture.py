@@ -148,7 +148,7 @@ def _draw_unread(panel: Axes, figures: Figures) -> None:
     waits.tick_params(labelsize=_SMALL)
     for phase in figures.phases:
         if phase.gap_max_s is not None:
-            _say(panel, phase.began_s, f"{phase.gaps} gaps, the longest {phase.gap_max_s:.1f} s")
+            _write(panel, phase.began_s, f"{phase.gaps} gaps, the longest {phase.gap_max_s:.1f} s")
 
 
 def _draw_moves(panel: Axes, figures: Figures) -> None:
@@ -158,7 +158,7 @@ def _draw_moves(panel: Axes, figures: Figures) -> None:
     panel.set_ylabel("moves\n[1/s]")
     panel.set_ylim(0, max(1.0, *rate.per_s) * 1.4)
     for phase in figures.phases:
-        _say(panel, phase.began_s, f"{phase.moves} moves")
+        _write(panel, phase.began_s, f"{phase.moves} moves")
 
 
 def _draw_units(panel: Axes, series: Series) -> None:
@@ -183,7 +183,7 @@ def _leave_room(panel: Axes, most: float) -> None:
     panel.legend(loc="upper right", fontsize=_SMALL, ncols=6, frameon=False, borderaxespad=0.1)
 
 
-def _say(panel: Axes, at_s: float, words: str) -> None:
+def _write(panel: Axes, at_s: float, words: str) -> None:
     """Write words at the top of a panel, from an instant on."""
     panel.annotate(
         words,

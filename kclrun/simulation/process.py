@@ -139,7 +139,7 @@ class LeaseProcess:
     def _lock(self) -> None:
         """Nothing starts before the lock of its owner's nonce [P3]."""
         if not self.machine.locks.share(self._owner, self.os):
-            self._say(reports.StartUnclaimed("another manager of this host holds its lock"))
+            self._send_report(reports.StartUnclaimed("another manager of this host holds its lock"))
             self._exit(commands.ExitCause.UNCLAIMED)
             return
         self._has_begun = True
@@ -193,7 +193,7 @@ class LeaseProcess:
 
     # Messages from its manager.
 
-    def tell(self, message: events.Event) -> None:
+    def send(self, message: events.Event) -> None:
         """Its manager sends a message; it is taken in order, when the process is awake."""
         self._is_orphan |= isinstance(message, events.ManagerGone)
         self._channel.append(message)
@@ -337,13 +337,13 @@ class LeaseProcess:
         if isinstance(report, reports.Checkpointed):
             self.queue.note_durable(report.position)
         if isinstance(report, reports.CoreReport):
-            self._say(report)
+            self._send_report(report)
         self._oracles.coverage.reported(report)
         if isinstance(report, reports.RecordsExpired):
             self._oracles.shard_expired(self)
         if not isinstance(report, reports.Checkpointed):
             self._oracles.process_noted(self, "reports", report)
 
-    def _say(self, report: reports.CoreReport) -> None:
+    def _send_report(self, report: reports.CoreReport) -> None:
         self.ring.append(ProcessReported(self.key, report))
         self._rung(self)

@@ -1,4 +1,4 @@
-"""What a fleet's run leaves behind: gaps in which a shard was not read, and each lease's events.
+"""The record of a fleet's run: the gaps in which a shard was not read, and each lease's events.
 
 A broken promise is an error that contains the events of its lease. The module does not know the
 promises.
@@ -18,11 +18,11 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 
 # The times in which no process read a shard although it had something to read.
 #
-# A shard is readable from its creation, a child from its parents' last record on, and over with
-# its own. It is read while a process may begin batches of it and its host is not frozen. This part
-# does not know leases or owners.
+# A shard is readable from its creation on, a child from its parents' last record on. It is over
+# with its own last record. It is read while a process may begin batches of it and the process's
+# host is not frozen. This part does not know leases or owners.
 class Gap(msgspec.Struct, frozen=True):
-    """One such time of one shard."""
+    """A time in which no process read one shard."""
 
     key: str
     began_s: float
@@ -118,35 +118,35 @@ class Stories:
             entries = self._of[key] = deque(maxlen=_ENTRIES_MAX)
         entries.append((time_s, who, what, detail))
 
-    def tell(self, key: str) -> str:
+    def text_of(self, key: str) -> str:
         """The story of one lease, a line an event."""
         return "\n".join(
-            f"  {clock(time_s)}  {who:<24} {what} {_words(detail)}".rstrip()
+            f"  {clock(time_s)}  {who:<24} {what} {_text(detail)}".rstrip()
             for time_s, who, what, detail in self._of.get(key, ())
         )
 
-    def tell_all(self) -> str:
+    def whole_text(self) -> str:
         """Every story, in the order of the keys."""
-        return "\n".join(f"{key}\n{self.tell(key)}" for key in sorted(self._of))
+        return "\n".join(f"{key}\n{self.text_of(key)}" for key in sorted(self._of))
 
 
-def _words(detail: Any) -> str:
+def _text(detail: Any) -> str:
     """A value as one line that is the same in every process: sets in order."""
     if isinstance(detail, frozenset):
-        return "{" + ", ".join(sorted(map(_words, detail))) + "}"
+        return "{" + ", ".join(sorted(map(_text, detail))) + "}"
     if isinstance(detail, tuple):
-        return "(" + ", ".join(map(_words, detail)) + ")"
+        return "(" + ", ".join(map(_text, detail)) + ")"
     if isinstance(detail, ExtendedSequenceNumber):
         number = parse(detail.sequence_number)
         return str(detail) if number is None else f"record {number.counter}"
     if not isinstance(detail, msgspec.Struct):
         return str(detail)
     fields = msgspec.structs.asdict(detail).items()
-    said = (f"{name}={_words(value)}" for name, value in fields if _tells(name, value))
-    return f"{type(detail).__name__}({', '.join(said)})"
+    shown = (f"{name}={_text(value)}" for name, value in fields if _is_shown(name, value))
+    return f"{type(detail).__name__}({', '.join(shown)})"
 
 
-def _tells(name: str, value: Any) -> bool:
+def _is_shown(name: str, value: Any) -> bool:
     """Whether a field has content; the key is left out, because the story is under it."""
     return name != "key" and value is not None and value is not False and value != ""
 

@@ -180,7 +180,7 @@ class SimulatedTable:
         fate = self._draw_fate()
         match fate:
             case None:
-                after(self._leg_s(), partial(self._apply_and_tell, sender, change, answer))
+                after(self._leg_s(), partial(self._apply_and_answer, sender, change, answer))
             case "throttled":
                 after(self._leg_s(2), partial(answer, writes.Throttled("slow down")))
             case "unreachable":
@@ -311,7 +311,7 @@ class SimulatedTable:
         if not isinstance(self._apply(sender, change), writes.Applied):
             self._watcher.write_refused_in_silence(change)
 
-    def _apply_and_tell(
+    def _apply_and_answer(
         self,
         sender: str,
         change: writes.LeaseChange | ItemWrite,
@@ -339,10 +339,10 @@ class SimulatedTable:
             outcome = self._rows.write(change)
         self._costs.write_units += len(keys)
         if isinstance(outcome, writes.Applied):
-            self._tell(sender, change, before)
+            self._notify_watcher(sender, change, before)
         return outcome
 
-    def _tell(
+    def _notify_watcher(
         self,
         sender: str,
         change: writes.LeaseChange | ItemWrite,

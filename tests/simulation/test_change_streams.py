@@ -66,7 +66,7 @@ def of_changes(monkeypatch):
     made = lambda number: f"shardId-{number:020}-{number * 7919 % 65536:08x}"  # noqa: E731
     monkeypatch.setattr(kinesis, "shard_id_of", made)
     monkeypatch.setattr(fleet, "ShardStream", ChangeStream)
-    monkeypatch.setattr(SimulatedDeliveryQueue, "_tell_exhausted", end_without_children)
+    monkeypatch.setattr(SimulatedDeliveryQueue, "_report_exhausted", end_without_children)
     assert is_of_changes(made(3))
 
 

@@ -67,7 +67,7 @@ class Causality:
 _READERS_MAX: Final = 16
 
 
-class _Stretch(msgspec.Struct):
+class _Given(msgspec.Struct):
     """Records `first` to `last` were given to `reader` last, and no checkpoint covers them."""
 
     first: int
@@ -138,7 +138,7 @@ class ShardDeliveries:
         # fences.
         self._left_behind: set[Reader] = set()
         self._latest: Reader | None = None
-        self._stretches: list[_Stretch] = []
+        self._given: list[_Given] = []
         self._next: dict[Reader, int] = {}
         self._excuses: dict[Reader, str] = {}
         # The Java KCL has no cap: it checkpoints when its processor does.
@@ -156,8 +156,8 @@ class ShardDeliveries:
         self._require_order(reader, first)
         self._next[reader] = last + 1
         self._latest = reader
-        stretches = self._stretches
-        if not stretches or first > stretches[-1].last:
+        given = self._given
+        if not given or first > given[-1].last:
             self._append(reader, first, last)
             return 0
         repeated = self._require_excuses(reader, first, last)
@@ -191,23 +191,23 @@ class ShardDeliveries:
         if reader in self._next:
             self._next[reader] = first
         kept = []
-        for stretch in self._stretches:
-            if stretch.reader is reader and stretch.last >= first:
-                if stretch.first >= first:
+        for each in self._given:
+            if each.reader is reader and each.last >= first:
+                if each.first >= first:
                     continue
-                stretch.last = first - 1
-            kept.append(stretch)
-        self._stretches = kept
+                each.last = first - 1
+            kept.append(each)
+        self._given = kept
 
     def excuse(self, reader: Reader, why: str) -> None:
         """The reader ended uncleanly: its records without a checkpoint may come again."""
-        if any(stretch.reader is reader for stretch in self._stretches):
+        if any(each.reader is reader for each in self._given):
             self._excuses.setdefault(reader, why)
 
     def excuse_all(self, why: str) -> None:
         """The lease was taken from its owner, or its row was deleted."""
-        for stretch in self._stretches:
-            self._excuses.setdefault(stretch.reader, why)
+        for each in self._given:
+            self._excuses.setdefault(each.reader, why)
 
     def row_deleted(self) -> None:
         """The row was deleted from outside. Its position may be lost, and all records may come
@@ -228,11 +228,11 @@ class ShardDeliveries:
     def covered(self, number: int) -> None:
         """A checkpoint of the owner covers the records up to `number`."""
         self.checkpointed = max(self.checkpointed, number)
-        stretches = self._stretches
-        while stretches and stretches[0].last <= number:
-            del stretches[0]
-        if stretches:
-            stretches[0].first = max(stretches[0].first, number + 1)
+        given = self._given
+        while given and given[0].last <= number:
+            del given[0]
+        if given:
+            given[0].first = max(given[0].first, number + 1)
         elif self._excuses or self._is_torn or len(self._next) > _READERS_MAX:
             self._is_torn = False
             self._excuses.clear()
@@ -272,13 +272,13 @@ class ShardDeliveries:
     def _require_excuses(self, reader: Reader, first: int, last: int) -> int:
         """Check the excuse of each reader that was given some of these records before."""
         total = 0
-        for stretch in self._stretches:
-            repeated = min(last, stretch.last) - max(first, stretch.first) + 1
+        for each in self._given:
+            repeated = min(last, each.last) - max(first, each.first) + 1
             if repeated <= 0:
                 continue
-            former = stretch.reader
+            former = each.reader
             if self._is_torn or reader in self._left_behind:
-                self._excuses.setdefault(former, "somebody deleted its row")
+                self._excuses.setdefault(former, "its row was deleted from outside")
             if former not in self._excuses:
                 words = f"{repeated} records again, and nothing unclean happened to {former.who}"
                 raise RuleBroken("I8", self.key, words)
@@ -295,24 +295,24 @@ class ShardDeliveries:
         return total
 
     def _append(self, reader: Reader, first: int, last: int) -> None:
-        stretches = self._stretches
-        if stretches and stretches[-1].reader is reader and stretches[-1].last == first - 1:
-            stretches[-1].last = last
+        given = self._given
+        if given and given[-1].reader is reader and given[-1].last == first - 1:
+            given[-1].last = last
         else:
-            stretches.append(_Stretch(first, last, reader))
+            given.append(_Given(first, last, reader))
 
     def _replace(self, reader: Reader, first: int, last: int) -> None:
         """The records belong to this reader now, whichever reader had them before."""
         kept = [
-            _Stretch(stretch.first, min(stretch.last, first - 1), stretch.reader)
-            for stretch in self._stretches
-            if stretch.first < first
+            _Given(each.first, min(each.last, first - 1), each.reader)
+            for each in self._given
+            if each.first < first
         ]
         rest = [
-            _Stretch(max(stretch.first, last + 1), stretch.last, stretch.reader)
-            for stretch in self._stretches
-            if stretch.last > last
+            _Given(max(each.first, last + 1), each.last, each.reader)
+            for each in self._given
+            if each.last > last
         ]
-        self._stretches = kept
+        self._given = kept
         self._append(reader, first, last)
-        self._stretches += rest
+        self._given += rest

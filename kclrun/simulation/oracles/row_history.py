@@ -27,7 +27,7 @@ _NOT_BEGUN: Final = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequen
 
 
 class RowLives:
-    """`row_of` reads a row as it is; `is_read_out` says that a shard was read to its end."""
+    """`row_of` reads a row as it is; `is_read_out` returns whether a shard was read to its end."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class RowLives:
 
     def _require_vanished(self, key: str) -> None:
         if key not in self._vanished:
-            raise RuleBroken("I11", key, "was written again, and nobody had deleted it")
+            raise RuleBroken("I11", key, "was written again, and was never deleted from outside")
         self._vanished.discard(key)
 
     def _require_over(self, row: Lease) -> None:
@@ -211,7 +211,8 @@ class RowHistory:
                 raise RuleBroken("I5", after.key, f"{sender} declined what was not its own to take")
         elif kind in _OWNERLESS_WRITES:
             if (after.owner, after.counter) != (before.owner, before.counter):
-                raise RuleBroken("I5", after.key, "owner or counter moved by nobody's write")
+                words = "owner or counter changed by a write that must keep them"
+                raise RuleBroken("I5", after.key, words)
         elif kind not in _OURS and _is_stale(before, after):
             words = f"counter {before.counter} became {after.counter}"
             raise RuleBroken("I5", after.key, words)

@@ -126,7 +126,7 @@ class Oracles:
     def row_deleted_from_outside(self, row: Lease) -> None:
         """A deletion from outside, by no manager. After it only one promise holds: all is read in
         the end."""
-        self._stories.note(row.key, self._now(), "somebody", "deleted the row")
+        self._stories.note(row.key, self._now(), "from outside", "deleted the row")
         self.coverage.seen("row_deleted_from_outside")
         self._permissions.row_deleted(row.key)
         self._lives.vanished(row.key)
@@ -233,7 +233,7 @@ class Oracles:
         """It stands still; its permission does not end with that."""
         self.gaps.ends(reader.key, reader, self._now())
 
-    def ended_uncleanly(self, reader: Reader, why: str = "its end without a word") -> None:
+    def ended_uncleanly(self, reader: Reader, why: str = "its end without an exit") -> None:
         """Killed, or lost: its records without a checkpoint come again."""
         self._shard(reader.key).excuse(reader, why)
         self.delivery_stopped(reader)
@@ -310,7 +310,7 @@ class Oracles:
         self.cost.asked_to_checkpoint(reader.key)
 
     def shard_exhausted(self, reader: Reader) -> None:
-        """Its last record is processed: its children may be read, once their rows say so."""
+        """Its last record is processed: its children may be read, once their rows exist."""
         key = reader.key
         shard = self._shard(key)
         if shard.processed < (self._stream.total(key) or 0):
@@ -320,11 +320,11 @@ class Oracles:
         self._pass_on(key)
 
     def shard_expired(self, reader: Reader) -> None:
-        """P13: its owner says that it was trimmed; its unread records are lost. Raises: RuleBroken
-        where the service still has it."""
+        """P13: its owner reports that it was trimmed, and that its unread records are lost. Raises:
+        RuleBroken where the service still has it."""
         if not self._stream.is_expired(reader.key):
             raise RuleBroken(
-                "P13", reader.key, f"{reader.who} says that it expired, and it has not"
+                "P13", reader.key, f"{reader.who} reports that it expired, and it has not"
             )
         self.coverage.seen("held_shard_expired")
         self._forget(reader.key)

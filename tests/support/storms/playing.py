@@ -186,6 +186,6 @@ def _played(fleet: Fleet, strikes: Strikes, *, is_short: bool) -> Played:
 def _digest(fleet: Fleet) -> str:
     """Of the last events of every lease, to the microsecond, and of all counts: what took another
     turn anywhere on the way comes to other times here."""
-    reported = fleet.stories.tell_all()
+    reported = fleet.stories.whole_text()
     counts = (fleet.scheduler.events_total, fleet.table.costs, fleet.oracles.tally)
     return hashlib.sha256(f"{reported}\n{counts}".encode()).hexdigest()

@@ -95,7 +95,7 @@ def test_a_renewal_whose_reply_is_lost_is_found_on_the_row_and_the_lease_stays()
     fleet.run_for(30)
 
     # The SDK sent it again, which failed its condition; the KCL read the row and knew its write.
-    assert "ConditionFailed UpdateItem" in fleet.stories.tell(reader.key)
+    assert "ConditionFailed UpdateItem" in fleet.stories.text_of(reader.key)
     [after] = fleet.table.leases()
     assert 8 <= after.counter - before.counter <= 10
     assert not reader.is_over

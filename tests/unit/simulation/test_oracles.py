@@ -233,7 +233,7 @@ def take(row, seen_owner=ME):
             counter=9,
         ),
         wrong_write(
-            "I5: owner or counter moved by nobody's write",
+            "I5: owner or counter changed by a write that must keep them",
             lambda row: Ask(row.key, OTHER, ME, 0.0),
             "b:h:2",
             counter=9,
@@ -494,7 +494,7 @@ def a_shard_that_nobody_reads(world, _):
     world.oracles.require_all_read(0)
 
 
-@fault("P13: .* says that it expired, and it has not")
+@fault("P13: .* reports that it expired, and it has not")
 def a_shard_that_is_given_up_as_trimmed_and_is_there(world, reader):
     yield
     world.oracles.shard_expired(reader)

@@ -25,16 +25,16 @@ def test_a_nonce_is_held_by_its_manager_and_its_processes_or_by_a_later_manager(
     assert locks.are_others("b")
     assert locks.seize_former("b", "manager b") == frozenset()
 
-    locks.let_go("manager a")
+    locks.release("manager a")
     assert locks.seize_former("b", "manager b") == frozenset()
-    locks.let_go("process")
+    locks.release("process")
     assert locks.seize_former("b", "manager b") == {"a"}
     assert locks.seize_former("b", "manager b") == frozenset()
     assert not locks.share("a", "late process")
     assert (locks.seized_by("manager b"), locks.seized_by("manager c")) == ({"a"}, frozenset())
     assert not locks.are_others("b")
 
-    locks.let_go("manager b")  # the kernel lets go of both
+    locks.release("manager b")  # the kernel lets go of both
     locks.make("c", "manager c")
     assert locks.seize_former("c", "manager c") == {"a", "b"}
     locks.forget({"a"})
@@ -107,18 +107,18 @@ def test_a_story_keeps_its_last_sixty_events_and_tells_what_has_content():
     stories.note("t", 3724.0, "a:h:1/1", "exits:")
     stories.note("v", 1.0, "a:h:1", "does", StartProcess("s0", 1, 2.0, has_waited=True))
 
-    reported = stories.tell("s").splitlines()
+    reported = stories.text_of("s").splitlines()
     assert len(reported) == 60
     assert reported[0] == "  00:00:10.000000  a:h:1                    applied {x, y}"
-    first, second = stories.tell("t").splitlines()
+    first, second = stories.text_of("t").splitlines()
     assert "CreateLease(lease=Lease(checkpoint=TRIM_HORIZON, counter=7" in first
     assert "key=" not in first
     assert "owner=" not in first
     assert second == "  01:02:04.000000  a:h:1/1                  exits:"
-    assert "StartProcess(counter=1, expires_instant=2.0, has_waited=True)" in stories.tell("v")
-    parts = (f"{key}\n{stories.tell(key)}" for key in "stv")
-    assert stories.tell_all() == "\n".join(parts)
-    assert stories.tell("u") == ""
+    assert "StartProcess(counter=1, expires_instant=2.0, has_waited=True)" in stories.text_of("v")
+    parts = (f"{key}\n{stories.text_of(key)}" for key in "stv")
+    assert stories.whole_text() == "\n".join(parts)
+    assert stories.text_of("u") == ""
     assert clock(86_399.5) == "23:59:59.500000"
 
 
