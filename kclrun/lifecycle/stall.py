@@ -18,15 +18,16 @@ from kclrun.protocol.status import LeaseStatus, WorkerState
 # The time for the stacks of a stalled process and, if it still reacts, for it to end by itself.
 STALL_PATIENCE_S: Final = 2.0
 # Looks are half a second apart. After a longer gap the host was suspended, or we were stopped, and
-# every status looks old. A live process shows itself soon: a status is written once a second.
+# every status looks old. A live process writes its status at least every two seconds; twice that is
+# waited for.
 _GAP_S: Final = 2.0
-_DOUBT_S: Final = 2.0
+_DOUBT_S: Final = 4.0
 
 _BEFORE_READING: Final = (WorkerState.STARTING, WorkerState.CLAIMING)
-# A process publishes its status once a second, but not while its lease thread waits for one answer
+# A process writes its status every two seconds, but not while its lease thread waits for an answer
 # of a service: connecting and reading take 15 s at the most.
 _SILENCE_S_MIN: Final = 20.0
-# Two missed statuses, on a busy machine.
+# Two seconds between two statuses, and one for a busy machine.
 _FRESH_S: Final = 3.0
 
 

@@ -34,14 +34,13 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     `checkpointed` are the last positions of each kind, `first_delivered` the first one; None for
     not yet. `processing_since_instant` is 0 while user code is not running,
     `fetching_since_instant` while no request to the stream is open. `published_instant` is when
-    this was written: once a second while the lease thread lives. `has_undone`: records were given
-    to user code, or processed, that no checkpoint covers yet. `unprocessed_since` is the arrival
-    time, by the service's clock, of the oldest record that was read and not processed; 0 for none
-    known. `retries_total` counts calls that raised and were, or were to be, repeated; the other two
-    count records that were given up. `output_waiting_since_instant` is since when rows of processed
-    records wait for an output, 0 while none do. `passed_over_total` counts records of other keys
-    than those of a replay. The last send is not in here:
-    `StatusSlot.last_send_instant`.
+    this was written: every two seconds while the lease thread lives. `has_undone`: records were
+    given to user code, or processed, that no checkpoint covers yet. `unprocessed_since` is the
+    arrival time, by the service's clock, of the oldest record that was read and not processed; 0
+    for none known. `retries_total` counts calls that raised and were, or were to be, repeated; the
+    other two count records that were given up. `output_waiting_since_instant` is since when rows of
+    processed records wait for an output, 0 while none do. `passed_over_total` counts records of
+    other keys than those of a replay. The last send is not in here: `StatusSlot.last_send_instant`.
     """
 
     pid: int

@@ -181,7 +181,7 @@ class LeaseProcess:
         return self.os.is_stopped or is_busy_long or not self._has_begun
 
     def status(self) -> LeaseStatus:
-        """Its status slot: written once a second, unless it stands still."""
+        """Its status slot: written every two seconds, unless it stands still."""
         is_still = self.os.is_stopped or self.machine.is_frozen
         return LeaseStatus(
             pid=self.incarnation,

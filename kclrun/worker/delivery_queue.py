@@ -280,7 +280,8 @@ class DeliveryQueue:
         self._bytes_ahead = 0
         self._records_ahead = 0
         self._exhausted: Exhausted | None = None
-        self._closed = False
+        # An event, so that a pause of the fetch thread ends with it, and with no other change.
+        self._closed = threading.Event()
         self._busy_since = Instant(0.0)
         self._under_way: deque[Batch] = deque()
         self._on_change: Callable[[], None] = _nothing
@@ -294,7 +295,7 @@ class DeliveryQueue:
 
     @property
     def is_closed(self) -> bool:
-        return self._closed
+        return self._closed.is_set()
 
     def tell_changes(self, on_change: Callable[[], None]) -> None:
         """Call this when a page comes, and when delivery is allowed, held or stopped: the calls of
@@ -313,8 +314,8 @@ class DeliveryQueue:
     def put(self, page: Page) -> bool:
         """Put a page on the queue; wait while it is full. False once it is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._is_full())
-            if self._closed:
+            self._changed.wait_for(lambda: self.is_closed or not self._is_full())
+            if self.is_closed:
                 return False
             self._pages.append(page)
             self._bytes_ahead += page.bytes_held
@@ -331,9 +332,7 @@ class DeliveryQueue:
 
     def pause(self, pause_s: float) -> bool:
         """Wait, unless the queue closes meanwhile; False once it is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed, timeout=pause_s)
-            return not self._closed
+        return not self._closed.wait(pause_s)
 
     def allow_delivery(self, permit: AllowDelivery) -> None:
         with self._changed:
@@ -372,7 +371,7 @@ class DeliveryQueue:
 
     def close(self) -> None:
         with self._changed:
-            self._closed = True
+            self._closed.set()
             self._notify()
 
     def view(self) -> QueueView:
@@ -418,7 +417,7 @@ class DeliveryQueue:
         shared process: another lease may wait for its turn."""
         with self._changed:
             now = self._now()
-            if self._closed or self._turn is not None or not self._pages:
+            if self.is_closed or self._turn is not None or not self._pages:
                 return None
             if self._until_timers_s(now) == 0.0:
                 return None
@@ -427,13 +426,13 @@ class DeliveryQueue:
 
     def is_ending(self) -> bool:
         """Whether the calls of single records are to come to their end."""
-        return self._closed or self._delivery.is_ending
+        return self.is_closed or self._delivery.is_ending
 
     def may_go_on(self, fence: Instant) -> bool:
         """Whether a single record of the batches under way may start: before the fence, which a
         stop does not end, and in turn [P7]."""
         with self._changed:
-            if self._closed or self._now() >= fence:
+            if self.is_closed or self._now() >= fence:
                 return False
             return self._turn is None or self._turn.ask(self._changed)
 
@@ -481,12 +480,12 @@ class DeliveryQueue:
             return True
 
     def _repetition(self, *, is_batch: bool) -> Repetition:
-        if self._closed:
+        if self.is_closed:
             return Repetition.NEVER
         return self._delivery.repetition(self._now(), is_batch=is_batch)
 
     def _ready_task(self, now: Instant) -> Task | None:
-        if self._closed:
+        if self.is_closed:
             self._leave_line()
             return QueueClosed()
         if self._turn is None:

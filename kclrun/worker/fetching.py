@@ -27,15 +27,15 @@ from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import Outage, ShardReader, ShardSubscriber, StreamAdmin, next_page
 from kclrun.worker.delivery_queue import DeliveryQueue, Page
-from kclrun.worker.sharing import MakeThread, RestS, daemon_thread, unchanged
+from kclrun.worker.sharing import MakeThread, RestS, daemon_thread
 
 # One answer takes two requests (iterator, records). Each may be sent again on a new connection, and
 # again with the service's clock: eight times connecting and reading. Half as much again is for a
 # body that trickles in: a restart would only begin it anew.
 PATIENCES_MAX: Final = 12
-# The lease thread looks once a second. A longer pause means that it did not run itself (a stopped
+# The lease thread looks every two seconds. After twice that it did not run itself (a stopped
 # process, a held GIL), nor did the fetch thread: this does not count as silence of the service.
-LOOK_S_MAX: Final = 2.0
+LOOK_S_MAX: Final = 4.0
 
 
 def silence_max_s(endpoint: WireEndpoint) -> float:
@@ -127,7 +127,8 @@ class FetchThread:
     `broke` gets an error that is not from the service: our bug. A lease that is renewed and not
     read would stall in silence. With `subscriber` it reads by enhanced fan-out when it can.
     `meter` measures what is read, if anything does; `heat` gets its reports.
-    `fetched` gets each page and when it was asked for.
+    `fetched` gets each page and when it was asked for. `reached_tip` is called when the view shows
+    the tip of the shard for the first time, or again.
     """
 
     def __init__(
@@ -142,12 +143,13 @@ class FetchThread:
         warn: Callable[[str], None],
         lost: Callable[[ExtendedSequenceNumber, str], None],
         broke: Callable[[BaseException], None],
+        reached_tip: Callable[[], None],
+        rest_s: RestS,
         subscriber: ShardSubscriber | None = None,
         meter: KeyMeter | None = None,
         heat: Callable[[ShardHeat], None] = lambda _: None,
         fetched: Callable[[FetchedPage, Instant], None] | None = None,
         make_thread: MakeThread = daemon_thread,
-        rest_s: RestS = unchanged,
     ) -> None:
         self._thread = make_thread(self._run, "fetch")
         self.view = FetchView(fetched=plan.checkpoint)
@@ -159,6 +161,7 @@ class FetchThread:
         self._rest_s = rest_s
         self._now = now
         self._broke = broke
+        self._reached_tip = reached_tip
         self._outage = Outage("reading the shard", now, warn)
         self._fan_out = (
             FanOut(subscriber, plan.shard_id, now=now, warn=warn) if subscriber else None
@@ -277,9 +280,10 @@ class FetchThread:
             return False
         pause_s = 0.0
         while self._queue.pause(pause_s):
-            self.view = msgspec.structs.replace(
+            view = msgspec.structs.replace(
                 self.view, at_tip=True, last_fetch_instant=self._now(), millis_behind_latest=0
             )
+            self._show(view)
             pause_s = _STANDS_S
         return True
 
@@ -305,7 +309,7 @@ class FetchThread:
         if at_tip and replay is None and page.served_at is not None:
             since = page.served_at if before is None else before.since
             quiet = Quiet(since, page.served_at)
-        self.view = FetchView(
+        view = FetchView(
             last_fetch_instant=self._now(),
             fetched=fetched,
             millis_behind_latest=page.millis_behind_latest,
@@ -313,7 +317,13 @@ class FetchThread:
             passed_over_total=self._passed_over,
             quiet=quiet,
         )
+        self._show(view)
         return True
+
+    def _show(self, view: FetchView) -> None:
+        was_at_tip, self.view = self.view.at_tip, view
+        if view.at_tip and not was_at_tip:
+            self._reached_tip()
 
     def _measure(self, page: FetchedPage) -> None:
         """Count the page in the traffic of the shard, and report the traffic when that is due."""

@@ -33,7 +33,7 @@ from kclrun.protocol.status import LeaseStatus
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
-from kclrun.worker.sharing import LEASE_THREAD, MakeThread, RestS, daemon_thread, unchanged
+from kclrun.worker.sharing import LEASE_THREAD, MakeThread, RestS, daemon_thread
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
@@ -192,10 +192,10 @@ def _or_unknown(millis_behind_latest: int | None) -> int:
     return -1 if millis_behind_latest is None else millis_behind_latest
 
 
-# The manager looks at the status slot once a second; every event (a batch, a write, a message)
-# refreshes it at once. Among a hundred idle processes the caches are cold and a turn takes 0.24 ms:
-# five turns a second were 9 % of a core more than one (`bin/bench idle`).
-LOOK_S: Final = 1.0
+# An idle lease publishes its status so often; every event (a batch, a write, a message, the tip of
+# the shard) publishes it at once. Among a hundred idle processes the caches are cold and a turn
+# takes 0.24 ms: five turns a second were 9 % of a core more than one (`bin/bench idle`).
+LOOK_S: Final = 2.0
 # A waiting thread wakes within milliseconds. If it is a whole second late, it reports that: another
 # thread held the GIL, or the process did not run.
 STALL_LOGGED_S: Final = 1.0
@@ -252,9 +252,8 @@ class LeaseThread:
         fetch_watch: FetchWatch,
         now: Callable[[], Instant],
         on_over: Callable[[], None],
+        rest_s: RestS,
         make_thread: MakeThread = daemon_thread,
-        rest_s: RestS = unchanged,
-        look_s: float = LOOK_S,
         spans: LeaseSpans | None = None,
     ) -> None:
         self._thread = make_thread(self._run, LEASE_THREAD)
@@ -273,7 +272,6 @@ class LeaseThread:
         self._now = now
         self._on_over = on_over
         self._rest_s = rest_s
-        self._look_s = look_s
         self._spans = spans
         self._pump: Pump[events.Event, commands.Command] = Pump(
             lambda event: life.handle(event, now()), self._perform
@@ -335,8 +333,8 @@ class LeaseThread:
         before = self._now()
         deadline = min(
             self._life.next_deadline(before),
-            before + self._rest_s(before, self._look_s),
-            self._later[0][0] if self._later else before + self._look_s,
+            before + self._rest_s(before, LOOK_S),
+            self._later[0][0] if self._later else before + LOOK_S,
         )
         self._tell_stall(before - self._awake_since - self._asking_s)
         readable = [self._inbox.fileno(), *self._line.filenos()]

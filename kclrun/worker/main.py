@@ -31,7 +31,7 @@ from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.consuming.commands import ExitCause
 from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import ErrorPolicy, RowScope, host_fault
-from kclrun.consuming.events import ReleaseRequested
+from kclrun.consuming.events import ReleaseRequested, Ticked
 from kclrun.consuming.hot_keys import KeyMeter
 from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first_start
 from kclrun.consuming.shard_end import ExpiryWatch
@@ -67,14 +67,13 @@ from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, 
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
 from kclrun.worker.giving_up import LeaseLetters
 from kclrun.worker.lease_outputs import LeaseOutputs
-from kclrun.worker.lease_thread import LOOK_S, LeaseThread, ManagerLine, Reporter
+from kclrun.worker.lease_thread import LeaseThread, ManagerLine, Reporter
 from kclrun.worker.sharing import (
-    SHARED_LOOK_S,
     SharedLease,
     SharedProcess,
     daemon_thread,
+    rest_together_s,
     shard_here,
-    unchanged,
 )
 
 if TYPE_CHECKING:
@@ -309,7 +308,11 @@ class LeaseProcess:
         self._spec = spec
         self._shared = shared
         self._make_thread = daemon_thread if shared is None else shared.make_thread
-        self._rest_s = unchanged if shared is None else shared.process.rest_s
+        self._rest_s = (
+            functools.partial(rest_together_s, random.random())
+            if shared is None
+            else shared.process.rest_s
+        )
         self._tell_broken = functools.partial(_broke, ring=ring, doorbell=doorbell)
         self._services = services(spec) if shared is None else _shared_services(spec, shared)
         self._inbox = Inbox()
@@ -342,7 +345,6 @@ class LeaseProcess:
             on_over=self._leave_user_code_behind,
             make_thread=self._make_thread,
             rest_s=self._rest_s,
-            look_s=LOOK_S if shared is None else SHARED_LOOK_S,
             spans=self._spans,
         )
         self._deliverer = self._make_deliverer()
@@ -598,6 +600,7 @@ class LeaseProcess:
             warn=self._reporter.warn,
             lost=self._reporter.records_lost,
             broke=self._lease_thread.break_off,
+            reached_tip=lambda: self._inbox.post(Ticked()),
             subscriber=self._services.subscriber,
             meter=key_meter(spec),
             heat=self._reporter.report,

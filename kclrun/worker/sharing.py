@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import os
 import random
 import threading
@@ -29,8 +30,6 @@ RestS = Callable[[Instant, float], float]
 Part = TypeVar("Part")
 
 LEASE_THREAD: Final = "lease"
-# An idle lease publishes its status so often: a manager looks at statuses of up to 3 s.
-SHARED_LOOK_S: Final = 2.0
 # A poll of the channel ends at the latest then, and begins again.
 _QUIET_S: Final = 3600.0
 # The least pause for which threads wake together: a shard that is behind pauses for less.
@@ -47,9 +46,18 @@ def daemon_thread(target: Callable[[], None], name: str) -> threading.Thread:
     return threading.Thread(target=target, name=name, daemon=True)
 
 
-def unchanged(_since: Instant, pause_s: float) -> float:
-    """The pause of a thread in a process of its own."""
-    return pause_s
+def rest_together_s(phase_s: float, since: Instant, pause_s: float) -> float:
+    """The pause of a thread that has nothing to do: the idle threads of a process wake together.
+
+    Then their code is in the caches. Idle leases of a shared process take two thirds of the CPU
+    that they take one by one (`bin/bench idle`). A thread that is late does not shift the others.
+    `phase_s` is drawn once a process, so that the processes of a host do not wake together.
+    """
+    if pause_s < _PAUSE_TOGETHER_S:
+        return pause_s
+    beats = (since + pause_s - phase_s) // pause_s
+    rest_s = beats * pause_s + phase_s - since
+    return rest_s if rest_s >= _PAUSE_LEAST_S else rest_s + pause_s
 
 
 _LEASE: contextvars.ContextVar[SharedLease | None] = contextvars.ContextVar("lease", default=None)
@@ -117,7 +125,7 @@ class SharedProcess:
         self.own_threads.add(threading.current_thread())
         self._channel = channel
         self._serve = serve
-        self._phase_s = random.random()
+        self.rest_s: RestS = functools.partial(rest_together_s, random.random())
         self._serving: list[threading.Thread] = []
         self._parts: dict[Hashable, object] = {}
         self._parts_lock = threading.Lock()
@@ -143,16 +151,6 @@ class SharedProcess:
                 self._parts[name] = make()
             found: Part = self._parts[name]  # type: ignore[assignment]  # made by this `make`
             return found
-
-    def rest_s(self, since: Instant, pause_s: float) -> float:
-        """The pause of a thread that has nothing to do: it wakes together with those that pause for
-        as long. Then their code is in the caches: idle leases take two thirds of the CPU that they
-        take one by one (`bin/bench idle`). A thread that is late does not shift the others."""
-        if pause_s < _PAUSE_TOGETHER_S:
-            return pause_s
-        beats = (since + pause_s - self._phase_s) // pause_s
-        rest_s = beats * pause_s + self._phase_s - since
-        return rest_s if rest_s >= _PAUSE_LEAST_S else rest_s + pause_s
 
     def modules_loaded(self) -> None:
         """The processor's module is imported: threads that this started belong to no lease."""

@@ -234,7 +234,7 @@ def test_what_a_process_said_last_counts_for_three_seconds_and_its_silence_from_
 
 
 @pytest.mark.parametrize(("gap_s", "is_in_doubt"), [(2.0, False), (2.1, True)])
-def test_after_a_gap_between_two_looks_nothing_is_judged_for_two_seconds(gap_s, is_in_doubt):
+def test_after_a_gap_between_two_looks_nothing_is_judged_for_four_seconds(gap_s, is_in_doubt):
     watch = StallWatch(5.0)
     old = status(processing_since_instant=1.0)
 
@@ -245,8 +245,9 @@ def test_after_a_gap_between_two_looks_nothing_is_judged_for_two_seconds(gap_s, 
     assert judged(100.0) is not None, "the first look"
     after = 100.0 + gap_s
     assert (judged(after) is None) == is_in_doubt
-    assert (judged(after + 1.9) is None) == is_in_doubt
-    assert judged(after + 2.0) is not None
+    assert (judged(after + 2.0) is None) == is_in_doubt
+    assert (judged(after + 3.9) is None) == is_in_doubt
+    assert judged(after + 4.0) is not None
 
 
 def test_a_stalled_process_gets_two_seconds_to_write_its_stacks_and_end():

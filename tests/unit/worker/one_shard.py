@@ -1,5 +1,6 @@
 """A stream of one shard, as the reader and the admin of a lease process see it; a fetch thread."""
 
+import functools
 import time
 from collections import deque
 
@@ -16,6 +17,7 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
 from kclrun.worker.delivery_queue import DeliveryQueue, QueueClosed, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread
+from kclrun.worker.sharing import rest_together_s
 from tests.patience import HUNG_S
 
 FIRST = "shardId-000000000000"
@@ -123,7 +125,7 @@ class Fetching:
         self.queue = DeliveryQueue(
             QueueLimits(buffer_bytes=2**20, batch_max=10_000), time.monotonic
         )
-        self.warnings, self.lost, self.broken, self.heats = [], [], [], []
+        self.warnings, self.lost, self.broken, self.heats, self.tips = [], [], [], [], []
         self.thread = FetchThread(
             FetchPlan(
                 shard_id=FIRST,
@@ -140,6 +142,8 @@ class Fetching:
             warn=self.warnings.append,
             lost=lambda position, text: self.lost.append((position, text)),
             broke=self._break,
+            reached_tip=lambda: self.tips.append(self.thread.view.fetched),
+            rest_s=functools.partial(rest_together_s, 0.0),
             subscriber=subscriber,
             meter=meter,
             heat=self.heats.append,

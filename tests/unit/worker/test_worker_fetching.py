@@ -87,6 +87,21 @@ def test_an_empty_page_at_the_tip_idles(shard):
     assert shard.fetched_at[1] - shard.fetched_at[0] >= 0.29
 
 
+def test_the_tip_is_announced_when_it_is_reached_and_again_after_records(shard):
+    last = shard.put(b"a")
+    with Fetching(shard) as fetching:
+        assert fetching.payloads(1) == [b"a"]
+        until(lambda: len(fetching.tips) == 1)
+        seen = len(shard.fetched_at)
+        until(lambda: len(shard.fetched_at) >= seen + 3)
+        assert [each.sequence_number for each in fetching.tips] == [last]
+
+        last = shard.put(b"b")
+        assert fetching.payloads(1) == [b"b"]
+        until(lambda: len(fetching.tips) == 2)
+    assert fetching.tips[-1].sequence_number == last
+
+
 def test_throttling_keeps_the_iterator_and_is_no_outage(shard):
     shard.trouble += [THROTTLED, THROTTLED, THROTTLED]
     shard.put(b"a")

@@ -1,5 +1,6 @@
 """The lease thread with a real inbox, queue, channel and ring, over a table in memory."""
 
+import functools
 import itertools
 import threading
 import time
@@ -34,6 +35,7 @@ from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import LOOK_S_MAX, FetchView, FetchWatch, silence_max_s
 from kclrun.worker.lease_thread import LeaseThread, ManagerLine, Reporter
+from kclrun.worker.sharing import rest_together_s
 from tests.patience import HUNG_S, until
 
 ME = "kclrun::host:a"
@@ -142,6 +144,7 @@ class Stage:
             fetch_watch=FetchWatch(lambda: self.fetch_view, 0.2),
             now=boottime,
             on_over=self.over.set,
+            rest_s=functools.partial(rest_together_s, 0.0),
         )
         self.transitions = []
         self.thread.start()
@@ -341,7 +344,9 @@ class Stalls:
         nothing = dict.fromkeys(
             ["table", "admin", "checkpoints", "rows", "line", "reporter", "fetch_watch", "on_over"]
         )
-        self.thread = LeaseThread(None, None, self.queue, now=self, **nothing)
+        self.thread = LeaseThread(
+            None, None, self.queue, now=self, rest_s=lambda _, pause_s: pause_s, **nothing
+        )
         self.posted, self.answered = [], []
         self.thread._pump.post = self.posted.append
         self.thread._pump.answer = self.answered.append
@@ -381,14 +386,14 @@ class Waits(Stalls):
 @pytest.mark.parametrize(
     ("deadline", "later", "wait_s"),
     [
-        (1e9, None, 1.0),
+        (1e9, None, 2.0),
         (100.25, None, 0.25),
         (1e9, 100.5, 0.5),
-        (1e9, 109.0, 1.0),
+        (1e9, 109.0, 2.0),
         (99.0, None, 0.0),
     ],
 )
-def test_a_wait_ends_at_the_next_deadline_and_after_a_second_at_the_latest(
+def test_a_wait_ends_at_the_next_deadline_and_after_two_seconds_at_the_latest(
     monkeypatch, deadline, later, wait_s
 ):
     waits = Waits(monkeypatch, deadline)
@@ -570,13 +575,13 @@ def test_one_request_is_waited_for_as_long_as_its_time_outs_allow():
 
 
 def test_a_lease_thread_that_stood_still_itself_does_not_count_that_time():
-    watch, ask = watched()
+    watch, ask = watched(20.0)
     ask(1000.0)
     watch.look(1000.0)
 
     assert watch.look(1600.0) is None
     assert watch.look(1600.0 + LOOK_S_MAX) is None
-    # Looks that are far apart count two seconds each.
+    # Looks that are far apart count four seconds each.
     assert [watch.look(1700.0 + 100 * n) is None for n in range(3)] == [True, True, False]
 
 
