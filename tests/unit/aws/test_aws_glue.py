@@ -11,8 +11,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import boto3
 import fastavro
 import pytest
+from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError
 
 from kclrun.aws.control import ControlPlane, RenewedClient
@@ -23,7 +25,9 @@ from kclrun.codec.values import decoding
 from kclrun.errors import LimitExceeded, RecordError, RetryLater, Unavailable, UndecodableRecord
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.wire import WireCredentials
+from tests.patience import HUNG_S
 
+REGION = "eu-west-1"
 FLIGHT = {
     "type": "record",
     "name": "Flight",
@@ -48,7 +52,15 @@ KEYS = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret")
 @pytest.fixture(scope="module")
 def versions(moto_url: str) -> dict[str, str]:
     """The ids of schema versions in moto's registry."""
-    client = registry_client(moto_url)()
+    # A creation is not to be repeated, and the first call of a service in moto imports it.
+    client = boto3.client(
+        "glue",
+        endpoint_url=moto_url,
+        region_name=REGION,
+        aws_access_key_id=KEYS.access_key,
+        aws_secret_access_key=KEYS.secret_key,
+        config=Config(retries={"total_max_attempts": 1}, read_timeout=HUNG_S),
+    )
     schemas = {
         "avro": ("AVRO", json.dumps(FLIGHT)),
         "json": ("JSON", '{"type": "object"}'),
@@ -70,7 +82,7 @@ def versions(moto_url: str) -> dict[str, str]:
 
 
 def registry_client(url: str) -> RenewedClient:
-    settings = EndpointSettings(region="eu-west-1", endpoint_url=url)
+    settings = EndpointSettings(region=REGION, endpoint_url=url)
     return RenewedClient(settings, lambda: KEYS, ControlPlane.glue)
 
 
