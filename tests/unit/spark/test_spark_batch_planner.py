@@ -906,7 +906,7 @@ def test_a_start_at_a_time_lists_the_shards_that_were_open_then(at_s, filters):
 
 
 @pytest.mark.parametrize(
-    ("attempts_max", "failures", "waits"), [(None, 3, 3), (3, 3, 3), (2, 3, 2)]
+    ("attempts_max", "failures", "waits"), [(None, 3, 3), (4, 3, 3), (3, 3, 2), (1, 1, 0)]
 )
 def test_a_call_that_must_succeed_is_repeated_after_pauses_that_grow(attempts_max, failures, waits):
     world = World()
