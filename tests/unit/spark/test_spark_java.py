@@ -306,6 +306,26 @@ def test_a_local_jvm_has_a_home_without_the_zip_of_pyspark(
     assert not (home / "python").exists()
 
 
+def test_a_home_that_cannot_be_made_costs_only_time(tmp_path, monkeypatch):
+    environment = {"XDG_CACHE_HOME": str(tmp_path), "PYSPARK_PYTHON": sys.executable}
+    monkeypatch.setattr(os, "environ", dict(environment))
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda *, gateway: None)
+    homes = []
+    monkeypatch.setattr(
+        "pyspark.java_gateway.launch_gateway",
+        lambda _conf, _popen: homes.append(os.environ.get("SPARK_HOME")),
+    )
+
+    launch_jvm({"spark.master": "local"})
+    shutil.rmtree(homes[0])
+    Path(homes[0]).write_text("not a folder")
+    launch_jvm({"spark.master": "local"})
+
+    assert homes[1:] == [None]
+    assert os.environ == environment
+
+
 class Closing:
     """A session, its gateway and the process of its JVM, of which any may fail."""
 
