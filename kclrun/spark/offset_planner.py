@@ -292,6 +292,8 @@ class OffsetPlanner:
         if (entered := self._with_new_streams(start)) is not start:
             return entered
         began_at = self._clock()
+        # A step of the host's clock would make iterators look old, or young, to executors.
+        self._planner.wall_ahead_s = self._wall() - began_at
         self._planner.begin(start, began_at, is_first=start == self._initial, takes_all=takes_all)
         if self._subscribed is not None:
             # A pushed page is of an earlier time: poll for the records that exist now.

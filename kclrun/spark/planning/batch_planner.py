@@ -199,6 +199,8 @@ _APART_MAX_MS: Final = 2_000
 class BatchPlanner:
     """Holds the known facts of all shards between batches. One thread at a time.
 
+    `wall_ahead_s` is the host's wall clock minus the local clock; set it again after a step.
+
     Each tick looks at all shards once; behind the tip, one look follows the other. The vector of
     bounds is offered with the facts known by then. Only shards that are aligned on a time in
     catch-up wait for each other, for as long as a batch should take [A3, A8].
@@ -211,7 +213,7 @@ class BatchPlanner:
         self.running: dict[str, ShardSearch] = {}
         self.tick_s = settings.poll_interval_s
         self._settings = settings
-        self._wall_ahead_s = wall_ahead_s
+        self.wall_ahead_s = wall_ahead_s
         self._budgets: dict[str, ReadBudget] = {}
         self._tick = Tick(settings.poll_interval_s)
         self._tick_at = self._next_tick_at = now
@@ -557,7 +559,7 @@ class BatchPlanner:
     def _hand_over(self, end: Offset, now: float) -> None:
         cursors = [each.cursor for each in self.running.values()]
         allowed = self._settings.inline_bytes_max
-        self._hints = hints_for(cursors, end, allowed, now, self._wall_ahead_s)
+        self._hints = hints_for(cursors, end, allowed, now, self.wall_ahead_s)
         for running in self.running.values():
             hint = self._hints.get(running.cursor.shard_id)
             if hint is not None and hint.rows is None:
