@@ -1,8 +1,8 @@
-"""Sessions of aircraft, with the delay that each flight hands on to the next: state by tail number.
+"""Sessions of aircraft, and the delay that one flight passes on to the next: state by tail number.
 
 Holds: `AircraftSessions`, the processor; `flights_in_order`, its records; `expected_sessions`, the
 same straight from the records.
-Rule: a function of the records of each key in their order, however they are cut into batches: no
+Rule: the rows follow from the records of each key in their order, whatever the sizes of batches: no
 clock, no timer, no random number. So it may run on a fleet and on Spark, and be run again.
 """
 
@@ -114,8 +114,8 @@ def _scheduled_s(fields: list[str]) -> int:
 
 
 def flights_in_order(count: int, copies: int = 1) -> Iterator[tuple[str, bytes]]:
-    """The first `count` flights by scheduled departure: (partition key, data). With `copies` each
-    flight is that of so many aircraft, whose keys differ."""
+    """The first `count` flights by scheduled departure: (partition key, data). Each flight appears
+    `copies` times, with the keys of different aircraft."""
     read = sorted(
         (
             (_scheduled_s(data.decode().split(",")), key, data)

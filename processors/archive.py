@@ -50,8 +50,8 @@ class JsonLines(RecordProcessor):
     `data_base64` where the bytes are not UTF-8.
 
     A file that is not full stays under its temporary name (`.<shardId>-….tmp`) and is read again
-    from the stream after a crash. The folder may be shared by hosts: whoever gets the shard
-    removes the unfinished file of the former owner, who then cannot finish it.
+    from the stream after a crash. Several hosts may share the folder: the next owner of the shard
+    removes the unfinished file of the former owner, which then cannot finish that file.
     """
 
     def initialize(self, context: Context) -> None:
@@ -78,7 +78,7 @@ class JsonLines(RecordProcessor):
             unfinished.unlink(missing_ok=True)
 
     def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
-        """A call that is repeated writes nothing twice: what was taken before is passed over."""
+        """A call that is repeated writes nothing twice: records that were taken are passed over."""
         self._checkpoint_finished(checkpointer)
         if self._file is not None and self._is_full(self._file):
             self._finish(checkpointer)
@@ -162,11 +162,12 @@ class _GrowingFile:
         if self._sync_failed:
             raise OSError(errno.EIO, "an fsync failed before", str(self._temporary))
         self._flush()
-        os.ftruncate(self._descriptor, self._offset)
-        self._sync(self._descriptor)
-        self._temporary.replace(self._path)
+        # Opened before the rename: without a free descriptor the call fails, and may be repeated.
         folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            os.ftruncate(self._descriptor, self._offset)
+            self._sync(self._descriptor)
+            self._temporary.replace(self._path)
             self._sync(folder)
         finally:
             os.close(folder)

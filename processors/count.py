@@ -1,6 +1,6 @@
 """Counting records and bytes by key: the smallest processor that is safe to replay.
 
-Rule: each batch emits what it adds, as partial counts, and `merge` adds them up.
+Rule: each batch emits its partial counts, and `merge` adds them up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kclrun import Checkpointer, Context, Record, RecordBatch, RecordProcessor
 
 __all__ = ["KEYS_MAX", "ByKey", "Count", "merge"]
 
-# At some 200 bytes a key, 2 MB: what a batch may hold before it emits what it has.
+# At some 200 bytes a key, 2 MB: so much may a batch hold before it emits its counts.
 KEYS_MAX: Final = 10_000
 
 
@@ -27,7 +27,7 @@ class ByKey(RecordProcessor):
     """Counts records and bytes per partition key, or per a field of JSON data.
 
     Options: `field`, the name of a field of JSON objects (default: the partition key);
-    `keys_max`, after how many different keys a batch emits what it has (default 10,000).
+    `keys_max`, the number of different keys after which a batch emits its counts (default 10,000).
     Rows: `{key, records, bytes}`; `key` is null for data without the field.
 
     >>> from kclrun.testing import run_processor
@@ -64,7 +64,11 @@ class ByKey(RecordProcessor):
             value = json.loads(record.data)[self._field]
         except (ValueError, TypeError, LookupError, RecursionError):
             return None
-        return value if isinstance(value, str) or value is None else json.dumps(value)
+        if value is None:
+            return None
+        text = value if isinstance(value, str) else json.dumps(value)
+        # JSON may have half of a surrogate pair, which a row cannot hold.
+        return text.encode(errors="backslashreplace").decode()
 
 
 def merge(rows: Iterable[Mapping[str, Any]]) -> dict[str | None, Count]:

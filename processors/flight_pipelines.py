@@ -77,8 +77,8 @@ def hourly_delay(records: DataFrame, options: Mapping[str, Any]) -> DataFrame:
         )
     )
     return (
-        # A heartbeat has no origin and counts for nothing. It must not be filtered by its origin:
-        # Spark moves such a filter below the watermark, which then never sees a heartbeat.
+        # A heartbeat has no origin and counts for nothing. A filter on `origin` would not do: Spark
+        # moves it below the watermark, which then never sees a heartbeat.
         totals.where(F.col("flights") > 0).select(
             F.col("window.start").alias("hour"),
             *("origin", "flights", "departed"),
@@ -89,7 +89,8 @@ def hourly_delay(records: DataFrame, options: Mapping[str, Any]) -> DataFrame:
 
 
 def expected_hourly(records: Iterable[tuple[str, bytes]] | None = None) -> dict[Key, HourlyDelay]:
-    """What `hourly_delay` must give for these records (all flights), straight from their lines."""
+    """The result that `hourly_delay` must have for these records (all flights), computed from their
+    lines."""
     sums: defaultdict[Key, HourlyDelay] = defaultdict(HourlyDelay)
     for _, data in flights.demo_records() if records is None else records:
         line = data.decode()

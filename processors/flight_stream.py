@@ -1,8 +1,8 @@
-"""The flights as a stream on Spark: who produces it, and how its records read as rows.
+"""The flights as a stream on Spark: its records, and a DataFrame of them as rows of flights.
 
 Holds: `demo_records`, the flights in the order of their scheduled departures, the last with a
 heartbeat; `flight_rows`, the same read back from a DataFrame of records.
-Rule: a line that is neither is an error or is counted, as its option says, never passed over.
+Rule: a line that is neither fails the query or is counted: option `malformed`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ HEARTBEAT_AT: Final = "2015-01-01T00:00:00Z"
 _HEARTBEAT: Final = "heartbeat,"
 # The heartbeat is a second line of a record, so each record is a flight and is counted as one.
 _LINE_ENDS: Final = rf"\n(?={_HEARTBEAT})"
-# Why no batch holds the heartbeat and leaves a flight to a later one: while the source is behind,
-# a batch ends in all shards at the same time of arrival, and that time waits for the children of
-# ended shards; at the tip the shards' ends are within one poll, a second. The last flight, with
-# the heartbeat, arrives three polls after all others, which the pause sends out first.
+# No batch may hold the heartbeat and leave a flight to a later batch. While the source is behind, a
+# batch ends in all shards at the same time of arrival, and that time waits for the children of
+# ended shards; at the tip the shards' ends are within one poll, a second. So the last flight, with
+# the heartbeat, arrives three polls after all others.
 _PAUSE: Final = timedelta(seconds=3)
 
 _FIELD: Final = {name: number for number, name in enumerate(flights.FIELDS)}
@@ -74,7 +74,7 @@ def flight_rows(records: DataFrame, options: Mapping[str, Any]) -> DataFrame:
     """The flights and heartbeats of `records` as rows: a record is a flight, a heartbeat, or a
     flight and in its next line a heartbeat.
 
-    Columns: `scheduled` (timestamp; a heartbeat's is the time it tells), `origin`, `tailnum`,
+    Columns: `scheduled` (timestamp; of a heartbeat, the time in its line), `origin`, `tailnum`,
     `dep_delay` (minutes, null for a cancelled flight); all but `scheduled` null in a heartbeat;
     `sequenceNumber`, `subSequenceNumber`. Option `malformed`, for a line that is neither: `fail`
     (the default) fails the query with its position, never its content; `count` leaves it out. Each
@@ -114,7 +114,7 @@ def _read(records: DataFrame) -> DataFrame:
     csv = {"nullValue": "NA", "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     lines = records.select("*", line.alias("line"))
     rows = lines.select("*", F.from_csv("line", _SCHEMA, csv).alias("flight"))
-    # from_csv reads the first of several lines and says nothing about the others.
+    # from_csv reads the first of several lines and ignores the others.
     is_flight = F.col(f"flight.{_CORRUPT}").isNull() & ~F.contains("line", F.lit("\n"))
     is_flight &= F.col("flight.origin").isNotNull()
     departs_at_s = F.unix_seconds("flight.time_hour") + 60 * F.col("flight.minute")

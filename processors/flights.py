@@ -1,9 +1,9 @@
 """Delays of the 336,776 flights that left New York in 2013, per carrier and window of time.
 
-Holds: `DelayByCarrier`, the processor of the demo; where its records come from
-(`demo_records`), and how its rows become an answer (`merge`, `slowest`, `summary`).
-Rule: no state outlives a call. Each batch emits what it adds, as partial sums, and `merge` adds
-them up: integers, in any order, so crashes, replays and resharding change nothing.
+Holds: `DelayByCarrier`, the processor of the demo; its records (`demo_records`); the answer from
+its rows (`merge`, `slowest`, `summary`).
+Rule: no state outlives a call. Each batch emits its partial sums, and `merge` adds them up:
+integers, in any order, so crashes, replays and resharding change nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The smallest useful processor: how often each word was said. `kclrun init` copies this file."""
+"""The smallest useful processor counts words. `kclrun init` copies this file."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class _LateChains(StatefulProcessor):
         rows: Iterator[pd.DataFrame],
         timerValues: Any,  # noqa: ARG002, N803 - Spark's name
     ) -> Iterator[pd.DataFrame]:
-        """Called once a batch with all rows of an aircraft in it, in no order to rely on."""
+        """Called once a batch with all rows of an aircraft in it, in any order."""
         import pandas as pd
 
         progress = _Progress(*(self._state.get() or ()))
@@ -157,7 +157,8 @@ class _LateChains(StatefulProcessor):
 
 
 def _in_order(frames: Iterable[pd.DataFrame]) -> list[Departure]:
-    """As they stand in the stream: Spark's shuffle keeps no order, sequence numbers do."""
+    """The departures in the order of the stream, by sequence number: Spark's shuffle keeps no
+    order."""
     rows = [
         (len(number), number, sub, Departure(int(scheduled_s), int(delay_min)))
         for frame in frames
@@ -183,9 +184,9 @@ def _columns() -> list[str]:
 def expected_chains(
     records: Iterable[tuple[str, bytes]] | None = None, late_minutes: int = LATE_MINUTES
 ) -> dict[str, Chain]:
-    """What `longest_chains` must give for these records in their order (all flights).
+    """The result that `longest_chains` must have for these records in their order (all flights).
 
-    Computed straight from their lines. An aircraft that was never late is not in it.
+    Computed from their lines. An aircraft that was never late is not in it.
     """
     departures: dict[str, list[Departure]] = {}
     for _, data in scheduled_flights() if records is None else records:

@@ -18,7 +18,7 @@ class Payments(RecordProcessor):
         self.context = context
 
     def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:  # noqa: ARG002
-        """Called with some records, in order. What it raises is the matter of `on_error`."""
+        """Called with some records, in order. The setting `on_error` decides about exceptions."""
         for record in batch:
             payment = json.loads(record.data)
             amount = float(payment["amount"])

@@ -1,7 +1,7 @@
 """Moves a stopped query back to the fleet: its checkpoint becomes positions of leases.
 
-A record that the query has not committed never lies below a position that is written. It does not
-know PySpark, or how rows are written.
+A record that the query has not committed never lies below a position that is written. Must not
+know: PySpark, the writes of rows.
 """
 
 from __future__ import annotations
@@ -81,14 +81,16 @@ def read_committed(folder: Path) -> CommittedBatch:
         )
     batch_id = max(commits)
     if batch_id not in offsets:
-        raise SettingsError(f"{folder}: offsets/{batch_id} is missing, and commits/{batch_id} not")
-    version, _, *sources = _text(folder / "offsets" / str(batch_id)).split("\n")
+        raise SettingsError(
+            f"{folder}: offsets/{batch_id} is missing, and commits/{batch_id} is there"
+        )
+    version, *lines = _text(folder / "offsets" / str(batch_id)).split("\n")
     if version != _VERSION:
         raise OffsetRefused(
             f"{folder}: offsets/{batch_id} is of version {version[:_SHOWN_MAX]!r}, this kclrun"
             f" knows {_VERSION}"
         )
-    return CommittedBatch(batch_id, tuple(sources), max(offsets) > batch_id)
+    return CommittedBatch(batch_id, tuple(lines[1:]), max(offsets) > batch_id)
 
 
 def offset_of_stream(batch: CommittedBatch, arn: str) -> Offset:
@@ -102,8 +104,8 @@ def offset_of_stream(batch: CommittedBatch, arn: str) -> Offset:
         return found[0]
     if found:
         raise OffsetRefused(
-            f"the query reads {arn} in {len(found)} sources, each at its own place: one"
-            " application has one position in a shard, so none of them can be its own"
+            f"the query reads {arn} in {len(found)} sources, each at its own position: an"
+            " application has one position in a shard, so it cannot continue from several"
         )
     others = (
         ", ".join(sorted({each.streams[""].arn for each in offsets})) or "no kclrun source at all"
@@ -163,8 +165,8 @@ def _text(file: Path) -> str:
 
 # A query's position in a shard as a lease's checkpoint: everything up to it is done.
 #
-# How far before record n the search for the previous record begins. If no record arrived in one
-# stretch, the next stretch is ten times as long. Only the records of the last one are read.
+# How far before record n the search for the previous record begins: ten times as far if no record
+# arrived in that time.
 _BACK_S: Final = (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0)
 _PAGE_RECORDS: Final = 1_000
 # A front end of the service may lag: an empty answer at the tip is believed the third time.
@@ -191,9 +193,9 @@ def checkpoint_for(
 
     Spark's bounds are often "before record n", and a lease can only name a processed record. n - 1
     does not help: it is not the number of a record, and the service refuses numbers that it did not
-    make. So the stream is read to find the record before n; a sentinel is used if none is found.
-    The result is a record's number, a sentinel, or SHARD_END, and never a guess. Where the answer
-    is not certain, the position is lower, so that records come twice.
+    make. So the stream is read to find the record before n; if there is none, the result is
+    TRIM_HORIZON. Where the answer is not certain, the position is lower, so that records come
+    twice.
 
     Reads the stream only for a record's number: two to four calls, more where the shard had been
     idle. Raises: a ServiceError leaf.
@@ -228,7 +230,7 @@ class _Search:
         record = self._record()
         if record is not None:
             return LeaseCheckpoint(_end_of(record))
-        # The record is not in the stream any more, so no part of it comes again.
+        # The record is not in the stream any more, so none of its user records comes again.
         return LeaseCheckpoint(
             ExtendedSequenceNumber(self._number),
             note="that record has expired; so has what followed it, if it is as old",

@@ -1,7 +1,7 @@
 """Decides which shards a batch may hold: parents before children, all keys covered [A7]. Pure.
 
 The `ShardGraph` may be stale: listings are taken page by page, so a shard may be missing that other
-shards name. Missing facts are waited for and never guessed.
+shards name. A function never guesses: its result then means "list again" or "not yet".
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def holes(covers: Iterable[HashRange], whole: HashRange = KEY_SPACE) -> tuple[Ha
 
 
 def key_space(graph: ShardGraph) -> HashRange:
-    """All keys of the streams of these shards: of one stream, or of several whose keys follow each
-    other (`stream_set.py`). Each stream has a shard in every listing."""
+    """All keys of the streams of these shards; the keys of several streams follow each other
+    (`stream_set.py`). Each stream has a shard in every listing."""
     ranges = [shard.hash_range for shard in graph.unordered()]
     first = min((each.start for each in ranges), default=0)
     last = max((each.end for each in ranges), default=0)
@@ -70,7 +70,7 @@ def descendants_of(graph: ShardGraph, shard_ids: Iterable[str]) -> frozenset[str
 
 
 def relatives_of(graph: ShardGraph, shard_ids: Collection[str]) -> frozenset[str]:
-    """The shards, their ancestors and their descendants: the shards' positions cover all these."""
+    """The shards, their ancestors and their descendants: none of them needs another position."""
     above = (ancestors_of(graph, shard_id) for shard_id in shard_ids)
     return descendants_of(graph, shard_ids).union(shard_ids, *above)
 
@@ -262,7 +262,7 @@ class _Covering:
         self, end: Mapping[str, Position], graph: ShardGraph, gone: Collection[str]
     ) -> None:
         listed = [graph[each] for each in end if each in graph]
-        # Leaving out a shard whose keys others have does not change the union.
+        # A dropped shard does not change this: other shards have all its keys.
         self._covers_all = not holes((each.hash_range for each in listed), key_space(graph))
         self._graph = graph
         asked = [graph[each] for each in gone if each in graph] if self._covers_all else []

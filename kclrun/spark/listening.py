@@ -1,7 +1,7 @@
-"""Reports the lag of the queries of one's own Spark program, like the fleet's metrics.
+"""Reports the lag of the queries of a user's Spark program, like the fleet's metrics.
 
-A Spark listener reads the report that the source adds to every progress. It does not know the
-query's use of the records. It ignores sources without such a report.
+A Spark listener reads the report that the source adds to every progress. It ignores sources without
+such a report.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class SourceLag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LagListener(StreamingQueryListener):
-    """Give it to `spark.streams.addListener`: after every trigger, idle ones too, it calls
-    `publish` with the lag of each stream of each source, in Spark's own thread. An error of
-    `publish` is logged and has no other effect."""
+    """For `spark.streams.addListener`. After every trigger, also an idle one, it calls `publish`
+    with the lag of each stream of each source, in Spark's own thread. An error of `publish` is
+    logged and has no other effect."""
 
     def __init__(self, publish: Callable[[SourceLag], None]) -> None:
         self._publish = publish
@@ -51,7 +51,7 @@ class LagListener(StreamingQueryListener):
         progress = event.progress
         for source in progress.sources:
             for lag in _lags(progress.name or str(progress.id), progress.batchId, source):
-                self._tell(lag)
+                self._try_to_publish(lag)
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - PySpark's name
         """Does nothing: Spark passes no progress with this event."""
@@ -59,7 +59,7 @@ class LagListener(StreamingQueryListener):
     def onQueryTerminated(self, event: Any) -> None:  # noqa: N802 - PySpark's name
         """Does nothing."""
 
-    def _tell(self, lag: SourceLag) -> None:
+    def _try_to_publish(self, lag: SourceLag) -> None:
         try:
             self._publish(lag)
         except Exception:  # noqa: BLE001 - the user's code: whatever it raises

@@ -50,8 +50,8 @@ from kclrun.spark.subscribed import SubscribedReader, iterator_in
 
 # Checks that a checkpoint belongs to the query's streams, by ARN and time of creation. Pure.
 #
-# A stream may be added to those of a checkpoint. A stream that is left out is refused, because no
-# query would read its remaining rows.
+# A stream may be added to those of a checkpoint. A query that leaves one of them out is refused,
+# because no query would read the remaining rows of that stream.
 def identities(streams: Streams) -> Mapping[str, StreamIs]:
     """The identity of each stream, as an offset stores it."""
     return {stream: _identity(summary) for stream, summary in streams.items()}
@@ -82,7 +82,7 @@ def refuse_recreated(known: Mapping[str, StreamIs], streams: Streams) -> None:
         if which.created_ms != _identity(streams[stream]).created_ms:
             raise errors.OffsetRefused(
                 f"{streams[stream].name} was deleted and re-created since the checkpoint was begun:"
-                " what the checkpoint says of its shards is about records that are gone\n"
+                " the checkpoint's positions are of records that are gone\n"
                 "To go on: a new checkpoint location"
             )
 
@@ -107,8 +107,8 @@ def _identity(summary: StreamSummary) -> StreamIs:
 
 # Reads a lease table for a query that starts at its checkpoints.
 #
-# It only reads: no row is changed. If owners still have leases, it only logs a warning: a query
-# beside a running fleet, from the fleet's current checkpoints, is a legitimate use.
+# No row is changed. If owners still have leases, a warning is logged, and the query begins: a query
+# may run beside a fleet, from the fleet's current checkpoints.
 # `planning/beginnings.py` decides the positions.
 _log = logging.getLogger(__name__)
 
@@ -181,21 +181,21 @@ def _placed(lease: Lease, shard: str, first: Mapping[str, int]) -> Lease:
     )
 
 
-def tell_unleased(name: str, shard_ids: tuple[str, ...]) -> None:
-    """Log which shards begin at the oldest record because the table has no row about them."""
+def log_unleased(name: str, shard_ids: tuple[str, ...]) -> None:
+    """Log which shards begin at the oldest record because the table has no row of them."""
     if shard_ids:
         _log.warning(
-            "table %s says nothing of %s: read from the oldest record", name, ", ".join(shard_ids)
+            "table %s has no row of %s: read from the oldest record", name, ", ".join(shard_ids)
         )
 
 
 T = TypeVar("T")
 
-# Spark asks again at once; a query that must stop is never held up for longer.
+# Spark calls again at once; a stop of the query never waits for longer.
 _WAIT_MAX_S: Final = 1.0
-# Spark asks again 10 ms after an answer without new records, if it has no other work. If more time
+# Spark calls again 10 ms after an answer without new records, if it has no other work. If more time
 # has passed, it had other work: a batch of other sources, or another source of the same query that
-# waits itself. A query of several sources asks them in turn, so at most one of them may wait.
+# waits itself. A query of several sources calls them in turn, so at most one of them may wait.
 _ASKED_AT_ONCE_S: Final = 0.05
 # A look at a busy shard is two calls, 27 ms at AWS. A hundred shards are looked at in two rounds
 # of 64, 54 ms; eight at a time, it would be 0.35 s. More than 500 calls a second are never made.
@@ -207,7 +207,7 @@ _LISTING_PAUSE_S: Final = 1.0
 
 
 def _for_executors(hint: Hint) -> Hint:
-    """Executors read by polling, and know only iterators of the service."""
+    """The hint without the driver's token: executors poll, with iterators of the service."""
     iterator = None if hint.iterator is None else iterator_in(hint.iterator)
     return msgspec.structs.replace(
         hint, iterator=iterator, iterator_at=0.0 if iterator is None else hint.iterator_at
@@ -259,7 +259,7 @@ class OffsetPlanner:
         table), AccessDenied, Unavailable if the stream's listings never cover its key space.
         """
         if self._initial is None:
-            positions = self._beginnings(self._listed)
+            positions = self._beginnings(self.shards)
             aligned_ms = max((each.timestamp_ms for each in positions.values()), default=0)
             if self._settings.start.kind is StartKind.LATEST:
                 # The service's times are whole seconds. A query that is stopped and started within
@@ -282,9 +282,9 @@ class OffsetPlanner:
         If a stream was named that the checkpoint does not have, the end is that stream's beginning,
         and no record is read: a later start of the query finds it in the checkpoint.
         Looks at the shards if a look is due. Then it waits for new records, at most a second, and
-        only where no other source needs the time: it was asked again at once. With `takes_all`, and
-        after `prepare_available_now`, it waits until all records that existed are in the answer or
-        in `start`.
+        only if Spark called again at once: then no other source needs the time. With `takes_all`,
+        and after `prepare_available_now`, it waits until all records that existed are in the answer
+        or in `start`.
         Raises: OffsetRefused for an offset of another stream, DataLoss, and the ServiceErrors that
         waiting does not mend.
         """
@@ -292,9 +292,11 @@ class OffsetPlanner:
         if (entered := self._with_new_streams(start)) is not start:
             return entered
         began_at = self._clock()
+        # A step of the host's clock would make iterators look old, or young, to executors.
+        self._planner.wall_ahead_s = self._wall() - began_at
         self._planner.begin(start, began_at, is_first=start == self._initial, takes_all=takes_all)
         if self._subscribed is not None:
-            # A pushed page shows the records at the time it was made: for those of now, ask.
+            # A pushed page is of an earlier time: poll for the records that exist now.
             self._subscribed.subscribes = not self._planner.must_go_on
             self._subscribed.retain(self._planner.running.keys())
         may_wait = self._answered_at is not None and began_at - self._answered_at < _ASKED_AT_ONCE_S
@@ -329,7 +331,7 @@ class OffsetPlanner:
         """All records of the stream now as the one batch that begins at `start`, whatever its
         limits; `start` itself if there are none.
 
-        For a Spark that asks once, and takes the answer for everything. Children come in the same
+        For a Spark that calls once, and ends the query after that batch. Children come in the same
         batch as their parents: `Offset.parents` has their order. Raises: as `latest_offset`.
         """
         start = self.known(start)
@@ -337,7 +339,7 @@ class OffsetPlanner:
         end = start
         try:
             while (later := self.latest_offset(end, takes_all=True)) is not end:
-                graph = self._planner.lines.graph
+                graph = self._planner.listing.graph
                 end = later if end is start else joined(start, end, later, graph)
         finally:
             self._planner.end_nowhere()
@@ -397,12 +399,12 @@ class OffsetPlanner:
         while answered is not None:
             ask, answer = answered
             if isinstance(answer, Gone | Refused):
-                self._see_that_it_is_the_stream()
+                self._refuse_recreated()
             seeker.take(ask, answer, self._clock(), self._chance())
             answered = self._asking.receive(0.0)
 
-    def _see_that_it_is_the_stream(self) -> None:
-        """Refuses a re-created stream: its shards have the same names as the old ones."""
+    def _refuse_recreated(self) -> None:
+        """Raises: OffsetRefused for a re-created stream, whose shards have the same names."""
         known, self._streams = self._streams, None
         streams = self._retried(self._summarised)
         if known is not None:
@@ -416,7 +418,7 @@ class OffsetPlanner:
             return start
         positions: dict[str, Position] = {}
         for stream in sorted(new):
-            positions |= self._beginnings(partial(self._listed, stream))
+            positions |= self._beginnings(partial(self.shards, stream))
         is_at_tip = self._settings.start.kind is StartKind.LATEST
         shards = {**start.shards, **positions}
         return Offset(
@@ -428,11 +430,9 @@ class OffsetPlanner:
             as_of_ms=start.as_of_ms,
         )
 
-    def shards(self) -> ShardGraph:
-        """The stream's shards now. Raises: a ServiceError leaf that waiting does not mend."""
-        return self._listed()
-
-    def _listed(self, only: str | None = None) -> ShardGraph:
+    def shards(self, only: str | None = None) -> ShardGraph:
+        """The shards of all streams now, or of one of them. Raises: a ServiceError leaf that
+        waiting does not mend."""
         listed = self._retried(self._admin.list_shards)
         if only is None:
             return ShardGraph(listed)
@@ -460,7 +460,7 @@ class OffsetPlanner:
         at_ms = time_of(start)
         open_then = () if at_ms is None else self._open_at(at_ms, graph)
         if start.kind is StartKind.LATEST:
-            self._hear_time(graph)
+            self._sample_time(graph)
         now_ms = self._planner.service.surely_past_ms(self._clock())
         return beginnings(start, graph, now_ms, open_then)
 
@@ -474,33 +474,32 @@ class OffsetPlanner:
 
         def begun(graph: ShardGraph) -> Mapping[str, Position] | None:
             if needs_time(rows.values()):
-                self._hear_time(graph)
+                self._sample_time(graph)
             now_ms = self._planner.service.surely_past_ms(self._clock())
             found = lease_beginnings(of_streams_in(graph, rows), graph, now_ms)
             if found is None:
                 return None
-            tell_unleased(leases.table, found.unleased)
+            log_unleased(leases.table, found.unleased)
             return found.positions
 
         return begun
 
     def _open_at(self, at_ms: int, graph: ShardGraph) -> tuple[str, ...]:
-        self._hear_time(graph)
+        self._sample_time(graph)
         if at_ms >= self._planner.service.surely_past_ms(self._clock()):
             return tuple(each.shard_id for each in graph if each.is_open)
         at = ShardFilter("AT_TIMESTAMP", WallTime(at_ms / 1000))
         listed = self._retried(partial(self._admin.list_shards, at))
         return tuple(each.shard_id for each in listed)
 
-    def _hear_time(self, graph: ShardGraph) -> None:
-        """Learn the service's time; any page contains it, also that of a shard whose children are
-        not listed yet."""
+    def _sample_time(self, graph: ShardGraph) -> None:
+        """Note the service's time, which any page contains, also that of a closed shard."""
         for shard in (*graph.open_shards(), *graph)[:1]:
             at_tip = partial(self._reader.iterator, shard.shard_id, _TIP)
             token = self._retried(at_tip)
             sent_at = self._clock()
             page = self._retried(partial(self._reader.fetch, token, 1))
-            self._planner.service.hear(page.served_at, sent_at, self._clock())
+            self._planner.service.add_sample(page.served_at, sent_at, self._clock())
 
     def _arm(self, positions: Mapping[str, Position]) -> None:
         """Make iterators at the tip, before the query is reported as begun."""
@@ -522,7 +521,7 @@ class OffsetPlanner:
             except errors.ServiceError as error:
                 attempt += 1
                 attempts_max = self._settings.retry_attempts
-                is_spent = attempts_max is not None and attempt > attempts_max
+                is_spent = attempts_max is not None and attempt >= attempts_max
                 if is_spent or not isinstance(error, errors.Throttled | errors.Unavailable):
                     raise
             self._wait(backoff_s(attempt, self._chance(), max_s=self._settings.retry_backoff_max_s))

@@ -40,7 +40,7 @@ class StreamIs(msgspec.Struct, frozen=True):
 
 
 class Offset(msgspec.Struct, frozen=True, kw_only=True):
-    """The query's position in every shard it knows.
+    """The position of a query in each of its shards.
 
     `streams` are the streams of the query. One stream has an empty name, and shards have their own
     ids. Several streams have their names, and a shard's name has both:
@@ -142,10 +142,9 @@ def encode_offset(offset: Offset) -> dict[str, Any]:
     and writes two into every progress event. The text is deflated columns, so that similar values
     of the shards are next to each other. A reader of version 2 reads both.
 
-    Version 3, of several streams: each stream has such an offset of its own under its name, with
-    its own shard ids. Only the time up to which all were read together is stored beside them. So
-    the meaning of one stream's offset does not depend on the other streams, or on the order in
-    which they were named.
+    Version 3, of several streams: each stream has such an offset under its name, with its own shard
+    ids. Only the time up to which all were read together is stored beside them. So the meaning of
+    one stream's offset does not depend on the other streams or on their order in the option.
     """
     if "" in offset.streams:
         return _encode_one(offset)
@@ -287,6 +286,9 @@ def _unpacked(text: str) -> dict[str, Position]:
     """Raises: ValueError, zlib.error or msgspec.DecodeError for a text of another origin."""
     columns = msgspec.msgpack.decode(_inflated(text), type=_Columns)
     count = len(columns.subs)
+    places = [kind % _BEFORE for kind in columns.kinds]
+    if (places.count(Place.RECORD), places.count(Place.TIMESTAMP)) != (count, len(columns.times)):
+        raise ValueError("the positions of its shards do not match their kinds")
     rows = (columns.numbers[at::count] for at in range(count))
     records = (
         (str(int.from_bytes(row, "big")), sub) for row, sub in zip(rows, columns.subs, strict=True)
@@ -350,9 +352,8 @@ def _gaps(values: list[int]) -> list[int]:
 # The ranges of one batch: one for each shard, as a function of (start, end) [A2], packed into
 # tasks. Pure.
 class Hint(msgspec.Struct, frozen=True):
-    """A short cut for one range [A4], from the driver's own reading.
+    """A short cut for one range [A4], from the driver's own reading. It never changes a row.
 
-    It is never needed, and never able to change a row.
     `iterator` is exactly at the range's beginning and was made at `iterator_at` (seconds since
     the epoch, this host's clock): tokens live five minutes. `rows` are all Kinesis records of the
     range, in order, aggregates not opened; None where the driver has not read them all.
@@ -438,7 +439,7 @@ def pack(
 
 
 def _generations(parents: Mapping[str, Sequence[str]]) -> Mapping[str, int]:
-    """The number of ranges of the same batch that a child waits for, one after the other."""
+    """The number of generations in the same batch that are read before a child."""
     found: dict[str, int] = {}
     ahead = list(parents)
     while ahead:

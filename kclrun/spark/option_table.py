@@ -1,7 +1,7 @@
 """Options of a Spark reader or writer, each declared once: in the field of a dataclass.
 
 From such a declaration come the parsing, its messages, the texts for Spark and the page of the
-documentation. Pure; it does not know any option.
+documentation. Pure. Must not know: any option.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def number(least: float, most: float) -> Kind[float]:
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its name and meaning, and its values; `shown` is the default in words, where its
-    value does not say it. Without a `kind` it is read by hand, together with others."""
+    """One option: its name, meaning and values; `shown` is the default as documented, where that is
+    not the field's default. Without a `kind`, own code reads the option, together with others."""
 
     name: str
     doc: str
@@ -123,7 +123,7 @@ class Option:
 
 
 def by_hand(*options: Option) -> dict[str, tuple[Option, ...]]:
-    """The metadata of a dataclass's field that several options become, which are read by hand."""
+    """The metadata of a dataclass's field that own code makes from several options."""
     return {_OPTIONS: options}
 
 
@@ -138,7 +138,7 @@ def options_of(settings: Any) -> tuple[Option, ...]:
 
 
 def _kinds_of(settings: Any) -> Iterator[tuple[str, str, Kind[Any], Any]]:
-    """Field, option, kind and default of each option that is not read by hand."""
+    """Field, option, kind and default of each option that has a kind."""
     for each in fields(settings):
         for option in each.metadata.get(_OPTIONS, ()):
             if option.kind is not None:
@@ -166,9 +166,8 @@ def texts_of(settings: Any) -> dict[str, str]:
 class OptionReader:
     """The options of a Spark reader or writer; read each one, then call `settle`.
 
-    Options are texts by name, or values of an `app.yaml`; here they become types, and all problems
-    are reported together.
-    Spark passes option names lower-cased; the reader restores their own spelling. The value of an
+    Options are texts by name, or values of an `app.yaml`; all problems are reported together. Spark
+    passes option names lower-cased; the reader restores their own spelling. The value of an
     option that is unknown, or that looks like a credential, is never repeated.
 
     `what` names the reader or writer, such as "the kclrun source". `known` are the option names in

@@ -384,7 +384,7 @@ def read_source_options(options: option_table.Given, use: Use) -> SourceSettings
 
 
 def source_texts(settings: SourceSettings) -> dict[str, str]:
-    """The options, as Spark takes them, that `read_source_options` reads as a stream's settings."""
+    """The options for Spark, as texts: `read_source_options` reads them as these settings."""
     reached, start = settings.reached, settings.start
     named = "streamARN" if reached.stream.startswith("arn:") else "streamName"
     texts = {

@@ -1,7 +1,7 @@
 """Performs the requests of the planner, several at once; each outcome is a value. Decides nothing.
 
-It knows the ports and threads; it does not know offsets or the states of shards. Every request
-gets exactly one answer, also when it fails.
+Must not know: offsets, the states of shards. Every request gets exactly one answer, also when it
+fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kclrun.aws.wire import WireClient
 from kclrun.codec.values import Decode
 from kclrun.model.letter import LetterPlace
 from kclrun.model.state import StatePlace
-from kclrun.model.stream import is_loopback, why_no_endpoint
+from kclrun.model.stream import is_loopback
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import (
     ClaimStore,
@@ -91,10 +91,10 @@ def require_stream(
 
 # The clients of this process, by the place of their stream: on the driver and on executors.
 #
-# Each process resolves endpoint and credentials for itself, by the AWS chain of its own host: no
-# secret travels. Making a connection sends nothing; the first call sends the first request.
-# The tasks of all queries of an executor share its Python workers. Each task reads one stream, and
-# there are few streams. A connection that is dropped from this cache stays usable for its users.
+# Each process resolves endpoint and credentials by the AWS chain of its own host: no secret
+# travels. A connection is made without a request. The tasks of all queries of an executor share its
+# Python workers. Each task reads one stream, and there are few streams. A connection that is
+# dropped from this cache stays usable for its users.
 _KEPT_MAX: Final = 16
 
 
@@ -106,7 +106,7 @@ class Connected:
     """
 
     def __init__(self, reached: Reached, connections_max: int = CONNECTIONS_MAX) -> None:
-        settings = EndpointSettings(region=_region(reached), endpoint_url=_endpoint_url(reached))
+        settings = EndpointSettings(region=_region(reached), endpoint_url=reached.endpoint_url)
         session = open_session(settings)
         self._session = session
         self._registry: Decode | None = None
@@ -200,7 +200,7 @@ class Connected:
         return known
 
     def registry(self, url: str | None) -> Decode:
-        """The schema registry of the stream's region; made once, with what it has looked up."""
+        """The schema registry of the stream's region; made once, because it keeps its schemas."""
         from kclrun.aws.glue.decoder import open_registry
 
         if self._registry is None:
@@ -217,7 +217,7 @@ def connected(reached: Reached, connections_max: int = CONNECTIONS_MAX) -> Conne
     """This process's connection to a stream, made at the first call and kept; sends nothing.
 
     There is one for each value of `connections_max`. A forked process makes its own. Raises:
-    SettingsError where the region is unknown, or region, ARN and endpoint URL do not go together.
+    SettingsError where the region is unknown.
     """
     return _KEPT.get(reached, connections_max)
 
@@ -253,33 +253,16 @@ _KEPT: Final = Kept(Connected, _KEPT_MAX)
 
 def _region(reached: Reached) -> str | None:
     """The region given, or that of the ARN; None leaves it to the AWS chain."""
-    if not reached.stream.startswith("arn:"):
-        return reached.region
-    parts = reached.stream.split(":")
-    named = parts[3] if len(parts) == 6 and parts[5].startswith("stream/") else ""
-    if not named:
-        raise errors.SettingsError(
-            f"{reached.stream!r} is not the ARN of a stream: expected"
-            " arn:aws:kinesis:<region>:<account>:stream/<name>"
-        )
-    if reached.region not in {None, named}:
-        raise errors.SettingsError(
-            f"region is {reached.region}, but the stream's ARN says {named}: leave region out"
-        )
-    return named
-
-
-def _endpoint_url(reached: Reached) -> str | None:
-    if reached.endpoint_url is not None and (wrong := why_no_endpoint(reached.endpoint_url)):
-        raise errors.SettingsError(f"endpointUrl: expected an https URL: {wrong}")
-    return reached.endpoint_url
+    is_arn = reached.stream.startswith("arn:")
+    return reached.stream.split(":")[3] if is_arn else reached.region
 
 
 Ask = shard_cursor.AskPage | shard_cursor.AskListing
 
 
 class Asking:
-    """Sends requests and returns answers. `calls_at_once` 0 performs each request in the caller."""
+    """Sends requests and returns answers. With `calls_at_once` 0 the caller's thread performs
+    them."""
 
     def __init__(
         self,
@@ -334,7 +317,7 @@ class Asking:
         self._answers.put(None)
 
     def close(self) -> None:
-        """Send nothing more; calls under way end by their own time-outs."""
+        """Send no further request; calls under way end by their own time-outs."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 

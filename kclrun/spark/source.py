@@ -3,7 +3,7 @@
 `schema` runs in a short process of the driver at `load()`. The stream reader's offsets, partitions
 and commits run in one process a query. `read` runs on executors, with a reader that was pickled
 before its first request. Spark 4.2 and later pass the query's position to `latestOffset`; with
-earlier ones the reader remembers it.
+earlier Sparks the reader remembers the position.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from kclrun.spark.offset_planner import OffsetPlanner
 
 
-# Which shards, times and rows a batch read with filters (`where`) can leave out. Pure: it knows
-# PySpark's filters by their names.
+# Which shards, times and rows a batch read with filters (`where`) can leave out. Pure: PySpark's
+# filters are known by the names of their classes.
 
 # Far more than the jitter of arrival times, and only little extra data to read.
 _MARGIN_MS: Final = 60_000
@@ -57,12 +57,12 @@ _EARLIER: Final = frozenset({"LessThan", "LessThanOrEqual", "EqualTo"})
 
 
 class Narrowing(msgspec.Struct, frozen=True):
-    """The values that a row must have; None is anything. Times in milliseconds, without the margin.
+    """The values that a row must have; None is any. Times in milliseconds, without the margin.
 
-    Spark judges every row again, so a filter may leave out too little and never too much. Arrival
+    Spark judges every row again, so a filter may leave out too few rows and never too many. Arrival
     times need not grow within a shard, so times have a margin. A partition key does not determine a
     shard: a producer may have given an explicit hash key, and an aggregate travels under the key of
-    another record. So a filter on the partition key leaves out rows only.
+    another record. So a filter on the partition key leaves out rows, and no shard.
     """
 
     from_ms: int | None = None
@@ -76,8 +76,7 @@ class Narrowing(msgspec.Struct, frozen=True):
     ) -> SourceSettings:
         """The settings of a read that returns all matching rows.
 
-        A start is narrowed only to times that the stream certainly holds. Other times are before
-        its beginning or after its end, and the settings name these as they are.
+        Start and end are narrowed only to times of which the stream certainly has all records.
         """
         start, end = settings.start, settings.end
         oldest_ms = max(created_ms, now_ms - retention_hours * _HOUR_MS) + _MARGIN_MS
@@ -150,8 +149,8 @@ def _instant_ms(given: Any) -> int | None:
     return int(value.timestamp() * 1000)
 
 
-# The default limit of a batch for Spark: any limit but "all available", which stands for the
-# trigger Once. The planner decides the real limit; the number itself does not matter.
+# The limit that Spark gets: any limit but "all available", which stands for the trigger Once. The
+# planner decides the real limit, so the number does not matter.
 _BYTES_A_SHARD: Final = 64 * 2**20
 # Only the PySpark process that passes filters on has loaded this module.
 _PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -201,8 +200,8 @@ class KclrunDataSource(DataSource):
         """The reader of `spark.read`. Raises: SettingsError."""
         _refuse_other_columns(schema)
         settings = read_source_options(self.options, Use.BATCH)
-        # PySpark refuses readers that take filters where the session has that switched off, so only
-        # its process for filters gets one.
+        # PySpark refuses a reader that takes filters where the session has filters switched off. So
+        # only its process for filters gets such a reader.
         return (_FilteredReader if _PUSHING in sys.modules else BatchReader)(settings)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:  # noqa: FBT001 - PySpark's
@@ -233,7 +232,7 @@ class BatchReader(DataSourceReader):
         finally:
             planner.close()
         packed = _packed(start, end, {}, self._settings, self._narrowing)
-        # Without partitions Spark would give the reader one of its own, which has no ranges.
+        # Without partitions Spark would pass a partition of its own, which has no ranges.
         return packed or [ShardsPartition(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -255,7 +254,7 @@ class StreamReader(DataSourceStreamReader):
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
-        self._says_start = installed().says_start
+        self._passes_start = installed().passes_start
         self._planner: OffsetPlanner | None = None
         self._polls = settings.consumer is None
         self._stands_at: Offset | None = None
@@ -332,11 +331,11 @@ class StreamReader(DataSourceStreamReader):
         return self._planner
 
     def _answer_without_start(self) -> Offset:
-        """For PySpark 4.0 and 4.1: under AvailableNow and Once they ask a single time, and end the
-        query with success behind that answer. Under other triggers they begin in the same way. So
+        """For PySpark 4.0 and 4.1: under AvailableNow and Once Spark calls a single time, and ends
+        the query with success after that batch. Under other triggers the first call is the same. So
         the first answer of every run holds all existing records, whatever the limits."""
-        if self._says_start:
-            raise InvariantViolation("Spark did not say where the query stands")
+        if self._passes_start:
+            raise InvariantViolation("Spark did not pass the query's position")
         begin = self._stands_at or self._planned().initial_offset()
         if self._was_asked:
             return self._planned().latest_offset(begin)
@@ -363,7 +362,7 @@ def _open_planner(
     table = None if leases is None else connection.lease_table(leases)
     reader = connection.reader
     if subscribes:
-        assert settings.consumer is not None, "the options see to it"
+        assert settings.consumer is not None, "the options require it with fan-out"
         reader = SubscribedReader(
             reader,
             connection.subscriber(settings.consumer),
@@ -404,7 +403,7 @@ def _rows(
 
 
 def _refuse_other_columns(schema: StructType) -> None:
-    """A schema of the user would replace ours without a message, and the rows would not fit it."""
+    """Spark would take a schema of the user in place of ours, and the rows would not fit it."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from kclrun.spark.executor.reading import ARROW_SCHEMA, SCHEMA

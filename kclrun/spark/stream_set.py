@@ -60,7 +60,7 @@ def summaries_of(admin: StreamAdmin) -> Streams:
 
 
 def admins_of(admin: StreamAdmin) -> Mapping[str, StreamAdmin]:
-    """That of each stream by name; of one stream under an empty name."""
+    """The admin of each stream by name; of one stream under an empty name."""
     return admin.by_name if isinstance(admin, StreamsAdmin) else {"": admin}
 
 
@@ -74,21 +74,21 @@ def summary_of(admin: StreamAdmin, name: str) -> StreamSummary:
 class StreamsReader:
     """Implements `ShardReader` over several streams, by their names.
 
-    A shard is called `orders:shardId-000000000002` here, in offsets and in ranges. Its hash keys
-    lie behind those of the streams before it: the first stream has the keys from 0 on, the next
-    those from 2**128 on. So one planner plans for all of them, and its promises for one stream hold
-    for all together: one time in catch-up, one limit of a trigger, parents before children.
+    A shard is called `orders:shardId-000000000002` here, in offsets and in ranges. The streams
+    follow each other in one space of hash keys: the first has the keys from 0 on, the next those
+    from 2**128 on. So one planner plans for all of them, and its promises for one stream hold for
+    all together: one time in catch-up, one limit of a trigger, parents before children.
 
     The reasons for this design:
 
-    * With a planner for each stream, each would wait for its own records and be at its own time.
-      So one stream's rows would fall behind the watermark that another's have moved; limits would
-      be per stream.
+    * With a planner for each stream, the streams would be read to different times, and rows of one
+      would fall behind the watermark that rows of another have moved. Limits would be per stream.
     * With numbers instead of names in offsets, the same list in another order would be another
       checkpoint.
-    * The place among the hash keys depends on the names of all streams, so it is in no offset.
-    * A listing is of all streams or an error: without one of them, its shards would look expired.
-    * Tokens of iterators belong to one stream and do not name it: they travel with its name.
+    * A stream's place among the hash keys depends on the names of all streams: no offset has it.
+    * A listing is of all streams or an error: the shards of a stream that is left out would look
+      expired.
+    * An iterator belongs to one stream and does not name it: its token has the stream's name.
     * Sequence numbers of two streams are never compared: positions are compared within a shard
       only.
     """

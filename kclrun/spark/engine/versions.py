@@ -1,8 +1,9 @@
 """The capabilities of each PySpark for the source and the sink, decided from its version text.
 
     4.2 and later   all of them
-    4.0, 4.1        without admission control: Spark asks sources without a start, and under
-                    AvailableNow once for the whole run, so the first answer of a run is complete
+    4.0, 4.1        without admission control: Spark passes no start to sources, and under
+                    AvailableNow calls once for the whole run, so the first answer of a run is
+                    complete
     before          refused: no fitting data sources in Python
 
 Pure, except for `installed`, which asks the package.
@@ -26,12 +27,12 @@ _COUNTS_BY_VALUE: Final = (4, 1)
 class Capabilities(msgspec.Struct, frozen=True):
     """The capabilities of one PySpark.
 
-    `says_start`: `latestOffset` gets the query's position and the limit of the next batch.
+    `passes_start`: `latestOffset` gets the query's position and the limit of the next batch.
     `counts_by_value`: rows can be counted by value beside a query (`approx_top_k`).
     """
 
     version: str
-    says_start: bool
+    passes_start: bool
     counts_by_value: bool
 
 
@@ -46,7 +47,7 @@ def capabilities(version: str) -> Capabilities:
     found = (int(match[1]), int(match[2]))
     return Capabilities(
         version=version,
-        says_start=found >= _FULL,
+        passes_start=found >= _FULL,
         counts_by_value=found >= _COUNTS_BY_VALUE,
     )
 

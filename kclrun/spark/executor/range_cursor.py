@@ -41,11 +41,11 @@ class ReadPace:
 
 # Tokens live five minutes; one minute is left for the way to the executor and its clock.
 TOKEN_AGE_MAX_S: Final = 240.0
-# The driver's estimate is a density: a tenth more costs little and often saves a second call.
+# The driver's estimate comes from a density: a tenth more costs little and often saves a call.
 _SPARE_TENTHS: Final = 11
-# The record that is read AT and the bound itself are not part of the expected number.
+# The expected number contains neither the record that is read AT nor the record of the bound.
 _EDGES: Final = 2
-# Where the expectation was too low: six reads of doubling size lead to full pages.
+# After the expected number: six reads of doubling size lead to full pages.
 _BEYOND_MIN: Final = 250
 # A record that the driver saw is gone if a reader at the tip does not get it for so long. Other
 # front ends of the service may lag, but not by a minute.
@@ -70,11 +70,11 @@ class RangeCursor:
     are left.
 
     Reading ends at the range's end and nowhere else: not at an empty page, not at zero lag, not
-    after some time. The cursor checks that nothing is missing. A range is read AT the record that
-    it begins at or after, and that record must come first. Reading ends only at the range's bound,
-    and that record must come too. Trimming takes the oldest records first: where both ends are
-    there, all records between them are there, too. (One loss stays unseen, because the service
-    does not report it: trimming that overtakes a reader between two of its calls.)
+    after some time. The cursor checks that no record is missing. A range is read AT the record that
+    it begins at or after, and that record must come first. The record of the range's bound must
+    come, too. Trimming takes the oldest records first: where the records of both ends are in the
+    stream, all records between them are. (One loss stays unseen, because the service does not
+    report it: records that are trimmed between two calls of a reader.)
 
         hinted ──first page fits──► reading ──bound or end of shard──► done
            │                          ▲  │ expired
@@ -119,7 +119,7 @@ class RangeCursor:
 
     @property
     def is_hinted(self) -> bool:
-        """Whether reading still relies on the driver's token; a refused token is worth nothing."""
+        """Whether reading still relies on the driver's token, which the service may refuse."""
         return self._is_hinted
 
     def reopen(self) -> None:
@@ -171,8 +171,7 @@ class RangeCursor:
         if expected is None:
             return RECORDS_A_CALL
         if expected <= self._taken:
-            # A little more than expected is likely; a whole page too much would be waste. The
-            # further reading is beyond the expectation, the less the expectation is worth.
+            # A little more than expected is likely; a whole page too much would be waste.
             beyond = max(_BEYOND_MIN, expected // 10, 2 * (self._taken - expected))
             return min(beyond, RECORDS_A_CALL)
         left_tenths = _SPARE_TENTHS * (expected - self._taken)
@@ -181,7 +180,7 @@ class RangeCursor:
     def _fits_hint(self, page: FetchedPage) -> bool:
         """Whether a first page can come from a token that is at the range's beginning."""
         if not page.records:
-            # A gap is read with lag; a token at the tip would be behind the bound.
+            # Records follow, so the page must have lag; a token at the tip is past the bound.
             return page.next_iterator is not None and bool(page.millis_behind_latest)
         first = page.records[0].sequence_number
         if self._anchor is not None:
@@ -231,7 +230,7 @@ class RangeCursor:
         return records
 
     def _doubts_bound(self) -> bool:
-        """Whether the bound and the records before it may be trimmed, with no record behind it."""
+        """Whether the bound and the records before it may be trimmed, with no record after them."""
         is_proven = self._taken > 0 or self._wanted.begin.place is Place.RECORD
         is_awaited = not self._is_done and self._wanted.end != SHARD_END
         return is_awaited and (self._has_lost or not is_proven)
@@ -257,8 +256,8 @@ class RangeCursor:
         return records[first:last]
 
     def _at_end_of_shard(self, page: FetchedPage) -> None:
-        """A null iterator. Without children it is believed only the second time: the service
-        names the children of a closed shard, and may have lost its place."""
+        """A null iterator. Without children it counts only the second time: the last page of a
+        closed shard names its children, so the service may have lost its place."""
         if not page.children and not self._confirms_end:
             self._confirms_end = True
             self.reopen()

@@ -1,7 +1,6 @@
 """Reads the ranges of one task on an executor and makes Arrow rows of their records.
 
-Up to eight threads read shards. When the iterator ends, is closed or fails, its threads have ended
-before it returns.
+Up to eight threads read shards. They have ended before the iterator ends, is closed or raises.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from kclrun.spark.stream_set import summary_of
 
 # Pages on their way from the threads that read shards to the thread that takes them.
 #
-# This part does not know the content of a page or how it is read. Each shard has at most one page
-# on its way, in order; all pages together stay within a bound of bytes; closing wakes all threads.
+# `ReadAhead` does not know the content of a page or how it is read. Each shard has at most one page
+# on its way; all pages together stay within a bound of bytes; closing wakes all threads.
 Page = TypeVar("Page")
 
-# Bytes that a task holds beside the page in work: little for a Python worker, and enough to have
-# several shards' largest answers (10 MiB of data) under way.
+# Bytes that a task holds beside the page in work: little for a Python worker, and enough for the
+# largest answers (10 MiB of data) of several shards.
 BYTES_MAX: Final = 64 * 2**20
 _PAGE_BYTES_MAX: Final = 10 * 2**20
 # A page is counted before it arrives, with the size of the largest so far; the first with this.
@@ -83,7 +82,7 @@ class ReadAhead(Generic[Page]):
             self._changed.notify_all()
 
     def leave(self, error: BaseException | None = None) -> None:
-        """A reading thread has finished, or failed with an error that the taker shall raise."""
+        """A reading thread has finished, or failed with an error that `pages` raises."""
         with self._changed:
             self._readers -= 1
             self._error = self._error or error
@@ -112,7 +111,7 @@ class ReadAhead(Generic[Page]):
             yield page
 
     def close(self) -> None:
-        """The taker takes no more pages: wakes every waiting reader."""
+        """Take no more pages; wakes every waiting reader."""
         with self._changed:
             self._is_closed = True
             self._waiting.clear()
@@ -121,7 +120,7 @@ class ReadAhead(Generic[Page]):
     def _has_room(self, shard_id: str) -> bool:
         if shard_id in self._held_bytes:
             return False
-        # An empty queue always has room: the largest page is counted as 10 MiB at most.
+        # An empty queue always has room: a page counts as 10 MiB at most.
         return sum(self._held_bytes.values()) + self._largest_bytes <= BYTES_MAX
 
 
@@ -131,9 +130,10 @@ class ReadAhead(Generic[Page]):
 # one log message if they last. Other errors are raised at once, with the shard and the stream.
 _log = logging.getLogger("kclrun.spark.executor.reading")
 
-# An outage is logged once it has lasted so long; shorter ones are normal.
-_SAID_AFTER_S: Final = 30.0
-# So is waiting for records: a gap of a day is 240 empty pages, which take a minute and a half.
+# An outage is logged once it has lasted so long; shorter outages are normal.
+_LOGGED_AFTER_S: Final = 30.0
+# A wait for records is logged, too: a gap of a day is 240 empty pages, which take a minute and a
+# half.
 _AWAITED_S_MAX: Final = 120.0
 # GetRecords allows five calls a second: the shortest pause after a throttled call.
 _RETRY_BASE_S: Final = 0.1
@@ -181,11 +181,10 @@ class ShardReading:
         )
         self._pace = ReadPace(settings.reads_per_second_max, self._now())
         self._failures = 0
-        # Of the outage that began with the last first failure; of the last request for records.
-        self._failing_since: Instant
-        self._is_said: bool
-        self._asked_at: Instant
-        self._is_awaited = False
+        self._failing_since: Instant  # the first failure of the current outage
+        self._is_logged: bool  # whether that outage is
+        self._asked_at: Instant  # the last call of `next_records`
+        self._is_wait_logged = False
 
     @property
     def is_done(self) -> bool:
@@ -208,8 +207,8 @@ class ShardReading:
             else:
                 if isinstance(request, Fetch):
                     self._failures = 0
-                    self._say_wait(records)
-            self._say_losses()
+                    self._log_wait(records)
+            self._log_losses()
             if records:
                 return records
         return ()
@@ -249,13 +248,13 @@ class ShardReading:
     def _wait_after(self, error: errors.ServiceError) -> None:
         now = self._now()
         if not self._failures:
-            self._failing_since, self._is_said = now, False
+            self._failing_since, self._is_logged = now, False
         self._failures += 1
         attempts = self._settings.retry_attempts
         if attempts is not None and self._failures >= attempts:
             raise self._explained(error) from error
-        if now - self._failing_since >= _SAID_AFTER_S and not self._is_said:
-            self._is_said = True
+        if now - self._failing_since >= _LOGGED_AFTER_S and not self._is_logged:
+            self._is_logged = True
             _log.warning(
                 "%s of stream %s cannot be read for %.0f s now, still trying: %s",
                 self._shard_id,
@@ -268,11 +267,11 @@ class ShardReading:
             backoff_s(self._failures, self._clocks.chance(), base_s=_RETRY_BASE_S, max_s=max_s)
         )
 
-    def _say_wait(self, records: Sequence[Record]) -> None:
+    def _log_wait(self, records: Sequence[Record]) -> None:
         """Log once that no record comes for long, although the driver has seen the next one."""
         waited_s = self._now() - self._asked_at
-        if not records and waited_s >= _AWAITED_S_MAX and not self._is_awaited:
-            self._is_awaited = True
+        if not records and waited_s >= _AWAITED_S_MAX and not self._is_wait_logged:
+            self._is_wait_logged = True
             _log.warning(
                 "%s of stream %s has given no record for %.0f s, still waiting for %s",
                 self._shard_id,
@@ -296,7 +295,7 @@ class ShardReading:
             )
         return error.reworded(text)
 
-    def _say_losses(self) -> None:
+    def _log_losses(self) -> None:
         while self._cursor.notices:
             _log.warning("%s", self._cursor.notices.pop(0))
 
@@ -307,7 +306,7 @@ class ShardReading:
 # Records as Arrow rows: the columns of the source.
 #
 # Spark compares the first batch of a task with the schema exactly, types and order: `string`, not
-# `large_string`; microseconds in UTC. `SCHEMA` says the same to Spark, as DDL.
+# `large_string`; microseconds in UTC. `SCHEMA` is the same schema as DDL.
 # Each record is one row, in the order of the records; a batch is bounded in rows and in bytes.
 SCHEMA: Final = (
     "data binary, partitionKey string, explicitHashKey string, stream string, shardId string,"

@@ -1,8 +1,8 @@
 """Names of the state of a query's shards, and which of them a batch reads [K21]. Pure.
 
 Each attempt at a range writes its version under a name of its own, and then claims the name of the
-range's end for it, which only the first attempt gets. `docs/explanation/spark-batches.md` says why
-the names are safe.
+range's end for it, which only the first attempt gets. `docs/explanation/spark-batches.md` has the
+reasons.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from kclrun.spark.positions import Place, Position
 from kclrun.state.chain import Chain
 from kclrun.state.versions import checked, token_of, with_checksum
 
-# Of the numbers of runs: those before the last hundred are of no use to a later run.
+# The folder of the runs' numbers. A run needs the greatest only; a hundred are kept.
 RUNS: Final = "runs"
 RUNS_KEPT: Final = 100
-# The run of what a query begins with: every run of the query reads it.
+# The number of the state that a query begins with: below the number of every run, so that every run
+# reads that state.
 ORIGIN: Final = 0
-# Above that of every start.
+# Above the number of every run.
 ANY_RUN: Final = 10**18
-# The field of an offset that has the lineage. An offset that a query without a checkpoint begins at
-# has an empty one: Spark asks for it again at each start until its first batch is planned.
+# The field of an offset that has the lineage. The offset that a query without a checkpoint begins
+# at has an empty lineage: Spark requests that offset again at each start, until a batch is planned.
 LINEAGE: Final = "lineage"
 BEGINS: Final = ""
 _RUN_DIGITS: Final = 6
@@ -37,14 +38,15 @@ _MAGIC: Final = b"kclrun-state-claim\n"
 
 
 class Family(msgspec.Struct, frozen=True):
-    """Which keys a shard has, and the shards whose state it begins with."""
+    """The keys of a shard, and the shards with whose state it begins."""
 
     hash_range: HashRange | None
     parents: tuple[str, ...] = ()
 
 
 class BatchState(msgspec.Struct, frozen=True):
-    """Of one batch: the lineage of its state, the run that it belongs to, and its shards."""
+    """The lineage of a batch's state, the number of the run that reads it, and the batch's
+    shards."""
 
     lineage: str
     run: int
@@ -59,15 +61,15 @@ class QueryPlace(msgspec.Struct, frozen=True):
     stream: str
 
     def folder(self, lineage: str) -> str:
-        """Below the place. No lease of a fleet has its versions there, so that a fleet deletes none
-        of them. Raises: SettingsError for a lineage that is not one."""
+        """The folder of a lineage, below the place. No lease of a fleet has its versions there, so
+        no fleet deletes any of them. Raises: SettingsError for a text that is not a lineage."""
         if re.fullmatch(r"[0-9a-f]{32}", lineage) is None:
             raise SettingsError(f"{lineage[:40]!r} is not the lineage of a query's state")
         return f"spark/{version_folder(self.application, self.stream)}/{lineage}"
 
     @property
     def folder_of_fleet(self) -> str:
-        """Where the versions are that the rows of the lease table name."""
+        """The folder of the versions that the rows of the lease table name."""
         return version_folder(self.application, self.stream)
 
 
@@ -83,12 +85,12 @@ def lineage_of(offset: Mapping[str, Any]) -> str | None:
 
 
 def unmarked(offset: Mapping[str, Any]) -> dict[str, Any]:
-    """The offset as the source knows it."""
+    """The offset without the lineage."""
     return {name: value for name, value in offset.items() if name != LINEAGE}
 
 
 def claim_name(at: Position, run: int) -> str:
-    """The name of the state at a position, as this run has it."""
+    """The name of this run's claim of the state at a position."""
     return f"{_text_of(at)}.{run:0{_RUN_DIGITS}}"
 
 
@@ -104,7 +106,7 @@ def _text_of(at: Position) -> str:
 
 
 def greatest(names: Iterable[str], at: Position, run: int) -> str | None:
-    """The claim that `run` reads at a position: that of the greatest run up to its own."""
+    """The claim that `run` reads at a position: that of the greatest run up to `run`."""
     text, best = _text_of(at), None
     found = -1
     for name in names:
@@ -115,12 +117,12 @@ def greatest(names: Iterable[str], at: Position, run: int) -> str | None:
 
 
 def encode_claim(chain: Chain) -> bytes:
-    """What a claim says: the versions that hold the state; none where it is empty."""
+    """The content of a claim: the versions that hold the state; none where it is empty."""
     return with_checksum(_MAGIC, msgspec.msgpack.encode(chain))
 
 
 def decode_claim(name: str, content: bytes) -> Chain:
-    """Raises: SettingsError, in words, if the bytes are not a claim's."""
+    """Raises: SettingsError if the bytes are not those of a claim."""
     body = checked(_MAGIC, f"the state {name}", content)
     try:
         return msgspec.msgpack.decode(body, type=Chain)
@@ -141,8 +143,9 @@ def run_name(run: int) -> str:
 def old_claims(
     listed: Iterable[tuple[str, float]], kept: Collection[Position], retain_s: float
 ) -> tuple[str, ...]:
-    """The claims of a shard at positions at which no batch begins any more. `kept`: where the
-    batches ended that a query may go back to. A young one may be of a batch under way."""
+    """The claims of a shard at positions where no batch begins any more. `kept` are the ends of the
+    batches that a query may go back to. A claim younger than `retain_s` may be of a batch under
+    way."""
     texts = {_text_of(each) for each in kept}
     return tuple(
         name
@@ -156,7 +159,8 @@ def old_claims(
 def old_versions(
     listed: Iterable[tuple[str, float]], chains: Iterable[Chain], retain_s: float
 ) -> tuple[str, ...]:
-    """The versions of a shard on which no claim rests. A young one may be claimed yet."""
+    """The versions of a shard that no claim names. A version younger than `retain_s` may be claimed
+    yet."""
     used = {name for chain in chains for name in chain.names}
     return tuple(
         name
@@ -166,5 +170,5 @@ def old_versions(
 
 
 def is_claim(name: str) -> bool:
-    """Whether a name of a shard is a claim's."""
+    """Whether a name in a shard's folder is that of a claim."""
     return _CLAIM.match(name) is not None

@@ -1,7 +1,7 @@
-"""What the driver keeps of a query's state: the number of the run, what the query begins with, and
-the removal of what no batch reads any more [K21].
+"""The driver's part of a query's state: takes the number of the run, writes the state that the
+query begins with, and removes the versions that no batch reads any more [K21].
 
-Must not know: PySpark, what a processor does.
+Must not know: PySpark, processors.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ from kclrun.state.kept import KeptEntries, MemoryEntries
 _log = logging.getLogger(__name__)
 # Shards whose state is copied at the same time: as many as a client has connections.
 _SHARDS_AT_ONCE: Final = 8
-# Of Spark: so many batches can be read again by hand (spark.sql.streaming.minBatchesToRetain).
+# So many batches can be read again by hand: Spark's default of
+# spark.sql.streaming.minBatchesToRetain.
 BATCHES_KEPT: Final = 100
-# Looked at after each batch, one listing each: a thousand shards in 500 batches.
+# So many shards are looked at after each batch, with a listing each: a thousand in 500 batches.
 SHARDS_LOOKED_AT: Final = 2
-# Starts at the same instant take the next number one after the other.
+# Starts at the same instant take the next numbers one after the other.
 _CLAIMS_MAX: Final = 100
 
 OpenStore = Callable[[str], ClaimStore]
@@ -99,7 +100,7 @@ class FleetState:
 
 def entries_at(store: VersionStore, shard_id: str, at: Position, family: Family) -> KeptEntries:
     """The entries of a stopped query's shard where its last batch ended, or where its first range
-    would begin. Raises: SinkError; SettingsError where no claim says what they are."""
+    would begin. Raises: SinkError; SettingsError where no claim names them."""
     row, parents = rows_at(store, ANY_RUN, shard_id, at, family)
     kept = MemoryEntries()
     versions = StateVersions(store, shard_id, row.counter, secrets.token_hex(4), kept)
@@ -116,11 +117,12 @@ def written(kept: KeptEntries, store: VersionStore, shard_id: str, token: int, a
 
 
 class QueryState:
-    """Of one query, in the process that plans for it; one thread at a time. `open_store` gives the
-    versions of a lineage; `listed` the stream's shards; `fleet` the state to begin with, if the
-    query begins at the leases of one. `token` is that of the run's start.
+    """The state of one query, in the process that plans for it; one thread at a time.
 
-    Raises: SinkError; SettingsError where the state cannot be that of the positions.
+    `open_store` opens the versions of a lineage; `listed` lists the stream's shards; `fleet` reads
+    the state to begin with, if the query begins at the leases of a fleet. `token` is the fencing
+    token of the run's start. Raises: SinkError; SettingsError where the state is not that of the
+    positions.
     """
 
     def __init__(
@@ -146,14 +148,14 @@ class QueryState:
         self._looked_at = ""
 
     def batch(self, lineage: str, shard_ids: Collection[str]) -> BatchState:
-        """What the tasks of a batch need to know; the first time, a run is taken."""
+        """The facts for the tasks of a batch; the first call takes the number of the run."""
         families = {each: self._family(each) for each in shard_ids}
         return BatchState(lineage, self._run(lineage), families)
 
     def begin(self, lineage: str, start: Offset, end: Offset) -> None:
-        """The state with which the query begins is durable, before its first batch is read.
+        """Make the state with which the query begins durable, before its first batch is read.
 
-        Called again for a batch that was planned and not committed: what is there stays.
+        Called again if that batch was planned and not committed: existing claims stay.
         """
         origin = self._origin(start, end)
         store = self._store(lineage)
@@ -175,8 +177,8 @@ class QueryState:
             list(pool.map(put, sorted(origin)))
 
     def _origin(self, start: Offset, end: Offset) -> dict[str, Position]:
-        """Where the query's first batch begins in each shard that is in it from the start. A start
-        that Spark asked for again may be another one: the batch's end decides."""
+        """Where the query's first batch begins, for each shard that no ended parent precedes. Spark
+        may have requested the start again, with another result: the batch's end decides."""
         begun = {
             shard_id: end.began.get(shard_id, at)
             for shard_id, at in start.shards.items()
@@ -191,8 +193,8 @@ class QueryState:
         return begun
 
     def committed(self, lineage: str, end: Offset) -> None:
-        """A batch that ends there is committed: some shards are rid of what no batch reads again.
-        What cannot be removed now is removed later."""
+        """A batch that ends there is committed: remove from some shards the claims and versions
+        that no batch reads again. After an error they are removed later."""
         self._committed.append(end)
         if len(self._committed) < BATCHES_KEPT:
             return
@@ -225,10 +227,9 @@ class QueryState:
                 store.delete(shard_id, versions)
 
     def _is_passed(self, store: ClaimStore, shard_id: str) -> bool:
-        """Whether every child has state of its own [K17]."""
-        if shard_id not in self._graph:
-            return False
-        children = self._graph.children_of(shard_id)
+        """Whether every listed child of the shard has a claim of its own [K17]; the shard itself
+        may have left the listing."""
+        children = self._graph.children_naming(shard_id)
         return bool(children) and all(
             any(is_claim(name) for name, _ in store.list(child)) for child in children
         )
@@ -252,11 +253,11 @@ class QueryState:
         return self._stores[lineage]
 
     def _run(self, lineage: str) -> int:
-        """The number of this start, greater than those of all starts before."""
+        """The number of this start, greater than the number of every start before."""
         if lineage in self._runs:
             return self._runs[lineage]
         store, ours = self._store(lineage), secrets.token_bytes(16)
-        store.check()  # for one, that it refuses to create a name twice
+        store.check()  # that it refuses to create a name twice, for instance
         found = sorted(
             number for name, _ in store.list(RUNS) if (number := run_of(name)) is not None
         )

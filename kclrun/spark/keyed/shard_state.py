@@ -1,7 +1,7 @@
 """The state of one shard in a task: read where its range begins, changed by user code, and claimed
 where the range ends [K21].
 
-Must not know: PySpark, rows, which attempt Spark takes.
+Must not know: PySpark, rows, which attempt of a task Spark uses.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from kclrun.state.chain import Chain
 from kclrun.state.keyed import LiveEntries, MakeChange, Undoable, held_bytes
 from kclrun.state.timers import Clock
 
-# As of a call on the fleet: its changes wait in memory until it returns.
+# The limit of the fleet: the changes of a call wait in memory until it returns.
 _CALL_BYTES_MAX: Final = 256 * 2**20
-# A version says at its end how far it is.
+# A version stores its position at its end.
 _UNKNOWN: Final = Cursor(TRIM_HORIZON)
 
 
@@ -45,7 +45,7 @@ def chain_at(store: VersionStore, shard_id: str, at: Position, run: int) -> Chai
 
     Raises: SinkError; SettingsError for a claim that is damaged.
     """
-    name = claim_name(at, run)  # of the batch before, as a rule
+    name = claim_name(at, run)  # as a rule, the batch before is of the same run
     content = store.read(shard_id, name)
     if content is None:
         found = greatest((each for each, _ in store.list(shard_id)), at, run)
@@ -56,8 +56,8 @@ def chain_at(store: VersionStore, shard_id: str, at: Position, run: int) -> Chai
 
 
 class _Entries(LiveEntries):
-    """As on the fleet, without timers of the clock: when they fire does not follow from the
-    records, and a task that is tried again would have other rows."""
+    """The entries of the fleet, without timers of the clock: the records do not decide when such a
+    timer fires, so a task that is tried again would have other rows."""
 
     def set_timer(
         self, key: Record | str, at: float | datetime, name: str = "", clock: Clock = "event"
@@ -69,13 +69,13 @@ class _Entries(LiveEntries):
 
 
 class ShardState:
-    """Begun by one task, and used by a later one only if `is_state_at` its beginning. `token` makes
-    the names of its versions unique.
+    """Begun by one task; a later task uses it only if `is_state_at` the beginning of its range.
+    `token` makes the names of its versions unique.
 
-    Around each call of user code `begin_batch`, then `end_batch` or `take_back_batch`; `cover` when
-    user code asks for a checkpoint. The changes of a call that raised are taken back, also in what
-    user code sees. Raises: SinkError; SettingsError where a version is missing or damaged, and
-    where no claim says what the state is.
+    Around each call of user code: `begin_batch`, then `end_batch` or `take_back_batch`; `cover`
+    when user code requests a checkpoint. `take_back_batch` also undoes the changes in the values
+    that user code reads. Raises: SinkError; SettingsError where a version is missing or damaged,
+    and where no claim names the state.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class ShardState:
     ) -> None:
         self._store = store
         self._shard_id = shard_id
-        # Of the calls that may still be taken back. What was settled waits by key in `_versions`: a
-        # range of millions of records holds as much as it has keys.
+        # The changes that may still be taken back. Settled changes wait by key in `_versions`, so
+        # the memory of a range grows with its keys, not with its records.
         self._changes: list[Undoable] = []
-        self._covered = 0  # of the changes, those that are not taken back
+        self._covered = 0  # so many of the changes are not taken back
         self._call_bytes = 0
         self._is_open = False
         self._lock = threading.RLock()
@@ -110,8 +110,8 @@ class ShardState:
         return chain is not None and chain.newest == self._versions.version
 
     def claim(self, end: Position, done: ExtendedSequenceNumber, run: int) -> bool:
-        """The state is durable, and is what the next batch reads; False if another attempt at the
-        range was first: then its state is."""
+        """Make the state durable, for the next batch to read. False: another attempt at the range
+        was first, and the next batch reads the state of that attempt."""
         with self._lock:
             assert not self._changes, "no call of user code runs"
             self._versions.add((), Cursor(done))
@@ -139,7 +139,7 @@ class ShardState:
             self._settle()
 
     def cover(self) -> None:
-        """User code asks for a checkpoint: the changes until now stay, also if the call raises."""
+        """User code requests a checkpoint: the changes until now stay, also if the call raises."""
         with self._lock:
             self._covered = len(self._changes)
 
@@ -149,7 +149,7 @@ class ShardState:
         self._covered = 0
 
     def place(self, changes: Sequence[Undoable]) -> None:
-        """The changes of records that are done: user code sees them already."""
+        """The changes of records that are done; `live` has them already."""
         with self._lock:
             self._versions.add(changes, _UNKNOWN)
 
@@ -172,8 +172,8 @@ class ShardState:
 def rows_at(
     store: VersionStore, run: int, shard_id: str, begin: Position, family: Family
 ) -> tuple[Lease, Mapping[LeaseKey, Lease | None]]:
-    """The row that a lease would have that begins there, and those of its parents: what a state
-    begins with is decided as on the fleet. Raises: as `ShardState`."""
+    """The row of a lease that begins there, and the rows of its parents: so `StateVersions` decides
+    as on the fleet with which state the shard begins. Raises: as `ShardState`."""
     key = LeaseKey(shard_id)
     chain = chain_at(store, shard_id, begin, run)
     if chain is not None:

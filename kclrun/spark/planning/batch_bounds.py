@@ -1,7 +1,7 @@
 """Finds both ends of a batch read (`spark.read`): every shard of the start and all its descendants.
 
-It uses the same walks as streams, each to its own end, until every end is the position of a record
-or the end of a shard, or the shard was seen empty. Pure.
+Each shard has a search as in a stream, to its own end. A read is planned once every end is the
+position of a record or the end of a shard, or the shard was seen to be empty. Pure.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from kclrun.spark.lineage import ancestors_of, descendants_of, relatives_of
 from kclrun.spark.offsets import Offset
 from kclrun.spark.options import SourceSettings, Start, StartKind
 from kclrun.spark.planning import shard_cursor
-from kclrun.spark.planning.batch_target import ServiceTime
+from kclrun.spark.planning.batch_target import TIP_MARGIN_MS, ServiceTime
 from kclrun.spark.planning.bound_search import BatchTarget
 from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
 
 _PAGE_BYTES: Final = 512 * 1024
 _ROWS_BYTES: Final = 256 * 1024
-_MARGIN_MS: Final = 200
 
 
 class Seeker(Protocol):
-    """The interface for the shell: requests to send, answers to take, and the time of the next."""
+    """The interface for the shell: requests to send, answers to take, the time of the next
+    request."""
 
     def asks(self, now: float) -> list[shard_cursor.AskPage | shard_cursor.AskListing]: ...
 
@@ -58,8 +58,8 @@ class Bounding:
         below = dict.fromkeys(sorted(descendants_of(graph, start.shards)), TRIM_HORIZON)
         self._begins: Mapping[str, Position] = {**below, **start.shards}
         self._ends: dict[str, Position] = {}
-        self._walking: dict[str, ShardSearch] = {}
-        # Existing records arrived before this time of the service, whatever its clock says.
+        self._searches: dict[str, ShardSearch] = {}
+        # The service's clock has not passed this time, so existing records arrived before it.
         self._ahead_ms = service.surely_ahead_ms(now)
         self._until: dict[str, int | None] = {}
         for shard_id, position in self._begins.items():
@@ -70,7 +70,7 @@ class Bounding:
                 self._ends[shard_id] = max(position, end)
             else:
                 budget = ReadBudget(settings.reads_per_second_max, now)
-                self._walking[shard_id] = ShardSearch(
+                self._searches[shard_id] = ShardSearch(
                     shard_cursor.ShardCursor(shard_id, position, _ROWS_BYTES), budget
                 )
                 self._until[shard_id] = end
@@ -78,15 +78,15 @@ class Bounding:
     @property
     def is_over(self) -> bool:
         """Whether all ends are known."""
-        return all(self._is_done(each) for each in self._walking.values())
+        return all(self._is_done(each) for each in self._searches.values())
 
     def asks(self, now: float) -> list[shard_cursor.AskPage | shard_cursor.AskListing]:
         """The requests to send now."""
-        for running in self._walking.values():
+        for running in self._searches.values():
             target = self._target(running, now)
             if target is not None and not self._is_done(running):
                 running.begin(target)
-        asked = (each.ask(now) for each in self._walking.values())
+        asked = (each.ask(now) for each in self._searches.values())
         return [ask for ask in asked if ask is not None]
 
     def take(
@@ -101,13 +101,13 @@ class Bounding:
         assert not isinstance(answer, shard_cursor.Listed | shard_cursor.NotListed)
         asked_ms = 0
         if isinstance(answer, shard_cursor.Paged):
-            self._service.hear(answer.page.served_at, answer.sent_at, answer.received_at)
+            self._service.add_sample(answer.page.served_at, answer.sent_at, answer.received_at)
             asked_ms = self._service.surely_past_ms(answer.sent_at)
         elif isinstance(answer, shard_cursor.Refused):
             if ask.read.opening is None or ask.read.opening.timestamp is None:
                 raise answer.error
             self._service.was_ahead()
-        running = self._walking[ask.shard_id]
+        running = self._searches[ask.shard_id]
         running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
         if running.gone is not None:
             if self._settings.fails_on_data_loss:
@@ -116,14 +116,14 @@ class Bounding:
 
     def next_at(self, now: float) -> float:
         """The time of the next request, if no answer comes until then."""
-        waiting = [each for each in self._walking.values() if not self._is_done(each)]
-        searches = [each.wakes_at(now) for each in waiting if each.is_walking]
-        is_early = any(not each.is_walking for each in waiting)
+        waiting = [each for each in self._searches.values() if not self._is_done(each)]
+        searches = [each.wakes_at(now) for each in waiting if each.is_searching]
+        is_early = any(not each.is_searching for each in waiting)
         return min([*searches, now + 0.05]) if is_early else min(searches, default=now)
 
     def offsets(self) -> tuple[Offset, Offset]:
         """Start and end; the end contains the beginning of every shard."""
-        cursors = {each: running.cursor for each, running in self._walking.items()}
+        cursors = {each: running.cursor for each, running in self._searches.items()}
         ends = {**self._ends, **{each: cursor.bound for each, cursor in cursors.items()}}
         began = {
             each: cursors[each].began() if each in cursors else self._begins[each] for each in ends
@@ -135,7 +135,7 @@ class Bounding:
     def _target(self, running: ShardSearch, now: float) -> BatchTarget | None:
         """The tip first; at a shard too busy to show it, the first record after the planning."""
         until_ms = self._until[running.cursor.shard_id]
-        past_ms = self._service.surely_past_ms(now) - _MARGIN_MS
+        past_ms = self._service.surely_past_ms(now) - TIP_MARGIN_MS
         if until_ms is not None and until_ms <= past_ms:
             return BatchTarget(until_ms, _PAGE_BYTES)
         if running.target is None:
@@ -144,7 +144,7 @@ class Bounding:
 
     def _is_done(self, running: ShardSearch) -> bool:
         cursor = running.cursor
-        if running.is_walking or running.target is None:
+        if running.is_searching or running.target is None:
             return cursor.is_lost
         is_exact = not running.target.is_tip
         return is_exact or cursor.bound == SHARD_END or cursor.tip_at_bound_ms is not None
@@ -153,7 +153,7 @@ class Bounding:
 def _end_of(
     end: Start, shard_id: str, graph: ShardGraph, begins: Mapping[str, Position]
 ) -> Position | int | None:
-    """A position, a time, or None for the records that exist now."""
+    """A position, a time in milliseconds, or None for the records that exist now."""
     match end.kind:
         case StartKind.TIMESTAMP:
             return end.timestamp_ms

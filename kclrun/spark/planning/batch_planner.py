@@ -79,8 +79,8 @@ def offer(
 ) -> Offset:
     """`start` itself if no shard has new records, else the end of a batch from there.
 
-    `tracks` are the shards of `start` and the children that enter; `is_first` means that the batch
-    is the query's first, whose start is not stored.
+    `cursors` are those of the shards of `start` and of the children that enter; `is_first` means
+    that the batch is the query's first, whose start is not stored.
     """
     shards = {**start.shards, **{shard_id: cursor.bound for shard_id, cursor in cursors.items()}}
     seen = _seen(start, cursors)
@@ -183,14 +183,14 @@ def _is_stale(start: Offset, seen: Mapping[str, int]) -> bool:
 REPORTED_MAX: Final = 20
 _LOSSES_REPORTED_MAX: Final = 5
 
-# The rows before a bound is known are kept for at least this many bytes, so that times inside a
-# look ahead can be distinguished.
+# Before a bound is known, rows of at least this many bytes are kept, so that a later target inside
+# them is found without a call.
 _ROWS_BYTES_MIN: Final = 256 * 1024
-# All shards together, each with the rows behind its position and the rows of a look ahead: some
-# 250 MB of a Python process. A thousand shards then keep one sample of a look ahead (64 KiB) in
-# each; rows that are not kept are read again.
+# All shards together, each with the rows after its position and the rows read further on: some
+# 250 MB of a Python process. A thousand shards then keep one sample (64 KiB) in each; rows that are
+# not kept are read again.
 ROWS_BYTES_TOTAL: Final = 128 * 2**20
-# A walk of three calls takes a tenth of a second; slower shards join the next batch.
+# A search of three calls takes a tenth of a second; slower shards join the next batch.
 _GRACE_S: Final = 0.25
 # Watermarks have a delay of at least seconds, because arrival times jitter by as much.
 _APART_MAX_MS: Final = 2_000
@@ -199,6 +199,8 @@ _APART_MAX_MS: Final = 2_000
 class BatchPlanner:
     """Holds the known facts of all shards between batches. One thread at a time.
 
+    `wall_ahead_s` is the host's wall clock minus the local clock; set it again after a step.
+
     Each tick looks at all shards once; behind the tip, one look follows the other. The vector of
     bounds is offered with the facts known by then. Only shards that are aligned on a time in
     catch-up wait for each other, for as long as a batch should take [A3, A8].
@@ -206,12 +208,12 @@ class BatchPlanner:
 
     def __init__(self, settings: SourceSettings, wall_ahead_s: float, now: float) -> None:
         self.service = ServiceTime(wall_ahead_s)
-        self.lines = ShardListing(settings.shard_list_interval_s)
+        self.listing = ShardListing(settings.shard_list_interval_s)
         self.losses: list[str] = []
         self.running: dict[str, ShardSearch] = {}
         self.tick_s = settings.poll_interval_s
         self._settings = settings
-        self._wall_ahead_s = wall_ahead_s
+        self.wall_ahead_s = wall_ahead_s
         self._budgets: dict[str, ReadBudget] = {}
         self._tick = Tick(settings.poll_interval_s)
         self._tick_at = self._next_tick_at = now
@@ -242,7 +244,7 @@ class BatchPlanner:
         self._until = (ahead_ms, self.service.surely_past_ms(now), now)
         for running in self.running.values():
             running.stop()
-        self.lines.list_now()
+        self.listing.list_now()
         self._next_tick_at = now
 
     def end_nowhere(self) -> None:
@@ -267,13 +269,13 @@ class BatchPlanner:
             self.running.clear()
         self._start, self._is_first, self._takes_all = start, is_first, takes_all
         self._aiming.reach(start.aligned_ms)
-        self.lines.watch(start.shards)
+        self.listing.watch(start.shards)
         self._roll(start, now)
 
     def asks(self, now: float) -> list[shard_cursor.AskPage | shard_cursor.AskListing]:
         """The requests to send now, all at once if possible; each is answered by one `take`."""
         asked: list[shard_cursor.AskPage | shard_cursor.AskListing] = []
-        if not self._is_listing and self.lines.next_listing_at() <= now:
+        if not self._is_listing and self.listing.next_listing_at() <= now:
             self._is_listing = True
             asked.append(shard_cursor.AskListing())
         if now >= self._next_tick_at:
@@ -302,7 +304,7 @@ class BatchPlanner:
             return
         asked_ms = 0
         if isinstance(answer, shard_cursor.Paged):
-            self.lines.add_children(answer.page.children)
+            self.listing.add_children(answer.page.children)
             asked_ms = self._asked_ms(answer)
         elif isinstance(answer, shard_cursor.Slowed):
             self._tick.throttled()
@@ -316,17 +318,17 @@ class BatchPlanner:
             running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
 
     def may_offer(self, now: float) -> bool:
-        """Whether the part of the tick that the batch waits for is over."""
+        """Whether the batch need not wait for further answers of this tick."""
         if self._target is None:
             return self._until is not None and self.is_exhausted()
-        walking = [each for each in self.running.values() if each.is_walking]
-        if not walking:
+        searching = [each for each in self.running.values() if each.is_searching]
+        if not searching:
             return True
         if self._takes_all:
             return False
         if self._is_together(self._target):
             return not self._is_awaited(now)
-        return all(each.is_held(now) for each in walking) or now >= self._tick_at + _GRACE_S
+        return all(each.is_held(now) for each in searching) or now >= self._tick_at + _GRACE_S
 
     def offer(self, now: float) -> Offset:
         """The end of the batch; `start` itself if no shard has new records."""
@@ -337,8 +339,8 @@ class BatchPlanner:
         end = offer(
             self._start,
             {each.cursor.shard_id: each.cursor for each in self.running.values()},
-            self.lines.graph,
-            self.lines.gone(),
+            self.listing.graph,
+            self.listing.gone(),
             aligned_ms=self._aiming.aligned_ms,
             is_first=self._is_first,
         )
@@ -357,9 +359,9 @@ class BatchPlanner:
 
     def next_at(self, now: float) -> float:
         """The time of the next request or offer, if no answer comes until then."""
-        times = [each.wakes_at(now) for each in self.running.values() if each.is_walking]
+        times = [each.wakes_at(now) for each in self.running.values() if each.is_searching]
         if not self._is_listing:
-            times.append(self.lines.next_listing_at())
+            times.append(self.listing.next_listing_at())
         if self._tick_at + _GRACE_S > now:
             times.append(self._tick_at + _GRACE_S)
         if self._shards_with_news():
@@ -373,15 +375,17 @@ class BatchPlanner:
 
     @property
     def must_go_on(self) -> bool:
-        """Whether the search ends only with the existing records, and not with time."""
+        """Whether a batch waits until all existing records are found, however long it takes."""
         return self._takes_all or self._until is not None
 
     def is_exhausted(self) -> bool:
         """Whether an answer without new records is final: `start` covers all existing records."""
-        walking = any(each.is_walking for each in self.running.values())
         if self._until is None:
-            return self._takes_all and not walking and self._target is not None
-        is_listed = self.lines.listed_since(self._until[2]) and not self.lines.waits_for_children()
+            is_searching = any(each.is_searching for each in self.running.values())
+            return self._takes_all and not is_searching and self._target is not None
+        is_listed = (
+            self.listing.listed_since(self._until[2]) and not self.listing.waits_for_children()
+        )
         return is_listed and all(self._is_done(each.cursor) for each in self.running.values())
 
     def _begin_tick(self, now: float) -> None:
@@ -401,15 +405,14 @@ class BatchPlanner:
         for each in self.running.values():
             position = each.cursor.position
             is_early = position.place is Place.TIMESTAMP and position.timestamp_ms > past_ms
-            # All shards together need one answer for one time: those that have it wait for the
-            # rest.
+            # All shards together need a bound for one time: a shard that has its bound waits.
             is_answered = is_together and each.target == target
             if not (is_early or is_answered or self._is_done(each.cursor)):
                 each.begin(target)
 
     def _look_at_news(self, now: float) -> None:
         """Look at shards whose records were pushed, between two ticks. Behind the tip, or where
-        shards wait for each other, all shards are looked at: it is a tick before its time."""
+        shards wait for each other, the next tick begins now instead."""
         shards = self._shards_with_news()
         if not shards:
             return
@@ -423,11 +426,12 @@ class BatchPlanner:
             self.running[shard_id].begin(target)
 
     def _shards_with_news(self) -> list[str]:
-        """Without those that are looked at this moment: they may have missed the last record."""
+        """The shards with pushed records, without those that are searched now: the records of these
+        stay news, because a search under way may have missed the last of them."""
         if not self._has_looked or not self._news:
             return []
         self._news.intersection_update(self.running)
-        return sorted(each for each in self._news if not self.running[each].is_walking)
+        return sorted(each for each in self._news if not self.running[each].is_searching)
 
     def _asked_ms(self, answer: shard_cursor.Paged) -> int:
         """A time that the service's clock had reached when it made the page."""
@@ -436,35 +440,36 @@ class BatchPlanner:
             # Its events were made after the subscription was requested; `served_at` is that time.
             assert page.served_at is not None, "the reader of subscriptions gives it"
             return int(page.served_at * 1000)
-        self.service.hear(page.served_at, answer.sent_at, answer.received_at)
+        self.service.add_sample(page.served_at, answer.sent_at, answer.received_at)
         return self.service.surely_past_ms(answer.sent_at)
 
     def _next_target(self, now: float) -> BatchTarget:
         cursors = [each.cursor for each in self.running.values()]
         if self._takes_all:
             return self._aiming.tip(cursors, self.service, now, takes_all=True)
-        waits = self.lines.waits_for_children()
+        waits = self.listing.waits_for_children()
         heads = self._aiming.heads(cursors, self.service)
         return heads or self._aiming.next(cursors, self.service, now, waits=waits)
 
     def _is_together(self, target: BatchTarget) -> bool:
-        """Whether the shards wait for each other: a shard that is ahead by more than a moment would
-        advance the watermark."""
+        """Whether the shards wait for each other: the rows of a shard that is ahead would advance
+        the watermark past the rows of the others."""
         if target.only_heads or not self._settings.aligns_shards:
             return target.only_heads
         return not target.is_tip or target.until_ms - self._aiming.aligned_ms > _APART_MAX_MS
 
     def _is_awaited(self, now: float) -> bool:
-        """Whether some shards still look for a bound that the others have found, and have time."""
+        """Whether some shards are still searched while the others wait for them, and have time."""
         if self._target is None or not self._is_together(self._target):
             return False
-        is_walking = any(each.is_walking for each in self.running.values())
-        return is_walking and now < self._target_at + self._settings.target_batch_s
+        is_searching = any(each.is_searching for each in self.running.values())
+        return is_searching and now < self._target_at + self._settings.target_batch_s
 
     def _roll(self, start: Offset, now: float) -> None:
+        """Have a search for exactly the shards of `start` and those that enter."""
         wanted = {each: where for each, where in start.shards.items() if where != SHARD_END}
         fails = self._settings.fails_on_data_loss
-        for shard_id in self.lines.entering(fails_on_data_loss=fails):
+        for shard_id in self.listing.entering(fails_on_data_loss=fails):
             wanted[shard_id] = self._entrance(start, shard_id)
         for shard_id in [each for each in self.running if each not in wanted]:
             self.running.pop(shard_id).stop()
@@ -479,9 +484,9 @@ class BatchPlanner:
                 running.cursor.move(position)
 
     def _entrance(self, start: Offset, shard_id: str) -> Position:
-        """A child begins at its first record. Where the query began at a time and the parents had
-        no records after it, the child begins at the same time."""
-        shard = self.lines.graph[shard_id]
+        """The beginning of a child: its first record. If the query began at a time and the parents
+        had no records after it, the child begins at the same time."""
+        shard = self.listing.graph[shard_id]
         began = [start.began.get(each) for each in shard.parents if each in start.shards]
         times = [each for each in began if each is not None and each.place is Place.TIMESTAMP]
         return max(times) if times and len(times) == len(began) else TRIM_HORIZON
@@ -509,20 +514,21 @@ class BatchPlanner:
     def _take_listing(self, answer: shard_cursor.Answer, now: float) -> None:
         self._is_listing = False
         if isinstance(answer, shard_cursor.Listed):
-            self.lines.listed(answer.shards, answer.sent_at)
+            self.listing.listed(answer.shards, answer.sent_at)
             if self._start is not None:
                 self._roll(self._start, now)
         else:
-            self.lines.not_listed(now)
+            self.listing.not_listed(now)
         for running in list(self.running.values()):
             self._judge_gone(running)
 
     def _judge_gone(self, running: ShardSearch) -> None:
-        """Judges a shard that the service no longer knows and that a later listing leaves out."""
+        """Note the loss of a shard that was NotFound and that a later listing leaves out. Raises:
+        DataLoss, unless that is allowed."""
         shard_id = running.cursor.shard_id
-        if running.gone is None or not self.lines.listed_since(running.gone.sent_at):
+        if running.gone is None or not self.listing.listed_since(running.gone.sent_at):
             return
-        if self.lines.lists(shard_id):
+        if self.listing.lists(shard_id):
             running.gone = None
             return
         text = (
@@ -548,12 +554,12 @@ class BatchPlanner:
             return True
         # The tip of a closed shard is not its end: its children may hold further records.
         is_at_tip = tip_ms is not None and tip_ms >= past_ms
-        return is_at_tip and not self.lines.is_closed(cursor.shard_id)
+        return is_at_tip and not self.listing.is_closed(cursor.shard_id)
 
     def _hand_over(self, end: Offset, now: float) -> None:
         cursors = [each.cursor for each in self.running.values()]
         allowed = self._settings.inline_bytes_max
-        self._hints = hints_for(cursors, end, allowed, now, self._wall_ahead_s)
+        self._hints = hints_for(cursors, end, allowed, now, self.wall_ahead_s)
         for running in self.running.values():
             hint = self._hints.get(running.cursor.shard_id)
             if hint is not None and hint.rows is None:
@@ -594,5 +600,5 @@ def _totals(running: Sequence[ShardSearch]) -> dict[str, Any]:
 
 
 def _severity(running: ShardSearch) -> tuple[int, int, str]:
-    """Furthest behind first, then those that were throttled most."""
+    """The order of the report: furthest behind first, then most throttled."""
     return (-(running.cursor.lag_ms or 0), -running.throttles, running.cursor.shard_id)

@@ -8,10 +8,8 @@ offset.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final
-
-import msgspec
 
 from kclrun.spark.options import SourceSettings
 from kclrun.spark.planning.bound_search import BatchTarget
@@ -42,7 +40,7 @@ class ServiceTime:
         """Whether an answer has contained the time."""
         return bool(self._buckets)
 
-    def hear(self, served_at: float | None, sent_at: float, received_at: float) -> None:
+    def add_sample(self, served_at: float | None, sent_at: float, received_at: float) -> None:
         """Take in one answer's time."""
         if served_at is None:
             return
@@ -85,19 +83,14 @@ _SHORTEST_S: Final = 0.001
 _LONGEST_S: Final = 365 * 86_400.0
 
 
-class Admission(msgspec.Struct, frozen=True):
-    """The limits of a trigger, in Kinesis records and bytes; None means unlimited."""
-
-    records_max: int | None
-    bytes_max: float | None
-
-    def span_s(self, densities: Iterable[Density]) -> float:
-        """The time span of that density that is within the limits."""
-        held = list(densities)
-        records = sum(each.records_per_second for each in held)
-        size = sum(each.bytes_per_second for each in held)
-        by_records = _quotient(self.records_max, records)
-        return max(_SHORTEST_S, min(by_records, _quotient(self.bytes_max, size)))
+def admitted_s(
+    records_max: int | None, bytes_max: float | None, densities: Collection[Density]
+) -> float:
+    """The time span of those densities that is within a trigger's limits, in Kinesis records and
+    bytes; None means unlimited."""
+    by_records = _quotient(records_max, sum(each.records_per_second for each in densities))
+    by_bytes = _quotient(bytes_max, sum(each.bytes_per_second for each in densities))
+    return max(_SHORTEST_S, min(by_records, by_bytes))
 
 
 class Window:
@@ -133,7 +126,7 @@ _TRIGGER_BYTES_PER_SHARD: Final = 64 * 1024 * 1024
 
 
 class TargetSearch:
-    """The time up to which all shards were read together, and the next step."""
+    """Holds the time up to which all shards were read together, and decides the next target."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self.aligned_ms = 0
@@ -152,8 +145,8 @@ class TargetSearch:
         return max(_PAGE_BYTES_MIN, min(self._settings.inline_bytes_max, share))
 
     def heads(self, cursors: Collection[ShardCursor], service: ServiceTime) -> BatchTarget | None:
-        """An aim for the first record after every position, where neither another fact nor the
-        service's time is known yet."""
+        """A target for the first record after every position: once, while the time that all were
+        read to, or the service's time, is unknown. Else None."""
         if self._has_heads or (self.aligned_ms and service.is_known):
             return None
         self._has_heads = True
@@ -167,17 +160,23 @@ class TargetSearch:
         *,
         takes_all: bool = False,
     ) -> BatchTarget:
-        """An aim for all records up to the tip. `takes_all`: in this very batch."""
+        """A target for all records up to the tip. `takes_all`: in this very batch."""
         tip_ms = service.surely_past_ms(now) - TIP_MARGIN_MS
         return BatchTarget(tip_ms, self.page_bytes(len(cursors)), is_tip=True, takes_all=takes_all)
 
     def next(
         self, cursors: Collection[ShardCursor], service: ServiceTime, now: float, *, waits: bool
     ) -> BatchTarget:
-        """The next aim. `waits`: children of an ended shard are not in the offset yet."""
+        """The next target. `waits`: children of an ended shard are not in the offset yet."""
         tip = self.tip(cursors, service, now)
         base_ms = self._base_ms(cursors, tip.until_ms)
-        until_ms = self.window.until_ms(base_ms, self._admitted_s(cursors))
+        bytes_max = self._settings.bytes_per_trigger_max
+        span_s = admitted_s(
+            self._settings.records_per_trigger_max,
+            bytes_max or _TRIGGER_BYTES_PER_SHARD * max(1, len(cursors)),
+            [each.density for each in cursors if each.density is not None],
+        )
+        until_ms = self.window.until_ms(base_ms, span_s)
         if until_ms >= tip.until_ms:
             self._held_since = None
             return tip
@@ -193,14 +192,6 @@ class TargetSearch:
         if is_certain or not self.aligned_ms:
             return max(self.aligned_ms, min(tip_ms, *found) if found else tip_ms)
         return self.aligned_ms
-
-    def _admitted_s(self, cursors: Collection[ShardCursor]) -> float:
-        bytes_max = self._settings.bytes_per_trigger_max
-        admission = Admission(
-            self._settings.records_per_trigger_max,
-            bytes_max or _TRIGGER_BYTES_PER_SHARD * max(1, len(cursors)),
-        )
-        return admission.span_s(each.density for each in cursors if each.density is not None)
 
     def _is_held(self, now: float, *, waits: bool) -> bool:
         """Whether the time waits for children; not for longer than a batch should take."""

@@ -1,7 +1,7 @@
 """Decides where a query without a checkpoint begins: which shards, at which positions [A7]. Pure.
 
-The set covers the key space and never holds a shard together with an ancestor. Where a listing does
-not give such a set, the result is None: list again.
+The set of shards covers the key space and never holds a shard together with an ancestor. Where a
+listing does not give such a set, the result is None: list again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ANY = "*"
 
 
 def time_of(start: Start) -> int | None:
-    """The time whose open shards `beginnings` needs; None if it needs none."""
+    """The time for `open_then` of `beginnings`; None if the start needs no time."""
     if start.kind is StartKind.TIMESTAMP:
         return start.timestamp_ms
     other = start.positions.get(_ANY)
@@ -66,7 +66,8 @@ def _all_at(shard_ids: Collection[str] | None, position: Position) -> Mapping[st
 
 
 def _open_at(graph: ShardGraph, open_then: Collection[str]) -> tuple[str, ...] | None:
-    """If a shard ended at exactly that time, it and its children were open then: take the shard."""
+    """The shards of `open_then`. Of a shard that ended at exactly that time the service names the
+    children, too: they are left out."""
     known = [each for each in sorted(open_then) if each in graph]
     chosen = tuple(each for each in known if not ancestors_of(graph, each).intersection(known))
     covers = [graph[each].hash_range for each in chosen]
@@ -85,8 +86,8 @@ def _named(
                 f"startingOffsets: {each} is a descendant of {above[0]}, and is read after it:"
                 " name one of the two"
             )
-    speaking = relatives_of(graph, named)
-    others = [shard.shard_id for shard in graph if shard.shard_id not in speaking]
+    related = relatives_of(graph, named)
+    others = [shard.shard_id for shard in graph if shard.shard_id not in related]
     if not others:
         return named
     if _ANY not in positions:
@@ -134,23 +135,23 @@ def lease_beginnings(
         a number              after that user record: it may be in the middle of an aggregate
         TRIM_HORIZON          the oldest record
         LATEST, AT_TIMESTAMP  the instant that the row was pinned to, or was started with
-        no row                as the fleet would: see below
+        no row                see below
 
     `rows` by shard id; `now_ms` is a time the service has just reached. A child waits for its
-    parents, so it has no position of its own while one is unfinished. These shards have no row:
+    parents, so it has no position while a parent is unfinished. These shards have no row:
     - children of leased shards: they enter at their first record once their parents are done;
-    - ancestors of leased shards: their rows were deleted when they were done, or they never
-      belonged to this application;
-    - shards related to no lease at all: they begin at the oldest record. The fleet would take its
-      `start`, which is not known here; no record is lost this way.
+    - ancestors of leased shards: their rows were deleted after SHARD_END, or the application began
+      after them;
+    - shards that are related to no leased shard: they begin at the oldest record, so no record is
+      lost. The fleet would begin at its `start`, which is not known here.
 
     Raises: SettingsError for a table that a query cannot continue from.
     """
     lineage = _with_rows(graph, rows)
     begun = _unfinished(rows, lineage, now_ms)
     found = _with_ended(begun, rows, lineage)
-    speaking = relatives_of(lineage, rows.keys())
-    others = [shard.shard_id for shard in graph if shard.shard_id not in speaking]
+    related = relatives_of(lineage, rows.keys())
+    others = [shard.shard_id for shard in graph if shard.shard_id not in related]
     unleased = roots(graph, others)
     if unleased is None:
         return None
@@ -191,7 +192,7 @@ def _unfinished(rows: Mapping[str, Lease], lineage: ShardGraph, now_ms: int) -> 
 def _with_ended(
     begun: Mapping[str, Position], rows: Mapping[str, Lease], lineage: ShardGraph
 ) -> dict[str, Position]:
-    """Adds the ended shards with keys that no shard has yet: their children come from them."""
+    """Adds the ended shards with keys that no shard in `begun` has: their children will enter."""
     found = dict(begun)
     ended = [each for each, row in rows.items() if row.is_ended and each in lineage]
     for shard_id in sorted(ended, key=lambda each: _youngest_first(each, lineage)):
@@ -209,7 +210,7 @@ def _ranges(shard_ids: Collection[str], lineage: ShardGraph) -> list[HashRange]:
 
 
 def position_of_row(row: Lease, now_ms: int) -> Position:
-    """Where a query goes on behind a row; `now_ms` is for LATEST without an instant."""
+    """The position after a row's checkpoint; `now_ms` is for LATEST without an instant."""
     checkpoint = row.checkpoint
     match checkpoint.sequence_number:
         case sequence.TRIM_HORIZON.sequence_number:

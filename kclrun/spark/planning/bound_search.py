@@ -1,8 +1,8 @@
 """One shard's search for the bound of a batch: the next page to read, and its meaning [A3, A8].
 
-A generator yields the next read and is sent the page, so that it can continue in a later tick when
-its calls are used up. Every bound is at a record that GetRecords returned, or at the end of the
-shard. Timestamps only find records. Away from the tip, bounds are exclusive. Pure.
+A generator yields each read and is sent its page. So a search whose budget is spent goes on in a
+later tick. Every bound is at a record that GetRecords returned, or at the end of the shard.
+Timestamps only find records. Away from the tip, bounds are exclusive. Pure.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from kclrun.model.record import Record
 from kclrun.spark.planning import shard_cursor
 from kclrun.spark.positions import SHARD_END, after, at_timestamp, before
 
-# Where only reading on helps: pages of the size that a batch may inline for a shard by default.
+# Where no time leads to the bound: pages of the size that a batch may inline of a shard by default.
 _PAGE_BYTES: Final = 512 * 1024
-# Where no time helps at the tip and no row may be inlined: read twice, 1.3 s of a shard's share.
+# The same at the tip, where no row may be inlined: the page is read twice, which takes 1.3 s of the
+# bytes that a shard may waste (`_WASTED_BYTES_PER_SECOND`).
 _STEP_BYTES_MIN: Final = 256 * 1024
 # Records differ in size: a page that must fit is requested with an eighth to spare.
 _STEP_SHARE: Final = 7 / 8
@@ -41,23 +42,23 @@ class BatchTarget(msgspec.Struct, frozen=True):
 
 
 class Want(msgspec.Struct, frozen=True):
-    """The next page of a stretch."""
+    """The next page of a run."""
 
     page_run: shard_cursor.PageRun
     limit: int
 
 
 BoundSearch = Generator[Want, tuple[shard_cursor.Paged | shard_cursor.Refused, int], None]
-# The records of one page; None where the service refused to open the stretch.
+# The records of one page; None where the service refused to make the iterator.
 _Reading = Generator[
     Want, tuple[shard_cursor.Paged | shard_cursor.Refused, int], list[Record] | None
 ]
 
 
 def find_bound(cursor: shard_cursor.ShardCursor, target: BatchTarget) -> BoundSearch:
-    """Look for a bound; `track.finding` improves with each page.
+    """Look for a bound; `cursor.finding` improves with each page.
 
-    Sent: the page, and a service time that had surely been reached when it was requested.
+    Sent: the page, and a time that the service's clock had reached when the page was requested.
     """
     kept = cursor.kept
     needs_head = target.only_heads or not kept.base.is_exact
@@ -67,12 +68,14 @@ def find_bound(cursor: shard_cursor.ShardCursor, target: BatchTarget) -> BoundSe
             return
         is_fresh = True
     if kept.is_ended and kept.first is None and kept.is_given:
-        # LATEST of a shard that ended: only the timestamp can show whether its range has rows.
+        # The shard ended, and its iterator was made at LATEST: the range may have rows before that
+        # iterator, and only the timestamp shows them.
         cursor.kept = shard_cursor.PageRun(kept.base, cursor.rows_bytes_max)
         yield from find_bound(cursor, target)
         return
     if target.only_heads:
-        _take_end(cursor, kept)
+        if kept.is_ended and kept.first is None:
+            cursor.find(SHARD_END)
         return
     if target.is_tip and cursor.is_misled(target.until_ms):
         yield from _step_on(cursor, target)
@@ -94,7 +97,7 @@ def find_bound(cursor: shard_cursor.ShardCursor, target: BatchTarget) -> BoundSe
 def _jump(
     cursor: shard_cursor.ShardCursor, target: BatchTarget
 ) -> Generator[Want, tuple[shard_cursor.Paged | shard_cursor.Refused, int], bool]:
-    """Look at the first record at or after the time; False if reading on must find the bound."""
+    """Look at the first record at or after the time. False: only reading on finds the bound."""
     ahead = shard_cursor.PageRun(at_timestamp(target.until_ms), cursor.rows_bytes_max)
     while True:
         records = yield from _read(cursor, ahead, cursor.sample_limit)
@@ -130,10 +133,10 @@ def _jump(
 def _read_pushed(
     cursor: shard_cursor.ShardCursor, target: BatchTarget
 ) -> Generator[Want, tuple[shard_cursor.Paged | shard_cursor.Refused, int], bool]:
-    """Read on while pages come from a subscription: that is at the tip, and costs no call.
+    """Read on while pages come from a subscription: they are at the tip, and cost no call.
 
-    False once a page was polled. A page that is not full was the last that had come. Short of the
-    tip the bound is before the last record, as everywhere.
+    False once a page was polled. A page that is not full holds the last record that had come. Short
+    of the tip the bound is before the last record, as everywhere.
     """
     kept, limit = cursor.kept, cursor.page_limit(target.page_bytes)
     while kept.is_pushed:
@@ -148,10 +151,10 @@ def _read_pushed(
 
 
 def _step_on(cursor: shard_cursor.ShardCursor, target: BatchTarget) -> BoundSearch:
-    """Every time leads back, to a record stamped ahead of its time: one page is progress [A8].
+    """Read one page: every time leads back to a record that is stamped ahead of its time [A8].
 
-    It reads one page only, so that its rows can be inlined: bytes read twice make a shard rest.
-    A batch that takes all has no later batch to continue in: it reads to the tip.
+    One page only, so that its rows can be inlined: bytes that are read twice make the shard rest.
+    A batch that takes all has no later batch: it reads to the tip.
     """
     front = cursor.kept
     limit = cursor.page_limit(max(_STEP_BYTES_MIN, int(target.page_bytes * _STEP_SHARE)))
@@ -163,7 +166,8 @@ def _step_on(cursor: shard_cursor.ShardCursor, target: BatchTarget) -> BoundSear
 
 
 def _stays(cursor: shard_cursor.ShardCursor, ahead: shard_cursor.PageRun, first: Record) -> bool:
-    """The time leads to the record that the batch begins at: behind the tip, that is the answer."""
+    """The time leads to the record that the batch begins at: behind the tip, the batch ends where
+    it begins."""
     if before(first.sequence_number) == cursor.position:
         ahead.begin_at(cursor.position)
         cursor.kept = ahead
@@ -184,7 +188,7 @@ def _follow(cursor: shard_cursor.ShardCursor, target: BatchTarget) -> BoundSearc
         if len(records) < limit:
             break
         between_ms = (shard_cursor.arrival_ms(records[-1]) + target.until_ms) // 2
-        records.clear()  # thousands of walks may wait here, for calls or for answers
+        records.clear()  # thousands of searches may wait here, for calls or for answers
         probed = shard_cursor.PageRun(at_timestamp(between_ms), cursor.rows_bytes_max)
         sample = yield from _read(cursor, probed, cursor.sample_limit)
         if not sample or front.reached.covers(sample[0].sequence_number):
@@ -244,17 +248,12 @@ def _is_resolved(
 
 
 def _take_over(cursor: shard_cursor.ShardCursor, page_run: shard_cursor.PageRun) -> bool:
-    """If the stretch has ended or reached the tip, its end is the bound."""
+    """If the run reached the tip or the shard's end, that is the bound. Returns: whether it did."""
     if page_run.is_ended:
         cursor.find(SHARD_END)
     elif page_run.at_tip and page_run.last is not None:
         cursor.find(after(page_run.last.sequence_number), tip_ms=page_run.tip_ms)
     return _is_over(page_run)
-
-
-def _take_end(cursor: shard_cursor.ShardCursor, kept: shard_cursor.PageRun) -> None:
-    if kept.is_ended and kept.first is None:
-        cursor.find(SHARD_END)
 
 
 def _is_over(page_run: shard_cursor.PageRun) -> bool:

@@ -20,7 +20,7 @@ from kclrun.spark.positions import SHARD_END, Place, Position, after, before
 
 
 class Read(msgspec.Struct, frozen=True):
-    """The next read of a walk: from a token, or from a start that needs an iterator first."""
+    """The next read of a search: from a token, or from a start that needs an iterator first."""
 
     limit: int
     token: str | None = None
@@ -140,10 +140,10 @@ def density_of(
     return Density(rate, rate * mean, mean)
 
 
-# Records of one shard read in a row from a position on, and the iterators at both ends. Pure.
+# The pages of one shard that were read in a row from a position on, and the iterators at both ends.
 #
-# It knows the read records and whether they are complete; it decides nothing about bounds. A record
-# is in a stretch exactly if the service returned it between `base` and `token`, none skipped.
+# `PageRun` knows the read records and whether they are complete; it decides nothing about bounds. A
+# record is in the run exactly if the service returned it between `base` and `token`.
 # Iterators live five minutes; executors get half a minute to begin with one.
 TOKEN_AGE_MAX_S: Final = 270.0
 # The key, the sequence number and the JSON around a record.
@@ -156,9 +156,9 @@ class PageRun:
     `first` is the first record after `base`, `last` the last one read. `tip_ms` is the service's
     time of the last request whose page said that no record follows it; `is_ended` means that the
     page was the shard's last. `is_whole` is False where the record that `base` names was not
-    found any more: such a stretch finds bounds, but the reader must judge its rows. `is_pushed`
-    means that the last page came from a subscription; `read_bytes` are those of the other pages.
-    `page_bytes` is the size of the last page's records.
+    found any more: such a run finds bounds, but executors must read its rows again and judge them.
+    `is_pushed` means that the last page came from a subscription; `read_bytes` are the bytes of the
+    pages that did not. `page_bytes` is the size of the last page's records.
     """
 
     def __init__(
@@ -198,14 +198,15 @@ class PageRun:
         return self.base if self.last is None else after(self.last.sequence_number)
 
     def read(self, limit: int, now: float) -> Read:
-        """The next read of this stretch."""
+        """The next read of this run."""
         if self.token is not None and now - self.token_at < TOKEN_AGE_MAX_S:
             return Read(limit, self.token)
+        self.token = None
         # One record more where the first one is the record at the base, which is dropped.
         return Read(min(10_000, limit + (self._awaited is not None)), None, self._opening())
 
     def begin_at(self, base: Position) -> None:
-        """The page just taken in begins at `base`; so does the stretch, whose base was unknown."""
+        """The page just taken in begins at `base`; so does the run, whose base was a time."""
         self.base = base
         self.base_token, self.base_token_at = self._page_token, self._page_token_at
 
@@ -244,7 +245,7 @@ class PageRun:
         return records
 
     def rest_after(self, bound: Position) -> PageRun | None:
-        """The part after a bound inside the stretch; None if it is not known record by record."""
+        """The part after a bound inside the run; None if its records are not all kept."""
         if self.last is not None and bound == after(self.last.sequence_number):
             rest = PageRun(bound, self._rows_bytes_max, self.token, self.token_at)
             if self.token is None:
@@ -268,15 +269,12 @@ class PageRun:
 
     def rows_to(self, bound: Position) -> tuple[Record, ...] | None:
         """All records up to a bound, None if some of them are not kept."""
-        is_reached = self.is_ended if bound.place is Place.SHARD_END else self._reaches(bound)
+        is_reached = self.is_ended if bound.place is Place.SHARD_END else bound <= self.reached
         if self.rows is None or not self.is_whole or not is_reached:
             return None
         if self.reached <= bound:
             return tuple(self.rows)
         return tuple(row for row in self.rows if bound.covers(row.sequence_number))
-
-    def _reaches(self, bound: Position) -> bool:
-        return bound <= self.reached
 
     def _opening(self) -> StartPoint:
         if self.last is not None:
@@ -306,7 +304,7 @@ class PageRun:
         return [row for row in records if not self.base.covers(row.sequence_number)]
 
     def _slim(self) -> None:
-        """Keep both ends without their data: a record may have 10 MiB, and the data is not used."""
+        """Keep the first and the last record without their data, which may be 10 MiB each."""
         is_one = self.first is self.last
         self.first = None if self.first is None else _without_data(self.first)
         self.last = self.first if is_one or self.last is None else _without_data(self.last)
@@ -326,7 +324,7 @@ def _without_data(record: Record) -> Record:
     return msgspec.structs.replace(record, data=b"")
 
 
-# The bytes that a look ahead may read: little beside a shard's 2 MB/s.
+# The bytes that a read further on may have: little beside a shard's 2 MB/s.
 _SAMPLE_BYTES: Final = 64 * 1024
 _SAMPLE_RECORDS_MAX: Final = 100
 # Where a trigger limits the records, their density matters: producers send up to 500 at once, which
@@ -351,8 +349,8 @@ class ShardCursor:
     """One shard from `position` on. `rows_bytes_max` bounds the rows kept for the executors;
     `is_counted` means that a batch has a limit of records.
 
-    Holds the stretch read from the position (`kept`), the one read from further on (`ahead`), and
-    the best bound found so far.
+    Holds the pages read from the position on (`kept`), the pages read from a later place on
+    (`ahead`), and the best bound found so far.
     """
 
     def __init__(
@@ -399,12 +397,13 @@ class ShardCursor:
         return None if self.kept.first is None else arrival_ms(self.kept.first)
 
     def is_misled(self, until_ms: int) -> bool:
-        """Whether the time is known to lead back to a record stamped ahead of its time."""
+        """Whether AT_TIMESTAMP with this time is known to lead back to a record that is stamped
+        later than the records after it."""
         return until_ms <= self.misled_until_ms
 
     @property
     def sample_limit(self) -> int:
-        """The number of records that a look ahead requests."""
+        """The number of records that a read further on requests."""
         if self._is_counted:
             return min(_COUNTED_SAMPLE_RECORDS_MAX, self._records_in(_COUNTED_SAMPLE_BYTES))
         return min(_SAMPLE_RECORDS_MAX, self._records_in(_SAMPLE_BYTES))

@@ -22,8 +22,8 @@ _MISSING_INTERVAL_S: Final = 1.0
 class ShardListing:
     """All known shards, and the time of the next listing.
 
-    Each question is answered once for a start and a listing: a look at thousands of shards asks it
-    several times.
+    Each answer is computed once for a start and a listing, because a look at thousands of shards
+    needs it several times.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -91,7 +91,7 @@ class ShardListing:
             self._known[child.shard_id] = Shard(
                 child.shard_id, child.hash_range, "0", None, parents[0], parents[1]
             )
-        # Of a thousand shards that end at once each names its children: make one graph of them.
+        # A thousand shards that end at once each name their children: make the graph only once.
         if new:
             self._change()
 
@@ -113,8 +113,9 @@ class ShardListing:
         return tuple(each for each, n in self._misses.items() if n >= LISTINGS_TO_BELIEVE)
 
     def entering(self, *, fails_on_data_loss: bool) -> tuple[str, ...]:
-        """Shards that the next batch takes in: children, or the remaining shards where all of a
-        line expired. Raises: DataLoss for such a line, unless that is allowed."""
+        """Shards that the next batch takes in: children, or, where all generations over some keys
+        have expired, the oldest listed shards. Raises: DataLoss for such keys, unless that is
+        allowed."""
         start, gone = self._watched, self.gone()
         ready = self._children_ready()
         if ready or not gone or any(start[each] != SHARD_END for each in gone):

@@ -1,4 +1,4 @@
-"""One shard's current walk: its open request, its budget, and the effect of its failures. Pure."""
+"""One shard's current search: its open request, its budget, the effect of its failures. Pure."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class ShardSearch:
-    """A track, and the walk that looks for its bound, if it has one."""
+    """A cursor, and the search for its bound, if there is one."""
 
     def __init__(self, cursor: shard_cursor.ShardCursor, budget: ReadBudget) -> None:
         self.cursor = cursor
@@ -117,32 +117,31 @@ class ShardSearch:
         self._in_flight = False
 
     @property
-    def is_walking(self) -> bool:
-        """Whether the walk is still looking for the bound."""
+    def is_searching(self) -> bool:
+        """Whether the search goes on."""
         return self._search is not None
 
     def is_held(self, now: float) -> bool:
-        """Whether no event can happen right now: no answer is awaited, no call is allowed."""
+        """Whether nothing can happen now: no answer is awaited, no call is allowed."""
         return not self._in_flight and self.ready_at(now) > now
 
     def ready_at(self, now: float) -> float:
-        """The time of the walk's next allowed request."""
+        """The time of the next allowed request."""
         return float("inf") if self.gone is not None else self.budget.ready_at(now)
 
     def wakes_at(self, now: float) -> float:
-        """The time of its next allowed request, unless an answer comes before; never while one is
-        awaited."""
+        """The time of the next allowed request; never while an answer is awaited."""
         return float("inf") if self._in_flight else self.ready_at(now)
 
     def begin(self, target: BatchTarget) -> None:
-        """Start a walk; a walk under way continues with its own aim."""
+        """Start a search; a search under way continues with its own target."""
         if self._search is None and self.gone is None:
             self.target = target
             self._search = find_bound(self.cursor, target)
             self._step(None)
 
     def stop(self) -> None:
-        """Drop the walk: the shard has another position now. A late answer is ignored."""
+        """Drop the search: the shard has another position now. A late answer is ignored."""
         if self._search is not None:
             self._search.close()
         self._search = self._want = self.target = None
@@ -164,7 +163,7 @@ class ShardSearch:
     ) -> None:
         """Take in the answer to the request `turn`; an answer to an older request is ignored.
 
-        Raises: ServiceError after as many failures in a row as the settings allow.
+        Raises: ServiceError once `retry_attempts` in a row have failed.
         """
         if turn != self._turn or self._want is None:
             return
@@ -181,7 +180,8 @@ class ShardSearch:
             case shard_cursor.Slowed(token, error) | shard_cursor.Delayed(token, error):
                 self.failures += 1
                 self.throttles += isinstance(outcome, shard_cursor.Slowed)
-                if settings.retry_attempts is not None and self.failures > settings.retry_attempts:
+                attempts_max = settings.retry_attempts
+                if attempts_max is not None and self.failures >= attempts_max:
                     raise error
                 page_run.hold(token, at.now)
                 rest_s = backoff_s(self.failures, at.chance, max_s=settings.retry_backoff_max_s)

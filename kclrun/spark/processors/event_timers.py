@@ -1,7 +1,7 @@
-"""Timers of event time around the records of a range: where a call ends, and what fires after it.
+"""Timers of event time among the records of a range: where a call ends, and which timers then fire.
 
-The records alone decide both (`consuming/timers.py`), so a range that is read again, or is cut in
-another way, has the same calls, rows and state [K18].
+The records alone decide both (`consuming/timers.py`), so a range that is read again, or in pages of
+other sizes, has the same calls, rows and state [K18].
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TimersHost(Protocol):
 
 
 class EventTimers:
-    """Those of one instance, from its beginning at `begin` on."""
+    """The timers of one instance, from the position `begin` on."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Runs user code over one shard, in a Python worker of Spark.
 
-It does not know Spark. `range_progress.py` and the error policy make the decisions.
+Must not know: Spark. `range_progress.py` and `consuming/` decide.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ from kclrun.record_calls.runners import PROCESS_RECORD
 from kclrun.spark.executor.reading import cuts
 from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.shard_state import ShardState
-from kclrun.spark.offsets import ShardRange
 from kclrun.spark.processors.event_timers import EventTimers, refuse_single_records
 from kclrun.spark.processors.range_progress import (
     RangeProgress,
@@ -75,9 +74,10 @@ from kclrun.state.keyed import Undoable
 # Emitted rows on their way into the DataFrame: JSON lines, then Arrow batches.
 #
 # A row leaves only after the call that emitted it has returned. So a call that raises can be
-# repeated without a duplicate row; Spark's outcome of the task decides about all rows. The memory
+# repeated without a duplicate row. The rows of a task count only if the task succeeds. The memory
 # is bounded by the rows that one call may emit, and by the size of a batch.
-# The two kinds of rows that leave a task: emitted ones, and one account of each range.
+#
+# The two kinds of rows that leave a task: emitted rows, and an account of each range.
 ROW: Final = "row"
 ACK: Final = "ack"
 SCHEMA: Final = (
@@ -142,7 +142,7 @@ class EmittedBatches:
             self._lines.append(line)
 
     def prepare(self, row: Mapping[str, Any], to: str) -> KeptRow:
-        """A row that its record keeps until it is done. Raises: as `emit`."""
+        """A row to keep until its record is done. Raises: as `emit`."""
         if to != MAIN_OUTPUT:
             raise SettingsError(f"on Spark rows go to one DataFrame: there is no output {to!r}")
         line = encode_row(row)[:-1]  # one line of a file, without its newline
@@ -174,8 +174,7 @@ class EmittedBatches:
             self._settle(position)
 
     def take_back_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
-        """The call raised: drop its rows, except for those that a checkpoint covers: they are
-        settled already."""
+        """The call raised: drop its rows, except rows that a checkpoint covers."""
         with self._lock:
             del self._lines[self._call_start :]
             self._is_open = False
@@ -308,15 +307,16 @@ class ProcessorHost:
     """One instance, from `initialize` to `shard_ended` or `lease_lost`.
 
     It follows the contracts of `kclrun.processor`, as the fleet does. A call that raises is
-    repeated after the pauses of `on_error`, and its rows are taken back. Then the task fails, and
-    Spark may run the whole range again elsewhere. Nothing is skipped [I9], unless `on_error.then`
-    says so: then the records at fault are given up, as `consuming/failures.py` decides.
-    `keep_letter` keeps a letter durably, before the task can return [I13]. It raises SinkError,
-    and the task fails.
+    repeated after the pauses of `on_error`, and its rows are taken back. After the last repetition
+    the task fails, and Spark may run the whole range again elsewhere. With `on_error.then` as
+    `dead-letter` or `skip`, only the records at fault are given up, as `consuming/failures.py`
+    decides; no other record is skipped [I9]. `keep_letter` keeps a letter durably, before the task
+    can return [I13]; if it raises SinkError, the task fails.
 
-    `begin` is the position it starts at; `token` the fencing token of the task; `state` that of the
-    shard there, which an instance behind this one goes on with. Every method that
-    calls user code raises ProcessorError when user code raises; the instance is then unusable.
+    `begin` is the position where the instance starts, `token` the fencing token of the task, and
+    `state` the keyed state of the shard at `begin`; the next instance of the task goes on with that
+    state. Every method that calls user code raises ProcessorError when user code raises; the
+    instance is then unusable.
     """
 
     def __init__(
@@ -344,9 +344,9 @@ class ProcessorHost:
         self._token = token
         self._wait = wait
         self._clock = clock
-        self._rows = EmittedBatches(self._shard_id, self._stream)
+        self.rows = EmittedBatches(self._shard_id, self._stream)
         self.state = state
-        self._effects: RowScope = self._rows if state is None else _RowsAndState(self._rows, state)
+        self._effects: RowScope = self.rows if state is None else _RowsAndState(self.rows, state)
         self._progress = RangeProgress(begin, job.uncheckpointed_max)
         self._progress_lock = threading.Lock()  # user code may checkpoint from any of its threads
         self._checkpointer = Checkpointer(self._checkpoint)
@@ -361,10 +361,6 @@ class ProcessorHost:
         self._attempt("initialize", lambda: self._initialize(user_code, begin))
 
     @property
-    def rows(self) -> EmittedBatches:
-        return self._rows
-
-    @property
     def position(self) -> ExtendedSequenceNumber:
         """The position of the last delivered record."""
         return self._progress.delivered
@@ -375,7 +371,7 @@ class ProcessorHost:
         return self._progress.processed
 
     def go_on(self, token: int) -> None:
-        """The next range begins at this instance's position; it belongs to another task now."""
+        """The next range begins at this instance's position, in another task."""
         self._token = self._context.fencing_token = token
         self._progress.continue_with_next_range()
 
@@ -452,9 +448,9 @@ class ProcessorHost:
             _log.warning("%s: lease_lost raised %s", self._shard_id, error_words(error))
         self._stop_calls()
 
-    def report(self, shard_range: ShardRange) -> RangeReport:
-        """The account of the range; ask once its rows have left."""
-        return self._progress.report(shard_range, self._rows.count())
+    def report(self) -> RangeReport:
+        """The account of the range, once its rows have left."""
+        return self._progress.report(self._lease_key, self.rows.count())
 
     def _initialize(self, user_code: type[RecordProcessor], begin: ExtendedSequenceNumber) -> None:
         # Each attempt gets a fresh instance: a half-initialised one is not usable.
@@ -469,18 +465,18 @@ class ProcessorHost:
             fencing_token=self._token,
             uncheckpointed_max=self._job.uncheckpointed_max,
             checkpoint_mode="batch",
-            emit=self._rows.emit,
+            emit=self.rows.emit,
             entries=None if self.state is None else self.state.live,
             no_state=NO_STATE,
             watermark=lambda: None if self._timers is None else self._timers.watermark,
-            prepare=self._rows.prepare,
+            prepare=self.rows.prepare,
             release=self._release,
             schemas=None
             if self._job.schema is None
             else {MAIN_OUTPUT: RowSchema.parse(self._job.schema)},
         )
         if self.state is not None and fires_timers(self._processor):
-            assert self._job.state is not None, "the job says where the state is"
+            assert self._job.state is not None, "a job with state has its place"
             self._timers = EventTimers(
                 *(self._processor, self._checkpointer, self.state, begin),
                 self._job.state.place.watermarks,
@@ -509,7 +505,7 @@ class ProcessorHost:
         rows: Sequence[KeptRow],
         changes: Sequence[Undoable],
     ) -> None:
-        self._rows.place(position, rows)
+        self.rows.place(position, rows)
         if changes:
             assert self.state is not None, "without state no call changes it"
             self.state.place(changes)
@@ -577,7 +573,7 @@ class ProcessorHost:
         )
 
     def _give(self, records: Sequence[Record]) -> None:
-        # Records that a former attempt checkpointed before it raised are not delivered again.
+        # Records that a former attempt checkpointed before it raised are not given again.
         left = drop_until(records, self._progress.checkpointed)
         if left:
             batch = RecordBatch(left, None, self._token, self._decoding)
@@ -589,7 +585,7 @@ class ProcessorHost:
             raise StaleCheckpoint(f"{at} is above {self._given}, the last record of this call")
         with self._progress_lock:
             self._progress.checkpoint(at)
-            self._rows.cover(self._covers)
+            self.rows.cover(self._covers)
             if self.state is not None:
                 self.state.cover()
 
@@ -602,7 +598,7 @@ class ProcessorHost:
         call: Callable[[], None],
         covers: ExtendedSequenceNumber | None = None,
     ) -> None:
-        """Call until it returns; `covers` is the position of its rows, None if it has no rows."""
+        """Repeat the call until it returns. `covers` is the position of its rows; None: no rows."""
         self._covers = covers or self._covers
         attempts = Attempts(where, self._job.on_error)
         while True:

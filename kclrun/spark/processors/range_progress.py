@@ -12,7 +12,6 @@ import msgspec
 from kclrun.consuming.checkpoints import CheckpointLedger
 from kclrun.model.record import Record
 from kclrun.model.sequence import AT_TIMESTAMP, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.spark.offsets import ShardRange
 from kclrun.spark.positions import Place, Position
 
 # Processor instances that stay in a Python worker between two micro-batches, fenced by position.
@@ -70,7 +69,8 @@ class ProcessorCache(Generic[Instance]):
         return Found(instance) if stands_at == begin else Stale(instance)
 
     def keep(self, key: Key, stands_at: Position, instance: Instance) -> tuple[Instance, ...]:
-        """Keep until the next range. Returns: the instances that this one displaces or replaces."""
+        """Keep until the next range. Returns: the instances that `instance` displaces or
+        replaces."""
         dropped = [self._kept.pop(key)] if key in self._kept else []
         self._kept[key] = (stands_at, instance)
         while len(self._kept) > self._instances_max:
@@ -90,16 +90,13 @@ class RangeReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The account of one range, for the report: counts of user records and of emitted rows.
 
     `position` is that of the last record given (SHARD_END once the shard ended), `checkpoint` the
-    last one the processor asked for in this range. `processing_s` is the time in user code. The
-    last two count records that were given up.
+    last checkpoint that the processor requested in this range. `processing_s` is the time in user
+    code. The last two count records that were given up.
     """
 
     shard_id: str
-    begin: str
-    end: str
     records: int
     bytes: int
-    batches: int
     rows: int
     position: str
     checkpoint: str | None = None
@@ -113,7 +110,6 @@ class RangeReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
             later,
             records=self.records + later.records,
             bytes=self.bytes + later.bytes,
-            batches=self.batches + later.batches,
             rows=self.rows + later.rows,
             checkpoint=later.checkpoint or self.checkpoint,
             processing_s=round(self.processing_s + later.processing_s, 6),
@@ -127,7 +123,6 @@ class _Given(msgspec.Struct):
 
     records: int = 0
     bytes: int = 0
-    batches: int = 0
     processing_s: float = 0.0
     dead_letters: int = 0
     skipped: int = 0
@@ -137,7 +132,7 @@ class _Given(msgspec.Struct):
 class RangeProgress:
     """Positions and counts. `checkpointed` is the last checkpoint that user code may rely on.
 
-    A range of a micro-batch is to a processor like a lease that one process holds on the fleet.
+    For a processor, a range of a micro-batch is like a lease that one process holds on the fleet.
     Positions follow the fleet's ledger (delivered >= processed >= checkpointed). Spark's commit of
     the batch is the checkpoint: a range that begins at this instance's position proves that commit.
     """
@@ -161,7 +156,7 @@ class RangeProgress:
         return self._ledger.checkpointed
 
     def continue_with_next_range(self) -> None:
-        """A range begins where the last one ended, so Spark has committed that one."""
+        """A range begins where the last range ended, so Spark has committed that range."""
         self._ledger.confirm(self._ledger.processed)
         self._given = _Given()
 
@@ -171,7 +166,6 @@ class RangeProgress:
         self._ledger.deliver(last, len(records))
         self._given.records += len(records)
         self._given.bytes += sum(map(len, map(_data, records)))
-        self._given.batches += 1
         return last
 
     def process(self, last: ExtendedSequenceNumber, processing_s: float) -> None:
@@ -198,15 +192,12 @@ class RangeProgress:
         self._ledger.confirm(position)
         self._given.asked = position
 
-    def report(self, shard_range: ShardRange, rows: int) -> RangeReport:
+    def report(self, shard_id: str, rows: int) -> RangeReport:
         """The account of the range since `continue_with_next_range`."""
         return RangeReport(
-            shard_id=shard_range.shard_id,
-            begin=str(shard_range.begin),
-            end=str(shard_range.end),
+            shard_id=shard_id,
             records=self._given.records,
             bytes=self._given.bytes,
-            batches=self._given.batches,
             rows=rows,
             position=str(self._ledger.processed),
             checkpoint=None if self._given.asked is None else str(self._given.asked),

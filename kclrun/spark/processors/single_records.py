@@ -1,7 +1,7 @@
-"""Single records of a range, in a Python worker of Spark: what surrounds `process_record`.
+"""Single records of a range, in a Python worker of Spark: the host of `process_record`.
 
-A task has all its records before it starts and ends only with them, so nothing joins and nothing
-stops between: `record_calls.py` makes the calls, and the task fails where a fleet's lease halts.
+`record_calls/` makes the calls. Unlike a lease of the fleet, a task never stops between records,
+and no record joins later; where a lease would halt, the task fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Failed(NamedTuple):
-    """What the task fails with: how often a record was called, its error, and the reason."""
+    """The failure of a task: the calls with a record, its error, the record, and the reason."""
 
     calls: int
     error: BaseException
@@ -55,8 +55,8 @@ class SingleRecords(RecordHost):
         self.calls = RecordCalls(terms, host=self, make_thread=_daemon)
 
     def process(self, records: Sequence[Record], last: ExtendedSequenceNumber) -> Failed | None:
-        """Process these records, up to `last`. Returns what the task fails with; then, and if it
-        raises, the instance is not usable any more. Raises: what `let_go` and `place` raise."""
+        """Process these records, up to `last`. Returns: the failure of the task, if it fails. Then,
+        and if this raises, the instance is unusable. Raises: the errors of `let_go` and `place`."""
         self._errors.clear()
         try:
             self.calls.run(_Given(records, last))

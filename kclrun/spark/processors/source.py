@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, get_args
 
 import msgspec
 from pyspark.sql.datasource import InputPartition
@@ -72,13 +72,12 @@ def processor_stream(
     """The rows that `settings.processor` emits, as a streaming DataFrame.
 
     Columns: `shardId`; `sequenceNumber` and `subSequenceNumber` of the last record given when the
-    row was emitted (SHARD_END from `shard_ended`); `row`, a JSON object. Rows of one shard and one
-    micro-batch are in the order of the calls, in one partition.
-    `source` is the stream and how it is read. The processor is imported on the executors:
-    from `paths` where they exist there, else from `--py-files`, a wheel or an archive of the job.
-    The query's progress has the observed metric `kclrun`: `records`, `bytes`, `rows`,
-    `deadLetters`, `skipped`, and `by_shard` with item, count, bytes, rows, position, checkpoint and
-    processingS.
+    row was emitted (SHARD_END from `shard_ended`); `row`, a JSON object. The rows of one shard in
+    one micro-batch are in one partition, in the order of the calls. `source` is the stream and how
+    it is read. The processor is imported on the executors: from `paths` where they exist there,
+    else from `--py-files`, a wheel or an archive of the job. The query's progress has the observed
+    metric `kclrun`: `records`, `bytes`, `rows`, `deadLetters`, `skipped`, and `by_shard` with item,
+    count, bytes, rows, position, checkpoint and processingS.
 
     `checkpoint.every: manual` is refused by the rules of the settings: a processor cannot keep a
     checkpoint of its own here.
@@ -86,7 +85,7 @@ def processor_stream(
     ProcessorLoadError where the class cannot be imported, and with ProcessorError where it raised
     on every attempt: those of `on_error` within a task, then Spark's attempts at the task.
     """
-    assert settings.processor is not None, "the rules of the settings see to it"
+    assert settings.processor is not None, "the rules of the settings require it"
     on_error = settings.on_error
     state = query_place(settings, source)
     job = ProcessorJob(
@@ -117,13 +116,13 @@ def processor_stream(
 
 def query_place(settings: Settings, source: SourceSettings) -> QueryPlace | None:
     """Where the query's state is; None without state. Raises: SettingsError for a Spark that does
-    not say where a query stands: the state has a lineage only by that."""
+    not pass a query's position, in which the lineage of the state travels."""
     place = state_place(settings)
     if place is None:
         return None
-    if not installed().says_start:
+    if not installed().passes_start:
         raise SettingsError("state: needs PySpark 4.2 or newer with engine: spark")
-    if place.path is not None:  # on executors, too
+    if place.path is not None:  # executors may have another working folder
         place = msgspec.structs.replace(place, path=str(Path(place.path).absolute()))
     return QueryPlace(place, settings.application, stream_name(source.reached.name))
 
@@ -157,14 +156,14 @@ def process(
     the default is the class's name. Two queries of one session that run a class over the same
     stream need different names. A call gets `batch_max` records at most. A call that raises is
     repeated `retries` times, the first time after `backoff_s` seconds; then the task fails, and
-    Spark tries it as often as `spark.task.maxFailures` says. With `then="dead-letter"` or `"skip"`
-    only the records at fault are given up, at most `limit` of a shard in ten minutes, and the batch
-    goes on. `dead_letter` is the setting of that name, such as `{"s3": "s3://bucket/prefix"}`; a
-    `path` must be a folder that all executors share. A letter is durable before its task ends, and
-    may be kept again by another attempt at it. `decode` says what `record.value` is, and `schema`
-    what an emitted row must fit, as the settings `decode` and `output.schema` do. `concurrency`
-    is how many records of a shard a `process_record` gets at the same time; `order` and `timeout_s`
-    are as in the setting of that name.
+    Spark tries it as often as `spark.task.maxFailures` allows. With `then="dead-letter"` or
+    `"skip"` only the records at fault are given up, at most `limit` of a shard in ten minutes, and
+    the batch goes on. `dead_letter` is the setting of that name, such as
+    `{"s3": "s3://bucket/prefix"}`; a `path` must be a folder that all executors share. A letter is
+    durable before its task ends, and may be kept again by another attempt at the task. `decode`,
+    `schema`, `order` and `timeout_s` are the settings `decode`, `output.schema`,
+    `concurrency.order` and `concurrency.timeout`. `concurrency` is how many records of a shard
+    `process_record` gets at the same time.
 
     Columns: `shardId`, `sequenceNumber`, `subSequenceNumber` of the last record given when the row
     was emitted, and `row`, a JSON object. With several streams `stream` comes before them, because
@@ -176,14 +175,13 @@ def process(
     """
     folders = [Path(each) for each in paths]
     user_code = load_processor(processor, folders)
-    load_decoding(decode, user_code, folders, lambda: bytes)  # a check: the executors do it again
+    load_decoding(decode, user_code, folders, lambda: bytes)  # only to check it
     if not 1 <= batch_max <= 100_000:
         raise SettingsError(f"batch_max: expected 1 to 100000, got {batch_max}")
-    if retries < 0 or backoff_s < 0:
-        raise SettingsError("retries and backoff_s: expected 0 or more")
-    if concurrency is not None and not 1 <= concurrency <= RECORDS_MAX:
-        raise SettingsError(f"concurrency: expected 1 to {RECORDS_MAX}, got {concurrency}")
-    several = None if concurrency is None else Concurrency(concurrency, order, timeout_s)
+    on_error = ErrorPolicy(retries, backoff_s, then, None, limit)
+    terms = Concurrency(1 if concurrency is None else concurrency, order, timeout_s)
+    _refuse_terms(on_error, terms)
+    several = None if concurrency is None else terms
     require_fit(user_code, processor, several, is_manual=False)
     if (then == "dead-letter") == (dead_letter is None):
         raise SettingsError('dead_letter: is for `then="dead-letter"`, and needed there')
@@ -206,7 +204,7 @@ def process(
         options=dict(options or {}),
         batch_max=batch_max,
         uncheckpointed_max=CheckpointSettings().uncheckpointed_max,
-        on_error=ErrorPolicy(retries, backoff_s, then, None, limit),
+        on_error=on_error,
         concurrency=several,
         letters=LetterPlace(path=place.path, s3=place.s3, sqs=place.sqs, stream=place.stream),
         decode=decode,
@@ -214,6 +212,22 @@ def process(
         run=uuid.uuid4().hex,
     )
     return _emitted(spark, job, source)
+
+
+def _refuse_terms(on_error: ErrorPolicy, several: Concurrency) -> None:
+    """Raises: SettingsError for values that the settings of these names refuse."""
+    if on_error.retries < 0 or on_error.backoff_s < 0:
+        raise SettingsError("retries and backoff_s: expected 0 or more")
+    if on_error.limit < 1:
+        raise SettingsError(f"limit: expected 1 or more, got {on_error.limit}")
+    if not 1 <= several.records <= RECORDS_MAX:
+        raise SettingsError(f"concurrency: expected 1 to {RECORDS_MAX}, got {several.records}")
+    if several.timeout_s is not None and not several.timeout_s > 0:
+        raise SettingsError(f"timeout_s: expected more than 0, got {several.timeout_s}")
+    words = {"then": (on_error.then, get_args(Then)), "order": (several.order, get_args(Order))}
+    for name, (word, known) in words.items():
+        if word not in known:
+            raise SettingsError(f"{name}: expected {' or '.join(known)}, got {word!r}")
 
 
 def _emitted(
@@ -242,7 +256,7 @@ class ProcessorPartition(ShardsPartition):
 class ProcessorReader(StreamReader):
     """The stream's reader, with a processor between its records and Spark.
 
-    A range of a micro-batch is to the processor like a lease that one process holds on the fleet:
+    For the processor, a range of a micro-batch is like a lease that one process holds on the fleet:
 
         initialize            where the range begins. An instance of this Python worker whose
                               position is exactly there continues instead, with a greater fencing
@@ -272,7 +286,8 @@ class ProcessorReader(StreamReader):
         return {**super().__getstate__(), "_state": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
-        """As in the source. With state it carries a lineage, which is still to be given."""
+        """As in the source. With state it carries an empty lineage; the first end has the real
+        one."""
         offset = super().initialOffset()
         return offset if self._job.state is None else marked(offset, BEGINS)
 
@@ -288,8 +303,8 @@ class ProcessorReader(StreamReader):
         return start if end is bare else marked(end, lineage or self._lineage)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """As in the source: the same records at every call. With state, what the query begins with
-        is durable before its first batch is read."""
+        """As in the source: the same records at every call. The state that the query begins with is
+        durable before its first batch is read."""
         if self._began_s is None:
             self._began_s = int(time.time())  # in the one process that plans for this query
         found = [
@@ -380,12 +395,12 @@ class ProcessorReader(StreamReader):
 
 
 class ProcessorSource(KclrunDataSource):
-    """The source whose rows are emitted ones. Subclasses name the processor; see `_source_of`."""
+    """The source of emitted rows. A subclass has the job: see `_source_of`."""
 
     job: ClassVar[ProcessorJob]
 
     def schema(self) -> str:
-        """As that of the source, with the columns of emitted rows."""
+        """The columns of emitted rows; checks and raises as the source does."""
         super().schema()
         return SCHEMA
 

@@ -59,10 +59,9 @@ class Keyed:
 class ProcessorTask:
     """Runs once. `token` is greater than that of every attempt started before.
 
-    `letters` opens the place of dead letters, at the first one; `registry` that of schemas.
-    With `keyed` the shards have keyed state.
-    An instance is kept only when the whole task succeeded. If the task fails, its instances are
-    dropped without a call, as after a crash.
+    `letters` opens the place of dead letters, at the first letter; `registry` the registry of
+    schemas. With `keyed` the shards have keyed state. An instance is kept only when the whole task
+    succeeded. If the task fails, its instances are dropped without a call, as after a crash.
     """
 
     def __init__(
@@ -135,8 +134,8 @@ class ProcessorTask:
     def _claim(
         self, shard_range: ShardRange, done: ExtendedSequenceNumber, state: ShardState | None
     ) -> bool:
-        """The state at the range's end is durable before the task can succeed. False: it is that of
-        another attempt, and this instance knows another version of it."""
+        """Make the state at the range's end durable, before the task can succeed. False: the state
+        of another attempt counts, and this instance has another version of it."""
         if state is None:
             return True
         assert self._keyed is not None, "a shard has state where the task has"
@@ -144,7 +143,7 @@ class ProcessorTask:
 
     def _settle(self, shard_range: ShardRange, host: ProcessorHost) -> Iterator[pa.RecordBatch]:
         yield from host.rows.batches(all_of_them=True)
-        account = host.report(shard_range)
+        account = host.report()
         former = self._accounts.get(shard_range.shard_id)
         self._accounts[shard_range.shard_id] = former.then(account) if former else account
 

@@ -12,14 +12,20 @@ from contextlib import contextmanager
 from typing import Final
 
 from kclrun import errors
-from kclrun.errors import EngineFailed, KclrunError, ProcessorError, ServiceError
+from kclrun.errors import (
+    EngineFailed,
+    KclrunError,
+    ProcessorError,
+    ProcessorVerdict,
+    ServiceError,
+)
 from kclrun.observe.logs import EventLog
 
 # The standard error of Spark's JVM and its Python workers becomes lines of our log.
 #
 # They write into a pipe; a thread reads it as long as a process holds the other end. Lines that
-# Spark writes at every start and the frames of its stack traces are for debugging; the rest is
-# bounded and cleaned like all foreign text (`observe/logs.py`).
+# Spark writes at every start and the frames of its stack traces are logged as `debug`; all lines
+# are bounded and cleaned like all foreign text (`observe/logs.py`).
 _STDERR: Final = 2
 # A line without a newline is logged in pieces of this size.
 _LINE_BYTES_MAX: Final = 8_192
@@ -34,7 +40,7 @@ _FRAME: Final = re.compile(r"\s|\.{3} \d+ more|Caused by: |Driver stacktrace:|Tr
 
 
 def level_of_line(line: str) -> str:
-    """`debug` for lines of every start and for the frames of a trace; else `warning`."""
+    """`debug` for lines of every start and for frames of a stack trace; else `warning`."""
     return "debug" if _AT_EVERY_START.match(line) or _FRAME.match(line) else "warning"
 
 
@@ -94,7 +100,7 @@ _DATA_EXCEPTION: Final = re.compile(r"SQLSTATE: 22[0-9A-Z]{3}\b")
 
 
 def failure_of(text: str) -> KclrunError:
-    """The error that the text of Spark's exception stands for, with a message for the user.
+    """The error that the text of Spark's exception is about, with a message for the user.
 
     Spark passes the error of one of its Python processes on as text only: the traceback's last
     paragraph names the class.
@@ -132,7 +138,12 @@ def own_failure_in(text: str) -> KclrunError | None:
 
 
 def _rebuilt(kind: type[KclrunError], message: str) -> KclrunError:
-    return kind(message, code="") if issubclass(kind, ServiceError) else kind(message)
+    if issubclass(kind, ServiceError):
+        return kind(message)
+    # User code raises a verdict in place of any other exception; elsewhere it decides nothing.
+    # Without `__init__`: some classes make the message from other arguments.
+    known = ProcessorError if issubclass(kind, ProcessorVerdict) else kind
+    return known.__new__(known, message)
 
 
 def _message(text: str) -> str:
@@ -148,5 +159,5 @@ def _where(traceback: str) -> str:
 
 def _first_line(text: str) -> str:
     """The first line of Spark's text, without the ids of its query."""
-    said = text.partition("terminated with exception: ")[2] or text
-    return said.strip().split("\n", 1)[0][:_WORDS_MAX]
+    cause = text.partition("terminated with exception: ")[2] or text
+    return cause.strip().split("\n", 1)[0][:_WORDS_MAX]

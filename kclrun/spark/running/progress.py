@@ -18,8 +18,8 @@ from kclrun.observe.sample import LeaseSample, ManagerSample, Report, ShardRepor
 from kclrun.spark.offsets import Offset, decode_offset
 from kclrun.spark.positions import SHARD_END, Position
 
-# The notice before the first batch. An idle machine needs some 10 s for it after the start of the
-# JVM: Python workers are started for it.
+# The notice before the first batch, which takes an idle machine some 10 s after the start of the
+# JVM: Spark starts Python workers for it.
 FIRST_BATCH: Final = "Spark is starting: its first batch may take half a minute"
 
 # Rates are shown over this time at most: as on the fleet, the last few seconds.
@@ -30,7 +30,7 @@ class RunCounts:
     """The counts of a run, added up from its batches: for the final report and the live view.
 
     Instants are arguments. A batch counts once, when it is committed; a replay after a crash
-    belongs to another run.
+    belongs to another run. The batches themselves are kept for the time of a rate only.
     """
 
     def __init__(self, began: Instant) -> None:
@@ -53,6 +53,7 @@ class RunCounts:
         self._seconds += batch.seconds
         self._bytes = _sum(self._bytes, batch.bytes)
         self._recent.append((now, batch))
+        self._forget_before(now - _RATE_OVER_S)
         ended = []
         for shard_id, part in batch.shards.items():
             self._shards[shard_id] = _added(self._shards.get(shard_id), part)
@@ -103,8 +104,7 @@ class RunCounts:
         self, *, application: str, stream: str, owner: str, is_draining: bool, now: Instant
     ) -> ManagerSample:
         """The run at this moment: a line for each shard that has not ended."""
-        while self._recent and self._recent[0][0] < now - _RATE_OVER_S:
-            self._recent.popleft()
+        self._forget_before(now - _RATE_OVER_S)
         ended = {shard_id for shard_id, shard in self._shards.items() if shard.is_ended}
         views = tuple(
             self._view(shard_id, now)
@@ -125,6 +125,10 @@ class RunCounts:
             has_leases=False,
             doing="" if self.batches else FIRST_BATCH,
         )
+
+    def _forget_before(self, instant: float) -> None:
+        while self._recent and self._recent[0][0] < instant:
+            self._recent.popleft()
 
     def _view(self, shard_id: str, now: Instant) -> LeaseSample:
         shard = self._shards.get(shard_id, ShardReport())
@@ -164,9 +168,9 @@ OBSERVED: Final = "kclrun"
 
 
 class ShardBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """One shard's part; `records` None where this Spark cannot count by shard.
+    """One shard's part of a batch; `records` None where this Spark cannot count by shard.
 
-    A processor's tasks add `bytes`, and `processing_s`, the time in user code.
+    Only a processor's tasks report `bytes` and `processing_s`, the time in user code.
     """
 
     begin: Position
@@ -177,11 +181,10 @@ class ShardBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchDone(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed batch. `shards` are those that it read records of, or read to their end.
+    """One committed batch. `shards` are the shards that it moved forward.
 
     `bytes` None where they were not counted; the last two count records that a processor's tasks
-    gave up; `seconds` is the time of the whole trigger;
-    `bounds` are all positions after it.
+    gave up; `seconds` is the time of the whole trigger; `bounds` are all positions after it.
     """
 
     batch_id: int
@@ -291,7 +294,7 @@ def _shards(
 
 
 def _by_shard(observed: Mapping[str, Any]) -> Mapping[str, ShardCount] | None:
-    """A processor's tasks may report one shard several times: it can be released within a batch."""
+    """The counts by shard. A processor that is released within a batch reports its shard again."""
     counted = observed.get("by_shard")
     if not isinstance(counted, list):
         return None

@@ -33,11 +33,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-# Translates exceptions of PySpark in this process into our errors. Every call to the JVM can fail,
-# also because the JVM is gone.
 @contextmanager
 def as_kclrun_errors() -> Iterator[None]:
-    """Raises: the KclrunError that an exception of PySpark or of its way to the JVM stands for."""
+    """Raises: a KclrunError in place of an exception of PySpark. Every call to the JVM can fail,
+    also because the JVM is gone."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -49,8 +48,7 @@ def as_kclrun_errors() -> Iterator[None]:
 
 # The settings of the source, from `stream`, `start`, `aws`, `fetch` and `spark.source`. Pure.
 #
-# A value that is set elsewhere in the file is not repeated in `spark.source`
-# (`config/rules.py` refuses it), so the two cannot contradict each other.
+# `config/rules.py` refuses a value in `spark.source` that is set elsewhere in the file.
 def source_settings(settings: Settings, now: WallTime) -> SourceSettings:
     """The source of this application; `now` judges `start`.
 
@@ -100,11 +98,11 @@ def _start(settings: Settings, now: WallTime) -> dict[str, object]:
 
 # The query of one application: its records, the result of user code, and the output.
 #
-# The same query can be started again on the same checkpoint with another trigger: the result of
-# user code is built once.
-# The number of shards of a batch that are counted exactly; an account may have 20,000 at most.
+# The result of user code is made once; the query can be started again on the same checkpoint with
+# another trigger.
+# So many shards of a batch are counted exactly; an account of AWS has 20,000 shards at most.
 _SHARDS_COUNTED_MAX: Final = 100_000
-_AVAILABLE_NOW: Final = "available-now"
+AVAILABLE_NOW: Final = "available-now"
 _ASAP: Final = "asap"
 
 
@@ -143,9 +141,9 @@ def pipeline_result(
     try:
         result = pipeline(*given)
     except Exception as error:
-        said = str(error).strip().split("\n", 1)[0]
+        first_line = str(error).strip().split("\n", 1)[0]
         raise ProcessorLoadError(
-            f"pipeline: {reference} raised {type(error).__name__}: {said}"
+            f"pipeline: {reference} raised {type(error).__name__}: {first_line}"
         ) from error
     if isinstance(result, StreamingQuery):
         return result
@@ -193,7 +191,7 @@ def start_query(
             writer = writer.partitionBy(*output.partition_by)
         if output.path is not None:
             writer = writer.option("path", output.path)
-    if trigger == _AVAILABLE_NOW:
+    if trigger == AVAILABLE_NOW:
         writer = writer.trigger(availableNow=True)
     elif trigger != _ASAP:
         writer = writer.trigger(processingTime=f"{round(float(trigger) * 1000)} milliseconds")
@@ -203,8 +201,8 @@ def start_query(
         ours = own_failure_in(str(error))  # for instance an error of the sink's options
         if ours is not None:
             raise ours from error
-        said = str(error).strip().split("\n", 1)[0]
-        raise SettingsError(f"output: Spark cannot write the DataFrame so: {said}") from error
+        first_line = str(error).strip().split("\n", 1)[0]
+        raise SettingsError(f"output: Spark cannot write the DataFrame so: {first_line}") from error
 
 
 def _format(output: OutputSettings, *, is_emitted: bool) -> str:

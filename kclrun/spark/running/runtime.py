@@ -1,7 +1,7 @@
 """One run of `engine: spark`, from opening the session to the last line of the log.
 
-A stop ends the run between two batches. Every error that can be found before the first batch is
-reported as on the fleet.
+A stop ends the run between two batches. Errors that are found before the first batch are reported
+as on the fleet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ from kclrun.sinks.durable_files import write_report
 from kclrun.spark.engine.versions import Capabilities, installed
 from kclrun.spark.running.failures import failure_of
 from kclrun.spark.running.progress import RunCounts, read_lags, read_progress
-from kclrun.spark.running.query import Query, as_kclrun_errors, made_query, source_settings
+from kclrun.spark.running.query import (
+    AVAILABLE_NOW,
+    Query,
+    as_kclrun_errors,
+    made_query,
+    source_settings,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,19 +47,18 @@ if TYPE_CHECKING:
 # thread looks at the query a few times a second: Spark's own listeners would need a server for
 # calls back from the JVM, and their events have the same content as the progress.
 #
-# Ends a streaming query between two batches; PySpark itself does not offer that.
+# PySpark cannot end a query between two batches: `StreamingQuery.stop()` interrupts the batch that
+# runs. Spark itself ends queries of `availableNow` after a batch: it sets their state to TERMINATED
+# once the batch is committed. `let_end` sets the same state, so that any query ends after its
+# running batch. Those are internals of Spark (the same from 4.0 to 4.3). Where they are missing,
+# the query is stopped in the first gap between two batches that a look finds.
 #
-# `StreamingQuery.stop()` interrupts the batch that runs. Spark ends queries of `availableNow` in
-# good order: it sets their state to TERMINATED once a batch is committed. The same state, set from
-# here, makes any query end after its running batch. Those are internals of Spark (the same from 4.0
-# to 4.3). Where they are not found, the stop happens in the first gap between two batches that is
-# seen.
-# Spark's words for a query whose thread has ended (`StreamExecution`).
+# Spark's messages of a query whose thread has ended (`StreamExecution`).
 _ENDED: Final = ("Stopped", "Terminated with exception")
 
 
 def let_end(query: StreamingQuery) -> bool:
-    """Make the query begin no further batch. Returns at once, either way: whether Spark took it.
+    """Make the query begin no further batch. Returns at once: whether Spark's internals were found.
 
     A query that has ended by itself is not changed.
     """
@@ -79,8 +84,8 @@ def has_come_to_rest(query: StreamingQuery) -> bool:
 
 # A look costs a call or two to the JVM, some milliseconds each.
 _LOOK_EVERY_S: Final = 0.2
-# The interval between the stop request and the end. A look between two steps of Spark is repeated,
-# so that the instant before a batch begins is not taken for rest.
+# The interval of the looks after a stop request. Two looks must find the query at rest: one look
+# may fall into the instant before a batch begins.
 _REST_EVERY_S: Final = 0.05
 _LOOKS_AT_REST: Final = 2
 
@@ -141,7 +146,7 @@ class Watch:
             looks = looks + 1 if has_come_to_rest(query) else 0
             self._look(query)
             self._wait(_REST_EVERY_S)
-        # Only the wait for the next trigger is left: this ends that wait, and the query's thread.
+        # The query only waits for its next trigger: end that wait, and the query's thread.
         query.stop()
         return Ending.AS_ASKED
 
@@ -154,7 +159,7 @@ class Watch:
 
 
 def _progress_since(query: StreamingQuery, seen: int) -> list[dict[str, Any]]:
-    """The progress since batch `seen`, oldest first; the newest idle one again, for its lag.
+    """The progress since batch `seen`, oldest first; an idle one again at each look, for its lag.
 
     Spark keeps the last hundred: more than it can make between two looks.
     """
@@ -174,14 +179,13 @@ def _decoded(progress: Any) -> dict[str, Any]:
     return decoded
 
 
-_AVAILABLE_NOW: Final = "available-now"
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-# As in the manager: a user sees it move, and a look at the JVM costs milliseconds.
+# As in the manager: often enough for a display, and a look at the JVM costs milliseconds.
 _SHOW_EVERY_S: Final = 1.0
 
 
 class ExitReason(enum.Enum):
-    """The reason why a run ended, in the words of the fleet's report."""
+    """The reason why a run ended, with the texts of the fleet's report."""
 
     DRAINED = "drained"
     CAUGHT_UP = "caught up"
@@ -275,14 +279,14 @@ class SparkRun:
     def _run(self, query: Query) -> ExitReason:
         is_until = self._settings.until is not None
         trigger = self._settings.spark.trigger
-        if not is_until or not (trigger == _AVAILABLE_NOW or self._source_is_done()):
+        if not is_until or not (trigger == AVAILABLE_NOW or self._source_is_done()):
             is_enough = self._source_is_done if is_until else lambda: False
             ending = self._watch.until_ended(query.start(trigger), is_enough)
             if not is_until or self._stop.is_wanted:
                 return self._reason(ending)
         while True:
             was_done = self._source_is_done()
-            ending = self._watch.until_ended(query.start(_AVAILABLE_NOW), lambda: False)
+            ending = self._watch.until_ended(query.start(AVAILABLE_NOW), lambda: False)
             if self._stop.is_wanted:
                 return self._reason(ending)
             if was_done:
@@ -337,7 +341,7 @@ class SparkRun:
     def _looked(self) -> None:
         stage = self._stop.stage
         if stage is not self._reported_stage:
-            is_first = not self._reported_stage_is_stop()
+            is_first = self._reported_stage.value == "running"
             self._log.note("draining" if is_first else "stop_hurried", state=stage.value)
             self._reported_stage = stage
         now = Instant(time.monotonic())
@@ -353,9 +357,6 @@ class SparkRun:
                 )
             )
 
-    def _reported_stage_is_stop(self) -> bool:
-        return self._reported_stage.value != "running"
-
     def _signalled(self, number: int, _frame: FrameType | None) -> None:
-        """Runs between two instructions of the main thread: it only notes the request."""
+        """Only note the request: this runs between two instructions of the main thread."""
         self._stop.press(signal.Signals(number), Instant(time.monotonic()))

@@ -1,7 +1,7 @@
 """The reports of a batch's tasks to the driver, and the driver's log line about them. Pure.
 
-It is silent while every shard accepts its records. It logs a line when flow control slowed a batch
-down, and another one when flow control no longer does.
+There is no line while every shard accepts its records. There is one when flow control first slows a
+batch down, and one when it no longer does.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def task_report(rows: int, metrics: ProducerMetrics) -> TaskReport:
 
 
 def batch_report(tasks: Iterable[TaskReport]) -> BatchReport:
-    """The report of a batch from those of its tasks."""
+    """The report of a batch from the reports of its tasks."""
     done = tuple(tasks)
     slowed = [(shard_id, *flow) for each in done for shard_id, flow in each.slowed.items()]
     return BatchReport(

@@ -23,11 +23,11 @@ from kclrun.ports import ShardFilter
 from kclrun.spark.options import Reached
 from kclrun.spark.requests import connected
 
-# A record that was sent by an old map still arrives: the service routes it. Only flow control is
-# less exact during that time, and a reshard takes about as long itself.
+# A record that was sent by an old map still arrives, because the service routes it. Only flow
+# control is less exact for so long, and a reshard itself takes about as long.
 _KEPT_S: Final = 30.0
-# At 0.1 s doubling, 3 to 6 s in all. A micro-batch can wait that long, and so can a user for the
-# message that an endpoint cannot be reached.
+# With pauses from 0.1 s on that double, 3 to 6 s in all. A micro-batch can wait for so long, and so
+# can a user for the message that an endpoint cannot be reached.
 _ATTEMPTS_MAX: Final = 6
 _BACKOFF_BASE_S: Final = 0.1
 # The same number as the connections that a process keeps.
@@ -127,5 +127,5 @@ _OPEN: Final = OpenShards(list_open_shards).forget_in_children()
 
 
 def open_shards(reached: Reached) -> tuple[Shard, ...]:
-    """The result of `OpenShards.of`, from this process's cache. Raises: as that."""
+    """As `OpenShards.of`, from this process's cache."""
     return _OPEN.of(reached)

@@ -36,8 +36,8 @@ from kclrun.spark.sink.writing import put_entries
 
 # One task of the sink puts the rows of one partition into the stream, on an executor.
 #
-# The pace of the shards that a task learnt stays in the process: Python workers are kept, and the
-# next task of any partition begins with it.
+# The pace of each shard stays in the process: Spark keeps Python workers, and the next task of any
+# partition begins with that pace.
 # The same number of streams as a process keeps connections.
 _STREAMS_MAX: Final = 16
 
@@ -48,7 +48,7 @@ def put_partition(
     """Put every row of one partition, in order; return once all are acknowledged.
 
     Raises: SinkError for a row that cannot be a record; Throttled or Unavailable once no record was
-    accepted for the settings' budget; AccessDenied, NotFound, InvalidRequest as the service said.
+    accepted for `giveUpAfter`; AccessDenied, NotFound, InvalidRequest at once.
     """
     reached = settings.reached
     producer = KinesisProducer(
@@ -90,7 +90,7 @@ def _flow(reached: Reached) -> Flow:
 
 
 _LOG: Final = logging.getLogger("kclrun.spark.sink.writers")
-# The process that only commits micro-batches has loaded this module; processes that plan have not.
+# Only the process that commits micro-batches has loaded this module; processes that plan have not.
 _COMMITTING: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 # PySpark 4.0 has no class of this name, and passes Arrow batches to any Arrow writer.
 _StreamArrowWriter: Any = getattr(api, "DataSourceStreamArrowWriter", None) or type(
@@ -165,12 +165,12 @@ class _Writer:
         """Put one partition; return once every row is acknowledged. Raises: as `put_partition`."""
         return TaskDone(put_partition(self._settings, self._shards, iterator))
 
-    def _tell(self, messages: Sequence[Any], batch: str) -> None:
+    def _log_commit(self, messages: Sequence[Any], batch: str) -> None:
         reached = self._settings.reached
         report = batch_report(each.report for each in messages if isinstance(each, TaskDone))
-        _SLOWED.tell(reached, f"stream {reached.name}, {batch}", report)
+        _SLOWED.log(reached, f"stream {reached.name}, {batch}", report)
 
-    def _tell_abort(self, messages: Sequence[Any], batch: str) -> None:
+    def _log_abort(self, messages: Sequence[Any], batch: str) -> None:
         done = [each.report for each in messages if isinstance(each, TaskDone)]
         _LOG.warning(
             "stream %s, %s: failed: %d of %d tasks had finished, their %d rows are in the stream;"
@@ -185,18 +185,18 @@ class _Writer:
 
 class _BatchWriter(_Writer, api.DataSourceArrowWriter):
     def commit(self, messages: list[api.WriterCommitMessage | None]) -> None:
-        self._tell(messages, "batch write")
+        self._log_commit(messages, "batch write")
 
     def abort(self, messages: list[api.WriterCommitMessage | None]) -> None:
-        self._tell_abort(messages, "batch write")
+        self._log_abort(messages, "batch write")
 
 
 class _StreamWriter(_Writer, _StreamArrowWriter):  # type: ignore[misc]
     def commit(self, messages: list[api.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        self._tell(messages, f"batch {batchId}")
+        self._log_commit(messages, f"batch {batchId}")
 
     def abort(self, messages: list[api.WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        self._tell_abort(messages, f"batch {batchId}")
+        self._log_abort(messages, f"batch {batchId}")
 
 
 class _Slowed:
@@ -205,7 +205,7 @@ class _Slowed:
     def __init__(self) -> None:
         self._streams: dict[Reached, None] = {}
 
-    def tell(self, reached: Reached, what: str, report: BatchReport) -> None:
+    def log(self, reached: Reached, what: str, report: BatchReport) -> None:
         """Log the line about this batch, if it has one."""
         was_slow = reached in self._streams
         line = slowdown_line(what, report, was_slow=was_slow)

@@ -20,14 +20,15 @@ from pyspark.sql.types import StringType
 from kclrun.codec.kpl import parse_hash_key
 from kclrun.errors import LimitExceeded, SettingsError, SinkError
 from kclrun.model.record import PutEntry
+from kclrun.spark.option_table import text_of
 from kclrun.spark.options import sink_settings
 from kclrun.spark.sink.columns import DATA, EXPLICIT_HASH_KEY, PARTITION_KEY, check_columns
 from kclrun.spark.sink.shards import open_shards
 
 # Turns rows of Spark into records to put, and checks that each row can become one.
 #
-# A row that cannot become a record is an error that names the row and the count; it never leaves a
-# gap. Values, including keys, never appear in a message.
+# A row that cannot become a record is an error that names the row's place and the count of such
+# rows; no row is left out. Values, including keys, never appear in a message.
 # A partition key has 1 to 256 Unicode characters (PutRecordsRequestEntry).
 KEY_CHARACTERS_MAX: Final = 256
 
@@ -151,27 +152,29 @@ def write(
     mode use `foreachBatch(lambda rows, _: kclrun.spark.write(rows, …))`.
 
     `stream` is a name or an ARN. `key`, `data` and `explicit_hash_key` are columns, by name or
-    made: `data` is binary or string, the others are cast to string. `options` are those of the
-    sink (`options.py`): region, endpointUrl, roleArn, aggregate and so on.
+    as a Column: `data` is binary or string, the others are cast to string. `options` are those of
+    the sink (`options.py`): region, endpointUrl, roleArn, aggregate and so on; None counts as not
+    given.
 
-    Delivery is at least once: a failed task is tried again as a whole, and so is the batch of a
-    query that was ended before its commit; both put rows again that were in the stream already,
-    then in their order once more. (With `spark.speculation` two attempts may run at the same time,
-    and their rows mix: leave it off where order matters.)
+    Delivery is at least once. A failed task is tried again as a whole, and so is a batch whose
+    query ended before its commit: rows that were in the stream already are put again, in their
+    order. (With `spark.speculation` two attempts may run at the same time, and their rows mix:
+    leave it off where order matters.)
 
     Order, within one key (nothing holds between keys):
 
     - A key's rows are put in the order in which they stand in their one partition, also when the
-      stream throttles. So a request holds one record of a key: few keys with many rows want the
-      option `aggregate` (one aggregate of a key instead). `ordered` false lifts both: refused
-      records are then overtaken.
+      stream throttles. So a request holds one record of a key: with few keys and many rows, set
+      the option `aggregate` (a request then holds one aggregate of a key). With `ordered` false
+      neither holds: later records overtake refused ones.
     - They are in one partition because rows are repartitioned by key. That shuffle keeps no
       order among rows that came from different partitions: name the columns to sort by in
       `order_by` (ascending), and the rows of a key go out in that order within each batch. For
       rows of the kclrun source: `[length("sequenceNumber"), "sequenceNumber",
       "subSequenceNumber"]`. A streaming DataFrame is then written through `foreachBatch`.
-    - `keys_are_together` says that no shuffle is needed: the rows come straight from the kclrun
-      source through select, filter and the like, and keep its keys. They go out as they were read.
+    - With `keys_are_together` there is no shuffle: for rows that come from the kclrun source
+    through
+      select, filter and the like only, with the same keys. They go out as they were read.
 
     `partitions` is how many tasks write after the shuffle; by default as many as run at once.
 
@@ -200,7 +203,7 @@ def write(
 
 
 def _listed(order_by: str | Column | Sequence[str | Column]) -> Sequence[str | Column]:
-    """One column becomes a list of one; a text would otherwise be split into letters."""
+    """A single column as a list; a text would otherwise be split into letters."""
     return [order_by] if isinstance(order_by, str | Column) else order_by
 
 
@@ -239,15 +242,10 @@ def _options(stream: str, options: Mapping[str, object], *, ordered: bool) -> di
     named = "streamARN" if stream.startswith("arn:") else "streamName"
     ordering = "key" if ordered else "none"
     return {
-        **{name: _option(value) for name, value in options.items()},
+        **{name: text_of(value) for name, value in options.items() if value is not None},
         named: stream,
         "ordering": ordering,
     }
-
-
-def _option(value: object) -> str:
-    # The same texts as those of Spark's own option().
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _column(named: str | Column) -> Column:

@@ -129,6 +129,22 @@ def test_a_disk_full_for_a_moment_costs_and_doubles_nothing(
     assert places(tmp_path) == ALL
 
 
+def test_without_a_free_descriptor_for_a_moment_a_file_is_finished_the_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    real, calls = os.open, iter(range(1000))
+
+    def full_at_first(path: Path, flags: int, *rest: Any) -> int:
+        if flags & os.O_DIRECTORY and next(calls) == 0:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", full_at_first)
+    archive(tmp_path, options={"rotate_records": 4}, batch_max=6, retries=1)
+
+    assert places(tmp_path) == ALL
+
+
 def test_a_failed_sync_is_not_taken_for_a_success_the_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -27,10 +27,11 @@ def test_a_batch_with_many_keys_emits_before_it_grows():
 
 def test_a_field_of_json_data_can_be_the_key():
     data = [b'{"c": "UA"}', b'{"c": 7}', b'{"c": null}', b"{}", b"[1]", b"\xff", b"[" * 100_000]
+    data.append(b'{"c": "\\ud800"}')
     run = run_processor(ByKey, data, options={"field": "c"})
 
     counts = {key: count.records for key, count in merge(run.rows).items()}
-    assert counts == {"UA": 1, "7": 1, None: 5}
+    assert counts == {"UA": 1, "7": 1, None: 5, r"\ud800": 1}
 
 
 def test_no_keys_at_all_is_refused():

@@ -801,6 +801,20 @@ def test_positions_of_a_shard_and_its_child_are_refused():
         world.query(Start(StartKind.POSITIONS, positions=positions)).initial_offset()
 
 
+@pytest.mark.parametrize("step_s", [-3_600.0, 3_600.0])
+def test_after_a_step_of_the_clock_iterators_have_the_age_that_executors_see(step_s):
+    world = World()
+    world.put()
+    query = world.query()
+    start = news(query, query.initial_offset())
+    world.host_ahead_s += step_s
+    world.put()
+    hint = query.hints(start, news(query, start))[S0]
+
+    assert hint.iterator is not None
+    assert 0.0 <= world.at + world.host_ahead_s - hint.iterator_at < 60.0
+
+
 def test_a_position_whose_record_expired_gives_no_short_cuts():
     # The reader must see for itself what is gone: rows read past the loss would hide it.
     world = World()
@@ -906,7 +920,7 @@ def test_a_start_at_a_time_lists_the_shards_that_were_open_then(at_s, filters):
 
 
 @pytest.mark.parametrize(
-    ("attempts_max", "failures", "waits"), [(None, 3, 3), (3, 3, 3), (2, 3, 2)]
+    ("attempts_max", "failures", "waits"), [(None, 3, 3), (4, 3, 3), (3, 3, 2), (1, 1, 0)]
 )
 def test_a_call_that_must_succeed_is_repeated_after_pauses_that_grow(attempts_max, failures, waits):
     world = World()

@@ -349,6 +349,14 @@ def test_the_last_committed_batch_counts_and_one_that_was_only_begun_is_reported
     assert not read_committed(tmp_path).is_another_begun
 
 
+def test_an_empty_file_of_offsets_is_refused(tmp_path):
+    checkpoint(tmp_path, [text_of()])
+    (tmp_path / "offsets" / "3").write_text("")
+
+    with pytest.raises(OffsetRefused, match="offsets/3 is of version ''"):
+        read_committed(tmp_path)
+
+
 @pytest.mark.parametrize(
     "source",
     [

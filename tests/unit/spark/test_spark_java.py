@@ -267,6 +267,21 @@ def test_a_jvm_is_started_outside_our_process_group_where_there_is_none(
     assert made == [({"spark.x": "1"}, {"start_new_session": True}), "gateway"] * launches
 
 
+@pytest.fixture
+def launched_homes(tmp_path, monkeypatch):
+    """The home of Spark that each launched JVM gets; the environment is a plain one."""
+    plain = {"XDG_CACHE_HOME": str(tmp_path), "PYSPARK_PYTHON": sys.executable}
+    monkeypatch.setattr(os, "environ", plain)
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda *, gateway: None)
+    homes = []
+    monkeypatch.setattr(
+        "pyspark.java_gateway.launch_gateway",
+        lambda _conf, _popen: homes.append(os.environ.get("SPARK_HOME")),
+    )
+    return homes
+
+
 @pytest.mark.parametrize(
     ("master", "changed", "is_ours"),
     [
@@ -279,21 +294,15 @@ def test_a_jvm_is_started_outside_our_process_group_where_there_is_none(
     ],
 )
 def test_a_local_jvm_has_a_home_without_the_zip_of_pyspark(
-    tmp_path, monkeypatch, master, changed, is_ours
+    tmp_path, launched_homes, master, changed, is_ours
 ):
-    environment = {"XDG_CACHE_HOME": str(tmp_path), "PYSPARK_PYTHON": sys.executable, **changed}
-    monkeypatch.setattr(os, "environ", dict(environment))
-    monkeypatch.setattr(SparkContext, "_gateway", None)
-    monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda *, gateway: None)
-    homes = []
-    monkeypatch.setattr(
-        "pyspark.java_gateway.launch_gateway",
-        lambda _conf, _popen: homes.append(os.environ.get("SPARK_HOME")),
-    )
+    environment = {**os.environ, **changed}
+    os.environ.update(changed)
 
     launch_jvm({"spark.master": master})
     launch_jvm({"spark.master": master})
 
+    homes = launched_homes
     assert os.environ == environment
     assert len(set(homes)) == 1
     if not is_ours:
@@ -304,6 +313,16 @@ def test_a_local_jvm_has_a_home_without_the_zip_of_pyspark(
     assert list((home / "jars").glob("spark-core_*.jar"))
     assert (home / "bin" / "spark-submit").is_file()
     assert not (home / "python").exists()
+
+
+def test_a_home_that_cannot_be_made_costs_only_time(launched_homes):
+    launch_jvm({"spark.master": "local"})
+    shutil.rmtree(launched_homes[0])
+    Path(launched_homes[0]).write_text("not a folder")
+    launch_jvm({"spark.master": "local"})
+
+    assert launched_homes[1:] == [None]
+    assert "SPARK_HOME" not in os.environ
 
 
 class Closing:

@@ -111,6 +111,7 @@ class World:
         self.code = "x"
         self.wrong = []  # what the next timers of the key A raise
         self.fleet = None
+        self.graph = GRAPH
         self.start()
 
     def start(self, code=None):
@@ -120,7 +121,7 @@ class World:
         self.token += 1
         self.query = QueryState(
             self.store,
-            lambda: GRAPH,
+            lambda: self.graph,
             None if self.fleet is None else lambda: self.fleet,
             token=self.token << 32,
             retain_s=3600.0,  # what is in this store is a day old
@@ -313,6 +314,22 @@ def test_old_versions_go_once_no_batch_can_begin_with_them(world):
         world.query.committed(LINEAGE, offset(**{LOW: AT[5], HIGH: AT[5]}))
     assert not any(of == PARENT for of, _ in world.stored[LINEAGE].content)
     assert world.task(LOW, AT[5], AT[6], *some(A)) == [(A, "x" * 8)]
+
+
+def test_the_state_of_a_shard_that_has_left_the_listing_goes_once_its_children_have_theirs(world):
+    world.begin()
+    world.task(PARENT, TRIM_HORIZON, SHARD_END, *some(A))
+    world.graph = ShardGraph(each for each in GRAPH if each.shard_id != PARENT)
+    world.start()
+    world.task(LOW, TRIM_HORIZON, AT[5], *some(A))
+    for _ in range(2 * BATCHES_KEPT):
+        world.query.committed(LINEAGE, offset(**{LOW: AT[5], HIGH: TRIM_HORIZON}))
+    assert any(of == PARENT for of, _ in world.stored[LINEAGE].content), "HIGH begins with it"
+
+    world.task(HIGH, TRIM_HORIZON, AT[5])
+    for _ in range(4):
+        world.query.committed(LINEAGE, offset(**{LOW: AT[5], HIGH: AT[5]}))
+    assert not any(of == PARENT for of, _ in world.stored[LINEAGE].content)
 
 
 @pytest.mark.parametrize("cuts", [(), (5,), (1, 2, 3), (7, 8, 40), range(1, 60, 3)], ids=str)

@@ -143,7 +143,7 @@ def test_a_shard_without_a_lease_begins_at_the_horizon_and_is_named(caplog):
         query(world, rows).initial_offset()
 
     assert [each.getMessage() for each in caplog.records] == [
-        f"table shop says nothing of {second}: read from the oldest record"
+        f"table shop has no row of {second}: read from the oldest record"
     ]
 
 

@@ -148,6 +148,16 @@ def test_positions_are_given_by_shard():
     )
 
 
+@pytest.mark.parametrize(
+    "url", ["http://kinesis.example", "ftp://127.0.0.1", "https://me:pw@kinesis.example", "x"]
+)
+def test_an_endpoint_is_https_or_on_this_host(url):
+    with pytest.raises(SettingsError, match="endpointUrl") as raised:
+        read_source_options({"streamName": "s", "endpointUrl": url}, Use.STREAM)
+
+    assert "pw" not in str(raised.value)
+
+
 def test_an_arn_names_the_stream_and_its_region():
     settings = read_source_options({"streamarn": ARN}, Use.STREAM)
     assert settings.reached == Reached(stream=ARN)

@@ -48,7 +48,7 @@ def shards(count, *, closed=()):
 def planner_at(count, *, closed=(), position=after("5"), listed_at=0.0, **settings):
     """A planner that knows a listing, at a batch that begins after record 5 of each shard."""
     made = BatchPlanner(replace(SETTINGS, **settings), 0.0, 0.0)
-    made.lines.listed(shards(count, closed=closed), listed_at)
+    made.listing.listed(shards(count, closed=closed), listed_at)
     start = Offset(streams=STREAMS, shards={each.shard_id: position for each in shards(count)})
     made.begin(start, 0.0, is_first=False)
     return made
@@ -100,12 +100,12 @@ def test_all_that_exists_is_read_at_a_tip_seen_since_or_at_a_record_that_came_la
     finding, head_s, tip_ms, closed, is_all
 ):
     planner = planner_at(1, closed=[0] if closed else ())
-    planner.service.hear(10.0, 10.0, 10.0)
-    planner.service.hear(9.5, 9.5, 10.5)
+    planner.service.add_sample(10.0, 10.0, 10.0)
+    planner.service.add_sample(9.5, 9.5, 10.5)
     now = 10.0
     early, late = planner.service.surely_past_ms(now), planner.service.surely_ahead_ms(now)
     planner.end_at_now(now)
-    planner.lines.listed(shards(1, closed=[0] if closed else ()), 10.1)
+    planner.listing.listed(shards(1, closed=[0] if closed else ()), 10.1)
     cursor = planner.running["s000"].cursor
     shift = early - 9_000
     assert late == 11_001
@@ -120,7 +120,7 @@ def test_all_that_exists_is_read_at_a_tip_seen_since_or_at_a_record_that_came_la
     assert planner.must_go_on
     assert planner.is_exhausted() is is_all
     assert planner.may_offer(now) is is_all
-    planner.lines.list_now()
+    planner.listing.list_now()
     assert not planner.is_exhausted(), "shards may have come since the last listing"
     planner.end_nowhere()
     assert not planner.must_go_on
@@ -161,7 +161,7 @@ def test_the_report_names_the_twenty_worst_shards_and_adds_up_all():
 
 def test_a_tick_asks_each_shard_once_and_the_listing_when_it_is_due():
     planner = planner_at(2, poll_interval_s=2.0)
-    planner.service.hear(100.0, 0.0, 0.0)
+    planner.service.add_sample(100.0, 0.0, 0.0)
     asked = planner.asks(0.0)
     assert [type(each) for each in asked] == [AskPage, AskPage]
     assert planner.asks(1.0) == []
@@ -188,7 +188,7 @@ def test_a_tick_asks_each_shard_once_and_the_listing_when_it_is_due():
 
 def test_a_throttle_lengthens_the_next_tick():
     planner = planner_at(1)
-    planner.service.hear(100.0, 0.0, 0.0)
+    planner.service.add_sample(100.0, 0.0, 0.0)
     (ask,) = planner.asks(0.0)
     planner.take(ask, Slowed(None, Throttled("no")), 0.1, 0.5)
     assert planner.tick_s == 1.0
@@ -199,7 +199,7 @@ def test_a_throttle_lengthens_the_next_tick():
 
 def test_a_shard_that_was_called_unknown_is_asked_again_once_a_later_listing_has_it():
     planner = planner_at(1)
-    planner.service.hear(100.0, 0.0, 0.0)
+    planner.service.add_sample(100.0, 0.0, 0.0)
     (ask,) = planner.asks(0.0)
     planner.take(ask, Gone(NotFound("no such shard"), 0.1), 0.2, 0.5)
     for sent_at, is_asked in ((0.1, False), (0.3, True)):
@@ -213,7 +213,7 @@ def test_a_batch_whose_rows_do_not_travel_costs_a_call_and_its_bytes_again(
     inline_bytes_max, calls_left
 ):
     planner = planner_at(1, inline_bytes_max=inline_bytes_max)
-    planner.service.hear(100.0, 0.0, 0.0)
+    planner.service.add_sample(100.0, 0.0, 0.0)
     (ask,) = planner.asks(0.0)
     rows = [Record(b"x" * 99_900, "k", number, 1.0) for number in ("5", "6", "7")]
     planner.take(ask, Paged("t", FetchedPage(rows, "u", 0), 0.0, 0.0), 0.0, 0.5)
@@ -233,7 +233,7 @@ def test_a_batch_whose_rows_do_not_travel_costs_a_call_and_its_bytes_again(
 
 def test_a_shard_that_begins_in_the_future_is_not_looked_at_before():
     planner = planner_at(1, position=at_timestamp(5_000))
-    planner.service.hear(0.0, 0.0, 0.0)
+    planner.service.add_sample(0.0, 0.0, 0.0)
 
     assert planner.asks(0.0) == planner.asks(4.0) == []
     assert planner.next_at(4.0) == 4.25
@@ -263,7 +263,7 @@ def test_shards_wait_for_each_other_where_one_ahead_would_advance_the_watermark(
 
 def test_a_batch_that_takes_all_is_exhausted_once_its_shard_was_seen_at_the_tip():
     planner = planner_at(1)
-    planner.service.hear(100.0, 0.0, 0.0)
+    planner.service.add_sample(100.0, 0.0, 0.0)
     start = Offset(streams=STREAMS, shards={"s000": after("5")})
     planner.begin(start, 0.0, is_first=False, takes_all=True)
 

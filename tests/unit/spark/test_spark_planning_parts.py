@@ -12,7 +12,7 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import backoff_s
 from kclrun.spark.options import Reached, SourceSettings
-from kclrun.spark.planning.batch_target import Admission, ServiceTime, TargetSearch, Window
+from kclrun.spark.planning.batch_target import ServiceTime, TargetSearch, Window, admitted_s
 from kclrun.spark.planning.bound_search import BatchTarget, find_bound
 from kclrun.spark.planning.shard_cursor import (
     Delayed,
@@ -31,7 +31,7 @@ from kclrun.spark.planning.shard_cursor import (
 from kclrun.spark.planning.shard_search import Moment, ReadBudget, ShardSearch, Tick
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 
-SETTINGS = SourceSettings(reached=Reached(stream="s"), retry_attempts=2)
+SETTINGS = SourceSettings(reached=Reached(stream="s"), retry_attempts=3)
 
 
 def record(number, at=0.0):
@@ -59,7 +59,7 @@ def test_the_services_time_lies_between_its_bounds(ahead_s, answers):
     for pause_s, out_s, back_s in answers:
         sent_at, served_at = now, now + out_s
         now = served_at + back_s
-        service.hear(float(int(served_at + ahead_s)), sent_at, now)
+        service.add_sample(float(int(served_at + ahead_s)), sent_at, now)
         now += pause_s
 
     assert service.surely_past_ms(now) <= (now + ahead_s) * 1000 <= service.surely_ahead_ms(now)
@@ -83,7 +83,7 @@ def estimate(service, now=0.0):
 
 def test_before_any_answer_the_hosts_clock_is_the_services_to_a_second():
     service = ServiceTime(5.0)
-    service.hear(None, 1.0, 2.0)
+    service.add_sample(None, 1.0, 2.0)
 
     assert not service.is_known
     assert estimate(service) == (4_000, 6_001)
@@ -91,25 +91,25 @@ def test_before_any_answer_the_hosts_clock_is_the_services_to_a_second():
 
 def test_an_answer_bounds_the_services_time_by_its_second_and_the_way_there_and_back():
     service = ServiceTime(5.0)
-    service.hear(103.0, sent_at=99.75, received_at=100.5)
+    service.add_sample(103.0, sent_at=99.75, received_at=100.5)
 
     assert service.is_known
     assert estimate(service) == (2_500, 4_251)
-    service.hear(104.0, sent_at=101.0, received_at=101.25)  # both bounds are better
+    service.add_sample(104.0, sent_at=101.0, received_at=101.25)  # both bounds are better
     assert estimate(service) == (2_750, 4_001)
-    service.hear(103.0, sent_at=102.0, received_at=102.75)  # the upper bound only
+    service.add_sample(103.0, sent_at=102.0, received_at=102.75)  # the upper bound only
     assert estimate(service) == (2_750, 2_001)
 
 
 def test_an_answer_counts_for_ten_minutes_and_those_of_five_seconds_count_as_one():
     service = ServiceTime(0.0)
-    service.hear(110.0, 100.0, 100.0)
-    service.hear(104.0, 104.0, 104.9)  # with the first
-    service.hear(106.0, 105.0, 105.0)
+    service.add_sample(110.0, 100.0, 100.0)
+    service.add_sample(104.0, 104.0, 104.9)  # with the first
+    service.add_sample(106.0, 105.0, 105.0)
     assert estimate(service) == (10_000, 1_001)
-    service.hear(700.0, 700.0, 700.0)
+    service.add_sample(700.0, 700.0, 700.0)
     assert estimate(service) == (10_000, 1_001)
-    service.hear(701.0, 701.0, 701.0)  # the first and the second are forgotten together
+    service.add_sample(701.0, 701.0, 701.0)  # the first and the second are forgotten together
     assert estimate(service) == (1_000, 1_001)
 
 
@@ -160,8 +160,8 @@ def test_a_window_is_a_millisecond_at_the_least_and_a_year_at_the_most():
 def test_limits_of_a_trigger_are_times_at_the_density_of_all_shards(records_max, bytes_max, span_s):
     dense = [Density(100.0, 10_000.0, 100.0)] * 3
 
-    assert Admission(records_max, bytes_max).span_s(dense) == pytest.approx(span_s)
-    assert Admission(records_max or 1, bytes_max).span_s([]) == 365 * 86_400.0
+    assert admitted_s(records_max, bytes_max, dense) == pytest.approx(span_s)
+    assert admitted_s(records_max or 1, bytes_max, []) == 365 * 86_400.0
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def cursor_at(head_ms=None, *, at_tip=False, shard_id="s"):
 def known(now_ms):
     """The service's time of local time 0: surely past is `now_ms` then."""
     service = ServiceTime(0.0)
-    service.hear(now_ms / 1000, 0.0, 0.0)
+    service.add_sample(now_ms / 1000, 0.0, 0.0)
     return service
 
 
@@ -362,9 +362,11 @@ def test_the_limits_of_a_trigger_shorten_the_window_64_mib_a_shard_without_any()
 def test_an_iterator_is_used_for_four_and_a_half_minutes_and_then_made_anew():
     page_run = PageRun(TRIM_HORIZON, 10_000, "given", 100.0)
     assert page_run.read(10, 369.9) == Read(10, "given")
-    assert page_run.read(10, 370.0) == Read(10, None, StartPoint(IteratorType.TRIM_HORIZON))
     page_run.hold("later", 200.0)
     assert page_run.read(10, 369.9) == Read(10, "given"), "the first one is still good"
+    assert page_run.read(10, 370.0) == Read(10, None, StartPoint(IteratorType.TRIM_HORIZON))
+    page_run.hold("later", 370.0)
+    assert page_run.read(10, 371.0) == Read(10, "later")
     page_run.forget_token()
     page_run.hold(None, 200.0)
     assert page_run.read(10, 200.0).token is None
@@ -565,7 +567,7 @@ def test_the_number_of_records_is_expected_from_their_density_and_the_time_betwe
 
 def test_a_search_waits_for_its_answer_then_for_its_budget_and_for_ever_if_the_shard_is_gone():
     shard = running()
-    assert (shard.is_walking, shard.is_held(0.0), shard.wakes_at(0.0)) == (True, False, 0.0)
+    assert (shard.is_searching, shard.is_held(0.0), shard.wakes_at(0.0)) == (True, False, 0.0)
     ask = shard.ask(0.0)
     assert shard.ask(0.0) is None
     assert (shard.is_held(0.0), shard.wakes_at(0.0)) == (False, inf)
@@ -588,7 +590,7 @@ def test_a_search_waits_for_its_answer_then_for_its_budget_and_for_ever_if_the_s
     assert (shard.ready_at(99.0), shard.is_held(99.0), shard.wakes_at(99.0)) == (inf, True, inf)
     shard.stop()
     shard.begin(BatchTarget(9, 9))
-    assert (shard.is_walking, shard.target) == (False, None)
+    assert (shard.is_searching, shard.target) == (False, None)
 
 
 def test_a_page_ends_the_row_of_failures_and_a_stopped_search_begins_anew():
@@ -597,9 +599,9 @@ def test_a_page_ends_the_row_of_failures_and_a_stopped_search_begins_anew():
     shard.take(shard.ask(0.0).turn, paged(record(2), behind_ms=5), Moment(0.0, 0, 0.5), SETTINGS)
     assert shard.failures == 0
     shard.stop()
-    assert (shard.is_walking, shard.target, shard.ask(9.0)) == (False, None, None)
+    assert (shard.is_searching, shard.target, shard.ask(9.0)) == (False, None, None)
     shard.begin(BatchTarget(9, 9))
-    assert shard.is_walking
+    assert shard.is_searching
     assert shard.ask(9.0) is not None
 
 

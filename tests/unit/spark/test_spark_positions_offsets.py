@@ -1,8 +1,11 @@
 """The nouns in a checkpoint: texts that come back, one order, one text for one offset."""
 
+import base64
 import json
 import random
+import zlib
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -240,6 +243,19 @@ def test_packed_parents_that_were_cut_short_are_refused():
 
     with pytest.raises(OffsetRefused, match="does not hold an offset"):
         decode_offset({**encoded, "parents": encoded["parents"][:-5]})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "numbers", "times"),
+    [((2, 2), b"\1", []), ((1, 1), b"", [1]), ((0, 0), b"\1", []), ((0, 0), b"", [1])],
+)
+def test_positions_that_do_not_match_their_kinds_are_refused(kinds, numbers, times):
+    subs = [0] * len(numbers)
+    columns = [[0, 1], bytes(kinds), 1, numbers, subs, times]
+    packed = base64.b85encode(zlib.compress(msgspec.msgpack.encode(columns))).decode()
+
+    with pytest.raises(OffsetRefused, match="do not match their kinds"):
+        decode_offset({**encode_offset(offset()), "v": VERSION, "shards": packed})
 
 
 @pytest.mark.parametrize("shards", ["", "no", "c-oj$0RR910096190%q%"])

@@ -9,7 +9,6 @@ from kclrun.errors import StaleCheckpoint
 from kclrun.model.record import Record
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.spark import positions
-from kclrun.spark.offsets import ShardRange
 from kclrun.spark.processors.range_progress import (
     Absent,
     Found,
@@ -23,8 +22,6 @@ from kclrun.spark.processors.range_progress import (
     fencing_token,
 )
 from tests.seeds import seed_of
-
-HORIZON_TO_20 = ShardRange("shardId-0", positions.TRIM_HORIZON, positions.after("20"))
 
 
 def record(number, sub=0, size=3):
@@ -71,25 +68,20 @@ def test_a_page_is_given_in_batches_and_uncopied_where_it_fits():
 def test_an_account_counts_its_own_range_only():
     progress = RangeProgress(TRIM_HORIZON, 1000)
     progress.process(progress.deliver([record(10), record(20, size=5)]), 0.5)
-    first = progress.report(HORIZON_TO_20, rows=4)
+    first = progress.report("shardId-0", rows=4)
     progress.continue_with_next_range()
     progress.process(progress.deliver([record(30, size=7)]), 0.25)
-    second = progress.report(
-        ShardRange("shardId-0", positions.after("20"), positions.after("30")), rows=1
-    )
+    second = progress.report("shardId-0", rows=1)
 
-    assert (first.records, first.bytes, first.batches, first.rows) == (2, 8, 1, 4)
-    assert (first.begin, first.end, first.position) == ("TRIM_HORIZON", "20", "20")
+    assert (first.records, first.bytes, first.rows, first.position) == (2, 8, 4, "20")
     assert (second.records, second.bytes, second.position) == (1, 7, "30")
     assert (first.processing_s, second.processing_s) == (0.5, 0.25)
 
 
 def test_the_account_of_two_instances_is_their_sum_from_the_later_ones_position():
-    counts = {"records": 1, "bytes": 2, "batches": 3, "rows": 4}
+    counts = {"records": 1, "bytes": 2, "rows": 4}
     first = RangeReport(
         shard_id="s",
-        begin="1",
-        end="9",
         position="5",
         checkpoint="4",
         **{**counts, "processing_s": 0.1000004},
@@ -126,7 +118,7 @@ def test_the_commit_of_a_range_is_a_checkpoint_for_the_next():
 
     with pytest.raises(StaleCheckpoint, match="the last checkpoint is 20"):
         progress.checkpoint(ExtendedSequenceNumber("10"))
-    assert progress.report(HORIZON_TO_20, rows=0).checkpoint is None
+    assert progress.report("shardId-0", rows=0).checkpoint is None
 
 
 KEY = Key("run", "app", "stream", "shardId-0")

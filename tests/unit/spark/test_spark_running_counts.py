@@ -176,6 +176,15 @@ def test_a_rate_is_that_of_the_last_five_seconds_or_of_the_whole_run(
     assert view.records_per_s == 1_000.0, "a run is at least a millisecond old"
 
 
+def test_a_run_that_nobody_looks_at_keeps_the_batches_of_five_seconds_only() -> None:
+    counts = RunCounts(Instant(100.0))
+    for second in range(1, 1_000):
+        counts.add(counted(10, end=after("7")), Instant(100.0 + second))
+
+    assert counts.batches == 999
+    assert len(counts._recent) == 6
+
+
 def test_a_shard_whose_records_were_not_counted_once_has_no_count() -> None:
     counts, end = RunCounts(Instant(100.0)), after("7")
     for records, seconds in ((None, 0.25), (3, 0.5)):

@@ -9,7 +9,18 @@ from types import SimpleNamespace
 import pytest
 
 from kclrun.cli import exit_codes
-from kclrun.errors import DataLoss, EngineFailed, NotFound, OffsetRefused, ProcessorError
+from kclrun.errors import (
+    DataLoss,
+    EngineFailed,
+    FailedRecords,
+    HaltShard,
+    NotFound,
+    OffsetRefused,
+    ProcessorError,
+    RetryLater,
+    Throttled,
+    UndecodableRecord,
+)
 from kclrun.spark.running import failures
 from kclrun.spark.running.failures import captured_engine, failure_of
 
@@ -32,6 +43,25 @@ Traceback (most recent call last):
 
 def python_error(said: str) -> str:
     return HEAD + TRACE + said + "\n" + TAIL
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (RetryLater(3.0, "the service is away"), ProcessorError),
+        (FailedRecords([1, 2], "no price"), ProcessorError),
+        (HaltShard("ask us first"), ProcessorError),
+        (UndecodableRecord("not JSON"), UndecodableRecord),
+        (Throttled("too fast", operation="GetRecords", code="X"), Throttled),
+    ],
+)
+def test_an_error_that_is_made_of_other_arguments_comes_back_with_its_message(
+    raised: Exception, kind: type[Exception]
+) -> None:
+    failure = failure_of(python_error(f"kclrun.errors.{type(raised).__name__}: {raised}"))
+
+    assert type(failure) is kind
+    assert str(failure) == str(raised)
 
 
 def test_an_error_of_ours_comes_back_with_its_whole_message() -> None:

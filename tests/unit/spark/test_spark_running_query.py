@@ -239,6 +239,10 @@ def test_a_processor_is_a_format_of_its_own_whose_rows_leave_without_accounts(mo
         ({"retries": -1}, "retries and backoff_s"),
         ({"backoff_s": -0.1}, "retries and backoff_s"),
         ({"application": "a b"}, "application: expected letters"),
+        ({"then": "drop"}, "then: expected halt or dead-letter or skip, got 'drop'"),
+        ({"order": "keys"}, "order: expected key or none, got 'keys'"),
+        ({"limit": 0}, "limit: expected 1 or more, got 0"),
+        ({"timeout_s": 0.0}, r"timeout_s: expected more than 0, got 0\.0"),
         ({"schema": "a text"}, "schema: expected a type"),
     ],
 )

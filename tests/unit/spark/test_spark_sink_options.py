@@ -158,7 +158,7 @@ WRITES = {
     ),
     "with every option": (
         {"stream": ARN, "explicit_hash_key": "h", "ordered": False, "keys_are_together": True}
-        | {"options": {"aggregate": True, "maxRecordBytes": 2048}},
+        | {"options": {"aggregate": True, "maxRecordBytes": 2048, "region": None}},
         True,
         [
             *(f"{TAKEN} h:string explicitHashKey", "format kclrun", "outputMode append"),

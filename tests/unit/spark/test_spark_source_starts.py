@@ -61,7 +61,7 @@ class Asked:
 @pytest.fixture
 def reader():
     made = StreamReader(SourceSettings(reached=Reached(stream="s")))
-    made._says_start = False
+    made._passes_start = False
     made._planner = Asked()
     return made
 
@@ -117,7 +117,7 @@ def test_the_limit_of_a_batch_is_one_of_spark_s(monkeypatch, limits, named):
 @pytest.mark.parametrize("takes_all", [False, True])
 def test_a_spark_that_says_where_it_stands_gets_the_start_itself_without_new_records(takes_all):
     reader = StreamReader(SourceSettings(reached=Reached(stream="s")))
-    reader._says_start = True
+    reader._passes_start = True
     asked = []
 
     class Planner(Asked):
@@ -133,7 +133,7 @@ def test_a_spark_that_says_where_it_stands_gets_the_start_itself_without_new_rec
     assert reader.latestOffset(there, limit) is there
     assert reader.latestOffset(there) is there
     assert asked == [takes_all, takes_all, False]
-    with pytest.raises(InvariantViolation, match="did not say where the query stands"):
+    with pytest.raises(InvariantViolation, match="did not pass the query's position"):
         reader.latestOffset()
 
 
@@ -143,7 +143,7 @@ def test_what_spark_says_of_the_trigger_and_the_end_reaches_the_planner(reader):
 
     assert reader._planner.calls == ["available now", "close"]
     made = StreamReader(SourceSettings(reached=Reached(stream="s")))
-    assert made._says_start == installed().says_start
+    assert made._passes_start == installed().passes_start
     if hasattr(pyspark.sql.streaming.datasource, "SupportsTriggerAvailableNow"):
         assert isinstance(made, pyspark.sql.streaming.datasource.SupportsTriggerAvailableNow)
 

@@ -25,7 +25,7 @@ from kclrun.spark.engine.versions import capabilities, installed
 def test_each_version_offers_what_its_data_sources_can(version, offers):
     found = capabilities(version)
 
-    assert (found.says_start, found.counts_by_value) == offers
+    assert (found.passes_start, found.counts_by_value) == offers
     assert found.version == version
 
 
