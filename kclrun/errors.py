@@ -16,6 +16,7 @@ leaves.
     │   ├── NotFound                 the stream, shard or table is not there
     │   ├── ExpiredIterator          ask for a new iterator
     │   └── InvalidRequest           the request itself was wrong: our bug or a wrong setting
+    │       └── IndexMissing           the lease table has no owner index: scans find the offers
     ├── LeaseError                 the lease protocol refused
     │   ├── LeaseLost                another owner has the lease, or the fence has passed
     │   └── StaleCheckpoint          below the last checkpoint, or above the last delivered record
@@ -60,6 +61,7 @@ __all__ = [
     "HaltShard",
     "HostFailed",
     "HostRefused",
+    "IndexMissing",
     "InvalidRequest",
     "InvariantViolation",
     "KclrunError",
@@ -170,6 +172,10 @@ class ExpiredIterator(ServiceError):
 
 class InvalidRequest(ServiceError):
     """The service calls the request invalid; sending it again will not help."""
+
+
+class IndexMissing(InvalidRequest):
+    """The lease table exists and has no owner index, or the index is still being made."""
 
 
 class LeaseError(KclrunError):

@@ -208,8 +208,8 @@ class LeaseTable(Protocol):
     def offered(self, rows_max: int) -> tuple[Lease, ...]:
         """Rows that wait for a taker: found by the owner index, read consistently [P17].
 
-        At most `rows_max`, at random among more. Raises a ServiceError leaf; `NotFound` if the
-        table has no such index.
+        At most `rows_max`, at random among more. Raises a ServiceError leaf;
+        `IndexMissing` if the table has no such index.
         """
         ...
 

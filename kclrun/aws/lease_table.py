@@ -18,7 +18,14 @@ from kclrun.aws.errors import service_error
 from kclrun.aws.expressions import CREATE, BoundWrite, bind
 from kclrun.aws.rows import BrokenRow, Item, decode_page, decode_row, encode_row, kcl3_mode_of, text
 from kclrun.aws.wire import RefusedReply, WireClient, WireReply
-from kclrun.errors import InvalidRequest, NotFound, ServiceError, TableRefused, Unavailable
+from kclrun.errors import (
+    IndexMissing,
+    InvalidRequest,
+    NotFound,
+    ServiceError,
+    TableRefused,
+    Unavailable,
+)
 from kclrun.errors import OutcomeUnknown as OutcomeUnknownError
 from kclrun.errors import Throttled as ThrottledError
 from kclrun.model.lease import KCL3_MODE_KEY, OFFERED, Lease, LeaseKey, coordinator_table
@@ -91,7 +98,7 @@ def find_offered(client: WireClient, table: str, rows_max: int) -> tuple[Lease, 
 
     The choice is random so that managers that query at the same time read different rows. Rows
     that the service did not return (`UnprocessedKeys`) are left to the next query, half a second
-    later. Raises: NotFound without table or index (also while the index is being built);
+    later. Raises: NotFound without table, IndexMissing without index (or while it is being built);
     Throttled, Unavailable, AccessDenied.
     """
     keys = _offered_keys(client, table)
@@ -118,7 +125,7 @@ def _offered_keys(client: WireClient, table: str) -> list[str]:
     except InvalidRequest as error:
         # Message: "does not have the specified index: …", or "cannot read from backfilling …".
         if error.code == _INVALID and OWNER_INDEX in str(error):
-            raise NotFound(
+            raise IndexMissing(
                 f"{operations.QUERY.name}: table {table} has no index {OWNER_INDEX} to ask",
                 operation=operations.QUERY.name,
                 code=_INVALID,
@@ -230,7 +237,7 @@ class DynamoLeaseTable:
     def offered(self, rows_max: int) -> tuple[Lease, ...]:
         """At most `rows_max` offered rows; if there are more, a random choice of them [P17].
 
-        Raises a ServiceError leaf; NotFound where the table has no owner index.
+        Raises a ServiceError leaf; IndexMissing where the table has no owner index.
         """
         return find_offered(self._client, self._table, rows_max)
 

@@ -9,7 +9,14 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from kclrun.errors import AccessDenied, InvalidRequest, NotFound, ServiceError, Unavailable
+from kclrun.errors import (
+    AccessDenied,
+    IndexMissing,
+    InvalidRequest,
+    NotFound,
+    ServiceError,
+    Unavailable,
+)
 from kclrun.leases import commands, events
 from kclrun.leases.commands import Request, ServiceRequests
 from kclrun.manager.loop import IoPool, Loop
@@ -205,9 +212,9 @@ class ServiceCalls(ServiceRequests):
 
     def _offers_failed(self, error: ServiceError, asked: Instant) -> None:
         """The next look is soon, and scans find offers as well [P17]."""
-        if isinstance(error, NotFound):
+        if isinstance(error, IndexMissing):
             self._tell_unindexed(error)
-        else:
+        elif not isinstance(error, NotFound):  # of a table that is gone, the scans say so
             self.outages.failed(LOOK_FOR_OFFERS, error, asked)
         self._deliver(events.OffersFound(None))
 

@@ -128,12 +128,15 @@ def test_what_was_processed_is_what_prometheus_and_cloudwatch_are_reported(
             and series[("kclrun_worker_leases", "")] == 4
         )
     )
-    status, body = watcher.until_health(lambda status, body: body["status"] == "ok")
+    status, body = watcher.until_health(
+        lambda status, body: (
+            body["status"] == "ok" and {lease["state"] for lease in body["leases"]} == {"running"}
+        )
+    )
     shards = {shard for name, shard in series if name == "kclrun_records_total"}
     assert app.stop() == 0
 
     assert status == 200
-    assert {lease["state"] for lease in body["leases"]} == {"running"}
     assert {lease["shard"] for lease in body["leases"]} == shards
     assert series["kclrun_unclaimed_leases", ""] == 0
     assert series["kclrun_healthy", ""] == 1

@@ -11,7 +11,14 @@ import pytest
 from kclrun.aws.lease_table import OWNER_INDEX, DynamoLeaseTable
 from kclrun.aws.rows import encode_row
 from kclrun.aws.wire import WireClient
-from kclrun.errors import AccessDenied, InvalidRequest, NotFound, Throttled, Unavailable
+from kclrun.errors import (
+    AccessDenied,
+    IndexMissing,
+    InvalidRequest,
+    NotFound,
+    Throttled,
+    Unavailable,
+)
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import TRIM_HORIZON
 
@@ -127,12 +134,12 @@ def test_rows_that_the_service_did_not_get_to_are_left_to_the_next_look(
         f"Cannot read from backfilling global secondary index: {OWNER_INDEX}",
     ],
 )
-def test_an_index_that_cannot_be_asked_is_not_found(
+def test_an_index_that_cannot_be_asked_is_missing(
     server: Any, table: DynamoLeaseTable, message: str
 ) -> None:
     server.refuse(400, "ValidationException", message)
 
-    with pytest.raises(NotFound, match=f"leases has no index {OWNER_INDEX}"):
+    with pytest.raises(IndexMissing, match=f"leases has no index {OWNER_INDEX}"):
         table.offered(64)
 
 

@@ -10,7 +10,14 @@ import msgspec
 import pytest
 
 from kclrun.config.schema import StreamSettings
-from kclrun.errors import AccessDenied, HostRefused, InvalidRequest, NotFound, Unavailable
+from kclrun.errors import (
+    AccessDenied,
+    HostRefused,
+    IndexMissing,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
 from kclrun.leases import commands, events
 from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
@@ -443,7 +450,7 @@ def test_offers_are_looked_for_once_and_an_outage_is_one_warning(performing, loo
 
 
 def test_a_table_without_the_index_is_reported_once_and_is_no_outage(performing, loop, tmp_path):
-    missing = NotFound("no such index", operation="Query", code="ResourceNotFoundException")
+    missing = IndexMissing("no such index", operation="Query", code="ValidationException")
     service_calls, handled, _ = performing(Index(missing, missing))
 
     for count in (1, 2):
@@ -454,6 +461,17 @@ def test_a_table_without_the_index_is_reported_once_and_is_no_outage(performing,
     log = (tmp_path / "log").read_text()
     assert log.count("offers_unindexed") == 1
     assert "service_unreachable" not in log
+
+
+def test_a_query_for_offers_of_a_table_that_is_gone_says_nothing(performing, loop, tmp_path):
+    gone = NotFound("no such table", operation="Query", code="ResourceNotFoundException")
+    service_calls, handled, _ = performing(Index(gone))
+
+    service_calls.perform(commands.FindOffers(1))
+    turn_until(loop, lambda: handled)
+
+    assert handled == [events.OffersFound(None)]
+    assert not (tmp_path / "log").exists() or not (tmp_path / "log").read_text()
 
 
 class Vanishing(LeaseRows):
