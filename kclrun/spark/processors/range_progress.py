@@ -22,6 +22,9 @@ from kclrun.spark.positions import Place, Position
 # The limit is the default of one machine of the fleet (`leases.max`): it bounds the connections and
 # the memory of a worker in the same way.
 INSTANCES_MAX: Final = 64
+# All states of a worker together, as large as one may be by default (`state.max_bytes`). Shards move
+# between workers, so each worker would come to hold a state of every shard, most of them outdated.
+STATES_BYTES_MAX: Final = 2**30
 
 Instance = TypeVar("Instance")
 
@@ -52,11 +55,17 @@ class Absent(msgspec.Struct, frozen=True):
 
 
 class ProcessorCache(Generic[Instance]):
-    """Keeps a bounded number of instances; the least recently kept one leaves first."""
+    """Keeps a bounded number of instances; the least recently kept one leaves first.
 
-    def __init__(self, instances_max: int = INSTANCES_MAX) -> None:
+    Their states are bounded, too. The latest instance is kept however large its state is.
+    """
+
+    def __init__(
+        self, instances_max: int = INSTANCES_MAX, states_bytes_max: int = STATES_BYTES_MAX
+    ) -> None:
         self._instances_max = instances_max
-        self._kept: OrderedDict[Key, tuple[Position, Instance]] = OrderedDict()
+        self._states_bytes_max = states_bytes_max
+        self._kept: OrderedDict[Key, tuple[Position, Instance, int]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -65,17 +74,23 @@ class ProcessorCache(Generic[Instance]):
         """The instance leaves the cache, so that a failing task cannot leave it half done."""
         if key not in self._kept:
             return Absent()
-        stands_at, instance = self._kept.pop(key)
+        stands_at, instance, _ = self._kept.pop(key)
         return Found(instance) if stands_at == begin else Stale(instance)
 
-    def keep(self, key: Key, stands_at: Position, instance: Instance) -> tuple[Instance, ...]:
+    def keep(
+        self, key: Key, stands_at: Position, instance: Instance, state_bytes: int = 0
+    ) -> tuple[Instance, ...]:
         """Keep until the next range. Returns: the instances that `instance` displaces or
         replaces."""
         dropped = [self._kept.pop(key)] if key in self._kept else []
-        self._kept[key] = (stands_at, instance)
-        while len(self._kept) > self._instances_max:
+        self._kept[key] = (stands_at, instance, state_bytes)
+        while len(self._kept) > self._instances_max or self._has_too_much_state():
             dropped.append(self._kept.popitem(last=False)[1])
-        return tuple(instance for _, instance in dropped)
+        return tuple(instance for _, instance, _ in dropped)
+
+    def _has_too_much_state(self) -> bool:
+        held_bytes = sum(state_bytes for _, _, state_bytes in self._kept.values())
+        return len(self._kept) > 1 and held_bytes > self._states_bytes_max
 
 
 # Tokens count seconds from here (2020-01-01), so that they fit into 63 bits until 2088.

@@ -190,7 +190,9 @@ class ProcessorTask:
 
     def _keep_instances(self) -> None:
         for shard_range, host in self._finished:
-            for dropped in self._kept.keep(self._key(shard_range.shard_id), shard_range.end, host):
+            key = self._key(shard_range.shard_id)
+            state_bytes = 0 if host.state is None else host.state.live.size_bytes
+            for dropped in self._kept.keep(key, shard_range.end, host, state_bytes):
                 dropped.lose()
 
     def _key(self, shard_id: str) -> Key:

@@ -141,6 +141,19 @@ def test_an_instance_of_another_run_is_not_found():
     assert cache.take(KEY._replace(run="later"), positions.after("20")) == Absent()
 
 
+def test_states_are_bounded_together_and_the_latest_is_kept_however_large_it_is():
+    cache = ProcessorCache(states_bytes_max=100)
+    shards = [KEY._replace(shard_id=name) for name in "abcd"]
+
+    assert cache.keep(shards[0], positions.after("1"), "a", 60) == ()
+    assert cache.keep(shards[1], positions.after("1"), "b", 40) == ()
+    assert cache.keep(shards[2], positions.after("1"), "c", 10) == ("a",)
+    assert cache.keep(shards[1], positions.after("2"), "b again", 90) == ("b",)
+    assert cache.keep(shards[3], positions.after("1"), "d", 500) == ("c", "b again")
+    assert len(cache) == 1
+    assert cache.take(shards[3], positions.after("1")) == Found("d")
+
+
 def test_kept_instances_are_bounded_and_the_longest_kept_goes_first():
     seed = seed_of()
     chance = random.Random(seed)
