@@ -22,7 +22,7 @@ from kclrun.spark.positions import Place, Position
 # The limit is the default of one machine of the fleet (`leases.max`): it bounds the connections and
 # the memory of a worker in the same way.
 INSTANCES_MAX: Final = 64
-# All states of a worker together, as large as one may be by default (`state.max_bytes`). Shards move
+# All states of a worker together: the default of `state.max_bytes`, which bounds one. Shards move
 # between workers, so each worker would come to hold a state of every shard, most of them outdated.
 STATES_BYTES_MAX: Final = 2**30
 
