@@ -52,8 +52,8 @@ def child_lease(
     has_state: bool = False,
 ) -> Lease:
     """The row of a child whose parents were read to their ends: from its first record on [P12].
-    `generation`: the highest of its parents' [K4]. `pause`: that of its parents. With keyed
-    state it says that it begins with that of its parents [K16]."""
+    `generation`: the highest of its parents' [K4]. `pause`: that of its parents. `has_state`: the
+    row notes that the child begins with the keyed state of its parents [K16]."""
     return Lease(
         key=LeaseKey(key),
         checkpoint=TRIM_HORIZON,
@@ -226,11 +226,6 @@ class Listing:
         self.graph = ShardGraph(self.shards)
         self.listed_at = listed_at
         self.seen_instant = seen_instant
-        children: dict[str, list[str]] = {}
-        for shard in self.shards:
-            for parent in shard.parents:
-                children.setdefault(parent, []).append(shard.shard_id)
-        self._children = children
 
     def seen_again(self, listed_at: WallTime, seen_instant: Instant) -> Listing:
         """The same shards, listed once more: the usual case."""
@@ -252,7 +247,7 @@ class Listing:
 
     def children_named(self, shard_id: str) -> tuple[str, ...]:
         """The listed shards that name this one as a parent, whether it is listed itself or not."""
-        return tuple(self._children.get(shard_id, ()))
+        return self.graph.children_naming(shard_id)
 
     def heirs_of(self, row: Lease) -> tuple[str, ...]:
         """The oldest listed shards that descend from this row's shard: those that name it as a
@@ -284,10 +279,9 @@ class Listing:
         The Java KCL refuses a listing in which an open shard has children
         (`assertAllParentShardsAreClosed`): the service shows one while a reshard is under way.
         """
-        for shard_id in self._children:
-            parent = self.graph.get(shard_id)
-            if parent is not None and parent.is_open:
-                return f"shard {shard_id} is open and yet has children"
+        for shard in self.shards:
+            if shard.is_open and self.children_named(shard.shard_id):
+                return f"shard {shard.shard_id} is open and yet has children"
         return self.missing_parent
 
     @cached_property
@@ -297,10 +291,12 @@ class Listing:
         A parent closed when its child was made, and stays for a day. So the listing lags: without
         the parent the child looks like the first of its lineage, and would be read before it.
         """
-        for parent, children in self._children.items():
-            for child in children if parent not in self else ():
-                made = made_at(child)
-                if made is not None and self.listed_at - made < _PARENT_LATE_MAX_S:
+        for shard in self.shards:
+            child, made = shard.shard_id, made_at(shard.shard_id)
+            if made is None or self.listed_at - made >= _PARENT_LATE_MAX_S:
+                continue
+            for parent in shard.parents:
+                if parent not in self:
                     return f"shard {child} is new, and its parent {parent} is not listed yet"
         return None
 
@@ -341,7 +337,7 @@ class RecentRows:
             self._seen.popleft()
 
     def had(self, key: str) -> bool:
-        """Whether a scan less than a failover before the last one showed it."""
+        """Whether a scan of the last failover showed this row."""
         return any(key in keys for _, keys in self._seen)
 
 
@@ -446,9 +442,10 @@ def _conditions(
 # child of an ended parent is created at TRIM_HORIZON, so one at LATEST never had a parent to wait
 # for.
 _NOT_BEGUN = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_number})
-# ListShards shows new shards within seconds. A shard that still looks newer than the listings after
-# so long does not belong to this stream: the stream was deleted and made again under its name.
-_LAG_MAX_S: Final = 300.0
+# ListShards shows within seconds that a shard was made or closed. A shard that still looks newer
+# than the listings after so long does not belong to this stream: the stream was deleted and made
+# again under its name.
+LISTING_LAG_MAX_S: Final = 300.0
 
 
 def ended_rows(view: TableView, listing: Listing | None) -> tuple[writes.DeleteEnded, ...]:
@@ -549,7 +546,7 @@ class TrimWatch:
             if row is None or key in held or self._is_alive(row, listing.seen_instant):
                 continue
             is_new = is_too_new_for(listing.shards, key, row.hash_range, row.parents)
-            lag_s = _LAG_MAX_S if is_new else 0.0
+            lag_s = LISTING_LAG_MAX_S if is_new else 0.0
             if listing.seen_instant - since < max(two_periods_s, lag_s):
                 continue
             heirs_exist = all(view.has_row(child) for child in listing.heirs_of(row))
