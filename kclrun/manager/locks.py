@@ -221,7 +221,9 @@ class LockFolder:
             if _is_at(path, fd):
                 return owner, HeldLock(path, fd)
             os.close(fd)
-        raise SettingsError(f"no lock file of ours survives in {self.folder}: who removes them?")
+        raise SettingsError(
+            f"no lock file of ours survives in {self.folder}: find the program that removes them"
+        )
 
     def seize_former(self, slot: str, own_nonce: str) -> frozenset[OwnerId]:
         """Try once to lock exclusively every other file of our slot; returns the owners newly

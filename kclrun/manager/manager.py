@@ -158,7 +158,7 @@ def _totals(shards: Mapping[str, ShardReport]) -> Totals:
     )
 
 
-# Only an operator ends these states, so their log lines say how.
+# Only an operator ends these states, so their log lines name the command.
 _HALTS: Final = frozenset({"lease_halted", "lease_still_halted"})
 
 # Lease processes of a former manager release their lock when they notice that it has exited: a
@@ -172,7 +172,7 @@ _REAP_AGAIN_S: Final = 1.0
 
 
 class Manager:
-    """One run of one manager, in one thread. `performer` and `processes` are set before `run`.
+    """One run of one manager, in one thread. `service_calls` and `processes` are set before `run`.
 
     `stop_begins` is called once, when a stop was requested.
     """
@@ -218,7 +218,7 @@ class Manager:
         self._at_its_end = ExitReason.DRAINED
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self._began_instant = loop.now()
-        self.stop_begins: Callable[[], None] = _ignore_stop
+        self.stop_begins: Callable[[], None] = lambda: None
 
     def run(self, started_at: WallTime, introduce: Callable[[], None]) -> ExitReason:
         """Run until all leases are given away, or the stop's grace is over.
@@ -284,7 +284,7 @@ class Manager:
                 self.processes.start(command)
             case commands.DrainProcess(key, reason):
                 self.processes.drain(key, reason, self._force_instant())
-            case commands.TellOthersInSight(others):
+            case commands.PublishOthersInSight(others):
                 self.others_in_sight = others
                 self.processes.broadcast(OthersInSight(others))
             case commands.StopRefused(reason):
@@ -394,7 +394,7 @@ class Manager:
     def departed(self, child: Child) -> None:
         """A lease process has exited. If it could not checkpoint records, the stop is incomplete.
 
-        Without the lease table nothing can be checkpointed; the event `table_vanished` says so.
+        Without the lease table nothing can be checkpointed: the event `table_vanished` is logged.
         """
         status = child.last_status
         if self.is_running or status is None or not left_undone(status) or self._is_table_gone:
@@ -494,7 +494,3 @@ class Manager:
         if not self._is_finished:
             raise InvariantViolation("left without an end")
         return self._at_its_end
-
-
-def _ignore_stop() -> None:
-    """The default of `stop_begins`: no announcer is configured."""
