@@ -341,6 +341,15 @@ class RecentRows:
         return any(key in keys for _, keys in self._seen)
 
 
+# A transaction of DynamoDB has at most 100 parts, and each condition is one. A split or a merge
+# needs three. But while a fleet is stopped for longer than the retention, one trimmed row may get
+# hundreds of heirs, or one heir hundreds of trimmed ancestors. Then the heirs are created in parts,
+# and the first ancestors alone are checked: a creation that arrives late must fail, and the rows of
+# all ancestors are deleted in the same pass, once the heirs have rows.
+_CHILDREN_AT_ONCE_MAX: Final = 50
+_PARENTS_CHECKED_MAX: Final = 50
+
+
 def children_to_create(view: TableView, listing: Listing) -> tuple[writes.CreateChildren, ...]:
     """Repair missing children: one change for each set of parents, with all their children that
     have no row [P12].
@@ -376,8 +385,12 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[writes.Create
                 pause=inherited_pause(parents) or of_stream,
                 has_state=any(each.state_version for each in parents),
             )
-            groups.setdefault(conditions, []).append(child)
-    return tuple(writes.CreateChildren(tuple(group), parents) for parents, group in groups.items())
+            groups.setdefault(conditions[:_PARENTS_CHECKED_MAX], []).append(child)
+    return tuple(
+        writes.CreateChildren(tuple(group[at : at + _CHILDREN_AT_ONCE_MAX]), checked)
+        for checked, group in groups.items()
+        for at in range(0, len(group), _CHILDREN_AT_ONCE_MAX)
+    )
 
 
 def _trimmed_ancestors(view: TableView, listing: Listing) -> dict[str, list[Lease]]:

@@ -42,9 +42,6 @@ class _Past(msgspec.Struct):
     incarnations: int = 0
 
 
-_EMPTY: Final = ShardReport()
-
-
 class ReportWriter:
     """Counts the work of this manager's lease processes, per shard and in all, for `--report`.
 
@@ -77,15 +74,11 @@ class ReportWriter:
         self._departed.clear()
         return departed
 
-    def restarts(self, key: LeaseKey) -> int:
-        past = self._past.get(key)
-        return max(0, past.incarnations - 1) if past is not None else 0
-
     def shard(self, key: LeaseKey, living: LeaseStatus | None) -> ShardReport:
         """The counts of the shard so far, with those of its living process."""
-        past = self._past.get(key)
-        report = _with(past.report if past is not None else _EMPTY, living)
-        return msgspec.structs.replace(report, restarts=self.restarts(key))
+        past = self._past.get(key, _Past())
+        restarts = max(0, past.incarnations - 1)
+        return msgspec.structs.replace(_with(past.report, living), restarts=restarts)
 
     @property
     def records_total(self) -> int:

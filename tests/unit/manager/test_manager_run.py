@@ -48,7 +48,7 @@ def test_the_first_signal_gives_every_lease_up_and_that_is_a_stop_in_good_order(
     assert run.seconds < 22.0
     assert not run.lines("stop_hurried")
     assert not run.lines("stop_incomplete")
-    assert [run.report.restarts(f"s{at}") for at in range(4)] == [0, 0, 0, 0]
+    assert [run.report.shard(f"s{at}", None).restarts for at in range(4)] == [0, 0, 0, 0]
 
 
 def test_a_signal_that_comes_while_the_manager_says_who_it_is_stops_it_in_good_order(rig):
