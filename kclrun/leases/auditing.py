@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final
 
@@ -36,6 +36,10 @@ from kclrun.model.time import Instant, WallTime, utc_text
 from kclrun.protocol import writes
 
 _KEYS_SHOWN_MAX: Final = 5
+# After a reshard of thousands of shards, so many rows may go at once, and each manager that scans
+# before they are gone deletes them. The 16 scans a second of the largest fleet (`policy.py`) then
+# send 1,600 deletions, and a new on-demand table takes 4,000 writes: renewals are not throttled.
+_DELETIONS_AT_ONCE_MAX: Final = 100
 # To delete a stream and to create it again takes tens of seconds in all.
 _VOUCHED_FOR_S: Final = 5.0
 
@@ -280,7 +284,8 @@ class Auditor:
         broken = ", ".join(sorted(view.broken)[:10])
         commands = self._changes.note("rows_broken", len(view.broken), level="error", keys=broken)
         if self._policy.cleanup:
-            commands += self._write(self._ends.deletable(view, self.listing))
+            ended = self._ends.deletable(view, self.listing)
+            commands += self._write(ended[:_DELETIONS_AT_ONCE_MAX])
         return commands
 
     def after_listing(self, event: ShardsListed, view: TableView, now: Instant) -> list[Command]:
@@ -326,7 +331,7 @@ class Auditor:
                 view, listing, two_periods_s=2 * period_s, held=self._held
             )
             self._reported_expired.intersection_update(view.rows)
-            for change in trimmed:
+            for change in islice(trimmed, _DELETIONS_AT_ONCE_MAX):
                 # Before the write: its answer may be lost, or this manager may end before it
                 # comes.
                 commands += self._log_expired(view.rows[change.key])
