@@ -121,7 +121,7 @@ def begun_descendant(
     for one in rows:
         for parent in one.parents:
             children.setdefault(parent, set()).add(one.key)
-    begun = {str(each.key) for each in rows if each.is_ended or not each.checkpoint.is_sentinel}
+    begun = {str(each.key) for each in rows if each.has_begun}
     begun -= {str(key) for key in reset}
     waiting, seen = [str(row.key)], {str(row.key)}
     while waiting:

@@ -411,26 +411,22 @@ def _inherited(
     waiting, seen = [shard.shard_id], {shard.shard_id}
     while waiting:
         following = set(listing.children_named(waiting.pop())) - seen
-        if any(_has_begun(view.rows.get(LeaseKey(each))) for each in following):
+        if view.has_begun(following):
             return ()
         seen |= following
         waiting += following
-    return tuple(
-        writes.EndedParent(row.key) if row.is_ended else writes.ExistingParent(row.key)
-        for row in ancestors
-    )
+    return tuple(map(_as_seen, ancestors))
 
 
-def _has_begun(row: Lease | None) -> bool:
-    return row is not None and (row.is_ended or not row.checkpoint.is_sentinel)
+def _as_seen(row: Lease) -> writes.ParentCondition:
+    return writes.EndedParent(row.key) if row.is_ended else writes.ExistingParent(row.key)
 
 
 def _was_read(shard: Shard, view: TableView, listing: Listing) -> bool:
     """Whether a child has begun. It waited for this shard's end, or found the shard absent, and the
     shard must stay absent [P11]. Read again now, its records would come after those of its
     children."""
-    children = listing.children_named(shard.shard_id)
-    return any(_has_begun(view.rows.get(LeaseKey(each))) for each in children)
+    return view.has_begun(listing.children_named(shard.shard_id))
 
 
 def _conditions(
@@ -446,15 +442,14 @@ def _conditions(
                 return None
             continue
         is_due = is_due or row.is_ended or parent not in listing
-        condition = writes.EndedParent(row.key) if row.is_ended else writes.ExistingParent(row.key)
-        conditions.append(condition)
+        conditions.append(_as_seen(row))
     return tuple(conditions) if is_due else None
 
 
-# A child at one of these positions has not begun. LATEST counts as begun, as in the Java KCL: a
-# child of an ended parent is created at TRIM_HORIZON, so one at LATEST never had a parent to wait
-# for.
-_NOT_BEGUN = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_number})
+# A child at one of these positions may still need the row of its parent. One at LATEST does not, as
+# in the Java KCL: a child of an ended parent is created at TRIM_HORIZON, so one at LATEST never had
+# a parent to wait for.
+_AT_START = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_number})
 # ListShards shows within seconds that a shard was made or closed. A shard that still looks newer
 # than the listings after so long does not belong to this stream: the stream was deleted and made
 # again under its name.
@@ -476,7 +471,7 @@ def ended_rows(view: TableView, listing: Listing | None) -> tuple[writes.DeleteE
         for row in view.ended
         if not _may_have_more_children(row.key, listing)
         and not any(view.has_row(parent) for parent in row.parents)
-        and _have_begun(_children(row, listing), view)
+        and _are_past_start(_children(row, listing), view)
         and _is_state_inherited(row, view, listing)
     )
 
@@ -580,11 +575,11 @@ def _children(row: Lease, listing: Listing | None) -> Iterable[str]:
     return listing.children_named(row.key)
 
 
-def _have_begun(children: Iterable[str], view: TableView) -> bool:
-    """Whether children exist and each has a row past its start. Unknown ones have not begun."""
+def _are_past_start(children: Iterable[str], view: TableView) -> bool:
+    """Whether children exist and each has a row past its start."""
     rows = [view.rows.get(LeaseKey(child)) for child in children]
     return bool(rows) and all(
-        row is not None and row.checkpoint.sequence_number not in _NOT_BEGUN for row in rows
+        row is not None and row.checkpoint.sequence_number not in _AT_START for row in rows
     )
 
 
@@ -598,8 +593,7 @@ def _is_state_inherited(row: Lease, view: TableView, listing: Listing | None) ->
     return all(
         child is not None
         and (
-            is_own_version(child.state_version)
-            or (child.state_version is None and _has_begun(child))
+            is_own_version(child.state_version) or (child.state_version is None and child.has_begun)
         )
         for child in children
     )

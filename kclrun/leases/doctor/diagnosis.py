@@ -483,14 +483,14 @@ def _turn(
     row: Lease, shard: Shard | None, view: TableView, circumstances: Circumstances
 ) -> Iterator[Finding]:
     """A row that was read, or is read to its end, before its parents were [P11]."""
-    if not (_has_begun(row) or row.is_ended):
+    if not row.has_begun:
         return
     named = row.parents.union(shard.parents if shard is not None else ())
     for key in sorted(named - {row.key}):
         parent = view.rows.get(LeaseKey(key))
         if parent is None or parent.is_ended:
             continue
-        both = _has_begun(parent) and not row.is_ended
+        both = parent.has_begun and not row.is_ended
         yield Finding(
             kind=Kind.OVERLAP if both else Kind.BEGUN_EARLY,
             keys=(row.key, parent.key),
@@ -619,10 +619,6 @@ def _parents(of: _Listed) -> Iterator[Finding]:
 def _is_unended(key: str, view: TableView) -> bool:
     row = view.rows.get(LeaseKey(key))
     return key in view.broken or (row is not None and not row.is_ended)
-
-
-def _has_begun(row: Lease) -> bool:
-    return not row.checkpoint.is_sentinel
 
 
 def diagnose(first: Look, second: Look, circumstances: Circumstances) -> tuple[Finding, ...]:

@@ -166,7 +166,7 @@ OF_MANAGERS = (
         name="clean-up-before-children-begin",
         file="kclrun/leases/shard_sync.py",
         old=(
-            "        row is not None and row.checkpoint.sequence_number not in _NOT_BEGUN"
+            "        row is not None and row.checkpoint.sequence_number not in _AT_START"
             " for row in rows"
         ),
         new="        row is not None for row in rows",
