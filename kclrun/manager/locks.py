@@ -112,14 +112,14 @@ def state_folder(application: str, environment: Mapping[str, str]) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
+        if status.st_uid == os.geteuid():
+            folder.chmod(0o700)
     except OSError as error:
         raise SettingsError(
             f"cannot make the folder for lock files {folder}: {error.strerror};"
             " set KCLRUN_STATE_DIR to a local folder this user may write to"
         ) from error
-    if status.st_uid == os.geteuid():
-        folder.chmod(0o700)
-    else:
+    if status.st_uid != os.geteuid():
         raise SettingsError(
             f"the folder for lock files {folder} belongs to user {status.st_uid}, not to"
             f" {os.geteuid()}; set KCLRUN_STATE_DIR to a folder of this user"
