@@ -91,9 +91,11 @@ class Places:
         heapq.heappush(self._free, place)
 
 
-# The launcher reports the exit status within a millisecond after the pidfd fires; without a
+# The launcher reports the exit status within a millisecond after the pidfd fires. A machine without
+# CPU or memory to spare is late, and there the status names the reason of the death. Without a
 # launcher the status may never come.
-_STATUS_PATIENCE_S: Final = 0.1
+_STATUS_PATIENCE_S: Final = 1.0
+_STATUS_PATIENCE_ALONE_S: Final = 0.1
 _RESEND_AFTER_S: Final = 0.05
 
 
@@ -428,7 +430,9 @@ class LeaseProcesses:
         if child.status is not None:
             self._note_exit(child)
         else:
-            self._loop.after(_STATUS_PATIENCE_S, lambda: self._note_exit(child))
+            has_launcher = self._forks.has_launcher
+            patience_s = _STATUS_PATIENCE_S if has_launcher else _STATUS_PATIENCE_ALONE_S
+            self._loop.after(patience_s, lambda: self._note_exit(child))
 
     def _left(self, child: Child, left: messages.Left) -> None:
         """It ended in a shared process, which proved that no thread writes for it any more."""

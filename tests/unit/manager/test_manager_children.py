@@ -463,15 +463,22 @@ def test_a_death_is_reported_once_with_its_status_whichever_word_comes_first(rig
     assert not len(rig.processes)
 
 
-def test_a_death_whose_status_went_to_nobody_is_reported_all_the_same(rig):
+@pytest.mark.parametrize(("has_launcher", "after_s"), [(True, 1.0), (False, 0.1)])
+def test_a_death_whose_status_went_to_nobody_is_reported_all_the_same(rig, has_launcher, after_s):
     process = rig.start("s0")
+    if not has_launcher:
+        rig.launcher.fails_to_start = 9
+        rig.launcher.report(LauncherGone(0))
+        rig.turn()
     process.die()
     os.waitpid(process.pid, 0)
     rig.turn()
     assert rig.of(ProcessExited) == [], "the launcher may still tell"
     assert list(rig.processes.living()) == []
 
-    rig.loop.run_to(rig.loop.now() + 0.2)
+    rig.loop.run_to(rig.loop.now() + after_s / 2)
+    assert rig.of(ProcessExited) == []
+    rig.loop.run_to(rig.loop.now() + after_s)
 
     assert rig.of(ProcessExited)[0].reason == "ended, and its exit status was lost"
 
