@@ -419,12 +419,16 @@ class LeaseProcesses:
 
     def _pidfd_fired(self, child: Child) -> None:
         """The exit is proven. The exit status comes from the launcher, or from us as its reaper."""
-        assert child.pidfd is not None, "a pidfd that fired is one we hold"
-        self._loop.unwatch(child.pidfd)
+        pid, pidfd = child.pid, child.pidfd
+        assert pidfd is not None, "a pidfd that fired is one we hold"
+        assert pid is not None, "a pidfd comes with its pid"
+        self._loop.unwatch(pidfd)
         child.has_exited = True
         if child.status is None:
-            self._end_session(child)
-            status = _reaped(child.pidfd)
+            # The launcher ends a session before it reaps its leader. Without a launcher, the
+            # processes that user code started end here, before the next start.
+            end_session(pid, lambda: is_unreaped(pidfd))
+            status = _reaped(pidfd)
             for each in self._sharing.neighbours(child):
                 each.status = each.status if status is None else status
         if child.status is not None:
@@ -448,13 +452,6 @@ class LeaseProcesses:
             self._send(child, messages.Restart())
         if force_instant is not None:
             self.force_from(child, force_instant)
-
-    def _end_session(self, child: Child) -> None:
-        """End the processes that user code started in it before the next start. This is for the
-        case without a launcher: the launcher ends a session before it reaps its leader."""
-        pidfd = child.pidfd
-        if child.pid is not None and pidfd is not None:
-            end_session(child.pid, lambda: is_unreaped(pidfd))
 
     def _note_exit(self, child: Child) -> None:
         if self._children.pop(child.incarnation, None) is None:
