@@ -29,6 +29,7 @@ leaves.
     │   └── DataLoss                 records are gone before they were read: report it, and stop
     ├── HostFailed                 this host has no process, memory, descriptor or disk free now
     ├── SinkError                  an output cannot be written: no checkpoint passes its rows
+    │   ├── LetterTooLarge           a dead letter does not fit into its queue or stream
     │   ├── OutputLocked             another process has the data file: try again, or another host
     │   └── Superseded               another owner wrote there: begin again from the row
     ├── ProcessorError             user code raised; names the position, never the payload
@@ -209,8 +210,9 @@ class LimitExceeded(RecordError):
 class UndecodableRecord(RecordError):
     """Raised by `record.value`: the payload is not what `decode` says.
 
-    A call that it leaves is not repeated: `record` alone is at fault, and the same bytes would fail
-    again. `on_error.then` decides about it at once. The message has the reason, never the payload.
+    A call that ends with it is not repeated: `record` alone is at fault, and the same bytes would
+    fail again. `on_error.then` decides about the record at once. The message has the reason, never
+    the payload.
     """
 
     def __init__(self, reason: str, record: Any = None) -> None:

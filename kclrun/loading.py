@@ -267,7 +267,10 @@ def load_pipeline(reference: str, paths: Sequence[Path]) -> Callable[..., Any]:
     Raises: ProcessorLoadError.
     """
     pipeline = load_function("pipeline", reference, paths)
-    signature = inspect.signature(pipeline)
+    try:
+        signature = inspect.signature(pipeline)
+    except ValueError:  # written in C, without a signature
+        return pipeline
     for given in (("records",), ("records", "options")):
         try:
             signature.bind(*given)

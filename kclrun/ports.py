@@ -257,8 +257,8 @@ class LetterStore(Protocol):
         ...
 
     def take_over(self, takeover: Takeover) -> None:
-        """Durable when this returns, as a letter is: `kept` then tells that letters of former
-        owners are of uncommitted work. Raises: SinkError.
+        """Durable when this returns, as a letter is: `kept` then marks letters of former owners as
+        those of uncommitted work. Raises: SinkError.
         """
         ...
 

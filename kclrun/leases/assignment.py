@@ -140,8 +140,8 @@ class OwnerLoads:
         if self._owned is None:
             self._owned = {}
             for lease in self.view.work:
-                holder, is_dead = lease.owner, lease.key in self.view.expired
-                if holder is not None and not is_dead and self.is_settled(lease):
+                holder, has_expired = lease.owner, lease.key in self.view.expired
+                if holder is not None and not has_expired and self.is_settled(lease):
                     self._owned.setdefault(holder, []).append(lease)
         return tuple(self._owned.get(owner, ()))
 
@@ -341,7 +341,7 @@ def plan(
     holdings: LocalHoldings,
     chance: Callable[[], float],
 ) -> Plan:
-    """Decide one cycle, right after its scan. Offered rows are decided apart: `offers.py`.
+    """Decide one cycle, right after its scan. `balancing.py` decides about offered rows.
 
     Target = ceil(work / owners), capped by `leases_max`. Free leases are taken up to the target,
     and children of shards that ended here beyond it. A lease that another kclrun owner renews is
@@ -349,10 +349,10 @@ def plan(
     leases more than we have. When no lease is missing, one lease may move between groups
     (`giver_across_groups`). Then no lease moves: a balanced fleet makes no decision.
 
-    Expired leases beyond our target are offered to any owner with a place (`offers.py`). Where that
-    cannot be done, we take those that stood free for three failovers, beyond the target and up to
-    `leases_max`. After that time their fair owner is full or cannot see them, and a shard must not
-    wait.
+    Expired leases beyond our target are offered to any owner with a place (`ExpiredLeaseOffers`).
+    Where that cannot be done, we take those that stood free for three failovers, beyond the target
+    and up to `leases_max`. After that time their fair owner is full or cannot see them, and a shard
+    must not wait.
 
     Why children beyond the target: the parent's records were read here, so the owner that ended the
     parent knows first that the children may be read [L3]. While a stream doubles, targets grow
@@ -411,7 +411,7 @@ class _Planning:
         ranked = [
             (self._rank(lease), self._chance(), lease.key, lease)
             for lease in self._loads.free
-            if lease.owner != self._policy.me and lease.key not in self._holdings.busy
+            if lease.key not in self._holdings.busy
         ]
         for rank, _, _, lease in sorted(ranked):
             if self._room > 0 and (rank == _CHILD or self._mine < self._target):

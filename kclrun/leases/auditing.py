@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from datetime import UTC, datetime
-from itertools import chain
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Final
 
@@ -33,13 +32,15 @@ from kclrun.model.lease import (
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM, StreamKey, stream_name_of, stream_of
-from kclrun.model.time import Instant, WallTime
+from kclrun.model.time import Instant, WallTime, utc_text
 from kclrun.protocol import writes
 
-# ListShards shows within seconds that a shard was closed, or was made.
-_LAG_MAX_S: Final = 300.0
 _KEYS_SHOWN_MAX: Final = 5
-# DELETING and CREATING last tens of seconds in all.
+# After a reshard of thousands of shards, so many rows may go at once, and each manager that scans
+# before they are gone deletes them. The 16 scans a second of the largest fleet (`policy.py`) then
+# send 1,600 deletions, and a new on-demand table takes 4,000 writes: renewals are not throttled.
+_DELETIONS_AT_ONCE_MAX: Final = 100
+# To delete a stream and to create it again takes tens of seconds in all.
 _VOUCHED_FOR_S: Final = 5.0
 
 HOW_TO_GO_ON: Final = (
@@ -149,11 +150,11 @@ class StreamWatch:
             return None
         if self._stream == ONLY_STREAM:
             return _words(mine, created_at, "")
+        was, now = (utc_text(each, "milliseconds") for each in (mine, created_at))
         return (
             f"stream {stream_name_of(self._stream)} was deleted and made again while we ran: it was"
-            f" created at {_utc(mine)}, and now at {_utc(created_at)}. To go on: start again; among"
-            " several streams leases are named by the creation time, so the new one begins at"
-            " `start`"
+            f" created at {was}, and now at {now}. To go on: start again; among several streams"
+            " leases are named by the creation time, so the new one begins at `start`"
         )
 
     def misfits(self, leases: Iterable[Lease], listing: shard_sync.Listing) -> tuple[str, ...]:
@@ -168,7 +169,7 @@ class StreamWatch:
             if lease.is_ended and shard.is_open:
                 since = ended_since.get(lease.key, listing.seen_instant)
                 self._open_and_ended_since[lease.key] = since
-                if listing.seen_instant - since >= _LAG_MAX_S:
+                if listing.seen_instant - since >= shard_sync.LISTING_LAG_MAX_S:
                     found.append(f"{lease.key} is at SHARD_END, and its shard is open")
             elif not lease.checkpoint.is_sentinel and lease.checkpoint < _position(
                 shard.starting_sequence_number
@@ -197,22 +198,19 @@ def _ms(at: WallTime) -> int:
     return round(at * 1000)
 
 
-def _utc(at: WallTime) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-
-
 def _words(theirs: WallTime, now: WallTime, table: str) -> str:
+    made, made_again = (utc_text(each, "milliseconds") for each in (theirs, now))
     return (
         f"the stream was deleted and made again under its name: the lease table{table} has rows of"
-        f" the one that was created at {_utc(theirs)}, and the one of today was created at"
-        f" {_utc(now)}. Their checkpoints mean nothing in it, so nothing is read\n"
+        f" the one that was created at {made}, and the one of today was created at {made_again}."
+        " Their checkpoints mean nothing in it, so nothing is read\n"
         f"To go on: {HOW_TO_GO_ON}"
     )
 
 
 class _Changes:
-    """Log lines that are written once for each change of their value. `always` are their last
-    fields."""
+    """Log lines that are written once for each change of their value. `always`: the last fields of
+    every line."""
 
     def __init__(self, always: Mapping[str, str | float] = MappingProxyType({})) -> None:
         self._always = always
@@ -263,7 +261,7 @@ class Auditor:
         self.stream_watch = StreamWatch(stream, self._created_at, policy.described_instant)
         self._recent = shard_sync.RecentRows(policy.failover_s)
         self._has_seen_rows = False
-        self._whole: list[HashRange] = []  # that last covered all hash keys
+        self._whole: list[HashRange] = []  # the last ranges that covered all hash keys
         self._changes = _Changes({"stream": stream_name_of(stream)} if stream else {})
 
     def needs_listing(self, view: TableView) -> bool:
@@ -286,7 +284,8 @@ class Auditor:
         broken = ", ".join(sorted(view.broken)[:10])
         commands = self._changes.note("rows_broken", len(view.broken), level="error", keys=broken)
         if self._policy.cleanup:
-            commands += self._write(self._ends.deletable(view, self.listing))
+            ended = self._ends.deletable(view, self.listing)
+            commands += self._write(ended[:_DELETIONS_AT_ONCE_MAX])
         return commands
 
     def after_listing(self, event: ShardsListed, view: TableView, now: Instant) -> list[Command]:
@@ -332,10 +331,10 @@ class Auditor:
                 view, listing, two_periods_s=2 * period_s, held=self._held
             )
             self._reported_expired.intersection_update(view.rows)
-            for change in trimmed:
+            for change in islice(trimmed, _DELETIONS_AT_ONCE_MAX):
                 # Before the write: its answer may be lost, or this manager may end before it
                 # comes.
-                commands += self._tell_expired(view.rows[change.key])
+                commands += self._log_expired(view.rows[change.key])
                 commands += self._write((change,))
         return commands
 
@@ -430,7 +429,7 @@ class Auditor:
             return [Note("trimmed_row_deleted", "warning", keys[0])]
         return []
 
-    def _tell_expired(self, row: Lease) -> list[Command]:
+    def _log_expired(self, row: Lease) -> list[Command]:
         """Log the loss of records: the shard of an unended row is gone and the lease had no owner.
         A lease process would log the same. Logged once for each manager [P13]."""
         if row.is_ended or row.key in self._reported_expired:
@@ -477,7 +476,7 @@ class ConfigDrift:
         start = self._policy.of_stream(self._policy.streams[0]).start_text
         published = {
             (lease.failover_s, lease.start, stream_of(lease.key) if are_many else ONLY_STREAM)
-            # A row with our own settings tells nothing; that is the usual case.
+            # Our own settings on a row are no difference; that is the usual case.
             for lease in [
                 lease
                 for lease in view.unended
@@ -505,8 +504,8 @@ class ConfigDrift:
             theirs=", ".join(sorted({theirs for _, theirs in starts})),
         )
 
-    def strangers(self, keys: Iterable[str]) -> list[Command]:
-        """Rows of streams that are not ours to read."""
+    def other_streams(self, keys: Iterable[str]) -> list[Command]:
+        """Name rows of streams that are not ours to read."""
         strange = sorted(keys)
         names = sorted({stream_name_of(stream_of(key)) or "(none)" for key in strange})
         return self._changes.note(
@@ -542,11 +541,11 @@ class Audits:
         keys = [each.key for each in event.leases if not has_plain or ":" in each.key]
         strange = {key for key in (*keys, *event.broken) if not self.is_ours(key)}
         if not strange:
-            return event, self._config_drift.strangers(())
+            return event, self._config_drift.other_streams(())
         leases = tuple(each for each in event.leases if each.key not in strange)
         broken = tuple(key for key in event.broken if key not in strange)
         ours = LeasesScanned(leases, broken, event.foreign, event.kcl3_mode)
-        return ours, self._config_drift.strangers(strange)
+        return ours, self._config_drift.other_streams(strange)
 
     def is_ours(self, key: str) -> bool:
         """Whether this lease is of a stream that we read."""

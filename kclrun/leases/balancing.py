@@ -17,7 +17,7 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases.assignment import Action, Decision, LocalHoldings, OwnerLoads, left_unread, plan
 from kclrun.leases.auditing import Audits
 from kclrun.leases.capacity import STRETCH, CapacityWatch
-from kclrun.leases.commands import Command, FindOffers, Note, TellOthersInSight, WriteRow
+from kclrun.leases.commands import Command, FindOffers, Note, PublishOthersInSight, WriteRow
 from kclrun.leases.events import OffersFound
 from kclrun.leases.held_lease import State
 from kclrun.leases.held_leases import HeldLeases
@@ -457,7 +457,7 @@ class Balancer:
         loads = self._loads = OwnerLoads(
             view, self._observation, self._holdings(gone), me=self._policy.me, left=left
         )
-        commands = self._tell_in_sight(loads)
+        commands = self._publish_in_sight(loads)
         self._see_offers(loads.offered, now, is_complete=True)
         commands += self._take_offers(now)
         holdings = self._holdings(gone, self._busy())
@@ -560,7 +560,7 @@ class Balancer:
     def drain(self) -> list[Command]:
         """Take and ask for nothing any more; leave the leases that we asked for to the others."""
         self._offers.forget_all()
-        return [*self._asker.drain(), TellOthersInSight(self._held.are_others_in_sight)]
+        return [*self._asker.drain(), PublishOthersInSight(self._held.are_others_in_sight)]
 
     def deadline(self) -> Instant | None:
         """When the next offered row is due, or the next look at the index."""
@@ -674,14 +674,14 @@ class Balancer:
         )
         return self._held.take(take, now)
 
-    def _tell_in_sight(self, loads: OwnerLoads) -> list[Command]:
+    def _publish_in_sight(self, loads: OwnerLoads) -> list[Command]:
         """Publish whether another kclrun owner lives or joins: it can take our offers."""
         owners = loads.kclrun_owners
         are_others = len(owners) > (self._policy.me in owners)
         if are_others == self._held.are_others_in_sight:
             return []
         self._held.are_others_in_sight = are_others
-        return [TellOthersInSight(are_others)]
+        return [PublishOthersInSight(are_others)]
 
 
 def _lacks_pin(lease: Lease) -> bool:

@@ -1,5 +1,5 @@
-"""The commands of the lease manager's core: imperative, one shell function each; and the order in
-which its shell and the simulator send those that are requests to a service."""
+"""The commands of the lease manager's core, and the order in which its shell and the simulator send
+those that are requests to a service."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class DrainProcess(msgspec.Struct, frozen=True):
     reason: str
 
 
-class TellOthersInSight(msgspec.Struct, frozen=True):
+class PublishOthersInSight(msgspec.Struct, frozen=True):
     """Send to all lease processes whether another kclrun owner is in sight. If so, they offer the
     leases that they give away; else they release them [P17]. New processes get it in their start
     command."""
@@ -132,7 +132,7 @@ Request = (
     | WriteRow
 )
 
-Command = Request | StartProcess | DrainProcess | TellOthersInSight | Note | StopRefused | Finish
+Command = Request | StartProcess | DrainProcess | PublishOthersInSight | Note | StopRefused | Finish
 
 
 class ServiceRequests:

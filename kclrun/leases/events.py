@@ -23,7 +23,7 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Ticked(msgspec.Struct, frozen=True):
-    """Time passed; `LeaseManager.next_deadline` says when the next one is due."""
+    """Time passed; the next one is due at `LeaseManager.next_deadline`."""
 
 
 class LeasesScanned(msgspec.Struct, frozen=True):
@@ -145,8 +145,8 @@ class ProcessExited(msgspec.Struct, frozen=True):
 
     `waiting_since`: the arrival time of the oldest record that it read and did not process; None
     where it had none or did not report it. `is_shared`: a process for several leases died, so its
-    death may be the fault of another lease. Of a lease that ended in a shared process while that
-    goes on, the process's own word is the proof.
+    death may be the fault of another lease. If a lease ended in a shared process that goes on, the
+    message of that process is the proof.
     """
 
     key: LeaseKey

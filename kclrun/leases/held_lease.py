@@ -394,7 +394,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 # A start command is valid for a failover, and before it a write of ours came
                 # through: if the process claimed nothing in that time, its host is too slow [P4].
                 if now >= self.confirmed_instant + failover_s:
-                    self.has_broken = True
+                    self.has_broken, self.has_starved = True, False
                     self.trouble = report.reason
         if self.state is not State.EXITING:
             self.step(Step.REPORTED_END)

@@ -35,7 +35,6 @@ from kclrun.leases.policy import (
     TAKE_ATTEMPTS_MAX,
     UNREADABLE_PAUSE_S,
     ManagerPolicy,
-    write_pause_s,
 )
 from kclrun.leases.table_view import Observation, TableView, have_ended, parent_keys, seem_over
 from kclrun.model.lease import (
@@ -47,7 +46,7 @@ from kclrun.model.lease import (
     LeaseKey,
     Owner,
 )
-from kclrun.model.time import Instant
+from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import reports, writes
 from kclrun.protocol.in_flight import Change, Fate
 
@@ -272,7 +271,7 @@ class HeldLeases:
             )
         not_before = None
         if held_lease.misses > 1:
-            not_before = Instant(now + write_pause_s(held_lease.misses, self._chance()))
+            not_before = Instant(now + backoff_s(held_lease.misses - 2, self._chance()))
         flight.begin(change)
         held_lease.attempts, held_lease.sent_instant = 1, not_before or now
         return WriteRow(change, not_before)
@@ -312,7 +311,7 @@ class HeldLeases:
     ) -> list[Command]:
         """Send the same change with the same expected counter, or give up a take unsent."""
         if pause_s is None:
-            pause_s = write_pause_s(held_lease.attempts + 1, self._chance())
+            pause_s = backoff_s(held_lease.attempts - 1, self._chance())
         change = held_lease.in_flight.required()
         is_late = self.is_draining or held_lease.attempts >= TAKE_ATTEMPTS_MAX
         if isinstance(change, writes.Take) and is_late and held_lease.in_flight.withdraw():

@@ -7,13 +7,12 @@ They hold only values that were read. A checkpoint has no time, and none is gues
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner, Pause, Scope
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST
-from kclrun.model.time import WallTime
+from kclrun.model.time import WallTime, utc_text
 
 
 class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,15 +93,8 @@ _COVERS = {Scope.SHARD: "", Scope.STREAM: " with its stream", Scope.ALL: " with 
 
 def pause_words(pause: Pause) -> str:
     """`paused since 2026-03-01T06:00:00Z with its stream, until 2026-03-01T06:30:00Z`."""
-    end = f", until {_second(pause.until)}" if pause.until else ", until it is resumed"
-    return f"paused since {_second(pause.paused_at)}{_COVERS[pause.scope]}{end}"
-
-
-def _second(at: float) -> str:
-    try:
-        return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError, OSError):  # the row holds a number that is not a time
-        return "an unknown time"
+    end = f", until {utc_text(pause.until)}" if pause.until else ", until it is resumed"
+    return f"paused since {utc_text(pause.paused_at)}{_COVERS[pause.scope]}{end}"
 
 
 def _hand_off(lease: Lease) -> str:
@@ -178,7 +170,7 @@ def lag_line(
         owner=owner,
         checkpoint=checkpoint,
         behind_s=None if lag.behind_s is None else round(lag.behind_s, 3),
-        oldest_at=None if oldest_at is None else _instant(oldest_at),
+        oldest_at=None if oldest_at is None else utc_text(oldest_at, "milliseconds"),
         loss_in_s=None if loss_in_s is None else round(loss_in_s, 3),
         is_trimmed=lag.is_trimmed,
         note="; ".join(part for part in (note, lag.note) if part),
@@ -195,11 +187,6 @@ def soonest(lines: Sequence[LagLine]) -> LagLine | None:
     """The line whose records are lost first."""
     known = [line for line in lines if line.loss_in_s is not None]
     return min(known, key=lambda line: line.loss_in_s or 0.0, default=None)
-
-
-def _instant(at: float) -> str:
-    shown = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
-    return shown.replace("+00:00", "Z")
 
 
 def spelled(seconds: float | None) -> str:

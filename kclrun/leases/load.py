@@ -35,17 +35,17 @@ GAIN_MIN: Final = 0.05
 _SWAP_GAIN_MIN: Final = 0.01
 # So many owners are tried in one look: with a thousand, it costs a heavy one three milliseconds.
 _TRIED_MAX: Final = 64
-# Two handoffs cost about a second of CPU and half a second without reading. So the surplus must be
-# worth one: a twentieth of a core earns the second in 20 s. 64 KiB/s is a sixteenth of what a shard
-# takes in.
+# Two handoffs cost about a second of CPU and half a second without reading. The surplus that they
+# remove must be worth that: a twentieth of a core saves a second of CPU in 20 s. 64 KiB/s is a
+# sixteenth of what a shard takes in.
 _WORTH_CPU: Final = 0.05
 _WORTH_KBPS: Final = 64.0
 # An exchange is chosen by one scan, and then must pay in the mean of the scans of a minute, and by
 # the last of them. Figures that are off by 20 % at random choose exchanges that would not pay. The
 # scan that chose one has the luckiest errors of all, so it does not count.
 WATCHED_S: Final = 60.0
-# After an exchange in which our process did not give its lease, we leave all alone for ten times as
-# long as an ask lasts, and up to a day: its batches are longer than an ask.
+# After an exchange in which our process did not give its lease, we begin no other one for ten times
+# as long as an ask lasts, and after further ones up to a day: its batches are longer than an ask.
 _LEFT_ALONE_S: Final = 10 * ASK_STALE_AFTER_S
 _LEFT_ALONE_MAX_S: Final = 86_400.0
 
@@ -59,7 +59,8 @@ class Swap(msgspec.Struct, frozen=True):
 
 
 class Exchange(msgspec.Struct, frozen=True):
-    """What we and `other` swap. `loads` are ours and its before that, in mean owners' loads."""
+    """The swaps between us and `other`. `loads`: our load and that of `other` before them; 1.0 is
+    the mean owner's load."""
 
     swaps: tuple[Swap, ...]
     other: OwnerId
@@ -72,39 +73,40 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 class _Sums(msgspec.Struct):
-    """The leases of an owner, the sums of their measured loads, and the leases without one."""
+    """The leases of an owner, the sums of their measured loads, and the leases without a load."""
 
     leases: list[Lease] = []
-    odd: list[Lease] = []
+    unmeasured: list[Lease] = []
     kbps: float = 0.0
     cpu: float = 0.0
 
     @classmethod
     def of(cls, leases: list[Lease]) -> _Sums:
-        """Those of these leases of one owner."""
+        """The sums over these leases of one owner."""
         kbps = cpu = 0.0
-        odd: list[Lease] = []
+        unmeasured: list[Lease] = []
         for lease in leases:
             load = lease.load
             if load is None:
-                odd.append(lease)
+                unmeasured.append(lease)
             else:
                 kbps += load.kbps
                 cpu += load.cpu
-        return cls(leases, odd, kbps, cpu)
+        return cls(leases, unmeasured, kbps, cpu)
 
     def add(self, other: _Sums) -> None:
-        """Take in another owner's."""
+        """Add the sums of another owner."""
         self.leases += other.leases
-        self.odd += other.odd
+        self.unmeasured += other.unmeasured
         self.kbps += other.kbps
         self.cpu += other.cpu
 
     def mean_lease(self) -> tuple[float, float]:
         """The mean KiB/s and CPU of the leases that have these figures."""
-        measured = len(self.leases) - len(self.odd)
-        odd = [kbps for kbps in map(_kbps_of, self.odd) if kbps is not None]
-        return (self.kbps + sum(odd)) / max(1, measured + len(odd)), self.cpu / max(1, measured)
+        measured = len(self.leases) - len(self.unmeasured)
+        others = [kbps for kbps in map(_kbps_of, self.unmeasured) if kbps is not None]
+        kbps = (self.kbps + sum(others)) / max(1, measured + len(others))
+        return kbps, self.cpu / max(1, measured)
 
 
 class FleetLoad:
@@ -185,7 +187,7 @@ class FleetLoad:
     def of_owner(self, owner: OwnerId) -> float:
         """The sum over its leases."""
         sums = self._sums[owner]
-        return self._relative(sums.kbps, sums.cpu) + sum(map(self.of_lease, sums.odd))
+        return self._relative(sums.kbps, sums.cpu) + sum(map(self.of_lease, sums.unmeasured))
 
     def _relative(self, kbps: float, cpu: float) -> float:
         """Figures in mean owners' loads. Where the whole fleet's are zero, one figure is left."""
@@ -208,7 +210,7 @@ class FleetLoad:
     def is_worth_it(self, owner: OwnerId) -> bool:
         """Whether this owner has so much above the mean owner that handoffs pay."""
         sums, (mean_kbps, mean_cpu) = self._sums[owner], self._mean_lease
-        kbps = sums.kbps + sum(_kbps_of(lease) or 0.0 for lease in sums.odd)
+        kbps = sums.kbps + sum(_kbps_of(lease) or 0.0 for lease in sums.unmeasured)
         return (
             kbps - mean_kbps * self._leases_mean >= _WORTH_KBPS
             or sums.cpu - mean_cpu * self._leases_mean >= _WORTH_CPU
@@ -415,7 +417,8 @@ class LoadBalancer:
     between the writes, the counts differ by two and ask again.
 
     The heavy owner begins, so an owner that answers no ask moves nothing for long: if our own
-    process does not give its lease, we leave all alone, each time twice as long as before.
+    process does not give its lease, we begin no exchange for a while, each time twice as long as
+    before.
 
     Rule: an exchange needs two owners without a lease in motion, which got none for
     `STEADY_AFTER_S`. So a lease does not move again before its new owner has measured it, two

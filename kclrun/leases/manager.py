@@ -79,13 +79,13 @@ class ModeWatch:
     def scanned(self, mode: str | None) -> list[Command]:
         """Take in the mode in the lease table, as the scan shows it."""
         self._in_table = mode
-        return self._tell()
+        return self._log_change()
 
     def on_read(self, event: events.Kcl3ModeRead, _: Instant) -> list[Command]:
         """Take in the mode in the other table."""
         self._is_reading = False
         self._elsewhere = event.mode
-        return self._tell()
+        return self._log_change()
 
     def on_unreadable(self, event: events.Kcl3ModeUnreadable, _: Instant) -> list[Command]:
         """We may not read the other table: logged once, and never read again."""
@@ -108,7 +108,7 @@ class ModeWatch:
             return [ReadKcl3Mode()]
         return []
 
-    def _tell(self) -> list[Command]:
+    def _log_change(self) -> list[Command]:
         """Log once for each change. In a native mode our leases stay ours while we renew them, Java
         workers get nothing, and the next kclrun to start is refused."""
         native = self.native
@@ -492,7 +492,7 @@ _SETTLED: Final = frozenset({State.RUNNING, State.HALTED})
 def blockers(
     view: TableView, held_leases: Mapping[LeaseKey, HeldLease], me: OwnerId
 ) -> tuple[str, ...]:
-    """What separates this manager from "caught up", as far as leases say: one line for each lease
+    """What separates this manager from "caught up", by the leases alone: one line for each lease
     that is not running here, not ended, and not another owner's. A lease process knows whether it
     is at the tip of its shard.
 

@@ -122,19 +122,11 @@ def plan_pause(
             if reach.scope is Scope.SHARD:
                 plans.append(Plan(lease.key, f"{lease.key}: has ended, so nothing of it is read"))
             continue
-        seen = lease.pause
-        stands = seen is not None and seen.stands_at(now)
-        if (
-            seen is not None
-            and stands
-            and not until
-            and not seen.until
-            and (seen.scope is reach.scope)
-        ):
-            plans.append(Plan(lease.key, f"{lease.key}: is {pause_words(seen)} already"))
-            continue
-        words = f"{lease.key}: {_pausing(lease)}"
-        if seen is not None and stands:
+        seen, words = lease.pause, f"{lease.key}: {_pausing(lease)}"
+        if seen is not None and seen.stands_at(now):
+            if not until and (seen.until, seen.scope) == (until, reach.scope):
+                plans.append(Plan(lease.key, f"{lease.key}: is {pause_words(seen)} already"))
+                continue
             words += f"; now it is {pause_words(seen)}"
         basis = f"pause {lease.key} {reach.scope.value} {for_s} {seen}"
         plans.append(Plan(lease.key, words, ChangePause(lease.key, pause, seen), basis))

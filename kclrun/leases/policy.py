@@ -17,6 +17,7 @@ from kclrun.model.lease import OwnerId
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.stream import ONLY_STREAM, StreamKey
 from kclrun.model.time import Instant, WallTime
+from kclrun.protocol.fence import renew_interval_s
 
 
 # The cache holds four times the owners of a large fleet, because every start makes new owners.
@@ -122,8 +123,6 @@ UNREADABLE_PAUSE_S: Final = 1.0
 # A request is given up after seconds (`aws/http.py`). If it is still in a queue of the kernel or of
 # a proxy then, it arrives or is dropped within their own time-outs, by custom a minute.
 ENDED_ROWS_STAY_S: Final = 60.0
-# As the Java KCL: renewals are this much early, so that three fit into one failover.
-_RENEW_EPSILON_S: Final = 0.025
 
 
 class StreamStart(msgspec.Struct, frozen=True):
@@ -177,11 +176,8 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def renew_every_s(self) -> float:
-        """Three renewals in one failover, so that two may be lost; never below half of that pace.
-
-        10 s gives 3.308 s, the Java KCL's. The floor is for the short failovers of tests.
-        """
-        return max(self.failover_s / 3 - _RENEW_EPSILON_S, self.failover_s / 6)
+        """How often this manager renews a row while no lease process does."""
+        return renew_interval_s(self.failover_s)
 
     @property
     def scan_every_s(self) -> float:
@@ -209,11 +205,3 @@ class ManagerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def refused_pause_s(self) -> float:
         """The pause after a write that the service refuses: it is tried again, but slowly."""
         return self.failover_s
-
-
-def write_pause_s(attempt: int, chance: float) -> float:
-    """The pause before attempt `attempt` (from 2) at one write; half of it is random.
-
-    Doubles from 50 ms to at most 3 s, so that three tries and more fit into a failover of 10 s.
-    """
-    return min(3.0, 0.05 * 2.0 ** min(attempt - 2, 16)) * (0.5 + chance / 2)

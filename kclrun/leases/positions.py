@@ -27,7 +27,7 @@ from kclrun.model.sequence import (
 from kclrun.model.shard import Shard
 from kclrun.model.stream import called
 from kclrun.model.text import harmless
-from kclrun.model.time import WallTime
+from kclrun.model.time import WALL_TIME_MAX, WallTime
 
 # A line of `leases --json` is below 2 KiB; a table of 10,000 shards makes 20 MiB.
 KEPT_BYTES_MAX: Final = 64 * 2**20
@@ -84,12 +84,14 @@ def parse_kept(text: bytes, name: str) -> KeptPositions:
 
 def _kept(line: _Line, name: str) -> Kept:
     text, at = line.checkpoint, line.starts_at
+    where = f"{name}: {harmless(called(line.shard))}"
+    if at is not None and not 0 <= at < WALL_TIME_MAX:
+        raise SettingsError(f"{where}: `starts_at` is not a time, in seconds since 1970")
     if text == LATEST.sequence_number:
         if at is None:
             raise SettingsError(
-                f"{name}: {harmless(called(line.shard))} is at LATEST, and `starts_at` does not say"
-                " of which instant\nGive the line one, in seconds since 1970, or let `checkpoint`"
-                " be TRIM_HORIZON"
+                f"{where} is at LATEST, and `starts_at` does not say of which instant\nGive the"
+                " line one, in seconds since 1970, or let `checkpoint` be TRIM_HORIZON"
             )
         return Kept(LATEST, WallTime(at))
     if text == AT_TIMESTAMP.sequence_number:
@@ -101,9 +103,7 @@ def _kept(line: _Line, name: str) -> Kept:
         # A tick counts timers, which a reset lets fire again: the position is that of the record.
         return Kept(Cursor.parse(text).position)
     except LimitExceeded:
-        raise SettingsError(
-            f"{name}: {harmless(called(line.shard))}: {harmless(text[:40])!r} is not a checkpoint"
-        ) from None
+        raise SettingsError(f"{where}: {harmless(text[:40])!r} is not a checkpoint") from None
 
 
 def plan_positions(

@@ -30,9 +30,9 @@ ResetWrite = (
 
 class ResetStart(msgspec.Struct, frozen=True):
     """Where reading begins: a start sentinel, with AT_TIMESTAMP its milliseconds as sub-sequence
-    number; kept positions say it for each shard. `listed_at` is the service's time of the listings,
-    which a LATEST stands for [P14].
-    `halt` is on the rows until the reset is complete; its reason is of this reset alone."""
+    number. A reset to kept positions has one for each shard instead. `listed_at` is the service's
+    time of the listings, which a LATEST stands for [P14]. `halt` is on the rows until the reset is
+    complete; no other reset has its reason."""
 
     position: ExtendedSequenceNumber
     listed_at: WallTime
@@ -121,7 +121,7 @@ def begun_descendant(
     for one in rows:
         for parent in one.parents:
             children.setdefault(parent, set()).add(one.key)
-    begun = {str(each.key) for each in rows if each.is_ended or not each.checkpoint.is_sentinel}
+    begun = {str(each.key) for each in rows if each.has_begun}
     begun -= {str(key) for key in reset}
     waiting, seen = [str(row.key)], {str(row.key)}
     while waiting:

@@ -52,8 +52,8 @@ def child_lease(
     has_state: bool = False,
 ) -> Lease:
     """The row of a child whose parents were read to their ends: from its first record on [P12].
-    `generation`: the highest of its parents' [K4]. `pause`: that of its parents. With keyed
-    state it says that it begins with that of its parents [K16]."""
+    `generation`: the highest of its parents' [K4]. `pause`: that of its parents. `has_state`: the
+    row notes that the child begins with the keyed state of its parents [K16]."""
     return Lease(
         key=LeaseKey(key),
         checkpoint=TRIM_HORIZON,
@@ -226,11 +226,6 @@ class Listing:
         self.graph = ShardGraph(self.shards)
         self.listed_at = listed_at
         self.seen_instant = seen_instant
-        children: dict[str, list[str]] = {}
-        for shard in self.shards:
-            for parent in shard.parents:
-                children.setdefault(parent, []).append(shard.shard_id)
-        self._children = children
 
     def seen_again(self, listed_at: WallTime, seen_instant: Instant) -> Listing:
         """The same shards, listed once more: the usual case."""
@@ -252,7 +247,7 @@ class Listing:
 
     def children_named(self, shard_id: str) -> tuple[str, ...]:
         """The listed shards that name this one as a parent, whether it is listed itself or not."""
-        return tuple(self._children.get(shard_id, ()))
+        return self.graph.children_naming(shard_id)
 
     def heirs_of(self, row: Lease) -> tuple[str, ...]:
         """The oldest listed shards that descend from this row's shard: those that name it as a
@@ -284,10 +279,9 @@ class Listing:
         The Java KCL refuses a listing in which an open shard has children
         (`assertAllParentShardsAreClosed`): the service shows one while a reshard is under way.
         """
-        for shard_id in self._children:
-            parent = self.graph.get(shard_id)
-            if parent is not None and parent.is_open:
-                return f"shard {shard_id} is open and yet has children"
+        for shard in self.shards:
+            if shard.is_open and self.children_named(shard.shard_id):
+                return f"shard {shard.shard_id} is open and yet has children"
         return self.missing_parent
 
     @cached_property
@@ -297,10 +291,12 @@ class Listing:
         A parent closed when its child was made, and stays for a day. So the listing lags: without
         the parent the child looks like the first of its lineage, and would be read before it.
         """
-        for parent, children in self._children.items():
-            for child in children if parent not in self else ():
-                made = made_at(child)
-                if made is not None and self.listed_at - made < _PARENT_LATE_MAX_S:
+        for shard in self.shards:
+            child, made = shard.shard_id, made_at(shard.shard_id)
+            if made is None or self.listed_at - made >= _PARENT_LATE_MAX_S:
+                continue
+            for parent in shard.parents:
+                if parent not in self:
                     return f"shard {child} is new, and its parent {parent} is not listed yet"
         return None
 
@@ -341,8 +337,17 @@ class RecentRows:
             self._seen.popleft()
 
     def had(self, key: str) -> bool:
-        """Whether a scan less than a failover before the last one showed it."""
+        """Whether a scan of the last failover showed this row."""
         return any(key in keys for _, keys in self._seen)
+
+
+# A transaction of DynamoDB has at most 100 parts, and each condition is one. A split or a merge
+# needs three. But while a fleet is stopped for longer than the retention, one trimmed row may get
+# hundreds of heirs, or one heir hundreds of trimmed ancestors. Then the heirs are created in parts,
+# and the first ancestors alone are checked: a creation that arrives late must fail, and the rows of
+# all ancestors are deleted in the same pass, once the heirs have rows.
+_CHILDREN_AT_ONCE_MAX: Final = 50
+_PARENTS_CHECKED_MAX: Final = 50
 
 
 def children_to_create(view: TableView, listing: Listing) -> tuple[writes.CreateChildren, ...]:
@@ -380,8 +385,12 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[writes.Create
                 pause=inherited_pause(parents) or of_stream,
                 has_state=any(each.state_version for each in parents),
             )
-            groups.setdefault(conditions, []).append(child)
-    return tuple(writes.CreateChildren(tuple(group), parents) for parents, group in groups.items())
+            groups.setdefault(conditions[:_PARENTS_CHECKED_MAX], []).append(child)
+    return tuple(
+        writes.CreateChildren(tuple(group[at : at + _CHILDREN_AT_ONCE_MAX]), checked)
+        for checked, group in groups.items()
+        for at in range(0, len(group), _CHILDREN_AT_ONCE_MAX)
+    )
 
 
 def _trimmed_ancestors(view: TableView, listing: Listing) -> dict[str, list[Lease]]:
@@ -402,26 +411,22 @@ def _inherited(
     waiting, seen = [shard.shard_id], {shard.shard_id}
     while waiting:
         following = set(listing.children_named(waiting.pop())) - seen
-        if any(_has_begun(view.rows.get(LeaseKey(each))) for each in following):
+        if view.has_begun(following):
             return ()
         seen |= following
         waiting += following
-    return tuple(
-        writes.EndedParent(row.key) if row.is_ended else writes.ExistingParent(row.key)
-        for row in ancestors
-    )
+    return tuple(map(_as_seen, ancestors))
 
 
-def _has_begun(row: Lease | None) -> bool:
-    return row is not None and (row.is_ended or not row.checkpoint.is_sentinel)
+def _as_seen(row: Lease) -> writes.ParentCondition:
+    return writes.EndedParent(row.key) if row.is_ended else writes.ExistingParent(row.key)
 
 
 def _was_read(shard: Shard, view: TableView, listing: Listing) -> bool:
     """Whether a child has begun. It waited for this shard's end, or found the shard absent, and the
     shard must stay absent [P11]. Read again now, its records would come after those of its
     children."""
-    children = listing.children_named(shard.shard_id)
-    return any(_has_begun(view.rows.get(LeaseKey(each))) for each in children)
+    return view.has_begun(listing.children_named(shard.shard_id))
 
 
 def _conditions(
@@ -437,18 +442,18 @@ def _conditions(
                 return None
             continue
         is_due = is_due or row.is_ended or parent not in listing
-        condition = writes.EndedParent(row.key) if row.is_ended else writes.ExistingParent(row.key)
-        conditions.append(condition)
+        conditions.append(_as_seen(row))
     return tuple(conditions) if is_due else None
 
 
-# A child at one of these positions has not begun. LATEST counts as begun, as in the Java KCL: a
-# child of an ended parent is created at TRIM_HORIZON, so one at LATEST never had a parent to wait
-# for.
-_NOT_BEGUN = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_number})
-# ListShards shows new shards within seconds. A shard that still looks newer than the listings after
-# so long does not belong to this stream: the stream was deleted and made again under its name.
-_LAG_MAX_S: Final = 300.0
+# A child at one of these positions may still need the row of its parent. One at LATEST does not, as
+# in the Java KCL: a child of an ended parent is created at TRIM_HORIZON, so one at LATEST never had
+# a parent to wait for.
+_AT_START = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_number})
+# ListShards shows within seconds that a shard was made or closed. A shard that still looks newer
+# than the listings after so long does not belong to this stream: the stream was deleted and made
+# again under its name.
+LISTING_LAG_MAX_S: Final = 300.0
 
 
 def ended_rows(view: TableView, listing: Listing | None) -> tuple[writes.DeleteEnded, ...]:
@@ -466,7 +471,7 @@ def ended_rows(view: TableView, listing: Listing | None) -> tuple[writes.DeleteE
         for row in view.ended
         if not _may_have_more_children(row.key, listing)
         and not any(view.has_row(parent) for parent in row.parents)
-        and _have_begun(_children(row, listing), view)
+        and _are_past_start(_children(row, listing), view)
         and _is_state_inherited(row, view, listing)
     )
 
@@ -549,7 +554,7 @@ class TrimWatch:
             if row is None or key in held or self._is_alive(row, listing.seen_instant):
                 continue
             is_new = is_too_new_for(listing.shards, key, row.hash_range, row.parents)
-            lag_s = _LAG_MAX_S if is_new else 0.0
+            lag_s = LISTING_LAG_MAX_S if is_new else 0.0
             if listing.seen_instant - since < max(two_periods_s, lag_s):
                 continue
             heirs_exist = all(view.has_row(child) for child in listing.heirs_of(row))
@@ -570,11 +575,11 @@ def _children(row: Lease, listing: Listing | None) -> Iterable[str]:
     return listing.children_named(row.key)
 
 
-def _have_begun(children: Iterable[str], view: TableView) -> bool:
-    """Whether children exist and each has a row past its start. Unknown ones have not begun."""
+def _are_past_start(children: Iterable[str], view: TableView) -> bool:
+    """Whether children exist and each has a row past its start."""
     rows = [view.rows.get(LeaseKey(child)) for child in children]
     return bool(rows) and all(
-        row is not None and row.checkpoint.sequence_number not in _NOT_BEGUN for row in rows
+        row is not None and row.checkpoint.sequence_number not in _AT_START for row in rows
     )
 
 
@@ -588,8 +593,7 @@ def _is_state_inherited(row: Lease, view: TableView, listing: Listing | None) ->
     return all(
         child is not None
         and (
-            is_own_version(child.state_version)
-            or (child.state_version is None and _has_begun(child))
+            is_own_version(child.state_version) or (child.state_version is None and child.has_begun)
         )
         for child in children
     )

@@ -96,14 +96,15 @@ RECORDED: Final[Mapping[str, tuple[str, ...]]] = {
 # A reason is a sentence of ours; beyond this it explains nothing more, and an entry stays small.
 TEXT_CHARACTERS_MAX: Final = 200
 _TYPE: Final = re.compile(r"[A-Za-z_][\w.]*")
-# `reason_of` of protocol/reports.py: what it says behind the type is a message of user code.
+# A text of `reason_of` (protocol/reports.py): behind the type follows a message of user code.
 _OF_USER_CODE: Final = re.compile(
     r"((?:the processor|\w[\w ]{0,40}?) failed (?:once|\d+ times): [A-Za-z_][\w.]*).*", re.DOTALL
 )
 
 
 def recorded(event: str, fields: Mapping[str, Value]) -> dict[str, Value] | None:
-    """The fields of the event to record; None for one that is not, or repeats the one before.
+    """The fields of the event to record; None for an event that is not recorded, or that repeats
+    the one before.
 
     Of an exception of user code only its type is kept. A failure that is repeated for hours is
     recorded at attempts 1, 2, 4, 8, …
@@ -126,10 +127,10 @@ def _kept(name: str, value: Value) -> Value:
     return _OF_USER_CODE.sub(r"\1", value)[:TEXT_CHARACTERS_MAX]
 
 
-# From so many intervals without a checkpoint on it is late; one is missed when a write was not
-# answered and is sent again.
+# A checkpoint is late after so many intervals without one: one interval passes without a checkpoint
+# when a write was not answered and is sent again.
 _LATE_INTERVALS: Final = 3
-# Of the shortest intervals, and where the processor checkpoints by itself.
+# The least, for short intervals; and the time where the processor checkpoints by itself.
 _LATE_MIN_S: Final = 30.0
 _LATE_MANUAL_S: Final = 300.0
 
@@ -142,7 +143,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class LeaseWatch:
-    """Notices, for one lease process, what no event says: late checkpoints and throttled reads.
+    """Notices, for one lease process, what no event shows: late checkpoints and throttled reads.
 
     `every_s` is `checkpoint.every`; None where the processor checkpoints by itself."""
 
@@ -193,8 +194,8 @@ class Sentence(msgspec.Struct, frozen=True):
 
 
 class Story(msgspec.Struct, frozen=True):
-    """A story up to its end. `state` is what the shard was doing then, in words; `owner` the last
-    that had it, as far as the entries know."""
+    """A story up to its end. `state` is the state of the shard then, in words; `owner` the last
+    owner that the entries show."""
 
     sentences: tuple[Sentence, ...]
     state: str
@@ -278,21 +279,21 @@ _STOPS: Final[Mapping[str, str]] = {
 _UNKNOWN: Final = "?"
 
 
-def tell(shard: str, entries: Iterable[Entry], until: WallTime | None = None) -> Story:
+def story_of(shard: str, entries: Iterable[Entry], until: WallTime | None = None) -> Story:
     """The story of a shard, from entries of any managers in any order, up to `until`.
 
     An entry of a manager is a part of it while that manager has the lease. Times of different
     machines are by their own clocks."""
-    teller = _Teller(shard)
+    writer = _StoryWriter(shard)
     for entry in sorted(entries, key=lambda entry: entry.at):
         if until is not None and entry.at > until:
             break
-        teller.take(entry)
-    return teller.story()
+        writer.take(entry)
+    return writer.story()
 
 
 def present(lease: Lease, story: Story) -> Iterator[str]:
-    """What the row says now, and whether the story knows its owner."""
+    """The present state by the row, and whether the story shows how its owner got the lease."""
     place = shortened(str(lease.checkpoint))
     if lease.is_ended:
         yield "Now: the shard has ended."
@@ -315,7 +316,7 @@ def present(lease: Lease, story: Story) -> Iterator[str]:
 def who(owner: str | None) -> str:
     """An owner in short: its host and the first digits of its manager's start."""
     if not owner:
-        return "nobody"
+        return "an unknown owner"
     parsed = Owner.parse(owner)
     if parsed is None:
         return f"the worker {owner}"
@@ -323,7 +324,7 @@ def who(owner: str | None) -> str:
     return f"{host}/{parsed.nonce[:4]}"
 
 
-class _Teller:
+class _StoryWriter:
     """Takes entries in the order of their times."""
 
     def __init__(self, shard: str) -> None:
@@ -347,7 +348,7 @@ class _Teller:
             self._raise(entry)
         else:
             self._flush()
-            self._say(entry)
+            self._add(entry)
         self._note(entry)
         self._last_of[entry.owner] = entry
 
@@ -355,9 +356,9 @@ class _Teller:
         self._flush()
         return Story(tuple(self._sentences), f"the shard {self._state}", self._owner)
 
-    def _say(self, entry: Entry) -> None:
-        say = _SPOKEN.get(entry.event)
-        text = say(self, entry) if say is not None else None
+    def _add(self, entry: Entry) -> None:
+        sentence = _WITH_CAUSE.get(entry.event)
+        text = sentence(self, entry) if sentence is not None else None
         template = _SENTENCES.get(entry.event)
         if text is None and template is not None:
             text = template.format_map(_Shown(entry))
@@ -372,7 +373,7 @@ class _Teller:
             return
         stop = _STOPS.get(entry.event)
         if entry.event == "lease_taken":
-            # Of an owner that was lost, nobody recorded since when the shard was not read.
+            # An owner that was lost has not recorded since when the shard was not read.
             self._owner, self._state = entry.owner, f"was taken by {who(entry.owner)}, not read yet"
         elif entry.event == "lease_claimed":
             self._owner, self._stopped_at = entry.owner, None
@@ -467,13 +468,13 @@ class _Teller:
         return "" if since is None else f"; it was not read for {entry.at - since:.1f} s"
 
 
-_SPOKEN: Final[Mapping[str, Callable[[_Teller, Entry], str]]] = {
-    "lease_taken": _Teller.taken,
-    "lease_claimed": _Teller.claimed,
-    "lease_offered": _Teller.offered,
-    "lease_lost": _Teller.lost,
-    "process_died": _Teller.died,
-    "shard_ended": _Teller.ended,
+_WITH_CAUSE: Final[Mapping[str, Callable[[_StoryWriter, Entry], str]]] = {
+    "lease_taken": _StoryWriter.taken,
+    "lease_claimed": _StoryWriter.claimed,
+    "lease_offered": _StoryWriter.offered,
+    "lease_lost": _StoryWriter.lost,
+    "process_died": _StoryWriter.died,
+    "shard_ended": _StoryWriter.ended,
 }
 
 

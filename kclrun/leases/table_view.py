@@ -323,6 +323,11 @@ class TableView:
         """Whether a row with this key exists, readable or not."""
         return shard_id in self.rows or shard_id in self.broken
 
+    def has_begun(self, shard_ids: Iterable[str]) -> bool:
+        """Whether one of these shards has a row that has begun."""
+        found = (self.rows.get(LeaseKey(each)) for each in shard_ids)
+        return any(row is not None and row.has_begun for row in found)
+
     def lacks_children(self) -> bool:
         """Whether a row names a child that has no row: a waiting merge, or an end cut short."""
         named = [lease.children for lease in self.rows.values() if lease.children]

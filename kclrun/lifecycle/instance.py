@@ -48,8 +48,8 @@ class LifecycleAnswer(msgspec.Struct, frozen=True):
 class Completion:
     """One lifecycle action of the autoscaling group, until it is completed or given up. Pure.
 
-    Says when to ask the group to go on, and when to stop asking. `is_over` once nothing is left to
-    do. `asked_for_s` is how long to keep asking. Rule: a completion whose outcome is unknown is
+    Decides when to ask the group to go on, and when to stop asking. `is_over` once nothing is left
+    to do. `asked_for_s` is how long to keep asking. Rule: a completion whose outcome is unknown is
     sent again: if it was done already, the group answers that nothing waits, which is as good.
     """
 
@@ -106,7 +106,7 @@ class Completion:
 
 
 class Identified(msgspec.Struct, frozen=True):
-    """The metadata said which instance this is. Once."""
+    """The metadata showed which instance this is. Once."""
 
     identity: InstanceIdentity
 

@@ -2,7 +2,7 @@
 
 One process reads one shard, in order. Further workers bring CPU and places for leases, and nothing
 else: a shard whose process waits for something, or fills one core, is read no faster by them. So
-CPU decides, and the lag only says how much more a fleet that is short of CPU needs.
+CPU decides, and the lag only shows how much more a fleet that is short of CPU needs.
 
 Every manager computes the number from its own machine and from the lease table. The mean over all
 managers is that of the fleet: `workers * CPU share`, summed over the machines, by

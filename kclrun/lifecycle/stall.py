@@ -95,7 +95,7 @@ def stalled(
     if status is not None and status.published_instant > 0.0:
         silent_since = status.published_instant
         if now - silent_since >= silence_max_s(failover_s, stall_s):
-            return Stall("the process says nothing", silent_since, is_silent=True)
+            return Stall("the process publishes nothing", silent_since, is_silent=True)
         if now - silent_since >= _FRESH_S:
             return None  # an old status does not describe the current call
     if status is None or status.state in _BEFORE_READING:

@@ -85,7 +85,7 @@ class StopPlan:
 
 
 # The time after ABRT to write the stacks of all threads; then KILL, which no process survives.
-_LAST_WORDS_S: Final = 1.0
+_ABORT_TO_KILL_S: Final = 1.0
 # The time after the last process was forced for the releases of its rows: a write and one retry.
 _LAST_WRITES_S: Final = 5.0
 
@@ -115,7 +115,7 @@ def leave_at(force_instant: Instant | None) -> Instant | None:
     """When to exit, whatever is still open: rows of ours then expire."""
     if force_instant is None:
         return None
-    return Instant(force_instant + _LAST_WORDS_S + _LAST_WRITES_S)
+    return Instant(force_instant + _ABORT_TO_KILL_S + _LAST_WRITES_S)
 
 
 def left_undone(status: LeaseStatus | None) -> bool:
@@ -139,5 +139,5 @@ def next_force(
     if force_instant is None or signal.SIGKILL in forced:
         return None, None
     if signal.SIGABRT in forced:
-        return signal.SIGKILL, Instant(force_instant + _LAST_WORDS_S)
+        return signal.SIGKILL, Instant(force_instant + _ABORT_TO_KILL_S)
     return signal.SIGABRT, force_instant

@@ -51,7 +51,7 @@ def reap_adopted(spared: AbstractSet[int]) -> tuple[int, ...] | None:
     session = os.getsid(0)
     try:
         for child in psutil.Process().children():
-            if child.pid in spared or not _is_adopted_and_dead(child, session):
+            if child.pid in spared or not _is_exited_orphan(child, session):
                 continue
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(child.pid, os.WNOHANG)[0]:
@@ -61,7 +61,7 @@ def reap_adopted(spared: AbstractSet[int]) -> tuple[int, ...] | None:
     return tuple(reaped)
 
 
-def _is_adopted_and_dead(child: psutil.Process, session: int) -> bool:
+def _is_exited_orphan(child: psutil.Process, session: int) -> bool:
     try:
         return child.status() == psutil.STATUS_ZOMBIE and os.getsid(child.pid) != session
     except (psutil.Error, ProcessLookupError):
@@ -91,9 +91,11 @@ class Places:
         heapq.heappush(self._free, place)
 
 
-# The launcher reports the exit status within a millisecond after the pidfd fires; without a
+# The launcher reports the exit status within a millisecond after the pidfd fires. A machine without
+# CPU or memory to spare is late, and there the status names the reason of the death. Without a
 # launcher the status may never come.
-_STATUS_PATIENCE_S: Final = 0.1
+_STATUS_PATIENCE_S: Final = 1.0
+_STATUS_PATIENCE_ALONE_S: Final = 0.1
 _RESEND_AFTER_S: Final = 0.05
 
 
@@ -297,7 +299,7 @@ class LeaseProcesses:
         """Force processes whose time is over: first a dump of their stacks, then the end."""
         for child in tuple(self._children.values()):
             number, due = next_force(child.force_instant, child.forced)
-            if number is None or due is None or child.is_dead or child.pidfd is None:
+            if number is None or due is None or child.has_exited or child.pidfd is None:
                 continue
             if self._loop.now() < due:
                 self._loop.at(due, self.force)
@@ -313,7 +315,7 @@ class LeaseProcesses:
 
     def _write_off(self, child: Child) -> None:
         """KILL does not end it: report its exit once it can start no batch any more [P5]."""
-        if child.is_dead or child.incarnation not in self._children:
+        if child.has_exited or child.incarnation not in self._children:
             return
         now = self._loop.now()
         fence_instant = latest_fence(
@@ -350,7 +352,7 @@ class LeaseProcesses:
         it checkpoints its processed records, so no record comes twice.
         """
         child.stall = stall
-        self._sharing.accuse(child, stall)
+        self._sharing.note_cause(child, stall)
         self._send(child, messages.DumpStacks())
         self._send(child, messages.Drain(stall, max(0.0, force_instant - self._loop.now())))
         self.force_from(child, force_instant)
@@ -368,12 +370,20 @@ class LeaseProcesses:
         self._send(child, messages.Drain(child.drain_reason or "", left_s))
 
     def _send(self, child: Child, message: messages.ToWorker, fds: tuple[int, ...] = ()) -> None:
-        """Send, and try again if the process does not read. The pidfd reports a process that
+        """Send now, or in order once the process reads again. The pidfd reports a process that
         exited."""
-        if child.is_dead:
-            return
-        if isinstance(child.channel.send(message, fds), NotSent):
-            self._loop.after(_RESEND_AFTER_S, lambda: self._send(child, message, fds))
+        is_first = not child.unsent
+        child.unsent[type(message)] = message, fds
+        if is_first:
+            self._flush(child)
+
+    def _flush(self, child: Child) -> None:
+        while child.unsent and not child.has_exited:
+            kind, (message, fds) = next(iter(child.unsent.items()))
+            if isinstance(child.channel.send(message, fds), NotSent):
+                self._loop.after(_RESEND_AFTER_S, lambda: self._flush(child))
+                return
+            del child.unsent[kind]
 
     # Receiving.
 
@@ -381,15 +391,15 @@ class LeaseProcesses:
         """Answer the doorbell before the rings are read, so that a later press is not missed."""
         self._doorbell.answer()
         for child in tuple(self._children.values()):
-            if child.pid is not None and not child.is_dead and not child.is_written_off:
-                self._hear(child)
+            if child.pid is not None and not child.has_exited and not child.is_written_off:
+                self._read_ring(child)
 
-    def _hear(self, child: Child) -> None:
+    def _read_ring(self, child: Child) -> None:
         try:
             events = self._ring_reader.read(child)
         except MalformedFrame as error:
             self._log.note("process_condemned", shard=child.key, error=str(error))
-            self._sharing.accuse(child, "it wrote invalid data to its manager")
+            self._sharing.note_cause(child, "it wrote invalid data to its manager")
             child.send_signal(signal.SIGKILL)
             return
         if child.has_reported_end and child.force_instant is None:
@@ -404,29 +414,35 @@ class LeaseProcesses:
         for child in tuple(self._children.values()):
             if child.pid == report.pid and child.status is None:
                 child.status = report.status
-                if child.is_dead:
+                if child.has_exited:
                     self._note_exit(child)
 
     def _pidfd_fired(self, child: Child) -> None:
         """The exit is proven. The exit status comes from the launcher, or from us as its reaper."""
-        assert child.pidfd is not None, "a pidfd that fired is one we hold"
-        self._loop.unwatch(child.pidfd)
-        child.is_dead = True
+        pid, pidfd = child.pid, child.pidfd
+        assert pidfd is not None, "a pidfd that fired is one we hold"
+        assert pid is not None, "a pidfd comes with its pid"
+        self._loop.unwatch(pidfd)
+        child.has_exited = True
         if child.status is None:
-            self._end_session(child)
-            status = _reaped(child.pidfd)
+            # The launcher ends a session before it reaps its leader. Without a launcher, the
+            # processes that user code started end here, before the next start.
+            end_session(pid, lambda: is_unreaped(pidfd))
+            status = _reaped(pidfd)
             for each in self._sharing.neighbours(child):
                 each.status = each.status if status is None else status
         if child.status is not None:
             self._note_exit(child)
         else:
-            self._loop.after(_STATUS_PATIENCE_S, lambda: self._note_exit(child))
+            has_launcher = self._forks.has_launcher
+            patience_s = _STATUS_PATIENCE_S if has_launcher else _STATUS_PATIENCE_ALONE_S
+            self._loop.after(patience_s, lambda: self._note_exit(child))
 
     def _left(self, child: Child, left: messages.Left) -> None:
         """It ended in a shared process, which proved that no thread writes for it any more."""
         assert child.pidfd is not None, "only an admitted lease can leave"
         self._loop.unwatch(child.pidfd)
-        child.is_dead = child.has_left = True
+        child.has_exited = child.has_left = True
         child.status = left.code << 8
         self._note_exit(child)
 
@@ -436,13 +452,6 @@ class LeaseProcesses:
             self._send(child, messages.Restart())
         if force_instant is not None:
             self.force_from(child, force_instant)
-
-    def _end_session(self, child: Child) -> None:
-        """End the processes that user code started in it before the next start. This is for the
-        case without a launcher: the launcher ends a session before it reaps its leader."""
-        pidfd = child.pidfd
-        if child.pid is not None and pidfd is not None:
-            end_session(child.pid, lambda: is_unreaped(pidfd))
 
     def _note_exit(self, child: Child) -> None:
         if self._children.pop(child.incarnation, None) is None:
@@ -455,7 +464,7 @@ class LeaseProcesses:
         child.look()
         os.close(child.pidfd)
         child.pidfd = None
-        culprit = self._sharing.culprit(child)
+        cause = self._sharing.cause_of(child)
         self._sharing.forget(child)
         child.channel.close()
         self._departed(child)
@@ -463,8 +472,8 @@ class LeaseProcesses:
         words = exit_words(child.status, child.forced, is_vouched=child.has_reported_end)
         if child.stall is not None:
             words = f"{child.stall}, so its manager ended it; {words}"
-        elif culprit and not child.has_left:
-            words = f"it shared its process with {culprit}; {words}"
+        elif cause and not child.has_left:
+            words = f"it shared its process with {cause}; {words}"
         self._log.note("process_exited", shard=child.key, process=child.pid, reason=words)
         if not child.is_written_off:
             since = waiting_since(child.last_status)
@@ -478,7 +487,7 @@ class LeaseProcesses:
         return (
             child
             for child in tuple(self._children.values())
-            if child.pid is not None and not child.is_dead and not child.is_written_off
+            if child.pid is not None and not child.has_exited and not child.is_written_off
         )
 
     @property

@@ -124,7 +124,8 @@ class StartCommands:
 
 def _fetch(settings: Settings, stream: str) -> ipc.FetchSpec:
     fetch = settings.fetch
-    # A hot shard is known by its hash keys, and is split by a user; neither is so in DynamoDB.
+    # A hot shard is found by its hash keys and split by a user. In DynamoDB Streams, shards have no
+    # hash keys, and no user splits them.
     hot_window_s = 0.0 if is_change_stream(stream) else float(settings.observe.hot_window)
     return ipc.FetchSpec(
         idle_s=float(fetch.idle),
@@ -292,7 +293,7 @@ class Launcher:
             self._requested.add(request_id)
         return is_sent
 
-    def hear(self) -> list[LauncherReport]:
+    def receive(self) -> list[LauncherReport]:
         """The reports since the last call. After LauncherGone there are none: `start` again."""
         reports: list[LauncherReport] = []
         while self._channel is not None and len(reports) < _MESSAGES_MAX:
@@ -310,7 +311,7 @@ class Launcher:
         return reports
 
     def kill(self) -> None:
-        """It does not answer: end it. `hear` reports LauncherGone; lease processes live on."""
+        """It does not answer: end it. `receive` reports LauncherGone; lease processes live on."""
         if self._process is not None:
             self._process.kill()
 
@@ -426,7 +427,7 @@ class Forks:
             self._log.note("launcher_not_started", error=error.strerror)
             self._open_later()
             return
-        self._loop.watch(self._launcher.fileno(), self._spoke)
+        self._loop.watch(self._launcher.fileno(), self._receive)
         self._log.note("launcher_started", launcher_pid=self._launcher.pid)
 
     def request(self, request_id: int, shared_fds: tuple[int, ...], theirs: socket.socket) -> None:
@@ -480,9 +481,9 @@ class Forks:
         self._launcher.kill()
         self._await()
 
-    def _spoke(self) -> None:
+    def _receive(self) -> None:
         fd = self._launcher.fileno()
-        reports = self._launcher.hear()
+        reports = self._launcher.receive()
         if self._launcher.fileno() == -1:
             # Closed by now, but the selector still knows its number.
             self._loop.unwatch(fd)

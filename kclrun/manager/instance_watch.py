@@ -65,7 +65,7 @@ class InstanceWatch:
         self._is_surely_there = settings.watch is True
         self._outages = Outages(log, loop.now)
         self._ask_again_s = _ASK_AGAIN_S
-        self._logged: set[type[instance.InstanceEvent]] = set()
+        self._passed: set[type[instance.InstanceEvent]] = set()
 
     def open(self) -> None:
         """Ask the metadata service for our identity, in the background, until it answers."""
@@ -73,7 +73,7 @@ class InstanceWatch:
 
     def stays(self) -> bool:
         """Whether work for the machine is left, now that all leases are given away."""
-        self._tell_once(instance.Drained())
+        self._pass_once(instance.Drained())
         return self._life.stays
 
     # The metadata.
@@ -90,7 +90,7 @@ class InstanceWatch:
 
     def _look(self) -> None:
         def looked(look: InstanceLook) -> None:
-            self._tell_of_stop()
+            self._pass_stop()
             self._take_in(instance.Looked(look, WallTime(time.time())))
             self._look_later()
 
@@ -125,19 +125,19 @@ class InstanceWatch:
 
     def _tick(self) -> None:
         if self._manager.is_ready:
-            self._tell_once(instance.BecameReady())
-        self._tell_of_stop()
+            self._pass_once(instance.BecameReady())
+        self._pass_stop()
         self._take_in(instance.Ticked())
         self._loop.after(_TICK_EVERY_S, self._tick)
 
-    def _tell_of_stop(self) -> None:
+    def _pass_stop(self) -> None:
         """Called before a look is passed on. A stop that began before a notice is not due to it."""
         if not self._manager.is_running:
-            self._tell_once(instance.StopBegan())
+            self._pass_once(instance.StopBegan())
 
-    def _tell_once(self, event: instance.InstanceEvent) -> None:
-        if type(event) not in self._logged:
-            self._logged.add(type(event))
+    def _pass_once(self, event: instance.InstanceEvent) -> None:
+        if type(event) not in self._passed:
+            self._passed.add(type(event))
             self._take_in(event)
 
     # Events and commands.

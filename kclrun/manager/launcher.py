@@ -88,7 +88,7 @@ def drop_rights() -> None:
     os.umask(0o077)
 
 
-def speak_on_the_channel_only() -> None:
+def begin_own_session() -> None:
     """Begin a new session and ignore outside signals: the manager decides when to stop.
 
     The children do not keep the launcher's handlers.
@@ -312,7 +312,7 @@ def _set_up(kept: tuple[int, ...]) -> str | None:
     """The first steps of a lease process. Returns an error number and words for the first step
     that this host refuses; None if all succeed."""
     steps: tuple[tuple[str, Callable[[], object]], ...] = (
-        ("a session of its own", speak_on_the_channel_only),
+        ("a session of its own", begin_own_session),
         ("closing descriptors", lambda: close_descriptors_except(kept)),
         ("giving up rights", drop_rights),
         ("its name", lambda: name_process("kclrun-lease")),
@@ -352,13 +352,13 @@ def _reap(outbox: Outbox) -> None:
     be used again from here on."""
     while True:
         try:
-            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            exited = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if dead is None:
+        if exited is None:
             return
-        end_session(dead.si_pid, lambda: True)  # not reaped yet: only we reap it
-        pid, status = os.waitpid(dead.si_pid, 0)
+        end_session(exited.si_pid, lambda: True)  # not reaped yet: only we reap it
+        pid, status = os.waitpid(exited.si_pid, 0)
         outbox.post(messages.Exited(pid, status))
 
 

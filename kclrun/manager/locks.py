@@ -112,14 +112,14 @@ def state_folder(application: str, environment: Mapping[str, str]) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
+        if status.st_uid == os.geteuid():
+            folder.chmod(0o700)
     except OSError as error:
         raise SettingsError(
             f"cannot make the folder for lock files {folder}: {error.strerror};"
             " set KCLRUN_STATE_DIR to a local folder this user may write to"
         ) from error
-    if status.st_uid == os.geteuid():
-        folder.chmod(0o700)
-    else:
+    if status.st_uid != os.geteuid():
         raise SettingsError(
             f"the folder for lock files {folder} belongs to user {status.st_uid}, not to"
             f" {os.geteuid()}; set KCLRUN_STATE_DIR to a folder of this user"
@@ -221,7 +221,9 @@ class LockFolder:
             if _is_at(path, fd):
                 return owner, HeldLock(path, fd)
             os.close(fd)
-        raise SettingsError(f"no lock file of ours survives in {self.folder}: who removes them?")
+        raise SettingsError(
+            f"no lock file of ours survives in {self.folder}: find the program that removes them"
+        )
 
     def seize_former(self, slot: str, own_nonce: str) -> frozenset[OwnerId]:
         """Try once to lock exclusively every other file of our slot; returns the owners newly

@@ -42,9 +42,6 @@ class _Past(msgspec.Struct):
     incarnations: int = 0
 
 
-_EMPTY: Final = ShardReport()
-
-
 class ReportWriter:
     """Counts the work of this manager's lease processes, per shard and in all, for `--report`.
 
@@ -77,15 +74,11 @@ class ReportWriter:
         self._departed.clear()
         return departed
 
-    def restarts(self, key: LeaseKey) -> int:
-        past = self._past.get(key)
-        return max(0, past.incarnations - 1) if past is not None else 0
-
     def shard(self, key: LeaseKey, living: LeaseStatus | None) -> ShardReport:
         """The counts of the shard so far, with those of its living process."""
-        past = self._past.get(key)
-        report = _with(past.report if past is not None else _EMPTY, living)
-        return msgspec.structs.replace(report, restarts=self.restarts(key))
+        past = self._past.get(key, _Past())
+        restarts = max(0, past.incarnations - 1)
+        return msgspec.structs.replace(_with(past.report, living), restarts=restarts)
 
     @property
     def records_total(self) -> int:
@@ -158,7 +151,7 @@ def _totals(shards: Mapping[str, ShardReport]) -> Totals:
     )
 
 
-# Only an operator ends these states, so their log lines say how.
+# Only an operator ends these states, so their log lines name the command.
 _HALTS: Final = frozenset({"lease_halted", "lease_still_halted"})
 
 # Lease processes of a former manager release their lock when they notice that it has exited: a
@@ -172,7 +165,7 @@ _REAP_AGAIN_S: Final = 1.0
 
 
 class Manager:
-    """One run of one manager, in one thread. `performer` and `processes` are set before `run`.
+    """One run of one manager, in one thread. `service_calls` and `processes` are set before `run`.
 
     `stop_begins` is called once, when a stop was requested.
     """
@@ -218,7 +211,7 @@ class Manager:
         self._at_its_end = ExitReason.DRAINED
         self._held_at_scan: frozenset[OwnerId] = frozenset()
         self._began_instant = loop.now()
-        self.stop_begins: Callable[[], None] = _ignore_stop
+        self.stop_begins: Callable[[], None] = lambda: None
 
     def run(self, started_at: WallTime, introduce: Callable[[], None]) -> ExitReason:
         """Run until all leases are given away, or the stop's grace is over.
@@ -284,7 +277,7 @@ class Manager:
                 self.processes.start(command)
             case commands.DrainProcess(key, reason):
                 self.processes.drain(key, reason, self._force_instant())
-            case commands.TellOthersInSight(others):
+            case commands.PublishOthersInSight(others):
                 self.others_in_sight = others
                 self.processes.broadcast(OthersInSight(others))
             case commands.StopRefused(reason):
@@ -394,7 +387,7 @@ class Manager:
     def departed(self, child: Child) -> None:
         """A lease process has exited. If it could not checkpoint records, the stop is incomplete.
 
-        Without the lease table nothing can be checkpointed; the event `table_vanished` says so.
+        Without the lease table nothing can be checkpointed: the event `table_vanished` is logged.
         """
         status = child.last_status
         if self.is_running or status is None or not left_undone(status) or self._is_table_gone:
@@ -494,7 +487,3 @@ class Manager:
         if not self._is_finished:
             raise InvariantViolation("left without an end")
         return self._at_its_end
-
-
-def _ignore_stop() -> None:
-    """The default of `stop_begins`: no announcer is configured."""

@@ -55,14 +55,14 @@ class NotifySocket:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._socket.settimeout(0.0)
 
-    def tell(self, assignments: Mapping[str, str]) -> None:
+    def send(self, assignments: Mapping[str, str]) -> None:
         """Send the assignments as one datagram, all or nothing.
 
         A value must be one line. Raises: OSError if no process listens, or if the service manager
         has not read for so long that the queue is full.
         """
         lines = [f"{name}={value}" for name, value in assignments.items()]
-        assert not any("\n" in line for line in lines), "a line break would begin another word"
+        assert not any("\n" in line for line in lines), "a line break would begin another one"
         self._socket.sendto("\n".join(lines).encode(), self._target)
 
     def close(self) -> None:
@@ -147,20 +147,20 @@ class Announcer:
         if status != self._status:
             words["STATUS"] = status
         self._note_withheld(verdict)
-        if words and self._tell(words):
+        if words and self._send(words):
             self._is_ready, self._status = is_ready, status
 
     def stop_begins(self) -> None:
         """A stop was requested, for any reason. A second call changes nothing."""
         if not self._is_stopping:
-            self._is_stopping = self._tell({"STOPPING": "1"})
+            self._is_stopping = self._send({"STOPPING": "1"})
 
     def close(self) -> None:
         self._socket.close()
 
-    def _tell(self, words: Mapping[str, str]) -> bool:
+    def _send(self, words: Mapping[str, str]) -> bool:
         try:
-            self._socket.tell(words)
+            self._socket.send(words)
         except OSError as error:
             if self._is_reached:
                 self._log.note(
@@ -216,7 +216,7 @@ _LOOKS_PER_FLEET_VALUE: Final = round(FLEET_EVERY_S / SAMPLE_EVERY_S)
 # CloudWatch keeps one value a minute.
 _LOOKS_PER_PUBLICATION: Final = round(60.0 / SAMPLE_EVERY_S)
 # At the end, for the values of the last minute: all leases are given away by then.
-_LAST_WORDS_S: Final = 2.0
+_LAST_PUBLISH_S: Final = 2.0
 # A loop that does not turn for a second or two is busy; after this long it renews nothing.
 _LOOK_AGE_MIN_S: Final = 10.0
 # After the grace, processes are forced to end and rows are released: six seconds
@@ -325,10 +325,10 @@ class Metering:
         if self._publisher is not None:
             self._add_leases(self._show(self._sampler.take(self._loop.now())))
             self._publish(self._publisher)
-            self._publisher.close(_LAST_WORDS_S)
+            self._publisher.close(_LAST_PUBLISH_S)
         if self._otlp is not None:
             self._otlp.offer(self._show(self._sampler.take(self._loop.now())))
-            self._otlp.publisher.close(_LAST_WORDS_S)
+            self._otlp.publisher.close(_LAST_PUBLISH_S)
         if self._endpoint is not None:
             self._endpoint.close()
         if self._announcer is not None:

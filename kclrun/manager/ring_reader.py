@@ -19,14 +19,12 @@ from kclrun.ipc.ring import EventRing
 from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import ProcessReported
 from kclrun.model.lease import LeaseKey
-from kclrun.model.time import Instant, WallTime
+from kclrun.model.time import WALL_TIME_MAX, Instant, WallTime
 from kclrun.observe.logs import EventLog
 from kclrun.protocol import reports
 from kclrun.protocol.reports import CoreReport, EndReport, reason_of
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
-# Some year after 5000: user code shares the memory with the slot, and may have written any value.
-_WALL_TIME_MAX: Final = WallTime(1e11)
 # Kinesis keeps records for 365 days at most.
 _RETENTION_MS_MAX: Final = 366 * 86_400_000
 
@@ -37,7 +35,8 @@ def waiting_since(status: LeaseStatus | None) -> WallTime | None:
     host's clock."""
     if status is None:
         return None
-    if 0.0 < status.unprocessed_since < _WALL_TIME_MAX:
+    # User code shares the memory with the slot, and may have written any value.
+    if 0.0 < status.unprocessed_since < WALL_TIME_MAX:
         return status.unprocessed_since
     if not 0 < status.millis_behind_latest < _RETENTION_MS_MAX:
         return None
@@ -55,7 +54,9 @@ class Child:
     reason, in words, if its manager ends it because it stalled. `is_written_off`: not even KILL
     ends it, its fence has passed, and its lease continues without it. `heat` is the last report of
     its shard's traffic. `is_sharing`: other leases may run in its process. `has_left`: it ended
-    there, and the process goes on."""
+    there, and the process goes on. `unsent` are the messages that wait for a process that does not
+    read, in order: of each kind only the last, for an old failover or old credentials must not
+    replace newer ones."""
 
     start: StartProcess
     incarnation: int
@@ -66,7 +67,7 @@ class Child:
     pid: int | None = None
     pidfd: int | None = None
     status: int | None = None
-    is_dead: bool = False
+    has_exited: bool = False
     has_reported_end: bool = False
     drain_reason: str | None = None
     trouble: str = ""
@@ -74,6 +75,7 @@ class Child:
     is_written_off: bool = False
     force_instant: Instant | None = None
     forced: list[signal.Signals] = field(default_factory=list)
+    unsent: dict[type[ToWorker], tuple[ToWorker, tuple[int, ...]]] = field(default_factory=dict)
     last_status: LeaseStatus | None = None
     heat: ShardHeat | None = None
     is_sharing: bool = False
@@ -92,7 +94,7 @@ class Child:
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send it by the pidfd, so never to a later process of the same pid."""
-        if self.pidfd is None or self.is_dead:
+        if self.pidfd is None or self.has_exited:
             return
         try:
             signal.pidfd_send_signal(self.pidfd, number)

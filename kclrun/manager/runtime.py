@@ -29,10 +29,9 @@ from kclrun.manager.locks import Identity, establish
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.metering import SAMPLE_EVERY_S, Metering, open_announcer, open_metering
-from kclrun.manager.prefetching import Prefetching
 from kclrun.manager.ring_reader import Child
 from kclrun.manager.sampling import Sampler, SampleReader, Watch, Watchdog
-from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
+from kclrun.manager.service_calls import CredentialRenewal, Prefetching, ServiceCalls
 from kclrun.manager.story import StoryKeeper
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
@@ -168,12 +167,12 @@ class _Run:
             grace_s=float(settings.shutdown.grace),
             leases_command=leases_command,
         )
-        self._credentials = CredentialHanding(
+        self._credentials = CredentialRenewal(
             world.credentials,
             loop=loop,
             pool=pool,
             log=log,
-            hand_over=lambda keys: self._manager.processes.broadcast(RenewCredentials(keys)),
+            renewed=lambda keys: self._manager.processes.broadcast(RenewCredentials(keys)),
         )
 
     def assemble(self, launcher: Launcher, import_paths: tuple[str, ...]) -> None:

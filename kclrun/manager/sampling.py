@@ -295,7 +295,7 @@ class Sampler:
         self._gauge = Gauge() if has_gauge else None
         self._host_cpu = HostCpu()
         self._workers_needed = WorkersNeeded()
-        # A start imports modules and forks processes: its CPU says nothing of the work.
+        # A start imports modules and forks processes: its CPU is not that of the work.
         self._next_look_instant = Instant(began_instant + FLEET_EVERY_S)
         self._progress: dict[LeaseKey, _Progress] = {}
         self._totals: TableTotals | None = None
@@ -529,7 +529,7 @@ class Watchdog:
         """A process has exited: log its stall, if there was one."""
         story = self._stories.pop(child.incarnation, None)
         if story is not None and not story.is_logged:
-            self._tell(child, story, exit_words(child.status, child.forced))
+            self._log_stall(child, story, exit_words(child.status, child.forced))
 
     def _judge(self, child: Child, now: Instant) -> None:
         stall = self._watch.judge(
@@ -549,9 +549,9 @@ class Watchdog:
             and now - story.noticed_instant >= STALL_PATIENCE_S + UNKILLABLE_AFTER_S
         ):
             story.is_logged = True
-            self._tell(child, story, "not even KILL ends it: its host has to be looked at")
+            self._log_stall(child, story, "not even KILL ends it: look at its host")
 
-    def _tell(self, child: Child, story: _Story, end: str) -> None:
+    def _log_stall(self, child: Child, story: _Story, end: str) -> None:
         signals = ", ".join(signal.Signals(number).name for number in child.forced)
         asked = "asked for its stacks (on stderr) and to leave"
         status = child.last_status
@@ -585,7 +585,7 @@ def _state_of_the_silent(child: Child) -> str:
     except psutil.Error:
         return "it is gone"
     except OSError as error:
-        return f"this host does not tell its state now ({error.strerror})"
+        return f"this host does not show its state now ({error.strerror})"
     return _STATES_OF_THE_SILENT.get(state, _GIL)
 
 

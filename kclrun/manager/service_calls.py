@@ -6,8 +6,14 @@ It does not know why a command was given.
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
+
+import msgspec
 
 from kclrun.errors import (
     AccessDenied,
@@ -21,25 +27,32 @@ from kclrun.leases import commands, events
 from kclrun.leases.commands import Request, ServiceRequests
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.world import CredentialSource, World
-from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.stream import StreamKey, qualified_shards, stream_name_of
+from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.state import PrefetchJob, StatePlace, is_own_version, version_folder
+from kclrun.model.stream import (
+    StreamKey,
+    qualified_shards,
+    shard_id_of,
+    stream_name_of,
+    stream_of,
+)
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog
 from kclrun.ports import ShardFilter
-from kclrun.protocol.writes import BROKEN_ROW, LeaseChange, Outcome, OutcomeUnknown
+from kclrun.protocol.writes import BROKEN_ROW, Ask, LeaseChange, Outcome, OutcomeUnknown
 
 # botocore renews 15 minutes before expiry at the earliest and 10 at the latest, instance metadata
 # five: every half minute leaves ten tries even for the last.
 _LOOK_EVERY_S: Final = 30.0
 
 
-class CredentialHanding:
+class CredentialRenewal:
     """Renews the credentials for all lease processes: one request here, before the old ones expire.
 
-    A lease process never requests its own. The request may wait on the network, so it
-    runs on the pool. After a failure the old credentials stay in use, with one warning.
-    It begins with `open`; `hand_over` is called with each new set.
+    A lease process never requests its own. The request may wait on the network, so it runs on the
+    pool. After a failure the old credentials stay in use, with one warning.
+    It begins with `open`; `renewed` is called with each new set.
     """
 
     def __init__(
@@ -49,13 +62,13 @@ class CredentialHanding:
         loop: Loop,
         pool: IoPool,
         log: EventLog,
-        hand_over: Callable[[WireCredentials], None],
+        renewed: Callable[[WireCredentials], None],
     ) -> None:
         self._source = source
         self._loop = loop
         self._pool = pool
         self._log = log
-        self._hand_over = hand_over
+        self._renewed = renewed
         self._is_failing = False
         self.held = source.current()
 
@@ -70,7 +83,7 @@ class CredentialHanding:
         self._is_failing = False
         if credentials != self.held:
             self.held = credentials
-            self._hand_over(credentials)
+            self._renewed(credentials)
         self.open()
 
     def _missed(self, error: Exception) -> None:
@@ -90,7 +103,7 @@ READ_KCL3_MODE: Final = "read the mode of a KCL 3 fleet"
 _ROWS_MAX: Final = 100_000
 _BROKEN_SHOWN_MAX: Final = 100
 # A table that was just made may be unknown to one of the service's hosts for a moment: only a
-# second scan, after a pause, proves that it is gone.
+# second scan that finds no table, after a pause, proves that it is gone.
 _SCANS_TO_PROVE_GONE: Final = 2
 
 
@@ -127,7 +140,7 @@ class ServiceCalls(ServiceRequests):
     """Performs the requests of one manager. All calls, and `deliver`, in the loop's thread.
 
     `table_gone` is called, once, when a scan has proven that the lease table was deleted. `delays`
-    says whether it will send a write itself, once something else is done.
+    returns whether it sends a write itself, after other work.
     """
 
     def __init__(
@@ -155,12 +168,15 @@ class ServiceCalls(ServiceRequests):
         self._log = log
         self.outages = Outages(log, loop.now)
         self._is_unindexed_logged = False
+        self._scans_without_table = 0  # since the last scan that succeeded
 
     def _send(self, request: Request, attempt: int) -> None:
         name, job = self._job(request)
         asked = self._now()
 
         def succeeded(event: events.Event) -> None:
+            if isinstance(request, commands.ScanTable):
+                self._scans_without_table = 0
             self.outages.worked(name)
             self._deliver(event)
 
@@ -170,7 +186,8 @@ class ServiceCalls(ServiceRequests):
             elif isinstance(request, commands.FindOffers):
                 self._offers_failed(error, asked)
             elif isinstance(request, commands.ScanTable) and isinstance(error, NotFound):
-                if attempt >= _SCANS_TO_PROVE_GONE:
+                self._scans_without_table += 1
+                if self._scans_without_table >= _SCANS_TO_PROVE_GONE:
                     self._table_gone(error)
                 else:
                     self._failed(request, attempt)
@@ -213,8 +230,8 @@ class ServiceCalls(ServiceRequests):
     def _offers_failed(self, error: ServiceError, asked: Instant) -> None:
         """The next look is soon, and scans find offers as well [P17]."""
         if isinstance(error, IndexMissing):
-            self._tell_unindexed(error)
-        elif not isinstance(error, NotFound):  # of a table that is gone, the scans say so
+            self._log_unindexed(error)
+        elif not isinstance(error, NotFound):  # a missing table is for the scans to find
             self.outages.failed(LOOK_FOR_OFFERS, error, asked)
         self._deliver(events.OffersFound(None))
 
@@ -235,7 +252,7 @@ class ServiceCalls(ServiceRequests):
         if not self._delays(change, send):
             send()
 
-    def _tell_unindexed(self, error: ServiceError) -> None:
+    def _log_unindexed(self, error: ServiceError) -> None:
         if not self._is_unindexed_logged:
             self._is_unindexed_logged = True
             self._log.note("offers_unindexed", code=error.code, error=str(error))
@@ -284,3 +301,114 @@ def _listed(world: World, stream: StreamKey, start: ShardFilter | None) -> event
     shards = qualified_shards(stream, admin.list_shards())
     at_start = qualified_shards(stream, admin.list_shards(start)) if start is not None else None
     return events.ShardsListed(shards, world.service_time(), at_start, stream)
+
+
+# The owner works meanwhile, so that nothing stands still. A state that takes longer is read when
+# the lease comes. At 15 MB/s into SQLite it is 450 MB.
+_COPY_WAIT_S: Final = 30.0
+# A machine that joins asks for many leases at once: each copy takes its share of disk and network
+# from the leases that are here. The others are asked for at once, and read when they come.
+_COPIES_MAX: Final = 2
+_COPY_LOOK_S: Final = 0.1
+
+
+class Prefetching:
+    """Before a lease is asked for, a process of its own copies the state that the row names to this
+    machine. With `state.local` the lease process then begins with it, and reads the deltas since.
+
+    `delays` is given each write before it is sent. With `place` None, or without `local`, and for
+    all but our own asks it does nothing. `is_stopping`: no copy is of use any more.
+    """
+
+    def __init__(
+        self,
+        place: StatePlace | None,
+        *,
+        application: str,
+        owner: OwnerId,
+        world: World,
+        credentials: Callable[[], WireCredentials],
+        loop: Loop,
+        log: EventLog,
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._place = None if place is None or place.local is None else place
+        self._application = application
+        self._owner = owner
+        self._world = world
+        self._credentials = credentials
+        self._loop = loop
+        self._log = log
+        self._is_stopping = is_stopping
+        self._running: list[threading.Thread] = []
+
+    def delays(self, change: LeaseChange, send: Callable[[], None]) -> bool:
+        """Whether a copy is made first. Then `send` is called in the loop's thread, in any case."""
+        if self._place is None or not isinstance(change, Ask) or change.owner != self._owner:
+            return False
+        self._running = [thread for thread in self._running if thread.is_alive()]
+        if len(self._running) >= _COPIES_MAX or self._is_stopping():
+            return False
+        arguments = (self._place, change.key, self._credentials(), send)
+        thread = threading.Thread(
+            target=self._run, args=arguments, name="kclrun-prefetch", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # this host has no thread left: the lease process reads the state
+            return False
+        self._running.append(thread)
+        return True
+
+    def _run(
+        self, place: StatePlace, key: LeaseKey, keys: WireCredentials, send: Callable[[], None]
+    ) -> None:
+        try:
+            job = self._job(place, key, keys)
+            if job is not None and _is_copied(job, self._is_stopping):
+                self._loop.post(lambda: self._log.note("state_prefetched", shard=key))
+        except (OSError, ServiceError):
+            pass  # the lease process reads it, and reports the error
+        finally:
+            self._loop.post(send)
+
+    def _job(self, place: StatePlace, key: LeaseKey, keys: WireCredentials) -> PrefetchJob | None:
+        """Raises: a ServiceError leaf."""
+        row = self._world.table.read(key)
+        source = self._world.streams.get(stream_of(key))
+        if row is None or source is None or not is_own_version(row.state_version):
+            return None
+        assert row.state_version is not None, "it is one of its own"
+        return PrefetchJob(
+            place=place,
+            folder=version_folder(self._application, source.summary.name),
+            shard_id=shard_id_of(key),
+            checkpoint=row.checkpoint,
+            version=row.state_version,
+            kinesis=self._world.kinesis,
+            credentials=keys,
+        )
+
+
+def _is_copied(job: PrefetchJob, is_stopping: Callable[[], bool]) -> bool:
+    """Wait for the process, which ends with its standard input. Raises: OSError."""
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "kclrun.worker.prefetching"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # Ctrl-C is for the manager. Not a session of its own: the manager reaps an exited child of
+        # another session as an orphan, and the exit code would be lost.
+        process_group=0,
+    ) as process:
+        assert process.stdin is not None, "it is a pipe"
+        try:
+            process.stdin.write(msgspec.json.encode(job) + b"\n")
+            process.stdin.flush()
+            deadline = time.monotonic() + _COPY_WAIT_S
+            while process.poll() is None and time.monotonic() < deadline and not is_stopping():
+                time.sleep(_COPY_LOOK_S)
+        finally:
+            if process.poll() is None:
+                process.kill()
+        return process.wait() == 0

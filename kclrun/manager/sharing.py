@@ -48,7 +48,7 @@ class SharedProcess:
     `members` are its leases by incarnation, `waiting` those whose channel it has not got yet.
     `forced` are the signals sent to it, by whichever lease's fault. `is_closed`: no lease joins.
     `is_ending`: it has to exit soon, since user code of a lease that ended runs on in it.
-    `culprit`: the lease, in words, for which the process was forced to end.
+    `cause`: the lease, in words, for which the process was forced to end.
     """
 
     stream: StreamKey
@@ -62,7 +62,7 @@ class SharedProcess:
     pidfd: int | None = None
     is_closed: bool = False
     is_ending: bool = False
-    culprit: str = ""
+    cause: str = ""
 
     def kill(self) -> None:
         """End it, by its pidfd; nothing happens once it has exited."""
@@ -179,7 +179,7 @@ class SharedProcesses:
                 self._drop(child, f"no descriptor for it: {error.strerror}")
                 continue
             child.pid = shared.pid
-            self._loop.watch(child.channel.fileno(), functools.partial(self._spoke, child))
+            self._loop.watch(child.channel.fileno(), functools.partial(self._read_channel, child))
             self._admitted(child)
 
     def _drop(self, child: Child, reason: str) -> None:
@@ -189,7 +189,7 @@ class SharedProcesses:
 
     # Leaving.
 
-    def _spoke(self, child: Child) -> None:
+    def _read_channel(self, child: Child) -> None:
         """A lease has left in good order, or its process exits: then the pidfd proves the end."""
         try:
             got = child.channel.receive()
@@ -220,7 +220,7 @@ class SharedProcesses:
             "shared_process_ended", shard=child.key, process=shared.pid, reason=f"it left {remains}"
         )
         shared.is_closed = shared.is_ending = True
-        shared.culprit = f"{child.key} left {remains}"
+        shared.cause = f"{child.key} left {remains}"
         force_instant = Instant(self._loop.now() + patience_s)
         for member in tuple(shared.members.values()):
             self._leave(member, force_instant)
@@ -298,16 +298,16 @@ class SharedProcesses:
         shared = self._of.get(child.incarnation)
         return iter((child,) if shared is None else tuple(shared.members.values()))
 
-    def accuse(self, child: Child, words: str) -> None:
+    def note_cause(self, child: Child, words: str) -> None:
         """For this lease its process is forced to end."""
         if (shared := self._of.get(child.incarnation)) is not None:
             shared.is_closed = True
-            shared.culprit = f"{child.key}: {words}"
+            shared.cause = f"{child.key}: {words}"
 
-    def culprit(self, child: Child) -> str:
+    def cause_of(self, child: Child) -> str:
         """For which lease its process was forced to end, in words; empty if for none."""
         shared = self._of.get(child.incarnation)
-        return "" if shared is None else shared.culprit
+        return "" if shared is None else shared.cause
 
     @property
     def empty(self) -> int:

@@ -41,10 +41,6 @@ class CredentialSource(Protocol):
         ...
 
 
-def _host_time() -> WallTime:
-    return WallTime(time.time())
-
-
 @dataclass(frozen=True)
 class SourceStream:
     """One stream of the application, found and described. `settings` are this stream's settings.
@@ -83,7 +79,7 @@ class World:
     credentials: CredentialSource
     kinesis: WireEndpoint
     dynamodb: WireEndpoint
-    service_time: Callable[[], WallTime] = field(default=_host_time)
+    service_time: Callable[[], WallTime] = field(default=lambda: WallTime(time.time()))
     metrics: MetricOutlet[Measurement] | None = None
     instance: InstanceServices | None = None
     coordinator: CoordinatorState | None = None

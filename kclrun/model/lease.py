@@ -218,6 +218,11 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.checkpoint.sequence_number == SHARD_END.sequence_number
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a record of the shard was checkpointed, or the shard has ended."""
+        return self.is_ended or not self.checkpoint.is_sentinel
+
+    @property
     def has_open_letters(self) -> bool:
         """Whether dead letters may have been kept of records that the checkpoint does not cover."""
         return self.letters_to is not None and self.letters_to > self.checkpoint

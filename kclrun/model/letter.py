@@ -132,7 +132,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LetterOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """Of which lease and by which owner a record was given up, as `Letter` says it."""
+    """The lease of a record that was given up, and the owner that gave it up, as in `Letter`."""
 
     stream_created_at: float = 0.0
     generation: int = 0
@@ -228,8 +228,11 @@ def decode_letter(content: bytes | str, where: str) -> Letter:
     """Raises: SettingsError, naming `where`, for other content, or a letter of a newer version."""
     try:
         letter = _DECODER.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise SettingsError(f"{where}: it is not a dead letter") from None
+        is_of_record = not letter.record.position.is_sentinel
+    except (msgspec.DecodeError, UnicodeDecodeError, LimitExceeded):
+        is_of_record = False
+    if not is_of_record:
+        raise SettingsError(f"{where}: it is not a dead letter")
     if letter.version > LETTER_VERSION:
         raise SettingsError(f"{where}: it was written by a newer version of kclrun")
     return letter

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -19,7 +18,7 @@ from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard
-from kclrun.model.time import WallTime
+from kclrun.model.time import WallTime, utc_text
 
 # GetRecords returns at most 10,000 records or 10 MiB, so a reader of all records requests that: a
 # smaller limit only costs more calls.
@@ -270,7 +269,7 @@ class HeadWatch:
         is_at_record = start.kind is IteratorType.AT_SEQUENCE_NUMBER
         self._anchor = start.sequence_number if is_at_record else None
         self._read_until: float | None = None
-        # Read until when, the arrival of the oldest record left, and when the service said so.
+        # Read until when, the arrival of the oldest record left, and the time of that page.
         self._suspicion: tuple[float | None, float, float] | None = None
         self._retention_s = 0.0
         self._asked_at = self._known_at = self._reported_at = float("-inf")
@@ -312,13 +311,14 @@ class HeadWatch:
         if not is_lost:
             return None
         self._reported_at = served
-        place = "the record of its checkpoint" if before is None else _utc(before)
+        gone = "the record of its checkpoint, which is gone"
+        place = gone if before is None else utc_text(before)
         return (
-            f"records may have expired before they were read: the shard was read up to {place},"
-            f" which the stream, that keeps records for {self._retention_s / 3600:g} h, has no"
-            f" more; the oldest record left arrived at {_utc(oldest_left)}\nTo go on: replay what"
-            " was lost from its source; to prevent it, raise the retention above the longest time"
-            " that this application lags or stands"
+            f"records may have expired before they were read: the shard was read up to {place};"
+            f" the stream keeps records for {self._retention_s / 3600:g} h, and the oldest record"
+            f" left arrived at {utc_text(oldest_left)}\nTo go on: replay what was lost from its"
+            " source; to prevent it, raise the retention above the longest time that this"
+            " application lags or stands"
         )
 
     def _is_known(self) -> bool:
@@ -335,7 +335,3 @@ class HeadWatch:
             is_suspicious = before < served - RETENTION_MIN_S
         if is_suspicious:
             self._suspicion = (before, oldest_left, served)
-
-
-def _utc(timestamp: float) -> str:
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds")

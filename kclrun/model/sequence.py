@@ -41,7 +41,7 @@ class ExtendedSequenceNumber(msgspec.Struct, frozen=True, gc=False):
     with a sentinel; kcl-rust writes milliseconds with AT_TIMESTAMP, so any number is accepted.
     `tick` counts the timers that fired since that record: they change rows and state where no
     record does [K1, R2]. The position of a record has tick 0. A watermark that moved without a
-    record adds `IDLE_TICKS`: so the cursor of an output says of which kind its last round is.
+    record adds `IDLE_TICKS`: so the cursor of an output shows of which kind its last round is.
 
     Raises: LimitExceeded for anything else.
     """

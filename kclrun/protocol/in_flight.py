@@ -143,7 +143,8 @@ def was_applied(change: Change, row: Lease) -> bool:
         case writes.NameChildren(children=children):
             return children <= row.children
         case writes.HaltLease(halt=halt):
-            return row.halt == halt
+            # Only a lease without a halt is halted. The row keeps its times in milliseconds.
+            return row.halt is not None and row.halt.reason == halt.reason
         case writes.End():
             return row.is_ended
         case _:

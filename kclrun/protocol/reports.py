@@ -12,8 +12,8 @@ import msgspec
 
 from kclrun.model.sequence import ExtendedSequenceNumber
 
-# Of an error, in the reason of a halt: every renewal of the row pays for it; the log has it in
-# full.
+# The length of an error in the reason of a halt. Every renewal of the row pays for the reason; the
+# log has the whole error.
 _REASON_CHARACTERS_MAX: Final = 300
 
 

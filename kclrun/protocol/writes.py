@@ -85,8 +85,9 @@ class CreateLease(msgspec.Struct, frozen=True):
 
 
 class HeldParent(msgspec.Struct, frozen=True):
-    """The parent's row exists, with this owner and counter: its owner is ending it. `pause` is that
-    of its children: an operator has not paused or resumed the parent since."""
+    """The parent's row exists, with this owner and counter: its owner is ending it. `pause` is the
+    pause that its children get. The parent must still have it, so an operator who pauses or resumes
+    the parent meanwhile is not passed over."""
 
     key: LeaseKey
     owner: OwnerId
@@ -281,8 +282,8 @@ class LateCheckpoint(msgspec.Struct, frozen=True):
     `former` (an offered row included), and `last` <= its position < `position` in the extended
     order. Owner and counter stay. `position` is never SHARD_END. `generation`: the row's when
     `former` had it. A reset since then may have moved the row to a sentinel at or above `last`.
-    `letters_to`: the row's note, of letters that `last` covers. The next owner counts on it that no
-    others are committed [K20].
+    `letters_to`: the note of letters that the row must still have. The next owner relies on the
+    note: no letters beyond it are committed [K20].
     """
 
     key: LeaseKey
@@ -332,11 +333,11 @@ class ChangePause(msgspec.Struct, frozen=True):
 
 
 class NoteLetters(msgspec.Struct, frozen=True):
-    """Before an owner keeps dead letters of records up to `upto`: the next one sees that they are
-    not covered by the checkpoint, if it is lower [K20].
+    """Written before an owner keeps dead letters of records up to `upto`: if the checkpoint is
+    lower, the next owner sees that it does not cover these letters [K20].
 
-    Not an owner's write: the counter is untouched, and so is what the owner has under way. Requires
-    the note that was seen, so that a request that arrives late takes none back.
+    Not an owner's write: the counter is untouched, and so is a write of the owner under way.
+    Requires the note that was seen, so that a late request does not take a later note back.
     """
 
     key: LeaseKey

@@ -466,7 +466,7 @@ class Host:
             case commands.DrainProcess(key, reason):
                 patience = self._stop.force_instant_from(self.machine.instant())
                 self._children.drain(key, reason, patience)
-            case commands.TellOthersInSight(others):
+            case commands.PublishOthersInSight(others):
                 self.others_in_sight = others
                 self._children.send_to_all(OthersInSight(others))
             case commands.StopRefused():

@@ -261,7 +261,7 @@ def outcome(situation, event):
     life = SITUATIONS[situation]()
     before = life.state()
     assert before == situation.partition(" (")[0]
-    of_others = c.ScanTable | c.FindOffers | c.ListShards | c.TellOthersInSight
+    of_others = c.ScanTable | c.FindOffers | c.ListShards | c.PublishOthersInSight
     happened = EVENTS[event](life)
     try:
         said = life.say(happened, after=10.5 if event == "a failover passed" else 0.0)

@@ -18,7 +18,7 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options, start_option
-from kclrun.leases.story import Sentence, Story, present, tell
+from kclrun.leases.story import Sentence, Story, present, story_of
 from kclrun.manager.locks import state_folder
 from kclrun.manager.story import FOLDER
 from kclrun.model.lease import LeaseKey
@@ -73,7 +73,7 @@ def why(
     until = None if at is None else start_option(at, WallTime(time.time()), "--at", ()).at
     lease = lease_of(aws, shard)
     found = gathered(aws, folders)
-    story = tell(lease.key, found.entries.values(), until)
+    story = story_of(lease.key, found.entries.values(), until)
     now = () if until is not None else tuple(present(lease, story))
     if as_json:
         click.echo(json.dumps(_plain(lease.key, story, until, now), indent=2))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from kclrun.cli.leases.why import gathered
 from kclrun.errors import KclrunError
-from kclrun.leases.story import Entry, Story, present, tell
+from kclrun.leases.story import Entry, Story, present, story_of
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import WallTime
 from kclrun.observe.members import ask_for_detail, place_of
@@ -170,7 +170,7 @@ class _Stories:
         story = self._stories.get(lease.key)
         if story is None:
             entries = (*self._of_shard.get("", ()), *self._of_shard.get(lease.key, ()))
-            story = self._stories[lease.key] = tell(LeaseKey(lease.key), entries)
+            story = self._stories[lease.key] = story_of(LeaseKey(lease.key), entries)
         return StoryRead(
             sentences=story.sentences[-SENTENCES_MAX:],
             before=max(0, len(story.sentences) - SENTENCES_MAX),

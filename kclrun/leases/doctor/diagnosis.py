@@ -278,11 +278,11 @@ def _ask(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
         return
     asker = "an operator" if ask.to == ANYBODY else ask.to
     state = "alive" if ask.to in pair.alive else "not alive"
-    kind = "" if ask.to == ANYBODY else f", who is {state}"
+    kind = "" if ask.to == ANYBODY else f", which is {state}"
     yield Finding(
         kind=Kind.STUCK_ASK,
         keys=(lease.key,),
-        evidence=f"{asker}{kind}, asks {lease.owner or 'nobody'} for it and got no answer within"
+        evidence=f"{asker}{kind}, asks {lease.owner or '(none)'} for it and got no answer within"
         f" {watched_s:g} s",
         mend=freed(lease, pair.circumstances),
     )
@@ -295,19 +295,19 @@ def _offer(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
         meant = ""
         if lease.offered_to is not None:
             state = "alive" if lease.offered_to in pair.alive else "not alive"
-            meant = f" to {lease.offered_to}, who is {state}"
+            meant = f" to {lease.offered_to}, which is {state}"
         yield Finding(
             kind=Kind.STUCK_OFFER,
             keys=(lease.key,),
-            evidence=f"offered by {lease.offered_by or 'somebody'}{meant}; nobody took it within"
-            f" {pair.circumstances.watched_s:g} s",
+            evidence=f"offered by {lease.offered_by or 'an unknown owner'}{meant}; no owner took it"
+            f" within {pair.circumstances.watched_s:g} s",
             mend=freed(lease, pair.circumstances),
         )
     elif _offer_of(lease) != (None, None) and _offer_of(lease) == _offer_of(before):
         yield Finding(
             kind=Kind.OFFER_LEFT,
             keys=(lease.key,),
-            evidence=f"its owner is {lease.owner or 'nobody'}, and offeredTo or offeredBy stand on"
+            evidence=f"its owner is {lease.owner or '(none)'}, and offeredTo or offeredBy stand on"
             " it: the owner that took the offer is not kclrun",
             mend=freed(lease, pair.circumstances),
         )
@@ -324,7 +324,7 @@ def _checkpoint_owner(lease: Lease, before: Lease, pair: Pair) -> Iterator[Findi
     yield Finding(
         kind=Kind.CHECKPOINT_OWNER_LEFT,
         keys=(lease.key,),
-        evidence=f"{former} should hand it to {lease.owner or 'nobody'}; nobody wrote the row"
+        evidence=f"{former} should give it to {lease.owner or '(none)'}; no owner wrote the row"
         f" within {pair.circumstances.watched_s:g} s",
         mend=freed(lease, pair.circumstances),
     )
@@ -483,14 +483,14 @@ def _turn(
     row: Lease, shard: Shard | None, view: TableView, circumstances: Circumstances
 ) -> Iterator[Finding]:
     """A row that was read, or is read to its end, before its parents were [P11]."""
-    if not (_has_begun(row) or row.is_ended):
+    if not row.has_begun:
         return
     named = row.parents.union(shard.parents if shard is not None else ())
     for key in sorted(named - {row.key}):
         parent = view.rows.get(LeaseKey(key))
         if parent is None or parent.is_ended:
             continue
-        both = _has_begun(parent) and not row.is_ended
+        both = parent.has_begun and not row.is_ended
         yield Finding(
             kind=Kind.OVERLAP if both else Kind.BEGUN_EARLY,
             keys=(row.key, parent.key),
@@ -566,7 +566,7 @@ def _ended(of: _Listed) -> Iterator[Finding]:
             evidence=f"{row.key} has ended and names a child {child} that has no row",
             mend=freed(row, of.circumstances, children=known) if known else (),
             advice="a wrong name does no harm, but keeps the row from being cleaned up; if it was"
-            " a shard, nobody will read it any more. The right names are written instead, where"
+            " a shard, no owner will read it any more. The right names are written instead, where"
             " the service still lists a child",
         )
 
@@ -619,10 +619,6 @@ def _parents(of: _Listed) -> Iterator[Finding]:
 def _is_unended(key: str, view: TableView) -> bool:
     row = view.rows.get(LeaseKey(key))
     return key in view.broken or (row is not None and not row.is_ended)
-
-
-def _has_begun(row: Lease) -> bool:
-    return not row.checkpoint.is_sentinel
 
 
 def diagnose(first: Look, second: Look, circumstances: Circumstances) -> tuple[Finding, ...]:

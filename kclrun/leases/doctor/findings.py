@@ -147,9 +147,9 @@ def most_serious_first(finding: Finding) -> tuple[int, int, tuple[str, ...]]:
 
 _E, _W, _N = Gravity.ERROR, Gravity.WARNING, Gravity.NOTE
 _ABOUT: Final = {
-    Kind.HOLE: (_E, "lost: nobody reads this shard"),
-    Kind.CHILD_MISSING: (_E, "lost: its parents were read to their ends and nobody goes on"),
-    Kind.CHILD_UNKNOWN: (_E, "lost, if that child ever held records: nobody reads it"),
+    Kind.HOLE: (_E, "lost: no owner reads this shard"),
+    Kind.CHILD_MISSING: (_E, "lost: its parents were read to their ends and no owner goes on"),
+    Kind.CHILD_UNKNOWN: (_E, "lost, if that child ever held records: no owner reads it"),
     Kind.ENDED_OPEN: (_E, "lost: the shard still takes records, and its lease is over"),
     Kind.BEGUN_EARLY: (_E, "out of order: newer records of a key came before older ones"),
     Kind.OVERLAP: (_E, "out of order: older and newer records of a key are read side by side"),
@@ -159,7 +159,7 @@ _ABOUT: Final = {
     Kind.COUNTER_BACK: (_E, "doubled: a counter that goes back lets two owners write"),
     Kind.POSITION_BACK: (_E, "doubled: what was processed is read again"),
     Kind.RECREATED: (_E, "not read: no manager starts, for old checkpoints mean nothing in it"),
-    Kind.WRONG_STREAM: (_E, "lost: nobody reads the shards of this stream"),
+    Kind.WRONG_STREAM: (_E, "lost: no owner reads the shards of this stream"),
     Kind.MIXED_KEYS: (_E, "doubled: the same shard can have a lease under either name"),
     Kind.BROKEN_ROW: (_E, "delayed for ever: no owner takes a row that it cannot read"),
     Kind.KCL3_NATIVE: (_E, "delayed: no kclrun that starts is let in, and Java workers starve"),
@@ -167,9 +167,9 @@ _ABOUT: Final = {
     Kind.HALT_EXPIRED: (_E, "lost: what arrived before or soon after the halt has expired"),
     Kind.HALTED: (_W, "delayed until it is resumed; lost once the retention has passed"),
     Kind.PAUSED_LONG: (_W, "lost soon: records that came with the pause expire next"),
-    Kind.UNSERVED: (_W, "delayed: nobody reads this shard now"),
+    Kind.UNSERVED: (_W, "delayed: no owner reads this shard now"),
     Kind.STUCK_ASK: (_W, "none: the lease cannot move"),
-    Kind.STUCK_OFFER: (_W, "delayed: the lease was given away and nobody took it"),
+    Kind.STUCK_OFFER: (_W, "delayed: the lease was given away and no owner took it"),
     Kind.CHECKPOINT_OWNER_LEFT: (_W, "delayed: the hand-off waits for a worker that is gone"),
     Kind.LATEST_UNPINNED: (_W, "lost, if it restarts before its first checkpoint"),
     Kind.RANGE_DIFFERS: (_W, "none: holes are looked for with the wrong range"),

@@ -245,7 +245,7 @@ OF_LEASE_PROCESSES = (
     Mutant(
         name="renewal-as-slow-as-expiry",
         file="kclrun/protocol/fence.py",
-        old="    return max(failover_s / RENEWALS_PER_FAILOVER - RENEW_EPSILON_S, RENEW_EPSILON_S)",
+        old="    return max(pace_s - RENEW_EPSILON_S, pace_s / 2)",
         new="    return failover_s",
         breaks="every lease is lost as often as it should be renewed",
         source="a9: the renewal period equals the expiry threshold",

@@ -166,7 +166,7 @@ OF_MANAGERS = (
         name="clean-up-before-children-begin",
         file="kclrun/leases/shard_sync.py",
         old=(
-            "        row is not None and row.checkpoint.sequence_number not in _NOT_BEGUN"
+            "        row is not None and row.checkpoint.sequence_number not in _AT_START"
             " for row in rows"
         ),
         new="        row is not None for row in rows",
@@ -197,7 +197,7 @@ OF_MANAGERS = (
     Mutant(
         name="listing-lag-forgotten",
         file="kclrun/leases/shard_sync.py",
-        old="            lag_s = _LAG_MAX_S if is_new else 0.0",
+        old="            lag_s = LISTING_LAG_MAX_S if is_new else 0.0",
         new="            lag_s = 0.0",
         breaks="a shard that the listing does not show yet is taken for trimmed",
         source="K5",

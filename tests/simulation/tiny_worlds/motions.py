@@ -160,7 +160,7 @@ class Motion:
             case manager_commands.DrainProcess(key, reason):
                 if key in host.processes:
                     self.post(index, key, worker_on.DrainRequested(reason))
-            case manager_commands.TellOthersInSight(others):
+            case manager_commands.PublishOthersInSight(others):
                 host.others_in_sight = others
                 for key in tuple(host.processes):
                     self.post(index, key, worker_on.OthersInSight(others))

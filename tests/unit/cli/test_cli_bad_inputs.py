@@ -1,5 +1,6 @@
 """What a person gets for each way to be wrong: the message, the code, and never a traceback."""
 
+import inspect
 import shlex
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kclrun.cli.program import run_program
+from kclrun.loading import load_pipeline
 
 Project = Callable[..., Path]
 LEAST = "application: orders\nstream: orders\nprocessor: mine:Mine\naws: {endpoint: embedded}\n"
@@ -316,6 +318,13 @@ def test_loading_takes_the_current_folder_off_the_path(tmp_path: Path) -> None:
     )
 
     assert "ProcessorLoadError: processor: there is no module stray" in done.stderr
+
+
+def test_a_pipeline_written_in_c_whose_arguments_cannot_be_seen_is_loaded() -> None:
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(dict)
+
+    assert load_pipeline("builtins:dict", ()) is dict
 
 
 def test_a_file_that_others_can_write_is_78(

@@ -81,7 +81,7 @@ def test_findings_are_shown_with_their_mends_and_nothing_is_changed(
         "3 findings, of which --yes can mend 2.",
         "Nothing was changed. To back up all rows and mend, add --yes",
     ]
-    assert "nobody took it within 1 s" in "".join(said)
+    assert "no owner took it within 1 s" in "".join(said)
     assert sum(line.startswith("  mend:     ") for line in said) == 3
     # What --yes mends needs no advice.
     advised = [line.split(":")[0].strip() for line in said if line.startswith(("  you:", "  only"))]

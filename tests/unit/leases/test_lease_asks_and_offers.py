@@ -563,17 +563,17 @@ def test_a_lease_that_a_kcl_3_leader_gave_us_is_left_to_its_former_owner_while_t
 
 def test_processes_are_told_when_another_owner_comes_and_when_it_is_gone():
     life = ManagerLife(row("j", JAVA), row("s1"))
-    assert not life.asked(c.TellOthersInSight)
+    assert not life.asked(c.PublishOthersInSight)
 
     life.rows["s1"] = row("s1", OTHER)
     life.scan()
-    assert life.asked(c.TellOthersInSight) == [c.TellOthersInSight(others=True)]
+    assert life.asked(c.PublishOthersInSight) == [c.PublishOthersInSight(others=True)]
     life.scan()
-    assert not life.asked(c.TellOthersInSight)
+    assert not life.asked(c.PublishOthersInSight)
     del life.rows["s1"]
     life.scan()
 
-    assert life.asked(c.TellOthersInSight) == [c.TellOthersInSight(others=False)]
+    assert life.asked(c.PublishOthersInSight) == [c.PublishOthersInSight(others=False)]
 
 
 def test_a_newcomer_that_only_asked_so_far_is_in_sight():
@@ -583,7 +583,7 @@ def test_a_newcomer_that_only_asked_so_far_is_in_sight():
     life.rows["s0"] = replace(life.rows["s0"], handoff=Handoff(OTHER, 1.0))
     life.scan()
 
-    assert life.asked(c.TellOthersInSight) == [c.TellOthersInSight(others=True)]
+    assert life.asked(c.PublishOthersInSight) == [c.PublishOthersInSight(others=True)]
 
 
 def test_a_full_manager_that_sees_unclaimed_leases_three_times_says_so_once_and_when_it_is_over():

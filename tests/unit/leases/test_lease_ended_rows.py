@@ -42,3 +42,23 @@ def test_the_minute_begins_anew_for_a_row_that_was_not_ended_in_between():
     life.rows["p"] = ended
 
     assert seconds_until_deleted(life) >= ENDED_ROWS_STAY_S
+
+
+def test_the_rows_of_a_large_reshard_go_in_parts_so_that_renewals_are_not_throttled():
+    ended, begun = {"checkpoint": SHARD_END}, {"checkpoint": ExtendedSequenceNumber("9")}
+    rows = []
+    for number in range(250):
+        parent, child = f"p{number}", f"c{number}"
+        rows.append(row(parent, JAVA, 7, children=frozenset({child}), **ended))
+        rows.append(row(child, JAVA, 7, parents=frozenset({parent}), **begun))
+    life = ManagerLife(*rows)
+    parts = []
+    for _ in range(20):
+        life.scan(after=5.0)
+        deleted = life.writes(ch.DeleteEnded)
+        parts += [len(deleted)] if deleted else []
+        for change in deleted:
+            life.resolve(change, ch.Applied())
+            del life.rows[change.key]
+
+    assert parts == [100, 100, 50]

@@ -68,8 +68,8 @@ def test_processes_are_told_who_is_in_sight_before_they_are_told_to_drain():
     life.say(e.DrainRequested("SIGTERM"))
 
     kinds = [type(command) for command in life.said]
-    assert kinds.index(c.TellOthersInSight) < kinds.index(c.DrainProcess)
-    assert life.asked(c.TellOthersInSight) == [c.TellOthersInSight(others=True)]
+    assert kinds.index(c.PublishOthersInSight) < kinds.index(c.DrainProcess)
+    assert life.asked(c.PublishOthersInSight) == [c.PublishOthersInSight(others=True)]
 
 
 def test_n8_a_take_that_lands_in_a_drain_is_offered_before_the_manager_exits():

@@ -55,7 +55,8 @@ class Life(Answers):
     def say(self, event, *, after=0.0):
         self.now += after
         said = self.core.handle(event, self.now)
-        self.said = tuple(x for x in said if not isinstance(x, c.FindOffers | c.TellOthersInSight))
+        unseen = c.FindOffers | c.PublishOthersInSight
+        self.said = tuple(x for x in said if not isinstance(x, unseen))
         self.core.check()
         return self.said
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kclrun.leases.manager import blockers
-from kclrun.leases.policy import ManagerPolicy, lists_shards, scan_delay_s, write_pause_s
+from kclrun.leases.policy import ManagerPolicy, lists_shards, scan_delay_s
 from kclrun.leases.shard_sync import Listing
 from kclrun.leases.table_view import (
     Observation,
@@ -48,14 +48,6 @@ def test_the_timers_are_those_of_the_java_kcl_at_its_default_failover():
 
 def test_a_tiny_failover_still_leaves_time_between_renewals():
     assert ManagerPolicy(me="me", failover_s=0.06).renew_every_s == pytest.approx(0.01)
-
-
-def test_pauses_between_attempts_double_and_end_at_three_seconds():
-    pauses = [write_pause_s(attempt, 0.999999) for attempt in range(2, 12)]
-
-    assert pauses[:3] == pytest.approx([0.05, 0.1, 0.2], rel=0.01)
-    assert max(pauses) == pytest.approx(3.0, rel=0.01)
-    assert write_pause_s(2, 0.0) == 0.025
 
 
 def test_up_to_sixteen_managers_scan_often_and_of_more_exactly_sixteen():

@@ -5,6 +5,7 @@ import pytest
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.capacity import Places
+from kclrun.local.lease_rows import change_row
 from kclrun.model.lease import OFFERED, DiedOn
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol import reports
@@ -276,6 +277,31 @@ def test_what_a_host_lacks_at_records_is_left_to_another_host_after_five_tries()
     starve(life, 1)
 
     assert life.writes(ch.Offer)[0].died_on == DiedOn("me", TRIM_HORIZON)
+    assert not life.writes(ch.HaltLease)
+
+
+def test_a_start_that_expires_after_a_process_without_memory_is_a_failed_start_and_not_a_death():
+    life = shared_fleet()
+
+    starve(life, 1)
+    noted = [note.event for note in leave_unclaimed(life, 1, after_s=10.0)]
+
+    assert "start_failed" in noted
+    assert "process_died" not in noted
+
+
+def test_a_halt_whose_answer_was_lost_is_found_on_the_row_which_keeps_milliseconds():
+    life = shared_fleet()
+    failed = reports.ProcessorFailed("process_records", "ValueError: x", 3)
+    die(life, 1, e.ProcessReported("s0", failed), after_s=0.000_123)
+    (halt,) = life.writes(ch.HaltLease)
+
+    life.rows["s0"] = change_row(halt, life.rows["s0"])
+    assert life.rows["s0"].halt != halt.halt
+    life.resolve(halt, ch.OutcomeUnknown("timed out"))
+    life.say(e.RowRead("s0", life.rows["s0"]))
+
+    assert life.state() == "halted"
     assert not life.writes(ch.HaltLease)
 
 

@@ -173,9 +173,17 @@ def test_shard_end_on_a_shard_is_suspected_once_no_listing_can_lag_that_far():
 def test_the_words_name_both_times_the_table_and_the_way_out():
     words = why_another_stream([row(S0, stream_created_at=BORN)], AGAIN, table="orders-leases")
 
-    assert "2023-11-14T22:13:20.123+00:00" in words
+    assert "2023-11-14T22:13:20.123Z" in words
     assert "the lease table orders-leases has rows" in words
     assert "delete-table" in words
+
+
+def test_a_creation_time_beyond_the_year_9999_stops_the_manager_in_words_as_any_other():
+    life = manager(row(S0, None, 7, stream_created_at=1e35), row("s1", None, 7))
+
+    assert is_refused(life)
+    note = next(note for note in life.asked(c.Note) if note.event == "stream_recreated")
+    assert "created at an unknown time" in note.fields["detail"]
 
 
 def test_the_first_listing_with_a_shard_has_the_service_asked_and_not_an_empty_one():

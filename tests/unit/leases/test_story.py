@@ -8,14 +8,14 @@ import yaml
 
 from kclrun.leases.story import (
     _SENTENCES,
-    _SPOKEN,
     _STOPS,
+    _WITH_CAUSE,
     RECORDED,
     Entry,
     LeaseWatch,
     present,
     recorded,
-    tell,
+    story_of,
 )
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
@@ -89,7 +89,7 @@ def test_each_incident_has_its_story(incident):
 
     # Files are read in any order, and other shards have stories of their own.
     elsewhere = Entry(5.0, OWNERS["A"], "lease_halted", "shardId-000000000009", {"reason": "x"})
-    story = tell(SHARD, [elsewhere, *reversed(seen)])
+    story = story_of(SHARD, [elsewhere, *reversed(seen)])
 
     lines = [f"{each.at} {each.text}" for each in story.sentences]
     assert "\n".join([*lines, story.state]) == case["story"].strip()
@@ -101,7 +101,7 @@ def test_each_class_of_incidents_of_the_chaos_suite_has_its_story():
 
 
 def test_every_event_that_is_recorded_is_of_the_catalogue_and_has_a_sentence():
-    reported = {*_SENTENCES, *_SPOKEN, "processor_raised"}
+    reported = {*_SENTENCES, *_WITH_CAUSE, "processor_raised"}
     assert RECORDED.keys() <= CATALOGUE.keys() | {"lease_paused"}
     assert RECORDED.keys() <= reported
     assert reported <= RECORDED.keys()
@@ -135,7 +135,8 @@ def test_what_is_repeated_for_hours_is_recorded_ever_more_seldom():
 
 def test_the_story_at_a_time_ends_there_and_says_what_the_shard_was_doing():
     lines = INCIDENTS["a poison record halts the shard, and an operator resumes it"]["recorded"]
-    states = [tell(SHARD, entries(lines), until=at).state for at in (0.5, 5.0, 12.0, 30.0, 901.0)]
+    times = (0.5, 5.0, 12.0, 30.0, 901.0)
+    states = [story_of(SHARD, entries(lines), until=at).state for at in times]
     assert states == [
         "the shard was not known here",
         "the shard was read by a/1111",
@@ -166,7 +167,7 @@ def test_the_story_at_a_time_ends_there_and_says_what_the_shard_was_doing():
     ],
 )
 def test_the_row_says_how_it_is_now_and_a_story_that_does_not_know_the_owner_says_so(row, said):
-    story = tell(SHARD, [Entry(1.0, OWNERS["A"], "lease_claimed", SHARD, {"position": "7"})])
+    story = story_of(SHARD, [Entry(1.0, OWNERS["A"], "lease_claimed", SHARD, {"position": "7"})])
     lease = Lease(**{"key": SHARD, "checkpoint": ExtendedSequenceNumber("7")} | row)
     assert list(present(lease, story)) == said
 
@@ -178,8 +179,8 @@ def test_an_entry_of_another_version_is_reported_as_far_as_it_is_known():
         Entry(3.0, "y", "event_of_tomorrow", SHARD, {"what": "ever"}),
         Entry(4.0, OWNERS["A"], "process_stalled", SHARD, {}, missed=3),
     ]
-    assert [each.text for each in tell(SHARD, strange).sentences] == [
-        "nobody took the lease, which had no owner.",
+    assert [each.text for each in story_of(SHARD, strange).sentences] == [
+        "an unknown owner took the lease, which had no owner.",
         "the worker x gave the lease away at 7.",
         f"{STALLED} (3 entries before it were left out.)",
     ]

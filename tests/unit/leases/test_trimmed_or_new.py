@@ -67,6 +67,47 @@ def ids(*numbers):
     return [f"shardId-{number:012}" for number in numbers]
 
 
+# A transaction of DynamoDB has at most so many parts.
+PARTS_MAX = 100
+PIECE = 2**128 // 256
+
+
+def pieces():
+    return [HashRange(at * PIECE, (at + 1) * PIECE - 1) for at in range(256)]
+
+
+def created(life, *shards):
+    """The keys of the rows that are created as heirs, by transactions that DynamoDB accepts."""
+    life.say(e.ShardsListed(shards, 1.0))
+    repairs = life.writes(ch.CreateChildren)
+    assert all(len(each.children) + len(each.parents) <= PARTS_MAX for each in repairs)
+    return sorted(child.key for each in repairs for child in each.children)
+
+
+def test_one_trimmed_row_with_hundreds_of_heirs_has_them_created():
+    (old,) = ids(0)
+    life = ManagerLife(row(old, None, 7), start=LATEST)
+    heirs, parents = ids(*range(1000, 1256)), ids(*range(500, 756))
+
+    shards = [
+        Shard(heir, piece, "9", None, parent)
+        for heir, piece, parent in zip(heirs, pieces(), parents, strict=True)
+    ]
+
+    assert created(life, *shards) == heirs
+
+
+def test_the_one_heir_of_hundreds_of_trimmed_rows_is_created():
+    rows = [
+        row(key, OTHER, 7, hash_range=piece)
+        for key, piece in zip(ids(*range(256)), pieces(), strict=True)
+    ]
+    heir, parent = ids(1000, 999)
+    life = ManagerLife(*rows, start=LATEST)
+
+    assert created(life, Shard(heir, WHOLE, "9", None, parent)) == [heir]
+
+
 def test_the_row_of_a_trimmed_shard_is_left_to_the_process_of_another_kclrun_owner():
     life = ManagerLife(row("b", OTHER, 7, parents=frozenset({"a"})))
     shards = (Shard("c", WHOLE, "20", None, "b"),)

@@ -152,7 +152,7 @@ def test_the_latest_fence_is_a_failover_after_the_last_send(last_send_instant, f
             10.0,
             False,
         ),
-        (status(published_instant=110.0), "the process says nothing", 110.0, True),
+        (status(published_instant=110.0), "the process publishes nothing", 110.0, True),
     ],
 )
 def test_what_a_restart_can_mend_is_a_stall(seen, what, since, is_silent):
@@ -187,7 +187,7 @@ def test_of_a_process_that_fell_silent_only_the_silence_is_reported():
     at = {"began_instant": 1.0, "stall_s": 5.0, "failover_s": 10.0}
 
     assert stalled(seen, **at, now=14.5) is None
-    assert stalled(seen, **at, now=15.0).what == "the process says nothing"
+    assert stalled(seen, **at, now=15.0).what == "the process publishes nothing"
 
 
 def test_a_silent_process_gets_two_failovers_and_never_more_than_stall():

@@ -150,7 +150,7 @@ class StandIn:
             pid, status = os.waitpid(process.pid, 0)
             self.report(Exited(pid, status))
 
-    def hear(self):
+    def receive(self):
         self._ours.recv(1024)
         reports, self._reports = self._reports, []
         for one in reports:

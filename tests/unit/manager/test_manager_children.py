@@ -192,21 +192,45 @@ def test_what_is_told_to_all_reaches_those_that_run(rig):
     assert isinstance(third.heard(), Quiet), "its start command says it"
 
 
-def test_a_message_to_a_process_that_does_not_read_is_sent_again_until_it_reads(rig):
-    process = rig.start("s0")
-    numbers = [float(number) for number in range(1, 30)]
-    for number in numbers:
-        rig.processes.broadcast(FailoverChanged(number))
+def fill(rig):
+    """Fill the channel of a process that does not read: the failovers that were sent to it."""
+    sent = []
+    while not rig.child().unsent:
+        sent.append(float(len(sent) + 1))
+        rig.processes.broadcast(FailoverChanged(sent[-1]))
+    return sent
 
-    heard = []
-    for _ in range(200):
-        got = process.heard()
-        if isinstance(got, Quiet):
+
+def read(rig, process):
+    """All that waits for a process that reads again, and that the manager sends until then."""
+    got = []
+    while not isinstance(message := process.heard(), Quiet) or rig.child().unsent:
+        if isinstance(message, Quiet):
             rig.loop.run_to(rig.loop.now() + 0.05)
         else:
-            heard.append(got.failover_s)
+            got.append(message)
+    return got
 
-    assert sorted(heard) == numbers
+
+def test_the_last_failover_reaches_a_process_that_does_not_read_after_all_earlier_ones(rig):
+    process = rig.start("s0")
+    sent = fill(rig)
+    rig.processes.broadcast(FailoverChanged(2.5))
+
+    got = [message.failover_s for message in read(rig, process)]
+
+    assert got == [*sent[:-1], 2.5]
+
+
+def test_no_message_passes_an_earlier_one_of_another_kind_that_found_no_room(rig):
+    process = rig.start("s0")
+    fill(rig)
+    process.heard()
+    rig.processes.broadcast(OthersInSight(others=True))
+
+    kinds = [type(message) for message in read(rig, process)]
+
+    assert kinds.index(OthersInSight) == len(kinds) - 1
 
 
 # Hearing.
@@ -439,15 +463,22 @@ def test_a_death_is_reported_once_with_its_status_whichever_word_comes_first(rig
     assert not len(rig.processes)
 
 
-def test_a_death_whose_status_went_to_nobody_is_reported_all_the_same(rig):
+@pytest.mark.parametrize(("has_launcher", "after_s"), [(True, 1.0), (False, 0.1)])
+def test_a_death_whose_status_went_to_nobody_is_reported_all_the_same(rig, has_launcher, after_s):
     process = rig.start("s0")
+    if not has_launcher:
+        rig.launcher.fails_to_start = 9
+        rig.launcher.report(LauncherGone(0))
+        rig.turn()
     process.die()
     os.waitpid(process.pid, 0)
     rig.turn()
     assert rig.of(ProcessExited) == [], "the launcher may still tell"
     assert list(rig.processes.living()) == []
 
-    rig.loop.run_to(rig.loop.now() + 0.2)
+    rig.loop.run_to(rig.loop.now() + after_s / 2)
+    assert rig.of(ProcessExited) == []
+    rig.loop.run_to(rig.loop.now() + after_s)
 
     assert rig.of(ProcessExited)[0].reason == "ended, and its exit status was lost"
 

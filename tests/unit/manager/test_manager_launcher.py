@@ -60,7 +60,7 @@ def heard_until(launcher, kind):
     while not any(isinstance(report, kind) for report in reports):
         assert time.monotonic() < deadline
         await_readable(launcher.fileno())
-        reports += launcher.hear()
+        reports += launcher.receive()
     found = next(report for report in reports if isinstance(report, kind))
     reports.remove(found)
     return found
@@ -248,7 +248,7 @@ def test_the_death_of_a_launcher_answers_what_it_was_asked_for_and_another_can_b
 
     launcher.kill()
     await_readable(launcher.fileno())
-    reports = launcher.hear()
+    reports = launcher.receive()
 
     assert reports == [
         LauncherGone(-9),
@@ -257,7 +257,7 @@ def test_the_death_of_a_launcher_answers_what_it_was_asked_for_and_another_can_b
     ]
     assert (launcher.fileno(), launcher.pid, launcher.in_flight) == (-1, None, 0)
     assert not launcher.is_ready
-    assert launcher.hear() == []
+    assert launcher.receive() == []
     assert not launcher.fork(7, ())
     assert not psutil.pid_exists(pid)
 

@@ -324,3 +324,9 @@ def test_a_lock_file_that_somebody_removed_or_replaced_is_missed(manager):
     mine.lock.path.touch()
 
     assert not mine.lock.is_in_place
+
+
+def test_a_folder_whose_mode_cannot_be_changed_is_refused_in_words():
+    # /proc/self is ours, and the kernel lets no one change its mode, as on a read-only file system.
+    with pytest.raises(SettingsError, match="folder for lock files /proc/self: Operation not perm"):
+        establish("self", "az1", {"KCLRUN_STATE_DIR": "/proc"})

@@ -26,16 +26,17 @@ from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.loop import IoPool, Loop, SignalPipe
 from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.sampling import Gauge, state_of
-from kclrun.manager.service_calls import CredentialHanding, ServiceCalls
+from kclrun.manager.service_calls import CredentialRenewal, Prefetching, ServiceCalls
 from kclrun.manager.world import ExitReason, SourceStream, World
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.model.state import StatePlace
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.observe.logs import EventLog, LineSink
 from kclrun.ports import ShardFilter, StreamSummary
 from kclrun.protocol.status import LeaseStatus, WorkerState
-from kclrun.protocol.writes import Applied, CreateLease, OutcomeUnknown, Renew, Take
+from kclrun.protocol.writes import Applied, Ask, CreateLease, OutcomeUnknown, Renew, Take
 from tests.patience import HUNG_S
 from tests.shortage import no_more_descriptors
 from tests.unit.manager.manager_rig import sampler_of_core
@@ -542,7 +543,7 @@ def test_new_credentials_are_handed_over_once_and_a_failure_keeps_the_old(
             return self.keys
 
     source, handed = Source(), []
-    handing = CredentialHanding(source, loop=loop, pool=pool, log=log, hand_over=handed.append)
+    handing = CredentialRenewal(source, loop=loop, pool=pool, log=log, renewed=handed.append)
 
     def look():
         done = len(loop._timers) + 1
@@ -724,3 +725,25 @@ def test_a_host_without_a_thread_to_give_is_refused_in_words(monkeypatch):
 
     with pytest.raises(HostRefused, match="TasksMax"):
         IoPool(lambda callback: None)
+
+
+def test_a_host_without_a_free_thread_asks_at_once_and_copies_no_state(loop, log, monkeypatch):
+    prefetching = Prefetching(
+        StatePlace(path="states", local="copies"),
+        application="orders",
+        owner="kclrun:g:me:n",
+        world=None,
+        credentials=lambda: WireCredentials("key", "secret"),
+        loop=loop,
+        log=log,
+        is_stopping=lambda: False,
+    )
+    ask, sent = Ask("s0", "kclrun:g:me:n", "kclrun:g:other:n", 5.0), []
+
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+    assert not prefetching.delays(ask, lambda: sent.append(ask))
+    assert sent == [], "its caller sends it"

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from kclrun.errors import HostFailed, HostRefused, NotFound, Unavailable
+from kclrun.errors import HostFailed, HostRefused, NotFound, Throttled, Unavailable
 from kclrun.ipc.messages import OthersInSight
 from kclrun.leases import commands, events
 from kclrun.local.lease_rows import LeaseRows
@@ -48,7 +48,7 @@ def test_the_first_signal_gives_every_lease_up_and_that_is_a_stop_in_good_order(
     assert run.seconds < 22.0
     assert not run.lines("stop_hurried")
     assert not run.lines("stop_incomplete")
-    assert [run.report.restarts(f"s{at}") for at in range(4)] == [0, 0, 0, 0]
+    assert [run.report.shard(f"s{at}", None).restarts for at in range(4)] == [0, 0, 0, 0]
 
 
 def test_a_signal_that_comes_while_the_manager_says_who_it_is_stops_it_in_good_order(rig):
@@ -269,6 +269,30 @@ def test_without_its_table_user_code_gets_two_seconds_and_no_release_is_tried(ri
     ]
     lasted = 8.0 if is_unkillable else 2.0
     assert run.seconds == pytest.approx(vanished + lasted, abs=0.2)
+
+
+def test_one_scan_without_a_table_proves_nothing_also_if_scans_before_it_failed(rig):
+    class Doubtful(LeaseRows):
+        failures = ()
+
+        def scan(self, *, consistent=True):
+            if self.failures:
+                error, *self.failures = self.failures
+                raise error
+            return super().scan(consistent=consistent)
+
+    run = rig(table=Doubtful())
+    run.table.failures = (
+        Throttled("too many requests", operation="Scan"),
+        Unavailable("refused", operation="Scan"),
+        NotFound("no such table", operation="Scan"),
+    )
+    run.signal_at(60.0, TERM)
+
+    assert run.run() is ExitReason.DRAINED
+
+    assert not run.table.failures
+    assert run.lines("table_vanished") == []
 
 
 def test_a_table_is_gone_once_and_the_core_decides_nothing_any_more(rig):

@@ -121,7 +121,7 @@ def test_a_process_that_stays_old_after_a_gap_is_ended(watchdog, processes):
         watchdog.look([child], 3610.0 + step / 2)
 
     assert len(processes.ended) == 1
-    assert "the process says nothing" in processes.ended[0][0]
+    assert "the process publishes nothing" in processes.ended[0][0]
 
 
 def test_one_that_says_nothing_is_ended_where_no_descriptor_is_left_to_look_at_it(
@@ -135,7 +135,7 @@ def test_one_that_says_nothing_is_ended_where_no_descriptor_is_left_to_look_at_i
             watchdog.look([child], 3610.0 + step / 2)
 
     ((stall, _),) = processes.ended
-    assert "this host does not tell its state now (Too many open files)" in stall
+    assert "this host does not show its state now (Too many open files)" in stall
 
 
 def test_one_that_is_drained_already_is_left_to_its_patience(watchdog, processes):

@@ -188,7 +188,7 @@ def test_words_arrive_together_as_one_datagram(listener):
     reported = notify_socket({"NOTIFY_SOCKET": listener.address})
     assert reported is not None
 
-    reported.tell({"READY": "1", "STATUS": "ok, 3 leases"})
+    reported.send({"READY": "1", "STATUS": "ok, 3 leases"})
 
     assert listener.socket.recv(4096) == b"READY=1\nSTATUS=ok, 3 leases"
     reported.close()
@@ -197,14 +197,14 @@ def test_words_arrive_together_as_one_datagram(listener):
 def test_who_does_not_read_holds_nobody_up(listener):
     reported = notify_socket({"NOTIFY_SOCKET": listener.address})
 
-    def tell_without_end():
+    def send_without_end():
         while True:
-            reported.tell({"WATCHDOG": "1"})
+            reported.send({"WATCHDOG": "1"})
 
     with pytest.raises(BlockingIOError):
-        tell_without_end()
+        send_without_end()
     listener.socket.recv(4096)
-    reported.tell({"WATCHDOG": "1"})
+    reported.send({"WATCHDOG": "1"})
 
     reported.close()
 
@@ -214,9 +214,9 @@ def test_a_listener_that_is_gone_is_an_error_and_its_successor_is_heard(tmp_path
     reported = notify_socket({"NOTIFY_SOCKET": path})
 
     with pytest.raises(FileNotFoundError):
-        reported.tell({"READY": "1"})
+        reported.send({"READY": "1"})
     listener = Listener(path)
-    reported.tell({"READY": "1"})
+    reported.send({"READY": "1"})
 
     assert listener.socket.recv(4096) == b"READY=1"
     listener.socket.close()
@@ -228,7 +228,7 @@ def test_a_line_break_in_a_value_is_never_sent(listener):
     reported = notify_socket({"NOTIFY_SOCKET": listener.address})
 
     with pytest.raises(AssertionError, match="line break"):
-        reported.tell({"STATUS": "failing\nMAINPID=1"})
+        reported.send({"STATUS": "failing\nMAINPID=1"})
 
     reported.close()
 

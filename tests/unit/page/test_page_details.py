@@ -12,7 +12,7 @@ from kclrun.cli.leases.why import gathered
 from kclrun.cli.page.details import DetailReader, OnDemand, RecentObjects
 from kclrun.config.load import settings_of
 from kclrun.consuming.hot_shards import HotShard
-from kclrun.leases.story import Sentence, present, tell
+from kclrun.leases.story import Sentence, present, story_of
 from kclrun.manager.locks import state_folder
 from kclrun.model.time import WallTime
 from kclrun.observe.endpoint import Answer, HttpEndpoint
@@ -278,7 +278,7 @@ def test_the_story_is_that_of_the_verb_and_the_owner_is_asked_at_its_published_a
     finally:
         server.close()
 
-    expected = tell(key(0), gathered(aws).entries.values())
+    expected = story_of(key(0), gathered(aws).entries.values())
     assert reported.sentences == expected.sentences
     assert len(reported.sentences) == 2
     assert reported.now == tuple(present(row, expected))

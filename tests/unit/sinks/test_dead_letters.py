@@ -63,6 +63,9 @@ def test_a_letter_that_cannot_be_kept_is_an_error_that_names_its_file(tmp_path: 
         ("\udc80", "it is not a dead letter"),
         (None, "Is a directory"),
         (f'{{"version": {LETTER_VERSION + 1}}}', "it is not a dead letter"),
+        (msgspec.json.encode(letter(sequence_number="LATEST")).decode(), "it is not a dead letter"),
+        (msgspec.json.encode(letter(sequence_number="ten")).decode(), "it is not a dead letter"),
+        (msgspec.json.encode(letter(sub=-1)).decode(), "it is not a dead letter"),
     ],
 )
 def test_a_file_that_is_not_a_letter_is_named(

@@ -15,7 +15,7 @@ import pytest
 
 from kclrun.errors import HostFailed, SettingsError, SinkError
 from kclrun.manager.children import reap_adopted
-from kclrun.manager.prefetching import _is_copied
+from kclrun.manager.service_calls import _is_copied
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
