@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -17,7 +17,7 @@ from kclrun.aws import operations
 from kclrun.aws.errors import service_error
 from kclrun.aws.expressions import CREATE, BoundWrite, bind
 from kclrun.aws.rows import BrokenRow, Item, decode_page, decode_row, encode_row, kcl3_mode_of, text
-from kclrun.aws.wire import RefusedReply, WireClient, WireReply
+from kclrun.aws.wire import MALFORMED, RefusedReply, WireClient, WireReply, call_json
 from kclrun.errors import InvalidRequest, NotFound, ServiceError, TableRefused, Unavailable
 from kclrun.errors import OutcomeUnknown as OutcomeUnknownError
 from kclrun.errors import Throttled as ThrottledError
@@ -25,7 +25,6 @@ from kclrun.model.lease import KCL3_MODE_KEY, OFFERED, Lease, LeaseKey, coordina
 from kclrun.ports import ScanPage
 from kclrun.protocol import writes
 
-T = TypeVar("T")
 _Item = dict[str, dict[str, Any]]
 
 
@@ -44,7 +43,7 @@ class RowReply(msgspec.Struct):
 
 
 class BatchReply(msgspec.Struct, rename="pascal"):
-    """BatchGetItem's rows by table. `UnprocessedKeys` is not read: see `lease_table.py`."""
+    """BatchGetItem's rows by table. `UnprocessedKeys` is not read: see `find_offered`."""
 
     responses: dict[str, list[_Item]] = {}
 
@@ -52,20 +51,6 @@ class BatchReply(msgspec.Struct, rename="pascal"):
 ITEMS_DECODER: Final = msgspec.json.Decoder(ItemsReply)
 ROW_DECODER: Final = msgspec.json.Decoder(RowReply)
 BATCH_DECODER: Final = msgspec.json.Decoder(BatchReply)
-
-
-def parsed(
-    decoder: msgspec.json.Decoder[T], operation: operations.Operation, reply: WireReply
-) -> T:
-    """The body of a read's answer. Raises: Unavailable if malformed: reads may be repeated."""
-    try:
-        return decoder.decode(reply.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Unavailable(
-            f"{operation.name}: the answer is not what the service promises",
-            operation=operation.name,
-            code="MalformedBody",
-        ) from None
 
 
 # The index of the lease table by owner. It is queried for offered rows [P17].
@@ -112,14 +97,12 @@ def _offered_keys(client: WireClient, table: str) -> list[str]:
         "Limit": _KEYS_MAX,
     }
     try:
-        reply = parsed(
-            ITEMS_DECODER, operations.QUERY, client.call(operations.QUERY, _encode(request))
-        )
+        reply = call_json(client, operations.QUERY, request, ITEMS_DECODER)
     except InvalidRequest as error:
         # Message: "does not have the specified index: …", or "cannot read from backfilling …".
         if error.code == _INVALID and OWNER_INDEX in str(error):
             raise NotFound(
-                f"{operations.QUERY.name}: table {table} has no index {OWNER_INDEX} to ask",
+                f"{operations.QUERY.name}: table {table} has no index {OWNER_INDEX} to query",
                 operation=operations.QUERY.name,
                 code=_INVALID,
             ) from None
@@ -134,8 +117,7 @@ def _rows(client: WireClient, table: str, keys: Sequence[str]) -> tuple[Lease, .
             table: {"Keys": [{"leaseKey": text(key)} for key in keys], "ConsistentRead": True}
         }
     }
-    body = client.call(operations.BATCH_GET_ITEM, _encode(request))
-    reply = parsed(BATCH_DECODER, operations.BATCH_GET_ITEM, body)
+    reply = call_json(client, operations.BATCH_GET_ITEM, request, BATCH_DECODER)
     # A broken row cannot be taken. The scan reports it.
     return decode_page(reply.responses.get(table, ())).leases
 
@@ -183,9 +165,7 @@ class DynamoLeaseTable:
         if self._page_rows_max is not None:
             request["Limit"] = self._page_rows_max
         for _ in range(PAGES_MAX):
-            reply = parsed(
-                ITEMS_DECODER, operations.SCAN, self._client.call(operations.SCAN, _encode(request))
-            )
+            reply = call_json(self._client, operations.SCAN, request, ITEMS_DECODER)
             if reply.items and "leaseKey" not in reply.items[0]:
                 raise self._no_lease_table()
             yield reply.items
@@ -204,12 +184,11 @@ class DynamoLeaseTable:
         """
         request = {"TableName": self._table, "Key": _key(key), "ConsistentRead": True}
         try:
-            answer = self._client.call(operations.GET_ITEM, _encode(request))
+            reply = call_json(self._client, operations.GET_ITEM, request, ROW_DECODER)
         except InvalidRequest as error:
             if not any(words in str(error) for words in _ANOTHER_KEY):
                 raise
             raise self._no_lease_table() from None
-        reply = parsed(ROW_DECODER, operations.GET_ITEM, answer)
         if reply.item is None:
             return None
         try:
@@ -322,7 +301,7 @@ class DynamoLeaseTable:
             attributes = ROW_DECODER.decode(reply.body).attributes
             # Our own +1 may exceed the largest counter that we accept. The row is ours anyway.
             row = decode_row(attributes, is_ours=True) if attributes is not None else None
-        except (msgspec.DecodeError, UnicodeDecodeError, BrokenRow) as error:
+        except (*MALFORMED, BrokenRow) as error:
             return writes.OutcomeUnknown(f"{operation.name}: the reply cannot be read: {error}")
         if row is None:
             return writes.OutcomeUnknown(f"{operation.name}: the reply holds no lease")
@@ -370,11 +349,7 @@ class DynamoCoordinatorState:
             "ConsistentRead": True,
         }
         try:
-            reply = parsed(
-                ROW_DECODER,
-                operations.GET_ITEM,
-                self._client.call(operations.GET_ITEM, _encode(request)),
-            )
+            reply = call_json(self._client, operations.GET_ITEM, request, ROW_DECODER)
         except NotFound:
             return None
         return kcl3_mode_of(reply.item) if reply.item is not None else None

@@ -174,6 +174,23 @@ def test_values_are_what_dynamodb_has_for_them(place):
     }
 
 
+class NumberOfALibrary(float):
+    """A float with a text of its own, such as NumPy's."""
+
+    def __repr__(self):
+        return f"library.float64({float(self)})"
+
+
+def test_a_float_of_a_library_is_a_number_and_zero_is_one_key_whatever_its_sign(place):
+    output = owner(place)
+    for n, value in ((-0.0, "first"), (0, "second"), (Decimal("-0.00"), "last")):
+        put(output, n, value, 1)
+    put(output, NumberOfALibrary(1.5), "of a library", 1)
+    output.commit()
+
+    assert values(place) == {0: "last", 1.5: "of a library"}
+
+
 @pytest.mark.parametrize(
     ("row", "words"),
     [

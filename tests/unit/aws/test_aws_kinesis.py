@@ -161,7 +161,17 @@ def test_errors_of_reading_are_named(server: Any, make_client: MakeClient) -> No
             reader.fetch("it", 1)
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"Records":5}', b""])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"{}",
+        b'{"Records":5}',
+        b"",
+        b'{"ShardIterator":"\xff"}',
+        b'{"a":' + b"[" * 100_000,
+    ],
+)
 def test_a_garbled_answer_is_asked_for_again(
     server: Any, make_client: MakeClient, body: bytes
 ) -> None:

@@ -319,10 +319,14 @@ def test_a_scan_without_end_is_an_error(
         list(table.scan())
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>", b'{"Item":{"a":{"S":"\xff"}},"Items":["\xff"]}', b'{"more":' + b"[" * 100_000],
+)
 def test_a_garbled_answer_to_a_read_is_asked_for_again(
-    server: Any, table: DynamoLeaseTable
+    server: Any, table: DynamoLeaseTable, body: bytes
 ) -> None:
-    server.default.body = b"<html>"
+    server.default.body = body
 
     with pytest.raises(Unavailable):
         table.read(KEY)
