@@ -1,5 +1,6 @@
 """The story ring on disk: what is written is read, within limits; damage costs only itself."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -112,6 +113,27 @@ def test_a_disk_that_takes_nothing_costs_entries_and_nothing_else(tmp_path):
     assert made.dropped == 5
     assert warned == [f"{tmp_path}/story: File exists"]  # once, however often it fails
     assert read_story([tmp_path / "nowhere"]).entries == {}
+
+
+def test_a_disk_that_becomes_full_within_a_line_costs_no_later_line(tmp_path, monkeypatch):
+    real, cut, warned = os.write, [], []
+
+    def write_a_part(fd, data):
+        if b"process_died" in data and not cut:
+            cut.append(data)
+            return real(fd, data[: len(data) // 2])
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write_a_part)
+    made = ring(tmp_path, warn=warned.append)
+    made.note("process_died", "s1", {"deaths": 0})
+    until(lambda: made.dropped == 1)
+    made.note("process_died", "s1", {"deaths": 1})
+    made.close()
+
+    found = read_story([tmp_path])
+    assert (numbers(found), found.damaged, made.dropped) == ([1], 1, 1)
+    assert warned == [f"{tmp_path}: No space left on device"]
 
 
 def test_a_file_that_cannot_be_read_is_counted(tmp_path):
