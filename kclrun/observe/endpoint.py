@@ -73,15 +73,16 @@ _SILENCE: Final = b": still here\n\n"
 
 
 class Feed:
-    """Tells those who listen (Server-Sent Events) that there is something new: an event `changed`
-    without content, so that it needs no secret and loses nothing when it is missed.
+    """Notifies listeners (Server-Sent Events) that there is something new: an event `changed`
+    without content, so it needs no secret, and a missed event loses nothing.
 
-    One thread serves them all. A listener that takes no more bytes is dropped, and comes again.
+    One thread serves all listeners. A listener that takes no more bytes is dropped; its browser
+    connects again.
     """
 
     def __init__(self, version: Callable[[], object]) -> None:
-        """`version` is another value when there is something new. It is asked once a second, while
-        anyone listens."""
+        """`version` returns another value when there is something new. It is called once a second
+        while there are listeners."""
         self._version = version
         self._lock = threading.Condition()
         self._listeners: list[socket.socket] = []
@@ -99,7 +100,7 @@ class Feed:
             self._listeners.append(taken)
             if self._thread is None:
                 self._thread = threading.Thread(
-                    target=self._tell_all, name="kclrun-feed", daemon=True
+                    target=self._notify_all, name="kclrun-feed", daemon=True
                 )
                 self._thread.start()
             self._send(head + _BEGIN, (taken,))
@@ -113,7 +114,7 @@ class Feed:
             self._drop(tuple(self._listeners))
             self._lock.notify()
 
-    def _tell_all(self) -> None:
+    def _notify_all(self) -> None:
         known, silent = self._version(), 0
         while True:
             with self._lock:
@@ -151,11 +152,11 @@ class HttpEndpoint:
     """Serves `routes` (a path and the function that answers it) until `close`.
 
     It never disturbs the manager: it has threads of its own, and they serve a value that is already
-    made. Everything is bounded: threads, bytes of a request, its time. There is no password, so it
-    listens for this host only, unless the operator configures another address. A web page in a
-    browser on this host gets nothing by pointing its own host name at this address, and a script of
-    another site (its request has an `Origin`) gets nothing at all. A form is taken only with the
-    `Origin` of our own pages, which a browser sends and no other site can forge.
+    made. Threads, bytes and time of a request are bounded. There is no password, so it listens for
+    this host only, unless the operator configures another address. A web page in a browser on this
+    host gets nothing by pointing its own host name at this address, and a script of another site
+    (its request has an `Origin`) gets nothing at all. A form is accepted only with the `Origin` of
+    our own pages, which a browser sends and no other site can forge.
 
     A route is called in a thread of the server. If it raises any error, the response is a 500.
     """
@@ -177,7 +178,7 @@ class HttpEndpoint:
         `forms` are the paths that take a POST, each with the function that answers its fields.
         `feeds` are the paths of events; they end with this server.
         `fields` are further fields of every answer. `is_our_name` judges the host that a request
-        names; without it, on loopback a name of this host is required, and elsewhere any name does.
+        names; without it, on loopback a name of this host is required, elsewhere none.
         `setting` chose the address, and is named in the error.
 
         Raises: SettingsError if the address is not usable.
