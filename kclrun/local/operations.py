@@ -146,7 +146,7 @@ def answer(
         given = entry.carry_out(_Call(kinesis, now, region), _decoded(entry, body, encoding))
     except msgspec.ValidationError as error:
         return refusal_answer(validation(str(error)), encoding)
-    except (msgspec.DecodeError, UnicodeDecodeError, MalformedCbor):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedCbor):
         message = f"The body is not a {encoding.name} object."
         return error_answer(400, "SerializationException", message, encoding)
     except ServiceError as refusal:
@@ -167,7 +167,8 @@ def error_answer(status: int, code: str, message: str, encoding: Encoding) -> An
 
 
 def _decoded(entry: _Operation, body: bytes, encoding: Encoding) -> Any:
-    """Raises: msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, MalformedCbor."""
+    """Raises: msgspec.ValidationError and DecodeError, UnicodeDecodeError, RecursionError,
+    MalformedCbor."""
     if encoding is Encoding.JSON:
         return entry.decode_json(body or b"{}")
     values = decode_cbor(body) if body else {}
