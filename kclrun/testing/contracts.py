@@ -1,5 +1,5 @@
 """Contracts of a processor, each checked in one line: a crash, the order of calls and the order of
-records change nothing that it leaves."""
+records do not change its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = Callable[[Run], object]
 
 
 def _result(run: Run) -> object:
-    # What a second life gives up again has one letter.
+    # A record that a second life gives up again has one letter.
     given_up = sorted({record.position for record in run.given_up})
     return {
         "rows": run.outputs,
