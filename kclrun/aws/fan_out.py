@@ -35,10 +35,10 @@ _encode: Final = msgspec.json.Encoder().encode
 class Consumer(msgspec.Struct, frozen=True):
     """A registered consumer of a stream. `status` is CREATING, ACTIVE or DELETING."""
 
-    name: str
-    arn: str
-    status: str
-    created_at: WallTime
+    name: str = msgspec.field(name="ConsumerName")
+    arn: str = msgspec.field(name="ConsumerARN")
+    status: str = msgspec.field(name="ConsumerStatus")
+    created_at: WallTime = msgspec.field(name="ConsumerCreationTimestamp", default=WallTime(0.0))
 
 
 def consumer_name(named: str) -> str:
@@ -59,23 +59,16 @@ def consumer_of(summary: StreamSummary, named: str, setting: str) -> str:
     return consumer_name(named)
 
 
-class _Consumer(msgspec.Struct):
-    name: str = msgspec.field(name="ConsumerName")
-    arn: str = msgspec.field(name="ConsumerARN")
-    status: str = msgspec.field(name="ConsumerStatus")
-    created_at: float = msgspec.field(name="ConsumerCreationTimestamp", default=0.0)
-
-
 class _Described(msgspec.Struct):
-    consumer: _Consumer = msgspec.field(name="ConsumerDescription")
+    consumer: Consumer = msgspec.field(name="ConsumerDescription")
 
 
 class _Registered(msgspec.Struct):
-    consumer: _Consumer = msgspec.field(name="Consumer")
+    consumer: Consumer = msgspec.field(name="Consumer")
 
 
 class _ConsumerPage(Page):
-    consumers: list[_Consumer] = msgspec.field(name="Consumers")
+    consumers: list[Consumer] = msgspec.field(name="Consumers")
 
 
 _DESCRIBED: Final = msgspec.json.Decoder(_Described)
@@ -94,12 +87,11 @@ class StreamConsumers:
         """The consumer of this name; None if there is none."""
         request = {**self._reference, "ConsumerName": name}
         try:
-            found = call_json(
+            return call_json(
                 self._client, operations.DESCRIBE_STREAM_CONSUMER, request, _DESCRIBED
-            )
+            ).consumer
         except errors.NotFound:
             return None
-        return _consumer(found.consumer)
 
     def register(self, name: str) -> Consumer:
         """Register it; it is CREATING when this returns.
@@ -108,7 +100,7 @@ class StreamConsumers:
         """
         request = {**self._reference, "ConsumerName": name}
         made = call_json(self._client, operations.REGISTER_STREAM_CONSUMER, request, _REGISTERED)
-        return _consumer(made.consumer)
+        return made.consumer
 
     def listed(self) -> tuple[Consumer, ...]:
         """All consumers of the stream."""
@@ -119,15 +111,11 @@ class StreamConsumers:
             _CONSUMERS,
             beside_token=self._reference,
         )
-        return tuple(_consumer(each) for page in pages for each in page.consumers)
+        return tuple(each for page in pages for each in page.consumers)
 
     def deregister(self, arn: str) -> None:
         """Remove the consumer; its subscriptions end."""
         self._client.call(operations.DEREGISTER_STREAM_CONSUMER, _encode({"ConsumerARN": arn}))
-
-
-def _consumer(wire: _Consumer) -> Consumer:
-    return Consumer(wire.name, wire.arn, wire.status, WallTime(wire.created_at))
 
 
 # "You can register up to 20 consumers per data stream." Some accounts have a higher quota.

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import botocore.session
 import msgspec
+from botocore import xform_name
 
 from kclrun.aws.control import BOTO_FAILURES, NO_CREDENTIALS, Client, ControlPlane, from_botocore
 from kclrun.aws.credentials import CredentialSource
@@ -263,37 +264,23 @@ class BotoLifecycleActions:
 
     def heartbeat(self, action: LifecycleAction) -> None:
         """RecordLifecycleActionHeartbeat. Raises: as `ports.LifecycleActions` says."""
-        self._call(
-            RECORD_LIFECYCLE_ACTION_HEARTBEAT,
-            action,
-            lambda client, names: client.record_lifecycle_action_heartbeat(**names),
-        )
+        self._call(RECORD_LIFECYCLE_ACTION_HEARTBEAT, action)
 
     def complete(self, action: LifecycleAction) -> None:
         """CompleteLifecycleAction with CONTINUE. Raises: as `ports.LifecycleActions` says."""
-        self._call(
-            COMPLETE_LIFECYCLE_ACTION,
-            action,
-            lambda client, names: client.complete_lifecycle_action(
-                LifecycleActionResult="CONTINUE", **names
-            ),
-        )
+        self._call(COMPLETE_LIFECYCLE_ACTION, action, LifecycleActionResult="CONTINUE")
 
-    def _call(
-        self,
-        operation: Operation,
-        action: LifecycleAction,
-        call: Callable[[Client, dict[str, str]], Any],
-    ) -> None:
-        names = {
+    def _call(self, operation: Operation, action: LifecycleAction, **more: str) -> None:
+        arguments = {
             "AutoScalingGroupName": action.group,
             "LifecycleHookName": action.hook,
             "InstanceId": action.instance_id,
+            **more,
         }
         with self._lock:
             client = self._client(action.region)
             try:
-                call(client, names)
+                getattr(client, xform_name(operation.name))(**arguments)
             except BOTO_FAILURES as error:
                 failure = from_botocore(operation, error)
                 if failure.code == _NOTHING_WAITS:

@@ -28,29 +28,19 @@ from kclrun.protocol import writes
 _Item = dict[str, dict[str, Any]]
 
 
-class ItemsReply(msgspec.Struct, rename="pascal"):
-    """A page of Scan or Query."""
+class _Reply(msgspec.Struct, rename="pascal"):
+    """The members of the answers: a page of Scan or Query (`items`), the row of GetItem (`item`),
+    the row after an UpdateItem (`attributes`), and the rows of BatchGetItem by table (`responses`;
+    its `UnprocessedKeys` are not read: see `find_offered`)."""
 
     items: list[_Item] = []
     last_evaluated_key: _Item | None = None
-
-
-class RowReply(msgspec.Struct):
-    """GetItem's row, or UpdateItem's row after the write."""
-
-    item: _Item | None = msgspec.field(name="Item", default=None)
-    attributes: _Item | None = msgspec.field(name="Attributes", default=None)
-
-
-class BatchReply(msgspec.Struct, rename="pascal"):
-    """BatchGetItem's rows by table. `UnprocessedKeys` is not read: see `find_offered`."""
-
+    item: _Item | None = None
+    attributes: _Item | None = None
     responses: dict[str, list[_Item]] = {}
 
 
-ITEMS_DECODER: Final = msgspec.json.Decoder(ItemsReply)
-ROW_DECODER: Final = msgspec.json.Decoder(RowReply)
-BATCH_DECODER: Final = msgspec.json.Decoder(BatchReply)
+_DECODER: Final = msgspec.json.Decoder(_Reply)
 
 
 # The index of the lease table by owner. It is queried for offered rows [P17].
@@ -97,7 +87,7 @@ def _offered_keys(client: WireClient, table: str) -> list[str]:
         "Limit": _KEYS_MAX,
     }
     try:
-        reply = call_json(client, operations.QUERY, request, ITEMS_DECODER)
+        reply = call_json(client, operations.QUERY, request, _DECODER)
     except InvalidRequest as error:
         # Message: "does not have the specified index: …", or "cannot read from backfilling …".
         if error.code == _INVALID and OWNER_INDEX in str(error):
@@ -117,7 +107,7 @@ def _rows(client: WireClient, table: str, keys: Sequence[str]) -> tuple[Lease, .
             table: {"Keys": [{"leaseKey": text(key)} for key in keys], "ConsistentRead": True}
         }
     }
-    reply = call_json(client, operations.BATCH_GET_ITEM, request, BATCH_DECODER)
+    reply = call_json(client, operations.BATCH_GET_ITEM, request, _DECODER)
     # A broken row cannot be taken. The scan reports it.
     return decode_page(reply.responses.get(table, ())).leases
 
@@ -165,7 +155,7 @@ class DynamoLeaseTable:
         if self._page_rows_max is not None:
             request["Limit"] = self._page_rows_max
         for _ in range(PAGES_MAX):
-            reply = call_json(self._client, operations.SCAN, request, ITEMS_DECODER)
+            reply = call_json(self._client, operations.SCAN, request, _DECODER)
             if reply.items and "leaseKey" not in reply.items[0]:
                 raise self._no_lease_table()
             yield reply.items
@@ -184,7 +174,7 @@ class DynamoLeaseTable:
         """
         request = {"TableName": self._table, "Key": _key(key), "ConsistentRead": True}
         try:
-            reply = call_json(self._client, operations.GET_ITEM, request, ROW_DECODER)
+            reply = call_json(self._client, operations.GET_ITEM, request, _DECODER)
         except InvalidRequest as error:
             if not any(words in str(error) for words in _ANOTHER_KEY):
                 raise
@@ -298,7 +288,7 @@ class DynamoLeaseTable:
         if not returns_row:
             return writes.Applied()
         try:
-            attributes = ROW_DECODER.decode(reply.body).attributes
+            attributes = _DECODER.decode(reply.body).attributes
             # Our own +1 may exceed the largest counter that we accept. The row is ours anyway.
             row = decode_row(attributes, is_ours=True) if attributes is not None else None
         except (*MALFORMED, BrokenRow) as error:
@@ -349,7 +339,7 @@ class DynamoCoordinatorState:
             "ConsistentRead": True,
         }
         try:
-            reply = call_json(self._client, operations.GET_ITEM, request, ROW_DECODER)
+            reply = call_json(self._client, operations.GET_ITEM, request, _DECODER)
         except NotFound:
             return None
         return kcl3_mode_of(reply.item) if reply.item is not None else None
