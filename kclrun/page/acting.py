@@ -307,9 +307,11 @@ def _doing(wish: Wish, plan: Shown) -> Html:
     return element(
         "form",
         _hidden("do", wish.do.value),
-        _hidden("key", wish.key) if wish.key else None,
-        _hidden("to", wish.to) if wish.to else None,
-        _hidden("stream", wish.stream) if wish.stream else None,
+        [
+            _hidden(name, value)
+            for name, value in (("key", wish.key), ("to", wish.to), ("stream", wish.stream))
+            if value
+        ],
         _hidden("lasting", wish.lasting),
         _hidden("basis", plan.basis),
         element(
