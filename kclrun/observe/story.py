@@ -245,7 +245,7 @@ def _entry(line: bytes) -> Entry | None:
         return None
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -3,6 +3,7 @@
 import os
 import threading
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -55,12 +56,14 @@ def test_torn_and_damaged_lines_are_passed_over_and_counted(tmp_path):
     lines[3] = lines[3].replace(b"SIGKILL", b"SIGTERM")  # its CRC does not fit any more
     lines[5] = b"\x00" * 40 + b"\n"
     lines[6] = b"00000000 {}\n"
+    deep = b'{"more":' + b"[" * 100_000  # its CRC fits
+    lines[9:9] = [b"%08x %s\n" % (crc32(deep), deep)]
     file.write_bytes(b"".join(lines)[:-20])  # and the last one is torn
 
     found = read_story([tmp_path])
 
     assert numbers(found) == [0, 1, 2, 4, 7, 8]
-    assert (found.damaged, found.unread) == (4, 0)
+    assert (found.damaged, found.unread) == (5, 0)
 
 
 def test_the_folder_stays_within_its_limit_whoever_writes_and_keeps_the_newest(
