@@ -17,7 +17,6 @@ import msgspec
 
 from kclrun import errors
 from kclrun.aws.operations import Operation
-from kclrun.errors import AccessDenied
 from kclrun.ports import Retry, classify
 
 # The first codes always mean a wrong clock. The second ones may have another cause: a wrong key
@@ -140,7 +139,7 @@ def _leaf(
     if retry is not Retry.GIVE_UP:
         return _LEAF_OF[retry]
     if code in _DENIED or status in {401, 403}:
-        return AccessDenied
+        return errors.AccessDenied
     return errors.NotFound if code in _NOT_FOUND else errors.InvalidRequest
 
 
@@ -176,7 +175,7 @@ def advising(operation: Operation, resource: str) -> Iterator[None]:
     else `resource`. If the service does not know the caller, the error stays as it is."""
     try:
         yield
-    except AccessDenied as error:
+    except errors.AccessDenied as error:
         if error.code not in LACKS_PERMISSION:
             raise
         named = _RESOURCE.search(str(error))
