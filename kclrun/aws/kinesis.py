@@ -64,7 +64,7 @@ class _Shard(msgspec.Struct, rename="pascal"):
 
 
 class _ShardPage(Page, rename="pascal"):
-    shards: list[_Shard] = []
+    shards: list[_Shard]
 
 
 class _Summary(msgspec.Struct, rename="pascal"):

@@ -17,7 +17,7 @@ from kclrun.aws import operations
 from kclrun.aws.errors import service_error
 from kclrun.aws.expressions import CREATE, BoundWrite, bind
 from kclrun.aws.rows import BrokenRow, Item, decode_page, decode_row, encode_row, kcl3_mode_of, text
-from kclrun.aws.wire import MALFORMED, RefusedReply, WireClient, WireReply, call_json
+from kclrun.aws.wire import MALFORMED, RefusedReply, WireClient, WireReply, call_json, garbled
 from kclrun.errors import InvalidRequest, NotFound, ServiceError, TableRefused, Unavailable
 from kclrun.errors import OutcomeUnknown as OutcomeUnknownError
 from kclrun.errors import Throttled as ThrottledError
@@ -31,9 +31,10 @@ _Item = dict[str, dict[str, Any]]
 class _Reply(msgspec.Struct, rename="pascal"):
     """The members of the answers: a page of Scan or Query (`items`), the row of GetItem (`item`),
     the row after an UpdateItem (`attributes`), and the rows of BatchGetItem by table (`responses`;
-    its `UnprocessedKeys` are not read: see `find_offered`)."""
+    its `UnprocessedKeys` are not read: see `find_offered`). Without `items` an answer is not a
+    page: an empty table would mean that every row was deleted."""
 
-    items: list[_Item] = []
+    items: list[_Item] | None = None
     last_evaluated_key: _Item | None = None
     item: _Item | None = None
     attributes: _Item | None = None
@@ -41,6 +42,12 @@ class _Reply(msgspec.Struct, rename="pascal"):
 
 
 _DECODER: Final = msgspec.json.Decoder(_Reply)
+
+
+def _page_of(reply: _Reply, operation: operations.Operation) -> list[_Item]:
+    if reply.items is None:
+        raise garbled(operation, "the answer is not a page of items")
+    return reply.items
 
 
 # The index of the lease table by owner. It is queried for offered rows [P17].
@@ -97,7 +104,8 @@ def _offered_keys(client: WireClient, table: str) -> list[str]:
                 code=_INVALID,
             ) from None
         raise
-    named = (item.get("leaseKey", {}).get("S") for item in reply.items)
+    items = _page_of(reply, operations.QUERY)
+    named = (item.get("leaseKey", {}).get("S") for item in items)
     return [key for key in named if isinstance(key, str)]
 
 
@@ -156,9 +164,10 @@ class DynamoLeaseTable:
             request["Limit"] = self._page_rows_max
         for _ in range(PAGES_MAX):
             reply = call_json(self._client, operations.SCAN, request, _DECODER)
-            if reply.items and "leaseKey" not in reply.items[0]:
+            items = _page_of(reply, operations.SCAN)
+            if items and "leaseKey" not in items[0]:
                 raise self._no_lease_table()
-            yield reply.items
+            yield items
             if not reply.last_evaluated_key:
                 return
             request["ExclusiveStartKey"] = reply.last_evaluated_key

@@ -33,7 +33,7 @@ class _Event(msgspec.Struct):
 
 
 class _Body(msgspec.Struct, rename="pascal"):
-    records: list[msgspec.Raw] = []
+    records: list[msgspec.Raw]
     next_shard_iterator: str | None = None
 
 

@@ -428,6 +428,7 @@ def test_a_malformed_request_is_refused(operation, members):
     [
         b"",
         b"[]",
+        b"{}",  # it would be the end of the shard
         b'{"Records":[{}]}',
         b'{"Records":[{"dynamodb":{"Keys":{},"SequenceNumber":"x"}}]}',
         b'{"Records":['

@@ -243,6 +243,13 @@ def test_an_answer_of_a_table_that_cannot_be_read_is_requested_again_and_then_an
     assert len(asked) == 2 * item_tables.TRIES
 
 
+def test_an_answer_that_is_not_a_page_is_not_a_place_without_versions(items):
+    items.store._client.ask = lambda *_: WireReply(200, b"{}")
+    for use in (items.store.shards, lambda: items.store.list(SHARD)):
+        with pytest.raises(SinkError, match="the answer is not a page"):
+            list(use())
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_with_its_path(tmp_path):
     (tmp_path / "orders").write_text("a file")
     store = StateFiles(tmp_path, FOLDER)

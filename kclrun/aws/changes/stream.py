@@ -64,7 +64,7 @@ class _Shard(msgspec.Struct, rename="pascal"):
 class _Description(msgspec.Struct, rename="pascal"):
     stream_arn: str
     stream_status: str
-    shards: list[_Shard] = []
+    shards: list[_Shard]
     creation_request_date_time: float = 0.0
     last_evaluated_shard_id: str | None = None
 

@@ -1,5 +1,5 @@
 """DynamoDB tables that hold items of ours, as rows or as versions of the state: their key, whether
-items may be put, and requests that are repeated for some seconds."""
+items may be put, and how often a request is repeated."""
 
 from __future__ import annotations
 

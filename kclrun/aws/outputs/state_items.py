@@ -61,7 +61,7 @@ class _Reply(msgspec.Struct, rename="pascal"):
     """The members of an answer to GetItem (`item`) and to Query; writes are answered with none."""
 
     item: _Item | None = None
-    items: list[_Item] = []
+    items: list[_Item] | None = None
     last_evaluated_key: _Item | None = None
 
 
@@ -214,6 +214,8 @@ class StateItems:
         while is_more:
             page = self._ask(QUERY, asked)
             assert page is not None, "a query has no condition that is refused"
+            if page.items is None:
+                raise SinkError(f"the table {self._table} of the state: the answer is not a page")
             yield from page.items
             is_more = page.last_evaluated_key is not None
             asked["ExclusiveStartKey"] = page.last_evaluated_key

@@ -188,6 +188,16 @@ def test_a_garbled_answer_is_asked_for_again(
 # Listings
 
 
+@pytest.mark.parametrize("body", [b"{}", b'{"NextToken":"t"}', b'{"Shards":null}'])
+def test_an_answer_without_shards_is_not_an_empty_listing(
+    server: Any, make_client: MakeClient, body: bytes
+) -> None:
+    server.default.body = body
+
+    with pytest.raises(Unavailable):
+        WireStreamAdmin(make_client(server.url), "flights").list_shards()
+
+
 def wire_shard(number: int, **more: object) -> dict[str, object]:
     return {
         "ShardId": f"shardId-{number:012}",

@@ -313,7 +313,8 @@ def test_a_scan_without_end_is_an_error(
     server: Any, table: DynamoLeaseTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kclrun.aws.lease_table.PAGES_MAX", 3)
-    server.default.body = msgspec.json.encode({"LastEvaluatedKey": {"leaseKey": {"S": KEY}}})
+    page = {"Items": [], "LastEvaluatedKey": {"leaseKey": {"S": KEY}}}
+    server.default.body = msgspec.json.encode(page)
 
     with pytest.raises(InvalidRequest, match="more than 3 pages"):
         list(table.scan())
@@ -332,3 +333,15 @@ def test_a_garbled_answer_to_a_read_is_asked_for_again(
         table.read(KEY)
     with pytest.raises(Unavailable):
         list(table.scan())
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"Count":0}', b'{"Items":null}'])
+def test_an_answer_without_items_is_not_an_empty_table(
+    server: Any, table: DynamoLeaseTable, body: bytes
+) -> None:
+    server.default.body = body
+
+    with pytest.raises(Unavailable, match="not a page of items"):
+        list(table.scan())
+    with pytest.raises(Unavailable, match="not a page of items"):
+        table.offered(10)
