@@ -266,7 +266,7 @@ class DynamoLeaseTable:
         except ServiceError as error:
             return _failed(error)
         if isinstance(reply, WireReply):
-            return writes.Applied()
+            return _written(operations.TRANSACT_WRITE_ITEMS, reply)
         reasons = [code for code, _ in reply.error.reasons]
         if reply.error.code != _CANCELLED or len(reasons) != len(parts):
             return _failed(
@@ -294,17 +294,10 @@ class DynamoLeaseTable:
             return _failed(error)
         if isinstance(reply, RefusedReply):
             return _refused(operation, reply)
-        if not returns_row:
-            return writes.Applied()
-        try:
-            attributes = _DECODER.decode(reply.body).attributes
-            # Our own +1 may exceed the largest counter that we accept. The row is ours anyway.
-            row = decode_row(attributes, is_ours=True) if attributes is not None else None
-        except (*MALFORMED, BrokenRow) as error:
-            return writes.OutcomeUnknown(f"{operation.name}: the reply cannot be read: {error}")
-        if row is None:
+        outcome = _written(operation, reply)
+        if returns_row and outcome == writes.Applied():
             return writes.OutcomeUnknown(f"{operation.name}: the reply holds no lease")
-        return writes.Applied(row)
+        return outcome
 
     def _put(self, lease: Lease) -> dict[str, Any]:
         return {
@@ -352,6 +345,17 @@ class DynamoCoordinatorState:
         except NotFound:
             return None
         return kcl3_mode_of(reply.item) if reply.item is not None else None
+
+
+def _written(operation: operations.Operation, reply: WireReply) -> writes.Outcome:
+    """The outcome of an answer of status 200. A page of a proxy is not an answer of the service."""
+    try:
+        attributes = _DECODER.decode(reply.body).attributes
+        # Our own +1 may exceed the largest counter that we accept. The row is ours anyway.
+        row = decode_row(attributes, is_ours=True) if attributes is not None else None
+    except (*MALFORMED, BrokenRow) as error:
+        return writes.OutcomeUnknown(f"{operation.name}: the reply cannot be read: {error}")
+    return writes.Applied(row)
 
 
 def _key(key: LeaseKey) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from kclrun.aws.outputs.item_tables import (
     misfit,
     pause_s,
 )
-from kclrun.aws.wire import RefusedReply, WireClient
+from kclrun.aws.wire import RefusedReply, WireClient, garbled
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -306,7 +306,9 @@ class DynamoDbOutput:
         except (errors.Unavailable, errors.OutcomeUnknown) as error:
             return error
         if not isinstance(reply, RefusedReply):
-            return None
+            # A page of a proxy is not an answer: the item may not be there.
+            is_answer = reply.body[:1] == b"{"
+            return None if is_answer else garbled(PUT_ITEM, "the answer is not JSON")
         if reply.error.code == CONDITION_REFUSED:
             return self._mark_of(reply.error)
         failure = service_error(PUT_ITEM, reply.error, reply.status)

@@ -335,6 +335,16 @@ def test_a_garbled_answer_to_a_read_is_asked_for_again(
         list(table.scan())
 
 
+@pytest.mark.parametrize("change", [CLAIM, CreateLease(ROW), DeleteEnded(KEY), CREATE])
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"more":' + b"[" * 100_000])
+def test_a_write_whose_answer_cannot_be_read_is_unknown(
+    server: Any, table: DynamoLeaseTable, change: Any, body: bytes
+) -> None:
+    server.default.body = body
+
+    assert isinstance(table.write(change), OutcomeUnknown)
+
+
 @pytest.mark.parametrize("body", [b"{}", b'{"Count":0}', b'{"Items":null}'])
 def test_an_answer_without_items_is_not_an_empty_table(
     server: Any, table: DynamoLeaseTable, body: bytes
