@@ -214,7 +214,7 @@ _SECRET: Final = re.compile(rf"\b(?:AKIA|ASIA)[A-Z0-9]{{12,}}|[A-Za-z0-9/+=]{{{_
 # names of the settings, and messages about outputs name those paths.
 _OF_ROLLS: Final = re.compile(r"/[0-9]{8}T[0-9]{6}Z/shardId\Z")
 _OF_SECRETS: Final = (re.compile(r"[a-z]"), re.compile(r"[A-Z]"), re.compile(r"[0-9]"))
-# A processor that logs a line for each batch writes 5 a second at most: a poll takes 200 ms.
+# A processor that logs a line for each batch writes 5 a second at most: polls are 200 ms apart.
 _BURST_LINES: Final = 50
 _LINES_PER_S: Final = 10.0
 # More than a manager has leases. Beyond it, the source that was silent the longest is forgotten.
