@@ -24,7 +24,7 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from kclrun.aws.endpoints import EndpointSettings, open_session
-from kclrun.aws.errors import ErrorReply, service_error
+from kclrun.aws.errors import ErrorReply, code_in, service_error
 from kclrun.aws.operations import Operation
 from kclrun.errors import AccessDenied, ServiceError, SinkError
 from kclrun.model.wire import WireCredentials
@@ -42,8 +42,8 @@ NO_CREDENTIALS: Final = "NoCredentials"
 # parsed (ValueError), or a member is missing that every answer has (KeyError).
 BOTO_FAILURES: Final = (ClientError, BotoCoreError, ResponseParserError, ValueError, KeyError)
 
-# botocore's code for a 400 whose body names no error. The services always name one. http.client
-# takes an answer that was cut off inside its head for a complete answer without a body.
+# botocore's code for a 400 whose body names no error. The services always name one, so such an
+# answer was cut off inside its head.
 _NAMELESS: Final = "400"
 
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
@@ -55,7 +55,7 @@ def from_botocore(operation: Operation, error: Exception) -> ServiceError:
         response: dict[str, Any] = dict(error.response)
         named = response.get("Error", {})
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        code = str(named.get("Code", ""))
+        code = code_in(str(named.get("Code", "")))
         if code == _NAMELESS:
             silent = ErrorReply(message="an error without a name: the answer was cut short")
             return service_error(operation, silent, None)
@@ -86,7 +86,7 @@ def asking(operation: Operation) -> Iterator[None]:
 @contextlib.contextmanager
 def doing(operation: Operation, what: str) -> Iterator[None]:
     """Raises: a ServiceError leaf for any failure of the service, of the credentials, or of a call
-    inside, with the attempt in words."""
+    inside; its message begins with `cannot <what>`."""
     try:
         with asking(operation):
             yield
@@ -99,7 +99,7 @@ def doing(operation: Operation, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keeping() -> Iterator[None]:
-    """Raises: SinkError for a ServiceError: what is not kept holds its shard up."""
+    """Raises: SinkError for a ServiceError: the shard waits until its rows or letters are kept."""
     try:
         yield
     except ServiceError as error:
@@ -109,7 +109,7 @@ def keeping() -> Iterator[None]:
 class ControlPlane:
     """Makes botocore clients: retrying ones for reads, others for writes.
 
-    A client keeps the credentials of the moment it was made: use it for a task, not for a day.
+    A client keeps the credentials that it was made with: use it for a task, not for a day.
     """
 
     def __init__(
@@ -123,15 +123,15 @@ class ControlPlane:
         self._credentials = credentials
 
     def dynamodb_reads(self) -> Client:
-        """To inspect tables with."""
+        """To inspect tables."""
         return self._client("dynamodb", READ_ATTEMPTS_MAX)
 
     def dynamodb_writes(self) -> Client:
-        """To create a table with: one attempt."""
+        """To create a table: one attempt."""
         return self._client("dynamodb", 1)
 
     def cloudwatch(self) -> Client:
-        """To publish metrics with: one attempt, because a repeated one may count twice."""
+        """To publish metrics: one attempt, because repeated values count twice."""
         return self._client("cloudwatch", 1)
 
     def s3(self) -> Client:
@@ -141,7 +141,7 @@ class ControlPlane:
         return self._client("s3", READ_ATTEMPTS_MAX, s3={"addressing_style": style})
 
     def sqs(self) -> Client:
-        """For messages: one attempt, because a repeated one may be there twice."""
+        """For messages: one attempt, because a repeated message may be in the queue twice."""
         return self._client("sqs", 1)
 
     def sns(self) -> Client:
@@ -149,15 +149,15 @@ class ControlPlane:
         return self._client("sns", 1)
 
     def firehose(self) -> Client:
-        """For records: one attempt, because a repeated one is there twice."""
+        """For records: one attempt, because a repeated record is delivered twice."""
         return self._client("firehose", 1)
 
     def glue(self) -> Client:
-        """To read schemas with."""
+        """To read schemas."""
         return self._client("glue", READ_ATTEMPTS_MAX)
 
     def autoscaling(self) -> Client:
-        """To answer lifecycle hooks with: one attempt, the caller repeats it."""
+        """To answer lifecycle hooks: one attempt, the caller repeats it."""
         return self._client("autoscaling", 1)
 
     def _client(self, service: str, attempts: int, **more: Any) -> Client:
@@ -181,8 +181,9 @@ class ControlPlane:
 
 
 class RenewedClient:
-    """A botocore client with the present credentials: it is made at its first use, and again once
-    they were renewed. For one thread: botocore's sessions are not thread-safe, so it has its own.
+    """A botocore client with the present credentials: made at the first call, and again after the
+    credentials were renewed. For one thread: botocore's sessions are not thread-safe, so this has
+    a session of its own.
 
     `credentials` may do I/O. Raises: SettingsError for an unknown profile.
     """

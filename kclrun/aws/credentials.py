@@ -1,4 +1,4 @@
-"""Credentials from botocore's provider chain, as plain values that expire.
+"""Credentials from botocore's provider chain, as plain values.
 
 The parent resolves and renews them and sends them to its lease processes before they expire
 (`signing.HeldCredentials` there). Credentials never come from our own configuration, are never
@@ -7,20 +7,18 @@ anonymous, and never appear in a message, a repr or a log.
 
 from __future__ import annotations
 
-import datetime
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 import botocore.session
 from botocore.credentials import Credentials, RefreshableCredentials
-from botocore.exceptions import BotoCoreError, ClientError, PartialCredentialsError
+from botocore.exceptions import ClientError, PartialCredentialsError
 
-from kclrun.aws.control import NO_CREDENTIALS, from_botocore
+from kclrun.aws.control import BOTO_FAILURES, NO_CREDENTIALS, from_botocore
 from kclrun.aws.operations import ASSUME_ROLE
 from kclrun.errors import AccessDenied, SettingsError, Unavailable
 from kclrun.model.stream import is_loopback
-from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials
 
 # For an emulator on this host, where no keys are configured. Emulators check no signature, so
@@ -63,7 +61,8 @@ class CredentialSource:
 
         botocore tries to renew them from 15 minutes before they expire, and a failure is an error
         from 10 minutes before. Raises: AccessDenied without a whole pair of keys; Unavailable or
-        AccessDenied where the provider fails to renew them; SettingsError where they are empty.
+        AccessDenied where the provider fails to renew them; SettingsError where they are empty or
+        cannot be sent.
         """
         try:
             with self._lock:
@@ -82,20 +81,23 @@ class CredentialSource:
                 operation="credentials",
                 code=NO_CREDENTIALS,
             ) from None
-        except (BotoCoreError, OSError) as error:
-            # OSError: a provider reads a file (a token) or runs a program. This host may lack a
-            # file descriptor or memory for it now, or the file is being replaced.
+        except (*BOTO_FAILURES, AttributeError, TypeError, OSError) as error:
+            # A provider reads a file (a token), runs a program (`credential_process`) or asks a
+            # service. This host may lack a file descriptor or memory for it now, the file is being
+            # replaced, or the answer is not what it should be. botocore parses that without checks.
             raise Unavailable(
                 f"credentials cannot be had: {type(error).__name__}", operation="credentials"
             ) from None
         if not frozen.access_key or not frozen.secret_key:
             raise SettingsError("the AWS credentials found are empty")
-        return WireCredentials(
-            access_key=frozen.access_key,
-            secret_key=frozen.secret_key,
-            token=frozen.token,
-            expires_at=_expires_at(found),
-        )
+        found_keys = WireCredentials(frozen.access_key, frozen.secret_key, frozen.token)
+        if not _fits_into_headers(found_keys):
+            raise SettingsError(
+                "the AWS credentials found contain a line break or another character that no key"
+                " has\nCorrect AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or"
+                " the profile"
+            )
+        return found_keys
 
     def _found(self) -> Credentials | None:
         if self._credentials is None and not self._uses_loopback:
@@ -134,7 +136,8 @@ class CredentialSource:
         return "CredentialSource(…)"
 
 
-def _expires_at(credentials: Credentials) -> WallTime | None:
-    # botocore has no public attribute for it. Lease processes must get new keys before this time.
-    expires: object = getattr(credentials, "_expiry_time", None)
-    return WallTime(expires.timestamp()) if isinstance(expires, datetime.datetime) else None
+def _fits_into_headers(keys: WireCredentials) -> bool:
+    """Whether no key has a line break. A line feed at the end of an environment variable is a
+    common mistake."""
+    parts = (keys.access_key, keys.secret_key, keys.token or "")
+    return all(part.isascii() and part.isprintable() for part in parts)

@@ -1,7 +1,7 @@
 """Dead letters in S3, in SQS and in a Kinesis stream. Each class implements `ports.LetterStore`.
 
-These calls are few, so S3 and SQS are used through botocore's own clients. A process that keeps no
-letter there does not import this module, because it loads botocore.
+These calls are few, so S3 and SQS are used through botocore's own clients. A process without such
+a place does not import this module, because it loads botocore.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.operations import (
     CHANGE_MESSAGE_VISIBILITY_BATCH,
     DELETE_MESSAGE_BATCH,
-    DELETE_OBJECTS,
     GET_QUEUE_ATTRIBUTES,
     GET_QUEUE_URL,
     GET_RECORDS,
@@ -55,20 +54,18 @@ from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import LetterStore, next_page
 
-# Of a queue or a stream; each may carry a payload, and all are sorted in memory. The others are
-# seen once these are gone.
+# The most letters of a queue or a stream that are listed at once: each may carry a payload, and all
+# are sorted in memory. Further letters are listed once these are removed.
 LETTERS_MAX: Final = 10_000
 # While letters are listed or put back, no other reader receives them: 10,000 take a minute.
 _HIDDEN_S: Final = 600
-# SQS takes ten messages a call. An answer that was waited for is empty only if no part of the queue
-# has a message (SQS's guide on long polling).
+# SQS takes ten messages a call. The answer to a call that waits is empty only if no part of the
+# queue has a message (SQS's guide on long polling).
 _MESSAGES_A_CALL: Final = 10
 WAIT_S: Final = 1
-# DeleteObjects takes a thousand.
-_OBJECTS_A_CALL: Final = 1_000
 # A record of a stream, with its key, unless its owner has raised the limit.
 _RECORD_BYTES_MAX: Final = 2**20
-# A first answer may be empty although there are records; this many in a row mean the shard's tip.
+# It ends the reading of a shard whose tip is never reached.
 _PAGES_A_SHARD_MAX: Final = 100_000
 
 
@@ -112,7 +109,7 @@ class LetterBucket(Bucket):
             self.client().put_object(Bucket=self.bucket, Key=key, Body=body)
 
     def url_of(self, content: Letter | Takeover) -> str:
-        """Where it is put."""
+        """The URL at which `keep` or `take_over` puts it."""
         return self.url(self.prefix + content.name)
 
     def get(self, letter: Letter) -> Letter:
@@ -121,7 +118,7 @@ class LetterBucket(Bucket):
 
     def kept(self) -> Iterator[KeptLetter]:
         """As `LetterStore.kept`."""
-        # Keys are listed in the order of their bytes, so a shard's stand beside each other.
+        # Keys are listed in the order of their bytes, so the keys of a shard follow each other.
         for _, keys in itertools.groupby(self._keys(), lambda key: key.rpartition("/")[0]):
             letters, takeovers = [], []
             for key in keys:
@@ -131,7 +128,9 @@ class LetterBucket(Bucket):
                 elif (takeover := decode_takeover(self.read(key))) is not None:
                     takeovers.append(takeover)
                 else:
-                    raise SettingsError(f"{url}: it is not what an owner of a lease left there")
+                    raise SettingsError(
+                        f"{url}: it is not a takeover that a lease owner left there"
+                    )
             yield from classified(letters, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
@@ -141,6 +140,9 @@ class LetterBucket(Bucket):
     def remove_letters(self, letters: Sequence[Letter]) -> None:
         """Remove letters at `url_of`. Raises: a ServiceError leaf."""
         self._remove([self.prefix + letter.name for letter in letters])
+
+    def _remove(self, keys: Sequence[str]) -> None:
+        self.delete(keys, f"letters of s3://{self.bucket}")
 
     def check(self) -> str:
         """As `LetterStore.check`."""
@@ -157,24 +159,13 @@ class LetterBucket(Bucket):
             keys = (found["Key"] for found in page.get("Contents", ()))
             yield from (key for key in keys if key.endswith((".json", TAKEN_OVER)))
 
-    def _remove(self, keys: Sequence[str]) -> None:
-        for part in _parts(keys, _OBJECTS_A_CALL):
-            named = [{"Key": key} for key in part]
-            with doing(DELETE_OBJECTS, f"remove letters of s3://{self.bucket}"):
-                answer = self.client().delete_objects(
-                    Bucket=self.bucket, Delete={"Objects": named, "Quiet": True}
-                )
-                _refuse_partly(
-                    DELETE_OBJECTS, "objects", [each["Key"] for each in answer.get("Errors", ())]
-                )
-
 
 class LetterQueue:
     """Letters as messages of an SQS queue, given by its name or its URL.
 
-    A record that is given up again after a crash may be in the queue twice; it is shown once, and
-    removed from it with all its messages. In a FIFO queue each letter is a group of its own, so
-    that none waits for another. `large` takes letters that the queue refuses.
+    A record that is given up again after a crash may be in the queue twice. It is shown once, and
+    removed with all its messages. In a FIFO queue each letter is a group of its own, so that no
+    letter waits for another. `large` takes letters that the queue refuses.
     """
 
     def __init__(
@@ -182,15 +173,18 @@ class LetterQueue:
     ) -> None:
         self._client = client
         self._queue = queue
+        self._sender = QueueSender(client, queue)
+        self._bytes_max: int | None = None
         self._large = large
-        self._found: tuple[str, int] | None = None
         self._hidden: set[str] = set()
 
     def keep(self, letter: Letter) -> None:
         """As `LetterStore.keep`."""
         with keeping(), doing(SEND_MESSAGE, f"keep a dead letter in the queue {self._queue}"):
-            _, bytes_max = self._queue_found()
-            body = _fitting(letter, _ascii(letter), bytes_max, self._large, self._queue)
+            if self._bytes_max is None:
+                self._sender.look()
+                self._bytes_max = self._sender.limits.message_bytes_max
+            body = _fitting(letter, _ascii(letter), self._bytes_max, self._large, self._queue)
             self._send(letter, body)
 
     def take_over(self, takeover: Takeover) -> None:
@@ -199,7 +193,7 @@ class LetterQueue:
             self._send(takeover, _ascii(takeover))
 
     def _send(self, content: Letter | Takeover, body: str) -> None:
-        url, _ = self._queue_found()
+        url = self._sender.url()
         fifo = {"MessageGroupId": content.name[-128:], "MessageDeduplicationId": _digest(body)}
         more = fifo if url.endswith(".fifo") else {}
         self._client().send_message(QueueUrl=url, MessageBody=body, **more)
@@ -228,20 +222,21 @@ class LetterQueue:
     def _change(
         self, operation: Operation, call: str, what: str, handles: Sequence[str], **more: Any
     ) -> None:
-        """Change messages that are hidden, ten a call. Raises: a ServiceError leaf; then those that
-        follow are unchanged."""
+        """Change messages that are hidden, ten a call. Raises: a ServiceError leaf; then the
+        messages of later calls are unchanged."""
         for part in _parts(handles, _MESSAGES_A_CALL):
             entries = [{"Id": str(n), "ReceiptHandle": one, **more} for n, one in enumerate(part)]
             with doing(operation, what):
-                url, _ = self._queue_found()
+                url = self._sender.url()
                 answer = getattr(self._client(), call)(QueueUrl=url, Entries=entries)
-                failed = [each["Code"] for each in answer.get("Failed", ())]
-                _refuse_partly(operation, "messages", failed)
+                if failed := [each["Code"] for each in answer.get("Failed", ())]:
+                    text = f"{len(failed)} messages were refused, the first with {failed[0]}"
+                    raise Unavailable(text, operation=operation.name)
             self._hidden.difference_update(part)
 
     def check(self) -> str:
         """As `LetterStore.check`."""
-        sender = QueueSender(self._client, self._queue)
+        sender = self._sender
         with doing(GET_QUEUE_URL, f"find the queue {self._queue}"):
             sender.look()
         with doing(SEND_MESSAGE, f"keep letters in the queue {self._queue}"):
@@ -250,17 +245,18 @@ class LetterQueue:
         return f"the queue {self._queue}; {proof}{above}"
 
     def waiting(self) -> tuple[int, int]:
-        """About how many messages a reader would receive, and how many others have received and
-        hide; it takes none. Raises: a ServiceError leaf."""
+        """About how many messages a reader would receive, and how many are hidden because other
+        readers have received them. It receives none. Raises: a ServiceError leaf."""
         names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-        url, _ = self._queue_found()
         with doing(GET_QUEUE_ATTRIBUTES, f"look at the queue {self._queue}"):
+            url = self._sender.url()
             known = self._client().get_queue_attributes(QueueUrl=url, AttributeNames=names)
-        shown, hidden = (int(known["Attributes"][name]) for name in names)
+            shown, hidden = (int(known["Attributes"][name]) for name in names)
         return shown, hidden
 
     def close(self) -> None:
-        """As `LetterStore.close`. A message that cannot be shown again now comes back by itself."""
+        """As `LetterStore.close`. Messages that this does not show again reappear after ten
+        minutes."""
         call, what = "change_message_visibility_batch", "show messages again"
         for part in _parts(sorted(self._hidden), _MESSAGES_A_CALL):
             with contextlib.suppress(ServiceError):
@@ -272,7 +268,7 @@ class LetterQueue:
         while count < LETTERS_MAX:
             with doing(RECEIVE_MESSAGE, f"read the queue {self._queue}"):
                 answer = self._client().receive_message(
-                    QueueUrl=self._queue_found()[0],
+                    QueueUrl=self._sender.url(),
                     MaxNumberOfMessages=_MESSAGES_A_CALL,
                     VisibilityTimeout=_HIDDEN_S,
                     WaitTimeSeconds=WAIT_S,
@@ -282,21 +278,10 @@ class LetterQueue:
             count += len(messages)
             yield from messages
 
-    def _queue_found(self) -> tuple[str, int]:
-        """The queue's URL, and the most bytes of a message."""
-        if self._found is None:
-            url, size = self._queue, "MaximumMessageSize"
-            if "://" not in url:
-                with doing(GET_QUEUE_URL, f"find the queue {self._queue}"):
-                    url = self._client().get_queue_url(QueueName=url)["QueueUrl"]
-            with doing(GET_QUEUE_ATTRIBUTES, f"look at the queue {self._queue}"):
-                known = self._client().get_queue_attributes(QueueUrl=url, AttributeNames=[size])
-                self._found = url, int(known["Attributes"][size])
-        return self._found
-
 
 class _Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record of a stream of letters: this letter, and no later one of that name, is removed."""
+    """A record of a stream of letters: the letter of this name and time is removed, and earlier
+    ones of the name; later ones are not."""
 
     removed: str
     given_up_at: float
@@ -317,8 +302,8 @@ class LetterStream:
     """Letters as records of a Kinesis stream, under the keys of the records themselves.
 
     Nothing is deleted from a stream: `remove` puts a record that names the letter, and readers
-    leave out what is named so. `large` takes letters that the stream refuses. A stream with more
-    than `read_max` bytes is not read: `kept` raises a SettingsError.
+    leave out letters that are named so. `large` takes letters that the stream refuses. A stream
+    with more than `read_max` bytes is not read: `kept` raises a SettingsError.
     """
 
     def __init__(
@@ -384,7 +369,7 @@ class LetterStream:
     def check(self) -> str:
         """As `LetterStore.check`."""
         with doing(LIST_SHARDS, f"look at the stream {self._stream}"):
-            # Who may put into a stream may list its shards.
+            # Every policy of ours that allows putting into a stream allows this too.
             WireStreamAdmin(self._client, self._stream).list_shards()
         with doing(PUT_RECORDS, f"keep letters in the stream {self._stream}"):
             proof = probe_stream(self._client, self._stream)
@@ -414,7 +399,7 @@ class LetterStream:
 
 
 def _parts(every: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    """What each call names."""
+    """The parts of `every`, one for each call."""
     return (every[at : at + size] for at in range(0, len(every), size))
 
 
@@ -423,7 +408,7 @@ def _entry(letter: Letter, body: bytes) -> PutEntry:
 
 
 def _above(bytes_max: int, large: LetterBucket | None) -> str:
-    """Where a letter goes that is larger. Raises: a ServiceError leaf."""
+    """The place of letters that are larger, in words. Raises: a ServiceError leaf."""
     place = large.check() if large is not None else "none, its shard halts"
     return f"; for letters above {bytes_max:,} bytes: {place}"
 
@@ -434,16 +419,16 @@ def _ascii(content: Letter | Takeover) -> str:
 
 
 def _digest(body: str) -> str:
-    """Within five minutes SQS drops a second message with the same, also if the first was removed:
-    so it is of the whole letter, with its time, and not of its record."""
+    """The deduplication id of a message. Within five minutes SQS drops a second message with the
+    same id, also if the first was removed. So it is made of the whole letter, with its time."""
     return hashlib.sha256(body.encode()).hexdigest()
 
 
 def _fitting(
     letter: Letter, body: str, bytes_max: int, large: LetterBucket | None, where: str
 ) -> str:
-    """The body as it is, or, if it is too large, one without the payload and with the URL of the
-    whole letter, which is durable by then. Raises: LetterTooLarge, SinkError."""
+    """The body; if it is too large, one without the payload and with the URL of the whole letter,
+    which has been kept in `large`. Raises: LetterTooLarge, SinkError."""
     if len(body) <= bytes_max:
         return body
     if large is None:
@@ -459,7 +444,7 @@ def _kept(letter: Letter, where: str, large: LetterBucket | None, handle: Any) -
     """The letter with its payload. Raises: SettingsError, a ServiceError leaf."""
     if letter.data_at is None:
         return KeptLetter(letter, where, (handle,))
-    # Any sender may write a message: the URL in it is followed within our own bucket only.
+    # Any sender may write a message: its URL is followed within our own bucket only.
     if large is None or letter.data_at != large.url_of(letter):
         raise SettingsError(
             f"a dead letter is at {letter.data_at}: that is not in on_error.dead_letter.s3"
@@ -468,15 +453,7 @@ def _kept(letter: Letter, where: str, large: LetterBucket | None, handle: Any) -
 
 
 def _remove_large(large: LetterBucket | None, kept: Sequence[KeptLetter]) -> None:
-    """After the messages: a message without its object could not be read again."""
+    """Remove the objects, after the messages: a message without its object cannot be read again."""
     outside = [letter for each in kept for letter in each.outside]
     if large is not None and outside:
         large.remove_letters(outside)
-
-
-def _refuse_partly(operation: Operation, what: str, failed: Sequence[str]) -> None:
-    if failed:
-        raise Unavailable(
-            f"{len(failed)} {what} could not be removed, the first: {failed[0]}",
-            operation=operation.name,
-        )

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import botocore.session
 import msgspec
+from botocore import xform_name
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.exceptions import BotoCoreError, NoRegionError, ProfileNotFound
@@ -42,11 +43,6 @@ _PROBES: Final[dict[str, tuple[Operation, dict[str, str]]]] = {
         {"StreamArn": "arn:aws:dynamodb:us-east-1:000000000000:table/probe/stream/probe"},
     ),
 }
-_METHODS: Final = {
-    DESCRIBE_STREAM_SUMMARY.name: "describe_stream_summary",
-    DESCRIBE_TABLE.name: "describe_table",
-    DESCRIBE_STREAM.name: "describe_stream",
-}
 
 
 class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +61,8 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 def open_session(settings: EndpointSettings) -> botocore.session.Session:
     """A botocore session for a profile and region; with an endpoint on this host and no region
-    anywhere, for `LOOPBACK_REGION`. Raises: SettingsError for an unknown profile."""
+    anywhere, for `LOOPBACK_REGION`. Raises: SettingsError for an unknown profile, or configuration
+    files of AWS that cannot be read."""
     session = botocore.session.Session(profile=settings.profile)
     if settings.region is not None:
         session.set_config_variable("region", settings.region)
@@ -80,6 +77,8 @@ def open_session(settings: EndpointSettings) -> botocore.session.Session:
         setting = "aws.profile" if settings.profile is not None else "AWS_PROFILE"
         name = error.kwargs["profile"]
         raise SettingsError(f"{setting}: {name!r} is not in the AWS configuration files") from None
+    except BotoCoreError as error:
+        raise SettingsError(f"the AWS configuration files cannot be used: {error}") from None
     return session
 
 
@@ -156,7 +155,7 @@ def _probe(
     events.register(
         f"before-send.{client.meta.service_model.service_id.hyphenize()}.{operation.name}", catch
     )
-    getattr(client, _METHODS[operation.name])(**arguments)
+    getattr(client, xform_name(operation.name))(**arguments)
     return caught
 
 

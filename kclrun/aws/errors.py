@@ -1,15 +1,16 @@
 """Maps a service's error, or a missing answer, to one of our error classes. Pure.
 
 The wire client and the control plane share it. `ports.classify` decides whether to retry. This
-module chooses the class and keeps secrets out of the message, because services quote the request
-(an iterator in a validation error; the signed headers, session token included, in a signature
-error).
+module chooses the class, says which permission is missing, and keeps secrets out of the message,
+because services quote the request (an iterator in a validation error; the signed headers, session
+token included, in a signature error).
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -55,6 +56,9 @@ _LEAF_OF: Final[Mapping[Retry, type[errors.ServiceError]]] = {
 # An iterator has 150 characters and more, a session token has more. An ARN does not match: its
 # colons interrupt the run.
 _LONG_RUN: Final = re.compile(r"[A-Za-z0-9+/=_]{60,}")
+# An error's name, such as `ThrottlingException` or `AWS.SimpleQueueService.NonExistentQueue`. It is
+# logged as it is, so it must not contain a line break.
+_CODE: Final = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _UNPRINTABLE: Final = re.compile(r"[^\x20-\x7e\u00a0-\uffff]+")
 _TEXT_MAX: Final = 400
 
@@ -98,14 +102,19 @@ def parse_error_reply(body: bytes | bytearray, type_header: str | None = None) -
         parsed = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         parsed = _Body()
-    named = parsed.type_ or type_header or parsed.code or ""
     reasons = parsed.reasons or ()
     return ErrorReply(
-        code=named.rpartition("#")[2].partition(":")[0].strip()[:100],
+        code=code_in(parsed.type_ or type_header or parsed.code or ""),
         message=parsed.message or parsed.capital_message or "",
         item=parsed.item,
         reasons=tuple((reason.code or "None", reason.item) for reason in reasons),
     )
+
+
+def code_in(named: str) -> str:
+    """The name of an error without its namespace or address; "" if there is none."""
+    found = _CODE.search(named.rpartition("#")[2])
+    return "" if found is None else found[0]
 
 
 def service_error(
@@ -126,9 +135,9 @@ def _leaf(
 ) -> type[errors.ServiceError]:
     if code in _STALE_CREDENTIALS:
         return errors.Unavailable
-    advice = classify(code, status, is_write=operation.is_write, was_sent=was_sent)
-    if advice is not Retry.GIVE_UP:
-        return _LEAF_OF[advice]
+    retry = classify(code, status, is_write=operation.is_write, was_sent=was_sent)
+    if retry is not Retry.GIVE_UP:
+        return _LEAF_OF[retry]
     if code in _DENIED or status in {401, 403}:
         return errors.AccessDenied
     return errors.NotFound if code in _NOT_FOUND else errors.InvalidRequest
@@ -148,3 +157,33 @@ def safe_text(reply: ErrorReply) -> str:
     first_line = reply.message.partition("\n")[0]
     shown = _LONG_RUN.sub("…", _UNPRINTABLE.sub(" ", first_line))
     return shown[:_TEXT_MAX] or "the service gave no reason"
+
+
+# The object that is created as a probe of a bucket; the permission is for all of its objects.
+PROBE_OBJECT: Final = "_kclrun/probe"
+# Other codes mean that the service does not know the caller at all: no permission would help.
+LACKS_PERMISSION: Final = frozenset(
+    {"AccessDenied", "AccessDeniedException", "AuthorizationError", "NotAuthorized"}
+)
+# "User: … is not authorized to perform: sqs:SendMessage on resource: arn:… because …".
+_RESOURCE: Final = re.compile(r"on resource: \"?(arn:[^\s\"']+)")
+
+
+@contextlib.contextmanager
+def advising(operation: Operation, resource: str) -> Iterator[None]:
+    """Adds to an AccessDenied the action to allow, and the ARN: the one that the service names,
+    else `resource`. If the service does not know the caller, the error stays as it is."""
+    try:
+        yield
+    except errors.AccessDenied as error:
+        if error.code not in LACKS_PERMISSION:
+            raise
+        named = _RESOURCE.search(str(error))
+        where = resource if named is None else named[1].rstrip(".,;")
+        if where.endswith(PROBE_OBJECT):
+            where = f"{where.removesuffix(PROBE_OBJECT)}*"
+        advice = f"Allow {' and '.join(operation.iam_actions)} on {where}"
+        refusal = "it may not be written to: " if operation.is_write else ""
+        raise error.reworded(
+            f"{refusal}{error}\n{advice}; `kclrun iam` prints the policy"
+        ) from None

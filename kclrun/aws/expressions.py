@@ -36,8 +36,8 @@ _EXISTS: Final = "attribute_exists(leaseKey)"
 
 
 class Expression(msgspec.Struct, frozen=True):
-    """The texts of a write, and how its values are computed. `update` is "" if it only deletes or
-    checks."""
+    """The texts of a write, and the functions that compute its values. `update` is "" if the write
+    only deletes or checks."""
 
     condition: str
     update: str
@@ -77,7 +77,7 @@ def bind(change: RowChange | ParentCondition) -> BoundWrite:
 
 
 def _tests_of(write: conditions.Write) -> Iterator[_Test]:
-    """On the outcomes of these tests of a change, and on nothing else, its texts depend."""
+    """The tests of a change. Its texts depend on their outcomes, and on nothing else."""
     for effect in write.effects:
         if isinstance(effect, conditions.When):
             yield effect.test
@@ -113,7 +113,7 @@ def rendered(write: conditions.Write, change: Any) -> Expression:
 
 
 class Texts:
-    """Renders conditions and effects as one change has them; `values` are those that the texts
+    """Renders the conditions and effects of one change; `values` are the values that the texts
     name."""
 
     def __init__(self, change: Any) -> None:
@@ -187,7 +187,7 @@ class Texts:
         return " AND ".join(tests)
 
     def _named(self, one: conditions.Condition | conditions.Effect) -> tuple[str, ...]:
-        """The names of a value, which is now one of `values`."""
+        """The names of a value; adds it to `values`."""
         assert not isinstance(one, conditions.AnyOf | conditions.AllOf)
         for (column, part), name in zip(columns_of(one.field), one.value.names, strict=True):
             self.values[name] = _computed(one.value.of, part, column.encode)

@@ -19,8 +19,8 @@ from kclrun import errors
 from kclrun.aws import operations
 from kclrun.aws.errors import parse_error_reply, service_error
 from kclrun.aws.http import StreamedAnswer, TransportFailure
-from kclrun.aws.kinesis import Page, all_pages, call_json
-from kclrun.aws.wire import WireClient
+from kclrun.aws.kinesis import Page, all_pages
+from kclrun.aws.wire import WireClient, call_json
 from kclrun.codec.event_stream import MalformedEventStream, Message, MessageDecoder
 from kclrun.codec.get_records import decode_subscription_event
 from kclrun.consuming.subscribing import SILENCE_MAX_S, SubscriptionPlan
@@ -35,10 +35,10 @@ _encode: Final = msgspec.json.Encoder().encode
 class Consumer(msgspec.Struct, frozen=True):
     """A registered consumer of a stream. `status` is CREATING, ACTIVE or DELETING."""
 
-    name: str
-    arn: str
-    status: str
-    created_at: WallTime
+    name: str = msgspec.field(name="ConsumerName")
+    arn: str = msgspec.field(name="ConsumerARN")
+    status: str = msgspec.field(name="ConsumerStatus")
+    created_at: WallTime = msgspec.field(name="ConsumerCreationTimestamp", default=WallTime(0.0))
 
 
 def consumer_name(named: str) -> str:
@@ -59,23 +59,16 @@ def consumer_of(summary: StreamSummary, named: str, setting: str) -> str:
     return consumer_name(named)
 
 
-class _Consumer(msgspec.Struct):
-    name: str = msgspec.field(name="ConsumerName")
-    arn: str = msgspec.field(name="ConsumerARN")
-    status: str = msgspec.field(name="ConsumerStatus")
-    created_at: float = msgspec.field(name="ConsumerCreationTimestamp", default=0.0)
-
-
 class _Described(msgspec.Struct):
-    consumer: _Consumer = msgspec.field(name="ConsumerDescription")
+    consumer: Consumer = msgspec.field(name="ConsumerDescription")
 
 
 class _Registered(msgspec.Struct):
-    consumer: _Consumer = msgspec.field(name="Consumer")
+    consumer: Consumer = msgspec.field(name="Consumer")
 
 
 class _ConsumerPage(Page):
-    consumers: list[_Consumer] = msgspec.field(name="Consumers")
+    consumers: list[Consumer] = msgspec.field(name="Consumers")
 
 
 _DESCRIBED: Final = msgspec.json.Decoder(_Described)
@@ -94,12 +87,11 @@ class StreamConsumers:
         """The consumer of this name; None if there is none."""
         request = {**self._reference, "ConsumerName": name}
         try:
-            found = call_json(
+            return call_json(
                 self._client, operations.DESCRIBE_STREAM_CONSUMER, request, _DESCRIBED
-            )
+            ).consumer
         except errors.NotFound:
             return None
-        return _consumer(found.consumer)
 
     def register(self, name: str) -> Consumer:
         """Register it; it is CREATING when this returns.
@@ -108,7 +100,7 @@ class StreamConsumers:
         """
         request = {**self._reference, "ConsumerName": name}
         made = call_json(self._client, operations.REGISTER_STREAM_CONSUMER, request, _REGISTERED)
-        return _consumer(made.consumer)
+        return made.consumer
 
     def listed(self) -> tuple[Consumer, ...]:
         """All consumers of the stream."""
@@ -119,15 +111,11 @@ class StreamConsumers:
             _CONSUMERS,
             beside_token=self._reference,
         )
-        return tuple(_consumer(each) for page in pages for each in page.consumers)
+        return tuple(each for page in pages for each in page.consumers)
 
     def deregister(self, arn: str) -> None:
         """Remove the consumer; its subscriptions end."""
         self._client.call(operations.DEREGISTER_STREAM_CONSUMER, _encode({"ConsumerARN": arn}))
-
-
-def _consumer(wire: _Consumer) -> Consumer:
-    return Consumer(wire.name, wire.arn, wire.status, WallTime(wire.created_at))
 
 
 # "You can register up to 20 consumers per data stream." Some accounts have a higher quota.
@@ -137,10 +125,10 @@ CONSUMERS_MAX: Final = 20
 def registered(
     consumers: StreamConsumers, summary: StreamSummary, name: str, *, to_poll: str
 ) -> Consumer:
-    """The consumer of this name, which is registered if it is not there.
+    """The consumer of this name, which is registered if it does not exist.
 
-    A run never deregisters a consumer: other machines may read by it, and a new one costs a minute
-    without a subscription. `to_poll` is the setting that reads without a consumer.
+    A run never deregisters a consumer: other machines may use it, and a new one takes a minute
+    until it can be subscribed to. `to_poll` is the setting that reads without a consumer.
     Raises: SettingsError if the stream can have no more consumers; a ServiceError leaf.
     """
     found = consumers.find(name)
@@ -199,12 +187,12 @@ class EventStreamSubscription:
         self._answer = answer
         self._service_time = service_time
         self._decoder = MessageDecoder()
-        # The messages of one piece of the answer: of 64 KiB at most.
+        # The messages that one piece of the answer completed; a piece has 64 KiB at most.
         self._messages: deque[Message] = deque()
         self.is_over = False
 
     def next_page(self, timeout_s: float) -> FetchedPage | None:
-        """The next event. Raises: Unavailable for a broken stream, else what the service named."""
+        """The next event. Raises: Unavailable for a broken stream; the service's own error."""
         while not self.is_over:
             while self._messages:
                 page = self._opened(self._messages.popleft())
@@ -231,7 +219,7 @@ class EventStreamSubscription:
         if headers.get(":message-type") in {"exception", "error"}:
             named = headers.get(":exception-type") or headers.get(":error-code")
             reply = parse_error_reply(message.payload, named)
-            # A status of its own: the answer began with 200.
+            # The answer began with 200; an exception within it counts as a status of 400.
             raise service_error(operations.SUBSCRIBE_TO_SHARD, reply, 400)
         if headers.get(":event-type") != "SubscribeToShardEvent":
             return None
@@ -255,8 +243,8 @@ def _broken(text: str) -> errors.Unavailable:
     return errors.Unavailable(f"{name}: {text}", operation=name, code="BrokenStream")
 
 
-# A handoff, a consumer that is being created and a renewal that meets another one's limit settle
-# within two of the service's five seconds: a longer pause is worth a line in the log.
+# After a handoff, a renewal that came too early, or the creation of a consumer, a subscription
+# succeeds within two of the service's intervals of 5 s. A longer time of polling is logged.
 POLLING_NOTICED_S: Final = 10.0
 # How often a subscribed thread looks whether its reader was closed.
 EVENT_WAIT_S: Final = 1.0
@@ -266,8 +254,8 @@ class FanOut:
     """The subscription of one reader to its shard, if it has one now. Used by one thread.
 
     `SubscriptionPlan` decides when to subscribe. A failure never ends the reading: the reader polls
-    meanwhile, and `warn` gets a sentence about it. `trouble` is the last failure, None once an
-    event came after it.
+    meanwhile, and `warn` gets a sentence about the failure. `trouble` is the last failure; None
+    after the next event.
     """
 
     def __init__(
@@ -314,9 +302,10 @@ class FanOut:
         return self._subscription is not None
 
     def next_page(self) -> FetchedPage | None:
-        """The next event, as a page; None if none came in a moment, or the subscription ended."""
+        """The next event, as a page; None if no event came within `EVENT_WAIT_S`, or the
+        subscription ended."""
         subscription, asked = self._subscription, self._now()
-        assert subscription is not None, "asked only while it is subscribed"
+        assert subscription is not None, "called only while it is subscribed"
         try:
             page = subscription.next_page(EVENT_WAIT_S)
         except (errors.ServiceError, errors.RecordError) as error:
@@ -341,7 +330,7 @@ class FanOut:
         return min(polling_s, self._plan.next_change_in_s(self._now()))
 
     def close(self) -> None:
-        """The reading ends: the service should send no more."""
+        """End the reading and the subscription."""
         if self._subscription is not None:
             self._subscription.close()
             self._subscription = None

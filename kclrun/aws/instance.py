@@ -1,8 +1,8 @@
 """The EC2 instance: its metadata, and the answers to its group's lifecycle hooks.
 
-The metadata by session (IMDSv2), with the instance's identity and pending notices, is requested by
-HTTP on a link-local address, never through a proxy. Every wait is short, because outside EC2 the
-address does not answer. An answer that cannot be read is not a notice.
+The metadata (IMDSv2, by session) hold the instance's identity and pending notices. They are
+requested by HTTP on a link-local address, never through a proxy. Every wait is short, because
+outside EC2 the address does not answer. An answer that cannot be parsed is not a notice.
 Implements `ports.InstanceMetadata` and `ports.LifecycleActions`.
 """
 
@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 import botocore.session
 import msgspec
+from botocore import xform_name
 
 from kclrun.aws.control import BOTO_FAILURES, NO_CREDENTIALS, Client, ControlPlane, from_botocore
 from kclrun.aws.credentials import CredentialSource
@@ -77,7 +78,7 @@ class _TokenRefused(Exception):
 
 
 class Imds:
-    """The metadata service at `endpoint_url`. Keeps a session; opens a connection for each look.
+    """The metadata service at `endpoint_url`. Keeps a session; opens a connection for each call.
 
     `clock` counts seconds, for the age of the session. The host counts as an EC2 instance only if
     the service returns a well-formed instance id.
@@ -104,7 +105,7 @@ class Imds:
         self._prefix = parts.path.rstrip("/")
         self._timeout_s = timeout_s
         self._clock = clock
-        self._token: str  # begun with the first request
+        self._token: str  # set with the first request
         self._token_until = float("-inf")
 
     def identify(self) -> InstanceIdentity:
@@ -199,7 +200,7 @@ class _Exchange:
         except (OSError, HTTPException) as error:
             _unavailable(type(error).__name__)
         if len(body) > _BODY_BYTES_MAX:
-            _unavailable("an answer without end")
+            _unavailable(f"an answer of more than {_BODY_BYTES_MAX} bytes")
         return answer.status, body.decode("utf-8", "replace")
 
 
@@ -244,7 +245,7 @@ def _unavailable(what: str) -> NoReturn:
     raise Unavailable(f"instance metadata: {what}", operation="instance metadata")
 
 
-# The service's one code for a missing group, a missing hook and a missing pending action.
+# The service has one code for a missing group, a missing hook and a missing pending action.
 _NOTHING_WAITS: Final = "ValidationError"
 
 
@@ -263,37 +264,23 @@ class BotoLifecycleActions:
 
     def heartbeat(self, action: LifecycleAction) -> None:
         """RecordLifecycleActionHeartbeat. Raises: as `ports.LifecycleActions` says."""
-        self._call(
-            RECORD_LIFECYCLE_ACTION_HEARTBEAT,
-            action,
-            lambda client, names: client.record_lifecycle_action_heartbeat(**names),
-        )
+        self._call(RECORD_LIFECYCLE_ACTION_HEARTBEAT, action)
 
     def complete(self, action: LifecycleAction) -> None:
         """CompleteLifecycleAction with CONTINUE. Raises: as `ports.LifecycleActions` says."""
-        self._call(
-            COMPLETE_LIFECYCLE_ACTION,
-            action,
-            lambda client, names: client.complete_lifecycle_action(
-                LifecycleActionResult="CONTINUE", **names
-            ),
-        )
+        self._call(COMPLETE_LIFECYCLE_ACTION, action, LifecycleActionResult="CONTINUE")
 
-    def _call(
-        self,
-        operation: Operation,
-        action: LifecycleAction,
-        call: Callable[[Client, dict[str, str]], Any],
-    ) -> None:
-        names = {
+    def _call(self, operation: Operation, action: LifecycleAction, **more: str) -> None:
+        arguments = {
             "AutoScalingGroupName": action.group,
             "LifecycleHookName": action.hook,
             "InstanceId": action.instance_id,
+            **more,
         }
         with self._lock:
             client = self._client(action.region)
             try:
-                call(client, names)
+                getattr(client, xform_name(operation.name))(**arguments)
             except BOTO_FAILURES as error:
                 failure = from_botocore(operation, error)
                 if failure.code == _NOTHING_WAITS:
@@ -316,6 +303,6 @@ class BotoLifecycleActions:
         except AccessDenied as error:
             if error.code != NO_CREDENTIALS:
                 raise
-            # The role's keys come from the instance metadata service. It answered before, so this
-            # failure is temporary.
+            # The role's keys come from the instance metadata service. It has answered before, so
+            # this failure is temporary.
             raise error.reworded(str(error), Unavailable) from None

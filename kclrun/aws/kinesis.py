@@ -1,19 +1,19 @@
 """Reading a stream over the signed wire client: iterators, records, listings.
 
-Implements `ports.ShardReader` and `ports.StreamAdmin` for lease processes, without botocore. It
-decides nothing: the core (`consuming/`) decides which iterator is used and when, and the meaning
-of an empty answer. One call is one request. A listing is complete or an error.
+Implements `ports.ShardReader` and `ports.StreamAdmin` for lease processes, without botocore. The
+core (`consuming/`) decides which iterator is used and when, and what an empty answer means. One
+call is one request. A listing is complete or an error.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from kclrun.aws import operations
-from kclrun.aws.wire import WireClient, WireReply
+from kclrun.aws.wire import WireClient, call_json, garbled
 from kclrun.codec.get_records import decode_get_records
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
 from kclrun.model.reading import FetchedPage
@@ -22,11 +22,9 @@ from kclrun.model.shard import HashRange, Shard
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, StreamSummary
 
-T = TypeVar("T")
-
 
 class Page(msgspec.Struct, kw_only=True):
-    """A part of a listing. `next_token` None is the last."""
+    """A part of a listing. The last one has no `next_token`."""
 
     next_token: str | None = msgspec.field(name="NextToken", default=None)
 
@@ -40,7 +38,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class IteratorBody(msgspec.Struct, rename="pascal"):
-    """What GetShardIterator answers, of a stream and of a table's stream."""
+    """The answer of GetShardIterator, for a stream and for a table's stream."""
 
     shard_iterator: str
 
@@ -51,7 +49,7 @@ class _HashKeyRange(msgspec.Struct, rename="pascal"):
 
 
 class SequenceNumberRange(msgspec.Struct, rename="pascal"):
-    """From which sequence number to which a shard holds records; an open shard has no end."""
+    """The first and the last sequence number of a shard; an open shard has no last one."""
 
     starting_sequence_number: str
     ending_sequence_number: str | None = None
@@ -66,7 +64,7 @@ class _Shard(msgspec.Struct, rename="pascal"):
 
 
 class _ShardPage(Page, rename="pascal"):
-    shards: list[_Shard] = []
+    shards: list[_Shard]
 
 
 class _Summary(msgspec.Struct, rename="pascal"):
@@ -140,7 +138,7 @@ class PollingReader:
         try:
             page = decode_get_records(body)
         except MalformedBody as error:
-            raise _garbled(operations.GET_RECORDS, str(error)) from None
+            raise garbled(operations.GET_RECORDS, str(error)) from None
         return FetchedPage(
             records=page.records,
             next_iterator=page.next_iterator,
@@ -223,7 +221,7 @@ def _shard(shard: _Shard) -> Shard:
             int(shard.hash_key_range.starting_hash_key), int(shard.hash_key_range.ending_hash_key)
         )
     except ValueError:
-        raise _garbled(operations.LIST_SHARDS, "a hash key is not a number") from None
+        raise garbled(operations.LIST_SHARDS, "a hash key is not a number") from None
     return Shard(
         shard_id=shard.shard_id,
         hash_range=hash_range,
@@ -234,26 +232,6 @@ def _shard(shard: _Shard) -> Shard:
     )
 
 
-class Caller(Protocol):
-    """A wire client, as far as a request and its answer need it."""
-
-    def call(self, operation: operations.Operation, body: bytes) -> WireReply: ...
-
-
-def call_json(
-    client: Caller,
-    operation: operations.Operation,
-    request: dict[str, Any],
-    decoder: msgspec.json.Decoder[T],
-) -> T:
-    """One request and its decoded answer. Raises: a ServiceError leaf."""
-    body = client.call(operation, _encode(request)).body
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise _garbled(operation, "the answer is not what the service promises") from None
-
-
 def all_pages(
     client: WireClient,
     operation: operations.Operation,
@@ -262,7 +240,7 @@ def all_pages(
     *,
     beside_token: dict[str, str],
 ) -> Iterator[PageT]:
-    """Every page of a listing; `beside_token` is what a request has besides the token.
+    """Every page of a listing; `beside_token` are the members of a request with a token.
 
     Raises: Unavailable for a token that expired in between; another ServiceError leaf.
     """
@@ -278,11 +256,3 @@ def all_pages(
             return
         request = {**beside_token, "NextToken": page.next_token}
     raise InvalidRequest(f"{operation.name}: more than {PAGES_MAX} pages", operation=operation.name)
-
-
-def _garbled(operation: operations.Operation, text: str) -> Unavailable:
-    """The error of a 200 with a malformed body: the fault of a proxy or a cut connection.
-
-    Reads may be repeated.
-    """
-    return Unavailable(f"{operation.name}: {text}", operation=operation.name, code="MalformedBody")

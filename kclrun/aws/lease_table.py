@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -17,7 +17,7 @@ from kclrun.aws import operations
 from kclrun.aws.errors import service_error
 from kclrun.aws.expressions import CREATE, BoundWrite, bind
 from kclrun.aws.rows import BrokenRow, Item, decode_page, decode_row, encode_row, kcl3_mode_of, text
-from kclrun.aws.wire import RefusedReply, WireClient, WireReply
+from kclrun.aws.wire import MALFORMED, RefusedReply, WireClient, WireReply, call_json, garbled
 from kclrun.errors import (
     IndexMissing,
     InvalidRequest,
@@ -32,47 +32,29 @@ from kclrun.model.lease import KCL3_MODE_KEY, OFFERED, Lease, LeaseKey, coordina
 from kclrun.ports import ScanPage
 from kclrun.protocol import writes
 
-T = TypeVar("T")
 _Item = dict[str, dict[str, Any]]
 
 
-class ItemsReply(msgspec.Struct, rename="pascal"):
-    """A page of Scan or Query."""
+class _Reply(msgspec.Struct, rename="pascal"):
+    """The members of the answers: a page of Scan or Query (`items`), the row of GetItem (`item`),
+    the row after an UpdateItem (`attributes`), and the rows of BatchGetItem by table (`responses`;
+    its `UnprocessedKeys` are not read: see `find_offered`). Without `items` an answer is not a
+    page: an empty table would mean that every row was deleted."""
 
-    items: list[_Item] = []
+    items: list[_Item] | None = None
     last_evaluated_key: _Item | None = None
-
-
-class RowReply(msgspec.Struct):
-    """GetItem's row, or UpdateItem's row after the write."""
-
-    item: _Item | None = msgspec.field(name="Item", default=None)
-    attributes: _Item | None = msgspec.field(name="Attributes", default=None)
-
-
-class BatchReply(msgspec.Struct, rename="pascal"):
-    """BatchGetItem's rows by table. `UnprocessedKeys` is not read: see `lease_table.py`."""
-
+    item: _Item | None = None
+    attributes: _Item | None = None
     responses: dict[str, list[_Item]] = {}
 
 
-ITEMS_DECODER: Final = msgspec.json.Decoder(ItemsReply)
-ROW_DECODER: Final = msgspec.json.Decoder(RowReply)
-BATCH_DECODER: Final = msgspec.json.Decoder(BatchReply)
+_DECODER: Final = msgspec.json.Decoder(_Reply)
 
 
-def parsed(
-    decoder: msgspec.json.Decoder[T], operation: operations.Operation, reply: WireReply
-) -> T:
-    """The body of a read's answer. Raises: Unavailable if malformed: reads may be repeated."""
-    try:
-        return decoder.decode(reply.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise Unavailable(
-            f"{operation.name}: the answer is not what the service promises",
-            operation=operation.name,
-            code="MalformedBody",
-        ) from None
+def _page_of(reply: _Reply, operation: operations.Operation) -> list[_Item]:
+    if reply.items is None:
+        raise garbled(operation, "the answer is not a page of items")
+    return reply.items
 
 
 # The index of the lease table by owner. It is queried for offered rows [P17].
@@ -119,19 +101,18 @@ def _offered_keys(client: WireClient, table: str) -> list[str]:
         "Limit": _KEYS_MAX,
     }
     try:
-        reply = parsed(
-            ITEMS_DECODER, operations.QUERY, client.call(operations.QUERY, _encode(request))
-        )
+        reply = call_json(client, operations.QUERY, request, _DECODER)
     except InvalidRequest as error:
         # Message: "does not have the specified index: …", or "cannot read from backfilling …".
         if error.code == _INVALID and OWNER_INDEX in str(error):
             raise IndexMissing(
-                f"{operations.QUERY.name}: table {table} has no index {OWNER_INDEX} to ask",
+                f"{operations.QUERY.name}: table {table} has no index {OWNER_INDEX} to query",
                 operation=operations.QUERY.name,
                 code=_INVALID,
             ) from None
         raise
-    named = (item.get("leaseKey", {}).get("S") for item in reply.items)
+    items = _page_of(reply, operations.QUERY)
+    named = (item.get("leaseKey", {}).get("S") for item in items)
     return [key for key in named if isinstance(key, str)]
 
 
@@ -141,8 +122,7 @@ def _rows(client: WireClient, table: str, keys: Sequence[str]) -> tuple[Lease, .
             table: {"Keys": [{"leaseKey": text(key)} for key in keys], "ConsistentRead": True}
         }
     }
-    body = client.call(operations.BATCH_GET_ITEM, _encode(request))
-    reply = parsed(BATCH_DECODER, operations.BATCH_GET_ITEM, body)
+    reply = call_json(client, operations.BATCH_GET_ITEM, request, _DECODER)
     # A broken row cannot be taken. The scan reports it.
     return decode_page(reply.responses.get(table, ())).leases
 
@@ -190,12 +170,11 @@ class DynamoLeaseTable:
         if self._page_rows_max is not None:
             request["Limit"] = self._page_rows_max
         for _ in range(PAGES_MAX):
-            reply = parsed(
-                ITEMS_DECODER, operations.SCAN, self._client.call(operations.SCAN, _encode(request))
-            )
-            if reply.items and "leaseKey" not in reply.items[0]:
+            reply = call_json(self._client, operations.SCAN, request, _DECODER)
+            items = _page_of(reply, operations.SCAN)
+            if items and "leaseKey" not in items[0]:
                 raise self._no_lease_table()
-            yield reply.items
+            yield items
             if not reply.last_evaluated_key:
                 return
             request["ExclusiveStartKey"] = reply.last_evaluated_key
@@ -211,12 +190,11 @@ class DynamoLeaseTable:
         """
         request = {"TableName": self._table, "Key": _key(key), "ConsistentRead": True}
         try:
-            answer = self._client.call(operations.GET_ITEM, _encode(request))
+            reply = call_json(self._client, operations.GET_ITEM, request, _DECODER)
         except InvalidRequest as error:
             if not any(words in str(error) for words in _ANOTHER_KEY):
                 raise
             raise self._no_lease_table() from None
-        reply = parsed(ROW_DECODER, operations.GET_ITEM, answer)
         if reply.item is None:
             return None
         try:
@@ -295,7 +273,7 @@ class DynamoLeaseTable:
         except ServiceError as error:
             return _failed(error)
         if isinstance(reply, WireReply):
-            return writes.Applied()
+            return _written(operations.TRANSACT_WRITE_ITEMS, reply)
         reasons = [code for code, _ in reply.error.reasons]
         if reply.error.code != _CANCELLED or len(reasons) != len(parts):
             return _failed(
@@ -323,17 +301,10 @@ class DynamoLeaseTable:
             return _failed(error)
         if isinstance(reply, RefusedReply):
             return _refused(operation, reply)
-        if not returns_row:
-            return writes.Applied()
-        try:
-            attributes = ROW_DECODER.decode(reply.body).attributes
-            # Our own +1 may exceed the largest counter that we accept. The row is ours anyway.
-            row = decode_row(attributes, is_ours=True) if attributes is not None else None
-        except (msgspec.DecodeError, UnicodeDecodeError, BrokenRow) as error:
-            return writes.OutcomeUnknown(f"{operation.name}: the reply cannot be read: {error}")
-        if row is None:
+        outcome = _written(operation, reply)
+        if returns_row and outcome == writes.Applied():
             return writes.OutcomeUnknown(f"{operation.name}: the reply holds no lease")
-        return writes.Applied(row)
+        return outcome
 
     def _put(self, lease: Lease) -> dict[str, Any]:
         return {
@@ -377,14 +348,21 @@ class DynamoCoordinatorState:
             "ConsistentRead": True,
         }
         try:
-            reply = parsed(
-                ROW_DECODER,
-                operations.GET_ITEM,
-                self._client.call(operations.GET_ITEM, _encode(request)),
-            )
+            reply = call_json(self._client, operations.GET_ITEM, request, _DECODER)
         except NotFound:
             return None
         return kcl3_mode_of(reply.item) if reply.item is not None else None
+
+
+def _written(operation: operations.Operation, reply: WireReply) -> writes.Outcome:
+    """The outcome of an answer of status 200. A page of a proxy is not an answer of the service."""
+    try:
+        attributes = _DECODER.decode(reply.body).attributes
+        # Our own +1 may exceed the largest counter that we accept. The row is ours anyway.
+        row = decode_row(attributes, is_ours=True) if attributes is not None else None
+    except (*MALFORMED, BrokenRow) as error:
+        return writes.OutcomeUnknown(f"{operation.name}: the reply cannot be read: {error}")
+    return writes.Applied(row)
 
 
 def _key(key: LeaseKey) -> dict[str, Any]:

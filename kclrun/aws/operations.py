@@ -38,21 +38,21 @@ class Grant(enum.Enum):
     METRICS = "PublishMetrics"
     LIFECYCLE = "AnswerLifecycleHooks"
     START = "BeginAtLeases"
-    # Dead letters: what a machine may do with them, and what their operator may.
+    # Dead letters: the rights of a machine, and those of an operator.
     KEEP_OBJECTS = "KeepDeadLettersInTheBucket"
     SEE_BUCKET = "SeeTheBucketOfDeadLetters"
     SEND_LETTERS = "SendDeadLetters"
     MANAGE_OBJECTS = "ReadAndRemoveDeadLetters"
     MANAGE_MESSAGES = "ReceiveAndRemoveDeadLetters"
     SEE_LEASES = "SeeHowFarLeasesAre"
-    # Outputs: to see that they are there, and to send rows to them.
+    # Outputs: to check that they exist, and to send rows to them.
     SEND_ROWS = "SendRowsToQueues"
     PUBLISH_ROWS = "PublishRowsToTopics"
     DELIVER_ROWS = "PutRowsIntoDeliveryStreams"
     WRITE_OBJECTS = "WriteRowsAsObjects"
     FIND_OBJECTS = "SeeWhichObjectsAreThere"
     WRITE_ITEMS = "WriteRowsAsItems"
-    # Keyed state: its versions, also those that nothing names any more.
+    # Keyed state: its versions, and their deletion.
     KEEP_VERSIONS = "KeepVersionsOfTheState"
     LIST_VERSIONS = "ListVersionsOfTheState"
     KEEP_STATE_ITEMS = "KeepVersionsOfTheStateAsItems"
@@ -104,7 +104,7 @@ DESCRIBE_STREAM_CONSUMER: Final = Operation(
     "DescribeStreamConsumer",
     grants=(Grant.FAN_OUT, Grant.CONSUMERS, Grant.MANAGE_CONSUMERS),
 )
-# A second request for the same name is refused, so a repeated one does no harm.
+# A second request for the same name is refused, so a repetition is harmless.
 REGISTER_STREAM_CONSUMER: Final = Operation(
     "kinesis", "RegisterStreamConsumer", is_write=True, grants=(Grant.CONSUMERS,)
 )
@@ -185,7 +185,7 @@ LIST_TABLES: Final = Operation("dynamodb", "ListTables", grants=(Grant.LIST_REPL
 DELETE_TABLE: Final = Operation(
     "dynamodb", "DeleteTable", is_write=True, grants=(Grant.REMOVE_REPLAYS,)
 )
-# Only with `observe.cloudwatch`. It adds to the stored values, so a repeated one counts twice.
+# Only with `observe.cloudwatch`. It adds to the stored values, so repeated values count twice.
 PUT_METRIC_DATA: Final = Operation(
     "cloudwatch", "PutMetricData", is_write=True, grants=(Grant.METRICS,)
 )
@@ -204,7 +204,8 @@ PUT_OBJECT: Final = Operation(
     is_write=True,
     grants=(Grant.KEEP_OBJECTS, Grant.WRITE_OBJECTS, Grant.KEEP_VERSIONS, Grant.KEEP_STORY),
 )
-# Outputs do not list. But S3 says that an object is absent only to a caller who may list.
+# Outputs do not list. But for a caller without this permission, S3 answers AccessDenied for an
+# object that does not exist.
 LIST_OBJECTS_V2: Final = Operation(
     "s3",
     "ListObjectsV2",
@@ -248,7 +249,7 @@ _LETTER_QUEUE: Final = (Grant.SEND_LETTERS, Grant.MANAGE_MESSAGES, Grant.SEND_RO
 GET_QUEUE_URL: Final = Operation("sqs", "GetQueueUrl", grants=_LETTER_QUEUE)
 GET_QUEUE_ATTRIBUTES: Final = Operation("sqs", "GetQueueAttributes", grants=_LETTER_QUEUE)
 SEND_MESSAGE: Final = Operation("sqs", "SendMessage", is_write=True, grants=(Grant.SEND_LETTERS,))
-# It hides what it gives.
+# A write, because it hides the messages that it returns.
 RECEIVE_MESSAGE: Final = Operation(
     "sqs", "ReceiveMessage", is_write=True, grants=(Grant.MANAGE_MESSAGES,)
 )

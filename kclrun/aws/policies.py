@@ -121,8 +121,8 @@ def consumers_policy(settings: Settings, site: Site) -> Policy:
 
 
 def letters_policy(settings: Settings, site: Site) -> Policy:
-    """To list, to show, to redrive and to drop dead letters: also to write rows to the outputs, and
-    to see how far the leases are."""
+    """To list, show, redrive and drop dead letters; so also to write rows to the outputs, and to
+    read the positions of the leases."""
     place = settings.on_error.dead_letter
     # Letters of a table's changes are not put back into its stream.
     put_back = [each for each in _streams(settings, site) if not is_change_stream(each)]
@@ -144,7 +144,7 @@ def letters_policy(settings: Settings, site: Site) -> Policy:
 
 def replay_policy(settings: Settings, site: Site) -> Policy:
     """To run, to list and to remove replays: on the streams, and on their own lease tables. With
-    `--outputs same` the outputs of the machine's policy are needed besides."""
+    `--outputs same` the statements for outputs of the machine's policy are needed besides."""
     tables = f"{replay_tables(settings.application)}*"
     return _policy(
         [
@@ -225,7 +225,7 @@ def _versions(settings: Settings, site: Site) -> Iterator[_Statement]:
 
 
 def _letters(settings: Settings, site: Site) -> Iterator[_Statement]:
-    """To keep dead letters, and to see at the start that their place is there."""
+    """To keep dead letters, and to check at the start that their place exists."""
     place = settings.on_error.dead_letter
     if place.s3 is not None:
         yield _allow(Grant.KEEP_OBJECTS, [site.objects(place.s3)])
@@ -243,8 +243,8 @@ def _row_streams(settings: Settings, site: Site) -> list[str]:
 
 
 def _outputs(settings: Settings, site: Site) -> Iterator[_Statement]:
-    """To see that the destinations are there, and to write rows to them: one statement for all
-    destinations of a kind. Streams are with those of the dead letters."""
+    """To check that the destinations exist, and to write rows to them: one statement for all
+    destinations of a kind. `_letters` has the statement for streams."""
     named: dict[Grant, list[str]] = {}
     for place in output_places(settings, ONLY_STREAM):
         if place.s3 is not None:
@@ -270,7 +270,7 @@ def _hooks(settings: Settings, site: Site) -> Iterator[_Statement]:
 
 
 def _spark(settings: Settings, site: Site) -> Iterator[_Statement]:
-    """Spark's checkpoint has the position: the lease table is only read for the start position."""
+    """Spark's checkpoint has the position: of the lease table only the start position is read."""
     yield from _reads(settings, site)
     if isinstance(settings.start, StartAtLeases):
         yield _allow(Grant.START, [site.table(settings.start.leases)])

@@ -18,7 +18,7 @@ import msgspec
 from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.operations import PUT_RECORDS
 from kclrun.aws.outputs.write_probes import probe_stream
-from kclrun.aws.wire import WireClient
+from kclrun.aws.wire import MALFORMED, WireClient
 from kclrun.codec.aggregator import Aggregator
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import InvalidRequest, OutcomeUnknown, ServiceError, Throttled, Unavailable
@@ -79,7 +79,7 @@ def put_records(
     reply = client.call(PUT_RECORDS, _ENCODER.encode(request))
     try:
         results = _DECODER.decode(reply.body).records
-    except msgspec.DecodeError:
+    except MALFORMED:
         results = ()
     if len(results) != len(entries):
         text = ErrorReply(message="the reply is not one result a record")
@@ -216,10 +216,8 @@ def send_all(
         refusals += 1
         fruitless = 0 if len(left) < len(pending) else fruitless + 1
         if fruitless >= ATTEMPTS_MAX:
-            raise type(last)(
-                f"{len(left)} records were not taken in {fruitless} attempts; the last: {last}",
-                operation=PUT_RECORDS.name,
-                code=last.code,
+            raise last.reworded(
+                f"{len(left)} records were not taken in {fruitless} attempts; the last: {last}"
             )
         pending = left
         wait(backoff_s(max(fruitless, 1), chance(), base_s=_BACKOFF_BASE_S))

@@ -49,7 +49,7 @@ KEY_CHARACTERS_MAX: Final = 2048
 TEXT_CHARACTERS_MAX: Final = 2048
 # A merge has two parents; UpdateShardCount makes at most a few children of one shard.
 SHARD_IDS_MAX: Final = 64
-# The row keeps below 1 KB, the unit that each renewal is billed by, with four of them.
+# With four outputs a row stays below 1 KB, the unit by which each renewal is billed.
 OUTPUTS_MAX: Final = 64
 # Ours have 26 (`state/versions.py`).
 STATE_VERSION_CHARACTERS_MAX: Final = 64
@@ -58,10 +58,9 @@ _STATE_BYTES_MAX: Final = 400 * 1024  # a whole DynamoDB item
 _NUMBER: Final = re.compile(r"-?\d{1,40}(?:\.\d{1,40})?(?:[Ee][+-]?\d{1,3})?\Z")
 _DIED_ON: Final = re.compile(r"(\S{1,128}) ([0-9A-Z_]{1,128}) (\d{1,18})\Z", re.ASCII)
 _INTEGER: Final = re.compile(r"\d{1,38}\Z")
-# DynamoDB keeps 38 digits, so a row with the largest counter is unreadable after the +1 of its
-# take. Therefore a row with a counter of 10^37 or more counts as broken before that. If we took the
-# row just below the limit, our own writes stay readable: nine tenths of all numbers of 38 digits
-# are still ahead.
+# DynamoDB keeps 38 digits, so a row with the largest counter cannot be read after the +1 of its
+# take. Therefore a row with a counter of 10^37 or more counts as broken. A row below this limit
+# stays readable after our own writes: nine tenths of all numbers of 38 digits are above the limit.
 _COUNTED_MAX: Final = 10**37
 
 
@@ -448,8 +447,8 @@ def _load(item: Item) -> Load | None:
 
 
 def _outputs(item: Item) -> StoredCursors | None:
-    """Unlike a measured figure, a cursor that cannot be read makes the row a broken one: rows of
-    its output would be written twice, or be missing."""
+    """A cursor that cannot be read makes the row a broken one, unlike a measured figure: otherwise
+    rows of its output would be written twice, or be missing."""
     at = _text(item, "outputsAt")
     if at is None:
         return None
@@ -466,7 +465,7 @@ def _letters_to(item: Item) -> ExtendedSequenceNumber | None:
 
 
 def _died_on(item: Item) -> DiedOn | None:
-    """A value in another format is ignored: then the lease is tried on one more host."""
+    """A value in another format is ignored; then the lease is tried on one more host."""
     value = item.get("diedOn", {}).get("S")
     match = _DIED_ON.match(value) if isinstance(value, str) else None
     if match is None:

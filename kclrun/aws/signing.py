@@ -20,9 +20,9 @@ _ALGORITHM: Final = "AWS4-HMAC-SHA256"
 
 
 class HeldCredentials:
-    """Credentials that the parent renews: a lease process holds those that its parent sent last.
+    """The credentials that the parent sent last to its lease process.
 
-    A call returns the present ones. The call and `replace` may come from different threads.
+    A call returns them. The call and `replace` may come from different threads.
     """
 
     def __init__(self, credentials: WireCredentials) -> None:
@@ -85,7 +85,8 @@ class Signer:
         return headers
 
     def _signing_key(self, secret: str, day: str) -> bytes:
-        """Derived once a day and secret. It is replaced as one tuple, so threads may share it."""
+        """Derived once for each day and secret. The tuple is replaced as a whole, so threads may
+        share it."""
         known_secret, known_day, key = self._key
         if known_secret == secret and known_day == day:
             return key

@@ -1,4 +1,4 @@
-"""Checks at start that the lease table exists and that kclrun may write to it.
+"""Checks at start that the lease table exists, and that kclrun can share it with its fleet.
 
 Creates a missing table as the Java KCL 3 does, with its index in the same call (adding one later
 takes 15 minutes and more). Refuses a table with another key, and a table whose KCL 3 fleet has left
@@ -34,6 +34,12 @@ INDEX_WAIT_S: Final = 2_400.0
 _INDEX_POLL_S: Final = 5.0
 _LOG_EVERY_S: Final = 60.0
 _ACTIVE: Final = "ACTIVE"
+_INDEX: Final[dict[str, Any]] = {
+    "IndexName": OWNER_INDEX,
+    "KeySchema": [{"AttributeName": name, "KeyType": role} for name, role in INDEX_KEYS],
+    "Projection": {"ProjectionType": "KEYS_ONLY"},
+}
+_KEY_TYPES: Final = [{"AttributeName": name, "AttributeType": "S"} for name, _ in INDEX_KEYS]
 
 
 class IndexState(msgspec.Struct, frozen=True):
@@ -72,22 +78,22 @@ def add_owner_index(
     plane: ControlPlane,
     table: str,
     *,
-    tell: Callable[[str], object],
+    report: Callable[[str], object],
     clock: Callable[[], Instant],
     wait: Callable[[float], object],
     timeout_s: float = INDEX_WAIT_S,
 ) -> None:
     """Request the index, unless it exists or is being built, and wait until it is ACTIVE.
 
-    `tell` is called with a line of progress a minute. Raises: Unavailable if it is not ACTIVE
-    within `timeout_s` (DynamoDB goes on building it); AccessDenied; the errors of
+    `report` is called with a line of progress a minute. Raises: Unavailable if the index is not
+    ACTIVE within `timeout_s` (DynamoDB goes on building it); AccessDenied; the errors of
     `inspect_owner_index`.
     """
     reads = plane.dynamodb_reads()
     began = clock()
     state = inspect_owner_index(reads, table)
     if state.status is None:
-        state = _ask_for_it(plane.dynamodb_writes(), reads, table, state)
+        state = _requested(plane.dynamodb_writes(), reads, table, state)
     logged_at = began
     while not state.is_active:
         now = clock()
@@ -99,20 +105,24 @@ def add_owner_index(
             )
         if now - logged_at >= _LOG_EVERY_S:
             logged_at = now
-            tell(f"{OWNER_INDEX} is {state.status} since {(now - began) / 60:.0f} min")
+            report(f"{OWNER_INDEX} is {state.status} since {(now - began) / 60:.0f} min")
         wait(_INDEX_POLL_S)
         state = _looked_again(reads, table, state)
 
 
-def _ask_for_it(writes: Client, reads: Client, table: str, state: IndexState) -> IndexState:
-    """Send the request. After any outcome, the present state of the index decides."""
+def _requested(writes: Client, reads: Client, table: str, state: IndexState) -> IndexState:
+    """Send the request. After a failure, the present state of the index decides."""
     try:
         writes.update_table(**_request(table, state.capacity))
     except BOTO_FAILURES as error:
         failure = from_botocore(operations.UPDATE_TABLE, error)
         after = inspect_owner_index(reads, table)
         if after.status is None:
-            raise _explained(failure, table) from None
+            text = (
+                f"Adding an index to {table} needs {operations.HOW_TO_PROVISION}, without the"
+                " policy of a machine, which denies it"
+            )
+            raise _explained(failure, text) from None
         return after
     # DescribeTable may lag behind and not show the index yet.
     return IndexState("CREATING", state.capacity)
@@ -127,19 +137,13 @@ def _looked_again(reads: Client, table: str, before: IndexState) -> IndexState:
 
 
 def _request(table: str, capacity: tuple[int, int] | None) -> dict[str, Any]:
-    index: dict[str, Any] = {
-        "IndexName": OWNER_INDEX,
-        "KeySchema": [{"AttributeName": name, "KeyType": role} for name, role in INDEX_KEYS],
-        "Projection": {"ProjectionType": "KEYS_ONLY"},
-    }
+    index = _INDEX
     if capacity is not None:
-        read, write = capacity
-        index["ProvisionedThroughput"] = {"ReadCapacityUnits": read, "WriteCapacityUnits": write}
+        units = dict(zip(("ReadCapacityUnits", "WriteCapacityUnits"), capacity, strict=True))
+        index = index | {"ProvisionedThroughput": units}
     return {
         "TableName": table,
-        "AttributeDefinitions": [
-            {"AttributeName": name, "AttributeType": "S"} for name, _ in INDEX_KEYS
-        ],
+        "AttributeDefinitions": _KEY_TYPES,
         "GlobalSecondaryIndexUpdates": [{"Create": index}],
     }
 
@@ -163,14 +167,10 @@ def _refuse_other_index(table: str, index: Any) -> None:
         )
 
 
-def _explained(failure: errors.ServiceError, table: str) -> errors.ServiceError:
-    if not isinstance(failure, errors.AccessDenied):
-        return failure
-    return failure.reworded(
-        f"{failure}\n"
-        f"Adding an index to {table} needs {operations.HOW_TO_PROVISION}, without the policy of a"
-        " machine, which denies it",
-    )
+def _explained(failure: errors.ServiceError, text: str) -> errors.ServiceError:
+    """An AccessDenied with one more line, which says what the operation needs."""
+    is_denied = isinstance(failure, errors.AccessDenied)
+    return failure.reworded(f"{failure}\n{text}") if is_denied else failure
 
 
 # On-demand tables become ACTIVE within seconds. This is the pause between two DescribeTable calls.
@@ -248,7 +248,8 @@ def inspect_table(client: Client, name: str) -> TableReport | None:
 
 
 def list_tables(client: Client, prefix: str) -> list[str]:
-    """The names of the tables that begin so, in order. Raises: AccessDenied, Unavailable, …"""
+    """The names of the tables that begin with `prefix`, in order. Raises: AccessDenied,
+    Unavailable, …"""
     with asking(operations.LIST_TABLES):
         pages = client.get_paginator("list_tables").paginate()
         return sorted(
@@ -257,8 +258,8 @@ def list_tables(client: Client, prefix: str) -> list[str]:
 
 
 def delete_table(client: Client, name: str) -> None:
-    """Delete it, and wait until its name is free; it may be gone already. Raises: AccessDenied,
-    Unavailable after two minutes, …"""
+    """Delete the table, and wait until its name is free; it may be gone already. Raises:
+    AccessDenied; OutcomeUnknown after two minutes, …"""
     with contextlib.suppress(errors.NotFound), asking(operations.DELETE_TABLE):
         client.delete_table(TableName=name)
         waiter = client.get_waiter("table_not_exists")
@@ -292,7 +293,7 @@ def refuse_kcl3(client: Client, name: str, application: str) -> None:
     if version is not None and is_native(version):
         raise errors.TableRefused(
             f"lease table {name} belongs to a KCL 3 fleet in its own mode ({version})\n"
-            "There a leader assigns the leases, and takers like us would fight it\n"
+            "There a leader assigns the leases, and kclrun's takes would conflict with it\n"
             f"{mode_advice(version)}. Or use another application name"
         )
 
@@ -325,20 +326,9 @@ def _create(client: Client, name: str, tags: Mapping[str, str]) -> bool | None:
     arguments: dict[str, Any] = {
         "TableName": name,
         "BillingMode": "PAY_PER_REQUEST",
-        "AttributeDefinitions": [
-            {"AttributeName": "leaseKey", "AttributeType": "S"},
-            {"AttributeName": "leaseOwner", "AttributeType": "S"},
-        ],
+        "AttributeDefinitions": _KEY_TYPES,
         "KeySchema": [{"AttributeName": "leaseKey", "KeyType": "HASH"}],
-        "GlobalSecondaryIndexes": [
-            {
-                "IndexName": OWNER_INDEX,
-                "KeySchema": [
-                    {"AttributeName": name, "KeyType": role} for name, role in INDEX_KEYS
-                ],
-                "Projection": {"ProjectionType": "KEYS_ONLY"},
-            }
-        ],
+        "GlobalSecondaryIndexes": [_INDEX],
     }
     if tags:
         arguments["Tags"] = [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
@@ -350,20 +340,14 @@ def _create(client: Client, name: str, tags: Mapping[str, str]) -> bool | None:
         failure = from_botocore(operations.CREATE_TABLE, error)
         if isinstance(failure, errors.OutcomeUnknown):
             return None
-        raise _creation_failure(failure, name) from None
+        text = (
+            f"The lease table {name} does not exist: the first start needs"
+            f" {operations.HOW_TO_PROVISION}"
+        )
+        raise _explained(failure, text) from None
     return True
 
 
 def _is_there_already(error: Exception) -> bool:
     named = error.response.get("Error", {}) if isinstance(error, ClientError) else {}
     return bool(named.get("Code") == "ResourceInUseException")
-
-
-def _creation_failure(failure: errors.ServiceError, name: str) -> errors.ServiceError:
-    if not isinstance(failure, errors.AccessDenied):
-        return failure
-    return failure.reworded(
-        f"{failure}\n"
-        f"The lease table {name} does not exist: the first start needs"
-        f" {operations.HOW_TO_PROVISION}",
-    )

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
-from typing import Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,7 +27,7 @@ from kclrun.aws.errors import (
 from kclrun.aws.http import CONNECTIONS_MAX, Answer, StreamedAnswer, Transport, TransportFailure
 from kclrun.aws.operations import Operation
 from kclrun.aws.signing import Signer
-from kclrun.errors import InvariantViolation, SettingsError
+from kclrun.errors import InvariantViolation, SettingsError, Unavailable
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
@@ -35,7 +35,11 @@ from kclrun.model.wire import WireCredentials, WireEndpoint
 # counts as a wrong clock only from four minutes on. All AWS SDKs use this figure.
 SKEW_BELIEVED_S: Final = 240.0
 AnswerT = TypeVar("AnswerT", bound=Answer | StreamedAnswer)
+T = TypeVar("T")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+# What decoding a body may raise. A RecursionError: it is nested too deeply.
+MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class WireReply(msgspec.Struct, frozen=True):
@@ -62,10 +66,10 @@ class RefusedReply(msgspec.Struct, frozen=True):
 class WireClient:
     """Calls one service. Threads may share it; processes may not.
 
-    It never retries, with two harmless exceptions: a read on a connection that the service had just
-    closed, and a request that the service refused for its date. No I/O happens before the first
-    call. A client refuses to be used in another process than the one that made it, because two
-    processes on one connection would read each other's answers.
+    It repeats no request, with two harmless exceptions: a read on a connection that the service had
+    just closed, and a request that the service refused for its date. No I/O happens before the
+    first call. A client refuses to be used in another process than the one that made it, because
+    two processes on one connection would read each other's answers.
 
     `credentials` is called for every request: a `HeldCredentials` in a lease process, a
     `CredentialSource.current` in the manager. `clock` gives seconds since the epoch. At most
@@ -221,6 +225,30 @@ class WireClient:
 
     def __repr__(self) -> str:
         return f"WireClient({self._service} at {self._host})"
+
+
+class Caller(Protocol):
+    """A wire client, as far as a request and its answer need it."""
+
+    def call(self, operation: Operation, body: bytes) -> WireReply: ...
+
+
+def call_json(
+    client: Caller, operation: Operation, request: dict[str, Any], decoder: msgspec.json.Decoder[T]
+) -> T:
+    """One request that reads, and its decoded answer. Raises: a ServiceError leaf; Unavailable for
+    a malformed answer."""
+    body = client.call(operation, _encode(request)).body
+    try:
+        return decoder.decode(body)
+    except MALFORMED:
+        raise garbled(operation, "the answer is not what the service promises") from None
+
+
+def garbled(operation: Operation, text: str) -> Unavailable:
+    """The error of a read whose 200 has a malformed body: the fault of a proxy or of a connection
+    that was cut. Reads may be repeated."""
+    return Unavailable(f"{operation.name}: {text}", operation=operation.name, code="MalformedBody")
 
 
 def _refusal(answer: Answer | StreamedAnswer) -> RefusedReply | None:

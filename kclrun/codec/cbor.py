@@ -16,7 +16,7 @@ import cbor2
 # PutRecords nests three deep (request, records, record); no request of Kinesis goes beyond.
 _DEPTH_MAX: Final = 8
 _TIME_TAG: Final = 1
-# The tags that cbor2 decodes by itself (tried from 0 to 60,000). Unknown ones reach the tag hook.
+# The tags that cbor2 decodes by itself (tried from 0 to 60,000). Other tags reach the tag hook.
 # 52 and 54 are addresses, as 260 and 261 are.
 _TAGS_KNOWN: Final = (0, 2, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 52, 54, 100, 256, 258, 260, 261)
 _MORE_TAGS_KNOWN: Final = (1004, 43000, 55799)

@@ -17,8 +17,8 @@ from kclrun.model.record import Record
 
 # GetRecords of DynamoDB Streams: "a maximum of 1 MB of data or 1,000 stream records".
 CHANGES_MAX: Final = 1_000
-# Two images of 400 KB each may stand in one record, and a megabyte of data is written with escapes
-# of six characters at the worst: far above any sound body, and a bound for memory.
+# A record may have two images of 400 KB each, and at the worst each byte of the megabyte is written
+# as an escape of six characters. No body of the service is larger.
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
@@ -33,7 +33,7 @@ class _Event(msgspec.Struct):
 
 
 class _Body(msgspec.Struct, rename="pascal"):
-    records: list[msgspec.Raw] = []
+    records: list[msgspec.Raw]
     next_shard_iterator: str | None = None
 
 

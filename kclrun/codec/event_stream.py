@@ -23,8 +23,8 @@ _FRAME_BYTES_MIN: Final = _PRELUDE_BYTES + _CRC.size
 HEADERS_BYTES_MAX: Final = 128 * 1024
 PAYLOAD_BYTES_MAX: Final = 24 * 1024 * 1024
 _FRAME_BYTES_MAX: Final = _FRAME_BYTES_MIN + HEADERS_BYTES_MAX + PAYLOAD_BYTES_MAX
-# The type of a header's value that is text, the only one that Kinesis sends, and the sizes of the
-# others: true, false, byte, short, int, long, bytes (length first), text (too), time, UUID.
+# The types of a header's value. Kinesis sends only text. The sizes of the others: true, false,
+# byte, short, int, long, time, UUID. Bytes and text have their length before them.
 _TEXT: Final = 7
 _FIXED_BYTES: Final = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
 _COUNTED: Final = (6, _TEXT)
@@ -59,9 +59,9 @@ def _length(text: bytes) -> bytes:
 
 
 class MessageDecoder:
-    """Takes the bytes of a stream as they come and gives the messages that are complete.
+    """Takes the bytes of a stream in pieces and returns the messages that are complete.
 
-    It holds at most one incomplete frame, whose size it checks as soon as the prelude is there.
+    It holds at most one incomplete frame, whose size it checks as soon as it has the prelude.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class MessageDecoder:
 
 
 def _message(frame: memoryview, headers_size: int) -> Message:
-    """An event is up to 14 MiB: its payload is copied once, and nothing else of it."""
+    """The message of a frame. An event has up to 14 MiB, so its payload is copied only once."""
     (checksum,) = _CRC.unpack_from(frame, len(frame) - _CRC.size)
     with frame[: -_CRC.size] as content:
         if crc32(content) != checksum:
@@ -113,7 +113,7 @@ def _message(frame: memoryview, headers_size: int) -> Message:
 
 
 def _headers(data: bytes) -> dict[str, str]:
-    """The headers that are text, by name; those of another type are passed over."""
+    """The headers that are text, by name; headers of another type are skipped."""
     found: dict[str, str] = {}
     at = 0
     try:

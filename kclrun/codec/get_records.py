@@ -26,7 +26,7 @@ _BASE64_BYTES_MAX: Final = (_DATA_BYTES_MAX + 2 * RECORDS_MAX) * 4 // 3
 _KEY_BYTES_MAX: Final = 256 * 12
 # Field names and punctuation (~130), a sequence number (<= 129), a timestamp (~20), KMS (3): < 512.
 _ENVELOPE_BYTES_MAX: Final = 512
-# 47.5 MiB. A sound body can hardly reach it; a larger one does not come from the service.
+# 47.5 MiB. No body of the service is larger.
 BODY_BYTES_MAX: Final = _BASE64_BYTES_MAX + RECORDS_MAX * (_KEY_BYTES_MAX + _ENVELOPE_BYTES_MAX)
 
 # A split names two children, a merge one; the rest is room for future forms of the service.
@@ -162,9 +162,9 @@ def _check_sequence(records: list[Record]) -> None:
     """Check that the edges are numbers and that the page ascends: 30 ns a record, while parsing
     takes 420.
 
-    That is enough. The runtime itself goes on from a page's first and last positions, and dropping
+    That is enough. The runtime goes on from a page's first and last positions, and dropping records
     up to a checkpoint relies on the order. A number between the edges becomes a position only as an
-    `ExtendedSequenceNumber`, which checks it. A sentinel's name cannot stand between two numbers,
+    `ExtendedSequenceNumber`, which checks it. A sentinel's name cannot be between two numbers,
     because letters sort above digits.
     """
     if not records:

@@ -9,7 +9,7 @@ import msgspec
 
 from kclrun.errors import LimitExceeded
 
-# Over the 10 MiB that a Kinesis record may have, base64 included; a larger row is a mistake.
+# More than the 10 MiB of the largest Kinesis record in base64; a larger row is a mistake.
 ROW_BYTES_MAX: Final = 16 * 2**20
 _FAILURES: Final = (TypeError, ValueError, OverflowError, RecursionError)
 # Users may choose names of any length.

@@ -37,7 +37,7 @@ CREATING_MAX: Final = 5
 TAKEOVER_AFTER_S: Final = 5.0
 # "The connection ... pushes records for up to 5 minutes."
 SUBSCRIPTION_S: Final = 300.0
-# A subscription without records says where it is so often.
+# How often a subscription without records sends an event with its position.
 HEARTBEAT_S: Final = 5.0
 # Bytes of data and keys in one event. A larger record comes alone.
 EVENT_BYTES_MAX: Final = MIB
@@ -93,7 +93,7 @@ class Subscription:
         self._bytes_s = None if limits is None else float(limits.read_bytes)
         # The time before which no record may be sent, by the bytes that were sent (with limits).
         self._resumes_at = began_at
-        self._said_at = WallTime(began_at - HEARTBEAT_S)
+        self._sent_at = WallTime(began_at - HEARTBEAT_S)
         self._end: SubscriptionEnd | None = None
         self._is_over = False
         shard.watchers.add(self._on_change)
@@ -110,14 +110,14 @@ class Subscription:
             self.changed()
 
     def due_at(self) -> WallTime:
-        """When there is an event at the latest."""
-        rest = self._said_at + HEARTBEAT_S
+        """The time of the next event, at the latest."""
+        rest = self._sent_at + HEARTBEAT_S
         if self._has_more():
             rest = min(rest, self._resumes_at)
         return WallTime(min(rest, self.began_at + SUBSCRIPTION_S))
 
     def next_event(self, now: WallTime) -> SubscriptionEvent | SubscriptionEnd | None:
-        """The event that is due; None if there is none yet. After the end: None for ever."""
+        """The event that is due; None if there is none yet, and after the end."""
         if self._is_over:
             return None
         if now >= self.began_at + SUBSCRIPTION_S:
@@ -126,10 +126,10 @@ class Subscription:
             self._is_over = True
             return self._end
         is_sendable = self._has_more() and now >= self._resumes_at
-        if not is_sendable and now < self._said_at + HEARTBEAT_S:
+        if not is_sendable and now < self._sent_at + HEARTBEAT_S:
             return None
         # With the heartbeat a record may be sent: the largest, of ten mebibytes, takes as long.
-        self._said_at = now
+        self._sent_at = now
         return self._next_page(now)
 
     def _has_more(self) -> bool:

@@ -134,7 +134,7 @@ class Filler:
         return FillReport(self._user_records, self._records, self._reshards)
 
     def _steps(self, source: Callable[[], Iterable[Any]]) -> list[tuple[int, Reshard]]:
-        """The reshards, each with the number of records before it."""
+        """The reshards, each with the number of items of the source before it, pauses included."""
         if not self._order.reshard:
             return []
         items = records = 0

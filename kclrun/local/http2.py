@@ -335,7 +335,7 @@ class _Exchange:
         self._changed.set()
 
     async def _receive(self) -> MutableMapping[str, Any]:
-        # After the end of the request there is only the client's leaving to wait for.
+        # After the end of the request, only the end of the connection is waited for.
         while not (self._chunks or self._is_disconnected or self.is_answered):
             if self.is_read and not self._is_taken:
                 break

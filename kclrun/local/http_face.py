@@ -50,7 +50,7 @@ from kclrun.local.service import REGION, Kinesis
 from kclrun.local.signatures import Credentials, SignatureRefused, SignedRequest, verify
 from kclrun.model.time import WallTime
 
-# Calls a WSGI application (PEP 3333) with an ASGI request. Body and answer are held in memory as a
+# A WSGI application (PEP 3333), called with an ASGI request. Body and answer are in memory as a
 # whole, so the caller must bound the body.
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 # Status, headers, body.
@@ -150,7 +150,7 @@ class _Parsing:
 
     def on_headers_complete(self) -> None:
         self.has_headers = True
-        # Asked here: after the end of the answer the parser says no, whatever the headers were.
+        # Read here: after the end of the answer the parser always returns False.
         self.is_reusable = self.parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
@@ -323,11 +323,10 @@ _S3_CODES: Final = _XML_CODES | {
 class MotoFace:
     """An ASGI application over moto's WSGI application.
 
-    DynamoDB requests are answered one at a time, so that a condition and its write are one step.
-    `changes` answers those of DynamoDB Streams, in that thread too, instead of moto: operation and
-    body, to status and body.
-    The others are answered by a few threads, so that an SQS long poll does not block other
-    requests. With credentials, an unsigned request does not reach moto.
+    DynamoDB requests are answered one at a time, so that a condition and its write are one step. In
+    the same thread, `changes` answers requests for DynamoDB Streams instead of moto: operation and
+    body, to status and body. A few threads answer the other requests, so that an SQS long poll does
+    not block them. With credentials, an unsigned request does not reach moto.
     """
 
     def __init__(
@@ -388,12 +387,12 @@ class _Batch(msgspec.Struct, rename="pascal"):
 
 
 def _is_too_large(body: bytes) -> bool:
-    """Whether the records are above Firehose's limit; of a body that is not one, moto says so."""
+    """Whether the records are above Firehose's limit. A malformed body is left to moto."""
     if len(body) <= _FIREHOSE_BYTES_MAX:
         return False
     try:
         records = msgspec.json.decode(body, type=_Batch).records
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return sum(len(each.data) for each in records) > _FIREHOSE_BYTES_MAX
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from functools import partial
 from typing import Any, Final, get_args
 
 import msgspec
@@ -146,7 +147,7 @@ def answer(
         given = entry.carry_out(_Call(kinesis, now, region), _decoded(entry, body, encoding))
     except msgspec.ValidationError as error:
         return refusal_answer(validation(str(error)), encoding)
-    except (msgspec.DecodeError, UnicodeDecodeError, MalformedCbor):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedCbor):
         message = f"The body is not a {encoding.name} object."
         return error_answer(400, "SerializationException", message, encoding)
     except ServiceError as refusal:
@@ -167,7 +168,8 @@ def error_answer(status: int, code: str, message: str, encoding: Encoding) -> An
 
 
 def _decoded(entry: _Operation, body: bytes, encoding: Encoding) -> Any:
-    """Raises: msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, MalformedCbor."""
+    """Raises: msgspec.ValidationError and DecodeError, UnicodeDecodeError, RecursionError,
+    MalformedCbor."""
     if encoding is Encoding.JSON:
         return entry.decode_json(body or b"{}")
     values = decode_cbor(body) if body else {}
@@ -328,14 +330,9 @@ def _update_shard_count(call: _Call, request: requests.UpdateShardCount) -> Json
     }
 
 
-def _lengthen_retention(call: _Call, request: requests.Retention) -> None:
+def _set_retention(call: _Call, request: requests.Retention, *, longer: bool) -> None:
     hours = request.retention_period_hours
-    call.kinesis.set_retention(call.stream(request), hours, call.now, longer=True)
-
-
-def _shorten_retention(call: _Call, request: requests.Retention) -> None:
-    hours = request.retention_period_hours
-    call.kinesis.set_retention(call.stream(request), hours, call.now, longer=False)
+    call.kinesis.set_retention(call.stream(request), hours, call.now, longer=longer)
 
 
 def _set_record_size(call: _Call, request: requests.MaxRecordSize) -> None:
@@ -392,23 +389,12 @@ def _stop_encryption(call: _Call, request: requests.Encryption) -> None:
     call.stream(request).encrypt(None, call.now)
 
 
-def _enable_monitoring(call: _Call, request: requests.Monitoring) -> Json:
-    return _monitor(call, request, frozenset[str].union)
-
-
-def _disable_monitoring(call: _Call, request: requests.Monitoring) -> Json:
-    return _monitor(call, request, frozenset[str].difference)
-
-
-def _monitor(
-    call: _Call,
-    request: requests.Monitoring,
-    change: Callable[[frozenset[str], frozenset[str]], frozenset[str]],
-) -> Json:
+def _monitor(call: _Call, request: requests.Monitoring, *, enable: bool) -> Json:
     stream = call.stream(request)
     named = frozenset(request.shard_level_metrics)
+    named = _ALL_METRICS if "ALL" in named else named
     before = stream.shard_metrics
-    stream.shard_metrics = change(before, _ALL_METRICS if "ALL" in named else named)
+    stream.shard_metrics = before | named if enable else before - named
     return {
         "StreamName": stream.name,
         "StreamARN": stream.arn,
@@ -527,18 +513,18 @@ def _of(
 OPERATIONS: Final[dict[str, _Operation]] = {
     "AddTagsToStream": _of(requests.Tagging, _add_tags),
     "CreateStream": _of(requests.CreateStream, _create_stream),
-    "DecreaseStreamRetentionPeriod": _of(requests.Retention, _shorten_retention),
+    "DecreaseStreamRetentionPeriod": _of(requests.Retention, partial(_set_retention, longer=False)),
     "DeleteStream": _of(requests.DeleteStream, _delete_stream),
     "DeregisterStreamConsumer": _of(requests.OfConsumer, _deregister_consumer),
     "DescribeLimits": _of(requests.DescribeLimits, _describe_limits),
     "DescribeStream": _of(requests.PagedStream, _describe_stream),
     "DescribeStreamConsumer": _of(requests.OfConsumer, _describe_consumer),
     "DescribeStreamSummary": _of(requests.OfStream, _describe_summary),
-    "DisableEnhancedMonitoring": _of(requests.Monitoring, _disable_monitoring),
-    "EnableEnhancedMonitoring": _of(requests.Monitoring, _enable_monitoring),
+    "DisableEnhancedMonitoring": _of(requests.Monitoring, partial(_monitor, enable=False)),
+    "EnableEnhancedMonitoring": _of(requests.Monitoring, partial(_monitor, enable=True)),
     "GetRecords": _of(requests.GetRecords, _get_records),
     "GetShardIterator": _of(requests.GetShardIterator, _get_shard_iterator),
-    "IncreaseStreamRetentionPeriod": _of(requests.Retention, _lengthen_retention),
+    "IncreaseStreamRetentionPeriod": _of(requests.Retention, partial(_set_retention, longer=True)),
     "ListShards": _of(requests.ListShards, _list_shards),
     "ListStreamConsumers": _of(requests.ListConsumers, _list_consumers),
     "ListStreams": _of(requests.ListStreams, _list_streams),

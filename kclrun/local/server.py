@@ -32,7 +32,7 @@ from kclrun.local.limits import STORED_BYTES_MAX
 from kclrun.local.signatures import Credentials
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
-# Of those that moto has, what kclrun uses.
+# The services that kclrun uses.
 SERVICES: Final = "Kinesis, DynamoDB with its streams, CloudWatch, S3, SQS, SNS and Firehose"
 # A child writes this line once it accepts connections.
 READY: Final = b"ready\n"
@@ -132,7 +132,7 @@ class Embedded:
         return tuple(child.process.pid for child in self._children)
 
     def ended(self) -> str | None:
-        """The name of a process that has ended on its own, or None while both run."""
+        """The name of a process that has ended by itself, or None while both run."""
         for child in self._children:
             if child.process.poll() is not None:
                 return child.module

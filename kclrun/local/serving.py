@@ -29,11 +29,11 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        asyncio.get_running_loop().add_reader(_STDIN, self._parent_spoke)
+        asyncio.get_running_loop().add_reader(_STDIN, self._stdin_readable)
         sys.stdout.buffer.write(READY)
         sys.stdout.buffer.flush()
 
-    def _parent_spoke(self) -> None:
+    def _stdin_readable(self) -> None:
         """The parent writes nothing after the settings: a readable pipe has reached its end."""
         if not os.read(_STDIN, 1024):
             asyncio.get_running_loop().remove_reader(_STDIN)

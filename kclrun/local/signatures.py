@@ -17,6 +17,8 @@ from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
+# A presigned URL is valid for a week at most.
+_PRESIGNED_MAX_S: Final = 7 * 86_400
 # "The request must reach AWS within five minutes of the time stamp in the request."
 _SKEW_MAX_S: Final = 300.0
 _ALGORITHM: Final = "AWS4-HMAC-SHA256"
@@ -111,7 +113,7 @@ def verify(request: SignedRequest, credentials: Credentials, now: float) -> None
     _check_time(claim, now)
     _check_body(request, claim)
     expected = _signature(request, claim, credentials.secret_key)
-    if not hmac.compare_digest(expected, claim.signature):
+    if not hmac.compare_digest(expected.encode(), claim.signature.encode()):
         raise _mismatch()
 
 
@@ -152,7 +154,7 @@ def _presigned(query: dict[str, str]) -> _Claim:
             tuple(query["X-Amz-SignedHeaders"].split(";")),
             query["X-Amz-Signature"],
             query["X-Amz-Date"],
-            min(float(int(query["X-Amz-Expires"])), 7 * 86_400.0),
+            float(min(int(query["X-Amz-Expires"]), _PRESIGNED_MAX_S)),
         )
     except (KeyError, ValueError):
         raise _incomplete("The query string lacks parts of its signature.") from None

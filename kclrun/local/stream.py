@@ -10,7 +10,6 @@ import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from hashlib import md5
 from itertools import pairwise
 from typing import Final
 
@@ -19,7 +18,7 @@ import msgspec
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, Throttled, Unavailable
 from kclrun.local.limits import MIB, ShardLimits, ShardMeter, Storage
 from kclrun.local.sequence_numbers import COUNTER_END, Numbering, ParsedNumber
-from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard
+from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard, hash_key_of
 from kclrun.model.time import WallTime
 
 
@@ -378,11 +377,6 @@ class Page(msgspec.Struct, frozen=True):
     next_position: int | None
     millis_behind_latest: int
     children: tuple[ChildShard, ...] = ()
-
-
-def hash_key_of(partition_key: str) -> int:
-    """MD5 of the key's UTF-8 bytes as an unsigned 128-bit number."""
-    return int.from_bytes(md5(partition_key.encode(), usedforsecurity=False).digest(), "big")
 
 
 class Stream:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import msgspec
 
-from kclrun.model.time import WallTime
-
 
 class WireEndpoint(msgspec.Struct, frozen=True):
     """One service, as reached from this host: address, signing scope, trust, proxy and patience.
@@ -40,12 +38,11 @@ class WireEndpoint(msgspec.Struct, frozen=True):
 
 
 class WireCredentials(msgspec.Struct, frozen=True):
-    """Keys to sign with; `token` and `expires_at` if they are temporary."""
+    """Keys to sign with; `token` if they are temporary."""
 
     access_key: str
     secret_key: str
     token: str | None = None
-    expires_at: WallTime | None = None
 
     def __repr__(self) -> str:
         return "WireCredentials(…)"

@@ -14,7 +14,7 @@ import msgspec
 
 from kclrun.observe.metrics import APPLICATION
 
-# The retention of a stream that nobody changed.
+# The retention of a new stream.
 RETENTION_S: Final = 24 * 3600.0
 _MS_PER_S: Final = 1000
 _LINK: Final = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -24,7 +24,7 @@ SERIES_NAME: Final = re.compile(r"\bkclrun_\w+")
 class Watch(msgspec.Struct, frozen=True):
     """An alarm of CloudWatch, over periods of a minute: all of the last `minutes` break the limit.
 
-    `metrics` has an id, a metric and its statistic for each; `expression` combines them.
+    `metrics` has for each metric an id, its name and its statistic; `expression` combines them.
     """
 
     metrics: tuple[tuple[str, str, str], ...]
@@ -35,8 +35,8 @@ class Watch(msgspec.Struct, frozen=True):
 
 
 class Alarm(msgspec.Struct, frozen=True, kw_only=True):
-    """One alarm. `sign` is what it looks at, in words; `expr` is in PromQL, where `{half_s}` is
-    half of the retention. `watch` is None where CloudWatch has no such metric."""
+    """One alarm. `sign` is its condition in words; `expr` is in PromQL, where `{half_s}` is half of
+    the retention. `watch` is None where CloudWatch has no such metric."""
 
     name: str
     alert: str
@@ -90,7 +90,7 @@ ALARMS: Final = (
         alert="KclrunUnclaimedLeases",
         summary="No machine reads these shards.",
         sign="smallest `unclaimed_leases` above 0",
-        meaning="nobody reads these shards: all machines are at `leases.max`, or cannot take them",
+        meaning="no machine reads these shards: all are at `leases.max`, or cannot take them",
         action="compare `worker_leases` with `leases.max`: start machines or raise it. Else see the"
         " log for `leases_left_unread`, `write_refused`",
         expr="min by (application) (kclrun_unclaimed_leases) > 0",
@@ -114,7 +114,8 @@ ALARMS: Final = (
         alert="KclrunUnevenShards",
         summary="One shard has many times the bytes of the others.",
         sign="greatest `bytes` (or `records`) far above the average, over the whole fleet",
-        meaning="as above; a manager compares only the shards that it reads",
+        meaning="a shard is far above the others of the fleet; a manager compares only the shards"
+        " that it reads",
         action="`kclrun leases --hot` of that machine",
         expr="max by (application) (rate(kclrun_bytes_total[10m]))"
         " > 5 * avg by (application) (rate(kclrun_bytes_total[10m]))",
@@ -131,8 +132,8 @@ ALARMS: Final = (
         alert="KclrunShardsWithoutLease",
         summary="No machine will ever read them.",
         sign="average `total_leases` below average `total_shards`",
-        meaning="shards without a lease: nobody will ever read them, and after the retention their"
-        " records are gone",
+        meaning="shards without a lease: no machine will ever read them, and after the retention"
+        " their records are gone",
         action="see the log for `shard_sync_refused`, `rows_broken`, `audit_refused`; they name the"
         " row or the permission. A restart is harmless and creates what is missing",
         expr="avg by (application) (kclrun_total_leases)"
@@ -165,7 +166,7 @@ ALARMS: Final = (
         summary="No record was processed. Remove this alarm where the stream may rest.",
         sign="for a stream that never rests: sum of `records` 0 or absent",
         meaning="no record was processed",
-        action="as above; remove this alarm where the stream may rest",
+        action="as for `no consumer`; remove this alarm where the stream may rest",
         expr="sum by (application) (rate(kclrun_records_total[10m])) == 0"
         " or absent(kclrun_records_total)",
         minutes=15,

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.errors import Unavailable
+from kclrun.errors import OutcomeUnknown, Unavailable
 from kclrun.model.record import Measurement, Statistics
 
 # The format takes 100 values of a metric in a line. One metric a line also stays below the 4,096
@@ -30,16 +30,18 @@ class EmfOutlet:
         self._namespace = namespace
 
     def batches(self, measurements: Sequence[Measurement]) -> Iterator[Sequence[Measurement]]:
-        """Each by itself: a line that is dropped costs one."""
+        """Batches of one measurement: a line that is dropped costs only that one."""
         for measurement in measurements:
             yield (measurement,)
 
     def put(self, batch: Sequence[Measurement]) -> None:
-        """Raises: Unavailable if the log took no line."""
-        for measurement in batch:
-            for line in _lines(measurement, self._namespace):
-                if not self._write(line):
-                    raise Unavailable("the log takes no line: its reader does not read")
+        """Raises: Unavailable if the log took no line; OutcomeUnknown if it took some of them: a
+        repetition would count their values twice."""
+        lines = [line for each in batch for line in _lines(each, self._namespace)]
+        for number, line in enumerate(lines):
+            if not self._write(line):
+                kind = OutcomeUnknown if number else Unavailable
+                raise kind("the log takes no line: its reader does not read")
 
 
 def _lines(measurement: Measurement, namespace: str) -> Iterator[bytes]:
@@ -65,8 +67,8 @@ def _lines(measurement: Measurement, namespace: str) -> Iterator[bytes]:
 def _values(of: Statistics) -> list[float]:
     """Values with the same count, sum, minimum and maximum: the format has no statistic sets.
 
-    Those between are all the mean of the rest, so percentiles mean nothing; they do not in a
-    statistic set either.
+    All values between minimum and maximum are the mean of the rest. So percentiles mean nothing, as
+    in a statistic set.
     """
     if of.count == 1:
         return [of.total]

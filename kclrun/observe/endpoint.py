@@ -73,15 +73,16 @@ _SILENCE: Final = b": still here\n\n"
 
 
 class Feed:
-    """Tells those who listen (Server-Sent Events) that there is something new: an event `changed`
-    without content, so that it needs no secret and loses nothing when it is missed.
+    """Notifies listeners (Server-Sent Events) that there is something new: an event `changed`
+    without content, so it needs no secret, and a missed event loses nothing.
 
-    One thread serves them all. A listener that takes no more bytes is dropped, and comes again.
+    One thread serves all listeners. A listener that takes no more bytes is dropped; its browser
+    connects again.
     """
 
     def __init__(self, version: Callable[[], object]) -> None:
-        """`version` is another value when there is something new. It is asked once a second, while
-        anyone listens."""
+        """`version` returns another value when there is something new. It is called once a second
+        while there are listeners."""
         self._version = version
         self._lock = threading.Condition()
         self._listeners: list[socket.socket] = []
@@ -90,20 +91,25 @@ class Feed:
 
     def take(self, connection: socket.socket, head: bytes) -> bool:
         """Serve this connection from now on; False, and it stays the caller's, if there are too
-        many."""
+        many, or if this host has no thread left."""
         with self._lock:
-            if self._is_closed or len(self._listeners) >= _LISTENERS_MAX:
+            if self._is_closed or len(self._listeners) >= _LISTENERS_MAX or not self._has_thread():
                 return False
             taken = socket.socket(fileno=connection.detach())
             taken.settimeout(0.0)
             self._listeners.append(taken)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._tell_all, name="kclrun-feed", daemon=True
-                )
-                self._thread.start()
             self._send(head + _BEGIN, (taken,))
             self._lock.notify()
+        return True
+
+    def _has_thread(self) -> bool:
+        if self._thread is None:
+            thread = threading.Thread(target=self._notify_all, name="kclrun-feed", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # as many threads or processes as this host allows
+                return False
+            self._thread = thread
         return True
 
     def close(self) -> None:
@@ -113,7 +119,7 @@ class Feed:
             self._drop(tuple(self._listeners))
             self._lock.notify()
 
-    def _tell_all(self) -> None:
+    def _notify_all(self) -> None:
         known, silent = self._version(), 0
         while True:
             with self._lock:
@@ -151,11 +157,11 @@ class HttpEndpoint:
     """Serves `routes` (a path and the function that answers it) until `close`.
 
     It never disturbs the manager: it has threads of its own, and they serve a value that is already
-    made. Everything is bounded: threads, bytes of a request, its time. There is no password, so it
-    listens for this host only, unless the operator configures another address. A web page in a
-    browser on this host gets nothing by pointing its own host name at this address, and a script of
-    another site (its request has an `Origin`) gets nothing at all. A form is taken only with the
-    `Origin` of our own pages, which a browser sends and no other site can forge.
+    made. Threads, bytes and time of a request are bounded. There is no password, so it listens for
+    this host only, unless the operator configures another address. A web page in a browser on this
+    host gets nothing by pointing its own host name at this address, and a script of another site
+    (its request has an `Origin`) gets nothing at all. A form is accepted only with the `Origin` of
+    our own pages, which a browser sends and no other site can forge.
 
     A route is called in a thread of the server. If it raises any error, the response is a 500.
     """
@@ -177,7 +183,7 @@ class HttpEndpoint:
         `forms` are the paths that take a POST, each with the function that answers its fields.
         `feeds` are the paths of events; they end with this server.
         `fields` are further fields of every answer. `is_our_name` judges the host that a request
-        names; without it, on loopback a name of this host is required, and elsewhere any name does.
+        names; without it, on loopback a name of this host is required, elsewhere none.
         `setting` chose the address, and is named in the error.
 
         Raises: SettingsError if the address is not usable.
@@ -256,7 +262,7 @@ class HttpEndpoint:
                 head = _head_of(_FEED_HEAD, self._fields, length="")
                 if self._feeds[asked.path].take(connection, head):
                     return
-                raise _Refused(503, f"{_LISTENERS_MAX} pages listen already")
+                raise _Refused(503, f"{_LISTENERS_MAX} pages listen already, or no thread is left")
             if method == "POST":
                 self._require_own_form(asked)
                 asked = msgspec.structs.replace(asked, query=_form(connection, asked, more))
@@ -298,23 +304,28 @@ class HttpEndpoint:
 
 
 def _head(connection: socket.socket) -> tuple[bytes, bytes]:
-    """The request up to its empty line, and what came with it of the body. Raises: _Refused,
-    OSError (the client is too slow or disconnected)."""
+    """The request up to its empty line, and the bytes of the body that came with it. Raises:
+    _Refused, OSError (the client is too slow or disconnected)."""
     deadline = time.monotonic() + _REQUEST_S_MAX
     received = b""
     while b"\r\n\r\n" not in received:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        connection.settimeout(left_s)
-        piece = connection.recv(_HEAD_BYTES_MAX + 1 - len(received))
-        if not piece:
-            raise ConnectionAbortedError
-        received += piece
+        received += _piece(connection, _HEAD_BYTES_MAX + 1 - len(received), deadline)
         if len(received) > _HEAD_BYTES_MAX:
             raise _Refused(400, f"a request of more than {_HEAD_BYTES_MAX} bytes")
     head, _, more = received.partition(b"\r\n\r\n")
     return head, more
+
+
+def _piece(connection: socket.socket, most: int, deadline: float) -> bytes:
+    """The next bytes of a request, until `deadline`. Raises: OSError."""
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    connection.settimeout(left_s)
+    piece = connection.recv(most)
+    if not piece:
+        raise ConnectionAbortedError
+    return piece
 
 
 def _form(connection: socket.socket, asked: _Asked, received: bytes) -> Query:
@@ -326,14 +337,7 @@ def _form(connection: socket.socket, asked: _Asked, received: bytes) -> Query:
         raise _Refused(413, f"a form of more than {_BODY_BYTES_MAX} bytes")
     deadline = time.monotonic() + _REQUEST_S_MAX
     while len(received) < int(length):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        connection.settimeout(left_s)
-        piece = connection.recv(int(length) - len(received))
-        if not piece:
-            raise ConnectionAbortedError
-        received += piece
+        received += _piece(connection, int(length) - len(received), deadline)
     try:
         text = received[: int(length)].decode("ascii")
         return dict(reversed(parse_qsl(text, max_num_fields=_FIELDS_MAX)))

@@ -23,15 +23,15 @@ class EventKind(msgspec.Struct, frozen=True):
 CATALOGUE: Final[dict[str, EventKind]] = {
     # The manager.
     "manager_started": EventKind("the first line: the manager's id, timers, limits and table"),
-    "draining": EventKind("a stop was asked for; leases are being given up"),
+    "draining": EventKind("a stop was requested; leases are being given up"),
     "manager_stopped": EventKind("the last line: why it ended"),
     "stop_hurried": EventKind("a second stop signal shortened the grace", "warning"),
     "stop_incomplete": EventKind("rows of this manager are left to expire", "warning"),
     "checkpoint_missed": EventKind(
-        "a stop ended a lease before what user code was given could be checkpointed", "warning"
+        "a stop ended a lease before the records that user code got were checkpointed", "warning"
     ),
     "caught_up": EventKind("every shard is at its tip or ended"),
-    "signal_ignored": EventKind("a signal that means nothing here"),
+    "signal_ignored": EventKind("a signal came that has no meaning for kclrun"),
     "former_owners_gone": EventKind("former managers of this host are proven gone"),
     "launcher_started": EventKind("the process that forks lease processes has started", "debug"),
     "lock_file_removed": EventKind(
@@ -65,7 +65,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
         "this is an EC2 instance: its notices and its lifecycle are watched"
     ),
     "instance_notice": EventKind("this machine is about to end: it is drained", "warning"),
-    "lifecycle_heartbeat": EventKind("the group was asked for more time to drain"),
+    "lifecycle_heartbeat": EventKind("more time to drain was requested from the group"),
     "lifecycle_awaited": EventKind("drained; the group has not ended this machine yet"),
     "lifecycle_completed": EventKind("the lifecycle action was completed: the group goes on"),
     "lifecycle_gone": EventKind("no lifecycle action of the group waits at this hook"),
@@ -78,7 +78,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "lease_claimed": EventKind("a lease process claimed its lease and reads"),
     "lease_released": EventKind("a lease was given up in good order"),
     "lease_asked": EventKind("another owner was asked for one of its leases"),
-    "state_prefetched": EventKind("the state of a lease was copied here before it is asked for"),
+    "state_prefetched": EventKind("the state of a lease was copied here before it is needed"),
     "lease_given_for_load": EventKind("a heavy lease goes to an owner with less load"),
     "lease_offered": EventKind("a lease was given away, and waits for its taker"),
     "lease_passed_on": EventKind("an expired lease beyond our share was offered to the others"),
@@ -137,7 +137,8 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "process_exited": EventKind("a lease process ended", "debug"),
     "process_died": EventKind("a lease process died without a report", "warning"),
     "shared_process_died": EventKind(
-        "a process of several leases died; each gets one of its own, which shows whose fault it is",
+        "a process of several leases died; each lease gets a process of its own, which shows the"
+        " lease at fault",
         "warning",
     ),
     "shared_process_ended": EventKind(
@@ -148,7 +149,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "process_lost_lease": EventKind("a lease process found its lease lost", "warning"),
     "start_failed": EventKind("no lease process could be started", "error"),
     "start_unclaimed": EventKind("a lease process ended without a claim", "warning"),
-    "process_stalled": EventKind("a lease should move and does not", "error"),
+    "process_stalled": EventKind("a lease should make progress and does not", "error"),
     "process_killed": EventKind("a lease process was ended by force", "warning"),
     "process_unkillable": EventKind(
         "no signal ends a lease process; its lease goes on without it: look at the host", "error"
@@ -185,17 +186,18 @@ CATALOGUE: Final[dict[str, EventKind]] = {
 # credential; texts of user code are bounded and cleaned (`logs.py`).
 FIELDS: Final = frozenset(
     {
+        *("action", "advice", "after_s", "application", "attempts", "batches", "bytes"),
         *(
-            "action",
-            "advice",
-            "after_s",
-            "application",
-            "attempts",
-            "batches",
-            "bytes",
             "checkpoint",
+            "checkpoint_every",
+            "children",
+            "code",
+            "counter",
+            "count",
+            "deaths",
+            "detail",
+            "halted",
         ),
-        *("checkpoint_every", "children", "code", "counter", "count", "deaths", "detail", "halted"),
         *("deadline_s", "dropped", "endpoint", "error", "exit_code", "expected", "failover_s"),
         *("former_owner", "former_owners", "grace_s", "group", "halt", "host", "incarnation"),
         *("key", "lag_ms", "launcher_pid", "leases", "leases_max", "level", "logger", "message"),
@@ -206,7 +208,6 @@ FIELDS: Final = frozenset(
         *("target", "text", "traceback", "version", "waited_s", "warning", "where", "worker_pid"),
         *("broken", "foreign", "ours", "theirs", "created", "deleted", "free", "work", "row"),
         *("master", "pipeline", "trigger"),
-        *("advice",),
         *("hook", "instance", "zone"),
         *("raised_at", "record"),
         *("former", "row_owner", "ours_s", "theirs_s", "what", "keys", "traceback_text"),

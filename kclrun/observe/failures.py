@@ -44,7 +44,7 @@ Frame = tuple[TracebackType, str]
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """One exception. Its texts contain no payload, except a payload in the exception's own text.
+    """One exception. Its texts contain no payload, unless the exception's own text does.
 
     `raised_at` is file, line and function of user code. `record` is the record's place within the
     batch, as far as it is known. `position` is its position; None if the record is not known.
@@ -99,11 +99,11 @@ def is_ours(file: str) -> bool:
 
 
 def _raised_at(frames: Sequence[Frame]) -> str:
-    """The innermost line of user code, not of a library that it called."""
-    own = [each for each in frames if not each[1].startswith((*_LIBRARY, "<"))]
-    # User code that is installed as a library still counts as user code.
+    """The innermost line of user code, not of a library that it called. User code may be installed
+    as a library: then all its frames are."""
     if not frames:
         return ""
+    own = [each for each in frames if not each[1].startswith((*_LIBRARY, "<"))]
     tb, file = (own or frames)[-1]
     return f"{_shortened(file)}:{tb.tb_lineno} in {tb.tb_frame.f_code.co_name}"
 
@@ -118,9 +118,8 @@ def _shortened(file: str) -> str:
 def _record_at_hand(frames: Sequence[Frame], records: Sequence[Record]) -> int | None:
     """The index of the record that the failing line works on, if that is certain.
 
-    A record is named only if the failing line works on it: it is the variable of a loop around that
-    line, or an argument of the function. A record that a finished loop left in its variable is not
-    the cause.
+    It is the variable of a loop around that line, or an argument of the function. A record that a
+    finished loop left in its variable is not the cause.
     """
     if len(records) == 1:
         return 0

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.observe.alarms import SERIES_NAME, narrowed
-from kclrun.observe.metrics import METRICS, OF_LEASE, SERIES, labels_by_series
+from kclrun.observe.metrics import MEANINGS, OF_LEASE, labels_by_series
 
 # Grafana 10.4 writes this one; later ones convert a dashboard when they load it.
 _SCHEMA_VERSION: Final = 39
@@ -20,9 +20,6 @@ _COLUMNS: Final = 24
 _HEIGHTS: Final = {"stat": 4, "timeseries": 8}
 _WIDTHS: Final = {"stat": 3, "timeseries": 8}
 _SOURCE: Final = {"type": "prometheus", "uid": "${source}"}
-_MEANINGS: Final = {kind.prometheus: kind.meaning for kind in METRICS.values()} | {
-    name: kind.meaning for name, kind in SERIES.items()
-}
 _BY_SHARD: Final = "{{application}} {{shard}}"
 _BY_APPLICATION: Final = "{{application}}"
 _BY_MACHINE: Final = "{{application}} {{instance}}"
@@ -205,7 +202,7 @@ def _drawn(panel: Panel) -> dict[str, Any]:
     return {
         "type": panel.kind,
         "title": panel.title,
-        "description": "\n\n".join(f"{name}: {_MEANINGS[name]}" for name in names),
+        "description": "\n\n".join(f"{name}: {MEANINGS[name]}" for name in names),
         "datasource": _SOURCE,
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "targets": [

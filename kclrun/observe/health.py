@@ -17,9 +17,9 @@ from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume, how
 
 Status = Literal["ok", "starting", "draining", "degraded", "failing"]
 
-# The records of one lease explain that it does not advance; for two at once that is unlikely.
+# One lease may be stopped by its own records; two at once rarely are.
 _STILL_LEASES_MIN: Final = 2
-# Enough for an exception's class and message; user code wrote it, so it is cleaned as for the log.
+# Enough for an exception's class and message. It is cleaned as for the log, for it is of user code.
 _NOTE_CHARACTERS_MAX: Final = 400
 _MODE_CHARACTERS_MAX: Final = 64
 

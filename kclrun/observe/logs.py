@@ -207,15 +207,17 @@ TEXT_CHARACTERS_MAX: Final = 2048
 # A run of that length without a digit, a capital and a small letter is a path, a hash or a number:
 # these must stay readable.
 _RUN_MIN: Final = 40
+# Secrets are looked for in so much of a text: the rest of a longer one is cut out first.
+_SEARCHED_MAX: Final = 8_192
 _SECRET: Final = re.compile(rf"\b(?:AKIA|ASIA)[A-Z0-9]{{12,}}|[A-Za-z0-9/+=]{{{_RUN_MIN},}}")
 # The end of a path of `model.output.roll_folder`, up to the first hyphen. It makes a long run of
 # names of the settings, and messages about outputs name those paths.
 _OF_ROLLS: Final = re.compile(r"/[0-9]{8}T[0-9]{6}Z/shardId\Z")
 _OF_SECRETS: Final = (re.compile(r"[a-z]"), re.compile(r"[A-Z]"), re.compile(r"[0-9]"))
-# A processor that logs a line for each batch has 5 a second at most (the 200 ms floor of a poll).
+# A processor that logs a line for each batch writes 5 a second at most: polls are 200 ms apart.
 _BURST_LINES: Final = 50
 _LINES_PER_S: Final = 10.0
-# As many as a manager has leases; beyond that, the source that was silent the longest is forgotten.
+# More than a manager has leases. Beyond it, the source that was silent the longest is forgotten.
 _SOURCES_MAX: Final = 1024
 # Lines are shortened field by field until they fit a pipe's atomic write.
 _CUTS: Final = (TEXT_CHARACTERS_MAX, 800, 200, 60, 20)
@@ -231,15 +233,22 @@ _JSON: Final = msgspec.json.Encoder()
 def clean_text(
     text: str, characters_max: int = TEXT_CHARACTERS_MAX, *, keeps_lines: bool = False
 ) -> str:
-    """`text` fit for one line: bounded, long runs cut out, control characters escaped.
+    """`text` fit for one line: bounded, secrets cut out, control characters escaped.
 
     The end is kept as well as the beginning: the last line of a traceback has the exception.
     `keeps_lines` leaves line ends and tabs unchanged, for JSON, which escapes them itself.
     """
-    if len(text) > characters_max:
-        half = characters_max // 2
-        text = f"{text[: half - 1]}…{text[len(text) - half :]}"
-    return escaped(_SECRET.sub(_withheld, text), keeps_lines=keeps_lines)
+    searched = _ends_of(text, max(_SEARCHED_MAX, 4 * characters_max))
+    # Before the cut: the pattern does not recognize a part of a secret.
+    text = _ends_of(_SECRET.sub(_withheld, searched), characters_max)
+    return escaped(text, keeps_lines=keeps_lines)
+
+
+def _ends_of(text: str, characters_max: int) -> str:
+    if len(text) <= characters_max:
+        return text
+    half = characters_max // 2
+    return f"{text[: half - 1]}…{text[len(text) - half :]}"
 
 
 def _withheld(match: re.Match[str]) -> str:

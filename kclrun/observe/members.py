@@ -1,9 +1,9 @@
-"""The live detail of one lease: a manager serves it at `/lease`, and the page of the fleet asks.
+"""The live detail of one lease: a manager serves it at `/lease`, the page of the fleet shows it.
 
-Rule: the address of a manager comes from a row of the lease table, which others may have written.
-So a request goes only to an address of a private network, has one path, follows nothing, and an
-answer counts only if it names the application and the owner of the row. All limits are in
-`docs/how-to/see-the-fleet.md`.
+Rule: the address of a manager comes from a row of the lease table, which other programs may have
+written. So a request goes only to an address of a private network, has one path, and follows no
+redirect. An answer counts only if it names the application and the owner of the row. All limits are
+in `docs/how-to/see-the-fleet.md`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -47,6 +47,10 @@ _ERRORS: Final = frozenset(
 )
 
 
+# An answer may come from another program: a number beyond a Java long cannot be divided by 1,000.
+Milliseconds = Annotated[int, msgspec.Meta(le=2**63 - 1)]
+
+
 class ErrorBody(msgspec.Struct, frozen=True, omit_defaults=True):
     """One error of a lease, by the clock of its manager. `stack` is a traceback, or empty."""
 
@@ -74,8 +78,8 @@ class LeaseDetail(msgspec.Struct, frozen=True, kw_only=True):
     retries_total: int = 0
     dead_letters_total: int = 0
     skipped_total: int = 0
-    lag_ms: int | None = None
-    output_lag_ms: int | None = None
+    lag_ms: Milliseconds | None = None
+    output_lag_ms: Milliseconds | None = None
     still_s: float | None = None
     restarts: int = 0
     traffic: TrafficBody | None = None
@@ -84,8 +88,8 @@ class LeaseDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LastErrors:
-    """The last errors of each lease of a manager. The loop's thread notes, those of the endpoint
-    look."""
+    """The last errors of each lease of a manager. The loop's thread calls `note`, the threads of
+    the endpoint call `of`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -112,7 +116,7 @@ class LastErrors:
                 self._of_shard.popitem(last=False)
 
     def of(self, shard: str) -> tuple[ErrorBody, ...]:
-        """The last first."""
+        """The errors of a shard, the last one first."""
         with self._lock:
             return tuple(reversed(self._of_shard.get(shard, ())))
 
@@ -193,8 +197,8 @@ _NEVER: Final[tuple[Network, ...]] = tuple(
 
 
 def place_of(text: str | None, networks: Sequence[Network] = ()) -> tuple[str, int] | None:
-    """Host and port of an address from a row, if it may be asked: `ADDRESS:PORT` with a port above
-    1023, of a private network or of one of `networks`; else None."""
+    """Host and port of `ADDRESS:PORT` from a row, if a request may go there: to a port above 1023,
+    in a private network or in one of `networks`; else None."""
     found = _PLACE.match(text or "")
     if found is None or not 1024 <= int(found[2]) <= _PORT_MAX:
         return None
@@ -211,12 +215,12 @@ def place_of(text: str | None, networks: Sequence[Network] = ()) -> tuple[str, i
 def ask_for_detail(
     place: tuple[str, int], shard: str, *, application: str, owner: str
 ) -> LeaseDetail | None:
-    """What the manager at this place says of the lease; None if none answers in time, or another
-    program or another owner does. Nothing else of an answer is ever shown."""
+    """The detail of the lease from the manager at this place; None if no manager answers in time,
+    or another program or owner answers. No other part of an answer is ever shown."""
     try:
         answer = _get(place, f"{PATH}?shard={quote(shard, safe='')}")
         detail = msgspec.json.decode(answer, type=LeaseDetail)
-    except (OSError, ValueError, msgspec.MsgspecError):
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return None
     is_it = (detail.application, detail.owner, detail.shard) == (application, owner, shard)
     return detail if is_it else None

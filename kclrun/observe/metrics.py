@@ -245,6 +245,12 @@ SERIES: Final[dict[str, SeriesKind]] = {
 }
 
 
+# The meaning of each series that a manager has, by its name in Prometheus.
+MEANINGS: Final = {kind.prometheus: kind.meaning for kind in METRICS.values()} | {
+    name: kind.meaning for name, kind in SERIES.items()
+}
+
+
 def labels_by_series() -> dict[str, tuple[str, ...]]:
     """Every series that a manager has, with its labels."""
     named = {

@@ -30,9 +30,9 @@ from prometheus_client.metrics_core import Metric as Family
 from kclrun.errors import Unavailable
 
 _NS: Final = 1_000_000_000
-# By the end of a name. A count has none: a collector would add it to the name for Prometheus.
+# By the end of a name. A count has no unit: a collector would add it to the name for Prometheus.
 _UNITS: Final = {"_seconds": "s", "_bytes_total": "By", "_bytes_per_second": "By/s"}
-# A thread of its own waits for it, and values of a later minute replace those of an outage.
+# A thread of its own waits for a request; after an outage the values of a later minute are sent.
 _REQUEST_S: Final = 5.0
 
 

@@ -16,17 +16,15 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from kclrun.observe.health import Verdict
-from kclrun.observe.metrics import COUNTED, METRICS, SERIES, labels_by_series
+from kclrun.observe.metrics import COUNTED, MEANINGS, METRICS, labels_by_series
 from kclrun.observe.sample import LeaseSample, ManagerSample
 
 _LABELS = labels_by_series()
-_MEANINGS = {kind.prometheus: kind.meaning for kind in METRICS.values()} | {
-    name: kind.meaning for name, kind in SERIES.items()
-}
 
 
 class Exposition(Collector):
-    """Writes what `look` returns: the last sample (None before the first), and its verdict."""
+    """The exposition of what `look` returns: the last sample (None before the first), and its
+    verdict."""
 
     def __init__(self, look: Callable[[], tuple[ManagerSample | None, Verdict]], version: str):
         self._look = look
@@ -51,7 +49,7 @@ class Exposition(Collector):
         yield from _of_leases(sample)
 
     def _info(self, sample: ManagerSample) -> Metric:
-        info = InfoMetricFamily("kclrun", _MEANINGS["kclrun_info"])
+        info = InfoMetricFamily("kclrun", MEANINGS["kclrun_info"])
         info.add_metric(
             (),
             {
@@ -136,7 +134,7 @@ class _Traffic:
 def _family(name: str) -> GaugeMetricFamily | CounterMetricFamily:
     """A family of the catalogue; as Prometheus requires, the name of a counter ends in _total."""
     kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    return kind(name, _MEANINGS[name], labels=_LABELS[name])
+    return kind(name, MEANINGS[name], labels=_LABELS[name])
 
 
 def _one(name: str, sample: ManagerSample, value: float) -> Metric:

@@ -59,7 +59,7 @@ class Publisher(Generic[Metric]):
             self._drop(measurements)
 
     def close(self, patience_s: float) -> None:
-        """Send the waiting ones for at most `patience_s`, then leave the rest."""
+        """Send the waiting measurements for at most `patience_s`; the rest is not sent."""
         deadline = time.monotonic() + patience_s
         try:
             self._waiting.put(None, timeout=patience_s)

@@ -26,12 +26,7 @@ def how_to_resume(leases_command: str | None, shard: str) -> str:
     """
     if leases_command is None:
         return "mend the cause, then run the application again"
-    return f"mend the cause, then: {resume_command(leases_command, shard)}"
-
-
-def resume_command(leases_command: str, shard: str) -> str:
-    """The command that resumes a halted shard."""
-    return f"{leases_command} resume {shard} --yes"
+    return f"mend the cause, then: {leases_command} resume {shard} --yes"
 
 
 def how_to_unpause(leases_command: str | None, shard: str) -> str:
@@ -48,10 +43,9 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     `state` is one short word (starting, running, failing, ending, ended, halted, paused, backing
     off, waiting). Failing: user code raised, and the call is repeated.
     `records_total` and `bytes_total` count the records that the processor returned for since this
-    manager started, over restarts of the lease process; the other totals count as `LeaseStatus`
-    says; `records_per_s` is over the last few
-    samples. `lag_ms` is that of `millis_behind_latest` in `metrics.py`, `output_lag_ms` that of
-    `output_lag`, None while no row waits. `still_s` is the time
+    manager started, over restarts of the lease process; `LeaseStatus` defines the other totals.
+    `records_per_s` is over the last few samples. `lag_ms` is `millis_behind_latest` of
+    `metrics.py`, `output_lag_ms` is `output_lag`, None while no row waits. `still_s` is the time
     without progress; None while no progress is expected (its parents are not ended, or it is
     halted or paused). `cpu_percent` and `memory_bytes` are measured for the live table only. `note`
     says why a lease does not advance, or is empty. `heat` is the traffic of the shard, None while

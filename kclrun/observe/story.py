@@ -1,6 +1,7 @@
-"""The story ring: transitions of leases on disk, within a limit, and where one is named also in S3.
+"""The story ring: transitions of leases on disk, within a limit, and in S3 if the settings name a
+bucket.
 
-One manager writes; `kclrun why` reads the files of any number of them. It must not know what a
+One manager writes; `kclrun why` reads the files of many managers. It must not know what a
 transition means (`leases/story.py`). The loop of a manager never waits here.
 
 A file has a line for each entry: its CRC and JSON. A line that does not match is skipped: the last
@@ -10,6 +11,7 @@ one of a machine that lost power may be torn.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import re
@@ -37,10 +39,10 @@ _BURST: Final = 100
 _PER_S: Final = 0.2
 # Entries that wait for a disk that does not answer: 2 MB.
 _WAITING_MAX: Final = 8_192
-# Of the machine, if it is lost with its disk: what S3 does not have yet. One PUT in so long costs
-# $0.08 a day and machine at the most, and nothing while nothing happens.
+# If a machine is lost with its disk, the entries of these seconds are lost. One PUT in ten seconds
+# costs $0.08 a day and machine at the most, and nothing while nothing happens.
 SEND_EVERY_S: Final = 10.0
-# What waits while S3 is away.
+# The entries that wait while S3 is away.
 _UNSENT_BYTES_MAX: Final = FILE_BYTES_MAX
 _CLOSE_WAIT_S: Final = 2.0
 _DISK: Final = "disk"
@@ -63,7 +65,7 @@ class StoryRing:
     """Records the transitions of one manager. `note` may be called from any thread, and neither
     waits nor raises; a thread of its own writes.
 
-    `dropped` counts entries that could not be kept: on a disk that is full or does not answer.
+    `dropped` counts entries that could not be kept, because the disk is full or does not answer.
     `warn` gets the first failure of a place, and again the first one after it worked.
     """
 
@@ -90,6 +92,8 @@ class StoryRing:
         self._waiting: queue.Queue[Entry | None] = queue.Queue(_WAITING_MAX)
         self._file: int | None = None
         self._written = 0
+        # The last line was written in part: the disk became full.
+        self._is_torn = False
         self._numbers = 0
         self._unsent = bytearray()
         self._send_instant = 0.0
@@ -112,7 +116,7 @@ class StoryRing:
             self.dropped += 1
 
     def close(self) -> None:
-        """Write what waits, for a moment at the most."""
+        """Write the entries that wait, for a moment at the most."""
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
         self._thread.join(_CLOSE_WAIT_S)
@@ -151,8 +155,12 @@ class StoryRing:
             if self._file is None or self._written + len(lines) > FILE_BYTES_MAX:
                 self._begin_file()
             assert self._file is not None, "it was begun"
-            os.write(self._file, lines)
-            self._written += len(lines)
+            data = b"\n" + lines if self._is_torn else lines
+            written = os.write(self._file, data)
+            self._written += written
+            self._is_torn = written < len(data)
+            if self._is_torn:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._failing.discard(_DISK)
         except OSError as error:
             self.dropped += count
@@ -164,8 +172,8 @@ class StoryRing:
             self._warn(words)
 
     def _begin_file(self) -> None:
-        """Begin the next file, and remove the oldest ones beyond the limit, of whichever manager of
-        this application on this machine."""
+        """Begin the next file, and remove the oldest ones beyond the limit: of any manager of this
+        application on this machine."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -173,7 +181,7 @@ class StoryRing:
         prune(self._folder, FOLDER_BYTES_MAX - FILE_BYTES_MAX)
         path = self._folder / self._next_name()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._file, self._written = os.open(path, flags, 0o600), 0
+        self._file, self._written, self._is_torn = os.open(path, flags, 0o600), 0, False
 
     def _next_name(self) -> str:
         """Names sort by the time of their begin."""
@@ -181,7 +189,8 @@ class StoryRing:
         return f"{int(self._clock() * 1000):013d}-{self._nonce}-{self._numbers:06d}{_SUFFIX}"
 
     def _send(self, *, is_last: bool) -> None:
-        """Keep in S3 the entries that it lacks, if it is time. What fails is sent with the next."""
+        """Keep in S3 the entries that it lacks, if it is time. After a failure they are sent with
+        the next ones."""
         is_due = is_last or time.monotonic() >= self._send_instant
         if self._outlet is None or not self._unsent or not is_due:
             return
@@ -236,7 +245,7 @@ def _entry(line: bytes) -> Entry | None:
         return None
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -2,7 +2,7 @@
 
 A fetch is the root; batches of its records are its children; sending their rows and checkpointing
 them are children of the last batch that they cover, with links to the others. No span holds a
-payload, a key or the text of an exception. What goes wrong here costs spans, never a lease.
+payload, a key or the text of an exception. An error here costs spans, never a lease.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kclrun.model.time import Instant
 _WAITING_MAX: Final = 2048
 _BATCH_MAX: Final = 512
 _EVERY_S: Final = 5.0
-# Half of what the SDK gives a request: a thread of its own waits, and spans wait meanwhile.
+# Half of the SDK's time for a request: a thread of its own waits, and spans wait meanwhile.
 _REQUEST_S: Final = 5.0
 # At the end of a lease: a collector on the same network answers within milliseconds.
 _LAST_S: Final = 1.0
@@ -46,7 +46,7 @@ _LAST_S: Final = 1.0
 LINKS_MAX: Final = 32
 # Records of a batch that are opened to find them: 128 small JSON objects take 0.4 ms.
 _OPENED_MAX: Final = 128
-# Pages ahead of user code; the batches of one that is forgotten are roots.
+# Pages ahead of user code. The batches of a page that is forgotten are roots.
 _PAGES_MAX: Final = 256
 _EXPORTER: Final = "kclrun-traces"
 _NS: Final = 1_000_000_000
@@ -64,8 +64,8 @@ class Exporter(Protocol):
 class SpanQueue(SpanProcessor):
     """Ended spans wait here for the thread that sends them; a span that finds it full is dropped.
 
-    The SDK has such a queue. This one counts what it drops, ends within a limit, and has a thread
-    that a shared lease process can tell from those of user code. Made after the fork.
+    The SDK has such a queue. This one counts dropped spans, ends within a limit, and has a thread
+    that a shared lease process can distinguish from those of user code. Made after the fork.
     """
 
     def __init__(self, exporter: Exporter, warn: Callable[[str], None]) -> None:
@@ -84,7 +84,7 @@ class SpanQueue(SpanProcessor):
 
     def leave_to_parent(self) -> None:
         """In a process that user code forked: it has no thread that sends, and perhaps a lock that
-        nobody releases."""
+        no thread releases."""
         self._is_fork = True
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -100,8 +100,8 @@ class SpanQueue(SpanProcessor):
                 self._changed.notify_all()
 
     def flush(self, patience_s: float) -> bool:
-        """Send what waits, for at most `patience_s`; False if some of it still waits. While the
-        collector takes nothing, it is not waited for."""
+        """Send the waiting spans, for at most `patience_s`; False if some of them still wait. While
+        the collector takes no spans, this does not wait."""
         with self._changed:
             if self._is_failing:
                 return False
@@ -255,7 +255,7 @@ class LeaseSpans:
         self._process.serve_user_code()
 
     def failed(self, error: Exception) -> None:
-        """Tell the first error of these spans. Any thread."""
+        """Count the error, and warn of the first one of these spans. Any thread."""
         self._queue.dropped += 1
         if not self._is_logged:
             self._is_logged = True
@@ -363,7 +363,7 @@ class LeaseSpans:
         self._of_batches("commit", SpanKind.CLIENT, covered, began, attributes)
 
     def end(self) -> None:
-        """The lease is over: send what waits, for a second at most."""
+        """The lease is over: send the waiting spans, for a second at most."""
         self._queue.flush(_LAST_S)
 
     def _of_batches(
@@ -447,7 +447,7 @@ def json_carrier(path: str) -> Carrier:
     def read(record: Record) -> str | None:
         try:
             found: Any = decoder.decode(record.data)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return None
         for _ in range(depth):
             found = None if found is None else found.field

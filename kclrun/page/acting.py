@@ -29,7 +29,7 @@ from kclrun.model.stream import StreamKey, called, stream_name_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.observe.endpoint import Query
 from kclrun.page.layout import shard_link
-from kclrun.page.markup import Html, element, joined, link
+from kclrun.page.markup import Html, as_title, element, joined, link
 from kclrun.page.snapshot import Snapshot
 from kclrun.protocol.writes import Applied, ConditionFailed, Outcome
 
@@ -41,6 +41,7 @@ _PAUSES: Final[Mapping[str, float | None]] = {
     "12h": 43_200.0,
     "until resumed": None,
 }
+# An operator reads no more; the number of the others is shown.
 _PLANS_SHOWN_MAX: Final = 50
 _STREAMS_MAX: Final = 20
 # The places to which dead letters are redriven.
@@ -65,8 +66,8 @@ class Do(enum.Enum):
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """An action that a form names. It is for the lease `key`, or for a stream, or without both for
-    the fleet. `to` is an owner; for a redrive it is "processor" or "stream"."""
+    """An action that a form names: for the lease `key`, for a stream, or for the fleet. `to` is an
+    owner; for a redrive it is "processor" or "stream"."""
 
     do: Do
     key: str = ""
@@ -87,7 +88,7 @@ class Wish(msgspec.Struct, frozen=True):
         whole = "all dead letters" if self.do is Do.REDRIVE else "all shards"
         if self.stream:
             whole = f"stream {stream_name_of(StreamKey(self.stream))}"
-        return f"{self.do.value.capitalize()}: {called(self.key) if self.key else whole}"
+        return f"{as_title(self.do.value)}: {called(self.key) if self.key else whole}"
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -99,7 +100,7 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Letters(Protocol):
-    """Dead letters at a destination that can be read without a change there. Both methods give a
+    """Dead letters at a destination that can be read without a change there. Both methods return a
     failure as a sentence."""
 
     def plan(self, key: str, to: str) -> Shown:
@@ -113,10 +114,10 @@ class Letters(Protocol):
 
 
 class Actions:
-    """What the page needs for actions. `read` returns the rows of the table as they are now,
-    those of one key or all; `write` sends the changes of plans; `now` is the service's time;
-    `letters` are the dead letters, if they can be redriven here. The token is compared in
-    constant time, and shown nowhere."""
+    """The calls behind the actions. `read` returns the rows of the table as they are now, those of
+    one key or all; `write` sends the changes of plans; `now` is the service's time; `letters` are
+    the dead letters, if they can be redriven here. The token is compared in constant time, and
+    shown nowhere."""
 
     def __init__(
         self,
@@ -158,8 +159,7 @@ def plans_of(wish: Wish, leases: Sequence[Lease], now: WallTime) -> tuple[Plan, 
     if wish.do is Do.UNPAUSE:
         return plan_unpause(leases, wish.reach, now)
     meant = sorted(filter(wish.reach.covers, leases), key=lambda lease: lease.key)
-    if not wish.key:
-        # In a plan for many leases, the ended ones would only be noise.
+    if not wish.key:  # a plan for many leases leaves out those that have ended
         meant = [lease for lease in meant if not lease.is_ended]
     if wish.do is Do.RESUME:
         return tuple(plan_resume(each) for each in meant if wish.key or each.halt is not None)
@@ -241,7 +241,7 @@ def _of_many(
     is_paused = any(lease.pause is not None for lease in leases)
     is_halted = any(lease.halt is not None for lease in leases)
     return joined(
-        element("h3", name.capitalize()),
+        element("h3", as_title(name)),
         element(
             "div",
             _asking(Do.PAUSE, meant, pauses, f"pause {name}"),
@@ -293,7 +293,7 @@ def _hidden(name: str, value: str) -> Html:
 
 
 def plan_body(wish: Wish, plan: Shown, *, notice: str = "") -> Html:
-    """The plan, and the form that does it, if anything can be done."""
+    """The plan, and the form that carries it out, if it changes anything."""
     return joined(
         element("div", element("p", notice), class_="box bad", role="alert") if notice else None,
         element("h2", "The plan"),
@@ -307,9 +307,11 @@ def _doing(wish: Wish, plan: Shown) -> Html:
     return element(
         "form",
         _hidden("do", wish.do.value),
-        _hidden("key", wish.key) if wish.key else None,
-        _hidden("to", wish.to) if wish.to else None,
-        _hidden("stream", wish.stream) if wish.stream else None,
+        [
+            _hidden(name, value)
+            for name, value in (("key", wish.key), ("to", wish.to), ("stream", wish.stream))
+            if value
+        ],
         _hidden("lasting", wish.lasting),
         _hidden("basis", plan.basis),
         element(
@@ -336,15 +338,15 @@ def _back(wish: Wish) -> Html:
 
 
 def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
-    """Do what the form says, if its token is right and its plan still holds; the status, and the
-    body of the answer."""
+    """Do what the form says, if its token is right and its plan still holds. Returns: the status,
+    and the body of the answer."""
     if not actions.permits(fields.get("token", "")):
         return 403, element("p", "The token is wrong. Nothing was changed.", class_="box bad")
     if wish.do is Do.REDRIVE:
         return _redrive(actions, wish, fields)
     leases = actions.read(LeaseKey(wish.key) if wish.key else None)
     plans = plans_of(wish, leases, actions.now())
-    if not hmac.compare_digest(basis_of(plans), fields.get("basis", "")):
+    if basis_of(plans) != fields.get("basis"):
         return 409, plan_body(wish, shown_of(plans), notice=_CHANGED)
     outcomes = actions.write([each for each in plans if each.change is not None])
     return 200, joined(

@@ -1,10 +1,9 @@
-"""What the page of one shard shows besides its row: its story, and the detail that its owner gives.
-Pure; `Details` reads them while someone looks."""
+"""The parts of a shard's page besides its row: its story, and the detail that its owner gives; and
+the dead letters. Pure; `Details` reads them while the page is open."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import Final, Protocol
 
 import msgspec
@@ -35,8 +34,8 @@ _EVENTS: Final = {
 
 
 class StoryRead(msgspec.Struct, frozen=True, kw_only=True):
-    """The story of one shard as it was read at `read_at`: its last sentences, and how many there
-    are before them; `now`, what its row says. `problem` is why some of it could not be read."""
+    """The story of one shard as it was read at `read_at`: its last sentences, how many there are
+    `before` them, and the state of its row `now`. `problem` is why some of it could not be read."""
 
     sentences: tuple[Sentence, ...] = ()
     before: int = 0
@@ -46,7 +45,7 @@ class StoryRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AskedOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of the owner of a lease, at `read_at`; without `detail`, `why` there is none."""
+    """The answer of the owner of a lease, at `read_at`; `why` says why there is no `detail`."""
 
     detail: LeaseDetail | None = None
     why: str = ""
@@ -82,19 +81,19 @@ class LettersRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Details(Protocol):
-    """Reads what only the page of one shard shows, and keeps it for a while. Called from threads of
-    the server; None while it is being read."""
+    """Reads the values that only the page of one shard shows, and keeps them for a while. Called
+    from threads of the server. A method returns None while its value is being read."""
 
     def story(self, lease: Lease) -> StoryRead | None:
-        """The story of a lease, of a minute ago at the most in a quiet fleet."""
+        """The story of a lease; in a quiet fleet a minute old at the most."""
         ...
 
     def asked(self, lease: Lease) -> AskedOwner | None:
-        """What the owner of the lease says of it, of some seconds ago at the most."""
+        """The detail that the owner of the lease gives, some seconds old at the most."""
         ...
 
     def letters(self) -> LettersRead | None:
-        """The dead letters of the application, of some seconds ago at the most."""
+        """The dead letters of the application, some seconds old at the most."""
         ...
 
 
@@ -143,9 +142,12 @@ def _story(about: About, lease: Lease, story: StoryRead | None) -> Html:
 def _lines(sentences: Sequence[Sentence]) -> Iterator[Html]:
     day = ""
     for each in sentences:
-        at = datetime.fromtimestamp(each.at, UTC)
-        is_new, day = f"{at:%Y-%m-%d}" != day, f"{at:%Y-%m-%d}"
-        clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
+        at = layout.date_of(each.at)
+        if at is None:
+            is_new, clock = False, "not a time"
+        else:
+            is_new, day = f"{at:%Y-%m-%d}" != day, f"{at:%Y-%m-%d}"
+            clock = f"{at:%H:%M:%S}.{at.microsecond // 1000:03d}"
         yield element(
             "li",
             element("span", f"{day} {clock}" if is_new else clock, class_="id at"),
@@ -343,7 +345,7 @@ def _letter_error(line: LetterLine) -> Html:
 
 
 def unread_words(damaged: int, unread: int) -> str:
-    """What was passed over of a story, if anything."""
+    """The parts of a story that could not be read, in words; empty if there are none."""
     if not damaged and not unread:
         return ""
     return f"{damaged} damaged entries and {unread} unreadable files were passed over."

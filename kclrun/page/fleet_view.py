@@ -3,7 +3,6 @@ outputs and settings. Pure."""
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -12,14 +11,11 @@ import msgspec
 from kclrun.leases.doctor.findings import Finding, Gravity
 from kclrun.leases.lines import LagLine, soonest, spelled, worst
 from kclrun.model.lease import OFFERED, Lease, Owner
-from kclrun.model.stream import called
-from kclrun.model.text import escaped
-from kclrun.observe import sample
 from kclrun.page.layout import facts, instant, shard_link, shard_links, state, table
 from kclrun.page.markup import Child, Html, element, joined, link, short
 from kclrun.page.snapshot import About, Row, Snapshot, is_idle, rows_of
 
-# Of more findings only the number is shown: where all is wrong, there is one cause.
+# Of further halts and findings only the number is shown: many of them have one cause.
 _HALTS_MAX: Final = 20
 _FINDINGS_MAX: Final = 50
 # A fleet has up to 1,000 machines.
@@ -39,8 +35,8 @@ class _Held(msgspec.Struct, frozen=True):
 
 
 def resume_command(about: About, key: str) -> str:
-    """The command that resumes a shard. A key is quoted, so that none becomes another command."""
-    return sample.resume_command(about.leases_command, shlex.quote(escaped(called(key))))
+    """The command that resumes a halted shard."""
+    return f"{about.of_shard(f'{about.leases_command} resume', key)} --yes"
 
 
 def fleet_body(about: About, snapshot: Snapshot) -> Html:
@@ -146,7 +142,7 @@ def _findings(about: About, snapshot: Snapshot) -> Html:
     return joined(
         title,
         [finding_box(about, each) for each in snapshot.findings[:_FINDINGS_MAX]],
-        element("p", f"{more} more: the command tells them all.") if more > 0 else None,
+        element("p", f"{more} more: the command prints all of them.") if more > 0 else None,
         looked_at,
     )
 

@@ -67,8 +67,9 @@ def page(
     body: Child,
     is_still: bool = False,
 ) -> bytes:
-    """A whole page. It is kept up to date by `live.js`, or without scripts loads itself again every
-    `refresh_s`, unless the query has `live=off`, or never (`is_still`): a form is filled in on it.
+    """A whole page. `live.js` keeps it up to date; without scripts it loads itself again every
+    `refresh_s`. With `live=off` in the query it does neither, nor with `is_still`, for a page on
+    which a form is filled in.
     """
     is_live = query.get("live") != "off" and not is_still
     head = element(
@@ -108,7 +109,7 @@ def page(
 
 
 def news_of(snapshot: Snapshot) -> str:
-    """The state of the fleet in a sentence, which screen readers say when it changes."""
+    """The state of the fleet in a sentence, which screen readers read aloud when it changes."""
     leases = snapshot.leases.values()
     counts = (
         (sum(lease.halt is not None for lease in leases), "halted"),
@@ -180,10 +181,16 @@ def instant(at: WallTime | None) -> str:
     """A time of the service or of this host: `2026-03-01 06:00:00 UTC`."""
     if at is None:
         return "not known"
+    date = date_of(at)
+    return "not a time" if date is None else f"{date:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def date_of(at: WallTime) -> datetime | None:
+    """The time as a date; None for a number that is not a time, which other programs may write."""
     try:
-        return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError, OSError):  # the row holds a number that is not a time
-        return "not a time"
+        return datetime.fromtimestamp(at, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def table(caption: Child, heads: Sequence[str], rows: Iterable[Html], *, label: str) -> Html:
@@ -230,7 +237,7 @@ def shard_link(key: str) -> Html:
 
 def shard_links(keys: Sequence[str], *, in_short: bool = False) -> Html:
     """Links to a few shards, and how many more there are; `in_short` by their numbers, which every
-    verb takes as well."""
+    verb accepts too."""
     if not keys:
         return joined("-")
     named = [

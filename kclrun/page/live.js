@@ -1,8 +1,10 @@
-// Keeps the page up to date: the server says when it has read something new, and this loads the same
-// page again and changes what differs. Focus, open details and a form that is being filled in stay.
+// Keeps the page up to date: the server sends an event when it has read something new. Then the same
+// page is loaded again, and the elements that differ are changed. Focus, open details and a form that
+// is being filled in stay.
 "use strict";
 (() => {
-  // What stays the same thing while its content changes: a row by its head, a heading by its text.
+  // Elements with one key are the same while their content changes: a row by its head, a heading by
+  // its text.
   function keyOf(node) {
     if (node.nodeType !== Node.ELEMENT_NODE) return node.nodeName;
     const named = node.nodeName === "TR" ? node.querySelector("th") : node;
@@ -49,11 +51,11 @@
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
       const main = document.querySelector("main");
       const news = fresh.querySelector("main").dataset.news;
-      // Read aloud only if the state of the fleet is another one, not each time that a number moves.
+      // Read aloud only if the state of the fleet has changed, not at every change of a number.
       if (news !== main.dataset.news) document.querySelector("#news").textContent = news;
       const focused = document.activeElement;
       change(main, fresh.querySelector("main"));
-      // An element that was moved has lost it.
+      // An element loses the focus when it is moved.
       if (focused !== document.activeElement && focused.isConnected) {
         focused.focus({ preventScroll: true });
       }
@@ -64,7 +66,18 @@
     }
   }
 
-  const events = new EventSource("/live");
-  events.addEventListener("changed", update);
+  // A browser connects again after a lost connection. It does not after an answer other than 200: a
+  // proxy gives one while the server starts, and the server while too many pages listen.
+  const AGAIN_MS = 30000;
+
+  function listen() {
+    const events = new EventSource("/live");
+    events.addEventListener("changed", update);
+    events.addEventListener("error", () => {
+      if (events.readyState === EventSource.CLOSED) setTimeout(listen, AGAIN_MS);
+    });
+  }
+
+  listen();
   document.addEventListener("visibilitychange", update);
 })();

@@ -1,7 +1,7 @@
 """HTML by construction: only this module makes `Html`, and all other text is escaped.
 
-Rows of the table hold texts that others wrote. Rule: there is no way to put a text into a page
-unescaped, nor one of unlimited length, nor a link that leaves the page.
+Rows of the table hold texts of other programs. Rule: every text of a page is escaped and bounded,
+and every link leads to a page of ours.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def element(tag: str, *children: Child, **attributes: str | int | None) -> Html:
     """One element; a text among its children is escaped, None is left out.
 
     Attributes: `class_` is `class`, `aria_label` is `aria-label`; None is left out. A link is made
-    by `link`: no text of others becomes an address.
+    by `link`, so that no text from a row becomes an address.
     """
     named = "".join(
         [
@@ -87,6 +87,11 @@ def link(
     given = {name: value for name, value in query.items() if value is not None}
     asked = f"?{urlencode(given, errors='replace')}" if given else ""
     return element("a", text, href=path + asked, aria_current="page" if is_current else None)
+
+
+def as_title(text: str) -> str:
+    """The text with a capital first letter; the others stay, for they may be a name or a time."""
+    return text[:1].upper() + text[1:]
 
 
 def short(text: str, most: int = 120) -> str:

@@ -16,7 +16,7 @@ from kclrun.page import layout
 from kclrun.page.acting import kclrun_owners, letter_actions, shard_actions
 from kclrun.page.detail_view import Details, detail_body
 from kclrun.page.fleet_view import finding_box, resume_command
-from kclrun.page.markup import Child, Html, element, joined, link, short
+from kclrun.page.markup import Child, Html, as_title, element, joined, link, short
 from kclrun.page.snapshot import About, Row, Snapshot, is_idle, most_urgent_first, rows_of
 
 # A browser shows 1,000 rows at once without delay; a larger stream has several pages.
@@ -190,9 +190,9 @@ class Descent(msgspec.Struct, frozen=True):
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """`descents`: each shard below a parent. A merge is below the one that comes first, and names
-    both. `alone` counts the shards without known parents and children, `left_out` those beyond the
-    limit, or in a circle."""
+    """`descents`: each shard below a parent. A merged shard is below the parent that comes first,
+    and names both. `alone` counts the shards without known parents and children, `left_out` those
+    beyond the limit, or in a circle."""
 
     descents: tuple[Descent, ...]
     alone: int
@@ -200,8 +200,8 @@ class Lineage(msgspec.Struct, frozen=True):
 
 
 def lineage_of(leases: Mapping[str, Lease], shards: Mapping[str, Shard], most: int) -> Lineage:
-    """The tree of all rows and listed shards, at most so many. Rows may name shards that neither
-    the table nor the listing has: those are left out."""
+    """The tree of all rows and listed shards, at most `most` of them. A row may name shards that
+    neither the table nor the listing has: these are left out."""
     keys: set[str] = {*leases, *shards}
     parents: dict[str, set[str]] = {key: set() for key in keys}
     children: dict[str, set[str]] = {key: set() for key in keys}
@@ -295,7 +295,7 @@ def _pause(about: About, lease: Lease | None, snapshot: Snapshot) -> Html | None
     command = f"{about.of_shard(about.unpause_command, lease.key)} --yes"
     return element(
         "div",
-        element("p", element("strong", f"{pause_words(pause).capitalize()}.")),
+        element("p", element("strong", f"{as_title(pause_words(pause))}.")),
         element("p", "Its owner keeps and renews it, and reads nothing; its records expire."),
         element("p", "To go on: ", element("code", command)),
         class_="box warn",

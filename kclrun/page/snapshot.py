@@ -17,8 +17,7 @@ from kclrun.model.stream import called
 from kclrun.model.text import escaped
 from kclrun.model.time import Instant, WallTime
 
-# The states of the rows in a list: a person is needed; the lease does not move; it works; it is
-# over.
+# How urgent a row of a list is: an operator is needed; the lease does not move; it works; it ended.
 URGENT, IDLE, WORKING, OVER = range(4)
 _NOBODY: Final = OwnerId("kclrun::page:0")
 
@@ -81,7 +80,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was read until `taken_at`. None: not read yet; `findings` need two looks."""
+    """All values that were read until `taken_at`. None: not read yet; `findings` need two scans."""
 
     taken_at: WallTime
     table_at: WallTime | None = None
@@ -179,6 +178,6 @@ def is_idle(row: Row) -> bool:
 
 
 def most_urgent_first(row: Row) -> tuple[int, float, str]:
-    """The order for a person in a hurry: halted rows, those that stand, then by their lag."""
+    """The order of rows by urgency, then by their lag."""
     behind_s = row.lag.behind_s if row.lag is not None else None
     return row.urgency, -(behind_s or 0.0), row.key

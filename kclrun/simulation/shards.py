@@ -15,9 +15,9 @@ import msgspec
 from kclrun.local.consumers import TAKEOVER_AFTER_S
 from kclrun.local.limits import STORED_BYTES_MAX, Storage
 from kclrun.local.sequence_numbers import parse
-from kclrun.local.stream import ShardLog, Stream, hash_key_of
+from kclrun.local.stream import ShardLog, Stream
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.model.shard import HASH_KEY_MAX, ChildShard, Shard
+from kclrun.model.shard import HASH_KEY_MAX, ChildShard, Shard, hash_key_of
 from kclrun.model.time import WallTime
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
 

@@ -1,5 +1,5 @@
 """Contracts of a processor, each checked in one line: a crash, the order of calls and the order of
-records change nothing that it leaves."""
+records do not change its result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Result = Callable[[Run], object]
 
 
 def _result(run: Run) -> object:
-    # What a second life gives up again has one letter.
+    # A record that a second life gives up again has one letter.
     given_up = sorted({record.position for record in run.given_up})
     return {
         "rows": run.outputs,
@@ -94,9 +94,9 @@ def assert_idempotent(
     from the last checkpoint: at `crashes` places, evenly over the records, and with
     `checkpoint="manual"` also in each of its own checkpoints.
 
-    It fails for what a crash loses (a count in `self` that began before the checkpoint) and, where
-    `result` looks outside, for what it leaves twice (a row inserted, a file appended). `fresh` is
-    called before each run and empties the systems outside. `result` must be the same, as in
+    It fails if a crash loses something (a count in `self` that began before the checkpoint) or,
+    where `result` reads a system outside, leaves something twice (a row inserted, a file appended).
+    `fresh` is called before each run and empties these systems. `result` must be the same, as in
     `assert_any_order_gives_the_same`. The other arguments are those of `run_processor`; left out,
     batches are of a quarter of the records, with a checkpoint after each.
     Raises: AssertionError with the place of the crash and both results; the processor's errors.

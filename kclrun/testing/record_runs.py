@@ -25,7 +25,7 @@ from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Record
 from kclrun.record_calls.runners import Call, Ended, InlineRunner, LoopRunner, MakeThread, Runner
 from kclrun.state.keyed import Undoable
 
-# A record that asks to be repeated for ever would never end its test.
+# A processor that raises RetryLater each time would never end its test.
 RESTS_MAX: Final = 100
 # A call begins so much later than it could, on the loop's own clock: longer and shorter than usual
 # pauses of user code.
@@ -33,7 +33,7 @@ _DELAYS_S: Final = (0.0, 0.001, 0.01, 0.1, 1.0)
 
 
 class SeededRunner:
-    """Calls of a `def`: of those that run, the seed says which one returns next."""
+    """Calls of a `def`: the seed decides which of the running calls returns next."""
 
     is_inline = True
 
@@ -114,7 +114,8 @@ class InlineLoopRunner(LoopRunner):
 
 
 class SeededLoopRunner(InlineLoopRunner):
-    """... in a time of its own: each call begins after a pause that the seed says."""
+    """Calls of an `async def`, in a time of its own: each begins after a pause that the seed
+    decides."""
 
     def __init__(
         self, call: Callable[..., Any], timeout_s: float | None, chance: random.Random
@@ -180,7 +181,7 @@ class RecordKit(RecordHost):
         )
 
     def process(self, batch: Records) -> None:
-        """Raises: what the lease would halt for."""
+        """Raises: the error for which the lease would halt."""
         self._errors.clear()
         self.calls.run(batch)
         if self._halt is not None:

@@ -44,7 +44,7 @@ from kclrun.processor import (
 from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.fitting import NO_ORDER, require_fit
 from kclrun.state.timers import Step, Timer
-from kclrun.testing.record_runs import RecordKit
+from kclrun.testing.record_runs import RESTS_MAX, RecordKit
 from kclrun.testing.records import RecordLike, make_records
 from kclrun.testing.states import Ledger, TestedState, Timing
 
@@ -58,8 +58,6 @@ _UNCHECKPOINTED_MAX: Final = 100_000
 
 # A run of the kit takes no time.
 _NO_TIME: Final = Instant(0.0)
-# A processor that asks for its batch again for ever would never end its test.
-_RESTS_MAX: Final = 100
 
 
 class Crash(BaseException):
@@ -559,9 +557,9 @@ class _Life:
                 case Halt(reason):
                     assert error is not None, "only what raised is halted"
                     raise error if not reason else ProcessorError(reason) from error
-                case Rest():  # the kit does not wait
+                case Rest():  # the time of a test does not pass
                     self._rests += 1
-                    if isinstance(error, RetryLater) and self._rests > _RESTS_MAX:
+                    if isinstance(error, RetryLater) and self._rests > RESTS_MAX:
                         raise error
 
     def _give(self, records: list[Record], run: BatchRun) -> Exception | None:

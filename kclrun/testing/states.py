@@ -1,5 +1,5 @@
-"""What a test has in place of the lease table, the outputs and the store of the state: in memory,
-with the rules of the runtime for calls that raise, and for crashes."""
+"""The lease table, the outputs and the store of the state of a test: in memory, with the rules of
+the runtime for calls that raise, and for crashes."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Timing(NamedTuple):
 
 
 class Pending(Protocol):
-    """What a run left: its timers, and its watermark."""
+    """The timers that are pending at the end of a run, and its watermark."""
 
     timers: list[Timer]
     watermark: Step
 
 
 class TestedState:
-    """The state of one shard, begun with `values`: key → name → value, and with what another run
-    left pending."""
+    """The state of one shard. It begins with `values` (key → name → value), and with the timers
+    and the watermark of the run `after`."""
 
     __test__ = False
 

@@ -6,7 +6,7 @@ from kclrun.aws import operations
 from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.errors import ErrorReply
-from kclrun.aws.outputs import dynamodb
+from kclrun.aws.outputs import dynamodb, item_tables
 from kclrun.aws.wire import RefusedReply
 from kclrun.errors import OutcomeUnknown
 from kclrun.model.output import OutputPlace
@@ -72,7 +72,7 @@ class Items(Place):
 
     def fail(self, fault, times=1):
         # A lost answer or an overload is met once more within the commit: it fails after its tries.
-        more = 1 if fault == "refused" else dynamodb._TRIES
+        more = 1 if fault == "refused" else item_tables.TRIES
         self._faults += [fault] * times * more
 
     def land(self):

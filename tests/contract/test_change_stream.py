@@ -401,10 +401,34 @@ def test_a_page_has_at_most_a_thousand_records_and_a_megabyte():
 
 
 @pytest.mark.parametrize(
+    ("operation", "members"),
+    [
+        ("DescribeStream", b'"Limit": 0'),
+        ("DescribeStream", b'"ExclusiveStartShardId": "\xff"'),
+        ("DescribeStream", b'"more": ' + b"[" * 100_000),
+        (
+            "GetShardIterator",
+            b'"ShardId": "%s", "ShardIteratorType": "AT_SEQUENCE_NUMBER", "SequenceNumber": "'
+            + b"1" * 5_000
+            + b'"',
+        ),
+    ],
+)
+def test_a_malformed_request_is_refused(operation, members):
+    changes = ModelChanges()
+    shard = changes.put("a")
+    arn, members = changes.stream.arn.encode(), members.replace(b"%s", shard.encode())
+    body = b'{"StreamArn": "%s", %s}' % (arn, members)
+
+    assert changes.refused(operation, body) in {"SerializationException", "ValidationException"}
+
+
+@pytest.mark.parametrize(
     "body",
     [
         b"",
         b"[]",
+        b"{}",  # it would be the end of the shard
         b'{"Records":[{}]}',
         b'{"Records":[{"dynamodb":{"Keys":{},"SequenceNumber":"x"}}]}',
         b'{"Records":['

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from kclrun.aws.outputs.dynamodb import MARK
+from kclrun.aws.wire import WireReply
 from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
 from tests.contract.dynamodb_places import Items
 from tests.contract.test_outputs import OF, START, at, persist
@@ -172,6 +173,35 @@ def test_values_are_what_dynamodb_has_for_them(place):
         "u": {"S": str(UUID(int=7))},
         "s": {"SS": ["a", "b"]},
     }
+
+
+def test_a_page_of_a_proxy_is_not_an_item_that_was_put(place):
+    output, pages = owner(place), [b"<html>", b""]
+    ask = output._client.ask
+    output._client.ask = lambda *request: WireReply(200, pages.pop()) if pages else ask(*request)
+
+    put(output, 1, "kept", 1)
+    assert persist(output) == at(1)
+
+    assert values(place) == {1: "kept"}
+    assert pages == []
+
+
+class NumberOfALibrary(float):
+    """A float with a text of its own, such as NumPy's."""
+
+    def __repr__(self):
+        return f"library.float64({float(self)})"
+
+
+def test_a_float_of_a_library_is_a_number_and_zero_is_one_key_whatever_its_sign(place):
+    output = owner(place)
+    for n, value in ((-0.0, "first"), (0, "second"), (Decimal("-0.00"), "last")):
+        put(output, n, value, 1)
+    put(output, NumberOfALibrary(1.5), "of a library", 1)
+    output.commit()
+
+    assert values(place) == {0: "last", 1.5: "of a library"}
 
 
 @pytest.mark.parametrize(

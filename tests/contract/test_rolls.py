@@ -90,12 +90,20 @@ def test_without_the_permission_to_list_the_check_says_which_one_is_missing(obje
         output.check()
 
 
-def test_an_object_that_is_not_ours_under_the_name_of_a_roll_is_an_error_in_words(objects):
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"Metadata": {"kclrun-end": "1"}},
+        {"Metadata": {"kclrun-end": "1", "kclrun-commit": "c", "kclrun-token": "none"}},
+    ],
+)
+def test_an_object_that_is_not_ours_under_the_name_of_a_roll_is_an_error_in_words(objects, more):
     output = objects.open(OF)
     output.begin(START)
     emit(output, 1, 1)
     key = output._rolls.key(START)
-    objects.s3.put_object(Bucket=objects.name, Key=key, Body=b"mine")
+    objects.s3.put_object(Bucket=objects.name, Key=key, Body=b"mine", **more)
     with pytest.raises(SettingsError, match="is not an object of kclrun"):
         output.commit()
     assert objects.s3.get_object(Bucket=objects.name, Key=key)["Body"].read() == b"mine"

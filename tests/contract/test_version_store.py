@@ -8,10 +8,11 @@ import pytest
 
 from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
-from kclrun.aws.outputs import state_items, state_objects
+from kclrun.aws.outputs import item_tables, s3, state_items
 from kclrun.aws.outputs.s3 import Bucket
 from kclrun.aws.outputs.state_items import open_state_items
 from kclrun.aws.outputs.state_objects import StateObjects
+from kclrun.aws.wire import WireReply
 from kclrun.errors import OutcomeUnknown, ServiceError, SettingsError, SinkError
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireEndpoint
@@ -177,7 +178,7 @@ def test_a_check_says_the_place_and_leaves_no_version(store):
 
 
 def test_more_versions_than_a_page_or_a_call_takes_are_listed_and_deleted(aws, monkeypatch):
-    monkeypatch.setattr(state_objects, "_A_CALL", 2)
+    monkeypatch.setattr(s3, "_REMOVED_MAX", 2)
     objects = Objects(aws)
     client = objects.faulty
     listed = client.list_objects_v2
@@ -214,6 +215,41 @@ def test_a_bucket_that_is_missing_is_an_error_and_no_missing_version(aws):
         store.check()
 
 
+def test_versions_that_s3_does_not_delete_are_an_error_with_the_permission_that_is_missing(aws):
+    objects = Objects(aws)
+    objects.store.create(SHARD, NAMES[0], b"x")
+    # S3 answers 200, and names the objects that are still there.
+    refused = {"Key": "its key", "Code": "AccessDenied", "Message": "Access Denied"}
+    objects.faulty.delete_objects = lambda **_: {"Errors": [refused]}
+
+    with pytest.raises(
+        SinkError, match=r"AccessDenied: 1 objects, the first: its key\nAllow s3:DeleteObject on"
+    ):
+        objects.store.delete(SHARD, NAMES[:1])
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b'{"Item', b'{"Items": 7}', b'{"Item":"\xff"}', b'{"more":' + b"[" * 100_000]
+)
+def test_an_answer_of_a_table_that_cannot_be_read_is_requested_again_and_then_an_error(items, body):
+    asked = []
+    items.store._client.ask = lambda *request: asked.append(request) or WireReply(200, body)
+    for use in (
+        lambda: items.store.read(SHARD, NAMES[0]),
+        lambda: list(items.store.list(SHARD)),
+    ):
+        with pytest.raises(SinkError, match="the answer is not what the service promises"):
+            use()
+    assert len(asked) == 2 * item_tables.TRIES
+
+
+def test_an_answer_that_is_not_a_page_is_not_a_place_without_versions(items):
+    items.store._client.ask = lambda *_: WireReply(200, b"{}")
+    for use in (items.store.shards, lambda: items.store.list(SHARD)):
+        with pytest.raises(SinkError, match="the answer is not a page"):
+            list(use())
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_with_its_path(tmp_path):
     (tmp_path / "orders").write_text("a file")
     store = StateFiles(tmp_path, FOLDER)
@@ -244,7 +280,7 @@ def test_a_version_whose_writer_died_at_any_request_is_whole_or_absent_and_liste
     while True:
         at += 1
         name = version_name(9, at, "0badcafe")
-        items.fail(dict.fromkeys(range(at, at + state_items._TRIES), fault))
+        items.fail(dict.fromkeys(range(at, at + item_tables.TRIES), fault))
         try:
             items.store.create(SHARD, name, content)
         except SinkError:

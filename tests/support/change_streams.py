@@ -40,5 +40,11 @@ class ModelChanges:
             raise service_error(operation, parse_error_reply(answer, None), status)
         return WireReply(status, answer, float(int(self.now)))
 
+    def refused(self, operation, body):
+        """The code with which a request is refused."""
+        status, answer = self._streams.answer(operation, body)
+        assert status == 400
+        return parse_error_reply(answer, None).code
+
     def service_time(self):
         return float(int(self.now))

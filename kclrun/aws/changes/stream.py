@@ -1,4 +1,4 @@
-"""DynamoDB Streams as the ports of a stream. How it differs from Kinesis stands here alone.
+"""DynamoDB Streams as the ports of a stream. Only this module knows how it differs from Kinesis.
 
 `docs/explanation/dynamodb-streams.md` says why each difference keeps the guarantees. The service
 has no time to read from, no lag, no hash keys, and no children in the last answer of a shard.
@@ -15,16 +15,14 @@ import msgspec
 from kclrun.aws.kinesis import (
     ITERATOR_DECODER,
     PAGES_MAX,
-    Caller,
     PollingReader,
     SequenceNumberRange,
     WireStreamAdmin,
-    call_json,
 )
 from kclrun.aws.operations import DESCRIBE_STREAM, GET_CHANGE_ITERATOR, GET_CHANGES
-from kclrun.aws.wire import WireClient
+from kclrun.aws.wire import Caller, WireClient, call_json, garbled
 from kclrun.codec.change_events import CHANGES_MAX, decode_changes
-from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Throttled, Unavailable
+from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Throttled
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import ALL_HASH_KEYS, Shard
@@ -35,14 +33,14 @@ from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, StreamSummary
 # Stream records are kept for 24 hours; no setting changes that.
 RETENTION_HOURS: Final = 24
 _TRIMMED: Final = "TrimmedDataAccessException"
-# Stands before an iterator that reads from a time: `since:<seconds>:<iterator>`.
+# The prefix of an iterator that reads from a time: `since:<seconds>:<iterator>`.
 _SINCE: Final = "since:"
-# DescribeStream answers ten requests a second, of all readers: so far apart are the pages of a
-# listing. 1,000 shards are ten pages, one second.
+# The pause between two pages of a listing: DescribeStream answers ten requests a second, of all
+# readers together. 1,000 shards are ten pages, one second.
 _PAGE_PAUSE_S: Final = 0.1
-# So often a page of one listing may be throttled, and is asked for again after so long. A lease
+# How often the pages of one listing may be throttled, and the pause before each repetition. A lease
 # process lists at the end of its shard and renews after that: with 1.5 s more, a listing of 1,000
-# shards is over before a lease of a failover of 3 s is lost.
+# shards is over before a lease with a failover of 3 s is lost.
 _THROTTLED_MAX: Final = 3
 _THROTTLED_PAUSE_S: Final = 0.5
 # A disabled stream can be read for 24 hours, so it is ACTIVE to a reader.
@@ -66,7 +64,7 @@ class _Shard(msgspec.Struct, rename="pascal"):
 class _Description(msgspec.Struct, rename="pascal"):
     stream_arn: str
     stream_status: str
-    shards: list[_Shard] = []
+    shards: list[_Shard]
     creation_request_date_time: float = 0.0
     last_evaluated_shard_id: str | None = None
 
@@ -106,11 +104,11 @@ class ChangeReader:
     """Implements `ports.ShardReader` with GetShardIterator and GetRecords of DynamoDB Streams.
 
     Reading from a time: the shard is read from its oldest record, and records that were created
-    before are left out. A creation time is in whole seconds, rounded down, so the records of that
-    second all come. Nothing of a later time is left out [P14].
+    before that time are left out. A creation time is in whole seconds, rounded down, so all records
+    of its second are read. No later record is left out [P14].
 
-    A position that was trimmed is replaced by the oldest record left; `HeadWatch` then reports the
-    loss, as in Kinesis, which goes on there without an error.
+    A position that was trimmed is replaced by the oldest record left, as Kinesis does without an
+    error; `HeadWatch` then reports the loss.
     """
 
     def __init__(self, client: Caller, stream: str) -> None:
@@ -158,9 +156,7 @@ class ChangeReader:
         try:
             page = decode_changes(reply.body)
         except MalformedBody as error:
-            raise Unavailable(
-                f"{GET_CHANGES.name}: {error}", operation=GET_CHANGES.name, code="MalformedBody"
-            ) from None
+            raise garbled(GET_CHANGES, str(error)) from None
         records, following = page.records, page.next_iterator
         if since is not None:
             records = [r for r in records if int(r.approximate_arrival_timestamp) >= since]
@@ -183,9 +179,9 @@ def _opened(iterator: str) -> tuple[int | None, str]:
 
 
 def _behind_ms(records: list[Record], served_at: WallTime | None) -> int | None:
-    """How far a page is behind the tip, as far as it can be known: the age of its last record; 0
-    where the service had no more. Both times are in whole seconds. An answer with records is never
-    the tip, for more may follow: at least 1."""
+    """How far a page is behind the tip: the age of its last record, at least 1, because more
+    records may follow; 0 for a page without records; None if the service sent no time. Both times
+    are in whole seconds."""
     if not records:
         return 0
     if served_at is None:
@@ -204,8 +200,8 @@ class ChangeStreamAdmin:
         self._wait = wait
 
     def summary(self) -> StreamSummary:
-        """The stream by its table's name. `open_shards` also counts a shard that has just closed,
-        and whose child is not listed yet: else there would be none at such a moment.
+        """The stream by its table's name. `open_shards` also counts a shard that has just closed
+        and whose child is not listed yet; otherwise the count could be 0 at that moment.
 
         Raises: NotFound, Throttled, Unavailable, AccessDenied.
         """
@@ -247,9 +243,8 @@ class ChangeStreamAdmin:
     def _described(self) -> tuple[_Description, tuple[Shard, ...]]:
         """The first page's description, and the shards of all pages.
 
-        A page has 100 shards, and the service answers ten requests a second. So the pages of a long
-        listing are a pause apart, and a page that is throttled is asked for again: a listing that
-        began anew each time would never be complete. Raises: Throttled, at the fourth time.
+        A page that is throttled is requested again, because a long listing that began anew each
+        time would never be complete. Raises: Throttled, at the fourth time.
         """
         request = {"StreamArn": self._stream}
         first: _Description | None = None

@@ -37,10 +37,10 @@ _HEADER_VERSION: Final = 3
 _PLAIN, _ZLIB = 0, 5
 # A record has at most 10 MiB; one of zeros would grow to 10 GiB.
 DATA_BYTES_MAX: Final = 64 * 2**20
-# Few producers write with more than some versions at a time. A schema takes about 100 KB.
+# Producers rarely write with more versions at a time. A schema takes about 100 KB.
 VERSIONS_MAX: Final = 256
 # The pause before the batch is given again, while the registry is away. Each look lasts at most
-# some 30 s: four attempts with the time-outs of every client.
+# some 30 s: four attempts of 7 s, and their pauses.
 PAUSE_S: Final = 5.0
 # protoc takes a tenth of a second.
 _PROTOC_MAX_S: Final = 30.0
@@ -57,10 +57,10 @@ def open_registry(
 
 
 class GlueDecoder:
-    """A `codec.values.Decode`. Each schema version is asked for once; at most 256 are kept.
+    """A `codec.values.Decode`. Each schema version is requested once; at most 256 are kept.
 
     Raises: RecordError for data that is at fault itself, or whose schema version the registry does
-    not have; RetryLater while the registry cannot be asked, which is not a fault of the record.
+    not have; RetryLater while the registry does not answer, which is not a fault of the record.
     Any thread.
     """
 
@@ -145,7 +145,7 @@ def _avro(definition: str) -> Decode:
             value = fastavro.schemaless_reader(stream, schema, None)
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001 - the same: it may quote the data
+        except Exception as error:  # noqa: BLE001 - anything, and its text may quote the data
             raise RecordError(
                 f"the data does not fit its Avro schema ({type(error).__name__})"
             ) from None
@@ -162,8 +162,8 @@ def _json(_: str) -> Decode:
 
 
 def _protobuf(definition: str) -> Decode:
-    """A message of the type whose index stands before it. All types of the file, nested ones too,
-    are counted from 0 in the order of their full names, as by AWS's own serializers."""
+    """A message of the type whose index comes before it. All types of the file, nested ones too,
+    are counted from 0 in the order of their full names, as in AWS's own serializers."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     from google.protobuf.message import DecodeError
 
@@ -193,8 +193,8 @@ def _protobuf(definition: str) -> Decode:
 
 
 def _compiled(definition: str) -> bytes:
-    """The file's descriptors. protoc runs in a process of its own, for it writes to standard error
-    and is C++ over a text that others wrote."""
+    """The file's descriptors. protoc runs in a process of its own, because it writes to standard
+    error, and because it is C++ that reads a text of another program."""
     with tempfile.TemporaryDirectory(prefix="kclrun-") as folder:
         (Path(folder) / "schema.proto").write_text(definition, encoding="utf-8")
         out = Path(folder) / "compiled"
@@ -207,6 +207,8 @@ def _compiled(definition: str) -> bytes:
             timeout=_PROTOC_MAX_S,
             check=False,
         )
+        if done.returncode < 0:  # a signal ended it, such as that of a host without memory
+            raise RetryLater(PAUSE_S, f"protoc did not run: signal {-done.returncode}")
         if done.returncode:
             raise RecordError("protoc refuses it; a schema that imports others is not supported")
         return out.read_bytes()

@@ -7,7 +7,6 @@ lower mark, so that neither a replay nor a late request of a former owner brings
 from __future__ import annotations
 
 import base64
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +24,16 @@ from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.operations import PUT_ITEM
 from kclrun.aws.outputs.item_tables import (
     CONDITION_REFUSED,
+    PASSING,
+    TRIES,
     ItemTable,
     KeyColumn,
     describe,
     may_put,
     misfit,
+    pause_s,
 )
-from kclrun.aws.wire import RefusedReply, WireClient
+from kclrun.aws.wire import RefusedReply, WireClient, garbled
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -41,10 +43,6 @@ from kclrun.processor import Row
 MARK: Final = "kclrun_mark"
 # An answer takes some 5 ms: 3,000 items a second and lease, in threads that mostly wait.
 PARALLEL: Final = 16
-# 50 ms, doubled up to a second: an item waits for four seconds altogether, before the commit fails
-# and is repeated at the pace of the host.
-_TRIES: Final = 8
-_BACKOFF_S: Final = (0.05, 1.0)
 # DynamoDB: "400 KB", names included; a kilobyte of it is the mark's.
 _ITEM_BYTES_MAX: Final = 399 * 1024
 _KEY_BYTES_MAX: Final = (2048, 1024)
@@ -143,8 +141,8 @@ class DynamoDbOutput:
 
     def encode(self, row: Row) -> tuple[Encoded, int]:
         """As `Output.encode`, with the key that `begin` found. A row is a whole item: attributes
-        that it lacks are gone. Dates and UUIDs become texts; a float is the number that its
-        shortest text says."""
+        that the row lacks are removed from the item. Dates and UUIDs become texts; a float becomes
+        the number of its shortest text."""
         item: _Attribute = {}
         for name, value in row.items():
             if type(name) is not str or not name or name == MARK:
@@ -272,7 +270,7 @@ class DynamoDbOutput:
         for row in done:
             del self._pending[row[0]]
             self._unsent_bytes -= row[2]
-        # The gravest first: nothing is repeated if one says that nothing helps.
+        # Failures that a repetition does not mend come first.
         known = [each for each in failures if each is not None]
         for kind in (errors.SettingsError, errors.Superseded, BaseException):
             for failure in known:
@@ -284,7 +282,7 @@ class DynamoDbOutput:
         condition, values = _LOWER, mark.values()
         marked = item[:-1] + (b"," if len(item) > 2 else b"") + b'"%b":' % MARK.encode()
         marked += _encode(mark.attribute()) + b"}"
-        for number in range(_TRIES):
+        for number in range(TRIES):
             found = self._ask(_request(self._table, marked, condition, values))
             if found is None:
                 return
@@ -295,10 +293,9 @@ class DynamoDbOutput:
                 if found.shard != mark.shard and found.epoch == mark.epoch:
                     condition, values = _UNCHANGED, found.values()
                 continue
-            if number == _TRIES - 1 or stop.is_set():
+            if number == TRIES - 1 or stop.is_set():
                 raise errors.SinkError(f"cannot put items into {self._table}: {found}") from None
-            first, most = _BACKOFF_S
-            self._sleep(min(most, first * 2**number) * random.uniform(0.5, 1.0))
+            self._sleep(pause_s(number))
         raise errors.SinkError(f"cannot put an item into {self._table}: others write the same one")
 
     def _ask(self, body: bytes) -> errors.ServiceError | _Mark | None:
@@ -309,13 +306,15 @@ class DynamoDbOutput:
         except (errors.Unavailable, errors.OutcomeUnknown) as error:
             return error
         if not isinstance(reply, RefusedReply):
-            return None
+            # A page of a proxy is not an answer: the item may not be there.
+            is_answer = reply.body[:1] == b"{"
+            return None if is_answer else garbled(PUT_ITEM, "the answer is not JSON")
         if reply.error.code == CONDITION_REFUSED:
             return self._mark_of(reply.error)
         failure = service_error(PUT_ITEM, reply.error, reply.status)
-        if isinstance(failure, errors.Throttled | errors.Unavailable | errors.OutcomeUnknown):
+        if isinstance(failure, PASSING):
             return failure
-        if isinstance(failure, errors.InvalidRequest):  # its words may quote the item
+        if isinstance(failure, errors.InvalidRequest):  # its message may quote the item
             raise errors.SettingsError(
                 f"the table {self._table} refuses an item: {reply.error.code}"
             )
@@ -387,7 +386,7 @@ def _ordered(cursor: Cursor) -> str:
 
 
 def _attribute(value: Any) -> _Attribute:
-    """A value as DynamoDB's JSON has it. Raises: TypeError, without the value."""
+    """A value in DynamoDB's JSON. Raises: TypeError, without the value."""
     match value:
         case str():
             return {"S": str(value)}
@@ -419,7 +418,8 @@ def _attribute(value: Any) -> _Attribute:
 def _number(value: float | Decimal) -> str:
     if type(value) is int and -_INT_MAX < value < _INT_MAX:
         return str(value)
-    number = Decimal(repr(value) if isinstance(value, float) else value)
+    # `float` first: a subclass may have another `repr`, such as `np.float64(1.5)` of NumPy.
+    number = Decimal(repr(float(value)) if isinstance(value, float) else value)
     if not number.is_finite():
         raise TypeError("a number that is not finite")
     try:
@@ -428,7 +428,7 @@ def _number(value: float | Decimal) -> str:
         number = Decimal("Infinity")
     if number and (not number.is_finite() or number.adjusted() not in _EXPONENTS):
         raise TypeError(f"a number with more than {_DIGITS_MAX} digits, or too great or too small")
-    return str(number)
+    return str(number or 0)  # DynamoDB has one zero: -0 would be a second key for it
 
 
 def _broken(item: _Attribute) -> str:

@@ -1,21 +1,27 @@
-"""DynamoDB tables that hold items of ours, as rows or as versions of the state: their key, and
-whether items may be put."""
+"""DynamoDB tables that hold items of ours, as rows or as versions of the state: their key, whether
+items may be put, and how often a request is repeated."""
 
 from __future__ import annotations
 
+import random
 from typing import Final
 
 import msgspec
 
+from kclrun import errors
 from kclrun.aws.errors import service_error
 from kclrun.aws.operations import DESCRIBE_TABLE, PUT_ITEM
 from kclrun.aws.outputs.write_probes import may_write
-from kclrun.aws.wire import RefusedReply, WireClient
-from kclrun.errors import SinkError
+from kclrun.aws.wire import RefusedReply, WireClient, call_json, garbled
 from kclrun.model.row_schema import DecimalType, RowSchema, SimpleType
+from kclrun.model.time import backoff_s
 
 # DynamoDB's code for a condition that does not hold.
 CONDITION_REFUSED: Final = "ConditionalCheckFailedException"
+# A request is repeated after 50 ms, doubled up to a second: for four seconds altogether. Then the
+# commit fails, and is repeated at the pace of the host.
+TRIES: Final = 8
+PASSING: Final = (errors.Throttled, errors.Unavailable, errors.OutcomeUnknown)
 # A key of each type; in base64 that of bytes. The condition refuses the item whatever it is.
 _KEYS: Final = {"S": "kclrun-check", "N": "0", "B": "a2NscnVu"}
 _KINDS: Final = {
@@ -26,6 +32,11 @@ _KINDS: Final = {
 _NEVER: Final = "attribute_exists(#k) AND attribute_not_exists(#k)"
 
 _encode: Final = msgspec.json.Encoder().encode
+
+
+def pause_s(number: int) -> float:
+    """The pause after attempt `number`, counted from 0."""
+    return backoff_s(number, random.random(), max_s=1.0)
 
 
 class KeyColumn(msgspec.Struct, rename="pascal", frozen=True):
@@ -45,6 +56,9 @@ class _Reply(msgspec.Struct, rename="pascal"):
     table: _Table
 
 
+_DECODER: Final = msgspec.json.Decoder(_Reply)
+
+
 class ItemTable(msgspec.Struct, frozen=True):
     """A table as the service describes it: the partition key first, then the sort key, if any."""
 
@@ -54,16 +68,15 @@ class ItemTable(msgspec.Struct, frozen=True):
 
 
 def describe(client: WireClient, name: str) -> ItemTable:
-    """The table of this name. Raises: a ServiceError leaf (NotFound without it); SinkError for an
-    answer that is not one."""
-    reply = client.call(DESCRIBE_TABLE, _encode({"TableName": name}))
+    """The table of this name. Raises: a ServiceError leaf (NotFound without it)."""
+    table = call_json(client, DESCRIBE_TABLE, {"TableName": name}, _DECODER).table
+    types = {each.attribute_name: each.attribute_type for each in table.attribute_definitions}
     try:
-        table = msgspec.json.decode(reply.body, type=_Reply).table
-        types = {each.attribute_name: each.attribute_type for each in table.attribute_definitions}
-        names = [each.attribute_name for each in table.key_schema]
-        key = tuple(KeyColumn(each, types[each]) for each in names)
-    except (msgspec.DecodeError, KeyError) as error:
-        raise SinkError(f"cannot use the table {name}: {error}") from None
+        key = tuple(
+            KeyColumn(each.attribute_name, types[each.attribute_name]) for each in table.key_schema
+        )
+    except KeyError:
+        raise garbled(DESCRIBE_TABLE, "a part of the key has no type") from None
     return ItemTable(name, table.table_arn or f"the table {name}", key)
 
 
@@ -84,12 +97,12 @@ def misfit(table: ItemTable, schema: RowSchema) -> str | None:
 
 
 def may_put(client: WireClient, table: ItemTable) -> str:
-    """In words whether items may be put, by one whose condition can never hold. Raises: as
+    """Whether items may be put, in words: an item is put whose condition can never hold. Raises: as
     `may_write`."""
     item = {
         each.attribute_name: {each.attribute_type: _KEYS[each.attribute_type]} for each in table.key
     }
-    asked = {
+    request = {
         "TableName": table.name,
         "Item": item,
         "ConditionExpression": _NEVER,
@@ -97,7 +110,7 @@ def may_put(client: WireClient, table: ItemTable) -> str:
     }
 
     def send() -> str | None:
-        reply = client.ask(PUT_ITEM, _encode(asked))
+        reply = client.ask(PUT_ITEM, _encode(request))
         if not isinstance(reply, RefusedReply):
             return (
                 "the service put an item under a condition that does not hold: it is not DynamoDB"

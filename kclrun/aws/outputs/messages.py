@@ -69,12 +69,12 @@ class _Sender:
             close()
 
     def _client(self) -> Client:
-        # Making a client is for one thread at a time; a made one is for all of them.
+        # One thread at a time may make the client; any thread may use it.
         with self._lock:
             return self._renewed()
 
     def _bound(self, bytes_max: int) -> None:
-        """The destination takes messages of so many bytes, and SQS and SNS such a batch."""
+        """Set the limit of the destination for a message. SQS and SNS apply it to a batch too."""
         self.limits = msgspec.structs.replace(
             self.limits, message_bytes_max=bytes_max, batch_bytes_max=bytes_max
         )
@@ -92,7 +92,7 @@ class QueueSender(_Sender):
 
     def look(self) -> None:
         """As `MessageSender.look`."""
-        url = self._found_url()
+        url = self.url()
         with asking(operations.GET_QUEUE_ATTRIBUTES):
             answer = self._client().get_queue_attributes(
                 QueueUrl=url, AttributeNames=[_SIZE, _KMS_KEY, _ARN]
@@ -106,23 +106,20 @@ class QueueSender(_Sender):
 
         def send() -> str | None:
             with asking(operation):
-                url = self._found_url()
+                url = self.url()
                 return write_probes.probe_queue(self._client(), url, known.get(_KMS_KEY))
 
         return write_probes.may_write(operation, known.get(_ARN, self.where), send)
 
     def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
         """As `MessageSender.send`."""
-        url = self._found_url()
-        entries = [
-            {"Id": str(number), "MessageBody": each.body, **_ordered(each)}
-            for number, each in enumerate(messages)
-        ]
+        url, entries = self.url(), _entries(messages, "MessageBody")
         with asking(operations.SEND_MESSAGE_BATCH):
             answer = self._client().send_message_batch(QueueUrl=url, Entries=entries)
             return _refusals(answer, len(messages))
 
-    def _found_url(self) -> str:
+    def url(self) -> str:
+        """The queue's URL. Raises: a ServiceError leaf."""
         if self._url is None:
             url = self._queue
             if "://" not in url:
@@ -160,10 +157,7 @@ class TopicSender(_Sender):
 
     def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
         """As `MessageSender.send`."""
-        entries = [
-            {"Id": str(number), "Message": each.body, **_ordered(each)}
-            for number, each in enumerate(messages)
-        ]
+        entries = _entries(messages, "Message")
         with asking(operations.PUBLISH_BATCH):
             answer = self._client().publish_batch(
                 TopicArn=self._topic_arn, PublishBatchRequestEntries=entries
@@ -215,17 +209,20 @@ class DeliveryStreamSender(_Sender):
             return _complete(results, len(messages))
 
 
-def _ordered(message: Message) -> dict[str, str]:
-    if message.group is None:
-        return {}
-    return {
-        "MessageGroupId": message.group,
-        "MessageDeduplicationId": message.deduplication_id,
-    }
+def _entries(messages: Sequence[Message], body: str) -> list[dict[str, str]]:
+    """The entries of a batch for SQS or SNS, each with its number. `body` is the member's name."""
+    entries = []
+    for number, each in enumerate(messages):
+        entry = {"Id": str(number), body: each.body}
+        if each.group is not None:
+            ids = {"MessageGroupId": each.group, "MessageDeduplicationId": each.deduplication_id}
+            entry |= ids
+        entries.append(entry)
+    return entries
 
 
 def _refusals(answer: dict[str, Any], count: int) -> Sequence[str | None]:
-    """The answer of SQS or SNS: each message is in one of two lists, by the number that we gave.
+    """The answer of SQS or SNS: it names each message by our number in one of two lists.
 
     Raises: KeyError, ValueError for an answer that does not name every message: it was cut off.
     """
@@ -238,5 +235,5 @@ def _refusals(answer: dict[str, Any], count: int) -> Sequence[str | None]:
 
 def _complete(results: list[str | None], count: int) -> list[str | None]:
     if len(results) != count:
-        raise ValueError("the answer is not one result a message")
+        raise ValueError("the answer has not one result for each message")
     return results

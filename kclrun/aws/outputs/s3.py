@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -18,13 +18,16 @@ import msgspec
 from kclrun.aws import operations
 from kclrun.aws.control import Client, ControlPlane, RenewedClient, doing
 from kclrun.aws.endpoints import EndpointSettings
-from kclrun.aws.outputs.write_probes import PROBE_OBJECT, advising
+from kclrun.aws.errors import PROBE_OBJECT, ErrorReply, advising, code_in, service_error
+from kclrun.aws.wire import MALFORMED
 from kclrun.errors import AccessDenied, ServiceError, SettingsError, SinkError, Superseded
 from kclrun.model.output import Cursor, OutputPlace, RollRecord, RowsOf, roll_folder, roll_name
 from kclrun.model.wire import WireCredentials
 
-# The smallest part that S3 takes but for the last. An upload has at most 10,000: 48 GiB.
+# The smallest part that S3 takes, except for the last one. An upload has at most 10,000: 48 GiB.
 PART_BYTES: Final = 5 * 2**20
+# The most objects of one DeleteObjects.
+_REMOVED_MAX: Final = 1_000
 # Readers of folders of objects (Athena, Spark, Hive) skip names that begin with an underscore.
 _OURS: Final = "_kclrun"
 ABSENT: Final = frozenset({"404", "NoSuchKey", "NotFound"})
@@ -69,28 +72,28 @@ class Bucket:
         return f"s3://{self.bucket}/{key}"
 
     def check(self) -> str:
-        """The place in words: an object of our own is created twice, and S3 has to refuse the
-        second time. It stays, empty, so that no permission to delete is needed. Raises:
+        """The place in words. An object of our own is created twice, and S3 must refuse the second
+        time. The empty object stays, so that no permission to delete is needed. Raises:
         SettingsError, a ServiceError leaf."""
         self.probe()
         url, key = self.url(self.prefix + PROBE_OBJECT), self.prefix + PROBE_OBJECT
         if self.probe():
             raise SettingsError(
                 f"the service of {url} does not honour If-None-Match: two owners of a lease could"
-                " replace what the other one wrote. S3 itself does"
+                " replace each other's objects. S3 itself honours it"
             )
         try:
             with doing(operations.HEAD_OBJECT, f"look for {url}"):
                 self.client().head_object(Bucket=self.bucket, Key=f"{key}-absent")
         except AccessDenied as error:
             raise error.reworded(
-                f"{error}; S3 says so of an object that is not there, too, unless s3:ListBucket is"
-                " allowed on the bucket"
+                f"{error}; S3 refuses this for an object that does not exist, too, unless"
+                " s3:ListBucket is allowed on the bucket"
             ) from None
         except ServiceError as error:
             if error.code not in ABSENT:
                 raise
-        return f"s3://{self.bucket}/{self.prefix}"
+        return self.url(self.prefix)
 
     def probe(self) -> bool:
         """Create an object of our own; False if it is there. Raises: a ServiceError leaf."""
@@ -114,9 +117,25 @@ class Bucket:
             content: bytes = self.client().get_object(Bucket=self.bucket, Key=key)["Body"].read()
             return content
 
+    def delete(self, keys: Sequence[str], what: str) -> None:
+        """Delete objects; one that is gone already is not an error. Raises: a ServiceError leaf,
+        also if S3 refuses some of them: it answers 200 then."""
+        operation = operations.DELETE_OBJECTS
+        for at in range(0, len(keys), _REMOVED_MAX):
+            named = [{"Key": key} for key in keys[at : at + _REMOVED_MAX]]
+            with doing(operation, f"remove {what}"):
+                answer = self.client().delete_objects(
+                    Bucket=self.bucket, Delete={"Objects": named, "Quiet": True}
+                )
+                if refused := answer.get("Errors"):
+                    code = code_in(str(refused[0].get("Code", "")))
+                    text = f"{len(refused)} objects, the first: {refused[0].get('Key')}"
+                    # The error of an object has no status: its code decides.
+                    raise service_error(operation, ErrorReply(code, text), 400)
+
     def pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
-        """A listing of the objects whose keys begin so, a thousand a page. Raises: a ServiceError
-        leaf."""
+        """A listing of the objects whose keys begin with `prefix`, a thousand a page. Raises: a
+        ServiceError leaf."""
         arguments: dict[str, Any] = {"Bucket": self.bucket, "Prefix": prefix, **more}
         is_more = True
         while is_more:
@@ -171,16 +190,19 @@ class ObjectRolls(Bucket):
                 return None
             raise _sink_error(error) from None
         known = found.get("Metadata", {})
-        if "kclrun-commit" not in known:
-            raise SettingsError(f"{self.url(key)} is not an object of kclrun, and has its name")
-        if "kclrun-end" not in known:
+        if "kclrun-commit" in known and "kclrun-end" not in known:
             return self._record(self.record_key(begin, known["kclrun-commit"]))
-        return _record_of(known)
+        try:
+            return _record_of(known)
+        except (KeyError, ValueError):
+            raise SettingsError(
+                f"{self.url(key)} is not an object of kclrun, and has its name"
+            ) from None
 
     def _record(self, key: str) -> RollRecord:
         try:
             return msgspec.json.decode(self.read(key), type=RollRecord)
-        except msgspec.MsgspecError:
+        except MALFORMED:
             raise SettingsError(f"{self.url(key)} is not a record of a roll") from None
         except ServiceError as error:
             if error.code in ABSENT:
@@ -198,9 +220,9 @@ class ObjectRolls(Bucket):
 class ObjectUpload:
     """Implements `RollUpload`: one PUT, or an upload in parts once there are bytes for two.
 
-    Parts leave as they fill. Only the last request creates the object, under the condition that the
-    name is free. An upload that is not completed leaves parts: a lifecycle rule of the bucket
-    removes them, kclrun does not, because a request of their owner may be under way.
+    Parts are sent as they fill. Only the last request creates the object, under the condition that
+    the name is free. An upload that is not completed leaves parts. A lifecycle rule of the bucket
+    removes them; kclrun does not, because a request of their owner may be under way.
     """
 
     def __init__(self, rolls: ObjectRolls, begin: Cursor, commit: str) -> None:
@@ -231,8 +253,8 @@ class ObjectUpload:
         self._bytes += data
 
     def finish(self, record: RollRecord) -> bool:
-        """As `RollUpload`. Whatever the answer is, the object says whose it is: an attempt may
-        have been applied before the one that was refused [K6]."""
+        """As `RollUpload`. After a failure the object itself shows whose it is: an earlier attempt
+        may have been applied [K6]."""
         try:
             if self._upload is None and len(self._bytes) <= PART_BYTES:
                 failure = self._put(record)
@@ -254,7 +276,7 @@ class ObjectUpload:
         self._bytes.clear()
 
     def _put(self, record: RollRecord) -> ServiceError | None:
-        """The failure of an attempt, which may be applied nevertheless."""
+        """The failure of an attempt, which may have been applied nevertheless."""
         with self._attempt(operations.PUT_OBJECT) as failures:
             self._rolls.client().put_object(
                 Bucket=self._rolls.bucket,

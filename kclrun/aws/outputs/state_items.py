@@ -7,8 +7,8 @@ The key is `place` and `version`:
     <folder>/<shard>            <name>    a version: its content, or the number of its parts
     <folder>/<shard>/<name>     <number>  a part of a version's content
 
-A version of several items is noted first, then written, then marked as whole: so a listing shows
-also what a crash left, and nothing that is not whole is ever read.
+A version of several items is noted first, then written, then marked as whole. So a listing also
+shows a version that a crash left incomplete, and only whole versions are read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kclrun import errors
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.errors import service_error
 from kclrun.aws.operations import DELETE_ITEM, GET_ITEM, PUT_ITEM, QUERY, Operation
-from kclrun.aws.outputs.item_tables import CONDITION_REFUSED, describe
-from kclrun.aws.wire import RefusedReply, WireClient, WireReply
+from kclrun.aws.outputs.item_tables import CONDITION_REFUSED, PASSING, TRIES, describe, pause_s
+from kclrun.aws.wire import MALFORMED, RefusedReply, WireClient, garbled
 from kclrun.errors import SettingsError, SinkError
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -50,9 +50,6 @@ TABLE: Final[dict[str, Any]] = {
 INLINE_BYTES_MAX: Final = 32 * 1024
 # DynamoDB: an item has 400 KB at most, names and key included.
 PART_BYTES: Final = 384 * 1024
-# As for rows (`dynamodb.py`): four seconds altogether, then the commit fails and is repeated.
-_TRIES: Final = 8
-_BACKOFF_S: Final = (0.05, 1.0)
 _NAMES: Final = {"#p": PLACE}
 _KEY_WORDS: Final = f"the key `{PLACE}` (partition) and `{VERSION}` (sort), both texts"
 
@@ -60,13 +57,15 @@ _encode: Final = msgspec.json.Encoder().encode
 _Item = dict[str, dict[str, Any]]
 
 
-class _Got(msgspec.Struct, rename="pascal"):
+class _Reply(msgspec.Struct, rename="pascal"):
+    """The members of an answer to GetItem (`item`) and to Query; writes are answered with none."""
+
     item: _Item | None = None
-
-
-class _Page(msgspec.Struct, rename="pascal"):
-    items: list[_Item]
+    items: list[_Item] | None = None
     last_evaluated_key: _Item | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(_Reply)
 
 
 def open_state_items(
@@ -133,7 +132,7 @@ class StateItems:
         return b"".join(parts) if len(parts) == int(item["parts"]["N"]) else None
 
     def list(self, shard: str) -> Iterator[tuple[str, float]]:
-        """As `VersionStore`; also what a crash left of a version."""
+        """As `VersionStore`; also versions that a crash left incomplete."""
         now = time.time()
         for item in self._all(self._place(shard), "written_at"):
             yield item[VERSION]["S"], now - float(item["written_at"]["N"])
@@ -184,8 +183,8 @@ class StateItems:
         return f"{self._folder}/{shard}"
 
     def _put(self, place: str, version: str, more: _Item, *, is_new: bool | None = None) -> bool:
-        """Put an item; with `is_new` only if it is not there, or only if it is. Whether it was
-        put."""
+        """Put an item; with `is_new` True only if it is not there, with False only if it is.
+        Returns whether it was put."""
         asked: dict[str, Any] = {"Item": {**_key(place, version), **more}}
         if is_new is not None:
             exists = "attribute_not_exists" if is_new else "attribute_exists"
@@ -198,7 +197,7 @@ class StateItems:
     def _get(self, place: str, version: str) -> _Item | None:
         reply = self._ask(GET_ITEM, {"Key": _key(place, version), "ConsistentRead": True})
         assert reply is not None, "a read has no condition"
-        return msgspec.json.decode(reply.body, type=_Got).item
+        return reply.item
 
     def _all(self, place: str, *attributes: str) -> Iterator[_Item]:
         """The items of a place in the order of their versions; `attributes` alone, if any."""
@@ -213,9 +212,10 @@ class StateItems:
             asked["ProjectionExpression"] = ", ".join(names)
         is_more = True
         while is_more:
-            reply = self._ask(QUERY, asked)
-            assert reply is not None, "a query has no condition that is refused"
-            page = msgspec.json.decode(reply.body, type=_Page)
+            page = self._ask(QUERY, asked)
+            assert page is not None, "a query has no condition that is refused"
+            if page.items is None:
+                raise SinkError(f"the table {self._table} of the state: the answer is not a page")
             yield from page.items
             is_more = page.last_evaluated_key is not None
             asked["ExclusiveStartKey"] = page.last_evaluated_key
@@ -223,28 +223,26 @@ class StateItems:
     def _delete(self, place: str, version: str) -> None:
         self._ask(DELETE_ITEM, {"Key": _key(place, version)})
 
-    def _ask(self, operation: Operation, asked: dict[str, Any]) -> WireReply | None:
+    def _ask(self, operation: Operation, asked: dict[str, Any]) -> _Reply | None:
         """The answer; None where the condition was refused. Raises: SinkError for any other
-        failure, after it was tried for some seconds if that may help."""
+        failure, after the request was repeated for some seconds if that may help."""
         body = _encode({"TableName": self._table, **asked})
-        for number in range(_TRIES):
+        for number in range(TRIES):
             try:
                 reply = self._client.ask(operation, body)
                 if not isinstance(reply, RefusedReply):
-                    return reply
+                    return _DECODER.decode(reply.body)
                 if reply.error.code == CONDITION_REFUSED:
                     return None
                 failure = service_error(operation, reply.error, reply.status)
             except (errors.Unavailable, errors.OutcomeUnknown) as error:
                 failure = error
-            passes = isinstance(
-                failure, errors.Throttled | errors.Unavailable | errors.OutcomeUnknown
-            )
-            if not passes or number == _TRIES - 1:
+            except MALFORMED:
+                failure = garbled(operation, "the answer is not what the service promises")
+            if not isinstance(failure, PASSING) or number == TRIES - 1:
                 break
-            first, most = _BACKOFF_S
-            self._sleep(min(most, first * 2**number) * random.uniform(0.5, 1.0))
-        if isinstance(failure, errors.InvalidRequest):  # its words may quote the item
+            self._sleep(pause_s(number))
+        if isinstance(failure, errors.InvalidRequest):  # its message may quote the item
             raise SinkError(f"the table {self._table} refuses {operation.name}: {failure.code}")
         raise SinkError(f"the table {self._table} of the state: {failure}") from None
 

@@ -10,17 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from kclrun.aws.control import ControlPlane, RenewedClient, doing, keeping
+from kclrun.aws.control import ControlPlane, RenewedClient, keeping
 from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.errors import advising
 from kclrun.aws.operations import DELETE_OBJECTS, GET_OBJECT, LIST_OBJECTS_V2, PUT_OBJECT, Operation
 from kclrun.aws.outputs.s3 import ABSENT, Bucket
-from kclrun.aws.outputs.write_probes import advising
 from kclrun.errors import ServiceError, SinkError
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials
 
-# DeleteObjects takes so many at most.
-_A_CALL: Final = 1000
 _SUFFIX: Final = ".state"
 
 
@@ -43,7 +41,7 @@ class StateObjects:
         self._folder = f"{bucket.prefix}{folder}"
 
     def create(self, shard: str, name: str, content: bytes) -> None:
-        """As `VersionStore`. A name that is taken is that of an attempt of ours which arrived."""
+        """As `VersionStore`. If the name is taken, an earlier attempt of ours was applied."""
         with self._keeping(PUT_OBJECT):
             self._bucket.create(self._key(shard, name), content)
 
@@ -56,7 +54,7 @@ class StateObjects:
         there = self.read(shard, name)
         if there is None:
             raise SinkError(
-                f"cannot create {self._bucket.url(key)}: it was there, and is not any more"
+                f"cannot create {self._bucket.url(key)}: it existed, and was removed meanwhile"
             )
         return there
 
@@ -94,16 +92,9 @@ class StateObjects:
 
     def delete(self, shard: str, names: Sequence[str]) -> None:
         """As `VersionStore`."""
-        bucket = self._bucket
-        for at in range(0, len(names), _A_CALL):
-            keys = [{"Key": self._key(shard, each)} for each in names[at : at + _A_CALL]]
-            with (
-                self._keeping(DELETE_OBJECTS),
-                doing(DELETE_OBJECTS, f"remove versions of {shard}"),
-            ):
-                bucket.client().delete_objects(
-                    Bucket=bucket.bucket, Delete={"Objects": keys, "Quiet": True}
-                )
+        with self._keeping(DELETE_OBJECTS):
+            keys = [self._key(shard, each) for each in names]
+            self._bucket.delete(keys, f"versions of {shard}")
 
     def check(self) -> str:
         """As `VersionStore`."""

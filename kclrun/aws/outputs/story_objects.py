@@ -16,8 +16,8 @@ from kclrun.model.wire import WireCredentials
 
 
 class StoryObjects:
-    """`s3://bucket/prefix/<application>/<name>`. `put` is a manager's, from one thread; `read` is
-    for `kclrun why`, `names` and `get` for the page, which reads no object twice."""
+    """`s3://bucket/prefix/<application>/<name>`. A manager calls `put`, from one thread; `kclrun
+    why` calls `read`; the page calls `names` and `get`, because it reads no object twice."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class StoryObjects:
         self._folder = f"{self._bucket.prefix}{application}/"
 
     def put(self, name: str, content: bytes) -> None:
-        """Create the object; one of this name is there already if an answer was lost. Raises: a
+        """Create the object. If an answer was lost, the object exists already. Raises: a
         ServiceError leaf."""
         self._bucket.create(f"{self._folder}{name}", content)
 
@@ -39,8 +39,8 @@ class StoryObjects:
         return (self.get(name) for page in self._pages("") for name in page)
 
     def names(self, since: WallTime, pages_max: int) -> tuple[list[str], bool]:
-        """The names of the objects since then, in the order of their times, by so many calls at
-        most; and whether these are all of them. Raises: a ServiceError leaf."""
+        """The names of the objects since then, in the order of their times, by `pages_max` calls
+        and one more; and whether these are all of them. Raises: a ServiceError leaf."""
         found: list[str] = []
         pages = self._pages(f"{max(0, int(since * 1000)):013d}")
         for page in itertools.islice(pages, pages_max):
@@ -52,7 +52,7 @@ class StoryObjects:
         return self._bucket.read(f"{self._folder}{name}")
 
     def _pages(self, after: str) -> Iterator[list[str]]:
-        """The names in pages of 1,000, those that sort after this one."""
+        """The names that sort after `after`, in pages of 1,000."""
         start = {"StartAfter": f"{self._folder}{after}"} if after else {}
         for page in self._bucket.pages(self._folder, **start):
             yield [found["Key"].removeprefix(self._folder) for found in page.get("Contents", ())]

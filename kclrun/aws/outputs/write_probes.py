@@ -1,44 +1,35 @@
-"""Whether the caller may write to a destination, found out without writing: the words of
-`kclrun check` about it.
+"""Finds out, without writing, whether the caller may write to a destination: for `kclrun check`.
 
-A probe is a request to write that the service can never accept, by its own documentation. If it
-refuses the caller, the permission is missing. If it takes the request and refuses the message
-inside, the caller is authorized: IAM decides on a request as a whole. If it refuses the request for
-its content, nothing is proven: AWS does not document whether the permission is looked at first.
+A probe is a request to write that the service can never accept, by its own documentation. If the
+service refuses the caller, the permission is missing. If it takes the request and refuses the
+message inside, the caller is authorized, because IAM decides on a request as a whole. If it refuses
+the request for its content, nothing is proven: AWS does not document that the permission is checked
+first.
 """
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
 from kclrun.aws import operations
+from kclrun.aws.errors import LACKS_PERMISSION, advising
 from kclrun.aws.operations import Operation
 from kclrun.aws.wire import WireClient
 from kclrun.errors import AccessDenied, InvalidRequest, OutcomeUnknown, Unavailable
 
-# Who gets one nevertheless, from a service that is not AWS's, reads what it is.
+# A service that is not AWS's may take the message: its text says what it is.
 _TEXT: Final = "a probe of kclrun check, which no service should take"
-# A standard queue or topic refuses the deduplication id, a FIFO one the lack of a group. SQS delays
-# up to 900 seconds, and SNS wants `default` in a message that is "json".
+# A standard queue or topic refuses the deduplication id, a FIFO one a message without a group. SQS
+# delays a message by at most 900 seconds; SNS requires `default` in a message that is "json".
 _OF_QUEUES: Final = {"DelaySeconds": 901, "MessageDeduplicationId": "kclrun"}
 _OF_TOPICS: Final = {"MessageStructure": "json", "MessageDeduplicationId": "kclrun"}
 # The keys of shards end with 2**128 - 1. The schema of the API allows 39 digits.
 _HASH_KEY: Final = str(2**128)
 # PutRecordBatch takes 4 MiB, and 1,000 KiB a record. Readers of lines skip empty ones.
 _LINES: Final = (b"\n" * 900_000,) * 5
-# "User: … is not authorized to perform: sqs:SendMessage on resource: arn:… because …".
-_RESOURCE: Final = re.compile(r"on resource: \"?(arn:[^\s\"']+)")
-# The object that is created as a probe of a bucket; the permission is for all of them.
-PROBE_OBJECT: Final = "_kclrun/probe"
-# Other codes say that the caller is not known at all: no permission would help.
-_LACKS_PERMISSION: Final = frozenset(
-    {"AccessDenied", "AccessDeniedException", "AuthorizationError", "NotAuthorized"}
-)
 _KMS: Final = "kms"
 _FIRST: Final = "AWS does not document that it looks at the permission first"
 
@@ -46,8 +37,8 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def may_write(operation: Operation, resource: str, send: Callable[[], str | None]) -> str:
-    """In words whether the caller may write to `resource`. `send` sends the probe once, and returns
-    None if its answer is a proof, else why it is none.
+    """Whether the caller may write to `resource`, in words. `send` sends the probe once. It returns
+    None if the answer is a proof, else the reason why it is not.
 
     Raises: AccessDenied with the action to allow, and its ARN; NotFound, Throttled; Unavailable
     also where no answer came, since a probe may be repeated; InvalidRequest for a key of KMS.
@@ -62,24 +53,6 @@ def may_write(operation: Operation, resource: str, send: Callable[[], str | None
             raise
         why = f"the request as a whole was refused ({error.code}), and {_FIRST}"
     return "may write: proven" if why is None else f"may write: not proven, because {why}"
-
-
-@contextlib.contextmanager
-def advising(operation: Operation, resource: str) -> Iterator[None]:
-    """Raises: AccessDenied for one, with the action to allow and its ARN: as the service names it,
-    else `resource`. A caller that is not known at all gets no advice."""
-    try:
-        yield
-    except AccessDenied as error:
-        if error.code not in _LACKS_PERMISSION:
-            raise
-        named = _RESOURCE.search(str(error))
-        where = resource if named is None else named[1].rstrip(".,;")
-        if where.endswith(PROBE_OBJECT):
-            where = f"{where.removesuffix(PROBE_OBJECT)}*"
-        advice = f"Allow {' and '.join(operation.iam_actions)} on {where}"
-        said = "it may not be written to: " if operation.is_write else ""
-        raise error.reworded(f"{said}{error}\n{advice}; `kclrun iam` prints the policy") from None
 
 
 def probe_queue(client: Any, url: str, kms_key: str | None) -> str | None:
@@ -104,7 +77,7 @@ def probe_delivery_stream(client: Any, name: str) -> str:
 
 
 def probe_stream(client: WireClient, stream: str) -> str:
-    """In words whether records may be put into a Kinesis stream (a name or an ARN). Raises: as
+    """Whether records may be put into a Kinesis stream (a name or an ARN), in words. Raises: as
     `may_write`."""
     is_arn = stream.startswith("arn:")
     record = {"Data": "", "PartitionKey": "kclrun-check", "ExplicitHashKey": _HASH_KEY}
@@ -126,7 +99,7 @@ def _refused_inside(
     if not failed:
         return _taken("a message") if answer.get("Successful") else "the answer names no result"
     code = str(failed[0].get("Code", ""))[:100]
-    if code in _LACKS_PERMISSION:
+    if code in LACKS_PERMISSION:
         raise AccessDenied(f"{operation.name}: {code}", operation=operation.name, code=code)
     if not code.startswith("Invalid") and not failed[0].get("SenderFault"):
         return f"the message was refused with {code}"

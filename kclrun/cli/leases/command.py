@@ -229,7 +229,7 @@ def _add_index(aws: Aws, *, is_confirmed: bool) -> int:
     table_setup.add_owner_index(
         aws.control,
         table,
-        tell=click.echo,
+        report=click.echo,
         clock=lambda: Instant(time.monotonic()),
         wait=time.sleep,
     )

@@ -1,4 +1,4 @@
-"""The stream of one table: shards that close and get children by themselves. Pure.
+"""The stream of one DynamoDB table: shards that close and get children by themselves. Pure.
 
 `now` is an argument of every call. Source: the API reference of DynamoDB Streams, and "Change data
 capture for DynamoDB Streams" of its developer guide. A shard is open for some four hours, then it
@@ -24,8 +24,11 @@ ITERATOR_LIVES_S: Final = 15 * 60.0
 SHARDS_A_PAGE: Final = 100
 RECORDS_A_CALL: Final = 1_000
 BYTES_A_CALL: Final = 1024 * 1024
-# So that the numbers of a young stream differ in length: they grow by a digit after some records.
+# The numbers of a young stream differ in length, as those of the service may: they grow by a digit
+# after some records.
 _FIRST_NUMBER: Final = 10**20 - 30
+# The API reference: 21 to 40 characters.
+_DIGITS_MAX: Final = 40
 
 
 class ChangeSettings(msgspec.Struct, frozen=True):
@@ -91,7 +94,7 @@ class ChangeShard:
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """What an iterator stands for: changes from a number on."""
+    """The position of an iterator: changes from `number` on."""
 
     arn: str
     shard_id: str
@@ -152,7 +155,7 @@ class ChangeStream:
     def iterator(
         self, shard_id: str, kind: IteratorType, sequence_number: str | None, now: WallTime
     ) -> str:
-        """GetShardIterator. Raises: NotFound, InvalidRequest (trimmed, or not to be understood)."""
+        """GetShardIterator. Raises: NotFound, InvalidRequest (trimmed, or malformed)."""
         shard = self._shard(shard_id, now)
         match kind:
             case IteratorType.TRIM_HORIZON:
@@ -271,6 +274,6 @@ def trimmed() -> ServiceError:
 
 
 def _number_in(text: str | None) -> int:
-    if text is None or not (text.isascii() and text.isdecimal()):
+    if text is None or not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX):
         raise InvalidRequest("SequenceNumber is missing", code="ValidationException")
     return int(text)

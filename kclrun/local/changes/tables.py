@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -34,7 +34,7 @@ class _Request(msgspec.Struct, rename="pascal"):
     shard_iterator: str = ""
     sequence_number: str | None = None
     exclusive_start_shard_id: str | None = None
-    limit: int = RECORDS_A_CALL
+    limit: Annotated[int, msgspec.Meta(ge=1)] = RECORDS_A_CALL
     table_name: str | None = None
 
 
@@ -62,7 +62,7 @@ class ChangeStreams:
         try:
             request = msgspec.json.decode(body, type=_Request)
             return 200, msgspec.json.encode(self._answer(operation, request))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             error: ServiceError = InvalidRequest("not understood", code="SerializationException")
         except ServiceError as refused:
             error = refused

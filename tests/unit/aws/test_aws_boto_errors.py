@@ -26,10 +26,13 @@ def refused(status, code, message=""):
         (refused(404, "404"), InvalidRequest),
         (refused(503, "503"), Unavailable),
         (refused(401, "SomethingNew"), AccessDenied),
+        (refused(400, "ValidationException\nforged line", "no"), InvalidRequest),
     ],
 )
 def test_what_the_service_named_is_what_it_is(error, leaf):
-    assert type(from_botocore(GET_ITEM, error)) is leaf
+    found = from_botocore(GET_ITEM, error)
+    assert type(found) is leaf
+    assert "\n" not in f"{found} {found.code}"
 
 
 def test_a_400_that_names_no_error_was_cut_off_inside_its_head_and_says_nothing():
@@ -48,6 +51,13 @@ def test_a_400_that_names_no_error_was_cut_off_inside_its_head_and_says_nothing(
         (b'{"code": "Other"}', None, "Other"),
         (b"<html>", None, ""),
         (b'{"__type": "' + b"N" * 150 + b'"}', None, "N" * 100),
+        (b'{"__type": "a#Named\\n\\u001b[31mforged line"}', None, "Named"),
+        (b"<html>", "Named\x1b[31m:http://amazonaws.com/", "Named"),
+        (
+            b'{"__type": "AWS.SimpleQueueService.NonExistentQueue"}',
+            None,
+            "AWS.SimpleQueueService.NonExistentQueue",
+        ),
     ],
 )
 def test_an_error_is_named_in_the_body_or_in_a_header(body, header, code):

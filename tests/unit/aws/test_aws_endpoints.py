@@ -157,6 +157,19 @@ def test_an_unknown_profile_is_a_settings_error_that_says_who_named_it(
         resolved(region=region)
 
 
+def test_configuration_files_that_cannot_be_read_are_a_settings_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("[profile x\nregion")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(broken))
+
+    with pytest.raises(
+        SettingsError, match=r"^the AWS configuration files cannot be used: .*broken"
+    ):
+        resolved(region=None)
+
+
 def test_proxies_come_from_the_environment_and_respect_no_proxy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

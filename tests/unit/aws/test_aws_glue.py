@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import subprocess
 import uuid
 import zlib
@@ -222,6 +223,13 @@ def test_protoc_that_does_not_run_is_no_fault_of_the_record(monkeypatch) -> None
 
     monkeypatch.setattr(subprocess, "run", run)
     with pytest.raises(RetryLater, match="protoc did not run: TimeoutExpired"):
+        GlueDecoder(lambda: Registry({"DataFormat": "PROTOBUF"}))(of_number(1))
+
+
+def test_protoc_that_a_signal_ends_is_no_fault_of_the_record(monkeypatch) -> None:
+    killed = subprocess.CompletedProcess("protoc", -signal.SIGKILL)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: killed)
+    with pytest.raises(RetryLater, match="protoc did not run: signal 9"):
         GlueDecoder(lambda: Registry({"DataFormat": "PROTOBUF"}))(of_number(1))
 
 

@@ -50,7 +50,7 @@ class Adding:
         add_owner_index(
             plane,
             table,
-            tell=self.reported.append,
+            report=self.reported.append,
             clock=lambda: Instant(self.now),
             wait=self.wait,
             timeout_s=timeout_s,

@@ -173,7 +173,7 @@ def test_an_answer_is_read_to_its_bound(service, imds):
     assert imds.look().target_state is TargetState.OTHER
 
     service.target("x" * 16_385)
-    with pytest.raises(Unavailable, match="an answer without end"):
+    with pytest.raises(Unavailable, match="an answer of more than 16384 bytes"):
         imds.look()
 
 

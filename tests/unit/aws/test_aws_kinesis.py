@@ -161,7 +161,17 @@ def test_errors_of_reading_are_named(server: Any, make_client: MakeClient) -> No
             reader.fetch("it", 1)
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"Records":5}', b""])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"{}",
+        b'{"Records":5}',
+        b"",
+        b'{"ShardIterator":"\xff"}',
+        b'{"a":' + b"[" * 100_000,
+    ],
+)
 def test_a_garbled_answer_is_asked_for_again(
     server: Any, make_client: MakeClient, body: bytes
 ) -> None:
@@ -176,6 +186,16 @@ def test_a_garbled_answer_is_asked_for_again(
 
 
 # Listings
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"NextToken":"t"}', b'{"Shards":null}'])
+def test_an_answer_without_shards_is_not_an_empty_listing(
+    server: Any, make_client: MakeClient, body: bytes
+) -> None:
+    server.default.body = body
+
+    with pytest.raises(Unavailable):
+        WireStreamAdmin(make_client(server.url), "flights").list_shards()
 
 
 def wire_shard(number: int, **more: object) -> dict[str, object]:

@@ -313,18 +313,45 @@ def test_a_scan_without_end_is_an_error(
     server: Any, table: DynamoLeaseTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kclrun.aws.lease_table.PAGES_MAX", 3)
-    server.default.body = msgspec.json.encode({"LastEvaluatedKey": {"leaseKey": {"S": KEY}}})
+    page = {"Items": [], "LastEvaluatedKey": {"leaseKey": {"S": KEY}}}
+    server.default.body = msgspec.json.encode(page)
 
     with pytest.raises(InvalidRequest, match="more than 3 pages"):
         list(table.scan())
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"<html>", b'{"Item":{"a":{"S":"\xff"}},"Items":["\xff"]}', b'{"more":' + b"[" * 100_000],
+)
 def test_a_garbled_answer_to_a_read_is_asked_for_again(
-    server: Any, table: DynamoLeaseTable
+    server: Any, table: DynamoLeaseTable, body: bytes
 ) -> None:
-    server.default.body = b"<html>"
+    server.default.body = body
 
     with pytest.raises(Unavailable):
         table.read(KEY)
     with pytest.raises(Unavailable):
         list(table.scan())
+
+
+@pytest.mark.parametrize("change", [CLAIM, CreateLease(ROW), DeleteEnded(KEY), CREATE])
+@pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"more":' + b"[" * 100_000])
+def test_a_write_whose_answer_cannot_be_read_is_unknown(
+    server: Any, table: DynamoLeaseTable, change: Any, body: bytes
+) -> None:
+    server.default.body = body
+
+    assert isinstance(table.write(change), OutcomeUnknown)
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"Count":0}', b'{"Items":null}'])
+def test_an_answer_without_items_is_not_an_empty_table(
+    server: Any, table: DynamoLeaseTable, body: bytes
+) -> None:
+    server.default.body = body
+
+    with pytest.raises(Unavailable, match="not a page of items"):
+        list(table.scan())
+    with pytest.raises(Unavailable, match="not a page of items"):
+        table.offered(10)

@@ -190,11 +190,13 @@ def test_a_request_that_failed_for_the_moment_or_whose_outcome_is_unknown_is_sen
     sending.server.refuse(400, THROTTLED)
     sending.server.refuse(503, "ServiceUnavailable")
     sending.server.hang_up()
+    sending.server.reply(body=b'{"Records":[{"SequenceNumber":"\xff"}]}')
+    sending.server.reply(body=b'{"more":' + b"[" * 100_000)
     sending.answers(None, None, None, None)
 
-    assert sending() == 3
-    assert sending.sent() == [[b"0", b"1", b"2", b"3"]] * 4
-    assert sending.waits == waits(1, 2, 3)
+    assert sending() == 5
+    assert sending.sent() == [[b"0", b"1", b"2", b"3"]] * 6
+    assert sending.waits == waits(1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,8 @@ def test_tags_and_unknown_fields_are_passed_over() -> None:
     assert (opened.partition_key, opened.data) == ("k", b"d")
 
 
-# The fields of a user record: key index, hash key index, data, a tag; two that are not what they
-# look like: a number where bytes belong, and two key indexes packed as bytes.
+# The fields of a user record: key index, hash key index, data, a tag; four that are not what they
+# look like: a number where bytes belong, and indexes packed as bytes, whole and cut off.
 FIELDS = {
     "key 0": b"\x08\x00",
     "key 1": b"\x08\x01",
@@ -101,6 +101,8 @@ FIELDS = {
     "tag": b"\x22\x00",
     "number": b"\x18\x07",
     "packed": b"\x0a\x02\x00\x01",
+    "cut": b"\x0a\x01\xff",
+    "cut hash": b"\x12\x01\xff",
 }
 
 
@@ -127,7 +129,7 @@ def test_user_records_are_the_same_however_their_fields_are_spread():
     chance = random.Random(5)
     tables = b"\x0a\x02k0\x0a\x02k1\x12\x019"
     sound = 0
-    for _ in range(1_500):
+    for _ in range(3_000):
         whole = [["key 1", "data d"] for _ in range(chance.randrange(4))]
         odd = [chance.choices(list(FIELDS), k=chance.randrange(6)) for _ in range(2)]
         users = chance.sample(whole + odd, k=len(whole) + 2)

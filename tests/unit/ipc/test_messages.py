@@ -29,7 +29,7 @@ from kclrun.model.output import OutputPlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
 CREDENTIALS = WireCredentials(
-    access_key="AKIAHIDDEN", secret_key="hidden-key", token="hidden-token", expires_at=1.5e9
+    access_key="AKIAHIDDEN", secret_key="hidden-key", token="hidden-token"
 )
 ENDPOINT = WireEndpoint(
     url="https://kinesis.eu-west-1.amazonaws.com",

@@ -90,8 +90,11 @@ def test_an_answer_has_a_request_id_and_the_content_type_of_aws(embedded):
     assert len(headers["x-amzn-requestid"]) == 36
 
 
-def test_a_body_that_is_no_json_is_a_serialization_exception(embedded):
-    status, _, body = post(embedded.endpoint, "Kinesis_20131202.ListStreams", b"{nonsense")
+@pytest.mark.parametrize(
+    "sent", [b"{nonsense", b'{"NextToken": "\xff"}', b'{"more": ' + b"[" * 100_000]
+)
+def test_a_body_that_is_no_json_is_a_serialization_exception(embedded, sent):
+    status, _, body = post(embedded.endpoint, "Kinesis_20131202.ListStreams", sent)
 
     assert (status, json.loads(body)["__type"]) == (400, "SerializationException")
 

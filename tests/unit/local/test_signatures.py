@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
@@ -154,6 +155,29 @@ def test_a_presigned_url_is_accepted_until_it_expires():
 
         verify(request, KNOWN, now() + expires_s - 30)
         assert "Signature expired" in str(refused(request, now() + expires_s + 1))
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "code"),
+    [
+        ("X-Amz-Expires", "9" * 400, "InvalidSignatureException"),
+        ("X-Amz-Expires", "9" * 5_000, "IncompleteSignatureException"),
+        ("X-Amz-Signature", "%C3%A9", "InvalidSignatureException"),
+        ("X-Amz-Credential", "%FF", "IncompleteSignatureException"),
+        ("X-Amz-Date", "%D9%A1", "IncompleteSignatureException"),
+    ],
+)
+def test_a_presigned_url_with_a_malformed_part_is_refused(part, value, code):
+    request = signed(
+        auth=lambda *given: S3SigV4QueryAuth(*given, expires=60),
+        service="s3",
+        method="GET",
+        url=HOST + "/bucket/key",
+        body=b"",
+    )
+    query = re.sub(f"{part}=[^&]*", f"{part}={value}", request.query)
+
+    assert refused(changed(request, query=query)).code == code
 
 
 @pytest.mark.parametrize(

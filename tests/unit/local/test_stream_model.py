@@ -20,9 +20,9 @@ from kclrun.local.iterators import ShardQuery
 from kclrun.local.limits import Storage
 from kclrun.local.sequence_numbers import Numbering, ParsedNumber, parse
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream import Merge, PutEntry, ShardLog, Split, even_ranges, hash_key_of, steps_to
+from kclrun.local.stream import Merge, PutEntry, ShardLog, Split, even_ranges, steps_to
 from kclrun.model.record import IteratorType
-from kclrun.model.shard import HASH_KEY_MAX, HashRange
+from kclrun.model.shard import HASH_KEY_MAX, HashRange, hash_key_of
 
 SECRET = b"a secret of the tests".ljust(32)
 START = 1_700_000_000.0

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from kclrun.errors import Unavailable
+from kclrun.errors import OutcomeUnknown, Unavailable
 from kclrun.model.record import Measurement, Statistics
 from kclrun.observe.emf import EmfOutlet
 from kclrun.observe.metrics import METRICS
@@ -71,6 +71,21 @@ def test_dimensions_are_members_beside_the_metric():
         ["Application", "Environment", "Shard"]
     ]
     assert (reported["Environment"], reported["Shard"], reported["records"]) == ("prod", "a", [3])
+
+
+def test_values_that_the_log_took_in_part_are_not_offered_again():
+    lines = []
+
+    def write(line):
+        lines.append(line)
+        return len(lines) != 2
+
+    outlet = EmfOutlet(write, "kclrun")
+    [batch] = outlet.batches([measured("records", *range(250))])  # three lines
+
+    with pytest.raises(OutcomeUnknown, match="takes no line"):
+        outlet.put(batch)
+    assert len(lines) == 2
 
 
 def test_a_log_that_takes_no_line_is_an_outage():

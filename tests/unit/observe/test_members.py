@@ -113,6 +113,8 @@ def test_the_detail_of_a_lease_is_that_of_the_sample_and_of_no_other_lease():
         (Answer(msgspec.json.encode(DETAIL) + b" " * 300_000), False),
         (Answer(b'{"secret": "of another program"}'), False),
         (Answer(b"\xff\xfe"), False),
+        (Answer(msgspec.json.encode(msgspec.to_builtins(DETAIL) | {"lag_ms": 10**400})), False),
+        (Answer(b'{"more":' + b"[" * 100_000), False),
     ],
 )
 def test_only_an_answer_of_the_owner_itself_counts(answer, counts):

@@ -129,6 +129,18 @@ def test_no_secret_survives_in_a_text(lines, name, as_json):
     assert CANARIES[name][:30] not in lines.path.read_text()
 
 
+@pytest.mark.parametrize("name", CANARIES)
+@pytest.mark.parametrize("most", [20, 60, 200, 2048])
+def test_no_part_of_a_secret_survives_where_a_text_is_cut(name, most):
+    secret = CANARIES[name]
+    for before in range(most):
+        shown = clean_text("." * before + secret + "." * most, most)
+        assert len(shown) == most
+        assert secret[:8] not in shown
+        shown = clean_text("." * most + secret + "." * before, most)
+        assert secret[-8:] not in shown
+
+
 def test_a_text_is_cut_in_its_middle_to_the_size_it_may_have():
     assert clean_text("abcdefghij", 10) == "abcdefghij"
     assert clean_text("abcdefghijk", 10) == "abcd…ghijk"

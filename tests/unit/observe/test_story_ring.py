@@ -1,7 +1,9 @@
 """The story ring on disk: what is written is read, within limits; damage costs only itself."""
 
+import os
 import threading
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -54,12 +56,14 @@ def test_torn_and_damaged_lines_are_passed_over_and_counted(tmp_path):
     lines[3] = lines[3].replace(b"SIGKILL", b"SIGTERM")  # its CRC does not fit any more
     lines[5] = b"\x00" * 40 + b"\n"
     lines[6] = b"00000000 {}\n"
+    deep = b'{"more":' + b"[" * 100_000  # its CRC fits
+    lines[9:9] = [b"%08x %s\n" % (crc32(deep), deep)]
     file.write_bytes(b"".join(lines)[:-20])  # and the last one is torn
 
     found = read_story([tmp_path])
 
     assert numbers(found) == [0, 1, 2, 4, 7, 8]
-    assert (found.damaged, found.unread) == (4, 0)
+    assert (found.damaged, found.unread) == (5, 0)
 
 
 def test_the_folder_stays_within_its_limit_whoever_writes_and_keeps_the_newest(
@@ -112,6 +116,27 @@ def test_a_disk_that_takes_nothing_costs_entries_and_nothing_else(tmp_path):
     assert made.dropped == 5
     assert warned == [f"{tmp_path}/story: File exists"]  # once, however often it fails
     assert read_story([tmp_path / "nowhere"]).entries == {}
+
+
+def test_a_disk_that_becomes_full_within_a_line_costs_no_later_line(tmp_path, monkeypatch):
+    real, cut, warned = os.write, [], []
+
+    def write_a_part(fd, data):
+        if b"process_died" in data and not cut:
+            cut.append(data)
+            return real(fd, data[: len(data) // 2])
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write_a_part)
+    made = ring(tmp_path, warn=warned.append)
+    made.note("process_died", "s1", {"deaths": 0})
+    until(lambda: made.dropped == 1)
+    made.note("process_died", "s1", {"deaths": 1})
+    made.close()
+
+    found = read_story([tmp_path])
+    assert (numbers(found), found.damaged, made.dropped) == ([1], 1, 1)
+    assert warned == [f"{tmp_path}: No space left on device"]
 
 
 def test_a_file_that_cannot_be_read_is_counted(tmp_path):

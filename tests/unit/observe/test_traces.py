@@ -238,6 +238,8 @@ def test_batches_that_are_left_end_as_failed_and_no_checkpoint_names_them():
         ("a.b", b"{}", None),
         ("a", b'{"a": 5}', None),
         ("a", b"\x00 not JSON", None),
+        ("a", b'{"a": "\xff"}', None),
+        ("a", b'{"b": ' + b"[" * 100_000, None),
     ],
 )
 def test_the_field_of_the_context_is_found_where_it_is(path, data, found):

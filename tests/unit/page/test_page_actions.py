@@ -1,7 +1,7 @@
 """The actions of the page over real sockets: plan, token, origin; and what an attacker gets."""
 
 import re
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import msgspec
 import pytest
@@ -147,6 +147,17 @@ def test_a_plan_that_holds_no_more_is_shown_again_and_not_done(made):
     assert "has changed since that plan was shown" in page
     assert site.rows.read(key(0)).pause == Pause(NOW + 9)
     assert site.post(site.fields(page) | {"token": TOKEN})[0] == 200
+
+
+def test_a_form_with_the_basis_of_no_plan_changes_nothing(made):
+    site = made(lease(0))
+    fields = site.fields(site.plan(do="release", key=key(0))[1])
+
+    for basis in ("", "é"):
+        status, _, page = site.post(fields | {"token": TOKEN, "basis": basis})
+
+        assert (status, site.written) == (409, 0)
+        assert "has changed since that plan was shown" in page
 
 
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN + "x", TOKEN[:-1], "é" * 20])
@@ -303,3 +314,13 @@ def test_dead_letters_are_redriven_by_their_plan_and_the_token_alone(made):
     _, page = made(lease(0)).plan(do="redrive", key=key(0), to="stream")
     assert "does not redrive the dead letters of a queue" in page
     assert '<form method="post"' not in page
+
+
+def test_a_title_keeps_the_capitals_of_a_stream_and_of_a_time(made):
+    streams = [StreamKey(f"123456789012:{name}:1700000000") for name in ("Orders-EU", "views")]
+    row = of_stream(0, streams[0], pause=Pause(NOW))
+    site = made(row, of_stream(1, streams[1]))
+
+    assert "<h3>Stream Orders-EU</h3>" in ask(site.server, "/")[2]
+    page = ask(site.server, f"/shard?key={quote(row.key)}")[2]
+    assert re.search(r"<strong>Paused since [0-9-]+T[0-9:]+Z", page)

@@ -83,6 +83,17 @@ def test_the_story_is_reported_with_its_times_and_what_the_row_says_now():
     assert page.count("<script") == 1
 
 
+def test_a_story_with_a_time_that_is_not_one_is_shown_all_the_same():
+    broken = StoryRead(
+        sentences=(Sentence(WallTime(1e300), "Broken."), Sentence(NOW, "It began.")),
+        read_at=WallTime(-1e300),
+    )
+
+    page = shown(Given(broken))
+
+    assert page.index("not a time") < page.index("Broken.") < page.index("It began.")
+
+
 def test_the_owners_answer_shows_rates_heavy_keys_and_errors_with_their_stacks():
     page = shown(Given(asked=AskedOwner(detail=DETAIL, read_at=NOW)))
 

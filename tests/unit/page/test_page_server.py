@@ -3,6 +3,7 @@
 import http.client
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -146,6 +147,30 @@ def until(connection: socket.socket, part: bytes) -> bytes:
         assert piece, received
         received += piece
     return received
+
+
+def test_a_host_without_a_thread_for_the_events_serves_the_pages_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = serve_pages("127.0.0.1", 0, ABOUT, lambda: snapshot_of(lease(0)))
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "kclrun-feed":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            for _ in range(5):  # more than the server has threads
+                with listening(server) as refused:
+                    assert b" 503 " in until(refused, b"\r\n\r\n")
+        assert ask(server, "/")[0] == 200
+        with listening(server) as served:
+            until(served, b"retry: 5000\n\n")
+    finally:
+        server.close()
 
 
 @pytest.mark.seconds
