@@ -32,7 +32,7 @@ def letter_store(place: LetterPlace, elsewhere: Callable[[], LetterStore]) -> Le
 
 
 class LetterFolder:
-    """Letters in a folder of this machine, or one that machines share."""
+    """Letters in a folder of this machine, or in a folder that machines share."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -71,7 +71,7 @@ class LetterFolder:
                 path.unlink(missing_ok=True)
 
     def check(self) -> str:
-        """As `LetterStore.check`. The folder itself is made at the start of a run."""
+        """As `LetterStore.check`. A run makes the folder itself at its start."""
         return check_folder(self._folder)
 
     def close(self) -> None:
