@@ -476,7 +476,7 @@ def test_the_stacks_name_the_record_of_a_coroutine_and_the_line_it_waits_in(star
     main.held.until_began(11)
     file, deadline = io.StringIO(), time.monotonic() + HUNG_S
     while "process_record\n" not in file.getvalue() and time.monotonic() < deadline:
-        main.deliverer.tell_stacks(file)
+        main.deliverer.write_coroutines(file)
 
     assert "Coroutine of process_record for the record at 11" in file.getvalue()
     assert "await asyncio.sleep(0.001)" in file.getvalue()
