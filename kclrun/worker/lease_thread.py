@@ -52,8 +52,7 @@ class ManagerLine:
         renew: Callable[[WireCredentials], None],
         write_coroutines: Callable[[TextIO], None] | None = None,
     ) -> None:
-        """`write_coroutines` writes where the coroutines of user code wait: the stack of a thread
-        does not show it."""
+        """`write_coroutines` writes where coroutines wait, which the stack of no thread shows."""
         self._channel = channel
         self._renew = renew
         self._write_coroutines = write_coroutines
