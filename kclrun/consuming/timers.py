@@ -154,7 +154,8 @@ class TimerRun:
         timer = self._live.earliest_timer("event")
         if timer is None:
             return None
-        ends = math.ceil(timer.at / self._idle_every_s) * self._idle_every_s
+        steps = timer.at / self._idle_every_s
+        ends = timer.at if math.isinf(steps) else math.ceil(steps) * self._idle_every_s
         return ends if self.watermark is None else max(ends, self.watermark + self._every_s)
 
     def advance(self, done: ExtendedSequenceNumber) -> bool:

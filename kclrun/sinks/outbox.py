@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -92,13 +93,16 @@ def _packable(value: Any) -> Any:
         return {_packable(key): _packable(each) for key, each in value.items()}
     if kind is list or kind is tuple:
         return [_packable(each) for each in value]
-    if kind in _TEXTS:
-        code, text_of = _TEXTS[kind]
+    if isinstance(value, float):  # a subclass, as numpy has
+        return float(value)
+    base = next((each for each in _TEXTS if isinstance(value, each)), None)  # pandas has datetimes
+    if base is not None and not isinstance(value, Enum):
+        code, text_of = _TEXTS[base]
         return msgspec.msgpack.Ext(code, text_of(value).encode())
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    # Enumerations, sets, Structs, subclasses and the like become what they are in JSON lines. The
-    # `encode` of the output has refused types that msgspec does not know.
+    # Enumerations, sets, Structs and the like become what they are in JSON lines. The `encode` of
+    # the output has refused types that msgspec does not know.
     return _packable(msgspec.json.decode(msgspec.json.encode(value)))
 
 

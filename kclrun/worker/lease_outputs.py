@@ -218,8 +218,7 @@ class LeaseOutputs:
         kept = open_kept(place, folder, spec.shard_id, self._broke)
         nonce = secrets.token_hex(4)
         versions = StateVersions(
-            *(store, spec.shard_id, row.counter, nonce, kept),
-            may_begin_empty=place.may_begin_empty,
+            *(store, spec.shard_id, row.counter, nonce, kept), may_begin_empty=place.may_begin_empty
         )
         self._unserved.append(versions)
         entries = self.until_there(

@@ -123,13 +123,13 @@ class Reporter:
 
     def report(self, report: reports.Report) -> None:
         """Put a report on the ring. A full ring drops it, and the manager reads the row."""
-        match report:
-            case reports.ProcessorRaised(where) if where != reports.DEAD_LETTER:
-                self._retries += 1
-            case reports.RecordGivenUp():
-                self._skipped += report.is_skipped
-                self._dead_letters += not report.is_skipped
         with self._reporting:
+            match report:
+                case reports.ProcessorRaised(where) if where != reports.DEAD_LETTER:
+                    self._retries += 1
+                case reports.RecordGivenUp():
+                    self._skipped += report.is_skipped
+                    self._dead_letters += not report.is_skipped
             if not self._is_closed:
                 self._ring.put(messages.encode_report(report))
         self._doorbell.press()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from kclrun.consuming.timers import TimerRun, arrival_of
@@ -104,3 +105,12 @@ def test_a_time_in_a_payload_that_is_no_time_moves_no_watermark_and_ends_no_proc
     assert run.watermark is None
     give(run, [record(4, 100.0)])
     assert run.watermark == 99.0
+
+
+def test_a_timer_that_never_fires_keeps_an_idle_shard_waiting_and_ends_no_process() -> None:
+    shard = Shard()
+    run = shard.begin(TRIM_HORIZON, every_s=0.25, idle_s=60.0)
+    shard.live.set_timer("a", sys.float_info.max)
+
+    assert run.may_idle
+    assert run.idle_at(0.0) == sys.float_info.max
