@@ -103,8 +103,7 @@ class StateVersions:
     def restore(self, row: Lease, read_rows: ReadRows, hash_range: HashRange | None) -> KeyValues:
         """The values at the row's checkpoint, for user code to change. Reads the version that the
         row names, unless this machine has a copy, or the versions of its parents' rows. Raises:
-        SinkError, a ServiceError leaf (again later); SettingsError if a version is missing or
-        damaged [K13, K16]."""
+        SinkError (again later); SettingsError if a version is missing or damaged [K13, K16]."""
         self._read_rows, self._stream = read_rows, stream_of(row.key)
         keys = parents_to_read(row)
         parents = read_rows(keys) if keys else {}

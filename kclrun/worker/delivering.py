@@ -377,12 +377,12 @@ class Deliverer:
 
         def call() -> None:
             if records:
-                handed = RecordBatch(
+                given = RecordBatch(
                     records, batch.millis_behind_latest, self._token, self._decoding
                 )
                 checkpointer = self._checkpoints.checkpointer
                 with nullcontext() if self._spans is None else self._spans.calling(batch):
-                    call_method(self._user_code, "process_records", handed, checkpointer)
+                    call_method(self._user_code, "process_records", given, checkpointer)
 
         if run.is_isolating:
             self._checkpoints.given = last

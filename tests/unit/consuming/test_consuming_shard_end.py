@@ -3,27 +3,27 @@
 import pytest
 
 from kclrun.consuming import commands, events
-from kclrun.consuming.policy import LifePolicy
-from kclrun.consuming.shard_end import Deferred, ShardEnd
+from kclrun.consuming.shard_end import Deferred
 from kclrun.consuming.states import State
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HashRange, Shard
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, Driver, child, p
+from tests.unit.consuming.lease_driver import (
+    KEY,
+    ME,
+    NOT_APPLIED,
+    OTHER,
+    Driver,
+    child,
+    p,
+    shard_end,
+)
 
 
 def shard(shard_id, *parents):
     return Shard(shard_id, HashRange(0, 9), "1", None, *parents)
-
-
-def shard_end(*children):
-    """The end of the shard s0, which was read to its end."""
-    policy = LifePolicy(key=KEY, me=ME, seen_counter=5, expires_instant=0.0, failover_s=10.0)
-    end = ShardEnd(policy)
-    end.exhaust(children, is_expired=False)
-    return end
 
 
 def other_parent(driver, checkpoint=None):
