@@ -24,8 +24,8 @@ from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 
 # Timers of one call of the shell: fast ones take some 3 ms between two checks of the fence.
 GROUP_MAX: Final = 256
-# The year 1. `event_time` may return any number of a payload: -1.7e308 / 0.5 is not finite.
-_TIME_MIN: Final = -62_135_596_800.0
+# The years 1 to 9999. `event_time` may return any number of a payload, and -1.7e308 / 0.5 is -inf.
+_TIMES: Final = (-62_135_596_800.0, 253_402_300_800.0)
 
 
 class Quiet(NamedTuple):
@@ -243,9 +243,8 @@ def _seen_at(record: Record, time_of: Callable[[Record], float]) -> float:
         seen_at = float(time_of(record))
     except Exception:  # noqa: BLE001 - user code; process_records will meet this record
         return -math.inf
-    if not seen_at >= _TIME_MIN:  # also NaN
-        return -math.inf
-    return min(seen_at, record.approximate_arrival_timestamp)
+    seen_at = min(seen_at, record.approximate_arrival_timestamp)
+    return seen_at if _TIMES[0] <= seen_at < _TIMES[1] else -math.inf  # also NaN
 
 
 def arrival_of(record: Record) -> float:

@@ -175,9 +175,14 @@ class LoopRunner:
 
     def start(self, calls: Sequence[Call]) -> None:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = self._make_thread(partial(_run_loop, self._loop), "records")
-            self._thread.start()
+            loop = asyncio.new_event_loop()
+            thread = self._make_thread(partial(_run_loop, loop), "records")
+            try:
+                thread.start()
+            except RuntimeError:  # this host has no thread left
+                loop.close()
+                raise
+            self._loop, self._thread = loop, thread
         self._loop.call_soon_threadsafe(self._begin, calls)
 
     def take(self) -> list[Ended]:

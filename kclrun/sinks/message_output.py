@@ -309,11 +309,8 @@ class _Waiting:
 
     def _fills(self, available: int, limits: MessageLimits) -> bool:
         """Whether so many messages fill a request, by their number or at their mean size."""
-        mean_bytes = self.size_bytes / self.count
-        return (
-            available >= limits.batch_messages_max
-            or available * mean_bytes >= limits.batch_bytes_max
-        )
+        mean_bytes, is_full = self.size_bytes / self.count, available >= limits.batch_messages_max
+        return is_full or available * mean_bytes >= limits.batch_bytes_max
 
     def give_back(self, batch: list[Message], taken: Sequence[bool]) -> None:
         """A request was answered: drop the messages that were taken; the rest is sent first."""

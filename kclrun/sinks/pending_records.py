@@ -303,9 +303,8 @@ class ShardQueues:
         for shard_queue in [*self._rested()]:
             if shard_queue.flow.resume_at <= now:
                 self._wake(shard_queue)
-        self._wakes_at = min(
-            (shard_queue.flow.resume_at for shard_queue in self._rested()), default=math.inf
-        )
+        ends = (shard_queue.flow.resume_at for shard_queue in self._rested())
+        self._wakes_at = min(ends, default=math.inf)
 
     def forget_failures(self) -> None:
         """Forget since when each shard has accepted no record."""

@@ -377,9 +377,8 @@ class Deliverer:
 
         def call() -> None:
             if records:
-                given = RecordBatch(
-                    records, batch.millis_behind_latest, self._token, self._decoding
-                )
+                behind_ms = batch.millis_behind_latest
+                given = RecordBatch(records, behind_ms, self._token, self._decoding)
                 checkpointer = self._checkpoints.checkpointer
                 with nullcontext() if self._spans is None else self._spans.calling(batch):
                     call_method(self._user_code, "process_records", given, checkpointer)

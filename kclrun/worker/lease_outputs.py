@@ -163,8 +163,9 @@ class LeaseOutputs:
         if self.entries is not None:
             self.entries.journal = outputs.change_state
         self._emit_to |= {place.name: outputs.emit_to(place.name) for place in self._places}
-        self._thread = self._make_thread(self._serve, "outputs")
-        self._thread.start()
+        thread = self._make_thread(self._serve, "outputs")
+        thread.start()  # may fail: `close` joins only what was started
+        self._thread = thread
         self._unserved.clear()
         return msgspec.structs.replace(row, checkpoint=start)
 

@@ -96,12 +96,13 @@ def test_the_timers_of_a_step_fire_first_where_the_lease_begins_between_them() -
 
 
 def test_a_time_in_a_payload_that_is_no_time_moves_no_watermark_and_ends_no_process() -> None:
-    times = {"1": -1.7e308, "2": float("nan"), "3": float("-inf"), "4": 99.0}
+    times = {"1": -1.7e308, "2": float("nan"), "3": float("-inf"), "4": 99.0, "5": 1e308}
     shard = Shard()
     run = shard.begin(
         TRIM_HORIZON, every_s=0.25, time_of=lambda record: times[record.sequence_number]
     )
     give(run, [record(number, 100.0) for number in (1, 2, 3)])
+    give(run, [record(5, 1e308)])
     assert run.watermark is None
     give(run, [record(4, 100.0)])
     assert run.watermark == 99.0

@@ -220,6 +220,22 @@ def test_rows_beyond_the_buffer_of_their_output_hold_the_lease_until_they_are_se
     assert stage.held[:1] == ([True] if buffer_bytes == 1 else [])
 
 
+def test_where_the_host_has_no_thread_left_the_outputs_are_closed_and_the_lease_ends_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch, ROLLED)
+
+    class NoThread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    stage.rows._make_thread = lambda target, name: NoThread(target=target, name=name)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        stage.rows.open(Lease(key=LeaseKey(SHARD), checkpoint=TRIM_HORIZON, counter=1))
+    assert stage.closed == ["late"]
+    stage.rows.close()
+
+
 def test_an_output_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, ROLLED)
     bug = KeyError("a bug")
