@@ -60,7 +60,8 @@ class LetterFolder:
         """As `LetterStore.kept`."""
         for shard in sorted(self._folder.glob("*/*/")):
             files = shard.glob("[!.]*.json")
-            found = [KeptLetter(_letter(path), str(path), (path,)) for path in files]
+            read = ((path, decode_letter(_read(path), str(path))) for path in files)
+            found = [KeptLetter(letter, str(path), (path,)) for path, letter in read]
             takeovers = map(_takeover, shard.glob(f"[!.]*{TAKEN_OVER}"))
             yield from classified(found, takeovers)
 
@@ -76,10 +77,6 @@ class LetterFolder:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _letter(path: Path) -> Letter:
-    return decode_letter(_read(path), str(path))
 
 
 def _takeover(path: Path) -> Takeover:

@@ -336,10 +336,8 @@ class Target:
         if not others:
             return cast("sa.Executable", insert.on_conflict_do_nothing(index_elements=self._key))
         replaced = {name: insert.excluded[name] for name in others}
-        return cast(
-            "sa.Executable",
-            insert.on_conflict_do_update(index_elements=self._key, set_=replaced),
-        )
+        made = insert.on_conflict_do_update(index_elements=self._key, set_=replaced)
+        return cast("sa.Executable", made)
 
 
 class Shape:

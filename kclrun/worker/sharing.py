@@ -170,8 +170,13 @@ class SharedProcess:
     def _admit(self, fds: tuple[int, ...]) -> None:
         lease, channel = SharedLease(self), channel_of_worker(fds[0])
         thread = lease.make_thread(lambda: self._run(lease, channel), "deliver")
+        try:
+            thread.start()
+        except RuntimeError:  # this host has no thread left: the other leases go on
+            channel.send(Left(exit_codes.HOST))
+            channel.close()
+            return
         self._serving = [each for each in self._serving if each.is_alive()] + [thread]
-        thread.start()
 
     def _run(self, lease: SharedLease, channel: Channel[Left, ToWorker]) -> None:
         try:

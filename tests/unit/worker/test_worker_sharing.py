@@ -10,6 +10,7 @@ import pytest
 from kclrun.ipc import exit_codes
 from kclrun.ipc.channel import Channel, NotSent
 from kclrun.ipc.messages import Admit, Left, channel_of_worker, channel_to_worker
+from kclrun.worker import sharing
 from kclrun.worker.sharing import LEASE_THREAD, SharedLease, SharedProcess, shard_here, unchanged
 from tests.patience import HUNG_S
 
@@ -147,3 +148,22 @@ def test_a_process_that_cannot_say_that_a_lease_has_ended_ends_itself(channels, 
     monkeypatch.setattr(os, "_exit", exits)
     with pytest.raises(_Exits, match=str(exit_codes.BUG)):
         shared._run(SharedLease(shared), channel)
+
+
+def test_a_lease_that_gets_no_thread_leaves_and_the_other_leases_of_the_process_go_on(
+    channels, monkeypatch
+):
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(
+        sharing, "daemon_thread", lambda target, name: NoThread(target=target, name=name)
+    )
+    mine, theirs = Channel.pair()
+    lease = channel_to_worker(mine)
+
+    SharedProcess(channels[1], lambda *_: 0)._admit((theirs.detach(),))
+
+    assert lease.receive(HUNG_S) == Left(exit_codes.HOST)
+    lease.close()
