@@ -337,8 +337,8 @@ class Output(Protocol):
     """One destination of the rows of one shard, for one owner of its lease.
 
     `encode` is called by threads of user code, everything else by one thread at a time, in this
-    order: `begin` once; then `add` and `commit` as often as needed; `close` at the end. Rows that
-    were given to `add` are never taken back.
+    order: `begin`, again while another output of the lease is away; then `add` and `commit` as
+    often as needed; `close` at the end. Rows that were given to `add` are never taken back.
 
     `stores_cursor`: the destination keeps the cursor of a commit together with its rows, so that
     they are there exactly once. Without it rows appear again after a crash.

@@ -58,10 +58,9 @@ _STATE_BYTES_MAX: Final = 400 * 1024  # a whole DynamoDB item
 _NUMBER: Final = re.compile(r"-?\d{1,40}(?:\.\d{1,40})?(?:[Ee][+-]?\d{1,3})?\Z")
 _DIED_ON: Final = re.compile(r"(\S{1,128}) ([0-9A-Z_]{1,128}) (\d{1,18})\Z", re.ASCII)
 _INTEGER: Final = re.compile(r"\d{1,38}\Z")
-# DynamoDB keeps 38 digits, so a row with the largest counter cannot be read after the +1 of its
-# take. Therefore a row with a counter of 10^37 or more counts as broken. A row below this limit
-# stays readable after our own writes: nine tenths of all numbers of 38 digits are above the limit.
-_COUNTED_MAX: Final = 10**37
+# A Long of the Java KCL, and 64 bits of our messages: a larger counter would end each manager that
+# takes the row. Just below the limit our own writes stay readable: half of the 63 bits are ahead.
+_COUNTED_MAX: Final = 2**62
 
 
 class BrokenRow(Exception):
@@ -116,7 +115,7 @@ def decode_row(item: Item, *, is_ours: bool = False) -> Lease | None:
     except (LimitExceeded, ValueError, TypeError, AttributeError) as error:
         raise BrokenRow(key, str(error)[:200]) from None
     if not is_ours and max(lease.counter, lease.owner_switches) >= _COUNTED_MAX:
-        raise BrokenRow(key, "leaseCounter or ownerSwitchesSinceCheckpoint is near its 38 digits")
+        raise BrokenRow(key, "leaseCounter or ownerSwitchesSinceCheckpoint is 2^62 or more")
     return lease
 
 
@@ -370,7 +369,10 @@ def _position(item: Item, name: str, sub_name: str) -> ExtendedSequenceNumber | 
     sequence_number = _text(item, name)
     if sequence_number is None:
         return None
-    return ExtendedSequenceNumber(sequence_number, _integer(item, sub_name) or 0)
+    sub_sequence_number = _integer(item, sub_name) or 0
+    if sub_sequence_number >= 2**63:  # a Long of Java; reports hold no more
+        raise ValueError(f"{sub_name} has more than 63 bits")
+    return ExtendedSequenceNumber(sequence_number, sub_sequence_number)
 
 
 def _pending(item: Item) -> PendingCheckpoint | None:

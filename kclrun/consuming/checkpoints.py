@@ -31,15 +31,15 @@ class CheckpointLedger:
     """Positions and counts of one lease in this process.
 
     Counts are of user records since the start of the process. A checkpoint inside a batch counts no
-    record of that batch as covered until the whole batch is covered. This errs towards fewer
-    duplicates.
+    record of that batch as covered, so the count of uncheckpointed records is never too low.
     """
 
     def __init__(self, position: ExtendedSequenceNumber, uncheckpointed_max: int) -> None:
         self.checkpointed = position
         self.processed = position
         self.delivered = position
-        # Whether a processed record has no checkpoint. A field, because each event reads it.
+        # Whether a processed record has no checkpoint. A field and not a property: each event reads
+        # it.
         self.has_unsaved = False
         self.delivered_total = 0
         self.checkpointed_total = 0
@@ -111,7 +111,7 @@ class CheckpointLedger:
             self.checkpointed_total = self._open.popleft()[1]
 
     def admit(self, position: ExtendedSequenceNumber | None) -> ExtendedSequenceNumber:
-        """The position that a request of user code means; None means every delivered record.
+        """The position of a request of user code; None stands for every delivered record.
 
         Raises: StaleCheckpoint if it is below the last checkpoint, above the last delivered record,
         or a sentinel, which is not a position of a record.
@@ -145,7 +145,7 @@ class CheckpointRequests:
         self.highest: ExtendedSequenceNumber | None = None
         self._is_manual = is_manual
         self._waiting: dict[int, ExtendedSequenceNumber] = {}
-        # The furthest position with a waiting request when checkpoints became impossible.
+        # The highest position with a waiting request when checkpoints became impossible.
         self._refused: ExtendedSequenceNumber | None = None
         self._closed_because: str | None = None
 
@@ -186,13 +186,14 @@ class CheckpointRequests:
         return tuple(AnswerCheckpoint(each, CheckpointAnswer.LOST, reason) for each in waiting)
 
     def final_position(self, ledger: CheckpointLedger) -> ExtendedSequenceNumber:
-        """The last write's position: all processed records, or the one user code asked for."""
+        """The position of the last write: of all processed records, or the one that was
+        requested."""
         if self._is_manual:
             return self.highest or self.unacknowledged(ledger)
         return max(ledger.processed, self.highest or ledger.processed)
 
     def unacknowledged(self, ledger: CheckpointLedger) -> ExtendedSequenceNumber:
-        """The furthest position that may still be written for a lease that took no more writes.
+        """The highest position that may still be written for a lease that takes no more writes.
 
         With automatic checkpoints it covers all processed records. With manual ones it is the
         position that user code waited for when the writing ended, but only if its batch then
@@ -207,7 +208,7 @@ class CheckpointRequests:
 
 
 class DeliveryPermit:
-    """Permission to deliver, as the shell last got it: only changes become commands."""
+    """The permit that the shell has: only changes of it become commands."""
 
     def __init__(self, *, one_batch_a_checkpoint: bool) -> None:
         self._one_batch_a_checkpoint = one_batch_a_checkpoint
@@ -218,16 +219,11 @@ class DeliveryPermit:
         """Let batches start. With one batch a checkpoint, only when no record is uncheckpointed."""
         allowed = ledger.delivered_max
         start_below = ledger.checkpointed_total + 1 if self._one_batch_a_checkpoint else allowed
-        last = self._last_allowed
-        if last is not None and (fence, start_below, allowed) == (
-            last.fence,
-            last.start_below,
-            last.delivered_max,
-        ):
+        permit = AllowDelivery(fence, start_below, allowed)
+        if permit == self._last_allowed:
             return ()
-        self._last_allowed = AllowDelivery(fence, start_below, allowed)
-        self.is_stopped = False
-        return (self._last_allowed,)
+        self._last_allowed, self.is_stopped = permit, False
+        return (permit,)
 
     def stop(self) -> tuple[StopDelivery, ...]:
         """Stop new batches. It is stopped once DeliveryStopped says that no user code runs."""

@@ -38,10 +38,10 @@ class CommitOutputs(msgspec.Struct, frozen=True):
     """Make rows up to `upto` durable in the outputs; comes back as OutputsCommitted with this
     command in `answers`. Performed by the thread of the outputs; the lease goes on meanwhile.
 
-    `must`: all rows up to `upto` in every output. Without it each output that is due by its own
-    pace commits, and the answer may be lower. `is_leaving`: the lease is given away after it, so an
-    output with much left to send need not send it. At most one of them is unanswered, but one with
-    `must` may follow one without.
+    `must`: every output commits all rows up to `upto`. Without it only outputs that are due by
+    their own pace commit, and the answer may be lower. `is_leaving`: the lease is given away after
+    the commit, so an output with much left to send need not send it. One such command is unanswered
+    at a time, but a command with `must` may follow one without.
     """
 
     upto: ExtendedSequenceNumber

@@ -1,17 +1,18 @@
-"""Which records of a shard run at the same time, and how far all before them are done. Pure.
+"""Which records of a shard are processed at the same time, and up to which all are done. Pure.
 
-Records come in with `admit` and have numbers, from 0 in their order. The shell starts those that
-`starts` names, and says how each call ended; `next_step` says how far the prefix is:
+`admit` takes records in and numbers them, from 0 in their order. The shell starts the records that
+`starts` returns, and reports how each call ended. `next_step` returns how far all are done:
 
     admitted ──► waits for its key ──► runs ──► done ───────────► settled, in the shard's order
                                         │ ▲                        ▲
                                         ▼ │ rests                  │ its letter is durable
                                       raised ─────────► given up ──┘
 
-A number is settled once every record before it is settled and it is done or let go of itself: a
-commit covers settled records and no others [K19]. `failures.BatchRun` decides about a record whose
-call raised, as about a batch of that one record. `order: key` holds a key's next record back until
-the one before is done, also while that rests before its repetition or waits for its letter.
+A record is settled once it is done or let go of, and every record before it is settled. A commit
+covers settled records and no others [K19]. `failures.BatchRun` decides about a record whose call
+raised, as about a batch of that one record. With `order: key` the next record of a key waits until
+the record before it is done, also while that one rests before its repetition or waits for its
+letter.
 """
 
 from __future__ import annotations
@@ -39,20 +40,20 @@ from kclrun.model.time import Instant, WallTime
 
 Order = Literal["key", "none"]
 
-# Further batches join while fewer records than this wait behind the first that is not done: as many
-# as one batch may have. So memory holds two batches at most, and a record that takes long keeps
-# 10,000 behind it from being committed, as one call with a batch does.
+# Further batches join while fewer records than this are unsettled: as many as one batch may have.
+# So memory holds two batches at most, and a record that takes long delays the commit of some 10,000
+# records, as one call with a batch does.
 AHEAD_MAX: Final = 10_000
-# The rows and changes of the state of records that are done and not settled. With so much kept,
-# only the first record that is not done may start. Each record that runs then may add its own
-# (RECORD_ROWS_BYTES_MAX of `processor.py`).
+# The rows and changes of the state that records keep which are done and not settled. With so many
+# bytes kept, only the first record that is not done may start. Each record that runs at that moment
+# may still add its own (RECORD_ROWS_BYTES_MAX of `processor.py`).
 KEPT_BYTES_MAX: Final = 64 * 2**20
 _NO_LIMIT: Final = 2**63
 
 
 class Concurrency(msgspec.Struct, frozen=True):
-    """The setting `concurrency`. One record at a time runs in the order of the shard, whatever
-    `order` says. `grace_s`: how long a drain may take (`shutdown.grace`)."""
+    """The setting `concurrency`. With `records: 1` records run in the order of the shard, whatever
+    `order` is. `grace_s`: how long a drain may take (`shutdown.grace`)."""
 
     records: int = 1
     order: Order = "key"
@@ -61,18 +62,19 @@ class Concurrency(msgspec.Struct, frozen=True):
 
     @property
     def keeps_keys_in_order(self) -> bool:
-        """Whether records of one key follow each other, as the state of a key needs it."""
+        """Whether records of one key are processed one after the other, as keyed state needs it."""
         return self.order == "key" or self.records == 1
 
     @property
     def cancel_after_s(self) -> float:
-        """When a stop cancels what still runs: half of the grace is for the last commit, which
-        waits 10 s for the outputs, and for the write that gives the lease away."""
+        """How long after a stop the calls that still run are cancelled. The other half of the grace
+        is for the last commit, which waits 10 s for the outputs, and for the write that gives the
+        lease away."""
         return self.grace_s / 2
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    """Every record below the number `upto` is done or let go of: its effects may leave."""
+    """Every record below the number `upto` is settled: its effects may be committed."""
 
     upto: int
 
@@ -88,7 +90,7 @@ class _State(enum.Enum):
     GIVEN_UP = enum.auto()
     LETTER = enum.auto()  # its letter is being kept
     HALTS = enum.auto()
-    LEFT = enum.auto()  # for the next owner
+    LEFT = enum.auto()  # undone, for the next owner
 
     __hash__ = object.__hash__
 
@@ -106,9 +108,9 @@ class _Entry:
 class RecordWindow:
     """The records from the first that is not settled to the last admitted.
 
-    The shell admits records, asks `starts` whenever a call ended or time passed, and then performs
-    `next_step` until it is None. It ends when `is_over`: everything is settled, or nothing that is
-    left may start.
+    The shell admits records, calls `starts` whenever a call ended or time passed, and then performs
+    `next_step` until that is None. The window ends when `is_over`: every record is settled, or no
+    record that is left may start.
     """
 
     def __init__(self, concurrency: Concurrency, policy: ErrorPolicy, breaker: Breaker) -> None:
@@ -120,15 +122,15 @@ class RecordWindow:
         self._breaker = breaker
         self._entries: dict[int, _Entry] = {}
         self._base = self._reported = self._next = 0
-        self._highest = -1  # of those that started
+        self._highest = -1  # the highest number that started
         self._ready: list[int] = []
-        # By key: the numbers that wait for the one under way; None if none does.
+        # By key: the numbers that wait for the record under way; None if none waits.
         self._chains: dict[str, deque[int] | None] = {}
         self._resting: dict[int, Instant] = {}
         self._limit = _NO_LIMIT
         self._is_stopped = self._is_halted = False
         self.running = 0
-        # Given up since the last admission, and no record of the window succeeded since.
+        # Since the last admission: whether a record succeeded, and how many were given up.
         self._has_success = False
         self._given_up = 0
 
@@ -154,7 +156,7 @@ class RecordWindow:
 
     @property
     def is_over(self) -> bool:
-        """Nothing runs, and nothing will start. Ask once `next_step` was None."""
+        """Whether no call runs and none will start. Ask after `next_step` returned None."""
         if self.running or self._is_halted:
             return not self.running
         return not self._resting and not (self._ready and self._ready[0] < self._limit)
@@ -169,7 +171,7 @@ class RecordWindow:
         return self._entries[number].record
 
     def admit(self, records: Sequence[Record]) -> None:
-        """More records of the shard, behind those before."""
+        """Take in the next records of the shard."""
         self._has_success, self._given_up = False, 0
         for record in records:
             number = self._next
@@ -188,9 +190,9 @@ class RecordWindow:
                 self._chains[key] = deque((number,))
 
     def starts(self, now: Instant, kept_bytes: int = 0) -> list[int]:
-        """The numbers to start now, the lowest first; they count as running from here on.
+        """The numbers to start now, the lowest first. They count as running from here on.
 
-        `kept_bytes`: what records that are done and not settled keep.
+        `kept_bytes`: the bytes that records keep which are done and not settled.
         """
         if self._resting:
             for number in [each for each, due in self._resting.items() if due <= now]:
@@ -210,7 +212,7 @@ class RecordWindow:
         return started
 
     def returned(self, number: int) -> int:
-        """The call returned: the record is done. Returns how many calls with it raised before."""
+        """The call returned: the record is done. Returns: how many of its calls raised before."""
         entry = self._entries[number]
         entry.state = _State.DONE
         self.running -= 1
@@ -231,8 +233,8 @@ class RecordWindow:
         *,
         is_host_fault: bool = False,
     ) -> float | None:
-        """The call raised what `checked` returned. Returns: the pause before it is repeated; None
-        if it is not."""
+        """The call raised the error that `checked` returned. Returns: the pause before the call is
+        repeated; None if it is not repeated."""
         entry = self._entries[number]
         self.running -= 1
         run = self._run_of(entry)
@@ -259,13 +261,14 @@ class RecordWindow:
         self._leave(number, self._entries[number])
 
     def let_go(self, number: int) -> None:
-        """The letter of the last LetGo is durable, or the record was counted as skipped."""
+        """The letter of the last LetGo is durable, or its record was counted as skipped."""
         entry = self._entries[number]
         entry.state = _State.DONE
         self._let_key_go_on(entry)
 
     def next_step(self, now: Instant) -> WindowStep | None:
-        """What the shell does now; None if it waits for a call to end, or for time to pass."""
+        """The next step for the shell; None while it waits for a call to end or for time to
+        pass."""
         while (entry := self._entries.get(self._base)) is not None:
             if entry.state is not _State.DONE:
                 break
@@ -291,8 +294,9 @@ class RecordWindow:
         return None
 
     def stop(self) -> None:
-        """The lease is given away: start what is left below the last that started, so that none
-        above is done for nothing, and nothing behind a record that is not done."""
+        """The lease is given away. Records below the last one that started may still start, because
+        later records that are done count only once all before them are done. No other may, and none
+        behind a record that is left undone."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -302,12 +306,12 @@ class RecordWindow:
             self._leave(number, self._entries[number])
 
     def stop_at_once(self) -> None:
-        """The lease is lost: start nothing any more."""
+        """The lease is lost: start no record any more."""
         self.stop()
         self._limit = self._base
 
     def _run_of(self, entry: _Entry) -> BatchRun:
-        """Its own run of one record, from its first failure on; the call is its first step."""
+        """The `BatchRun` of this one record, made at its first failure."""
         if entry.run is None:
             entry.run = BatchRun((entry.record,), self._policy, self._breaker)
         return entry.run
@@ -323,7 +327,7 @@ class RecordWindow:
             del self._chains[key]
 
     def _give_up(self, number: int, entry: _Entry) -> None:
-        """As of a batch: where the first ten fail and none succeeds, it is an outage."""
+        """As for a batch: if the first ten records fail and none succeeds, it is an outage."""
         entry.state = _State.GIVEN_UP
         self._given_up += 1
         if self._given_up >= OUTAGE_AFTER and not self._has_success:
@@ -332,12 +336,12 @@ class RecordWindow:
             self._halt(first, self._entries[first], outage_words())
 
     def _may_let_go(self) -> bool:
-        """A record is let go of once another succeeded, or none is left that may."""
+        """Whether a record may be let go of: another one succeeded, or none is left that could."""
         has_more = bool(self._ready) and self._ready[0] < self._limit
         return self._has_success or not (self.running or self._resting or has_more)
 
     def _halt(self, number: int, entry: _Entry, reason: str) -> None:
-        """What is before it goes on; nothing behind it starts."""
+        """Records before this one go on; no record behind it starts."""
         entry.state, entry.halt = _State.HALTS, reason
         self._limit = min(self._limit, number)
         for each in [n for n in self._resting if n > number]:

@@ -1,7 +1,7 @@
 """When user code is called, called again, and considered done. Pure.
 
-The shells (lease process, Spark task, simulator, test kit) keep the records, the clock and the
-calls; this module decides what may start next, and what follows if a call raises.
+The shells (lease process, Spark task, simulator, test kit) have the records and the clock, and make
+the calls. This module decides what may start next, and what follows if a call raises.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Call = CallInitialize | CallShardEnded | CallShutdownRequested | CallLeaseLost
 
 
 class StartBatch(msgspec.Struct, frozen=True, gc=False):
-    """Give user code the next `records` records. With 0 the page that waits has none: it counts as
-    processed without a call."""
+    """Give user code the next `records` records. With 0 the page that waits has no records: it
+    counts as processed without a call."""
 
     records: int
 
@@ -38,7 +38,7 @@ class ConfirmStop(msgspec.Struct, frozen=True):
 
 
 class ConfirmEnd(msgspec.Struct, frozen=True):
-    """Post ShardExhausted: every record of the shard was processed. It comes once."""
+    """Post ShardExhausted: every record of the shard was processed. Returned once."""
 
 
 Start = StartBatch | Call | ConfirmStop | ConfirmEnd
@@ -55,16 +55,17 @@ class Repetition(enum.Enum):
 class Delivery:
     """What user code may be given next.
 
-    The shell passes on the core's commands, and asks `next_start` whenever user code is idle. One
-    call at a time: the shell asks again only when the last start has returned. A batch whose call
-    raised, and is to be repeated, is still that start: the shell asks `repetition`.
+    The shell passes the commands of the core to it, and calls `next_start` whenever user code is
+    idle. One call at a time: the shell calls it again only when the last start has returned. A
+    batch that is repeated because its call raised is still that start: the shell calls
+    `repetition`.
 
-    Once `stop` was called no batch starts, and none is repeated, before the next permit; nor does
-    one start at or after the fence of its permit [P7, P17]. At most `batch_max` records are one
-    batch. `delivered_total` counts the records of all batches; `permit` is None once stopped.
+    After `stop` no batch starts and none is repeated before the next permit. No batch starts at or
+    after the fence of its permit [P7, P17]. A batch has at most `batch_max` records.
+    `delivered_total` counts the records of all batches; `permit` is None after a stop.
 
-    Where user code gets single records, a batch is the start of them all: further batches may join
-    it (`next_batch`), and a stop ends it between two records (`is_ending`).
+    If user code gets single records, a batch starts all of its records. Further batches may join it
+    (`next_batch`), and a stop ends it between two records (`is_ending`).
     """
 
     def __init__(self, batch_max: int) -> None:
@@ -90,12 +91,12 @@ class Delivery:
 
     def halt(self) -> None:
         """Start no batch any more, even with a permit: a batch was given up [I9], or user code
-        asked in it to give the lease away. Other calls are not affected."""
+        requested the release of the lease. Other calls are not affected."""
         self._is_halted = True
 
     def hold(self, is_held: bool) -> None:  # noqa: FBT001 - the state itself
-        """An output is so full that no batch starts, or has room again. One that runs goes on, and
-        is repeated if it raises."""
+        """An output is so full that no batch may start, or has room again. A batch that runs goes
+        on, and is repeated if it raises."""
         self._is_held = is_held
 
     def call(self, call: Call) -> None:
@@ -104,7 +105,8 @@ class Delivery:
         self._call = call
 
     def end(self) -> None:
-        """No further record will come: the shard ends behind those that wait, or was trimmed."""
+        """No further record will come: the shard ends behind the records that wait, or was
+        trimmed."""
         self._has_end = True
 
     def may_start(self, now: Instant) -> bool:
@@ -112,10 +114,10 @@ class Delivery:
         return self._valid_permit(now) is not None
 
     def next_start(self, waiting: int | None, now: Instant) -> Start | None:
-        """What starts now; None if nothing may. Ask only while user code is idle.
+        """What starts now; None if nothing may. Only while user code is idle.
 
-        `waiting` is the number of records that the next batch may be made of: 0 for a page without
-        user records, None if nothing waits.
+        `waiting` is how many records the next batch may have: 0 for a page without user records,
+        None if no page waits.
         """
         if self._is_stop_asked:
             self._is_stop_asked = False
@@ -131,7 +133,7 @@ class Delivery:
         return None
 
     def next_batch(self, waiting: int | None, now: Instant) -> StartBatch | None:
-        """The batch that starts now, if it is a batch; also while records of others run."""
+        """The batch that starts now; None if none may. Also while records of other batches run."""
         permit = self._valid_permit(now)
         if permit is None or self._is_stop_asked:
             return None
@@ -143,26 +145,26 @@ class Delivery:
             self.delivered_total = total + size
             return StartBatch(size)
         if waiting is not None:
-            return StartBatch(0)  # it reaches no cap: a position without records must not wait
+            return StartBatch(0)  # no cap counts it: a position without records must not wait
         return None
 
     @property
     def is_ending(self) -> bool:
-        """Whether single records of a batch that has begun are to come to their end: delivery was
-        stopped, or user code asked to give the lease away."""
+        """Whether a batch of single records has to end early: delivery was stopped, or user code
+        requested the release of the lease."""
         return self._is_stop_asked or self._is_halted
 
     def may_fire(self, now: Instant) -> bool:
-        """Whether timers may fire: as a batch may start, and not once the shard has ended."""
+        """Whether timers may fire: while a batch may start, and the shard has not ended."""
         is_taken = self._call is not None or self._is_stop_asked or self._is_end_confirmed
         return not is_taken and self._valid_permit(now) is not None
 
     def repetition(self, now: Instant, *, is_batch: bool) -> Repetition:
         """Whether a call that raised may be made again now.
 
-        A repeated batch is a start like any other: past the fence it waits for the next renewal,
-        but a halt does not stop it, for it has begun. `initialize` and `shard_ended` need no
-        permit; only a stop ends them.
+        A batch is repeated before the fence only; past it, the repetition waits for the next
+        renewal. A halt does not stop it, because it has begun. `initialize` and `shard_ended` need
+        no permit; only a stop ends their repetitions.
         """
         if self._is_stop_asked:
             return Repetition.NEVER
@@ -177,7 +179,7 @@ class Delivery:
         return permit
 
 
-# A shard that fails for long is tried twice a minute.
+# A shard that has failed for long is tried twice a minute.
 BACKOFF_MAX_S: Final = 30.0
 _CAUSES_MAX: Final = 10
 
@@ -200,11 +202,11 @@ Then = Literal["halt", "dead-letter", "skip"]
 
 
 class ErrorPolicy(msgspec.Struct, frozen=True):
-    """The setting `on_error`: the answer to an error of user code, again after a pause or give up.
+    """The setting `on_error`: whether a call that raised is repeated, or given up.
 
-    Records are never skipped silently [I9]. `failures.py` decides what a batch is given up as, by
-    `then`, and by `max_age_s`: a call with an older record is not repeated. `limit` is that of
-    `failures.Breaker`.
+    Records are never skipped silently [I9]. `failures.py` decides by `then` what happens to a batch
+    that is given up. A call with a record older than `max_age_s` is not repeated. `limit` is that
+    of `failures.Breaker`.
     """
 
     retries: int
@@ -223,7 +225,7 @@ class ErrorPolicy(msgspec.Struct, frozen=True):
 
 def destination_pause_s(failed: int) -> float:
     """The pause after a destination of rows or letters failed `failed` times in a row: 1 s, doubled
-    up to that of a shard that fails for long."""
+    up to BACKOFF_MAX_S."""
     return backoff_s(failed - 1, 1.0, base_s=1.0, max_s=BACKOFF_MAX_S)
 
 
@@ -251,7 +253,7 @@ def error_words(error: BaseException) -> str:
         return type(error).__name__
 
 
-# The last calls of a lease that leaves: it does not wait for their repetition.
+# The last calls of a lease that ends: they are not repeated.
 CALLED_ONCE: Final = frozenset({"shutdown_requested", "lease_lost"})
 
 
@@ -259,8 +261,8 @@ class Attempts:
     """The attempts at one call of user code, from its first failure until it returns or is given
     up. `where` is the name of the method.
 
-    An error of the settings would come again, and is given up at once, as HaltShard is; so are the
-    calls of `CALLED_ONCE`. For all others the error policy decides.
+    A call is given up at once after an error of the settings, which would come again, or a
+    HaltShard; so are the calls of `CALLED_ONCE`. For all others the error policy decides.
     """
 
     def __init__(self, where: str, policy: ErrorPolicy) -> None:
@@ -277,7 +279,7 @@ class Attempts:
 
 
 class RowScope(Protocol):
-    """The emitted rows, as far as one call of user code is concerned."""
+    """The rows that one call of user code emits."""
 
     def begin_batch(self) -> None: ...
 
@@ -305,7 +307,7 @@ def attempt(
     try:
         call()
     except FailedRecords:
-        rows.end_batch(covers)  # those of the records that are processed
+        rows.end_batch(covers)  # the rows of the processed records
         raise
     except BaseException:
         rows.take_back_batch(durable())

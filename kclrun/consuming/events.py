@@ -42,12 +42,12 @@ class RowsNotKept(msgspec.Struct, frozen=True):
 
 
 class OutputsBegan(msgspec.Struct, frozen=True):
-    """Every output was taken over from its former owners [K11]. No batch starts before it.
+    """Every output was taken over from its former owners [K11]. No batch starts before this event.
 
-    `position` is where reading begins: the row's checkpoint, or above it where every output has
-    the rows already [K12]. Records up to it are processed, not yet checkpointed. `cursors` are
-    those of the outputs that store one, and the row gets them with its next checkpoint. There the
-    keyed state is `state_version`; None if it is that of the row [K12].
+    `position` is where reading begins: the row's checkpoint, or a higher position up to which every
+    output has its rows [K12]. Records up to `position` are processed, not yet checkpointed.
+    `cursors` are those of the outputs that store one; the row gets them with its next checkpoint.
+    `state_version` is the keyed state at `position`; None if that is the version of the row [K12].
     """
 
     position: ExtendedSequenceNumber
@@ -58,9 +58,9 @@ class OutputsBegan(msgspec.Struct, frozen=True):
 class OutputsCommitted(msgspec.Struct, frozen=True):
     """Every output has its rows up to `upto`, durably. `cursors` as in OutputsBegan.
 
-    `answers`: the command that it answers, and no more will come for it; None if the outputs
-    committed by themselves. `upto` may be lower than was asked. `state_version` names the version
-    of the keyed state at exactly `upto`; None without state.
+    `answers` is the command that this event answers, the only answer to it; None if the outputs
+    committed at their own pace. `upto` may be lower than the command. `state_version` is the
+    version of the keyed state at exactly `upto`; None without state.
     """
 
     upto: ExtendedSequenceNumber
@@ -98,13 +98,13 @@ class OwnRowRead(msgspec.Struct, frozen=True):
 
 
 class ReadFailed(msgspec.Struct, frozen=True):
-    """The read of ReadOwnRow failed without a result; the core will ask again."""
+    """The read of ReadOwnRow failed without a result; the core requests another one."""
 
     message: str
 
 
 class LookUpFailed(msgspec.Struct, frozen=True):
-    """ReadRows or ListShards failed without a result; the core will ask again."""
+    """ReadRows or ListShards failed without a result; the core requests it again."""
 
     message: str
 
@@ -169,8 +169,9 @@ class DrainRequested(msgspec.Struct, frozen=True):
 
 
 class RestartRequested(msgspec.Struct, frozen=True):
-    """The manager requests: finish the batch, checkpoint, keep the lease, exit. It goes on in
-    another process. Heeded only while records are processed; ask again where it still matters."""
+    """The manager requests: finish the batch, checkpoint, keep the lease, exit. Another process
+    goes on with the lease. Without effect unless records are processed: then repeat it if it still
+    matters."""
 
 
 class ReleaseRequested(msgspec.Struct, frozen=True):
@@ -188,7 +189,8 @@ class FailoverChanged(msgspec.Struct, frozen=True):
 
 
 class OthersInSight(msgspec.Struct, frozen=True):
-    """The manager sees another kclrun owner, or none any more: so offer or release [P17]."""
+    """The manager sees another kclrun owner, so that the last write is an offer; or none any more,
+    so that it is a release [P17]."""
 
     others: bool
 

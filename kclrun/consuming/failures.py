@@ -7,12 +7,13 @@ up:
     whole batch ──raises──► repeated ──raises──► halves ──► one record ──► given up; then the rest
 
 Records keep their order, and each record that is not given up is in exactly one call that returned.
-A record at fault among n is found in at most ⌈log2 n⌉ + 1 calls, the last of them with it alone; in
-two, if the traceback shows it. What is left behind it is one call again. A record that cannot be
-decoded names itself: neither it nor the batch is given again, only the records before it are.
+A record at fault among n is found in at most ⌈log2 n⌉ + 1 calls, the last of them with this record
+alone; in two, if the traceback shows it. The records behind it are then one call again. An
+UndecodableRecord names the record at fault: neither it nor the batch is given again, only the
+records before it are.
 
-The shells keep the records, the calls, the clock and the letters. A letter is durable before the
-next call, so no checkpoint passes a record that was neither processed nor kept [I13].
+The shells have the records and the clock, make the calls and keep the letters. A letter is durable
+before the next call, so no checkpoint passes a record that was neither processed nor kept [I13].
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 
-# Where the first ten records of a batch fail one by one, and none has succeeded, it is not the
-# records that are at fault: a database is away, or the program is wrong. A smaller batch of which
-# all fail cannot show that; there the limit decides.
+# If the first ten records of a batch fail one by one, and none has succeeded, the records are not
+# at fault: a database is away, or the program is wrong. A smaller batch whose records all fail does
+# not show that; there the limit decides.
 OUTAGE_AFTER: Final = 10
 # The time over which `on_error.limit` counts.
 LIMIT_WINDOW_S: Final = 600.0
@@ -54,15 +55,16 @@ class Give(msgspec.Struct, frozen=True):
 
 
 class Rest(msgspec.Struct, frozen=True):
-    """Wait, then ask for the next step; unless the delivery was stopped."""
+    """Wait, then call `next_step` again, unless delivery was stopped."""
 
     pause_s: float
 
 
 class LetGo(msgspec.Struct, frozen=True):
-    """This record is given up: keep its letter durably, or count it as skipped. Then ask again.
+    """This record is given up: keep its letter durably, or count it as skipped. Then call
+    `next_step` again.
 
-    `calls` is the number of calls that raised with it: of the batch, and of the search for it.
+    `calls` is the number of calls with the record that raised: of the batch, and of the search.
     """
 
     index: int
@@ -70,7 +72,7 @@ class LetGo(msgspec.Struct, frozen=True):
 
 
 class Halt(msgspec.Struct, frozen=True):
-    """Halt the lease. `reason` replaces the error's own words; empty, those are the reason."""
+    """Halt the lease. If `reason` is empty, the error of the last call is the reason."""
 
     reason: str = ""
 
@@ -83,8 +85,8 @@ Step = Give | Rest | LetGo | Halt | Finished
 
 
 class Breaker:
-    """Keeps an outage from emptying a shard into the dead letters: at most `limit` records are
-    given up in ten minutes. One for each lease."""
+    """Limits how many records are given up: at most `limit` in ten minutes. So an outage does not
+    turn a whole shard into dead letters. One instance for each lease."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -102,12 +104,12 @@ class Breaker:
 class BatchRun:
     """One batch from its first call until each record is processed or given up.
 
-    The shell performs `next_step` again and again, and says after each Give whether the call
+    The shell performs `next_step` again and again, and reports after each Give whether the call
     `returned` or `raised`.
 
-    The search is for the first record at fault of those left: half of the records known to contain
-    it are given; if they return, it is in the other half. Behind it, all that is left is one call
-    again.
+    The search finds the first record at fault of those left. Half of the records that contain it
+    are given; if that call returns, it is in the other half. After that, all records left are one
+    call again.
     """
 
     def __init__(self, records: Sequence[Record], policy: ErrorPolicy, breaker: Breaker) -> None:
@@ -115,11 +117,11 @@ class BatchRun:
         self._policy = policy
         self._breaker = breaker
         self._left: Sequence[int] = range(len(records))
-        # How many of those left are given next, and how many of the first are known to contain a
-        # record at fault; 0 if that is not known of any.
+        # How many of the records left are given next; and how many of the first ones are known to
+        # contain a record at fault, or 0.
         self._next = len(records)
         self._suspects = 0
-        # The indexes of records that cannot be decoded: given up when all before them are settled.
+        # The records that cannot be decoded: given up when all before them are settled.
         self._undecodable: set[int] = set()
         # The repetitions of the whole batch; None once they are over.
         self._attempts: Attempts | None = Attempts("process_records", policy)
@@ -127,7 +129,7 @@ class BatchRun:
         self._calls = 0
         self._has_success = False
         self._reported_settled = 0
-        # Given up, but not let go of yet: as long as no record succeeded, it may be an outage.
+        # Given up and not let go of yet: while no record has succeeded, it may be an outage.
         self._held: list[LetGo] = []
         self._due: collections.deque[Step] = collections.deque()
 
@@ -144,35 +146,34 @@ class BatchRun:
 
     @property
     def settled(self) -> int:
-        """How many of the first records are processed, or let go of: a checkpoint may pass them.
+        """How many of the first records are processed or let go of: a checkpoint may pass them.
 
-        After a FailedRecords, records behind those that it names are processed, too, and not
-        counted.
+        After a FailedRecords, processed records behind those that it names are not counted.
         """
         waiting = [*self._held, *(step for step in self._due if isinstance(step, LetGo))]
         unsettled = [*(each.index for each in waiting), *self._left[:1]]
         return min(unsettled, default=len(self._records))
 
     def newly_settled(self) -> int | None:
-        """`settled`, if that is more than at the last call and less than all: these records count
-        as processed, so that a stop during the search checkpoints them."""
+        """`settled`, if it has grown since the last call and is not all: these records count as
+        processed, so that a stop during the search checkpoints them."""
         before, self._reported_settled = self._reported_settled, self.settled
         return self.settled if before < self.settled < len(self._records) else None
 
     @property
     def held(self) -> tuple[LetGo, ...]:
-        """Records that are given up, and held until one of the batch succeeds. Before user code may
-        checkpoint inside its call, let go of these, and then `release` them."""
+        """Records that are given up, and not let go of before a record of the batch succeeds.
+        Before a checkpoint inside a call, keep their letters and call `release`."""
         return tuple(self._held)
 
     def release(self, now: Instant) -> None:
-        """All of `held` was let go of."""
+        """The letters of all records of `held` are kept."""
         for _ in self._held:
             self._breaker.admits(now)
         self._held.clear()
 
     def next_step(self, now: Instant) -> Step:
-        """The next step. After Finished and Halt there is nothing more."""
+        """The next step. Finished and Halt are the last one."""
         while not self._due and self._left and self._left[0] in self._undecodable:
             self._next = 1
             self._give_up(now)
@@ -189,8 +190,8 @@ class BatchRun:
         self._let_go(now)
 
     def checked(self, error: BaseException) -> BaseException:
-        """What the call of the last Give raised; another error for a FailedRecords that does not
-        name records of it, and so says nothing of any."""
+        """The error of the last Give. A FailedRecords that does not name records of that call names
+        no record at fault, and is replaced by another error."""
         if isinstance(error, errors.FailedRecords) and not self._named(error):
             return errors.ProcessorError(
                 "FailedRecords does not name records of the batch of its call"
@@ -206,16 +207,17 @@ class BatchRun:
         at: ExtendedSequenceNumber | None = None,
         is_host_fault: bool = False,
     ) -> float | None:
-        """The call of the last Give raised what `checked` returned. Returns: the pause before the
-        same call is repeated; None if it is not.
+        """The call of the last Give raised the error that `checked` returned. Returns: the pause
+        before the same call is repeated; None if it is not repeated.
 
-        `at` is the position of the record that the failing line worked on, if that is certain;
-        `wall` the time of the records' arrivals. A host that lacks something is not the
-        fault of a record.
+        `at` is the position of the record that the failing line worked on, if that is certain.
+        `wall` is on the clock of the records' arrivals. With `is_host_fault` the
+        lease is halted instead of giving a record up.
         """
         max_age_s = self._policy.max_age_s
         oldest = self._records[self._left[0]].approximate_arrival_timestamp
-        is_old = max_age_s is not None and wall - oldest > max_age_s
+        # 0: the service did not give the arrival, so the age of the record is not known.
+        is_old = max_age_s is not None and oldest > 0 and wall - oldest > max_age_s
         if isinstance(error, errors.HaltShard):
             self._halt(str(error))
         elif isinstance(error, errors.RetryLater) and not is_old:
@@ -248,8 +250,8 @@ class BatchRun:
         return None
 
     def accused(self, error: BaseException) -> Sequence[int]:
-        """The indexes of the records of the last call that are at fault by `error`, as `checked`
-        returned it; empty if it does not say. Ask before `raised`."""
+        """The indexes of the records of the last call that `error`, as `checked` returned it, shows
+        to be at fault; empty if it shows none. Call it before `raised`."""
         given = self._left[: self._next]
         if isinstance(error, errors.UndecodableRecord):
             return [n for n in given if self._records[n] is error.record]
@@ -258,14 +260,14 @@ class BatchRun:
         return given if len(given) == 1 else ()
 
     def _named(self, error: errors.FailedRecords) -> list[int]:
-        """The indexes of the records that it names; none if one is not of the last call."""
+        """The indexes of the records that the error names; none if one is not of the last call."""
         places = {self._records[index].position: index for index in self._left[: self._next]}
         found = {places.get(record.position, -1) for record in error.records}
         return [] if -1 in found else sorted(found)
 
     def _isolate(self, at: ExtendedSequenceNumber | None, now: Instant, *, is_named: bool) -> None:
-        """The last call is not repeated: its records are given up, or the search begins or goes on
-        among them."""
+        """The last call is not repeated: its records are given up, or the search among them begins
+        or goes on."""
         self._begin_isolation()
         if is_named or self._next == 1:
             self._give_up(now)
@@ -284,18 +286,18 @@ class BatchRun:
         return pause_s
 
     def _halt(self, reason: str = "") -> None:
-        """Records that are left or held stay so: they are not settled."""
+        """Records that are left or held are not settled."""
         self._due.append(Halt(reason))
 
     def _advance(self, count: int) -> None:
-        """The first `count` of those left are done with."""
+        """The first `count` of the records left are processed or given up."""
         self._left = self._left[count:]
         self._suspects = max(0, self._suspects - count)
         self._plan_next()
 
     def _plan_next(self) -> None:
-        """Give half of the suspects, or else all that is left; but no record that cannot be
-        decoded."""
+        """Plan a call with half of the suspects, or else with all records left; never with a record
+        that cannot be decoded."""
         self._next = max(1, self._suspects // 2) if self._suspects else len(self._left)
         if self._undecodable:
             known = (n for n, index in enumerate(self._left) if index in self._undecodable)

@@ -23,9 +23,9 @@ from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant
 from kclrun.protocol.reports import Report
 
-# A key is only interesting from a few percent on: 128 counters name each key above 0.8 %. A counter
-# takes some 300 bytes and its key (256 characters at most), so a sketch 70 kB at most with ASCII
-# keys, and a lease, which has four, 280 kB. With keys of 36 characters it is 170 kB.
+# Only keys of a few percent matter: 128 counters name each key above 0.8 %. A counter takes some
+# 300 bytes and its key (256 characters at most). So a sketch takes 70 kB at most with ASCII keys,
+# and the four sketches of a lease 280 kB; with keys of 36 characters 170 kB.
 COUNTERS_MAX: Final = 128
 
 # A partition key, and the explicit hash key of a user record ("" for none).
@@ -94,12 +94,12 @@ class SpaceSaving:
             heapq.heapreplace(heap, (weight, ordinal, key))
 
 
-# So many samples are taken of a page, and so many in a window (four a second), however fast the
-# shard is read: the cost is a second's and not a record's (`bin/bench hot-keys`). It is below 1 %
-# of a lease process that reads a full shard five times a second: some 40 µs of 5 ms a second.
+# Samples of a page, and of a window (four a second), however fast the shard is read: so the cost
+# grows with time and not with records (`bin/bench hot-keys`). It is below 1 % of a lease process
+# that reads a full shard five times a second: some 40 µs of 5 ms a second.
 SAMPLES_A_PAGE: Final = 8
 SAMPLES_A_WINDOW: Final = 240
-# Samples are put aside before they are sketched: at most about so many.
+# Samples are kept before they are sketched: at most about so many.
 _HELD_MAX: Final = 512
 # The golden ratio times 2**32: the multiples of it, modulo 2**32, are evenly distributed.
 _GOLDEN: Final = 2_654_435_769
@@ -186,7 +186,7 @@ SHARE_NAMED_MIN: Final = 0.05
 _WITHIN_MIN: Final = 0.95
 # An error above this (50 samples) says too little about a key.
 ERROR_MAX: Final = 0.15
-# More than any stream has; user code shares the memory of the ring, and may have written any value.
+# More than any stream has. User code shares the memory of the ring and may have written any value.
 _RATE_MAX: Final = 1e12
 _DIGITS_MAX: Final = 39
 
@@ -253,11 +253,11 @@ LOAD_WEIGHED_MIN: Final = 0.2
 
 
 class KeyMeter:
-    """Measures one shard; `took` for each page, then `opened` for its user records.
+    """Measures one shard. Call `took` for each page, then `opened` for its user records.
 
-    Two windows of `window_s` follow each other: a report covers the former one and what is there of
-    the present one. So a key is forgotten after two windows at most, and a report rests on one
-    whole window at least. None is made before.
+    Windows of `window_s` follow each other. A report covers the last whole window and the present
+    one so far: so a key is forgotten after two windows at most. Before the first whole window there
+    is no report.
     """
 
     def __init__(self, hash_range: HashRange | None, window_s: float, now: Instant) -> None:
@@ -268,8 +268,8 @@ class KeyMeter:
         self._former: _Window | None = None
         self._reported = self._sampled_until = now
         self._behind_ms = 0
-        # Records since the last page that was sampled: its samples stand for them, too. For how
-        # many records one of a page then stands; 0 while the page is not sampled.
+        # The records since the last sampled page, which the samples of the next one represent. How
+        # many records one of the sampled page represents; 0 while the page is not sampled.
         self._skipped = 0
         self._scale = 0.0
 
@@ -322,7 +322,7 @@ class KeyMeter:
         self._present.throttled += 1
 
     def report(self, now: Instant) -> ShardHeat | None:
-        """The measurement, if one is due."""
+        """The report, if one is due."""
         if now - self._reported < self._window_s / _REPORTS_A_WINDOW:
             return None
         self._turn(now)
@@ -358,7 +358,7 @@ class KeyMeter:
         return self._weighed(traffic, windows) if traffic.load >= LOAD_WEIGHED_MIN else traffic
 
     def _weighed(self, traffic: ShardHeat, windows: tuple[_Window, _Window]) -> ShardHeat:
-        """With the keys, if there are enough samples to say something about them."""
+        """The report with the keys, if there are enough samples of them."""
         for window in windows:
             window.sketch()
         keys = _Weighed.of([window.keys for window in windows])
@@ -382,9 +382,9 @@ class KeyMeter:
     def _arrived_in_s(self, windows: tuple[_Window, _Window], covered_s: float) -> float:
         """The time in which the records that were read arrived.
 
-        At the tip it is the time of the reading, or longer if a backlog was read in it. Behind the
-        tip the arrivals themselves say it; a few records that arrived at once would make any rate,
-        so it is a sixth of a window at least.
+        At the tip it is the time of the reading, or longer if a backlog was read. Behind the tip it
+        is the span of the arrivals, but a sixth of a window at least: a few records that arrived at
+        once would make any rate.
         """
         former, present = windows
         first_at = former.first_at or present.first_at
@@ -415,7 +415,7 @@ class KeyMeter:
         return "hidden", keys
 
 
-# A split is computed from so many heavy keys; each takes a hash.
+# The heavy keys of which a split is computed; each takes a hash.
 _KEYS_PLACED_MAX: Final = 64
 
 
@@ -486,7 +486,7 @@ def split_point(shares: Mapping[int, float], hash_range: HashRange) -> tuple[int
 
 
 class _Line:
-    """The weight along a hash range: heavy keys at their places, and an even rest between them."""
+    """The weight along a hash range: heavy keys at their places, the rest evenly between them."""
 
     def __init__(self, keys: Sequence[tuple[int, float]], hash_range: HashRange) -> None:
         self._places = [place for place, _ in keys]

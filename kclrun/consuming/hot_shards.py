@@ -34,7 +34,7 @@ class _Bound(msgspec.Struct, frozen=True):
 # A rate is an average over one to two minutes. Producers do not send evenly: at 80 % of a limit on
 # average, single seconds exceed it, and the service throttles by the second. Below 60 % again: a
 # rate that swings by a tenth around the beginning is one event. The heavier side of a split is
-# below two thirds (`HELPED_MAX`) of what was at most the limit, so a split shard is quiet.
+# below two thirds (`HELPED_MAX`) of the limit, so the shards of a split are not hot.
 _LOAD: Final = _Bound(0.8, 0.6)
 # The same for the reads of all consumers without fan-out, of which we see only ours.
 _READ: Final = _Bound(0.8, 0.6)
@@ -67,7 +67,7 @@ class Heated(msgspec.Struct, frozen=True):
 
 
 class Cooled(msgspec.Struct, frozen=True):
-    """A shard is not hot any more, as its traffic says in words."""
+    """A shard is not hot any more; `reason` is its traffic, in words."""
 
     key: LeaseKey
     reason: str
@@ -89,14 +89,14 @@ class HotShards:
 
     @property
     def hot(self) -> Mapping[LeaseKey, HotShard]:
-        """The hot shards, with the reason and the advice of the last look."""
+        """The hot shards, with the reason and the advice of the last `look`."""
         return self._hot
 
     def look(self, heats: Mapping[LeaseKey, ShardHeat | None]) -> list[Change]:
-        """The changes since the last look: each beginning and each end once.
+        """The changes since the last call: each beginning and each end once.
 
-        `heats` names every lease of the manager; None is "not known now", which changes nothing. A
-        lease that is not named has left, and is forgotten without a change.
+        `heats` has every lease of the manager; None means that its heat is not known now, which
+        changes nothing. A lease that is missing has left, and is forgotten without a change.
         """
         known = {key: heat for key, heat in heats.items() if heat is not None}
         loads = {key: heat.load for key, heat in known.items()}
@@ -119,7 +119,7 @@ class HotShards:
 
 
 class _Reason(msgspec.Struct, frozen=True):
-    """Why a shard is hot. `is_of_reads`: what it gives is the limit, not what it takes."""
+    """Why a shard is hot. `is_of_reads`: because of what consumers read, not of what is put."""
 
     words: str
     is_of_reads: bool = False
@@ -136,7 +136,8 @@ def _reasons(
         share, behind_s = f"{heat.throttled:.0%}", round(heat.behind_ms / 1000)
         words = f"{share} of the reads are throttled, and the reader is {behind_s} s behind"
         yield _Reason(words, is_of_reads=True)
-    # Reading a backlog goes at the limit and harms nothing: it is a limit if the reader is not.
+    # A backlog is read at the limit, which harms nothing: the limit matters if the reader is at the
+    # tip.
     read = heat.read_bytes_per_s / READ_BYTES_MAX
     if not is_behind and _READ.holds(read, is_hot=is_hot):
         words = f"{_bytes(heat.read_bytes_per_s)}/s out: {read:.0%} of the limit of a shard"

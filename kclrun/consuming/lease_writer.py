@@ -83,7 +83,7 @@ class LeaseWriter:
         self.in_flight = InFlight()
         self.row: Lease | None = None
         self.counter = seen_counter
-        # Why the write in flight has not succeeded yet, in words; empty once a write has.
+        # Why the write in flight has not succeeded yet, in words; empty after a success.
         self.trouble = ""
         # The owner that a KCL 3 leader gives the lease to. From then on only the handover can be
         # written.
@@ -112,8 +112,8 @@ class LeaseWriter:
         return self.in_flight.change
 
     def sends(self, change: writes.LeaseChange) -> bool:
-        """Whether a shell still sends a change that has waited for its time: one that was given up
-        meanwhile is not sent."""
+        """Whether a change that waited for its time is still sent: not if it was given up
+        meanwhile."""
         return isinstance(change, writes.LateCheckpoint) or change == self.pending
 
     @property
@@ -198,7 +198,7 @@ class LeaseWriter:
         if fate is Fate.LOST:
             if self._is_handed_over(row):
                 return self._hand_over(change, row)
-            return self._lost(f"its row belongs to {row.owner or 'nobody'}")
+            return self._lost(f"its row belongs to {row.owner or 'no owner'}")
         if fate is Fate.UNMOVED:
             return self._unmoved(change, row, answered=answered)
         if fate is Fate.OTHER_WRITER:
@@ -269,7 +269,7 @@ class LeaseWriter:
             return self._settle(change)
         return self._lost(
             f"its row had vanished, and the one that stands there belongs to"
-            f" {row.owner or 'nobody'}, at {row.checkpoint}"
+            f" {row.owner or 'no owner'}, at {row.checkpoint}"
         )
 
     def _is_handed_over(self, row: Lease) -> bool:
@@ -301,7 +301,7 @@ class LeaseWriter:
         return self._rebase(change, row)
 
     def _rebase(self, change: Change, row: Lease) -> Verdict:
-        """Send the change for this row; slower if nothing on it is new."""
+        """Send the change for this row; slower if the row brought nothing new."""
         now_sent = self.in_flight.rebase(row)
         return Verdict(VerdictKind.AGAIN, now_sent, slower=now_sent == change)
 
@@ -312,13 +312,10 @@ class LeaseWriter:
         missing)."""
         self.in_flight.change = None
         self._retries += 1
-        message = (
-            ""
-            if isinstance(outcome, writes.Applied | writes.ConditionFailed)
-            else (outcome.message)
-        )
-        reason = message and f"the children cannot be created: {message}"
-        return Verdict(VerdictKind.REDO, slower=True, reason=reason)
+        reason = ""
+        if not isinstance(outcome, writes.Applied | writes.ConditionFailed):
+            reason = f"the children cannot be created: {outcome.message}"
+        return Verdict(VerdictKind.REDO, reason=reason)
 
     def _again(self, message: str) -> Verdict:
         self._retries += 1

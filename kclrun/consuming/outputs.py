@@ -1,7 +1,7 @@
-"""How far the outputs have the rows of a lease, and the one commit that is asked of them [K5].
+"""Up to which position the outputs have the rows of a lease, and the one commit under way [K5].
 
-`state_machine.py` decides which position the row's checkpoint needs; this says how far it may go.
-Must not know: what an output is. Without outputs nothing here has an effect.
+`state_machine.py` decides which position the row's checkpoint should have; this module limits it to
+what the outputs have. Must not know: what an output is. Without outputs it has no effect.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.model.time import Instant
 from kclrun.protocol.reports import OUTPUT, STATE, ProcessorFailed
 
-# How long a lease that is given away, or halts, waits for its last commit. Then it goes at the
-# position that every output has, and the next owner does the rest again. A destination that
-# answers at all answers within this time; a drain must not depend on one that does not.
+# How long a lease that is given away, or halts, waits for its last commit. After that its
+# checkpoint is the position that every output has, and the next owner processes the rest again. A
+# destination that works answers within this time; a drain must not depend on one that does not.
 LAST_COMMIT_WAIT_S: Final = 10.0
-# Between two requests for the same rows, if the outputs answered that they do not have them all.
+# The time between two requests for the same rows, if the outputs do not have them all.
 ASK_AGAIN_S: Final = 1.0
 
 
 class OutputCommits:
     """`confirmed` is the position up to which every output has its rows.
 
-    `waiting_since`: since when rows that a checkpoint needs are on their way; None if none are.
-    `refused`: why no repetition of a commit helps; None while one may.
+    `waiting_since` is when the rows that a checkpoint needs were requested first; None if none are
+    awaited. `refused` is why no repetition of a commit helps; None while one may help.
+    `leave_instant` is when the lease stops waiting for its last commit; None before it waits.
     """
 
     def __init__(self, policy: LifePolicy) -> None:
@@ -47,11 +48,11 @@ class OutputCommits:
         self._needed = TRIM_HORIZON  # the highest position that was asked for
         self._answered: CommitOutputs | None = None
         self._rests_until = Instant(0.0)
-        self._leave_instant: Instant | None = None
+        self.leave_instant: Instant | None = None
         self._final = TRIM_HORIZON  # the position of the last commit
 
     def claim(self, row: Lease) -> None:
-        """What the claimed row says: a checkpoint covers rows that all outputs have."""
+        """Begin with the claimed row: its checkpoint covers rows that all outputs have."""
         self.confirmed = row.checkpoint
         self._cursors = row.outputs.cursors if row.outputs is not None else ()
         self._state_version = row.state_version
@@ -70,7 +71,7 @@ class OutputCommits:
         self._cursors = sorted_cursors(cursors)
 
     def ask(self, wanted: CommitOutputs, now: Instant) -> tuple[CommitOutputs, ...]:
-        """The command for these rows, unless they are there, or it is not the time to ask."""
+        """The command for these rows, unless the outputs have them, or it is too early to ask."""
         if not self.has_begun or self.refused is not None or wanted.upto <= self.confirmed:
             return ()
         under_way, answered = self._asked, self._answered
@@ -106,28 +107,25 @@ class OutputCommits:
             self.waiting_since = None
 
     def leave(self, final: ExtendedSequenceNumber, now: Instant, fence: Instant | None) -> None:
-        """The lease is given away, or halts: from the first call it waits for its last commit, at
-        `final`. With a `fence` it is not renewed any more: half of its time is for the write."""
+        """The lease is given away, or halts: it waits for its last commit, at `final`, counted from
+        the first call. With a `fence` the lease is not renewed any more: half of the time left is
+        for the write."""
         self._final = final
-        if self._leave_instant is None:
+        if self.leave_instant is None:
             wait_s = LAST_COMMIT_WAIT_S
             if fence is not None:
                 wait_s = min(wait_s, (fence - now) / 2)
-            self._leave_instant = Instant(now + wait_s)
+            self.leave_instant = Instant(now + wait_s)
 
     def is_last_awaited(self, now: Instant) -> bool:
-        """Whether the last write waits for the outputs. One answer is enough, also a lower one."""
-        if self._leave_instant is None or now >= self._leave_instant or self.refused is not None:
+        """Whether the last write waits for the outputs. It waits for one answer, also a lower
+        one."""
+        if self.leave_instant is None or now >= self.leave_instant or self.refused is not None:
             return False
         if self._final <= self.confirmed:
             return False
         answered = self._answered
         return answered is None or not answered.must or answered.upto < self._final
-
-    @property
-    def leave_instant(self) -> Instant | None:
-        """When the lease stops waiting for its last commit; None before it waits."""
-        return self._leave_instant
 
     def covered(
         self,
@@ -135,39 +133,38 @@ class OutputCommits:
         otherwise: ExtendedSequenceNumber,
         saved: ExtendedSequenceNumber,
     ) -> ExtendedSequenceNumber:
-        """`wanted`, if every output has its rows; else `otherwise`. With keyed state the position
-        that its last version was written for, or none beyond `saved`: between two versions there is
-        no state [K5]."""
+        """`wanted`, if every output has its rows; else `otherwise`. With keyed state: the position
+        of its last version, or `saved`, because between two versions there is no state [K5]."""
         if self._has_state:
             return self.confirmed if saved <= self.confirmed <= wanted else saved
         return wanted if not self.has_outputs or wanted <= self.confirmed else otherwise
 
     def next_ask_instant(self, checkpointed: ExtendedSequenceNumber) -> Instant | None:
-        """When a checkpoint that is due may be tried. None: once the outputs have answered."""
+        """When a checkpoint that is due may be tried; None: not before an event of the outputs."""
         if not self.has_outputs or self.confirmed > checkpointed:
             return Instant(0.0)
         return self.again_instant
 
     @property
     def again_instant(self) -> Instant | None:
-        """When rows that the outputs did not commit are asked for again. None: not before an event
-        of theirs."""
+        """When rows that the outputs did not commit are requested again; None: not before an event
+        of the outputs."""
         is_waiting = self._asked is not None or self.refused is not None or not self.has_begun
         return None if is_waiting else self._rests_until
 
     def to_write(
         self, row: Lease, position: ExtendedSequenceNumber
     ) -> tuple[Cursors | None, str | None]:
-        """The cursors, and the version of the state, that go to the row with `position`; None for
-        those that it has already [K2]."""
+        """The cursors and the version of the state that are written to the row with `position`;
+        None for each that the row has already [K2]."""
         is_known = row.outputs == StoredCursors(position, self._cursors)
         cursors = None if is_known or not (self._cursors or self._has_state) else self._cursors
         if not self._has_state:
-            # The position that the row's version was written for is not that of these cursors.
+            # The row's version was written for another position than these cursors.
             is_void = cursors is not None and row.state_version is not None
             return cursors, "" if is_void else None
         if position != self.confirmed:
-            return None, None  # a write that moves nothing: the row keeps what it has
+            return None, None  # a write that moves no position: the row keeps what it has
         is_version_known = self._state_version in {None, row.state_version}
         return cursors, None if is_version_known else self._state_version
 
@@ -180,9 +177,9 @@ def wanted_commit(
     *,
     is_urgent: bool,
 ) -> CommitOutputs | None:
-    """The commit that a checkpoint needs: the last one at `final`; at the position that user code
-    asked for, or that is due. `is_urgent`: without it the next batch would wait for the pace of the
-    outputs."""
+    """The commit that a checkpoint needs: the last commit, at `final`; or one at the position that
+    user code requested, or that is due. `is_urgent`: the next batch waits for the checkpoint, so
+    the outputs must not wait for their own pace."""
     if state is State.ENDING:
         return CommitOutputs(SHARD_END, must=True)
     if state in {State.FAILING, State.RELEASING}:

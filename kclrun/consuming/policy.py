@@ -99,7 +99,7 @@ def _instant_of(row: Lease, start_at: WallTime | None) -> WallTime:
 # The service allows 5 GetRecords a second and shard over all applications: 200 ms keeps one reader
 # at this limit.
 FLOOR_S: Final = 0.2
-# The most a throttled reader waits: an answer of 10 MB blocks the shard for 5 s (2 MB/s).
+# The longest pause of a throttled reader: an answer of 10 MB blocks the shard for 5 s (2 MB/s).
 THROTTLE_MAX_S: Final = 5.0
 # Failures other than throttling are retried for ever, at least at this pace (`model/time.py`).
 ERROR_MAX_S: Final = 3.0
@@ -148,7 +148,7 @@ _CPU_DECIMALS: Final = 4
 
 
 class Metering:
-    """What a lease costs, from its claim on: the figures that its heartbeats write to the row.
+    """The load of a lease since its claim: the figures that its heartbeats write to the row.
 
     `throughput_kbps` is the payload delivered, in KiB/s, smoothed by half at each renewal as the
     Java KCL 3 does. It follows every poll, so nothing is decided from it.
@@ -192,7 +192,7 @@ class Metering:
         elapsed_s, age_s = now - self._measured, now - self._began
         if elapsed_s > 0:
             cpu_s = self._cpu_s()
-            # Each second weighs the same up to LOAD_MEAN_S: a running mean of what is there.
+            # Up to LOAD_MEAN_S each second weighs the same: a running mean.
             weight = elapsed_s / max(elapsed_s, min(age_s, LOAD_MEAN_S))
             kbps = self._since_measured / 1024 / elapsed_s
             cpu = (cpu_s - self._cpu_measured_s) / elapsed_s

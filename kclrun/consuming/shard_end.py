@@ -39,8 +39,8 @@ from kclrun.protocol import writes
 from kclrun.protocol.in_flight import GivingAway
 from kclrun.protocol.reports import LeaseReleased, RecordsExpired
 
-# The other parent gets its lease when its own chain of parents reaches it: minutes, seldom. One
-# look a second costs one GetItem.
+# The other parent gets its lease when its own parents have ended: that may take minutes, seldom.
+# One try a second costs one GetItem.
 CHILDREN_RETRY_S: Final = 1.0
 
 
@@ -64,28 +64,21 @@ class ShardEnd:
     If another parent's row stays away for a failover and the children have rows, then the parent's
     row was deleted: it was there when they were created, and a live owner would have written it
     again [P2]. Then the shard ends; otherwise its children would wait for ever. A trimmed shard
-    (`is_expired`) ends without children if a listing shows none any more. So does one that is read
-    for a time range (`is_bounded`), where the range ends before the shard: what comes later is not
-    of the range, in the shard or in its children.
+    ends without children if a listing shows none any more. So does a shard that is read for a time
+    range (`is_bounded` of the policy) that ends before the shard does: later records, in the shard
+    or in its children, are not of the range.
 
-    Call `next_step`; after a `Deferred`, or a write that did not apply, call `begin_again`. All ids
-    are lease keys: with several streams they are qualified before they come here.
+    Call `exhaust` first, then `next_step`; after a `Deferred`, or a write that did not apply, call
+    `begin_again`. All ids are lease keys: with several streams they are qualified before they come
+    here.
     """
 
-    def __init__(
-        self,
-        key: LeaseKey,
-        children: Iterable[ChildShard],
-        *,
-        is_expired: bool = False,
-        has_state: bool = False,
-        is_bounded: bool = False,
-    ) -> None:
-        self.key = key
-        self._has_state = has_state
-        self._is_bounded = is_bounded
-        self._is_expired = is_expired
-        self.children = tuple(children)
+    def __init__(self, policy: LifePolicy) -> None:
+        self.key = policy.key
+        self._has_state = policy.has_keyed_state
+        self._is_bounded = policy.is_bounded
+        self._is_expired = False
+        self.children: tuple[ChildShard, ...] = ()
         self.not_before = Instant(0.0)
         self._listed: frozenset[str] | None = None
         self._is_trimmed = self._is_listing_old = False
@@ -96,21 +89,9 @@ class ShardEnd:
         self._is_loss_reported = False
         self.is_looking = False
 
-    @classmethod
-    def of(cls, policy: LifePolicy) -> ShardEnd:
-        """That of a lease whose shard is not read to its end yet."""
-        has_state, is_bounded = policy.has_keyed_state, policy.is_bounded
-        return cls(policy.key, (), has_state=has_state, is_bounded=is_bounded)
-
-    def exhausted(self, children: Iterable[ChildShard], *, is_expired: bool) -> ShardEnd:
-        """The same shard, read to its end."""
-        return ShardEnd(
-            self.key,
-            children,
-            is_expired=is_expired,
-            has_state=self._has_state,
-            is_bounded=self._is_bounded,
-        )
+    def exhaust(self, children: Iterable[ChildShard], *, is_expired: bool) -> None:
+        """The shard was read to its end, or it was trimmed (`is_expired`)."""
+        self.children, self._is_expired = tuple(children), is_expired
 
     @property
     def child_ids(self) -> tuple[str, ...]:
@@ -167,8 +148,8 @@ class ShardEnd:
         )
         return writes.CreateChildren(children, (held, *others))
 
-    def tells_lost_children(self, own: Lease) -> bool:
-        """Whether to report that children of this shard were trimmed like it. True once."""
+    def must_report_lost_children(self, own: Lease) -> bool:
+        """Whether to report that children of this shard were trimmed, too. True once."""
         ranges = [child.hash_range for child in self.children]
         is_lost = self._is_expired and are_children_lost(own.hash_range, ranges)
         is_news = is_lost and self._listed is not None and not self._is_loss_reported
@@ -189,8 +170,8 @@ class ShardEnd:
         self._listed = listed & {self.key, *self.child_ids, *self._other_parents()}
         self._is_trimmed = bool(shards) and self.key not in listed
         # A listing that lags does not show the children. Then a parent that it does not show may be
-        # too new for it and not gone; so may this shard, if it was split soon after it was made. An
-        # early end would have the child read too early.
+        # too new for it and not gone; so may this shard, if it was split soon after it was made. If
+        # the shard ended now, the child would be read too early.
         shows_children = all(child in listed for child in self.child_ids)
         self._is_listing_old = not shows_children and (
             self.key in listed or is_too_new_for(shards, self.key, own.hash_range, own.parents)
@@ -212,7 +193,7 @@ class ShardEnd:
         self._is_trimmed = self._is_listing_old = False
 
     def _count_waiting(self, now: Instant, failover_s: float) -> None:
-        """Count how long every look has found a listed parent without a row."""
+        """Count for how long every read has shown a listed parent without a row."""
         if self._rows is None or self.is_looking:
             return
         if not self._waiting():
@@ -392,7 +373,8 @@ class GracefulRelease:
         return found is not None and state in ANSWERS_ASKS and self.asker(now) is not None
 
     def asker(self, now: Instant) -> OwnerId | None:
-        """The asker to answer, if any (ANYBODY if an operator asked for any owner)."""
+        """The owner to whom the ask is answered, if any (ANYBODY: an operator asked for any
+        owner)."""
         ask = self.ask
         return None if ask is None or self.drops_ask(now) else ask.to
 
@@ -445,8 +427,8 @@ LOST_GRACE_S: Final = 30.0
 # The next owner begins within a second or two of its take, and a late checkpoint after its first
 # own one saves no work. A throttled table gets some four tries in this time.
 LATE_CHECKPOINT_S: Final = 3.0
-# A burst of temporary files is over by then. It is well below the usual `stall`, after which user
-# code that waits for a checkpoint would be taken for the cause.
+# A burst of temporary files is over by then. It is well below the usual `stall`, after which the
+# stall watch would blame user code that waits for a checkpoint.
 OUTPUT_WAIT_S: Final = 30.0
 
 
@@ -530,12 +512,12 @@ class LostLease:
 
 
 class OutputWatch:
-    """Since when the output keeps no rows, and when the host should leave the lease to another one.
+    """Since when rows cannot be made durable, and when the host should give the lease up.
 
     Emitted rows are made durable before the checkpoint that covers them. While that fails (a full
-    disk, a broken file), the process reads ahead as far as it may and then stands still, and renews
-    its lease. Most disks are cleared, so it waits for that, but not for long while another host
-    could read the shard. Then it gives the lease up as if it were lost.
+    disk, a broken file), the process reads ahead as far as it may, then stands still and renews its
+    lease. Most disks are cleared soon. But if another host could read the shard, the process waits
+    for OUTPUT_WAIT_S only, and then gives the lease up as if it were lost.
     """
 
     def __init__(self) -> None:

@@ -92,7 +92,7 @@ class LeaseStateMachine:
         self._requests = CheckpointRequests(is_manual=policy.is_manual)
         self._graceful = GracefulRelease(self.own, others_in_sight=policy.others_in_sight)
         self.commits = OutputCommits(policy)
-        self._shard_end = ShardEnd.of(policy)
+        self._shard_end = ShardEnd(policy)
         self._is_withdrawn = False
         self._keeps_lease = False  # withdrawn for a restart only: the row stays ours
         self._manager_gone = False
@@ -223,7 +223,7 @@ class LeaseStateMachine:
             case events.LookUpFailed(message):
                 return self._put_children_off(message, now)
             case events.ShardExhausted(children, is_expired):
-                self._shard_end = self._shard_end.exhausted(children, is_expired=is_expired)
+                self._shard_end.exhaust(children, is_expired=is_expired)
                 self._move(Step.EXHAUSTED)
                 if is_expired:
                     return (records_expired(self.own.confirmed),)
@@ -346,8 +346,8 @@ class LeaseStateMachine:
         self._output.kept()
         self.ledger.confirm(row.checkpoint)
         self._saved_instant = now
-        # Reported first: if user code gets its answer and then raises, these records do not come
-        # again.
+        # The report comes first: if user code gets its answer and then raises, the records up to
+        # the checkpoint are not delivered again.
         saved = reports.Checkpointed(row.checkpoint, row.counter)
         return (saved, *self._requests.answer(row.checkpoint))
 
@@ -356,15 +356,15 @@ class LeaseStateMachine:
     ) -> Commands:
         match self.state, event:
             case ((State.STOPPING | State.LOSING), events.DeliveryStopped()):
-                # Asked for twice (drained, then lost), it is answered twice.
+                # A stop that was requested twice (drained, then lost) is answered twice.
                 if not self._permit.is_stopped:
                     self._permit.is_stopped = True
-                    return self._say_goodbye(now)
+                    return self._make_last_call(now)
             case ((State.STOPPING | State.LOSING), _) if not self._permit.is_stopped:
                 # `initialize` or `shard_ended` returned after the lease was withdrawn or lost.
                 self._is_initialized |= isinstance(event, events.CallReturned)
             case ((State.STOPPING | State.LOSING), _):
-                self._part()
+                self._user_code_finished()
                 if isinstance(event, ProcessorFailed):
                     return self._warn_once(f"{event.where} raised {event.error}")
             case State.INITIALIZING, events.CallReturned():
@@ -380,11 +380,12 @@ class LeaseStateMachine:
                 self._fail(event)
         return ()
 
-    def _say_goodbye(self, now: Instant) -> Commands:
-        """User code is idle: make its last call, if it ever began; then write for a lost lease."""
+    def _make_last_call(self, now: Instant) -> Commands:
+        """User code is idle: make its last call, if `initialize` returned; then write the late
+        checkpoint of a lost lease."""
         last_call: Commands = ()
         if not self._is_initialized:
-            self._part()
+            self._user_code_finished()
         elif self.state is State.STOPPING:
             last_call = (commands.CallShutdownRequested(),)
         else:
@@ -394,8 +395,8 @@ class LeaseStateMachine:
         late = self._late_checkpoint()
         return last_call if late is None else (*last_call, self._lost.save_late(late, now))
 
-    def _part(self) -> None:
-        """User code has finished."""
+    def _user_code_finished(self) -> None:
+        """No call of user code follows."""
         if self._lost is not None:
             self._lost.user_code_is_done = True
         else:
@@ -405,8 +406,8 @@ class LeaseStateMachine:
         """The late checkpoint that a lost lease leaves for the next owner, if there is one [P19].
 
         None with keyed state (a snapshot belongs to each position), with letters above the last
-        checkpoint (the next owner tells that they do not count), or if the row is gone. Below the
-        last position acknowledged to us, or in another generation, an operator has reset it.
+        checkpoint (the next owner notes that they do not count), or if the row is gone. A row below
+        the last position acknowledged to us, or in another generation, was reset by an operator.
         """
         own, row, last = self.own, self.own.confirmed, self.ledger.checkpointed
         position = self._covered(self._requests.unacknowledged(self.ledger))
@@ -444,8 +445,9 @@ class LeaseStateMachine:
         return self.own.row is not None and self.own.row.pause not in {None, self.policy.past_pause}
 
     def _withdraw(self, *, keeps_lease: bool = False) -> Commands:
-        """Give the lease up in good order, or only end, from every state that allows it. A claim
-        under way is waited for. A shard whose children exist is ended: that takes less time."""
+        """Give the lease up in good order, or keep it and only end the process, in every state that
+        allows it. A claim under way is awaited. A shard whose children exist is ended instead: that
+        takes less time."""
         self._is_withdrawn, self._keeps_lease = True, keeps_lease
         if self.state not in MAY_WITHDRAW:
             return ()
@@ -468,12 +470,7 @@ class LeaseStateMachine:
         self._move(Step.FAILED)
 
     def _lose(
-        self,
-        reason: str,
-        now: Instant,
-        *,
-        is_host_fault: bool = False,
-        begins_again: bool = False,
+        self, reason: str, now: Instant, *, is_host_fault: bool = False, begins_again: bool = False
     ) -> Commands:
         if self.state is State.CLAIMING:
             return self._refuse(reason)
@@ -505,16 +502,15 @@ class LeaseStateMachine:
         elif self._must_leave_by is not None and now >= self._must_leave_by:
             return self._lose(self._output.words, now, is_host_fault=True)
         elif own.fence is not None and now >= own.fence:
-            # After a standstill of the host or the process its length explains much, so it is
-            # reported.
+            # How long ago the fence passed shows a standstill of the host or of the process.
             ago_s = now - own.fence
-            trouble = own.trouble  # of a row that is not written, or of its output
+            trouble = own.trouble  # why the row, or its output, could not be written
             what = f"could not be written in time ({trouble})" if trouble else "was not renewed"
             return self._lose(f"its row {what}: its fence passed {ago_s:.1f} s ago [P7]", now)
         return ()
 
     def _let_go(self, lost_lease: LostLease) -> Commands:
-        """Stop waiting. The report says whether the lease or the host is the cause."""
+        """Stop waiting. The kind of the report is the cause: the lease, or the host."""
         reason = lost_lease.words
         if lost_lease.is_host_fault:
             return self._finish(Step.LET_GO, reports.ProcessBroke(reason), ExitCause.HOST)
@@ -597,7 +593,7 @@ class LeaseStateMachine:
 
     @property
     def _has_last_checkpoint_to_write(self) -> bool:
-        """Whether a process that keeps its lease has still to checkpoint what it processed."""
+        """Whether a process that keeps its lease still has a checkpoint to write."""
         final = self._covered(self._requests.final_position(self.ledger))
         return final > self.own.confirmed.checkpoint
 
@@ -621,9 +617,9 @@ class LeaseStateMachine:
         own, shard_end = self.own, self._shard_end
         step = shard_end.next_step(own.confirmed, now, own.failover_s)
         result: Commands = ()
-        if isinstance(step, writes.CreateChildren | ChildrenExist) and (
-            shard_end.tells_lost_children(own.confirmed)
-        ):
+        if isinstance(
+            step, writes.CreateChildren | ChildrenExist
+        ) and shard_end.must_report_lost_children(own.confirmed):
             result = (children_expired(own.confirmed),)
         match step:
             case writes.CreateChildren():

@@ -112,11 +112,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[Step, State]]] = {
         Step.FAILED: State.FAILING,
         Step.LOST: State.LOSING,
     },
-    State.CLOSING: {
-        Step.CLOSED: State.ENDING,
-        Step.FAILED: State.FAILING,
-        Step.LOST: State.LOSING,
-    },
+    State.CLOSING: {Step.CLOSED: State.ENDING, Step.FAILED: State.FAILING, Step.LOST: State.LOSING},
     State.ENDING: {
         Step.SHARD_END_WRITTEN: State.ENDED,
         Step.FAILED: State.FAILING,

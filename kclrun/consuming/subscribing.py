@@ -2,11 +2,11 @@
 
 With `fetch.mode: fan-out` the first page is polled: it shows whether records expired, and a
 handoff has no gap although Kinesis refuses a second subscription within five seconds. Then the
-process subscribes where polling stands, and polls on while it has no subscription:
+process subscribes at the position of polling, and polls on while it has no subscription:
 
     polling ──began──► subscribed ──ended, an error, silence──► polling
        ▲ │                  │
-       └─┘ refused          └── renewal due ──► subscribes again at once, where the old one stands
+       └─┘ refused          └── renewal due ──► subscribes again at once, at the same position
 
 Source: SubscribeToShard in the Kinesis API reference.
 """
@@ -23,7 +23,7 @@ from kclrun.model.time import Instant, backoff_s
 # it at a moment of our choice; the chance spreads a fleet that began in the same second.
 RENEWED_AFTER_S: Final = 285.0
 RENEWED_SPREAD_S: Final = 30.0
-# The service sends an event every five seconds, also without records: two are missing.
+# The service sends an event every five seconds, also without records: after this, two are missing.
 SILENCE_MAX_S: Final = 10.0
 # Within five seconds of a subscription the service refuses another one of the same consumer. A
 # subscription that ended earlier was broken off, and trying at once would meet the refusal.
@@ -51,7 +51,7 @@ class SubscriptionPlan:
         return self._began is None and is_tried
 
     def next_change_in_s(self, now: Instant) -> float:
-        """How long until a subscription is due, or the renewal of the one that stands."""
+        """How long until a subscription is due, or the renewal of the present one."""
         if self._began is not None:
             return max(0.0, self._renew_at - now)
         return math.inf if self._next_try is None else max(0.0, self._next_try - now)
@@ -73,9 +73,10 @@ class SubscriptionPlan:
         self._silent_s = 0.0
 
     def is_silent(self, waited_s: float) -> bool:
-        """Nothing came while the thread waited so long. Whether the subscription is dead.
+        """No event came while the thread waited so long. Whether the subscription has ended
+        unnoticed.
 
-        Only waiting counts, and not the time in which the queue had no room.
+        Only time spent waiting counts, not the time in which the queue had no room.
         """
         self._silent_s += waited_s
         return self._silent_s >= SILENCE_MAX_S
@@ -104,7 +105,7 @@ class SubscriptionPlan:
             self._retry(now, chance)
 
     def _retry(self, now: Instant, chance: float) -> None:
-        """After a pause that grows, and not while the service would refuse for the former one."""
+        """Try again after a pause that grows, and not while the service refuses a second one."""
         self._failures += 1
         pause_s = backoff_s(self._failures, chance, base_s=RETRY_S, max_s=RETRY_MAX_S)
         began, self._began = self._began, None

@@ -1,17 +1,17 @@
 """Which timer fires next, and where a batch ends because of it. Pure.
 
-The watermark moves in steps, each at a record that the records alone decide. There the batch ends,
-and event timers up to the watermark fire before the next record. So it does not matter how records
-were cut into batches, nor where a crash was. A timer of the wall clock is not a function of the
+The watermark moves in steps, each at a record that follows from the records alone. A batch ends at
+that record, and event timers up to the watermark fire before the next record. So neither the cuts
+of batches nor a crash change the result. A timer of the wall clock is not a function of the
 records, nor is a watermark that moves on an idle shard: `docs/explanation/commits.md` has the rules
-that keep their rows there once [K18, R2].
+by which their rows appear once [K18, R2].
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -22,26 +22,28 @@ from kclrun.model.time import WallTime
 from kclrun.state.keyed import LiveEntries
 from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 
-# The timers of one call of the shell: some 3 ms of fast ones between two looks at the fence.
-GROUP_MAX = 256
+# Timers of one call of the shell: fast ones take some 3 ms between two checks of the fence.
+GROUP_MAX: Final = 256
+# The years 1 to 9999. `event_time` may return any number of a payload, and -1.7e308 / 0.5 is -inf.
+_TIMES: Final = (-62_135_596_800.0, 253_402_300_800.0)
 
 
 class Quiet(NamedTuple):
-    """By the clock of the service: since when the shard is read to its end and had no record, and
-    when it was seen so last."""
+    """A shard that was read to its end and had no record, by the clock of the service: from `since`
+    to `seen_at`, the time of the last answer."""
 
     since: WallTime
     seen_at: WallTime
 
 
 class TimerRun:
-    """The timers and the watermark of one lease, from its beginning at `position` on.
+    """The timers and the watermark of one lease that begins at `position`.
 
-    `time_of` gives the time of a record: never after its arrival, so that one wrong clock among the
-    producers cannot move the watermark of all. `stored` are the cursors that outputs had ahead of
-    the row: between the row and the last of them timers of the wall clock fire only where, and as
-    many as, the tick of a cursor says. The watermark moves without a record after `idle_s` (None:
-    never), and then by rounds that are `round_every_s` apart at least.
+    `time_of` returns the time of a record. A time after the arrival counts as the arrival, so that
+    one wrong clock among the producers does not move the watermark for all. `stored` are the
+    cursors that outputs had ahead of the row. Up to the last of them, timers of the wall clock fire
+    only at the record of a cursor, and as many as its tick counts. The watermark moves without a
+    record after `idle_s` (None: never), in rounds that are `round_every_s` apart at least.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class TimerRun:
         self._time_of = time_of
         self._stored = sorted(stored)
         self._idle_s = idle_s
-        # A round for each step would fall behind the clock where rounds are further apart.
+        # If rounds are further apart than steps, one step a round would fall behind the clock.
         self._idle_every_s = every_s * max(1, math.ceil(round_every_s / every_s))
         step = live.reserved.step.at(position)
         self.watermark, self._fired = step.watermark, step.fired
@@ -71,8 +73,8 @@ class TimerRun:
     # Event time.
 
     def part_end(self, records: Sequence[Record], start: int) -> int:
-        """Where the call ends that begins with `records[start]`: behind the record that moves the
-        watermark, or at the end of the batch."""
+        """The end of the part that begins with `records[start]`: behind the next record that moves
+        the watermark, or the end of the batch."""
         self._upcoming = None
         known, every_s, lateness_s = self.watermark, self._every_s, self._lateness_s
         least = -math.inf if known is None else known + every_s + lateness_s
@@ -85,21 +87,14 @@ class TimerRun:
             seen_at = _seen_at(record, time_of)
             if seen_at >= least and seen_at != -math.inf:
                 watermark = math.floor((seen_at - lateness_s) / every_s) * every_s
-                at = record.position
-                self._upcoming = Step(
-                    self.watermark,
-                    self.watermark,
-                    watermark,
-                    at.sequence_number,
-                    at.sub_sequence_number,
-                )
+                self._upcoming = self._step(watermark, record.position)
                 return index + 1
         return len(records)
 
     @property
     def may_join(self) -> bool:
-        """Whether more records may run beside those of the part: the watermark does not move behind
-        them, and no timer has to fire at a record that an output knows."""
+        """Whether more records may run beside those of the part: the part does not end with a step
+        of the watermark, and no output has a cursor ahead."""
         return self._upcoming is None and not self._stored
 
     @property
@@ -108,19 +103,19 @@ class TimerRun:
         return self._upcoming is not None
 
     def note(self) -> None:
-        """Note the next watermark in the state, as a change of it."""
+        """Write the next watermark, as a change of the state."""
         assert self._upcoming is not None, "must_note comes first"
         self._write(self._upcoming)
 
     def arrive(self) -> None:
-        """Every record of the part is done: the watermark moves if the part ended with its step."""
+        """Every record of the part is done: the watermark moves if the part ended with a step."""
         if self._upcoming is not None:
             self._fired, self.watermark = self.watermark, self._upcoming.upcoming
             self._upcoming = None
 
     def next_event(self) -> Timer | None:
-        """The event timer that fires now. A timer that is set at or before the watermark fires when
-        the watermark moves again."""
+        """The event timer that fires now; None if none does. A timer that is set for a time at or
+        before the watermark fires when the watermark moves again."""
         if self.watermark is None or (self._fired is not None and self._fired >= self.watermark):
             return None
         timer = self._live.earliest_timer("event")
@@ -141,10 +136,10 @@ class TimerRun:
         return is_possible and self._live.earliest_timer("event") is not None
 
     def idle_at(self, quiet_since: float | None) -> float | None:
-        """From when on the watermark may move without a record, by the clock of the service, which
-        stamped the arrival of each record; None: not before the next one.
+        """The time from which the watermark may move without a record; None: not before the next
+        record. By the clock of the service, which stamps the arrival of each record.
 
-        `quiet_since`: since when the shard has been read to its end and had no record.
+        `quiet_since` is the `since` of `Quiet`.
         """
         if self._idle_s is None or quiet_since is None or self._stored:
             return None
@@ -154,36 +149,40 @@ class TimerRun:
         return max(upcoming + self._lateness_s + RANGE_SETTLED_S, quiet_since + self._idle_s)
 
     def _idle_watermark(self) -> float | None:
-        """The watermark that the first pending event timer waits for; None without one. A function
-        of the state alone: the clock decides when it comes, and never which one."""
+        """The watermark that the first pending event timer waits for; None without a timer. It is a
+        function of the state alone: the clock decides only when it comes."""
         timer = self._live.earliest_timer("event")
         if timer is None:
             return None
-        ends = math.ceil(timer.at / self._idle_every_s) * self._idle_every_s
+        steps = timer.at / self._idle_every_s
+        ends = timer.at if math.isinf(steps) else math.ceil(steps) * self._idle_every_s
         return ends if self.watermark is None else max(ends, self.watermark + self._every_s)
 
     def advance(self, done: ExtendedSequenceNumber) -> bool:
-        """The watermark moves to where the first event timer fires, behind the record at `done`: a
-        change of the state. False if no event timer is pending."""
+        """Move the watermark to where the first event timer fires, behind the record at `done`, as
+        a change of the state. False if no event timer is pending."""
         upcoming = self._idle_watermark()
         if upcoming is None:
             return False
-        before, at = self.watermark, done.of_record
-        self._write(Step(before, before, upcoming, at.sequence_number, at.sub_sequence_number))
-        self._fired, self.watermark = before, upcoming
+        self._write(self._step(upcoming, done.of_record))
+        self._fired, self.watermark = self.watermark, upcoming
         return True
+
+    def _step(self, upcoming: float, at: ExtendedSequenceNumber) -> Step:
+        known = self.watermark
+        return Step(known, known, upcoming, at.sequence_number, at.sub_sequence_number)
 
     # Wall time.
 
     def is_event_due(self) -> bool:
-        """Whether event timers are to fire before anything else: the lease began between them."""
+        """Whether event timers are left to fire at the watermark: the lease began between them."""
         return self.next_event() is not None
 
     def forced(
         self, done: ExtendedSequenceNumber, upcoming: ExtendedSequenceNumber | None
     ) -> ExtendedSequenceNumber | None:
-        """The stored cursor whose timers fire now, whatever the clock says: at its record, or
-        before the `upcoming` record that lies behind it."""
+        """The stored cursor whose timers fire now, regardless of the clock: at the record of the
+        cursor, or before the `upcoming` record behind it. None if there is no such cursor."""
         while self._stored and self._stored[0] <= done:
             del self._stored[0]
         for each in self._stored:
@@ -193,8 +192,8 @@ class TimerRun:
         return None
 
     def group_max(self, at: ExtendedSequenceNumber) -> int:
-        """How many timers behind `at` may be one group: it does not pass a cursor, because outputs
-        drop the rows of whole groups. User code may have asked for a checkpoint in the middle."""
+        """How many timers behind `at` may be one group. A group does not pass a cursor, which user
+        code may have made in the middle of a round: outputs drop the rows of whole groups."""
         ahead = [each.tick - at.tick for each in self._stored if each.of_record == at.of_record]
         return min([GROUP_MAX, *(ticks for ticks in ahead if ticks > 0)])
 
@@ -204,8 +203,8 @@ class TimerRun:
         return None if timer is None or self._stored else timer.at
 
     def next_wall(self, now: float, *, is_forced: bool) -> Timer | None:
-        """The timer of the wall clock that fires now; below a stored cursor none does by the
-        clock."""
+        """The timer of the wall clock that fires now. Below a stored cursor none fires by the
+        clock, only `is_forced`."""
         timer = self._live.earliest_timer("wall")
         if timer is None or is_forced:
             return timer
@@ -214,10 +213,10 @@ class TimerRun:
     # Both.
 
     def take(self, timer: Timer) -> None:
-        """The timer fires: it is not pending any more. A change of the state, taken back if
-        `on_timer` raises."""
+        """The timer fires: it is not pending any more. This is a change of the state, which is
+        undone if `on_timer` raises."""
         if timer.clock == "wall" and self.watermark is not None:
-            # Event timers up to the watermark have fired: one that is set now waits for its step.
+            # Event timers up to the watermark have fired: a timer set now waits for the next step.
             fired = Step(self.watermark, self.watermark)
             if self._live.reserved.step != fired:
                 self._write(fired)
@@ -232,19 +231,20 @@ class TimerRun:
 
 def is_of_idle(stored: ExtendedSequenceNumber, done: ExtendedSequenceNumber) -> bool:
     """Whether the round up to the tick of `stored` began with a watermark that moved without a
-    record. At most one round lies behind `done`, because each ends with a checkpoint."""
+    record. `stored` is at most one round ahead of `done`, because each round ends with a
+    checkpoint."""
     begun = done.tick if done.of_record == stored.of_record else 0
     return stored.tick // IDLE_TICKS > begun // IDLE_TICKS
 
 
 def _seen_at(record: Record, time_of: Callable[[Record], float]) -> float:
-    """The time of a record, not after its arrival; before all others if it has none."""
+    """The time of a record, not after its arrival; before all others if it has no usable one."""
     try:
         seen_at = float(time_of(record))
     except Exception:  # noqa: BLE001 - user code; process_records will meet this record
         return -math.inf
-    arrived_at = record.approximate_arrival_timestamp
-    return min(seen_at, arrived_at)
+    seen_at = min(seen_at, record.approximate_arrival_timestamp)
+    return seen_at if _TIMES[0] <= seen_at < _TIMES[1] else -math.inf  # also NaN
 
 
 def arrival_of(record: Record) -> float:

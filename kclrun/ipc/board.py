@@ -88,12 +88,12 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     or the user's options.
 
     `seen_counter` is the row's counter after the manager's take: the claim expects it [P4].
-    `expires_instant` is when the command lapses, on CLOCK_BOOTTIME: exit unclaimed after it.
+    `expires_instant` is the end of the command, on CLOCK_BOOTTIME: after it, exit unclaimed.
     `failover_s` is the smallest of the fleet [P7]. `start_timestamp` is where AT_TIMESTAMP, or a
     pinned LATEST [P14], begins. `hash_range_start` and `_end` are decimal: they have 128 bits.
     With `consumer_arn` the shard is read by enhanced fan-out, else by polling.
-    `source` is where the stream is read, if it is not of Kinesis.
-    `glue_url` is that of the schema registry, if it is not AWS's own.
+    `source` is the endpoint of the stream, if it is not a stream of Kinesis. `glue_url` is the
+    schema registry, if it is not AWS's own.
     `options` are values of the YAML types. `has_waited`: a failover has passed since a forced take
     [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
     `concurrency` is None where the settings have none. With `replay` a time range is read.
@@ -166,9 +166,9 @@ class StatusSlot:
     """The status of one lease process, for every reader: at `offset` of a shared buffer.
 
     `offset` is a multiple of 64. One process writes at a time (any of its threads, but no signal
-    handler); any number read. There are two fields: `publish` writes the whole status a few times a
-    second. `note_send` is one store of eight bytes before each renewal [P5], so that only a store
-    stands between the decision to send and the send.
+    handler); any number read. There are two fields. `publish` writes the whole status a few times a
+    second. `note_send` is one store of eight bytes before each renewal [P5]: nothing else lies
+    between the decision to send and the send.
     """
 
     def __init__(self, buffer: memoryview, offset: int) -> None:

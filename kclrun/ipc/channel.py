@@ -42,12 +42,12 @@ _PIPE_BYTES: Final = 64 * 1024
 
 
 class Doorbell:
-    """A byte on a pipe wakes the manager: one of its rings has entries.
+    """A pipe on which a byte wakes the manager: one of its rings has entries.
 
-    Pressing never waits and never fails. One press may stand for many, so the manager then looks
-    into every ring. It is a pipe, not an eventfd: writers of any incarnation may be killed at any
+    Pressing never waits and never fails. One press may stand for many, so the manager then drains
+    every ring. It is a pipe, not an eventfd: writers of any incarnation may be killed at any
     time, and single bytes in a pipe survive that (measured: 25 kills of 25).
-    The manager has both ends (`create`); every other process has the write end (`at_door`).
+    The manager has both ends (`create`); every other process has the write end (`for_writer`).
     """
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
@@ -60,7 +60,7 @@ class Doorbell:
         return cls(*os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
 
     @classmethod
-    def at_door(cls, write_fd: int) -> Doorbell:
+    def for_writer(cls, write_fd: int) -> Doorbell:
         """The end for a lease process, from a passed descriptor that it takes over."""
         return cls(-1, write_fd)
 
@@ -89,8 +89,7 @@ class Doorbell:
         self._read_fd = self.write_fd = -1
 
 
-# The largest message is a start command: a few kB and the user's options. A frame beyond 64 KiB
-# would be a stream.
+# The largest message is a start command: a few kB and the options of the user.
 FRAME_BYTES_MAX: Final = 64 * 1024
 # Room for two frames (the kernel doubles this for its own bookkeeping). Besides, Linux queues at
 # most `net.unix.max_dgram_qlen` + 1 messages: 11 by default.
@@ -126,7 +125,8 @@ class Quiet(msgspec.Struct, frozen=True):
 
 
 class Channel(Generic[Sendable, Received]):
-    """One end. Takes over `sock`; decodes with `decoder`. Send and receive from one thread each.
+    """One end of a channel. Takes over `sock`; decodes with `decoder`. One thread sends, one
+    receives.
 
     A peer that exited, a full socket and silence are ordinary: they are returned as `PeerGone`,
     `NotSent` and `Quiet`. Only bytes that are not a message raise; the receiver then ends the peer.
@@ -141,8 +141,8 @@ class Channel(Generic[Sendable, Received]):
 
     @staticmethod
     def pair() -> tuple[socket.socket, socket.socket]:
-        """Two connected sockets, close-on-exec. Close the one passed on right after the send: a
-        process that keeps it open hides the exit of the peer."""
+        """Two connected sockets, close-on-exec. Close the socket that is sent to the peer right
+        after that: a process that keeps it open does not notice the exit of the peer."""
         return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def fileno(self) -> int:
@@ -209,7 +209,7 @@ class Channel(Generic[Sendable, Received]):
             return PeerGone()
         fds = _descriptors(ancillary)
         if not data:
-            # An empty packet looks the same as the end; our code never sends one.
+            # The end. An empty packet would look the same; our code never sends one.
             _close_all(fds)
             return PeerGone()
         try:

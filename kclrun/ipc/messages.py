@@ -27,13 +27,13 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Admit(msgspec.Struct, frozen=True, tag=True):
-    """Serve one more lease in this process. Sent to a shared process, as its first message and
-    later, with one descriptor: the process's end of the lease's own channel, on which `Begin`
-    follows. When the channel of these messages ends, no further lease comes."""
+    """Serve one more lease in this process. Only for a shared process, whose first message it is,
+    too. It comes with one descriptor: the process's end of the lease's own channel, on which
+    `Begin` follows. When the channel of the process ends, no further lease comes."""
 
 
 class Restart(msgspec.Struct, frozen=True, tag=True):
-    """Finish the batch, checkpoint, keep the lease and end: it goes on in a process of its own."""
+    """Finish the batch, checkpoint, keep the lease and end: the lease gets a process of its own."""
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
@@ -56,7 +56,8 @@ class FailoverChanged(msgspec.Struct, frozen=True, tag=True):
 
 
 class OthersInSight(msgspec.Struct, frozen=True, tag=True):
-    """Another kclrun owner is in sight, or not any more: offer or release accordingly [P17]."""
+    """Another kclrun owner is in sight, so that a lease is offered; or none any more, so that it is
+    released [P17]."""
 
     others: bool
 
@@ -84,8 +85,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The process runs. Sent with its pidfd, which was opened before the launcher could have reaped
-    the process: so it refers to this process and to no later one of the same pid."""
+    """The process runs. Sent with its pidfd, which was opened before the launcher could reap the
+    process: so it refers to this process, not to a later one with the same pid."""
 
     request_id: int
     pid: int
@@ -108,9 +109,9 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
-    """A lease of a shared process has ended in it: no thread of the process writes its row, its
-    ring or its output any more. The only message on the channel of a lease, which reports on its
-    ring, and never sent by a process of its own, whose end the pidfd proves.
+    """A lease of a shared process has ended: no thread of the process writes its row, its ring or
+    its output any more. The only message from a lease to its manager: reports are on the ring. A
+    lease with a process of its own does not send it, because the pidfd proves its end.
 
     `code` is as in `exit_codes`. `remains` names what user code left running, or is empty.
     """

@@ -58,8 +58,8 @@ class EventRing:
     at any instruction has written an entry or has not. The bytes of a former lap never pass for a
     new entry (their position differs). No order of stores is relied on, because CPUs differ in it.
 
-    The marks are seqlock cells. The reader's mark says which bytes may be overwritten.
-    The writer's mark says where a later incarnation continues and how many puts found no room.
+    The marks are seqlock cells. Bytes before the mark of the reader may be overwritten. The mark of
+    the writer is where a later incarnation continues, and counts the puts that found no room.
 
     One process puts at a time (any of its threads, but no signal handler); one other process
     drains, with one thread. Neither waits for the other. A ring of zeros is empty.

@@ -1,6 +1,7 @@
-"""The calls of one processor, from records that came to effects that leave.
+"""The calls of `process_record` of one processor, and the effects of the records that are done.
 
-The thread of `RecordCalls.run` alone performs what the window decides; runners make the calls.
+The thread of `RecordCalls.run` alone performs what the `RecordWindow` decides; a runner makes the
+calls.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from kclrun.record_calls.runners import (
 )
 from kclrun.state.keyed import LiveEntries, Undoable
 
-# Effects and progress are passed on so often: a call a record would cost more than the record.
-TELL_S: Final = 0.05
-# ... or with so many bytes of them: a part of what an output holds before the lease waits (64 MiB).
-TELL_BYTES: Final = 4 * 2**20
+# Effects and progress are reported to the host after this time: a report for each record would cost
+# more than the record.
+REPORT_S: Final = 0.05
+# ... or with so many bytes of rows: a sixteenth of what an output holds before the lease waits.
+REPORT_BYTES: Final = 4 * 2**20
 
 
 class Records(Protocol):
@@ -45,15 +47,15 @@ class Records(Protocol):
 
 
 class Stop(NamedTuple):
-    """The calls are to end. `is_lost`: start none any more, cancel those that run."""
+    """The calls have to end. `is_lost`: start no further call, and cancel those that run."""
 
     is_lost: bool = False
 
 
 class RecordHost(Protocol):
-    """What surrounds the calls. All is called on the thread of `RecordCalls.run`.
+    """What `RecordCalls` needs of its shell, on the thread of `RecordCalls.run`.
 
-    A host that inherits from it has no lease that could be lost, and no queue: nothing joins.
+    The bodies are those of a shell without a queue and without a lease that could be lost.
     """
 
     def now(self) -> Instant: ...
@@ -62,50 +64,49 @@ class RecordHost(Protocol):
         return WallTime(time.time())
 
     def stop(self) -> Stop | None:
-        """Whether the calls are to end."""
+        """Whether the calls have to end; None while they go on."""
         ...
 
     def may_start(self) -> bool:
-        """Whether records may start now: the lease is proven ours [P7]. Else `wake` follows."""
+        """Whether records may start now, because the lease is proven ours [P7]. After False the
+        shell calls `wake` once they may."""
         return True
 
     def more(self) -> Records | None:
-        """Records behind those before that may join now."""
+        """The next records of the shard, if they may join the calls under way now."""
         return None
 
     def busy(self, since: Instant) -> None:  # noqa: ARG002
-        """Since when the oldest call runs; 0 if none does."""
+        """The oldest call has run since this instant; 0 if no call runs."""
         return
 
     def raised(self, number: int, record: Record, error: BaseException) -> None:
-        """A call raised; before it is decided what follows."""
+        """A call raised. `decided` follows."""
         ...
 
     def decided(self, number: int, pause_s: float | None) -> None:
-        """The call that raised is repeated after a pause, or is not repeated."""
+        """The call that raised is repeated after this pause; None: it is not repeated."""
         ...
 
     def recovered(self, number: int, calls: int) -> None:  # noqa: ARG002
-        """A record is done whose calls raised before."""
+        """A record is done after some of its calls raised. `calls` counts all of them."""
         return
 
     def let_go(self, number: int, record: Record, calls: int) -> bool:
-        """Keep its letter durably, or count it as skipped; False if that was called off."""
+        """Keep the letter of a record durably, or count the record as skipped. False if a stop came
+        before that was done."""
         ...
 
     def halt(self, number: int, reason: str) -> None:
-        """Halt the lease. `reason` is empty: the error's own words are."""
+        """Halt the lease. If `reason` is empty, the error of the record is the reason."""
         ...
 
     def settled(
-        self,
-        position: ExtendedSequenceNumber,
-        rows: Sequence[KeptRow],
-        changes: Sequence[Undoable],
+        self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow], changes: Sequence[Undoable]
     ) -> bool:
-        """All records up to `position` are done; `rows` and `changes` of the state are theirs since
-        the last call, in order. False if the rows could not be taken before a stop: the records
-        count as not done."""
+        """All records up to `position` are done. `rows` and `changes` (of the state) are those of
+        the records since the last call, in order. False if a stop came before the rows were taken:
+        then the records count as not done."""
         ...
 
     def done_with(self, batch: Records) -> None:  # noqa: ARG002
@@ -114,20 +115,20 @@ class RecordHost(Protocol):
 
 
 class _Batch(NamedTuple):
-    """A batch in the window: its records have the numbers from `first` to before `end`; those that
-    were done before have none."""
+    """A batch in the window. Its records have the numbers from `first` to before `end`; records
+    that were done before the batch was admitted have no number."""
 
     batch: Records
     first: int
     end: int
 
     def position_before(self, number: int) -> ExtendedSequenceNumber:
-        """The position of the record before this number, of the batch."""
+        """The position of the record of this batch that comes before the record `number`."""
         return self.batch.records[number - self.end - 1].position
 
 
 class CallTerms(NamedTuple):
-    """What the single records of one processor are called with, on either engine and in a test."""
+    """What `process_record` of one processor is called with, on either engine and in a test."""
 
     processor: RecordProcessor
     context: Context
@@ -137,11 +138,11 @@ class CallTerms(NamedTuple):
 
 
 class RecordCalls:
-    """The calls of one processor. `run` gives it records until all are settled.
+    """The calls of one processor. `run` gives records to it until all are settled.
 
-    `wake` may be called from any thread: something changed that `run` waits for. `wait` waits for
-    it, or for so many seconds. Rows and progress are passed on every `tell_s`, and at the end of a
-    batch.
+    Any thread may call `wake` when something has changed that `run` waits for. `wait` waits for
+    that, for so many seconds at most. Rows and progress are reported to the host every `report_s`
+    seconds, and at the end of a batch.
     """
 
     def __init__(
@@ -152,13 +153,13 @@ class RecordCalls:
         make_thread: MakeThread,
         make_runner: MakeRunner = runner_of,
         wait: Callable[[float | None], object] | None = None,
-        tell_s: float = TELL_S,
+        report_s: float = REPORT_S,
     ) -> None:
         self._host = host
         self._context = context = terms.context
         self._entries = context._entries  # noqa: SLF001 - of the runtime's side of a context
         self._decoding = terms.decoding
-        self._tell_s = tell_s
+        self._report_s = report_s
         self._concurrency = terms.concurrency
         self._policy = terms.policy
         self._breaker = Breaker(terms.policy.limit)
@@ -168,7 +169,8 @@ class RecordCalls:
         self._runner = make_runner(terms.processor, terms.concurrency, self.wake, make_thread)
         self.is_running = False
         self._window = RecordWindow(terms.concurrency, terms.policy, self._breaker)
-        # Of the window: contexts of records that are not settled, when the calls under way began.
+        # Of the window, by number: the contexts of the records that are not settled, and when the
+        # calls under way began.
         self._contexts: dict[int, RecordContext] = {}
         self._began: dict[int, Instant] = {}
         self._batches: deque[_Batch] = deque()
@@ -176,30 +178,30 @@ class RecordCalls:
         self._kept_bytes = 0
         self._cancel_instant: Instant | None = None
         self._is_cancelled = False
-        # Settled and not passed on yet.
+        # Effects and the last position of the records that are settled and not reported yet.
         self._rows: list[KeptRow] = []
         self._changes: list[Undoable] = []
         self._rows_bytes = 0
         self._position: ExtendedSequenceNumber | None = None
-        self._tell_at = 0.0
-        self._is_called_off = False
+        self._report_at = 0.0
+        self._is_refused = False
 
     def close(self) -> None:
         """No call will follow."""
         self._runner.close()
 
-    def tell_stacks(self, file: TextIO) -> None:
-        """Where coroutines stand; any thread."""
-        self._runner.tell_stacks(file)
+    def write_coroutines(self, file: TextIO) -> None:
+        """As `Runner.write_coroutines`; any thread."""
+        self._runner.write_coroutines(file)
 
     def run(self, batch: Records) -> bool:
-        """Process these records, and those that the host lets join them. False if some are left: a
-        stop, or the lease is halted."""
+        """Process these records, and those that the host lets join them. False if some records are
+        left, because of a stop or because the lease is halted."""
         self.is_running = True
-        self._tell_at = time.monotonic() + self._tell_s
+        self._report_at = time.monotonic() + self._report_s
         self._rows, self._changes, self._rows_bytes, self._position = [], [], 0, None
         self._contexts = {}
-        self._is_called_off = False
+        self._is_refused = False
         if self._entries is not None:
             self._entries.is_of_records = True
         try:
@@ -214,14 +216,14 @@ class RecordCalls:
                 self._take_back_unsettled(self._entries)
 
     def _take_back(self, context: RecordContext) -> None:
-        """The call raised, or its record is left: nothing that it changed remains."""
+        """The call raised, or its record is left undone: undo its changes of the state."""
         context.is_open = False
         if self._entries is not None and context.changes:
             self._entries.undo_all(context.changes)
 
     def _take_back_unsettled(self, entries: LiveEntries) -> None:
-        """What records changed that are left to the next owner is gone, the last change first: the
-        state is as of the last settled record for the calls that follow."""
+        """Undo the changes of the records that are left undone, the last change first. The calls
+        that follow see the state after the last settled record."""
         for _, context in sorted(self._contexts.items(), reverse=True):
             self._take_back(context)
         entries.undo_all(self._changes)
@@ -231,11 +233,11 @@ class RecordCalls:
     def _run_in_order(
         self, call: Callable[..., Any], records: Sequence[Record]
     ) -> tuple[int, BaseException | None]:
-        """The fast way for one call after the other: until one raises, or something changed.
-        Returns how many records are done, and what the next one raised."""
+        """The fast way to make one call after the other, until a call raises or a stop comes.
+        Returns: how many records are done, and the error of the next one."""
         of, is_changed, monotonic = self._context, self.changed.is_set, time.monotonic
         self._host.busy(self._host.now())
-        tell_at, done = self._tell_at, 0
+        report_at, done = self._report_at, 0
         for record in records:
             if is_changed():
                 self.changed.clear()
@@ -254,20 +256,20 @@ class RecordCalls:
             done += 1
             if context.kept is not None or context.changes is not None:
                 self._keep(context)
-                if self._rows_bytes >= TELL_BYTES:
-                    tell_at = 0.0
-            if monotonic() >= tell_at:
+                if self._rows_bytes >= REPORT_BYTES:
+                    report_at = 0.0
+            if monotonic() >= report_at:
                 self._position = record.position
-                if not self._tell() or not self._host.may_start():
+                if not self._report() or not self._host.may_start():
                     break
                 self._host.busy(self._host.now())
-                tell_at = self._tell_at
+                report_at = self._report_at
         self._position = records[done - 1].position if done else None
         return done, None
 
     def _run_window(self, batch: Records, done: int, raised: BaseException | None) -> bool:
-        """The calls as the window decides. The first `done` records are done already, and the call
-        of the next one `raised`, if that is set."""
+        """Make the calls as the window decides. The first `done` records are done already; `raised`
+        is the error of the next one, if its call was made."""
         host, runner = self._host, self._runner
         window = self._window = RecordWindow(self._concurrency, self._policy, self._breaker)
         self._contexts, self._began, self._batches = {}, {}, deque()
@@ -284,7 +286,7 @@ class RecordCalls:
             for ended in runner.take():
                 self._ended(ended)
             if not self._settle():
-                window.stop_at_once()  # a stop called it off
+                window.stop_at_once()  # a stop came before the rows or the letter were kept
             now, stop = host.now(), host.stop()
             if stop is not None:
                 self._stop(stop, now)
@@ -299,7 +301,7 @@ class RecordCalls:
                 continue
             host.busy(next(iter(self._began.values()), Instant(0.0)))
             self._wait(self._pause_s(now))
-        return self._tell() and not window.unsettled
+        return self._report() and not window.unsettled
 
     def _admit(self, batch: Records, done: int = 0) -> None:
         first = self._window.end
@@ -315,7 +317,7 @@ class RecordCalls:
             record = self._window.record(number)
             context = self._contexts[number] = RecordContext(self._context, record)
             self._began[number] = now
-            RecordBatch((record,), decoding=self._decoding)  # it decodes anew
+            RecordBatch((record,), decoding=self._decoding)  # decodes anew
             calls.append((number, record, context))
         if self._runner.is_inline:
             self._host.busy(now)
@@ -331,8 +333,8 @@ class RecordCalls:
             self._runner.cancel()
 
     def _pause_s(self, now: Instant) -> float | None:
-        """Until something is due by time; None without such a thing."""
-        due = [] if self._position is None else [self._tell_at - time.monotonic()]
+        """The seconds until the next report, repetition or cancellation is due; None if none is."""
+        due = [] if self._position is None else [self._report_at - time.monotonic()]
         if (rests_until := self._window.wake_instant) is not None:
             due.append(rests_until - now)
         if self._cancel_instant is not None and not self._is_cancelled:
@@ -350,44 +352,40 @@ class RecordCalls:
             if raised:
                 self._host.recovered(number, raised + 1)
             return
-        del self._contexts[number]  # its rows go with it
+        del self._contexts[number]  # with the rows that it keeps
         self._take_back(context)
         if ended.is_cancelled:
             window.abandoned(number)
             return
         error = window.checked(number, error)
-        self._host.raised(number, window.record(number), error)
-        pause_s = window.raised(
-            number,
-            error,
-            self._host.now(),
-            self._host.wall(),
-            is_host_fault=host_fault(error) is not None,
-        )
-        self._host.decided(number, pause_s)
+        host, is_host_fault = self._host, host_fault(error) is not None
+        host.raised(number, window.record(number), error)
+        now, wall = host.now(), host.wall()
+        host.decided(number, window.raised(number, error, now, wall, is_host_fault=is_host_fault))
 
     def _settle(self) -> bool:
-        """Perform what the window decides. False if a stop called it off."""
+        """Perform what the window decides. False if a stop came before that was done."""
         window, host = self._window, self._host
         while (step := window.next_step(host.now())) is not None:
             match step:
                 case Settled(upto):
-                    if not self._pass_over(upto):
+                    if not self._collect_settled(upto):
                         return False
                 case LetGo(number, calls):
-                    if not self._tell() or not host.let_go(number, window.record(number), calls):
+                    if not self._report() or not host.let_go(number, window.record(number), calls):
                         return False
                     window.let_go(number)
                 case Halt(reason):
-                    if not self._tell():
+                    if not self._report():
                         return False
                     host.halt(window.first, reason)
-        is_due = time.monotonic() >= self._tell_at or self._rows_bytes >= TELL_BYTES
-        return self._pass_over(self._upto) and (not is_due or self._tell())
+        is_due = time.monotonic() >= self._report_at or self._rows_bytes >= REPORT_BYTES
+        return self._collect_settled(self._upto) and (not is_due or self._report())
 
-    def _pass_over(self, upto: int) -> bool:
-        """The records below `upto` are settled. A batch is reported up to its own end: outputs
-        drop the rows of whole batches [K12]. False if a stop called it off."""
+    def _collect_settled(self, upto: int) -> bool:
+        """The records below the number `upto` are settled: keep their effects for the next report.
+        The end of each batch is reported, because outputs drop the rows of whole batches [K12].
+        False if a stop came before the rows were taken."""
         while self._batches and self._upto <= upto:
             batch = self._batches[0]
             end = min(upto, batch.end)
@@ -403,7 +401,7 @@ class RecordCalls:
                 break
             self._position = batch.batch.last
             self._batches.popleft()
-            if not self._tell():
+            if not self._report():
                 return False
             self._host.done_with(batch.batch)
         return True
@@ -413,15 +411,15 @@ class RecordCalls:
         self._changes += context.changes or ()
         self._rows_bytes += context.kept_bytes
 
-    def _tell(self) -> bool:
-        """Pass effects and progress on. False if the rows could not be taken before a stop: the
-        changes of the state are kept, to take them back."""
-        self._tell_at = time.monotonic() + self._tell_s
-        if self._position is None or self._is_called_off:
-            return not self._is_called_off
+    def _report(self) -> bool:
+        """Report effects and progress to the host. False if a stop came before the rows were taken:
+        then the changes of the state are kept here, to be undone."""
+        self._report_at = time.monotonic() + self._report_s
+        if self._position is None or self._is_refused:
+            return not self._is_refused
         rows, changes, position = self._rows, self._changes, self._position
         self._rows, self._rows_bytes, self._position = [], 0, None
-        self._is_called_off = not self._host.settled(position, rows, changes)
-        if not self._is_called_off:
+        self._is_refused = not self._host.settled(position, rows, changes)
+        if not self._is_refused:
             self._changes = []
-        return not self._is_called_off
+        return not self._is_refused

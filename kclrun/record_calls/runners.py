@@ -18,10 +18,11 @@ from kclrun.model.record import Record
 from kclrun.processor import RecordContext, RecordProcessor, is_asynchronous, why_not_returned
 
 PROCESS_RECORD: Final = "process_record"
-# An event loop that is closed lets its tasks end for so long; the process may end then in any case.
+# `close` waits this long for the cancelled tasks of an event loop; tasks that still run then do not
+# keep the process.
 _CLOSE_WAIT_S: Final = 1.0
 
-# Of one coroutine: a stack that is deeper says no more.
+# The frames of one coroutine that are written: a deeper stack explains nothing more.
 _FRAMES_MAX: Final = 50
 
 MakeThread = Callable[[Callable[[], None], str], threading.Thread]
@@ -29,7 +30,8 @@ Call = tuple[int, Record, RecordContext]
 
 
 class Ended(NamedTuple):
-    """A call that is over. `error` is None if it returned; `is_cancelled`: because we asked."""
+    """A call that is over. `error` is None if the call returned; `is_cancelled`: `cancel` ended
+    it."""
 
     number: int
     error: BaseException | None
@@ -37,27 +39,27 @@ class Ended(NamedTuple):
 
 
 class Runner(Protocol):
-    """Makes the calls. It presses the `wake` that it was made with when a call has ended; one that
-    `is_inline` makes them in `start` or `take`."""
+    """Makes the calls, and calls the `wake` of its constructor when one has ended. A runner that
+    `is_inline` makes the calls within `start` or `take`."""
 
     is_inline: bool
 
     def start(self, calls: Sequence[Call]) -> None: ...
 
     def take(self) -> list[Ended]:
-        """The calls that ended since, in the order in which they did."""
+        """The calls that ended since the last `take`, in the order of their ends."""
         ...
 
     def cancel(self) -> None:
-        """Cancel what runs, where that is possible."""
+        """Cancel the calls that run, where that is possible."""
         ...
 
     def close(self) -> None:
         """No call will follow."""
         ...
 
-    def tell_stacks(self, file: TextIO) -> None:
-        """Write where calls stand that are on no thread's stack."""
+    def write_coroutines(self, file: TextIO) -> None:
+        """Write where coroutines wait: the stacks of the threads do not show it."""
         ...
 
 
@@ -93,12 +95,12 @@ class InlineRunner:
 
     def close(self) -> None: ...
 
-    def tell_stacks(self, file: TextIO) -> None: ...
+    def write_coroutines(self, file: TextIO) -> None: ...
 
 
 class ThreadRunner:
-    """Each call on one of some threads. A thread cannot be cancelled: a call that does not return
-    holds the lease until the stall watch, or the end of the grace, ends the process."""
+    """Makes each call on one of several threads. A thread cannot be cancelled: a call that does not
+    return keeps the lease until the stall watch, or the end of the grace, ends the process."""
 
     is_inline = False
 
@@ -134,7 +136,7 @@ class ThreadRunner:
         for _ in self._threads:
             self._calls.put(None)
 
-    def tell_stacks(self, file: TextIO) -> None: ...
+    def write_coroutines(self, file: TextIO) -> None: ...
 
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -149,8 +151,8 @@ class ThreadRunner:
 
 
 class LoopRunner:
-    """Each call as a task of one event loop, which has a thread of its own from the first call to
-    `close`: what user code starts beside its calls goes on between them."""
+    """Makes each call as a task of one event loop, which has a thread of its own from the first
+    call to `close`. So tasks that user code starts itself go on between its calls."""
 
     is_inline = False
 
@@ -173,9 +175,14 @@ class LoopRunner:
 
     def start(self, calls: Sequence[Call]) -> None:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = self._make_thread(partial(_run_loop, self._loop), "records")
-            self._thread.start()
+            loop = asyncio.new_event_loop()
+            thread = self._make_thread(partial(_run_loop, loop), "records")
+            try:
+                thread.start()
+            except RuntimeError:  # this host has no thread left
+                loop.close()
+                raise
+            self._loop, self._thread = loop, thread
         self._loop.call_soon_threadsafe(self._begin, calls)
 
     def take(self) -> list[Ended]:
@@ -193,10 +200,10 @@ class LoopRunner:
         self._thread.join(_CLOSE_WAIT_S)
         self._loop = None
 
-    def tell_stacks(self, file: TextIO) -> None:
+    def write_coroutines(self, file: TextIO) -> None:
         for record, task in tuple(self._tasks.values()):
             file.write(f"Coroutine of process_record for the record at {record.position}:\n")
-            with contextlib.suppress(Exception):  # it goes on meanwhile
+            with contextlib.suppress(Exception):  # the coroutine runs on meanwhile
                 frames = traceback.StackSummary.extract(_frames(task))
                 file.writelines(frames.format())
 
@@ -208,7 +215,8 @@ class LoopRunner:
             task.add_done_callback(partial(self._over, number))
 
     async def _one(self, record: Record, context: RecordContext) -> BaseException | None:
-        """The call; its error as a value: what ends an interpreter would end the loop."""
+        """The call. Its error is returned, because a SystemExit that is raised would end the
+        loop."""
         try:
             if self._timeout_s is None:
                 result = await self._call(record, context)
@@ -245,8 +253,8 @@ class LoopRunner:
 
 
 def _frames(task: asyncio.Task[Any]) -> Iterator[tuple[FrameType, int]]:
-    """Where a coroutine waits, the innermost last. A task's own `get_stack` has the outermost frame
-    alone."""
+    """The frames in which a coroutine waits, the innermost last. `Task.get_stack` has only the
+    outermost one."""
     waiting: Any = task.get_coro()
     for _ in range(_FRAMES_MAX):
         frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
@@ -276,7 +284,7 @@ def runner_of(
     wake: Callable[[], None],
     make_thread: MakeThread,
 ) -> Runner:
-    """The runner that the kind of the method asks for."""
+    """The runner for the kind of the method: coroutines, one call at a time, or threads."""
     if is_asynchronous(processor):
         return LoopRunner(processor.process_record, wake, make_thread, concurrency.timeout_s)
     if concurrency.records == 1:

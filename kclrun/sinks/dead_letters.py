@@ -32,7 +32,7 @@ def letter_store(place: LetterPlace, elsewhere: Callable[[], LetterStore]) -> Le
 
 
 class LetterFolder:
-    """Letters in a folder of this machine, or one that machines share."""
+    """Letters in a folder of this machine, or in a folder that machines share."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,7 +60,8 @@ class LetterFolder:
         """As `LetterStore.kept`."""
         for shard in sorted(self._folder.glob("*/*/")):
             files = shard.glob("[!.]*.json")
-            found = [KeptLetter(_letter(path), str(path), (path,)) for path in files]
+            read = ((path, decode_letter(_read(path), str(path))) for path in files)
+            found = [KeptLetter(letter, str(path), (path,)) for path, letter in read]
             takeovers = map(_takeover, shard.glob(f"[!.]*{TAKEN_OVER}"))
             yield from classified(found, takeovers)
 
@@ -71,15 +72,11 @@ class LetterFolder:
                 path.unlink(missing_ok=True)
 
     def check(self) -> str:
-        """As `LetterStore.check`. The folder itself is made at the start of a run."""
+        """As `LetterStore.check`. A run makes the folder itself at its start."""
         return check_folder(self._folder)
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-def _letter(path: Path) -> Letter:
-    return decode_letter(_read(path), str(path))
 
 
 def _takeover(path: Path) -> Takeover:

@@ -1,7 +1,8 @@
 """Files that survive a SIGKILL or a power cut at any instruction: write, sync, replace, lock.
 
-A write goes to an offset that the caller keeps, so one that failed half-way is repeated at the same
-place (OSError). After a failed fsync the file is unknown (SyncFailed): stop using it [S13].
+A write goes to an offset that the caller keeps: a write that failed half-way (OSError) is repeated
+at the same place. After a failed fsync the content of the file is unknown (SyncFailed): stop using
+it [S13].
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ import msgspec
 
 from kclrun.errors import OutputLocked, SettingsError
 
-# The former holder is a process being ended: the lock is free within milliseconds after its exit.
+# The former holder is a process that is being ended: its exit frees the lock within milliseconds.
 _LOCK_POLL_S: Final = 0.02
 # Descriptors whose file is locked: forked children of user code must not keep the lock.
 _KEPT_FROM_CHILDREN: Final[set[int]] = set()
-# It accepts no bytes. Opened here, because a child at its limit of descriptors could not open it.
+# A descriptor that takes no bytes. Opened now: a child at its limit of descriptors could not.
 _NOTHING: Final = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
 class SyncFailed(OSError):
-    """The kernel may have dropped the pages and reports this only once: do not try again."""
+    """fsync failed. The kernel may have dropped the pages, and reports that only once: do not try
+    again."""
 
 
 def sync(descriptor: int) -> None:
@@ -56,8 +58,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def check_folder(folder: Path) -> str:
-    """The folder in words, which need not be there; makes nothing. Raises: SettingsError where it
-    cannot be made or written to."""
+    """The folder in words; creates nothing. Raises: SettingsError if the folder cannot be made or
+    written to."""
     # Path.exists raises where this user may not look.
     above = (folder, *folder.absolute().parents)
     there = next(each for each in above if os.path.exists(each))  # noqa: PTH110
@@ -119,7 +121,7 @@ def open_locked(path: Path, wait_s: float) -> int:
             if _is_still_at(path, descriptor):
                 keep_from_children(descriptor)
                 return descriptor
-            os.close(descriptor)  # its former holder set the file aside while we waited
+            os.close(descriptor)  # its former holder renamed the file while we waited
         except BlockingIOError:
             os.close(descriptor)
         except BaseException:
@@ -140,22 +142,21 @@ def close_locked(descriptor: int) -> None:
 
 
 def keep_from_children(descriptor: int) -> None:
-    """Keep this file, and so the lock on it, from children that are forked from now on: a flock is
+    """Children that are forked from now on do not get this file, nor the lock on it: a flock is
     held until the last process that has the descriptor closes it or exits. Programs started by exec
     do not get the descriptor either: it is close-on-exec."""
     _KEPT_FROM_CHILDREN.add(descriptor)
 
 
-def _let_go_in_child() -> None:
-    """In a forked child: its copies become descriptors that accept no bytes. They are not just
-    closed: the number would soon be that of another file, and `emit` in the child would write to
-    it."""
+def _release_in_child() -> None:
+    """In a forked child: replace the copies by descriptors that take no bytes. If they were closed,
+    the numbers would soon be those of other files, and `emit` in the child would write to them."""
     for descriptor in _KEPT_FROM_CHILDREN:
         os.dup2(_NOTHING, descriptor, inheritable=False)
     _KEPT_FROM_CHILDREN.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _is_still_at(path: Path, descriptor: int) -> bool:

@@ -1,6 +1,6 @@
 """Emitted rows: one file of JSON lines for each shard, in step with the lease's checkpoint.
 
-It does not know leases, records or AWS.
+This module does not know leases, records or AWS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOCK_WAIT_S: Final = 10.0
 
 
 class EmittedRows:
-    """The rows of one shard on their way to disk.
+    """The file of the rows of one shard.
 
     The rule is *truncate to the checkpoint*. Before a checkpoint at P is written to the lease
     table, the rows that it covers are synced, and after them a mark (P, length). A process that
@@ -35,9 +35,9 @@ class EmittedRows:
     was never acknowledged are gone before their records are read again: a crash leaves no row twice
     and no half line.
 
-    That holds for each folder. After the loss of a host its folder keeps up to one checkpoint's
-    worth of rows that the next owner, with another disk, emits again: put `output.path` on a shared
-    file system where that matters. Bytes without a mark are set aside under another name
+    That holds for each folder. After the loss of a host its folder keeps the rows since the last
+    checkpoint, and the next owner, with another disk, emits these again: put `output.path` on a
+    shared file system where that matters. A file whose bytes no mark explains is renamed
     (`….jsonl.old-1`), never deleted.
 
     The main thread calls `begin_batch`, then `emit` from user code, then `end_batch` or
@@ -107,7 +107,7 @@ class EmittedRows:
             try:
                 self._write_buffer()
             except SinkError:
-                del self._buffer[-len(line) :]  # bounds memory, even if user code ignores the error
+                del self._buffer[-len(line) :]  # bounds memory if user code goes on
                 raise
 
     def begin_batch(self) -> None:
@@ -133,10 +133,10 @@ class EmittedRows:
     def cover(self, position: ExtendedSequenceNumber) -> None:
         """User code asks for a checkpoint: it covers all rows emitted until this call.
 
-        This holds also when `position` is below the last record processed: rows of later records
-        that were emitted already are covered too, because a row does not name its record. Rows
-        emitted after the checkpoint of the whole batch belong to the next one: a crash in between
-        loses them. So user code emits first and checkpoints then.
+        Also if `position` is below the last processed record: rows of later records that were
+        emitted already are covered, too, because a row does not name its record. Rows emitted after
+        the checkpoint of the whole batch belong to the next checkpoint, and a crash before that one
+        loses them. So user code must emit before it checkpoints.
         """
         with self._lock:
             self._note(position)
@@ -199,10 +199,10 @@ class EmittedRows:
         self.close()
 
     def _note(self, position: ExtendedSequenceNumber) -> None:
-        """The rows emitted so far belong to a checkpoint at `position`, or above it.
+        """The rows emitted so far belong to the checkpoint at `position`, or to a later one.
 
-        A note of this batch above it was refused or is void. Notes of former batches stay, because
-        this batch may still be taken back.
+        A note that this batch made at a higher position is void: its checkpoint was refused. Notes
+        of former batches stay, because this batch may still be taken back.
         """
         start = self.length if self._batch_start is None else self._batch_start
         while self._noted and self._noted[-1].position >= position:
@@ -267,8 +267,9 @@ class CursorRows(EmittedRows):
     """The rows of all outputs of one shard in one file, each with the cursor of its record, so that
     the rows of two processor versions can be compared.
 
-    A line is `{"at": …, "ordinal": n, "to": output, "row": {…}}`. The record of a row is known when
-    its call has returned, so rows wait until then; a call gets one record, which bounds them.
+    A line is `{"at": …, "ordinal": n, "to": output, "row": {…}}`. Which record emitted a row is
+    known when its call returns, so rows wait until then. They are bounded, because a call gets one
+    record.
     """
 
     _waiting: list[tuple[str, bytes]]
@@ -296,7 +297,7 @@ class CursorRows(EmittedRows):
         super().cover(position)
 
     def _name(self, position: ExtendedSequenceNumber) -> None:
-        """The rows that wait are those of this record."""
+        """The rows that wait belong to the record at `position`: add them to the buffer."""
         at = str(Cursor(position))
         with self._lock:
             for to, line in self._waiting:

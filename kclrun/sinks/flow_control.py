@@ -20,10 +20,10 @@ BATCH_RECORDS_MIN: Final = 10
 # ten seconds, are exactly its 1,000 records/s.
 PAUSE_MIN_S: Final = 0.1
 PAUSE_MAX_S: Final = 10.0
-# A refusal is one step: it halves the batch and, from the second on, doubles the pause. So two
-# refusals bring a lone sender from full speed to 125 records each 0.2 s, below the quota of
-# 1,000/s; eight reach the slowest. A reply without a refusal undoes a tenth of a step: Jet's ratio
-# between slowing down and recovering.
+# A refusal is one step: it halves the batch and, from the second step on, doubles the pause. So two
+# refusals bring a single sender from full speed to 125 records each 0.2 s, below the quota of
+# 1,000/s; eight reach the slowest speed. A reply without a refusal undoes a tenth of a step: Jet's
+# ratio between slowing down and recovering.
 RECOVERY: Final = 0.1
 # The step at which the pause reaches its maximum; further refusals do not slow it more.
 SLOWNESS_MAX: Final = 1 + math.log2(PAUSE_MAX_S / PAUSE_MIN_S)

@@ -16,11 +16,11 @@ from kclrun.sinks.kinesis_producer import KinesisProducer
 from kclrun.sinks.message_output import RowEncoder, naming
 from kclrun.sinks.pending_records import checked_size_bytes
 
-# As of the other destinations that are sent to (`message_output.py`).
+# As in `message_output.py`.
 GIVE_UP_AFTER_S: Final = 10.0
-# Without a key, so many rows share one, so that they can share an aggregate. A hundred rows of
-# 500 bytes fill one. Where each is a record, ten save most of the MD5s, and a request reaches 50
-# shards.
+# By `aggregates`: without `key` in the settings, so many rows share a partition key. A hundred rows
+# of 500 bytes fill an aggregate. Where each row is a record, ten save most of the MD5s, and a
+# request reaches 50 shards.
 _ROWS_A_KEY: Final = {True: 100, False: 10}
 
 
@@ -76,7 +76,7 @@ class KinesisOutput:
         return at
 
     def add(self, rows: Sequence[Any], upto: Cursor) -> None:
-        """As `Output.add`; it never fails, and the next `commit` tells if a request did."""
+        """As `Output.add`; it never fails. If a request fails, the next `commit` raises."""
         assert self._producer is not None, "begin was called"
         self._upto = upto
         try:

@@ -31,9 +31,9 @@ class KinesisProducer:
     """Sends records to one stream. For one thread; not after a fork.
 
     It acts only when called: `add` sends records that are due and handles answers, `flush` sends
-    everything. Only the return of `flush` confirms that a record is in the stream. Threads only
-    wait for PutRecords. Delivery is at least once: a request whose outcome is unknown is sent
-    again.
+    everything. A record is in the stream for certain only when `flush` has returned. The threads do
+    nothing but wait for PutRecords. Delivery is at least once: a request whose outcome is unknown
+    is sent again.
 
     `shards`: the open shards of the stream; a stale list only makes the flow control less precise.
     `relist` lists the shards again. It is called when an answer names a shard that is not in the
@@ -103,8 +103,8 @@ class KinesisProducer:
         self._work(hurried=True)
 
     def resume(self) -> None:
-        """After an error: send the records that are not acknowledged again, each key in its order,
-        for another `give_up_after_s`. Without effect after an interrupt."""
+        """After an error: send the unacknowledged records again, each key in its order, for another
+        `give_up_after_s`. Without effect after an interrupt."""
         if self._failure is not None and self._is_usable:
             self._failure = None
             self._pending.forget_failures()
@@ -185,7 +185,7 @@ class KinesisProducer:
             raise outcome
 
     def _await_news(self, *, hurried: bool) -> None:
-        """Return when an answer was handled, or when a request may be due."""
+        """Wait until an answer was handled, or until a request may be due."""
         now = self._clock()
         due_s = max(0.0, self._pending.due_at(now, hurried=hurried) - now)
         if self._under_way:

@@ -1,7 +1,7 @@
-"""The entries of a lease's last version on a disk of this machine, and the part of them that user
-code works with in memory: for a state that is larger than memory, and for a quick restart.
+"""The entries of a lease's last version on a disk of this machine, with the part of them that user
+code uses in memory: for a state that is larger than memory, and for a quick restart.
 
-It is a copy: what it lacks is in the version. It does not know how versions are stored.
+It is a copy: if it is lost, the version has everything. It does not know how versions are stored.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from kclrun.state.versions import Change, Version
 
 _FORMAT: Final = 1
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-# What a key costs in memory beside its characters, and each of its values beside its bytes: two
-# entries of a dict, the dict of its values, and the heads of a text and of bytes.
+# The memory of a key beside its characters, and of each of its values beside its bytes: two entries
+# of a dict, the dict of its values, and the heads of a text and of bytes.
 _KEY_BYTES: Final = 400
 _VALUE_BYTES: Final = 60
 # The working set's share of `state.memory`. The rest are pages of SQLite, and the changes since the
@@ -51,7 +51,7 @@ _PAGES_SHARE: Final = 0.05  # of each of two connections
 # have the rest of `state.memory`: parts have keys of all pages where memory alone had the entries.
 _LOADING_SHARE: Final = 0.15
 _PARTS_BYTES: Final = 96 * 2**20
-# Folders of shards that are looked at when a lease begins, for copies that nothing uses any more.
+# When a lease begins, so many folders of shards are searched for copies that nothing uses any more.
 _SWEPT_MAX: Final = 100
 _TABLE: Final = "(key TEXT, name TEXT, value BLOB, PRIMARY KEY (key, name)) WITHOUT ROWID"
 _INTO_ENTRIES: Final = "INSERT OR IGNORE INTO entries VALUES (?, ?, ?)"
@@ -65,15 +65,16 @@ _KEYS: Final = (
     "SELECT DISTINCT key FROM entries WHERE key > ? AND name >= CHAR(1) ORDER BY key LIMIT 1000"
 )
 _VALUES: Final = "SELECT name, value FROM entries WHERE key = ? AND name >= CHAR(1)"
-# A copy of 1 GB would be read whole for them when a lease begins. The index has only them, so other
-# values cost nothing more: 100,000 changes took 1.1 s of CPU with it and without it.
+# Without an index a copy of 1 GB would be read whole for the reserved entries when a lease begins.
+# The index has only these, so other values cost nothing more: 100,000 changes took 1.1 s of CPU
+# with it and without it.
 _RESERVED: Final = "SELECT key, name, value FROM entries WHERE name < CHAR(1)"
 _OF_RESERVED: Final = "CREATE INDEX reserved ON entries (key, name) WHERE name < CHAR(1)"
 
 
 class _CopyOf(msgspec.Struct, frozen=True):
-    """What a file is a copy of. Nothing is synced to the disk, so that a power cut may leave a mix
-    of old and new pages: a copy is of use within one `boot`."""
+    """The version of which a file is a copy. Nothing is synced to the disk, so a power cut may
+    leave a mix of old and new pages: a copy is valid within one `boot` only."""
 
     format: int
     boot: str
@@ -102,8 +103,8 @@ class _Place:
         """A new one. Raises: OSError."""
         while True:
             folder = root / secrets.token_hex(8)
-            folder.mkdir(mode=0o700, parents=True)  # it will hold what users keep
-            place = cls.locked(folder)  # a sweep may have been quicker
+            folder.mkdir(mode=0o700, parents=True)  # the state may be confidential
+            place = cls.locked(folder)  # None if a sweep removed the folder
             if place is not None:
                 return place
 
@@ -155,7 +156,7 @@ class LocalEntries:
             for folder in sorted(self._root.glob("*/")):
                 place = _Place.locked(folder)
                 if place is None:
-                    continue  # of a process that is about to end
+                    continue  # a process that is about to end uses it
                 copy = _copy_in(place.file) if chain is None else None
                 if copy is None or copy.chain.newest != version:
                     place.remove()
@@ -316,7 +317,7 @@ class LocalEntries:
         """Raises: SinkError, after a rollback, if the disk is full; and if the file is damaged,
         which ends the process."""
         try:
-            yield self._writer  # type: ignore[misc]  # None before there is a file
+            yield self._writer  # type: ignore[misc]  # None while there is no file
         except OSError as error:
             raise SinkError(f"{self._root}: {error.strerror}") from error
         except sqlite3.Error as error:
@@ -328,7 +329,7 @@ class LocalEntries:
             raise self._damaged(error) from error
 
     def _damaged(self, error: sqlite3.Error) -> SinkError:
-        """A version has what the file had: the next process begins without it."""
+        """Remove the file and end the process: the next one reads the version instead."""
         if self._place is not None:
             shutil.rmtree(self._place.folder, ignore_errors=True)
         message = f"the local copy of the state in {self._root} is damaged ({error}): it is removed"
@@ -338,7 +339,7 @@ class LocalEntries:
     def _connected(self, file: Path, share: float = _PAGES_SHARE) -> sqlite3.Connection:
         connection = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         self._limit_pages(connection, share)
-        # Safe from the end of the process, and of no use after that of the machine.
+        # The file survives the end of the process; after a reboot it is not used.
         connection.execute("PRAGMA synchronous = OFF")
         return connection
 
@@ -356,11 +357,11 @@ class WorkingSet:
     """Implements `KeyValues`: keys used lately, and all keys with changes that the file lacks, are
     in memory; every other key is read from the file when it is used.
 
-    The first `limit_bytes / 2` of keys are the recent ones; then they become the older ones, and
-    the older ones of that moment are forgotten. Keys with changes are apart, and come back as
-    recent ones once the file has them: so nothing is looked through, however many they are. They
-    take from the share of the recent ones, up to seven eighths of it. One thread uses it at a time,
-    `release` is called by another one.
+    Keys that are used become recent keys. When those take `limit_bytes / 2`, they become the older
+    keys, and the older keys until then are dropped. Keys with changes are kept apart, and become
+    recent keys once the file has the changes: so no collection is ever searched. They reduce the
+    share of the recent keys, by up to seven eighths. One thread uses the set at a time; another one
+    calls `release`.
     """
 
     def __init__(
@@ -380,7 +381,7 @@ class WorkingSet:
         self._recent_bytes = 0
         self._changed: dict[str, dict[str, bytes]] = {}
         self._changed_bytes = 0
-        self._changes: dict[str, int] = {}  # of each key in `_changed`, those that the file lacks
+        self._changes: dict[str, int] = {}  # by key of `_changed`: how many the file lacks
 
     def reserved(self) -> Iterable[tuple[str, str, bytes]]:
         """As `KeyValues`. Raises: SinkError if the file is damaged."""
@@ -412,7 +413,7 @@ class WorkingSet:
             self._let_go(key, 1)
 
     def release(self, written: Mapping[str, int]) -> None:
-        """The file has so many changes of these keys."""
+        """The file has the changes now, so many of each key."""
         with self._lock:
             for key, count in written.items():
                 self._let_go(key, count)
@@ -448,7 +449,7 @@ class WorkingSet:
         return values
 
     def _taken(self, key: str) -> dict[str, bytes] | None:
-        """The values of a key that is in memory, which is not a recent or older one any more."""
+        """Remove a key from the recent and older ones. Returns: its values, if it was there."""
         values = self._recent.pop(key, None)
         if values is None:
             return self._older.pop(key, None)
@@ -509,8 +510,8 @@ def _held_bytes(key: str, values: dict[str, bytes]) -> int:
 
 
 def sweep(folder: Path, retain_s: float) -> None:
-    """Remove the copies in the folders of shards in `folder` that were not used for so long: those
-    shards are read by other machines. Some of them; the next lease that begins goes on."""
+    """Remove copies below `folder` that were not used for so long: other machines read those
+    shards. At most _SWEPT_MAX folders of shards; the next lease that begins does others."""
     for of_shard in itertools.islice(folder.glob("*/"), _SWEPT_MAX):
         for each in of_shard.glob("*/"):
             with contextlib.suppress(OSError):
@@ -527,8 +528,9 @@ def _insert(
     versions: Versions,
     is_ours: Callable[[str], bool] | None = None,
 ) -> bool:
-    """The entries of a chain whose newest version comes first: an entry that is there already is
-    newer. A value that a later version removed is NULL there; whether there are any."""
+    """Insert the entries of a chain whose newest version comes first: an entry that is there
+    already is newer. A value that a later version removed is NULL. Returns: whether there are such
+    values."""
     has_removed = False
     for version in versions:
         # Neighbours are in one page. A version changes each value once: values are not compared.
@@ -547,12 +549,13 @@ def _insert(
 
 
 def _sealed(value: bytes) -> bytes:
-    """With its checksum: SQLite has none."""
+    """The value with a checksum, which SQLite does not have."""
     return zlib.crc32(value).to_bytes(4, "big") + value
 
 
 def _opened(sealed: bytes) -> bytes:
-    """Raises: sqlite3.DatabaseError, as for a page that SQLite finds damaged."""
+    """The value without its checksum. Raises: sqlite3.DatabaseError, as SQLite for a damaged
+    page."""
     value = sealed[4:]
     if zlib.crc32(value).to_bytes(4, "big") != sealed[:4]:
         raise sqlite3.DatabaseError("the checksum of a value differs")
@@ -560,9 +563,10 @@ def _opened(sealed: bytes) -> bytes:
 
 
 def _copy_in(file: Path) -> _CopyOf | None:
-    """What the file is a copy of; None if it is not whole, or of a former boot."""
+    """The version of which the file is a copy; None if it is not whole, or of a former boot."""
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{file}?mode=rw", uri=True)) as connection:
+        uri = f"{file.absolute().as_uri()}?mode=rw"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
             (of,) = connection.execute("SELECT of FROM copy").fetchone()
         copy = msgspec.msgpack.decode(of, type=_CopyOf)
     except (sqlite3.Error, TypeError, msgspec.MsgspecError):

@@ -1,6 +1,7 @@
-"""The marks beside a data file: the length that it had at a position. Reads and writes them.
+"""The marks beside a data file: which length it had at which position. Reads and writes them.
 
-A marks file is cut, with its data file, when a shard's rows are opened. It does not know leases.
+A marks file is cut, with its data file, when the rows of a shard are opened. This module does not
+know leases.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import LimitExceeded, SinkError
-from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.sinks.durable_files import (
     close_locked,
     make_folder,
@@ -28,9 +29,10 @@ from kclrun.sinks.durable_files import (
     write_at,
 )
 
-# After a crash, the mark of the last acknowledged checkpoint is needed. Newer marks are only of
-# attempts that failed, all within one `failover` (10 s), or the lease is lost. With one unresolved
-# write at a time and a round trip to the table of some 40 ms there are at most 250 of them.
+# After a crash, the mark of the last acknowledged checkpoint is needed. Newer marks are of
+# checkpoints that failed, all within one `failover` (10 s): after that the lease is lost. With one
+# unresolved write at a time and a round trip to the table of some 40 ms there are at most 250 of
+# them.
 MARKS_KEPT: Final = 256
 # One rewrite (two fsyncs) for every 768 checkpoints: at `every: 10s`, one in two hours.
 MARKS_MAX: Final = 1024
@@ -163,7 +165,7 @@ def _read(path: Path) -> bytes:
     return content
 
 
-# A thousand resets of one shard in one folder: an operator has to look at it.
+# After a thousand resets of one shard in one folder an operator has to look at the folder.
 _SET_ASIDE_MAX: Final = 1000
 # Room for some hundred rows; less than the buffer of one shard, so that many shards can start.
 _ROOM_BYTES: Final = 2**16
@@ -227,21 +229,18 @@ def failure(path: Path, verb: str, error: OSError) -> SinkError:
 
 
 def _must_be_set_aside(descriptor: int, marks: MarksFile, position: ExtendedSequenceNumber) -> bool:
-    """Whether the file has rows that a reader from `position` may not emit again.
+    """Whether the file has rows that belong to another run than the one that begins at `position`.
 
-    This is so when no mark says how many of them belong to it. It is also so when a shard begins
-    anew at a sentinel although two checkpoints were prepared since: a crash explains one of them, a
-    lease table that was reset or lost explains more, and a new LATEST is another instant.
+    That is so if no mark shows how many rows belong to `position`. It is also so if a shard begins
+    at a sentinel although the file has marks of two checkpoints: a crash explains one of them, only
+    a lease table that was reset or lost explains more, and a new LATEST is another instant.
     """
     if os.fstat(descriptor).st_size == 0:
         return False
     numbered = sum(not mark.position.is_sentinel for mark in marks.marks)
     begins_anew = mark_at(marks.marks, position) is None
-    return begins_anew or (_is_start(position) and numbered >= 2)
-
-
-def _is_start(position: ExtendedSequenceNumber) -> bool:
-    return position.is_sentinel and position.sequence_number != "SHARD_END"
+    is_start = position.is_sentinel and position != SHARD_END
+    return begins_anew or (is_start and numbered >= 2)
 
 
 def _set_aside(path: Path, descriptor: int, lock_wait_s: float) -> int:

@@ -24,19 +24,19 @@ from kclrun.model.time import backoff_s
 from kclrun.ports import MessageSender
 from kclrun.processor import Row
 
-# Requests under way at once. One takes 10 to 40 ms: four are 1,000 to 4,000 messages a second of a
-# queue, as many as one shard can hold.
+# Requests under way at once. One takes 10 to 40 ms, so four send 1,000 to 4,000 messages a second
+# to a queue: as many as one shard can have.
 CONCURRENCY: Final = 4
-# So long `commit` repeats requests of which nothing is taken. The host calls it again after a pause
-# of its own; meanwhile the lease is renewed, and a stop of the process is not held up for longer.
+# `commit` repeats requests for this time while the service takes no message; then it fails, and the
+# shell calls it again after a pause. So a stop of the process is not delayed for longer.
 GIVE_UP_AFTER_S: Final = 10.0
 _BACKOFF_BASE_S: Final = 0.1
 _BACKOFF_MAX_S: Final = 2.0
 # SQS and SNS document it for MessageGroupId: 128 letters, digits and marks.
 _GROUP: Final = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,./:;<=>?@\[\\\]^_`{|}~-]{1,128}")
-# XML, in which SQS and SNS define their text, lacks these two; JSON can name them.
+# The text of SQS and SNS is XML, which cannot have these two characters; JSON can escape them.
 _NOT_IN_XML: Final = (("\ufffe", "\\ufffe"), ("\uffff", "\\uffff"))
-# A value that becomes the key of messages: any type whose text tells its values apart.
+# The types of a key: different values have different texts.
 _KEY_TYPES: Final = (str, int)
 
 _Outcome = Sequence[str | None] | errors.ServiceError
@@ -73,9 +73,9 @@ def naming(where: str, error: errors.ServiceError) -> errors.ServiceError:
 class MessageOutput:
     """Implements `ports.Output`. `add` sends ahead without waiting; `commit` waits for everything.
 
-    A request holds one message of a group, and no other request under way has one of it: so the
-    order of a group survives the refusal of any message. Messages without a group fill requests in
-    their order, and a refused one is sent again.
+    A request has at most one message of a group, and no other request under way has a message of
+    that group: so the order of a group survives the refusal of any message. Messages without a
+    group fill requests in their order, and a refused one is sent again.
 
     The deduplication id of a message is made from the rows' origin, the cursor of the last commit,
     the number of the row since then, and its text. After a crash the next process begins at that
@@ -109,6 +109,7 @@ class MessageOutput:
         self._messages = _Waiting()
         self._requests: queue.SimpleQueue[list[Message] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[list[Message], _Outcome]] = queue.SimpleQueue()
+        self._is_serving = False
         self._under_way = 0
         self._failures = 0
         self._held_until = 0.0
@@ -137,12 +138,14 @@ class MessageOutput:
         except errors.ServiceError as error:
             raise self._failed(error) from None
         self._committed = self._upto = at
-        for _ in range(CONCURRENCY):
-            threading.Thread(target=self._serve, name="messages", daemon=True).start()
+        if not self._is_serving:  # `begin` is repeated while another output is away
+            self._is_serving = True
+            for _ in range(CONCURRENCY):
+                threading.Thread(target=self._serve, name="messages", daemon=True).start()
         return at
 
     def add(self, rows: Sequence[Any], upto: Cursor) -> None:
-        """As `Output.add`; it never fails, and the next `commit` tells if a request did."""
+        """As `Output.add`; it never fails. If a request fails, the next `commit` raises."""
         for message in rows:
             self._messages.add(self._identified(message) if self._is_fifo else message)
         self._upto = upto
@@ -190,7 +193,8 @@ class MessageOutput:
         return msgspec.structs.replace(message, deduplication_id=digest)
 
     def _send_due(self) -> None:
-        """While requests are under way only full ones follow: the rest fills up meanwhile."""
+        """Send the requests that are due. While requests are under way, only full requests
+        follow."""
         if self._clock() < self._held_until:
             return
         while self._under_way < CONCURRENCY:
@@ -221,13 +225,14 @@ class MessageOutput:
         self._take_answers()
 
     def _take_answers(self) -> None:
-        """Handle the answers that are there. A failure is not raised here: `add` takes its rows."""
+        """Handle the answers that are there. A failure is not raised here, because `add` must take
+        its rows."""
         while not self._answers.empty():
             self._settle(*self._answers.get(), gives_up=False)
 
     def _settle(self, batch: list[Message], outcome: _Outcome, *, gives_up: bool = True) -> None:
-        """Raises: SinkError where a repetition does not help, or has not helped for some time; the
-        messages that were not taken wait then, in their order."""
+        """Handle one answer. Raises: SinkError if a repetition does not help, or has not helped for
+        GIVE_UP_AFTER_S; the messages that were not taken wait then, in their order."""
         self._under_way -= 1
         if isinstance(outcome, errors.ServiceError):
             self._messages.give_back(batch, [False] * len(batch))
@@ -287,7 +292,7 @@ class _Waiting:
         group.append(message)
 
     def take(self, limits: MessageLimits, *, full_only: bool) -> list[Message]:
-        """The next request; the first message of a group stays in it until `give_back`."""
+        """The next request. A message of a group stays first in its group until `give_back`."""
         available = len(self._loose) + len(self._ready)
         if not available or (full_only and not self._fills(available, limits)):
             return []
@@ -304,11 +309,8 @@ class _Waiting:
 
     def _fills(self, available: int, limits: MessageLimits) -> bool:
         """Whether so many messages fill a request, by their number or at their mean size."""
-        mean_bytes = self.size_bytes / self.count
-        return (
-            available >= limits.batch_messages_max
-            or available * mean_bytes >= limits.batch_bytes_max
-        )
+        mean_bytes, is_full = self.size_bytes / self.count, available >= limits.batch_messages_max
+        return is_full or available * mean_bytes >= limits.batch_bytes_max
 
     def give_back(self, batch: list[Message], taken: Sequence[bool]) -> None:
         """A request was answered: drop the messages that were taken; the rest is sent first."""
@@ -332,7 +334,7 @@ class _Waiting:
 
 
 def _origin(place: OutputPlace, of: RowsOf) -> str:
-    """Whose rows they are [K4]. The token is not a part of it: the next owner sends them again."""
+    """The origin of the rows [K4], without the token: the next owner sends the same rows again."""
     parts = (of.application, of.stream, repr(of.stream_created_at), of.shard_id)
     # A commit of the shard may begin at the position of a letter, and its first row be the same.
     redriven = () if of.letter is None else ("redriven",)

@@ -1,11 +1,11 @@
 """The outbox of a lease: with `state.outbox` the version of the state holds the rows of its commit,
-too, so that outputs and state are of one execution of the processor [K12].
+too. So outputs and state are of one execution of the processor [K12].
 
-A commit writes the rows into the store of the versions, then the version that names them. The first
-output decides: it stores the version's name with its own rows, under its condition. Then the other
-outputs get theirs, and the row of the lease the position. An owner that finds the first output
-ahead of its row begins with the version that is named there, and the other outputs get the rows of
-that version instead of those of another execution.
+A commit writes the rows to the store of the versions, then the version that names them. The first
+output decides the commit: it stores the name of the version with its own rows, under its condition.
+Then the other outputs get their rows, and the row of the lease gets the position. An owner that
+finds the first output ahead of its row begins with the version that is named there. The other
+outputs get the rows of that version, and not those of another execution.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
 from typing import Any, Final, Protocol
 from uuid import UUID
 
@@ -30,7 +31,7 @@ Boxed = Mapping[str, Sequence[bytes]]
 _MAGIC: Final = b"kclrun-rows\n"
 _MICROSECOND: Final = timedelta(microseconds=1)
 _PLAIN: Final = frozenset({str, float, bool, bytes, type(None)})
-# What msgpack has a type for, but not one that comes back as the same type in Python.
+# Types whose values msgpack would return as another type: they are packed as texts with a code.
 _TEXTS: Final[Mapping[type, tuple[int, Callable[[Any], str]]]] = {
     datetime: (1, datetime.isoformat),
     date: (2, date.isoformat),
@@ -92,13 +93,16 @@ def _packable(value: Any) -> Any:
         return {_packable(key): _packable(each) for key, each in value.items()}
     if kind is list or kind is tuple:
         return [_packable(each) for each in value]
-    if kind in _TEXTS:
-        code, text_of = _TEXTS[kind]
+    if isinstance(value, float):  # a subclass, as numpy has
+        return float(value)
+    base = next((each for each in _TEXTS if isinstance(value, each)), None)  # pandas has datetimes
+    if base is not None and not isinstance(value, Enum):
+        code, text_of = _TEXTS[base]
         return msgspec.msgpack.Ext(code, text_of(value).encode())
     if isinstance(value, bytearray | memoryview):
         return bytes(value)
-    # Enumerations, sets, Structs, subclasses and the like, as an output of JSON lines has them. A
-    # kind that msgspec does not know was refused by the output's own `encode`.
+    # Enumerations, sets, Structs and the like become what they are in JSON lines. The `encode` of
+    # the output has refused types that msgspec does not know.
     return _packable(msgspec.json.decode(msgspec.json.encode(value)))
 
 
@@ -107,8 +111,9 @@ def _unpacked(code: int, text: memoryview) -> Any:
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """What the first output had decided beyond the checkpoint when the lease began: `version` is
-    the state there, and `rows` those of its commit up to `at`, which other outputs may lack."""
+    """The commit that the first output had decided beyond the checkpoint when the lease began:
+    `version` is the state at `at`, and `rows` are the rows of the commit, which other outputs may
+    lack."""
 
     version: str
     at: Cursor
@@ -116,8 +121,8 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 class DecidingOutput(Output, Protocol):
-    """An output that can be the first one: it keeps the name of the state's version with its
-    cursor, under the condition of a commit."""
+    """An output that can be the first one of an outbox: it stores the name of the state's version
+    with its cursor, under the condition of a commit."""
 
     @property
     def decided(self) -> str:
@@ -125,14 +130,14 @@ class DecidingOutput(Output, Protocol):
         ...
 
     def decide(self, version: str, upto: Cursor) -> None:
-        """The next `commit` names this version, and moves the cursor to `upto`, with the rows that
-        were added or without any."""
+        """The next `commit` stores this version and moves the cursor to `upto`, with the rows that
+        were added, or without rows."""
         ...
 
 
 class BoxedOutput:
-    """Implements `Output` over another one: packs each row, and passes none on before its commit,
-    because rows leave only once the first output has decided."""
+    """Implements `Output` over another output: packs each row, and passes rows to the other output
+    only at its commit, because the first output decides before any row is sent."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -167,7 +172,7 @@ class BoxedOutput:
         self._upto = upto
 
     def fill(self, packed: Sequence[bytes], upto: Cursor) -> None:
-        """Take the rows of a version, which another owner's execution left."""
+        """Add the rows of a version, which another owner wrote."""
         self.add([(*self._encoded(each), len(each)) for each in packed], upto)
 
     def _encoded(self, packed: bytes) -> tuple[Any, bytes]:

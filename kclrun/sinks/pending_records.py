@@ -28,11 +28,11 @@ from kclrun.sinks.flow_control import (
     ShardFlow,
 )
 
-# The KPL's default. One request at a time holds it, and 50 kB each 40 ms are a shard's 1 MiB/s.
+# The KPL's default. One request at a time has an aggregate of a key: 50 kB each 40 ms are 1 MiB/s.
 AGGREGATE_BYTES_MAX: Final = 51_200
 # PutRecords documents 1 to 256 characters.
 _KEY_CHARS_MAX: Final = 256
-# Keys repeat: one that is known takes a tenth of an MD5. Of the longest keys these are 4 MB.
+# Keys repeat: a cached one takes a tenth of the time of an MD5. With the longest keys it is 4 MB.
 _hash_key_of: Final = functools.lru_cache(4096)(effective_hash_key)
 
 
@@ -143,7 +143,7 @@ _SHARE_BYTES: Final = REQUEST_BYTES_MAX // BATCH_RECORDS_MAX
 
 
 def weight_of(size_bytes: int) -> int:
-    """The number of five-hundredths of a request that a record fills."""
+    """How many five-hundredths of a request a record fills."""
     return size_bytes // _SHARE_BYTES or 1
 
 
@@ -303,12 +303,11 @@ class ShardQueues:
         for shard_queue in [*self._rested()]:
             if shard_queue.flow.resume_at <= now:
                 self._wake(shard_queue)
-        self._wakes_at = min(
-            (shard_queue.flow.resume_at for shard_queue in self._rested()), default=math.inf
-        )
+        ends = (shard_queue.flow.resume_at for shard_queue in self._rested())
+        self._wakes_at = min(ends, default=math.inf)
 
     def forget_failures(self) -> None:
-        """No shard has refused anything for long."""
+        """Forget since when each shard has accepted no record."""
         for shard_queue in self._in_order:
             shard_queue.fruitless_since = None
 
@@ -444,13 +443,8 @@ class PendingRecords:
                 self._refused += 1
                 self._shard_queues.queue(part.key_queue, first=True)
         for shard_queue in request.shard_queues:
-            self._hear(
-                shard_queue,
-                request.sent_at,
-                now,
-                refused=shard_queue in codes,
-                took=shard_queue in taken,
-            )
+            refused, took = shard_queue in codes, shard_queue in taken
+            self._note_answer(shard_queue, request.sent_at, now, refused=refused, took=took)
         for shard_queue, code in codes.items():
             self._give_up_on(shard_queue, code, now)
 
@@ -531,15 +525,8 @@ class PendingRecords:
             has_room = request.has_room(size_bytes)
             if not has_room:
                 break
-            request.take(
-                Part(
-                    entry,
-                    size_bytes,
-                    self._shard_queues.next_key_queue(shard_queue),
-                    held,
-                    shard_queue,
-                )
-            )
+            key_queue = self._shard_queues.next_key_queue(shard_queue)
+            request.take(Part(entry, size_bytes, key_queue, held, shard_queue))
             count += 1
         if count:
             request.shard_queues[shard_queue] = before + count
@@ -563,7 +550,7 @@ class PendingRecords:
         elif key_queue.key is not None:
             del self._key_queues[key_queue.key]
 
-    def _hear(
+    def _note_answer(
         self, shard_queue: ShardQueue, sent_at: float, now: float, *, refused: bool, took: bool
     ) -> None:
         if refused:

@@ -1,8 +1,8 @@
 """The faults of the rolls of a shard that lie in folders: twice, missing, unfinished [K9, R7].
 
-Pure: from the names of files and what the records of rolls say. It knows no disk. A roll is called
-`twice` only if visible rolls that are not called so have each of its rows, because people remove it
-then; `docs/explanation/commits.md` has the traces.
+Pure: from the names of files and the contents of their records. A roll is called `twice` only if
+visible rolls that are not called so have each of its rows, because an operator removes it then;
+`docs/explanation/commits.md` has the traces.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import msgspec
 
 from kclrun.model.output import Cursor, RollRecord
 
-# A file of an owner that lives may be so old, if its roll grows slowly (`roll.every`).
+# A file of a running owner may have this age, if its roll grows slowly (`roll.every`).
 UNFINISHED_S: Final = 24 * 3600.0
 # Rows get their name milliseconds after their record; a listing may show one without the other.
 _PUBLISHED_S: Final = 60.0
 
 
 class Part(StrEnum):
-    """What a file is to its roll. `rows` and `record` have the names that others go by."""
+    """The kind of a file of a roll. `rows` and `record` have the names that readers use, the others
+    the names of one attempt."""
 
     ROWS = "rows"
     RECORD = "record"
@@ -34,8 +35,8 @@ class Part(StrEnum):
 class RollFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of the roll that begins at `begin`, in one of the folders of its shard.
 
-    `commit` is in the name of a file of an attempt's own. `record` is what a record says; None if
-    it cannot be read, and of rows. `inode` tells a file that is seen by two paths from a copy.
+    `commit` is in the name of a file of one attempt. `record` is the content of a record; None for
+    rows, and if it cannot be read. By `inode` one file with two paths is not taken for a copy.
     """
 
     folder: str
@@ -113,7 +114,7 @@ def count_rolls(files: Iterable[RollFile]) -> int:
 
 
 def _rolls(files: Sequence[RollFile]) -> tuple[list[_Roll], list[Cursor]]:
-    """The rolls, and where those begin whose end is not known."""
+    """The rolls, and the begins of the rolls whose end is not known."""
     rows = {(each.folder, each.begin): each for each in files if each.part is Part.ROWS}
     rolls, recorded = [], set()
     for each in files:
@@ -178,8 +179,8 @@ def _twice(rolls: Sequence[_Roll]) -> Iterator[Finding]:
 
 
 def _chain(rolls: list[_Roll]) -> list[_Roll]:
-    """From the last roll of the greatest token backwards: always the roll that ends where the one
-    behind it begins; if it is missing, the nearest before it. In the order of their rows."""
+    """The rolls from the last one of the greatest token backwards: each is the roll that ends where
+    the next one begins; if it is missing, the nearest before that. In the order of their rows."""
     last = max(rolls, key=lambda each: (each.token, _key(each.begin)))
     found = [last]
     for roll in sorted(rolls, key=lambda each: (_key(each.end), each.token), reverse=True):
@@ -189,7 +190,8 @@ def _chain(rolls: list[_Roll]) -> list[_Roll]:
 
 
 def _beside(roll: _Roll, chain: list[_Roll], at: int) -> Finding:
-    """What a roll is beside the chain, whose roll number `at` is the last that begins before it."""
+    """The finding about a roll that is not of the chain. Of the chain, roll number `at` is the last
+    that begins before it."""
     other = chain[at]
     tokens = f"(tokens {roll.token} and {other.token})"
     if _has_rows_of(chain[at:], roll):
@@ -202,10 +204,11 @@ def _beside(roll: _Roll, chain: list[_Roll], at: int) -> Finding:
 
 
 def _has_rows_of(chain: Iterable[_Roll], roll: _Roll) -> bool:
-    """Whether these rolls, each of which begins behind the one before it, have each of its rows.
+    """Whether these rolls, each of which begins behind the one before it, have each row of `roll`.
 
-    A roll that begins at a sentinel has rows from where that was then: the oldest record of an
-    earlier day is another one. One whose rows were removed has none.
+    A roll that begins at a sentinel does not count, because the record that the sentinel stood for
+    is not known: the oldest record of another day is another one. Nor does a roll whose rows were
+    removed.
     """
     covered = roll.begin
     for each in chain:

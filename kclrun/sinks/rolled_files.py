@@ -32,14 +32,14 @@ from kclrun.sinks.roll_chains import Part, RollFile
 from kclrun.sinks.rolls import RolledOutput
 from kclrun.sinks.row_files import row_format
 
-# One write call and one fsync for each: so the commit of a large roll has little left to sync.
+# Bytes of one write and one fsync. So the commit of a large roll has little left to sync.
 _SYNC_BYTES: Final = 4 * 2**20
 _RECORD: Final = ".end"
 # `<begin>.<suffix>`, `.<begin>.end`, and the files of one attempt, `.<begin>.<commit>.end|rows`.
 _FILE: Final = re.compile(
     r"(?P<dot>\.)?(?P<begin>[A-Z_0-9+-]+)\.(?:(?P<commit>[0-9a-f]{16})\.)?(?P<ending>[a-z]+)\Z"
 )
-# By: is hidden, has a commit, ending.
+# By whether the file is hidden, whether its name has a commit, and its ending.
 _PARTS: Final = {
     (True, False, "end"): Part.RECORD,
     (True, True, "end"): Part.OWN_RECORD,
@@ -60,11 +60,12 @@ def open_rolled_files(place: OutputPlace, of: RowsOf) -> RolledOutput:
 class FileRolls:
     """`<folder>/<application>/<stream>/<created>/<shard>/<generation>/<begin>.<suffix>`.
 
-    The record of a roll is a hidden file beside it, `.<begin>.end`. Its creation by link(), which
-    takes no name that is taken, decides whose roll it is; rows and record are durable by then,
-    under names of their own. Then the rows get their name: by their owner, or, if it ends in
-    between, by the next one's `find`. The files of a roll that lost stay hidden and are removed by
-    their owner alone: no other process knows that its requests have ended.
+    The record of a roll is a hidden file beside it, `.<begin>.end`. It is created by link(), which
+    fails if the name exists: the link decides which owner's roll it is. Rows and record are durable
+    before that, under names of their own. After that the rows get their name: from their owner, or,
+    if that one ends in between, from `find` of the next owner. The files of a roll that was not
+    chosen stay hidden. Only their owner removes them, because no other process knows that its
+    requests have ended.
     """
 
     def __init__(self, folder: Path, of: RowsOf, suffix: str) -> None:
@@ -99,7 +100,7 @@ class FileRolls:
     def _publish(self, begin: Cursor, commit: str) -> None:
         """Give the rows their name. Owner and next owner may do it at the same time."""
         path, rows = self.path(begin), self.hidden(begin, f".{commit}.rows")
-        # Rows without their hidden name had their own already; the reader may have removed that.
+        # If the hidden name is gone, the rows had their name already; a reader may have removed it.
         with failing(path, "publish"), contextlib.suppress(FileNotFoundError):
             try:
                 path.hardlink_to(rows)
@@ -133,7 +134,7 @@ class FileUpload:
         self._bytes = bytearray()
         self._length = 0
         self._descriptor = -1
-        # The record is durable, and may have its name: from then on the rows are kept.
+        # The record is durable and may have its name: from now on the rows must stay.
         self._is_recorded = False
 
     @property
@@ -159,7 +160,7 @@ class FileUpload:
                 _write_new(self._record, msgspec.json.encode(record))
                 sync_folder(self._rolls.folder)
                 self._is_recorded = True
-            # Also after an answer that was lost on its way from a file server.
+            # The name also exists if the answer of a file server to an earlier try was lost.
             with contextlib.suppress(FileExistsError):
                 taken.hardlink_to(self._record)
             sync_folder(self._rolls.folder)
@@ -167,7 +168,7 @@ class FileUpload:
         if found is None:
             raise SinkError(f"{taken} was removed as soon as it was there")
         self._is_recorded = False
-        self.drop()  # our files have their names by now
+        self.drop()  # removes the hidden names
         return found.commit == self._commit
 
     def drop(self) -> None:
@@ -183,7 +184,7 @@ class FileUpload:
 
     def _write(self) -> None:
         """Write and sync the new bytes. After a failure, also of fsync, the same bytes are written
-        again in the same place: they are all that may be lost."""
+        again in the same place: no others can be lost."""
         with failing(self._rows, "write"):
             if self._descriptor < 0:
                 make_folder(self._rolls.folder)
@@ -244,7 +245,7 @@ def _roll_file(folder: str, name: str, now: WallTime) -> RollFile | None:
 
 
 def _readable_record(path: Path, begin: Cursor) -> RollRecord | None:
-    """None for one that `RolledOutput.begin` refuses, too. Raises: OSError."""
+    """The record; None for a record that `RolledOutput.begin` refuses. Raises: OSError."""
     try:
         record = decode_record(path, path.read_bytes())
         is_whole = record.version <= ROLL_VERSION and Cursor.parse(record.end) > begin

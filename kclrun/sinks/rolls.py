@@ -1,8 +1,9 @@
 """Rows in rolls: files or objects that appear whole, each once, and are never replaced [K8, K9].
 
-The rolls of a shard are a chain. The first one's name says where the lease began; each other one's
-says where the one before it ends. So two owners that write the same rows want the same name, and
-one of them gets it: the other begins again from there. It does not know where rolls are kept.
+The rolls of a shard are a chain. The name of the first roll is the position at which the lease
+began; the name of each other roll is the end of the roll before it. So two owners that write the
+same rows want the same name, and one of them gets it: the other one begins again behind that roll.
+This module does not know where rolls are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _COMMIT_BYTES: Final = 8
 
 
 class RollUpload(Protocol):
-    """The bytes of one roll on their way."""
+    """The bytes of one roll that is being written."""
 
     @property
     def unsent_bytes(self) -> int:
@@ -35,8 +36,8 @@ class RollUpload(Protocol):
         ...
 
     def finish(self, record: RollRecord) -> bool:
-        """Create the roll under its name: True once it is there, durable; False if another roll has
-        the name. Raises: SinkError, and is called again; Superseded if no repetition can succeed,
+        """Create the roll under its name. True once the roll is durable; False if another roll has
+        the name. Raises: SinkError (it is called again); Superseded if no repetition can succeed,
         because bytes that were sent are gone."""
         ...
 
@@ -46,7 +47,7 @@ class RollUpload(Protocol):
 
 
 class Rolls(Protocol):
-    """Where the rolls of one shard are."""
+    """The place of the rolls of one shard."""
 
     def where(self, begin: Cursor) -> str:
         """The place of the roll in words."""
@@ -71,7 +72,7 @@ class Rolls(Protocol):
 
 
 class _Roll:
-    """Rows that were added, and where the records end that emitted them."""
+    """The roll that grows: its rows, and the position of the records that emitted them."""
 
     def __init__(self, rolls: Rolls, form: RowFormat, begin: Cursor) -> None:
         self.begin = self.end = begin
@@ -92,7 +93,8 @@ class _Roll:
         self.end = upto
 
     def seal(self) -> None:
-        """A request may have left with its end: from now on it stays as it is [K6]."""
+        """Write the end of the file. A request with it may be sent now, so no row is added any more
+        [K6]."""
         if not self._is_sealed:
             self.upload.write(self._file.end())
             self._is_sealed = True
@@ -101,13 +103,13 @@ class _Roll:
 class RolledOutput:
     """Implements `ports.Output` over `Rolls`.
 
-    `commit` creates nothing if no row was added, and returns the end of the last roll: the lease's
-    row keeps that cursor beside its checkpoint, which goes on. The records between the two emitted
-    no rows. So the next roll has a name that every owner knows from the row, whatever became of
-    checkpoints that were under way, and at most one roll is ever created under it: the rows from
-    the end of the chain to its own end, all of them. A next owner that finds no roll of that name
-    begins at its checkpoint; if a late one appears before its own, it is superseded and begins
-    behind that one's end. [V3, V7]
+    If no row was added, `commit` creates nothing and returns the end of the last roll. The lease's
+    row keeps that cursor beside its checkpoint, which moves on: the records between the two emitted
+    no rows. So every owner knows the name of the next roll from the row, whatever became of
+    checkpoints under way. At most one roll is ever created under that name, and it has all rows
+    from the end of the chain to its own end. The next owner, if it finds no roll of that name,
+    begins at its checkpoint. If a late roll of a former owner appears before its own, it is
+    superseded and begins again behind the late roll. [V3, V7]
     """
 
     stores_cursor = True
@@ -146,7 +148,7 @@ class RolledOutput:
         self._roll.add(rows, upto)
 
     def decide(self, version: str, upto: Cursor) -> None:
-        """As `DecidingOutput`. A roll without rows is empty, and there."""
+        """As `DecidingOutput`. A roll without rows is created, too: an empty one."""
         self.add([], upto)
         assert self._roll is not None, "it was made"
         self._roll.state = version

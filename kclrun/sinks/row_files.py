@@ -1,7 +1,7 @@
 """Rows to the bytes of a file: JSON lines, CSV or Parquet.
 
-A row is encoded alone, as user code emits it, so that one that fits in no file is refused there.
-It does not know where files are.
+Each row is encoded when user code emits it, so that a row that fits in no file is refused there.
+This module does not know where files are.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kclrun.codec.row_lines import encode_row
 from kclrun.errors import SettingsError
 from kclrun.model import row_schema
 
-# A row group is what a reader of Parquet takes at once. Beyond one of these its rows are encoded,
-# so they wait in memory as Python's values for no longer.
+# A reader of Parquet takes a row group at once. At these sizes the rows of a group are encoded, and
+# wait in memory as Python's values no longer.
 _GROUP_ROWS_MAX: Final = 128 * 1024
 _GROUP_BYTES_MAX: Final = 16 * 2**20
-# Of a column whose values have one size, and of the reference to one that has not.
+# A value of a fixed size, and the reference to any other value.
 _VALUE_BYTES: Final = 8
-# The last of a row of Parquet as it is encoded.
+# The last value of an encoded row of Parquet.
 _size_of: Final = operator.itemgetter(-1)
 
 
@@ -34,7 +34,7 @@ class RowFile(Protocol):
 
     @property
     def waiting_bytes(self) -> int:
-        """About the bytes of rows that were added and are not yet among those returned."""
+        """The bytes, about, of the rows that were added and not returned yet by `add`."""
         ...
 
     def add(self, rows: Sequence[Any]) -> bytes:
@@ -103,8 +103,8 @@ class _JsonLines:
 
 
 class _Csv:
-    """CSV of RFC 4180 in UTF-8 with a header: nothing for None, `true` and `false`, ISO 8601,
-    base64 for bytes, JSON for arrays, maps and structs."""
+    """CSV of RFC 4180 in UTF-8 with a header. None is an empty cell; `true` and `false`; ISO 8601;
+    base64 for bytes; JSON for arrays, maps and structs."""
 
     suffix = "csv"
     content_type = "text/csv; charset=utf-8; header=present"
@@ -135,7 +135,7 @@ class _Echo:
 
 
 def _cell(kind: row_schema.DataType) -> Callable[[Any], str] | None:
-    """How a value becomes the text of a cell; None where csv's own way is right."""
+    """How a value becomes the text of a cell; None if the csv module does it right."""
     match kind:
         case row_schema.SimpleType("boolean"):
             return lambda value: "true" if value else "false"
@@ -190,8 +190,9 @@ class _ParquetFile:
         self.waiting_bytes = 0
 
     def add(self, rows: Sequence[tuple[Any, ...]]) -> bytes:
-        # Columns grow by each call: to turn the rows of a whole group takes four times as long,
-        # because they have left the processor's cache. `zip(*rows)` would make an iterator a row.
+        # Each call appends to the columns. Turning the rows of a whole group at once takes four
+        # times as long, because they have left the processor's cache, and `zip(*rows)` makes an
+        # iterator for each row.
         for waiting, value_of in zip(self._columns, self._values_of, strict=True):
             waiting.extend(map(value_of, rows))
         self._waiting += len(rows)
@@ -231,7 +232,7 @@ def _arrow_array(pa: Any, column: Sequence[Any], kind: Any) -> Any:
 
 
 class _Written:
-    """The file that pyarrow writes to: its bytes until they are taken."""
+    """The file object that pyarrow writes to. It keeps the bytes until `take`."""
 
     closed = False
 

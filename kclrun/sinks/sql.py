@@ -1,8 +1,8 @@
 """Rows of a shard into a table of a database, each exactly once: SQLAlchemy Core, extra `sql`.
 
-The cursor of each shard stands in a table of ours in the same database. A commit is one transaction
-that moves the cursor and writes the rows [K7]. It does not know leases or AWS. A process without
-an SQL output does not import this module.
+The cursor of each shard is in a table of kclrun in the same database. A commit is one transaction
+that moves the cursor and writes the rows [K7]. This module does not know leases or AWS. A process
+without an SQL output does not import it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kclrun.sinks import sql_tables
 
 # Rows of one statement: its arrays or its parameters are some megabytes at most.
 _ROWS_A_STATEMENT: Final = 10_000
-# Orders of columns that rows have; a program that makes names of data has no end of them.
+# Different orders of columns that are remembered: a program may make column names from data.
 _ORDERS_MAX: Final = 1_000
-# A row without its texts: its tuple and its numbers.
+# The size of a row without its texts: its tuple and its numbers.
 _ROW_BYTES: Final = 64
-# A login that is refused: SQLSTATEs, and MySQL's numbers. Of a connection that fails, libpq has no
-# SQLSTATE, only the words of the server.
+# A login that is refused: by SQLSTATE, and by MySQL's numbers. When a connection fails, libpq gives
+# no SQLSTATE, only the words of the server.
 _LOGIN_STATE: Final = "28"
 _LOGIN_NUMBERS: Final = frozenset({1044, 1045, 1698})
 _LOGIN_WORDS: Final = re.compile(
@@ -39,12 +39,13 @@ _LOGIN_WORDS: Final = re.compile(
 
 
 class _Batch(msgspec.Struct):
-    """Rows of one transaction. Once it was sent, only its outcome may change it [K6]."""
+    """Rows of one transaction. Once it was sent, it stays as it is until its outcome is known
+    [K6]."""
 
     rows: list[sql_tables.Encoded]
     upto: Cursor
     unsent_bytes: int = 0
-    version: str | None = None  # of the state, of the first output with an outbox
+    version: str | None = None  # of the state, if this output decides the commits of an outbox
 
 
 class SqlOutput:
@@ -95,7 +96,7 @@ class SqlOutput:
 
     def begin(self, at: Cursor) -> Cursor:
         """As `Output.begin`: installs the token, then reads the cursor [K11]."""
-        with self._saying("begin at"):
+        with self._translating("begin at"):
             self._make_cursor_table()
             self._target = self._found_target()
             self._make_cursor(at)
@@ -145,16 +146,16 @@ class SqlOutput:
             if self._sent is None:
                 self._sent, self._added = self._added, None
                 continue
-            # Without a row nothing has to be kept from appearing twice.
+            # Without rows there is nothing to write exactly once: the cursor may stay.
             if self._sent.rows or self._sent.version:
-                with self._saying("write to"):
+                with self._translating("write to"):
                     self._move(self._sent)
             self._confirmed, self._sent = self._sent.upto, None
         return self._confirmed
 
     def check(self) -> str:
         """As `Output.check`: columns, and that rows may be inserted and cursors moved."""
-        with self._saying("use"), self._logged_in() as connection:
+        with self._translating("use"), self._logged_in() as connection:
             target = sql_tables.find_target(connection, self._place, self._schema)
             if target is None:
                 if not self._place.creates_table:
@@ -169,8 +170,9 @@ class SqlOutput:
 
     @contextlib.contextmanager
     def _logged_in(self) -> Iterator[sa.Connection]:
-        """A connection, for `check`. Raises: SettingsError where the server refuses the user or the
-        password, since no repetition mends it. An owner of a lease waits instead, with its rows."""
+        """A connection, for `check`. Raises: SettingsError if the server refuses the user or the
+        password: no repetition helps. An owner of a lease does not use this: it waits with its
+        rows."""
         try:
             connection = self._engine.connect()
         except exc.DBAPIError as error:
@@ -201,7 +203,7 @@ class SqlOutput:
             ("application", self._of.application),
             ("stream", self._of.stream),
             ("stream_created_ms", round(self._of.stream_created_at * 1000)),
-            # Of a letter: a row of its own, which stays [K20].
+            # The redrive of a letter has a cursor of its own, which stays [K20].
             ("shard", shard if letter is None else f"{shard}/{Cursor(letter)}"),
             ("generation", self._of.generation),
             ("output", self._place.name),
@@ -233,8 +235,8 @@ class SqlOutput:
         return found
 
     def _creating(self, create: Any) -> None:
-        """Another process may create the same table at the same moment; then ours fails, and the
-        table is there."""
+        """Create a table. If another process creates it at the same moment, the first try fails,
+        and the second one finds the table."""
         for is_last in (False, True):
             try:
                 with self._engine.begin() as connection:
@@ -263,7 +265,7 @@ class SqlOutput:
         """One transaction: the cursor from where we began to `upto`, and the rows [K7]."""
         assert self._target is not None, "begin found it"
         upto = str(batch.upto)
-        if upto == self._began:  # a resend would look like the first send
+        if upto == self._began:  # a resend and the first send would look the same
             raise errors.InvariantViolation(f"{self._name}: rows at an unchanged position")
         cursors = self._cursors
         with self._transaction() as connection:
@@ -297,8 +299,8 @@ class SqlOutput:
             yield connection
 
     @contextlib.contextmanager
-    def _saying(self, doing: str) -> Iterator[None]:
-        """Failures of driver and database as ours, without the values that they quote."""
+    def _translating(self, doing: str) -> Iterator[None]:
+        """Turn errors of driver and database into ours, without the values that they quote."""
         try:
             yield
         except (errors.SinkError, errors.ConfigError):
@@ -338,7 +340,8 @@ class SqlOutput:
         )
 
     def _connection_words(self, error: exc.DBAPIError) -> str:
-        """What the driver says of a failed connection. Failures of statements quote values."""
+        """The message of the driver about a failed connection. Those about statements quote
+        values."""
         if error.statement is not None:
             return ""
         words = " ".join(str(error.orig).split())[:200]

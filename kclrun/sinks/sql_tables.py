@@ -1,8 +1,8 @@
 """The databases of SQL outputs: connections and sessions; tables that are found or created, their
 columns, and how rows are inserted.
 
-Differences between databases are here. PostgreSQL takes the rows of a statement as one array for
-each column (`unnest`): that needs a tenth of the client's time of a parameter for each value.
+The differences between databases are here. PostgreSQL takes the rows of a statement as one array
+for each column (`unnest`): that needs a tenth of the client time of one parameter for each value.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from kclrun.model.output import OutputPlace, setting_of
 from kclrun.model.row_schema import Column, DataType, DecimalType, RowSchema, SimpleType
 
 # How long a transaction waits for another one, and how long a server keeps the transaction of a
-# client that went silent. Much longer than a pause of a process, shorter than an operator's wait.
+# client that sends nothing. Much longer than a pause of a process; short for an operator who waits.
 PATIENCE_S: Final = 10.0
 # Errors of MySQL and MariaDB about a row's values that a driver may count among those of
 # connections: a CHECK (4025 of MariaDB, 3819 of MySQL), a value that is cut short or out of range.
 REFUSED_FOR_GOOD: Final = frozenset({4025, 3819, 1264, 1265, 1292, 1366, 1406})
-# A table or a column that is gone, which these drivers count among failures of connections.
+# A table or a column is gone: these drivers report it as a failure of the connection.
 CHANGED: Final = frozenset({1054, 1146, "SQLITE_ERROR"})
-# Where words of MySQL's errors name a constraint, by the error. The value of 1062 comes before it.
+# Where the message of an error of MySQL names a constraint. In 1062 a value comes before the name.
 _CONSTRAINT_IN: Final = {
     1062: re.compile(r"for key '([^']+)'$"),
     1451: re.compile(r"CONSTRAINT `([^`]+)`"),
@@ -37,9 +37,9 @@ _CONSTRAINT_IN: Final = {
     3819: re.compile(r"constraint '([^']+)'"),
     4025: re.compile(r"CONSTRAINT `([^`]+)`"),
 }
-# What a code means that comes with a failure that may pass: of PostgreSQL's SQLSTATEs the first
-# characters that fit (https://www.postgresql.org/docs/current/errcodes-appendix.html), of SQLite's
-# names, of MySQL's numbers. The words of a database may quote values; these are ours.
+# The meaning of the codes of failures that may pass: the first characters of PostgreSQL's SQLSTATEs
+# (https://www.postgresql.org/docs/current/errcodes-appendix.html), SQLite's names, MySQL's numbers.
+# The words of a database are not shown: they may quote values.
 _MEANS: Final = {
     "53100": "the disk of the server is full",
     "53": "the server has no memory, or no connection, free",
@@ -60,13 +60,13 @@ _MEANS: Final = {
 }
 _DRIVERS: Final = {"postgresql": "psycopg[binary]", "mysql": "pymysql", "mariadb": "pymysql"}
 _NAME_SHOWN_MAX: Final = 64
-# Sets of columns that one processor emits; a program that makes names of data has no end of them.
+# Different sets of columns that are remembered: a program may make column names from data.
 _SHAPES_MAX: Final = 1_000
-# For text in a key: MySQL's indexes take no text without a length, and 3,072 bytes altogether.
+# The length of a text in a key: MySQL's indexes need a length, and take 3,072 bytes altogether.
 _KEY_TEXT: Final = 255
 
 _MYSQLS: Final = ("mysql", "mariadb")
-# Of tables that we make: others of their engines know no transactions.
+# For tables that we create: other engines of MySQL do not know transactions.
 _TRANSACTIONAL: Final[dict[str, Any]] = {f"{each}_engine": "InnoDB" for each in _MYSQLS}
 
 Convert = Callable[[Any], Any]
@@ -119,7 +119,7 @@ def shown_url(url: sa.URL) -> str:
 
 
 def _patience(url: sa.URL) -> dict[str, Any]:
-    """What notices a server that does not answer; the URL's own options come first."""
+    """Options by which a driver notices a server that does not answer, unless the URL has them."""
     wait = int(PATIENCE_S)
     options: dict[str, Any] = {}
     if url.drivername in {"postgresql", "postgresql+psycopg", "postgresql+psycopg2"}:
@@ -135,11 +135,12 @@ def _patience(url: sa.URL) -> dict[str, Any]:
 def patience_of(dialect: str, patience_s: float) -> Sequence[sa.Executable]:
     """Statements at the beginning of a transaction.
 
-    A process that stops in the middle of its transaction holds the cursor's row: the server ends
-    the transaction, and we do not wait for ever meanwhile. For PostgreSQL both limits are local to
-    the transaction, as a pooler (PgBouncer) requires. For MySQL they are the session's: the
-    server also closes a connection that is idle for so long, and the engine opens a new one. A
-    session of MySQL has UTC as its time zone, and refuses a value that does not fit its column.
+    A process that stops in the middle of its transaction locks the cursor's row. Then the server
+    ends that transaction, and another process does not wait for ever. For PostgreSQL both limits
+    are local to the transaction, as a pooler (PgBouncer) requires. For MySQL they belong to the
+    session: the server also closes a connection that is idle for so long, and the engine opens a
+    new one. A session of MySQL has UTC as its time zone, and refuses a value that does not fit its
+    column.
     """
     if dialect == "postgresql":
         limits = ("lock_timeout", "idle_in_transaction_session_timeout")
@@ -163,7 +164,7 @@ def code_of(error: BaseException | None) -> str | int | None:
 
 
 def meaning_of(code: str | int | None) -> str:
-    """What a failure with this code means, in words; nothing for one that we do not know."""
+    """The meaning of this code in words; empty for an unknown code."""
     begins = str.startswith if isinstance(code, str) else str.__eq__
     return next((words for known, words in _MEANS.items() if begins(str(code), known)), "")
 
@@ -180,7 +181,7 @@ def constraint_of(error: BaseException | None) -> str | None:
 
 def cursor_table(name: str, schema: str | None) -> sa.Table:
     """The table of cursors. `position` is only compared for equality: its order as text is not
-    that of cursors. `version` is for the version of a shard's state."""
+    that of cursors. `version` names the version of the state, with an outbox."""
     text = [("application", 128), ("stream", 255), ("shard", 128), ("output", 128)]
     return sa.Table(
         name,
@@ -192,13 +193,9 @@ def cursor_table(name: str, schema: str | None) -> sa.Table:
         sa.Column("position", sa.String(255), nullable=False),
         sa.Column("version", sa.String(255)),
         schema=schema,
-        **_cursors_options(),
+        # Names that differ only in case are different names.
+        **(_TRANSACTIONAL | {f"{each}_collate": "utf8mb4_bin" for each in _MYSQLS}),
     )
-
-
-def _cursors_options() -> dict[str, Any]:
-    """Names that differ in their case only are different names."""
-    return _TRANSACTIONAL | {f"{each}_collate": "utf8mb4_bin" for each in _MYSQLS}
 
 
 class _TableColumn(msgspec.Struct, frozen=True):
@@ -262,8 +259,9 @@ class Target:
         return Shape(checks, in_order, len(unchecked), self._statement(in_order), self._key)
 
     def statements(self, rows: Sequence[Encoded]) -> Iterator[tuple[Shape, list[tuple[Any, ...]]]]:
-        """The rows, those of one statement together. Insertions are in any order. An upsert keeps
-        the order, and PostgreSQL refuses a key twice in a statement: the last row of it stays."""
+        """The rows, grouped by statement. Insertions may come in any order. Upserts keep the order;
+        PostgreSQL refuses a key twice in a statement, so the last row of a key replaces the
+        others."""
         if not self._key:
             groups: dict[Shape, list[tuple[Any, ...]]] = {}
             for shape, values, _ in rows:
@@ -282,15 +280,15 @@ class Target:
             yield last, list(by_key.values())
 
     def insert_nothing(self) -> sa.Executable:
-        """A statement that the database permits if rows may be inserted."""
+        """A statement without rows, which the database permits if rows may be inserted."""
         target = self._clause(list(self._columns.values()))
         first = next(iter(self._columns))
         nothing = sa.select(sa.null()).where(sa.false())
         return sa.insert(target).from_select([first], nothing)
 
     def named_in(self, error: BaseException | None) -> str:
-        """The columns and the constraint that an error names: only names that we know, or that a
-        driver gives as names. Its words may quote values."""
+        """The columns and the constraint that an error names: only names of the table, or names
+        that the driver gives as such. The message of the error may quote values."""
         diag = getattr(error, "diag", None)
         constraint = constraint_of(error)
         column = getattr(diag, "column_name", None)
@@ -338,10 +336,8 @@ class Target:
         if not others:
             return cast("sa.Executable", insert.on_conflict_do_nothing(index_elements=self._key))
         replaced = {name: insert.excluded[name] for name in others}
-        return cast(
-            "sa.Executable",
-            insert.on_conflict_do_update(index_elements=self._key, set_=replaced),
-        )
+        made = insert.on_conflict_do_update(index_elements=self._key, set_=replaced)
+        return cast("sa.Executable", made)
 
 
 class Shape:
@@ -638,7 +634,8 @@ def _as_json(value: Any) -> str:
 
 
 def _as_literal(value: Any) -> str:
-    """What PostgreSQL reads as a value of any other type: UUIDs, addresses, times, arrays."""
+    """The text that PostgreSQL reads as a value of any other type: UUIDs, addresses, times,
+    arrays."""
     if isinstance(value, list | tuple):
         return "{" + ",".join(map(_as_element, value)) + "}"
     if isinstance(value, bool | int | float | str | Decimal):

@@ -1,6 +1,6 @@
-"""Versions of the keyed state as files of a folder, which all machines of the application share.
+"""Versions of the keyed state as files of a folder that all machines of the application share.
 
-It implements `ports.ClaimStore`.
+Implements `ports.ClaimStore`.
 """
 
 from __future__ import annotations

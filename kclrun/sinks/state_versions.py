@@ -1,8 +1,8 @@
 """The keyed state of one lease as the first of its outputs: its rows are the changes of the state,
-and each commit writes one version of it [K5, K14].
+and each commit writes one version of the state [K5, K14].
 
-It knows which version the changes rest on, and when the next one is a snapshot. It does not know
-what user code does, nor when a commit is due.
+This module decides on which version the changes rest, and when the next one is a snapshot. It does
+not know user code, nor when a commit is due.
 """
 
 from __future__ import annotations
@@ -21,13 +21,7 @@ from kclrun.model.stream import ONLY_STREAM, qualified, shard_id_of, stream_of
 from kclrun.ports import VersionStore
 from kclrun.processor import Row
 from kclrun.sinks.outbox import Boxed, decode_box, encode_box
-from kclrun.state.beginning import (
-    Empty,
-    OwnVersion,
-    ParentVersions,
-    beginning,
-    parents_to_read,
-)
+from kclrun.state.beginning import Empty, OwnVersion, ParentVersions, beginning, parents_to_read
 from kclrun.state.chain import Chain, ChainReader, garbage, outlived, parts_of
 from kclrun.state.kept import KeptEntries, MemoryEntries
 from kclrun.state.keyed import CHANGE_BYTES, KeyValues, Undoable
@@ -44,17 +38,17 @@ from kclrun.state.versions import (
 
 ReadRows = Callable[[Sequence[LeaseKey]], Mapping[LeaseKey, Lease | None]]
 
-# One GetItem each, an hour: a thousand leases look at 20,000 shards.
+# Each costs one GetItem an hour: a thousand leases check 20,000 shards.
 _SHARDS_LOOKED_AT: Final = 20
-# Of a change: what it changes, and its parts.
+# Of a change: its key with its name, and its parts.
 _ENTRY: Final = itemgetter(0, 1)
 _KEY, _OF, _VALUE = itemgetter(0), itemgetter(1), itemgetter(2)
 
 
 class StateVersions:
-    """Implements `Output`. `restore` comes before `begin`, and everything but `restore` is called
-    by one thread. `nonce` is random, of this process (`version_name`). `kept` is where the entries
-    of the last version are, for the next snapshot: in memory if it is left out."""
+    """Implements `Output`. `restore` comes before `begin`; everything but `restore` is called by
+    one thread. `nonce` is random, of this process (`version_name`). `kept` has the entries of the
+    last version, for the next snapshot; in memory by default."""
 
     stores_cursor = False
 
@@ -76,7 +70,8 @@ class StateVersions:
         self._nonce = nonce
         self._read_rows: ReadRows = dict.fromkeys
         self._stream = ONLY_STREAM
-        # Of shards without a row: those of former looks, and where the next look begins.
+        # The shards without a row at the last checks, and the shard behind which the next check
+        # begins.
         self._gone: set[str] = set()
         self._looked_at = shard_id
         self._attempt = 0
@@ -86,17 +81,17 @@ class StateVersions:
         self._pending_bytes = 0
         # The rows of the next version's commit, by their outputs; empty without an outbox.
         self._box: Boxed = {}
-        # A commit failed: it is repeated with the same names and the same contents [K6].
+        # A commit is under way, or failed: it is repeated with the same names and contents [K6].
         self._is_under_way = False
 
     @property
     def version(self) -> str | None:
-        """The name of the last version that is durable; None if there is none of this shard."""
+        """The name of the last durable version; None if this shard has none yet."""
         return self._chain.newest
 
     @property
     def chain(self) -> Chain:
-        """What `version` rests on."""
+        """The chain of `version`."""
         return self._chain
 
     @property
@@ -107,9 +102,8 @@ class StateVersions:
 
     def restore(self, row: Lease, read_rows: ReadRows, hash_range: HashRange | None) -> KeyValues:
         """The values at the row's checkpoint, for user code to change. Reads the version that the
-        row names, unless it is there, or those of its parents' rows. Raises: SinkError, a
-        ServiceError leaf (again later); SettingsError where a version is missing or damaged. [K13,
-        K16]"""
+        row names, unless this machine has a copy, or the versions of its parents' rows. Raises:
+        SinkError (again later); SettingsError if a version is missing or damaged [K13, K16]."""
         self._read_rows, self._stream = read_rows, stream_of(row.key)
         keys = parents_to_read(row)
         parents = read_rows(keys) if keys else {}
@@ -125,8 +119,8 @@ class StateVersions:
         return self._kept.live()
 
     def _followed(self, name: str) -> Chain | None:
-        """The chain of a version that rests on a copy of an earlier one on this machine. The copy
-        is brought up to it by the deltas between them. None if this machine has no such copy."""
+        """The chain of this version, made from a copy of an earlier version on this machine and the
+        deltas between the two. None if this machine has no such copy."""
         copies = self._kept.copies()
         if not copies or name in copies:
             return None
@@ -140,7 +134,7 @@ class StateVersions:
         deltas = []
         for version in ChainReader(name, self._shard_id, read):
             if version.base is None or version.is_part:
-                return None  # the copies are of former snapshots
+                return None  # the copies rest on former snapshots
             deltas.append(version)
             if version.base in copies:
                 break
@@ -165,12 +159,12 @@ class StateVersions:
         return ChainReader(name, shard, reads.read, reads.begin)
 
     def encode(self, _row: Row) -> tuple[Any, int]:
-        """Changes come as values of their own, never as rows."""
+        """Never called: user code changes the state, and emits no rows to it."""
         raise TypeError("the state is changed with context.state")
 
     def boxed(self, name: str) -> tuple[Cursor, Boxed]:
-        """The rows of the commit of this version, with its cursor. Raises: SinkError; SettingsError
-        where they are missing or damaged [K12]."""
+        """The cursor of this version, and the rows of its commit. Raises: SinkError; SettingsError
+        if they are missing or damaged [K12]."""
         content = self._store.read(self._shard_id, name)
         if content is None:
             raise SettingsError(
@@ -183,12 +177,12 @@ class StateVersions:
         return at, decode_box(version.outbox, self._store.read(self._shard_id, version.outbox))
 
     def box(self, rows: Boxed) -> None:
-        """The next version holds these rows of its commit, too. Called before each `commit` of an
-        outbox, and again with the same rows if that is repeated."""
+        """The next version also holds these rows of its commit. With an outbox, called before each
+        `commit`, and again with the same rows if the commit is repeated."""
         self._box = rows
 
     def begin(self, at: Cursor) -> Cursor:
-        """As `Output.begin`: the row alone says how far the state is."""
+        """As `Output.begin`: the cursor of the state is on the row only."""
         self._at = at
         return at
 
@@ -196,7 +190,7 @@ class StateVersions:
         """As `Output.add`."""
         assert not self._is_under_way, "a commit under way is repeated before anything is added"
         self._pending.update(zip(map(_ENTRY, rows), map(_VALUE, rows), strict=True))
-        # Without a line of Python for each change.
+        # Sums without a line of Python for each change.
         texts = sum(map(len, map(_KEY, rows))) + sum(map(len, map(_OF, rows)))
         values = sum(map(len, filter(None, map(_VALUE, rows))))
         self._pending_bytes += CHANGE_BYTES * len(rows) + texts + values
@@ -223,7 +217,7 @@ class StateVersions:
         return self._at
 
     def _written(self, at: Cursor, changes: list[Change]) -> tuple[Chain, int]:
-        """The next version is durable: its chain, and the last attempt that it took."""
+        """Write the next version. Returns: its chain, and the number of its last attempt."""
         attempt, chain = self._attempt + 1, self._chain
         outbox = None
         if self._box:
@@ -270,9 +264,9 @@ class StateVersions:
         return name, encode_version(version)
 
     def collect(self, retain_s: float) -> int:
-        """Delete the versions that no row needs, and say how many they were. Called between two
-        commits, once the row names `version` by a checkpoint of ours. [K15, K17] Raises: SinkError;
-        the next call goes on."""
+        """Delete the versions that no row needs. Returns: their number. Called between two commits,
+        once the row names `version` by a checkpoint of ours [K15, K17]. Raises: SinkError; the next
+        call goes on."""
         assert not self._is_under_way, "a version is under way"
         if self._chain.newest is None:
             return 0
@@ -282,9 +276,9 @@ class StateVersions:
         return len(names) + self._collect_ended(retain_s)
 
     def _collect_ended(self, retain_s: float) -> int:
-        """Those of shards without a row, some shards at each call. A row goes when the shard has
-        ended and each child's row names a version of its own [K17]; one that a person removed comes
-        back, so that the second of two calls deletes."""
+        """Delete the versions of shards without a row, some shards at each call. A row is deleted
+        when its shard has ended and each child's row names a version of its own [K17]. A row that
+        an operator deleted is written again, so only a shard without a row at two calls counts."""
         others = [shard for shard in self._store.shards() if shard != self._shard_id]
         others.sort(key=lambda shard: (shard <= self._looked_at, shard))
         shards = others[:_SHARDS_LOOKED_AT]
@@ -312,7 +306,7 @@ class StateVersions:
 
 
 class _ReadAhead:
-    """Reads the next version in a thread of its own while the one before it is decoded."""
+    """Reads the next version in a thread while the version before it is decoded."""
 
     def __init__(self, read: Callable[[str], bytes | None]) -> None:
         self._read = read

@@ -1,5 +1,5 @@
-"""The state with which a lease begins, by its row and the rows of its parents [K13, K16]; and what
-is to be read to make it again."""
+"""The state with which a lease begins, by its row and the rows of its parents [K13, K16]; and which
+records have to be read to make a lost state again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class OwnVersion(msgspec.Struct, frozen=True):
 
 
 class ParentVersions(msgspec.Struct, frozen=True):
-    """What the parents' rows name, each by its lease key."""
+    """The versions that the rows of the parents name, with the lease key of each parent."""
 
     versions: tuple[tuple[LeaseKey, str], ...]
 
@@ -53,10 +53,10 @@ def beginning(
 ) -> Beginning:
     """Where the claimed lease takes its state from; `parents` has the rows of `parents_to_read`.
 
-    `may_begin_empty`: an operator said that the application ran without state so far. Then a row
-    that names no version begins empty, and so do those of its parents. A row that names one never
-    does. Raises: SettingsError, in words, where only an empty state would be left for records that
-    were processed. [V8]
+    `may_begin_empty`: by its settings, the application ran without state so far. Then a lease
+    begins empty if its row names no version, and so do parents. A row that names a version never
+    begins empty. Raises: SettingsError, in words, if records were processed and only an empty state
+    is left for them [V8].
     """
     own = row.state_version
     if own is not None and own != OF_PARENTS:
@@ -86,7 +86,7 @@ def beginning(
 
 
 def _has_state(parent: Lease) -> bool:
-    """False for a shard that was read to its end without state."""
+    """False for a parent that was read to its end without state."""
     return parent.state_version is not None or not parent.is_ended
 
 
@@ -104,8 +104,8 @@ def _version_of(parent: Lease) -> str:
 
 
 def inherited(parts: Iterable[Entries], hash_range: HashRange | None) -> Entries:
-    """The entries of a child: those of its parents whose keys belong to its hash range, with their
-    timers; and their watermark, of two the smaller.
+    """The entries of a child: those of its parents whose keys are in its hash range, with their
+    timers; and the watermark of its parents, of two the smaller.
 
     Raises: SettingsError if the range is not known, or both parents have a key.
     """
@@ -135,8 +135,8 @@ def known_range(hash_range: HashRange | None) -> HashRange:
     return hash_range
 
 
-# A state that was lost is the fold of the records of its shard and of the ancestors, up to the
-# checkpoint: it can be made again while the stream holds all of them.
+# A state follows from the records of its shard and of the ancestors, up to the checkpoint. So a
+# lost state can be made again while the stream holds all of these records.
 
 _SAY_FROM: Final = (
     "Say with --from where the replay begins: the state will lack what earlier records left"
@@ -144,8 +144,8 @@ _SAY_FROM: Final = (
 
 
 class KeptSince(msgspec.Struct, frozen=True):
-    """What the stream keeps: the records that arrived at `since` or later; and since when it is
-    there."""
+    """What a stream keeps: the records that arrived at `since` or later. It was created at
+    `created_at`."""
 
     since: WallTime
     created_at: WallTime
@@ -154,8 +154,8 @@ class KeptSince(msgspec.Struct, frozen=True):
 def stops_of(
     targets: Collection[Lease], rows: Mapping[str, Lease], shards: ShardGraph
 ) -> dict[str, ExtendedSequenceNumber]:
-    """Up to where each shard is read, by its id: to its checkpoint if its state is to be made, to
-    its end if it is an ancestor. `rows` are all rows of the stream, by shard id.
+    """Up to which position each shard is read, by its id: the checkpoint of a target, whose state
+    is made, and the end of an ancestor. `rows` are all rows of the stream, by shard id.
 
     Raises: SettingsError for a shard that is not listed any more: its records have expired; and
     where an ancestor has not ended.
@@ -186,11 +186,11 @@ def stops_of(
 def beginning_of(
     read: Iterable[str], rows: Mapping[str, Lease], shards: ShardGraph, kept: KeptSince
 ) -> WallTime | None:
-    """From where the shards `read` are replayed, so that nothing is missing: an instant, or None
-    for all that the stream holds.
+    """The instant from which the shards `read` are replayed, so that no record is missing; None:
+    from the oldest record of the stream.
 
-    It is where the application began, as its rows say. Raises: SettingsError if the stream does not
-    hold all records from there on, or if the rows do not say it.
+    It is where the application began, by its rows. Raises: SettingsError if the stream does not
+    hold all records from there on, or if the rows do not have it.
     """
     for shard_id in read:
         lost = [parent for parent in shards[shard_id].parents if parent not in shards]

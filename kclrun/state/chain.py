@@ -1,5 +1,5 @@
-"""A version and what it rests on, down to its snapshot: when the next one is a snapshot, how it is
-read, and which versions are garbage [K13, K15]."""
+"""The chain of a version: the versions that it rests on, down to a snapshot. How a chain is read,
+when the next version is a snapshot, and which versions are garbage [K13, K15]."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from kclrun.errors import SettingsError
 from kclrun.state.versions import Change, Version, decode_version, token_of
 
-# A restore reads one object for each: 64 of 20 to 40 ms are 2 s.
+# A restore reads one object for each delta: 64 of 20 to 40 ms take 2 s.
 DELTAS_MAX: Final = 64
 # A part of a snapshot is encoded in one call, while no other thread of the process runs: 8 MiB are
 # some 20 ms. A state of 1 GiB is read as 128 objects, in 4 s beside the 20 s for its bytes.
@@ -55,9 +55,10 @@ class Chain(msgspec.Struct, frozen=True):
 
 
 class ChainReader:
-    """The versions of a chain, the newest first; once all are read, `chain` is known, and from the
-    first one on the `cursor` of the state. `read` gives the bytes of a version of this shard, None
-    if it is not there. `ahead` gets the name of the next one, while the one before it is used."""
+    """Iterates over the versions of a chain, the newest first. `cursor` is that of the newest,
+    known from the first version on; `chain` is known once all are read. `read` returns the bytes of
+    a version of this shard, None if it is missing. `ahead` gets the name of the next version while
+    the version before it is used."""
 
     def __init__(
         self,
@@ -124,8 +125,8 @@ def read_chain(
 
 
 def entries_of(versions: Iterable[Version]) -> Entries:
-    """The entries that a chain holds; its newest version comes first, and each is done with before
-    the next one is asked for."""
+    """The entries that a chain holds. The newest version comes first, and each version is released
+    before the next one is read."""
     entries: Entries = {}
     removed: set[tuple[str, str]] = set()  # by a newer version
     for version in versions:
@@ -142,8 +143,8 @@ def entries_of(versions: Iterable[Version]) -> Entries:
 
 
 def apply_changes(entries: Entries, changes: Iterable[Change]) -> None:
-    """Put the changes into the entries, in order. The values of a key are replaced, never changed:
-    what user code works with may share them."""
+    """Put the changes into the entries, in order. The dict of a key is replaced, never changed: the
+    entries of user code may share it."""
     for key, name, value in changes:
         values = entries.get(key)
         if values is None:
@@ -160,7 +161,7 @@ def apply_changes(entries: Entries, changes: Iterable[Change]) -> None:
 
 
 def parts_of(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    """The changes of a snapshot, in lists of some `PART_BYTES`: one at least."""
+    """The changes of a snapshot, in lists of some `PART_BYTES`: at least one list."""
     part: list[Change] = []
     size = 0
     for change in changes:
@@ -175,10 +176,10 @@ def parts_of(changes: Iterable[Change]) -> Iterator[list[Change]]:
 def garbage(
     listed: Iterable[tuple[str, float]], chain: Chain, token: int, retain_s: float
 ) -> tuple[str, ...]:
-    """The versions that the owner with `token` may delete while `chain` is what its row names, and
-    nothing of its own is under way [K15]. `listed`: names with their ages in seconds.
+    """The versions that the owner with `token` may delete while its row names `chain` and no
+    version of its own is under way [K15]. `listed`: names with their ages in seconds.
 
-    A greater token is that of a later owner, whose row this owner does not know.
+    Versions with a greater token are of a later owner, whose row this owner does not know.
     """
     kept = frozenset(chain.names)
     return tuple(
@@ -192,8 +193,8 @@ def garbage(
 
 
 def outlived(listed: Iterable[tuple[str, float]], retain_s: float) -> tuple[str, ...]:
-    """The versions of a shard that needs none any more, if all of them are that old: a young one is
-    of an owner that this listing came too early for."""
+    """The versions of a shard that needs none any more, if all of them are that old: a younger
+    version is of an owner whose row was not there yet when the row was read."""
     found = [(name, age_s) for name, age_s in listed if token_of(name) is not None]
     is_quiet = all(age_s >= retain_s for _, age_s in found)
     return tuple(name for name, _ in found) if is_quiet else ()

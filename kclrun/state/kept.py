@@ -1,5 +1,5 @@
-"""The entries of a lease's last version, from which its next snapshot is written; and the first of
-two places for them: memory. The other one is `sinks/local_state.py`.
+"""The entries of a lease's last version, from which its next snapshot is written. They are kept in
+memory, here, or on the local disk (`sinks/local_state.py`).
 
 Must not know: the store of the versions, what user code does.
 """
@@ -20,36 +20,36 @@ Versions = Iterable[Version]
 
 
 class KeptEntries(Protocol):
-    """`adopt`, `load`, `inherit` and `live` are for the beginning; then `note`, `apply`, `changes`
-    and `keep` as often as needed, by one thread. Every method raises SinkError while its place
-    cannot be written; the call is repeated then."""
+    """The entries of a lease's last version. First `adopt`, `load` or `inherit`, and `live`; then
+    `note`, `apply`, `changes` and `keep` as often as needed, by one thread. Every method raises
+    SinkError while the entries cannot be written; the call is repeated then."""
 
     def adopt(self, version: str) -> Chain | None:
-        """The chain of the version, if the entries are those of exactly this name [K14]; else
-        nothing is kept, and they are to be loaded."""
+        """The chain of the version, if entries of a former process are those of exactly this
+        version [K14]: they are used. Else None, and the entries have to be loaded."""
         ...
 
     def copies(self) -> frozenset[str]:
-        """The versions that entries of former processes are here of. Whether those can be used says
-        `adopt`."""
+        """The versions of which a former process left the entries here. `adopt` shows whether they
+        can be used."""
         ...
 
     def follow(self, deltas: Sequence[Version], chain: Chain) -> None:
-        """After `adopt`: the entries become those of `chain`, by the versions that follow the one
-        that was adopted, the oldest first."""
+        """After `adopt`: apply the versions that follow the adopted one, the oldest first. The
+        entries are then those of `chain`."""
         ...
 
     def load(self, versions: Versions) -> None:
-        """Take the entries of a chain."""
+        """The entries become those of a chain."""
         ...
 
     def inherit(self, chains: Iterable[Versions], hash_range: HashRange | None) -> None:
-        """Take the entries of the parents' chains that are in the hash range. Raises:
+        """The entries become those of the parents' chains whose keys are in the hash range. Raises:
         SettingsError, as `state.beginning.inherited`."""
         ...
 
     def live(self) -> KeyValues:
-        """The entries for user code to change, which changes none here."""
+        """The entries for user code. Its changes do not change the entries here."""
         ...
 
     def note(self, rows: Sequence[Undoable]) -> None:
@@ -57,7 +57,7 @@ class KeptEntries(Protocol):
         ...
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Change the entries, until `keep` provisionally. Repeated, it does nothing more."""
+        """Change the entries; provisional until `keep`. A repeated call changes nothing more."""
         ...
 
     def changes(self) -> Iterator[Change]:
@@ -65,7 +65,7 @@ class KeptEntries(Protocol):
         ...
 
     def keep(self, chain: Chain) -> None:
-        """The entries are those of the newest version of the chain, which is durable."""
+        """The newest version of the chain is durable: the entries are now those of this version."""
         ...
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class KeptEntries(Protocol):
 
 
 class MemoryEntries:
-    """Implements `KeptEntries`: nothing is left when the process ends."""
+    """Implements `KeptEntries` in memory: no copy is left when the process ends."""
 
     def __init__(self) -> None:
         self._entries: Entries = {}

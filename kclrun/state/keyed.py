@@ -23,14 +23,14 @@ from kclrun.state.timers import (
     seconds_of,
 )
 
-# Of a partition key Kinesis allows 256 characters; the names of its values are shorter.
+# Kinesis allows 256 characters for a partition key; the names of its values are shorter.
 KEY_CHARACTERS_MAX: Final = 256
 # Beside its bytes, a change costs about this much until it is written.
 CHANGE_BYTES: Final = 64
 
 # A change of the live entries: partition key, name, the new value and the one before.
 Undoable = tuple[str, str, bytes | None, bytes | None]
-# Makes a change: partition key, name and the new value. None if it changes nothing.
+# Makes a change of partition key, name and new value. Returns: None if nothing changed.
 MakeChange = Callable[[str, str, bytes | None], Undoable | None]
 T = TypeVar("T")
 _MISSING: Final = object()
@@ -38,22 +38,22 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Journal(Protocol):
-    """Takes each change as it is made, for the version that will have it."""
+    """Collects each change as it is made, for the next version of the state."""
 
     def __call__(self, change: MakeChange, key: str, name: str, value: bytes | None, /) -> None:
-        """Make `change(key, name, value)`, and keep what it returns. Raises: SinkError outside of a
-        call that may change the state."""
+        """Call `change(key, name, value)`, and keep the change that it returns. Raises: SinkError
+        outside of a call that may change the state."""
         ...
 
 
 class KeyValues(Protocol):
     """The values of every key of a shard, as user code sees them."""
 
-    size_bytes: int  # of keys, names and values, when the lease begins; without reserved entries
+    size_bytes: int  # of keys, names and values when the lease begins, without reserved entries
 
     def reserved(self) -> Iterable[tuple[str, str, bytes]]:
-        """The timers and the watermark that are among the entries when the lease begins: user code
-        does not see them, and `get`, `change` and iteration leave them out."""
+        """The entries of the timers and of the watermark when the lease begins. User code does not
+        see them: `get`, `change` and iteration leave them out."""
         ...
 
     def get(self, key: str) -> Mapping[str, bytes] | None:
@@ -65,7 +65,7 @@ class KeyValues(Protocol):
         ...
 
     def undo(self, key: str, name: str, before: bytes | None) -> None:
-        """Take the last change of this value back, which was `before` then."""
+        """Undo the last change of this value, which was `before` until then."""
         ...
 
     def __iter__(self) -> Iterator[str]:
@@ -78,18 +78,18 @@ class KeyValues(Protocol):
 
 
 class OwnValues(dict[str, bytes]):
-    """The values of one key, in a dict that only `MemoryValues` holds. They are changed in place.
-    The type of the dict marks it, so that the mark takes no memory."""
+    """The values of one key, in a dict that only one `MemoryValues` holds, so that it may be
+    changed in place. The type of the dict is the mark of that and takes no memory."""
 
     __slots__ = ()
 
 
 class MemoryValues:
-    """Implements `KeyValues`: all of them are in memory.
+    """Implements `KeyValues` with all values in memory.
 
-    The values of a key in `entries` are never changed: another thread may hold them, too. The first
-    change of a key copies them. So a million keys are not copied when a lease begins, nor are they
-    there twice.
+    The dict of a key in `entries` is never changed, because another thread may hold it, too: the
+    first change of a key copies it. So a million keys are neither copied when a lease begins, nor
+    in memory twice.
     """
 
     def __init__(self, entries: Entries) -> None:
@@ -146,9 +146,9 @@ class Reach(Protocol):
 class LiveEntries:
     """The entries as user code sees them: every change made so far, durable or not.
 
-    `entries` are those that the lease began with. Values are kept as their bytes: what user code
-    does with an object that it read or stored changes nothing until it stores it again. `lock` is
-    held while the entries change: records of several keys may change theirs at the same time.
+    `entries` are those that the lease began with. Values are kept as bytes: user code that changes
+    an object which it read or stored changes nothing here until it stores the object again. `lock`
+    is held while the entries change, because records of several keys may run at the same time.
     While `is_of_records` is set, calls of `process_record` run, and each reaches its own key only.
     """
 
@@ -180,7 +180,7 @@ class LiveEntries:
         return self.found(key)
 
     def keys(self) -> KeyValues:
-        """The keys that have values, to iterate over and to count."""
+        """The values of all keys, to iterate over the keys and to count them."""
         self._require_alone()
         return self._values
 
@@ -199,29 +199,23 @@ class LiveEntries:
             )
 
     def found(self, key: str) -> Mapping[str, bytes]:
-        """As `values_of`, also for the call of a record."""
+        """As `values_of`, also while calls of records run."""
         return self._get(key) or {}
 
     def put_in(self, journal: Journal, key: str, name: str, value: bytes | None) -> None:
-        """As `put`, with a journal of the call's own."""
+        """As `put`, with the journal of one call."""
         journal(self._make, key, name, value)
 
     def set_timer(
-        self, key: Record | str, at: float | datetime, name: str = "", clock: Clock = "event"
+        self,
+        key: Record | str,
+        at: float | datetime,
+        name: str = "",
+        clock: Clock = "event",
+        *,
+        journal: Journal | None = None,
     ) -> None:
-        """As `Context.set_timer`."""
-        self._require_alone()
-        self.set_timer_in(self.journal, key, at, name, clock)
-
-    def delete_timer(self, key: Record | str, name: str = "") -> None:
-        """As `Context.delete_timer`."""
-        self._require_alone()
-        self.delete_timer_in(self.journal, key, name)
-
-    def set_timer_in(
-        self, journal: Journal, key: Record | str, at: float | datetime, name: str, clock: Clock
-    ) -> None:
-        """As `set_timer`, with a journal of the call's own."""
+        """As `Context.set_timer`. `journal` is that of the call of one record."""
         if not self.reserved.is_served:
             raise SettingsError(
                 "a timer needs a processor that defines on_timer(self, timer, checkpointer)"
@@ -229,8 +223,10 @@ class LiveEntries:
         timer = Timer(seconds_of(at), _name_of(key), name, clock)
         self._put_timer(journal, timer, entry_of(timer)[2])
 
-    def delete_timer_in(self, journal: Journal, key: Record | str, name: str) -> None:
-        """As `delete_timer`, with a journal of the call's own."""
+    def delete_timer(
+        self, key: Record | str, name: str = "", *, journal: Journal | None = None
+    ) -> None:
+        """As `Context.delete_timer`. `journal` is that of the call of one record."""
         self._put_timer(journal, Timer(0.0, _name_of(key), name), None)
 
     def earliest_timer(self, clock: Clock) -> Timer | None:
@@ -238,10 +234,12 @@ class LiveEntries:
         with self._lock:
             return self.reserved.earliest(clock)
 
-    def _put_timer(self, journal: Journal, timer: Timer, value: bytes | None) -> None:
-        for text, least in ((timer.key, 1), (timer.name, 0)):
-            if not least <= len(text) <= KEY_CHARACTERS_MAX:
-                raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
+    def _put_timer(self, journal: Journal | None, timer: Timer, value: bytes | None) -> None:
+        if journal is None:
+            self._require_alone()
+            journal = self.journal
+        _require_text(timer.key)
+        _require_text(timer.name, characters_min=0)
         key, name, _ = entry_of(timer)
         if value is not None:
             self.reserved.refuse(timer, key, name)
@@ -252,7 +250,7 @@ class LiveEntries:
         self.journal(self._change_reserved, key, name, value)
 
     def undo(self, change: Undoable) -> None:
-        """Take the last change back."""
+        """Undo the last change."""
         key, name, value, before = change
         with self._lock:
             self.size_bytes += growth(key, name, before, value)
@@ -262,7 +260,7 @@ class LiveEntries:
                 self._values.undo(key, name, before)
 
     def undo_all(self, changes: Sequence[Undoable]) -> None:
-        """Take changes back that are the last ones of their keys."""
+        """Undo changes that are the last ones of their keys."""
         for change in reversed(changes):
             self.undo(change)
 
@@ -299,7 +297,7 @@ class LiveEntries:
         return key, name, value, before
 
     def _require_ours(self, key: str) -> None:
-        """A split gives each child the keys of its hash range: any other key would be lost then."""
+        """A split gives each child the keys of its hash range: another key would be lost then."""
         if self._hash_range is not None and hash_key_of(key) not in self._hash_range:
             raise LimitExceeded(
                 "the MD5 hash of a state key is not in the hash range of this shard: state belongs"
@@ -318,11 +316,24 @@ class LiveEntries:
 
 
 def _require_allowed(key: str, name: str) -> None:
-    """What has a value already was looked at when it got its first one."""
-    if not (0 < len(key) <= KEY_CHARACTERS_MAX and 0 < len(name) <= KEY_CHARACTERS_MAX):
-        raise LimitExceeded(f"keys and names have 1 to {KEY_CHARACTERS_MAX} characters")
+    """Called for the first value only: later ones have the same key and name."""
+    _require_text(key)
+    _require_text(name)
     if is_reserved(name):
         raise LimitExceeded("a name does not begin with the character NUL")
+
+
+def _require_text(text: str, *, characters_min: int = 1) -> None:
+    """Raises: LimitExceeded for a key or a name that a version of the state cannot hold."""
+    if not characters_min <= len(text) <= KEY_CHARACTERS_MAX:
+        raise LimitExceeded(
+            f"keys and names have {characters_min} to {KEY_CHARACTERS_MAX} characters"
+        )
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise LimitExceeded("a key or a name holds a lone surrogate and has no UTF-8") from None
 
 
 def size_of(entries: Entries) -> int:
@@ -349,8 +360,8 @@ def held_bytes(key: str, name: str, value: bytes | None, before: bytes | None) -
 
 
 class OwnKey:
-    """The entries that the call of one record reaches: those of its key, with what earlier records
-    of the key changed, committed or not [K19]. `journal` keeps its changes for the record."""
+    """The entries that the call of one record may reach: those of its key, with the changes of
+    earlier records of the key, committed or not [K19]. `journal` keeps the changes of this call."""
 
     def __init__(self, live: LiveEntries, key: str, journal: Journal) -> None:
         self._live = live
@@ -377,12 +388,12 @@ class OwnKey:
     def set_timer(self, key: Record | str, at: float | datetime, name: str, clock: Clock) -> None:
         """As `LiveEntries.set_timer`, for the own key."""
         self._require_own(_name_of(key))
-        self._live.set_timer_in(self._journal, key, at, name, clock)
+        self._live.set_timer(key, at, name, clock, journal=self._journal)
 
     def delete_timer(self, key: Record | str, name: str) -> None:
         """As `LiveEntries.delete_timer`, for the own key."""
         self._require_own(_name_of(key))
-        self._live.delete_timer_in(self._journal, key, name)
+        self._live.delete_timer(key, name, journal=self._journal)
 
     def _require_own(self, key: str) -> None:
         if key != self._key:

@@ -1,5 +1,5 @@
 """Pending timers of a shard, and its watermark: entries of the state under names that user code
-cannot use, so that versions, restores, splits and merges have them without a rule of their own.
+cannot use. So versions, restores, splits and merges need no rule for them.
 
 Must not know: when a timer fires (`consuming/timers.py`), clocks, user code.
 """
@@ -18,7 +18,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 
 Clock = Literal["event", "wall"]
 
-# Names that begin so are ours: a timer is the entry (key, _TIMER + name) of the state.
+# Reserved names begin with this character. A timer is the entry (key, _TIMER + name) of the state.
 RESERVED: Final = "\0"
 _TIMER: Final = "\0timer/"
 _VALUE: Final = msgspec.msgpack.Decoder(tuple[float, bool])
@@ -42,11 +42,13 @@ class Timer(msgspec.Struct, frozen=True, order=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """The watermark of a shard: `watermark`, the one up to which timers `fired`, and the next one,
-    which holds from the record at `position` on. All in seconds since the epoch; None: not yet.
+    """The present `watermark` of a shard; `fired`, the watermark up to which timers have fired; and
+    `upcoming`, the next watermark, which holds from the record at `position` on. In seconds since
+    the epoch; None: there is none yet.
 
-    The next one is noted before its record is given to user code. So every version that has the
-    record has its watermark, too, and one that has not is not misled by it.
+    The next watermark is written before its record is given to user code. So each version of the
+    state that has the record also has its watermark; in a version without the record the next
+    watermark has no effect.
     """
 
     watermark: float | None = None
@@ -58,8 +60,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     def at(self, position: ExtendedSequenceNumber) -> Step:
         """The watermark once every record up to `position` is done.
 
-        Behind the record of the step its timers have fired: one that a later record set for a time
-        before the watermark waits for the next step, also where the lease begins in between.
+        Behind the record of the step its timers have fired. So a timer that a later record set for
+        a time before the watermark waits for the next step, also if the lease begins in between.
         """
         if self.upcoming is None:
             return self
@@ -75,13 +77,13 @@ def is_reserved(name: str) -> bool:
 
 
 def entry_of(timer: Timer) -> tuple[str, str, bytes]:
-    """The entry of the state that stands for a timer: key, name and value."""
+    """The entry of a timer in the state: key, name and value."""
     is_wall = timer.clock == "wall"
     return timer.key, _TIMER + timer.name, _ENCODER.encode((timer.at, is_wall))
 
 
 def timer_of(key: str, name: str, value: bytes) -> Timer | None:
-    """The timer that an entry stands for; None for any other entry."""
+    """The timer of an entry; None for an entry of another kind."""
     if not name.startswith(_TIMER):
         return None
     at, is_wall = _VALUE.decode(value)
@@ -89,8 +91,8 @@ def timer_of(key: str, name: str, value: bytes) -> Timer | None:
 
 
 def seconds_of(at: float | datetime) -> float:
-    """A time as seconds since the epoch. Raises: LimitExceeded for a datetime without a zone, or a
-    number that is not one."""
+    """A time as seconds since the epoch. Raises: LimitExceeded for a datetime without a zone, NaN
+    and infinity."""
     if isinstance(at, datetime):
         if at.tzinfo is None:
             raise LimitExceeded("the time of a timer needs a zone: datetime.now(UTC)")
@@ -118,7 +120,7 @@ class ReservedEntries:
         return self._count
 
     def pending(self) -> list[Timer]:
-        """The timers, in the order in which those of a clock fire."""
+        """The timers, those of each clock in the order in which they fire."""
         found = (timer_of(key, name, value) for (key, name), value in self._values.items())
         return sorted(timer for timer in found if timer is not None)
 
@@ -127,8 +129,8 @@ class ReservedEntries:
         return self._values.get((key, name))
 
     def refuse(self, timer: Timer, key: str, name: str) -> None:
-        """Raises: LimitExceeded for a timer that would fire for ever; HaltShard if one more, in a
-        new entry, is too many."""
+        """Raises: LimitExceeded for a timer that would fire again and again; HaltShard for a timer
+        with a new name if there are TIMERS_MAX already."""
         firing = self.firing
         if firing is not None and firing.clock == timer.clock and timer.at <= firing.at:
             raise LimitExceeded(
@@ -154,7 +156,8 @@ class ReservedEntries:
             heapq.heappush(heap, timer)
             # Timers that were replaced or deleted stay until they come to the top.
             if len(heap) > 2 * self._count + 64:
-                heap[:] = [each for each in set(heap) if self._is_pending(each)]
+                # Only then once each: 0.0 and -0.0 are equal, and only one of them is pending.
+                heap[:] = {each for each in heap if self._is_pending(each)}
                 heapq.heapify(heap)
 
     def earliest(self, clock: Clock) -> Timer | None:
@@ -170,15 +173,15 @@ class ReservedEntries:
 
     @property
     def step(self) -> Step:
-        """The watermark as it was noted last."""
+        """The watermark as it was written last."""
         value = self._values.get(WATERMARK)
         return Step() if value is None else msgspec.msgpack.decode(value, type=Step)
 
 
 def merged_watermark(values: list[bytes | None], ends: ExtendedSequenceNumber) -> bytes | None:
-    """The watermark of a child: that of its parent at its end, or the smaller one of two [K16].
+    """The watermark of a child: that of its parent at the parent's end, of two the smaller [K16].
 
-    A parent without one has seen no record: its timers are pending, and it holds nothing back.
+    A parent without a watermark has seen no record: its timers stay pending, and it does not count.
     """
     known = [
         step

@@ -1,8 +1,8 @@
 """The versions of a shard's keyed state: their names, and their format in bytes [K14].
 
 A version is a snapshot (all keys) or a delta (the changes since its base). Once written it never
-changes. Its name is unique, so that what two owners write for one position are two versions, and
-the row of the lease says which of them is the state. [V5, V9]
+changes. Its name is unique: two owners that write a version for one position write two versions,
+and the row of the lease names the one that is the state [V5, V9].
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NAME: Final = re.compile(r"(\d{10,})-(\d{6,})-[0-9a-f]{8}\Z", re.ASCII)
 class Version(msgspec.Struct, frozen=True, kw_only=True):
     """One version: `changes` on top of `base`, or all entries if it has none.
 
-    `shard` and `cursor` say which records it holds. `token` is the fencing token of the owner that
-    wrote it, `attempt` counts that owner's versions. A large snapshot is several: each but the
-    first `is_part`, and has further keys than its base. `outbox` names the object beside it that
-    holds the rows of its commit, if there are any (`sinks/outbox.py`).
+    The version is the state of `shard` at `cursor`. `token` is the fencing token of the owner that
+    wrote it, `attempt` counts the versions of that owner. A large snapshot is several versions:
+    each but the first `is_part` and has other keys than its base. `outbox` names the object in the
+    store that holds the rows of the commit, if there are any (`sinks/outbox.py`).
     """
 
     name: str
@@ -55,7 +55,7 @@ def version_name(token: int, attempt: int, nonce: str) -> str:
 
 
 def token_of(name: str) -> int | None:
-    """The fencing token in a version's name; None for the name of anything else."""
+    """The fencing token in the name of a version; None for another name."""
     match = _NAME.match(name)
     return None if match is None else int(match[1])
 
@@ -71,8 +71,8 @@ def with_checksum(magic: bytes, body: bytes) -> bytes:
 
 
 def checked(magic: bytes, what: str, content: bytes) -> memoryview:
-    """The body of an object that `with_checksum` made. Raises: SettingsError, which says `what` it
-    should be."""
+    """The body of an object that `with_checksum` made. Raises: SettingsError, which names the
+    object as `what`."""
     body = memoryview(content)[len(magic) + _DIGEST_BYTES :]
     if not content.startswith(magic):
         raise SettingsError(f"{what} is not one: restore it")

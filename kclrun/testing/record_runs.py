@@ -54,7 +54,7 @@ class SeededRunner:
 
     def close(self) -> None: ...
 
-    def tell_stacks(self, file: TextIO) -> None: ...
+    def write_coroutines(self, file: TextIO) -> None: ...
 
 
 class _OwnTime(selectors.DefaultSelector):
@@ -177,7 +177,7 @@ class RecordKit(RecordHost):
             make_thread=_no_thread,
             make_runner=partial(self._runner, None if seed is None else random.Random(seed)),
             wait=self._wait,
-            tell_s=0.0,
+            report_s=0.0,
         )
 
     def process(self, batch: Records) -> None:

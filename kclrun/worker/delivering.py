@@ -41,7 +41,7 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import Failure, describe
 from kclrun.processor import KeptRow, RecordProcessor, call_method
 from kclrun.protocol.reports import OUTPUT, ProcessorFailed, ProcessorRecovered, Report
-from kclrun.record_calls.calls import CallTerms, RecordCalls, Records, Stop
+from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Records, Stop
 from kclrun.record_calls.runners import PROCESS_RECORD, MakeThread
 from kclrun.state.keyed import Undoable
 from kclrun.worker.clock import boottime
@@ -59,8 +59,8 @@ from kclrun.worker.timer_delivering import Parts, TimerDelivery
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
 
-# While a stop waits for the calls under way, it looks so often whether the lease was renewed or
-# lost; and in a shared process, whether it is this lease's turn.
+# How often the wait for the calls under way ends: during a stop to see whether the lease was
+# renewed or lost, and in a shared process to see whether it is the turn of this lease.
 _LOOK_S: Final = 0.5
 
 
@@ -71,14 +71,15 @@ class Deliverer:
     up, or halt the lease. Nothing is skipped unless the settings say so [I9]. Rows emitted by a
     failed call are discarded before the call is repeated.
 
-    `prepare` makes a new processor, ready for `initialize`, once the lease is claimed. It is called
+    `prepare` makes a new processor and calls `initialize`, once the lease is claimed. It is called
     again for each attempt, because a half-initialised instance cannot be used. `broke` ends the
     process: its host lacks a resource that `initialize` needs, so another try, or another host, may
     succeed. A lack of resources while records are processed is reported as a failure of the
-    processor: a record may need more than any host has. `keep_letter` keeps a dead letter durably:
-    of a record, its failure and the number of calls that raised with it. It raises SinkError.
-    `settled` gets the position up to which all records are processed or given up; rows of records
-    up to `sent` left for their outputs. `spans` traces the batches, if anything does.
+    processor: a record may need more than any host has. `keep_letter` keeps a dead letter durably,
+    made from a record, its failure and the number of calls that raised with it. It raises
+    SinkError. `settled` gets the position up to which all records are processed or given up. Rows
+    of records up to `sent` were given to their outputs. `spans` traces the batches; None without
+    traces.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Deliverer:
         fence: Callable[[], Instant | None],
         make_thread: MakeThread,
     ) -> None:
-        """Batches are given record by record from here on. Called by `prepare`."""
+        """From here on user code gets single records. Called by `prepare`."""
         self._records = RecordDelivery(
             terms,
             queue=self._queue,
@@ -156,7 +157,7 @@ class Deliverer:
             report=self._report,
             giving_up=self._giving_up,
             more=self._more_records,
-            processed=self._record_processed,
+            processed=self._processed,
             returned=self._returned,
             fence=fence,
             make_thread=make_thread,
@@ -172,17 +173,19 @@ class Deliverer:
         quiet: Callable[[], Quiet | None] = lambda: None,
         wall: Callable[[], float] | None = time.time,
     ) -> None:
-        """`on_timer` is called from here on. Called by `prepare`."""
+        """From here on `on_timer` is called. Called by `prepare`."""
 
         def processed(position: ExtendedSequenceNumber) -> None:
             self.delivered = position
-            self._record_processed(position)
+            self._processed(position)
 
         def attempt_timers(where: str, call: Callable[[], None]) -> bool:
             return self._attempt_until_it_holds(where, call, is_batch=True)
 
+        assert self._done is not None, "the lease is claimed"
         self._timers = TimerDelivery(
             *(run, processor, rows, self._checkpoints),
+            done=self._done,
             post=self._post,
             attempt=attempt_timers,
             processed=processed,
@@ -192,26 +195,21 @@ class Deliverer:
             quiet=quiet,
             wall=wall,
         )
-        self._timers.done = self._done
         self._queue.look_at_timers(self._timers.wait_s)
 
     @property
     def runs_records(self) -> bool:
-        """Whether `process_record` runs, or may."""
+        """Whether calls of `process_record` may run now."""
         return self._records is not None and self._records.calls.is_running
 
-    def tell_stacks(self, file: TextIO) -> None:
-        """Where coroutines stand; any thread."""
+    def write_coroutines(self, file: TextIO) -> None:
+        """As `Runner.write_coroutines`; any thread."""
         if self._records is not None:
-            self._records.calls.tell_stacks(file)
+            self._records.calls.write_coroutines(file)
 
     def _note_delivered(self, batch: Batch) -> None:
         self.delivered = batch.last
         self._post(events.BatchDelivered(batch.last, len(batch.records), batch.payload_bytes))
-
-    def _record_processed(self, position: ExtendedSequenceNumber) -> None:
-        self._done = position
-        self._processed(position)
 
     def _deliver(self, batch: Batch) -> None:
         if self._timers is not None:
@@ -220,13 +218,13 @@ class Deliverer:
             self._note_delivered(batch)
             is_done = self._is_done_with(batch)
         if not is_done:
-            # What user code checkpoints from here on, in shutdown_requested, covers no more.
+            # A checkpoint from here on, in shutdown_requested, covers the processed records only.
             self._checkpoints.given = self._done
 
     def _deliver_parts(self, batch: Batch, timers: TimerDelivery) -> bool:
-        """Give a batch, and those that join it, in parts, each up to where the watermark moves, and
-        fire the timers between them. False if a part was given up, or delivery was stopped before
-        the last one."""
+        """Give a batch, and the batches that join it, in parts that end where the watermark moves,
+        and fire the timers after each part. False if a part was given up, or if delivery was
+        stopped before the last part."""
         self._parts = Parts()
         self._parts.join(batch)
         is_first = True
@@ -242,7 +240,7 @@ class Deliverer:
         last = self._parts.last
         if self._done is None or self._done < last:
             self._note_delivered(Batch((), last, 0, None))
-            self._record_processed(last)
+            self._processed(last)
             timers.done = last
         return True
 
@@ -255,7 +253,7 @@ class Deliverer:
         return part
 
     def _more_records(self) -> Batch | None:
-        """Records that run beside those before them."""
+        """Records that may be processed beside those under way; None if none may."""
         timers = self._timers
         if timers is not None and not timers.run.may_join:
             return None
@@ -280,20 +278,22 @@ class Deliverer:
             self._spans.done(batch)
 
     def _processed(self, position: ExtendedSequenceNumber) -> None:
+        self._done = position
         if self._settled is not None:
             self._settled(position)
         self._post(events.BatchProcessed(position))
 
     def _call(self, call: Call) -> None:
+        checkpointer = self._checkpoints.checkpointer
         match call:
             case CallInitialize(row):
                 done = self._attempt_until_it_holds("initialize", lambda: self._begin(row))
             case CallShardEnded():
-                done = self._attempt_until_it_holds("shard_ended", self._end_shard, SHARD_END)
+                done = self._attempt_method("shard_ended", checkpointer, covers=SHARD_END)
             case CallShutdownRequested():
-                done = self._attempt_until_it_holds("shutdown_requested", self._shut_down)
+                done = self._attempt_method("shutdown_requested", checkpointer)
             case CallLeaseLost():
-                done = self._attempt_until_it_holds("lease_lost", self._lose)
+                done = self._attempt_method("lease_lost")
         if done:
             self._post(events.CallReturned())
 
@@ -301,14 +301,11 @@ class Deliverer:
         self._token, self._done = row.counter, row.checkpoint
         self._processor, self._rows, self._decoding = self._prepare(row)
 
-    def _end_shard(self) -> None:
-        call_method(self._user_code, "shard_ended", self._checkpoints.checkpointer)
-
-    def _shut_down(self) -> None:
-        call_method(self._user_code, "shutdown_requested", self._checkpoints.checkpointer)
-
-    def _lose(self) -> None:
-        call_method(self._user_code, "lease_lost")
+    def _attempt_method(
+        self, name: str, *arguments: object, covers: ExtendedSequenceNumber | None = None
+    ) -> bool:
+        call = functools.partial(call_method, self._user_code, name, *arguments)
+        return self._attempt_until_it_holds(name, call, covers)
 
     @property
     def _user_code(self) -> RecordProcessor:
@@ -318,8 +315,8 @@ class Deliverer:
     # Batches.
 
     def _is_done_with(self, batch: Batch) -> bool:
-        """Give a batch until each record is processed or given up; False if delivery was stopped
-        before, or the lease is to be halted."""
+        """Give a batch until each record is processed or given up. False if delivery was stopped
+        before that, or if the lease is halted."""
         if self._spans is not None:
             self._spans.began(batch)
         if self._records is not None:
@@ -328,7 +325,7 @@ class Deliverer:
             is_done = not batch.records or self._give_until_settled(batch)
             if is_done:
                 self._returned(batch)
-                self._record_processed(batch.last)
+                self._processed(batch.last)
         if not is_done and self._spans is not None:
             self._spans.leave_undone()
         return is_done
@@ -340,8 +337,7 @@ class Deliverer:
         may_go = True
         while True:
             if (settled := run.newly_settled()) is not None:
-                self._done = batch.records[settled - 1].position
-                self._processed(self._done)
+                self._processed(batch.records[settled - 1].position)
             match run.next_step(boottime()):
                 case Finished():
                     if trouble.calls:
@@ -381,12 +377,11 @@ class Deliverer:
 
         def call() -> None:
             if records:
-                handed = RecordBatch(
-                    records, batch.millis_behind_latest, self._token, self._decoding
-                )
+                behind_ms = batch.millis_behind_latest
+                given = RecordBatch(records, behind_ms, self._token, self._decoding)
                 checkpointer = self._checkpoints.checkpointer
                 with nullcontext() if self._spans is None else self._spans.calling(batch):
-                    call_method(self._user_code, "process_records", handed, checkpointer)
+                    call_method(self._user_code, "process_records", given, checkpointer)
 
         if run.is_isolating:
             self._checkpoints.given = last
@@ -404,7 +399,7 @@ class Deliverer:
             self._checkpoints.given = self._checkpoints.before = None
 
     def _settle(self, batch: Batch, run: BatchRun, trouble: Trouble) -> None:
-        """User code asks for a checkpoint: no record that was given up may be without its letter
+        """User code requests a checkpoint: first keep the letters of all records that were given up
         [I13]. Any thread of user code. Raises: SinkError."""
         with self._settling:
             for step in run.held:
@@ -447,7 +442,8 @@ class Deliverer:
         *,
         is_batch: bool = False,
     ) -> bool:
-        """Call until it returns; False if it was given up, or delivery was stopped meanwhile.
+        """Repeat `call` until it returns. False if it was given up, or delivery was stopped
+        meanwhile.
 
         `covers` is the position of the rows that the call emits; None if it emits none.
         """
@@ -466,8 +462,8 @@ class Deliverer:
                 return True
 
     def _durable(self) -> ExtendedSequenceNumber | None:
-        """Records up to here are not given again: a checkpoint covers them, or one was asked for
-        and their rows have left."""
+        """Records up to here are not given again: a checkpoint covers them, or their rows were
+        given to the outputs for a checkpoint under way."""
         durable, sent = self._checkpoints.durable, self._sent()
         return sent if durable is None or (sent is not None and sent > durable) else durable
 
@@ -478,8 +474,8 @@ class Deliverer:
         fault = host_fault(error)
         trouble.note(describe(error), is_host_fault=fault is not None)
         if fault is not None and where == "initialize":
-            # No wait here: the manager starts the next process, ever later, or gives the lease to
-            # another host.
+            # No wait here: the manager starts the next process after a pause that grows, or gives
+            # the lease to another host.
             self._queue.halt()
             self._broke(HostFailed(f"{where} failed: {fault}"))
             return False
@@ -494,19 +490,19 @@ class Deliverer:
 
 
 class RowPlaces(RowScope, Protocol):
-    """Where rows and changes of the state go that records kept until they were done."""
+    """Takes the rows and the changes of the state that records kept until they were done."""
 
     def place(self, row: KeptRow, /) -> None: ...
 
     def place_changes(self, changes: Sequence[Undoable], /) -> None: ...
 
 
-class RecordDelivery:
+class RecordDelivery(RecordHost):
     """The `RecordHost` of a lease. Its methods are called on the main thread, within `deliver`.
 
-    `more` gives a batch that may join those under way, `processed` gets the position up to which
-    all records are done, `returned` each batch that is. `fence`: until when the lease is proven
-    ours; None once it is lost.
+    `more` returns a batch that may join those under way. `processed` gets the position up to which
+    all records are done, `returned` each batch that is done. `fence` returns the instant until
+    which the lease is proven ours; None once it is lost.
     """
 
     def __init__(
@@ -536,7 +532,7 @@ class RecordDelivery:
         self._troubles: dict[int, tuple[Trouble, Failure]] = {}
         self._batches: list[Batch] = []
         self.calls = RecordCalls(terms, host=self, make_thread=make_thread, wait=self._wait)
-        queue.tell_changes(self.calls.wake)
+        queue.notify_of_changes(self.calls.wake)
 
     def deliver(self, batch: Batch) -> bool:
         """Process a batch, and those that may join it; False if some records are left."""
@@ -548,9 +544,6 @@ class RecordDelivery:
 
     def now(self) -> Instant:
         return boottime()
-
-    def wall(self) -> WallTime:
-        return WallTime(time.time())
 
     def stop(self) -> Stop | None:
         return Stop(self._fence() is None) if self._queue.is_ending() else None
@@ -591,10 +584,7 @@ class RecordDelivery:
         self._post(self._troubles[number][0].given_up(reason))
 
     def settled(
-        self,
-        position: ExtendedSequenceNumber,
-        rows: Sequence[KeptRow],
-        changes: Sequence[Undoable],
+        self, position: ExtendedSequenceNumber, rows: Sequence[KeptRow], changes: Sequence[Undoable]
     ) -> bool:
         failed = 0
         while rows or changes:
@@ -602,7 +592,7 @@ class RecordDelivery:
             try:
                 for row in rows:
                     self._rows.place(row)
-                # Last: changes cannot be refused, so a batch that is taken back has none.
+                # Last: changes are never refused, so a batch that is taken back has no changes.
                 self._rows.place_changes(changes)
                 self._rows.end_batch(position)
                 break

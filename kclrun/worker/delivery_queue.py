@@ -1,8 +1,7 @@
 """The queue between the threads: pages fetched ahead, the permit, and calls of user code.
 
-The fetch thread puts pages on it; the lease thread passes the core's commands on; the main thread
-takes its next task, as `consuming/delivery.py` decides. Its content is bounded in bytes and records
-[I12].
+The fetch thread puts pages on it, the lease thread the commands of the core. The main thread takes
+its next task, as `consuming/delivery.py` decides. The queue is bounded in bytes and records [I12].
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class Inbox:
     def __init__(self) -> None:
         self._events: deque[Event] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Not before the last thread of user code that may post let go of it: in a shared process
-        # the number is soon that of another file.
+        # Closed with the last reference, which a thread of user code may hold: in a shared process
+        # the number of the descriptor is soon that of another file.
         self.close = weakref.finalize(self, os.close, self._wake_fd)
 
     def fileno(self) -> int:
@@ -77,12 +76,13 @@ LOOK_S: Final = 0.5
 class CheckpointCalls:
     """Checkpoint requests of user code, by number, from any of its threads.
 
-    `ask` posts to the lease thread. `cover` is called first, so that rows emitted until now become
-    part of the checkpoint. `is_over` says that no answer will come any more.
+    `ask` posts to the lease thread. `cover` is called before that, so that rows emitted until now
+    become part of the checkpoint. `is_over` returns True once no answer can come any more.
 
-    `given` is the last position of a call that has only a part of its batch, or what is done once a
-    batch was left undone: a `checkpoint()` then covers no more than that. `before` is called first
-    in a call with a part of a batch; what it raises, user code gets.
+    `given` limits what a `checkpoint()` without a position covers: to the last record of a call
+    that gets only a part of its batch, or to the last processed record once a batch was left
+    undone. `before` is called first, in a call that gets a part of a batch; user code gets its
+    errors.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class CheckpointCalls:
 RECORDS_AHEAD_MAX: Final = 30_000
 
 
-# The cost of a user record beside its payload, if it shares its number with others of its
+# The cost of a user record beside its payload, if it shares its sequence number with others of its
 # aggregate: 155 bytes measured for empty records, and the text of a partition key. Without this
-# value, 1.7 million empty records counted as nothing.
+# value, 1.7 million empty records would count as 0 bytes.
 RECORD_OVERHEAD_BYTES: Final = 200
 
 
@@ -157,8 +157,8 @@ class QueueLimits(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
-    """User records of one answer, or of a part of it. `last` is the position at which they end; it
-    is set also if there are no records."""
+    """User records of one answer, or of a part of it. `last` is the position at which the page
+    ends, also if it has no records."""
 
     records: Sequence[Record]
     last: ExtendedSequenceNumber
@@ -180,7 +180,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Exhausted(msgspec.Struct, frozen=True):
-    """All pages were taken, and the shard ends here; `is_expired`: it was trimmed."""
+    """All pages were taken, and the shard ends; `is_expired`: it was trimmed."""
 
     children: tuple[ChildShard, ...]
     is_expired: bool = False
@@ -215,25 +215,26 @@ class FireTimers(msgspec.Struct, frozen=True):
     upcoming: ExtendedSequenceNumber | None
 
 
-# In how many seconds timers are due, before that record; None if none is pending.
+# From now, and the position of the next record (None if none waits), to the seconds until timers
+# are due; None if no timer is pending.
 TimersDue = Callable[[Instant, ExtendedSequenceNumber | None], float | None]
 Task = Batch | Call | Exhausted | ConfirmStop | QueueClosed | FireTimers
 
 
 class Turn:
-    """One lease of a shared process at a time runs user code, in the order in which they ask.
+    """Lets one lease of a shared process run user code at a time, in the order of their requests.
 
-    The queues of the process share its lock. So a lease gets the turn and decides what to start at
-    one instant: the wait for the turn cannot carry a batch past its fence [P7].
+    The queues of the process share its lock. So a lease gets the turn and decides what to start
+    under one lock: no batch starts past its fence because of the wait for the turn [P7].
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        # The first one has the turn.
+        # The first queue has the turn.
         self._line: deque[threading.Condition] = deque()
 
     def ask(self, queue: threading.Condition) -> bool:
-        """Whether this queue has the turn; else it waits in the line, and is notified."""
+        """Whether this queue has the turn; else it waits in line, and is notified."""
         if queue not in self._line:
             self._line.append(queue)
         return self._line[0] is queue
@@ -248,21 +249,13 @@ class Turn:
             self._line[0].notify_all()
 
 
-def _nothing() -> None:
-    """No single records wait."""
-
-
-def _no_timers(_: Instant, __: ExtendedSequenceNumber | None) -> None:
-    """The processor has no `on_timer`."""
-
-
 class DeliveryQueue:
-    """The pages and the decisions about them, under one lock with one condition. `now` is the
-    fence's clock.
+    """The pages and the decisions about them, under one lock with one condition. `now` is the clock
+    of the fence.
 
     So the main thread decides on a consistent state, and once delivery is stopped no batch starts
-    [P7, P17]. In a shared process nothing starts without the `turn`, either; time spent waiting for
-    it is not time of user code.
+    [P7, P17]. In a shared process nothing starts without the `turn`. The wait for the turn does not
+    count as time of user code.
     """
 
     def __init__(
@@ -284,8 +277,8 @@ class DeliveryQueue:
         self._closed = threading.Event()
         self._busy_since = Instant(0.0)
         self._under_way: deque[Batch] = deque()
-        self._on_change: Callable[[], None] = _nothing
-        self._timers_due: TimersDue = _no_timers
+        self._on_change: Callable[[], None] | None = None
+        self._timers_due: TimersDue | None = None
         self._records_total = 0
         self._bytes_total = 0
         self._batches_total = 0
@@ -297,18 +290,18 @@ class DeliveryQueue:
     def is_closed(self) -> bool:
         return self._closed.is_set()
 
-    def tell_changes(self, on_change: Callable[[], None]) -> None:
-        """Call this when a page comes, and when delivery is allowed, held or stopped: the calls of
-        single records wait elsewhere. It must not wait."""
+    def notify_of_changes(self, on_change: Callable[[], None]) -> None:
+        """Call `on_change` when a page comes, and when delivery is allowed, held or stopped: the
+        calls of single records do not wait on this queue. `on_change` must not wait."""
         self._on_change = on_change
 
     def look_at_timers(self, due: TimersDue) -> None:
-        """Ask `due` before each batch, and while nothing waits."""
+        """Call `due` before each batch, and while no batch waits."""
         self._timers_due = due
 
     @property
     def records_ahead_max(self) -> int:
-        """With so many records the queue is full; a larger page comes in parts."""
+        """With so many records the queue is full: a larger page is put in parts."""
         return self._records_max
 
     def put(self, page: Page) -> bool:
@@ -352,13 +345,13 @@ class DeliveryQueue:
             self._notify()
 
     def cut_at(self, positions: Iterable[ExtendedSequenceNumber]) -> None:
-        """Let a batch end at each of these positions, in their order: outputs have their rows up to
-        there already, and drop those of whole batches [K12]."""
+        """A batch ends at each of these positions, which ascend. An output has its rows up to there
+        already, and drops the rows of whole batches [K12]."""
         with self._changed:
             self._cuts.extend(positions)
 
     def halt(self) -> None:
-        """Start no batch any more, even with a permit."""
+        """As `Delivery.halt`."""
         with self._changed:
             self._delivery.halt()
             self._notify()
@@ -406,15 +399,15 @@ class DeliveryQueue:
                 task = self._ready_task(now)
                 if task is not None:
                     return task
-                # A fence that passes starts nothing: no need to wake.
+                # No need to wake at the fence: nothing starts because a fence passes.
                 self._changed.wait(self._until_timers_s(now))
                 now = self._now()
 
-    # Single records: the calls under way are a batch, and `busy` says which of them is the oldest.
+    # For single records: the calls under way are a batch, and `busy` gets the start of the oldest.
 
     def more(self) -> Batch | None:
-        """A batch that joins those under way. None while a timer waits for their end, and in a
-        shared process: another lease may wait for its turn."""
+        """A batch that joins those under way. None while a timer waits for their end; always None
+        in a shared process, where another lease may wait for its turn."""
         with self._changed:
             now = self._now()
             if self.is_closed or self._turn is not None or not self._pages:
@@ -425,12 +418,12 @@ class DeliveryQueue:
             return None if start is None else self._take_batch(start.records)
 
     def is_ending(self) -> bool:
-        """Whether the calls of single records are to come to their end."""
+        """As `Delivery.is_ending`; True also once the queue is closed."""
         return self.is_closed or self._delivery.is_ending
 
     def may_go_on(self, fence: Instant) -> bool:
-        """Whether a single record of the batches under way may start: before the fence, which a
-        stop does not end, and in turn [P7]."""
+        """Whether a single record of the batches under way may start: before the fence, also during
+        a stop, and with the turn [P7]."""
         with self._changed:
             if self.is_closed or self._now() >= fence:
                 return False
@@ -438,12 +431,12 @@ class DeliveryQueue:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other leases of the process may have the turn meanwhile."""
+        """Whether other leases run in the same process."""
         return self._turn is not None
 
     def busy(self, since: Instant) -> None:
-        """Since when the oldest call of a single record runs; 0 if none does: then another lease of
-        the process may have its turn."""
+        """The oldest call of a single record has run since this instant; 0 if no call runs: then
+        another lease of the process may have the turn."""
         with self._changed:
             now = self._now()
             if not since:
@@ -499,7 +492,8 @@ class DeliveryQueue:
 
     def _notify(self) -> None:
         self._changed.notify_all()
-        self._on_change()
+        if self._on_change is not None:
+            self._on_change()
 
     def _leave_line(self) -> None:
         if self._turn is not None:
@@ -507,7 +501,7 @@ class DeliveryQueue:
 
     def _until_timers_s(self, now: Instant) -> float | None:
         """In how many seconds timers fire; None while they may not, or none is pending."""
-        if self._timers_due is _no_timers or not self._delivery.may_fire(now):
+        if self._timers_due is None or not self._delivery.may_fire(now):
             return None
         return self._timers_due(now, self._upcoming)
 
@@ -535,7 +529,7 @@ class DeliveryQueue:
                 return call
 
     def _waiting(self) -> int:
-        """The records of the first page that the next batch may be made of."""
+        """How many records of the first page the next batch may have."""
         page, start = self._pages[0], self._offset
         while self._cuts and start < len(page.records):
             if page.records[start].position <= self._cuts[0]:
@@ -559,7 +553,8 @@ class DeliveryQueue:
     def _slice(self, page: Page, size: int) -> Batch:
         """The next `size` records of the first page; the whole page without a copy."""
         start, end = self._offset, self._offset + size
-        # A page may end behind its last record: such an end is not part of a batch before a cut.
+        # A page may end behind its last record: a batch that ends at a cut does not include that
+        # end.
         is_cut = bool(self._cuts) and self._cuts[0] < page.last
         if start == 0 and end == len(page.records) and not is_cut:
             self._drop_page()
@@ -577,7 +572,7 @@ class DeliveryQueue:
         if self._under_way:
             oldest = self._under_way[0].records[0]
         else:
-            # Only the first page is delivered in parts; of a cut one only its end may be left.
+            # Only the first page is delivered in parts; after a cut only its end may be left.
             starts = ((page, self._offset if page is self._pages[0] else 0) for page in self._pages)
             rest = next((page.records[at] for page, at in starts if at < len(page.records)), None)
             if rest is None:

@@ -26,8 +26,9 @@ from kclrun.model.stream import ONLY_STREAM, StreamKey, qualified_child
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
 from kclrun.ports import Outage, ShardReader, ShardSubscriber, StreamAdmin, next_page
+from kclrun.record_calls.runners import MakeThread
 from kclrun.worker.delivery_queue import DeliveryQueue, Page
-from kclrun.worker.sharing import MakeThread, RestS, daemon_thread
+from kclrun.worker.sharing import RestS, daemon_thread
 
 # One answer takes two requests (iterator, records). Each may be sent again on a new connection, and
 # again with the service's clock: eight times connecting and reading. Half as much again is for a
@@ -121,14 +122,12 @@ class FetchThread:
     A failure never ends it: expired iterators are replaced, throttling and outages are waited out
     (`reference` D1-D6: the pitfalls of the Java KCL's fetcher, each with a test).
 
-    It has a thread and is not a subclass of one.
-
-    `lost` gets the last position and a sentence where records expired before they were read.
-    `broke` gets an error that is not from the service: our bug. A lease that is renewed and not
-    read would stall in silence. With `subscriber` it reads by enhanced fan-out when it can.
-    `meter` measures what is read, if anything does; `heat` gets its reports.
-    `fetched` gets each page and when it was asked for. `reached_tip` is called when the view shows
-    the tip of the shard for the first time, or again.
+    `lost` gets the last position and a sentence if records expired before they were read. `broke`
+    gets an error that is not from the service, so a bug of ours: it ends the process, because a
+    lease that is renewed and not read would stall in silence. With `subscriber` the shard is read
+    by enhanced fan-out when that is possible. `meter` measures the traffic, and `heat` gets its
+    reports. `fetched` gets each page and the instant of its request.
+    `reached_tip` is called when the view shows the tip of the shard for the first time, or again.
     """
 
     def __init__(
@@ -207,10 +206,11 @@ class FetchThread:
                 if self._fetched is not None:
                     self._fetched(page, asked)
                 self._check_head(page)
-                page, is_over = self._within_range(page)
-                if not self._lay_down(page):
+                replay = self._plan.replay
+                page, is_over = (page, False) if replay is None else replay.cut(page)
+                if not self._put(page):
                     return
-                if is_over and self._stands_at_end():
+                if is_over and self._waits_at_end():
                     return
                 if is_over or self._is_behind_range(page):
                     self._queue.finish(())
@@ -228,7 +228,7 @@ class FetchThread:
                 pause_s = self._rest_s(asked, self._pause_after_page(page))
 
     def _awaited(self, ask: Callable[[], Answer]) -> Answer:
-        """Publish since when an answer is awaited; lease thread and manager check this value."""
+        """Publish the instant of the request in `view`; lease thread and manager check it."""
         self.view = msgspec.structs.replace(self.view, asking_since_instant=self._now())
         try:
             return ask()
@@ -236,7 +236,7 @@ class FetchThread:
             self.view = msgspec.structs.replace(self.view, asking_since_instant=Instant(0.0))
 
     def _fetch(self) -> FetchedPage | None:
-        """The next page; None if a subscription has none yet."""
+        """The next page; None if the subscription has no page yet."""
         fan_out, cursor = self._fan_out, self._cursor
         if fan_out is None:
             return next_page(self._reader, self._plan.shard_id, cursor)
@@ -250,14 +250,16 @@ class FetchThread:
         return page
 
     def _pause_after_page(self, page: FetchedPage) -> float:
-        """An event needs no pause; nor does polling that can be replaced by a subscription."""
+        """No pause after an event of a subscription, or where a subscription can replace
+        polling."""
         pause_s = self._pacing.after_page(len(page.records), page.millis_behind_latest)
         if self._fan_out is None:
             return pause_s
         return self._fan_out.pause_s(pause_s)
 
     def _check_head(self, page: FetchedPage) -> None:
-        """Report records that expired before this page. Without the retention: at a later page."""
+        """Report records that expired before this page. While the retention is not known, a later
+        page reports them."""
         if self._head.took(page):
             try:
                 summary = self._awaited(self._admin.summary)
@@ -267,14 +269,9 @@ class FetchThread:
         if text := self._head.loss():
             self._lost(self.view.fetched or self._plan.checkpoint, text)
 
-    def _within_range(self, page: FetchedPage) -> tuple[FetchedPage, bool]:
-        """The part of the page to deliver, and whether a replay ends in it."""
-        replay = self._plan.replay
-        return (page, False) if replay is None else replay.cut(page)
-
-    def _stands_at_end(self) -> bool:
-        """Whether the shard goes on behind the end of a replay. Reading stands there, as at a tip,
-        until delivery stops."""
+    def _waits_at_end(self) -> bool:
+        """At the end of a replay of a shard that goes on: wait there, as at a tip, until the queue
+        closes. False if the replay ends differently."""
         replay = self._plan.replay
         if replay is None or not replay.stands:
             return False
@@ -290,19 +287,22 @@ class FetchThread:
     def _is_behind_range(self, page: FetchedPage) -> bool:
         """Whether an open shard is read beyond the time range of a replay."""
         replay = self._plan.replay
-        return replay is not None and replay.is_past(page) and self._is_open_shard()
+        if replay is None or not replay.is_past(page):
+            return False
+        shard = self._listed()
+        return shard is not None and shard.is_open
 
-    def _lay_down(self, page: FetchedPage) -> bool:
+    def _put(self, page: FetchedPage) -> bool:
         """Open the page and put it on the queue; False once the queue is closed."""
         fetched = self.view.fetched
         self._measure(page)
         if page.records:
-            for laid in self._parts(page):
-                fetched = laid.last
-                if not self._queue.put(laid):
+            for part in self._parts(page):
+                fetched = part.last
+                if not self._queue.put(part):
                     return False
-        # A replay is over where the shard is: at the end of its range, never at a tip before. With
-        # a stop nothing lies between the last record and that end.
+        # A replay ends at the end of its range, never at a tip before. A replay that `stands` has
+        # nothing between the last record and that end.
         replay = self._plan.replay
         at_tip = page.is_empty_tip and (replay is None or replay.stands)
         before, quiet = self.view.quiet, None
@@ -336,8 +336,8 @@ class FetchThread:
             self._heat(heat)
 
     def _parts(self, page: FetchedPage) -> Iterator[Page]:
-        """The user records above the checkpoint, in parts of as many as the queue holds ahead: the
-        next part is opened when there is room for it."""
+        """The user records above the checkpoint, in parts of at most as many as the queue holds. A
+        part is opened only when there is room for it."""
         for records, last_raw in open_in_parts(
             page.records,
             self._queue.records_ahead_max,
@@ -346,11 +346,11 @@ class FetchThread:
         ):
             if self._meter is not None and records is not page.records:
                 self._meter.opened(records)
-            laid = self._above_checkpoint(
+            part = self._above_checkpoint(
                 records, ExtendedSequenceNumber(last_raw.sequence_number), page
             )
-            if laid is not None:
-                yield laid
+            if part is not None:
+                yield part
 
     def _above_checkpoint(
         self, records: list[Record], last_raw: ExtendedSequenceNumber, page: FetchedPage
@@ -376,7 +376,7 @@ class FetchThread:
         if not children and not self._is_closed_shard():
             return False
         if not children and self._plan.replay is not None:
-            # There, an end without children is that of the time range: name them here.
+            # The core takes an end without children for that of the time range: list them here.
             children = self._children_listed()
             if not children:
                 return False
@@ -385,13 +385,10 @@ class FetchThread:
         return True
 
     def _is_closed_shard(self) -> bool:
-        """A null iterator without children: trust the listing, not the answer."""
+        """Whether the shard is closed by the listing. A null iterator without children proves
+        nothing."""
         shard = self._listed()
         return shard is not None and not shard.is_open
-
-    def _is_open_shard(self) -> bool:
-        shard = self._listed()
-        return shard is not None and shard.is_open
 
     def _listed(self) -> Shard | None:
         shards = self._awaited(self._admin.list_shards)

@@ -1,9 +1,9 @@
 """Records that are given up: their letters are kept, and their failures reported.
 
-Letters are kept in an order that tells later which of them count [K20]. The lease row says how far
-there may be letters, before one is kept. An owner that finds the row's checkpoint below that says
-so where the letters are, before it reads: those of former owners above the checkpoint are of
-uncommitted work, and it judges their records again.
+Which letters count must be known later [K20]. So before a letter is kept, the lease row gets the
+position up to which letters may exist (`letters_to`). An owner that finds the row's checkpoint
+below that position writes a `Takeover` beside the letters before it reads. The letters of former
+owners above the checkpoint are then of uncommitted work, and their records are processed again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from kclrun.worker.delivery_queue import DeliveryQueue
 
 
 class GivingUp:
-    """Keeps letters of one lease, or counts skipped records; `keep_letter` as in `Deliverer`."""
+    """Keeps the letters of one lease, or counts skipped records. `keep_letter` is as in
+    `Deliverer`."""
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class GivingUp:
         self._then = then
 
     def let_go(self, record: Record, failure: Failure, calls: int, trouble: Trouble) -> bool:
-        """Keep the letter, however long that takes; False if delivery was stopped meanwhile, or
-        the lease is halted because the letter can never be kept."""
+        """Keep the letter; while its place is away, try again. False if delivery was stopped
+        meanwhile, or if the lease is halted because the letter can never be kept."""
         failed = 0
         while True:
             try:
@@ -67,7 +68,7 @@ class GivingUp:
         return True
 
     def rests(self, where: str, error: SinkError, failed: int) -> bool:
-        """Report that a place took nothing, and wait; False if delivery was stopped meanwhile."""
+        """Report that a destination failed, and wait. False if delivery was stopped meanwhile."""
         pause_s = destination_pause_s(failed)
         self._report(reports.ProcessorRaised(where, str(error), "", "", "", failed, pause_s))
         return self._queue.may_try_again(pause_s, is_batch=True)
@@ -93,8 +94,8 @@ class GivingUp:
 class Trouble:
     """The failures of one call of user code, and of its repetitions, for reports.
 
-    `of` has the last failure of single records of a batch, by index. `covered` is the highest
-    position that rows of the batch are kept for: the rows of a later call belong to it as well.
+    `of` has the last failure of each record of a batch, by index. `covered` is the highest position
+    to which rows of the batch belong: the rows of a later call belong to it as well.
     """
 
     def __init__(self, where: str = "process_records") -> None:
@@ -123,7 +124,8 @@ class Trouble:
         )
 
     def given_up(self, reason: str = "") -> reports.ProcessorFailed:
-        """`reason` is said before the last error; what user code gave as one has it already."""
+        """The report that the lease is halted. `reason` comes before the last error, unless the
+        error of user code contains it."""
         assert self._last is not None, "only what raised is given up"
         last = self._last
         traceback_text = "" if self._is_repetition else last.traceback_text
@@ -140,13 +142,14 @@ class Trouble:
         )
 
 
-# A try may find a note of a former process of this owner, which arrived late: there is one at most.
+# A write may find a note of a former process of this owner that arrived late: one at most.
 _NOTES_MAX: Final = 3
 
 
 class LeaseLetters:
-    """Used from `begin` on, by any thread of user code. `elsewhere` opens a place that is not a
-    folder; nothing is opened before a letter is kept or taken over."""
+    """The letters of one lease. After `begin` any thread of user code may keep one. `elsewhere`
+    opens a place that is not a folder. The place is opened when a letter is kept or taken over, not
+    before."""
 
     def __init__(
         self, spec: StartSpec, table: LeaseTable, elsewhere: Callable[[], LetterStore]
@@ -162,8 +165,9 @@ class LeaseLetters:
         self._keeping = threading.Lock()
 
     def begin(self, row: Lease, reached: ExtendedSequenceNumber) -> None:
-        """The lease is claimed, and nothing is read yet. `reached`: the greatest position that an
-        output has. A former owner's letters up to there stay, since none of its rows follows.
+        """The lease is claimed, and no record is read yet. `reached` is the highest position of an
+        output. Letters of former owners up to there stay valid: their records, processed again, add
+        no rows.
 
         Raises: SinkError while the place of the letters is away.
         """
@@ -195,11 +199,10 @@ class LeaseLetters:
         delivered: ExtendedSequenceNumber | None = None,
         durable: ExtendedSequenceNumber | None = None,
     ) -> None:
-        """Keep a record that was given up, durably. `delivered`: more letters may follow up to
-        there; `durable`: the last checkpoint of this process. A late checkpoint of the former owner
-        [P19] may have passed the record meanwhile: that one has processed it, and none is kept.
-
-        Raises: SinkError, also while the row cannot be written.
+        """Keep the letter of a record that was given up, durably. `delivered`: more letters may
+        follow up to there. `durable`: the last checkpoint of this process. If a late checkpoint of
+        the former owner [P19] has passed the record meanwhile, that owner has processed it, and no
+        letter is kept. Raises: SinkError, also while the row cannot be written.
         """
         spec = self._spec
         with self._keeping:
@@ -224,8 +227,8 @@ class LeaseLetters:
             self._opened().keep(letter)
 
     def _note(self, upto: ExtendedSequenceNumber) -> Lease | None:
-        """The row says that letters up to there may be kept, when this returns. Returns: the row;
-        None if it said so already, and then no late checkpoint of a former owner applies."""
+        """Write to the row that letters up to `upto` may exist. Returns: the row; None if that is
+        on the row already, and then no late checkpoint of a former owner can apply any more."""
         for _ in range(_NOTES_MAX):
             if self._noted is not None and self._noted >= upto:
                 return None

@@ -1,5 +1,5 @@
-"""The rows that user code of one lease emits, and the state that it changes: to a file that grows,
-and to outputs of a thread of their own."""
+"""The rows that user code of one lease emits, and its changes of the state, on their way to a file
+that grows and to the outputs, which have a thread of their own."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from kclrun.model.wire import WireCredentials
 from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
 from kclrun.protocol.reports import OUTPUT, STATE, ProcessorRaised, ProcessWarned, Report
+from kclrun.record_calls.runners import MakeThread
 from kclrun.sinks.emitted_rows import CursorRows, EmittedRows
 from kclrun.sinks.outbox import BoxedOutput, Decided
 from kclrun.sinks.state_versions import StateVersions
@@ -34,7 +35,6 @@ from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import DeliveryQueue
 from kclrun.worker.opening import open_kept, open_output, open_versions
 from kclrun.worker.outputs import STATE_BUFFER_BYTES, Keyed, Outputs, Pace
-from kclrun.worker.sharing import MakeThread
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 # Reading so much takes some 5 s at each start of the lease, in which no record is processed.
 WARN_BYTES: Final = 256 * 2**20
 T = TypeVar("T")
-# Of `state.memory` a commit is made before it is due when an eighth are changes: while it is under
-# way they are there as rows, as changes, and twice as bytes of the version.
+# A commit is made before it is due when changes take an eighth of `state.memory`: while it is under
+# way they are in memory as rows, as changes, and twice as bytes of the version.
 _CHANGES_SHARE: Final = 8
 # A commit of an SQL output and of the row takes some 50 ms.
 ROUND_EVERY_S: Final = 1.0
-# A request under way when the lease is over may end late: its outcome is for the next owner to see.
+# When the lease is over, a request under way may end later than this: the next owner sees its
+# outcome.
 _CLOSE_WAIT_S: Final = 1.0
 
 
@@ -55,8 +56,8 @@ class LeaseOutputs:
     """Implements `RowScope` for the main thread, and durability for the lease thread.
 
     `open` is called once the lease is claimed. Without outputs in the settings every method does
-    nothing, and `emit` raises. `broke` ends the process, after an error that no output may raise: a
-    lease whose rows are not sent would stand still.
+    nothing, and `emit` raises. `broke` ends the process after an error that no output may raise:
+    otherwise the rows would never be sent, and the lease would stand still.
     """
 
     def __init__(
@@ -85,18 +86,22 @@ class LeaseOutputs:
         self.cuts: tuple[ExtendedSequenceNumber, ...] = ()
         self._file: EmittedRows | None = None
         self._outputs: Outputs | None = None
+        self._opened_places: list[EmittedRows | Outputs] = []  # those of the two that are open
+        # Those that are opened, until the thread that serves and closes them starts.
+        self._unserved: list[Output] = []
         self._thread: threading.Thread | None = None
         self._places = [place for place in spec.outputs if not place.grows]
         self._begun: Lease | None = None
         self._emit_to: dict[str, Callable[[Row], None]] = {}
-        # The outputs whose rows are kept with their cursors, all in one file; or are dropped.
+        # In a replay: the outputs whose rows go to one file with their cursors, to be compared; the
+        # outputs whose rows are dropped.
         replay = spec.replay
         self._compared = () if replay is None or replay.drops_rows else replay.row_names
         self._dropped = frozenset(replay.row_names if replay and replay.drops_rows else ())
 
     def open(self, row: Lease) -> Lease:
-        """Open every output, the state first; returns the row with the position from which reading
-        begins. Nothing is fetched before, and renewals go on, however long the state takes.
+        """Open every output, the state first. Returns: the row with the position at which reading
+        begins. No record is fetched before, and renewals go on, however long the state takes.
 
         Called again if `initialize` is repeated, and then does nothing. Raises: SinkError when
         delivery was stopped while a destination was away; SettingsError.
@@ -109,8 +114,14 @@ class LeaseOutputs:
             if place.grows and place.path is not None and self._file is None:
                 name = file_name(spec.shard_id, row.generation)
                 self._file = self._opened_file(Path(place.path), name, row.checkpoint)
+                self._opened_places.append(self._file)
         has_lanes = self._places or spec.state is not None
-        self._begun = self._open_outputs(row) if has_lanes else row
+        try:
+            self._begun = self._open_outputs(row) if has_lanes else row
+        finally:
+            for output in self._unserved:  # it failed, and other leases may share the process
+                output.close()
+            self._unserved.clear()
         return self._begun
 
     def _opened_file(
@@ -126,7 +137,10 @@ class LeaseOutputs:
         return rows
 
     def _open_outputs(self, row: Lease) -> Lease:
-        opened = [(place.name, self._opened(place, row), _pace(place)) for place in self._places]
+        opened = []
+        for place in self._places:
+            pace = Pace(place.roll_s, place.roll_bytes, place.buffer_bytes)
+            opened.append((place.name, self._opened(place, row), pace))
         at_row, row = row, self._decided(row, opened)
         keyed = None if self._spec.state is None else self._restored(self._spec.state, row)
         outputs = Outputs(
@@ -145,16 +159,19 @@ class LeaseOutputs:
         if decided is None:
             self._post(events.OutputsBegan(start, outputs.cursors()))
         self._outputs = outputs
+        self._opened_places.append(outputs)
         if self.entries is not None:
             self.entries.journal = outputs.change_state
         self._emit_to |= {place.name: outputs.emit_to(place.name) for place in self._places}
-        self._thread = self._make_thread(self._serve, "outputs")
-        self._thread.start()
+        thread = self._make_thread(self._serve, "outputs")
+        thread.start()  # may fail: `close` joins only what was started
+        self._thread = thread
+        self._unserved.clear()
         return msgspec.structs.replace(row, checkpoint=start)
 
     def _decided(self, row: Lease, opened: Sequence[tuple[str, Output, Pace]]) -> Lease:
         """The row as it would be if its last owner had finished the commit that the first output
-        decided [K12]; the same row if there is none, and without an outbox."""
+        decided [K12]. The same row without such a commit, and without an outbox."""
         if self._spec.state is None or not self._spec.state.has_outbox or not opened:
             return row
         name, first, _ = opened[0]
@@ -190,20 +207,21 @@ class LeaseOutputs:
             token=row.counter,
         )
         output = open_output(place, of, spec.kinesis, self._credentials)
+        self._unserved.append(output)
         has_outbox = spec.state is not None and spec.state.has_outbox
         return BoxedOutput(output) if has_outbox else output
 
     def _restored(self, place: StatePlace, row: Lease) -> Keyed:
-        """Read the state at the row's checkpoint, however long its store is away."""
+        """Read the state at the row's checkpoint. While its store is away, try again."""
         spec = self._spec
         folder = version_folder(spec.application, spec.stream_name)
         store = open_versions(place, folder, spec.kinesis, self._credentials)
         kept = open_kept(place, folder, spec.shard_id, self._broke)
         nonce = secrets.token_hex(4)
         versions = StateVersions(
-            *(store, spec.shard_id, row.counter, nonce, kept),
-            may_begin_empty=place.may_begin_empty,
+            *(store, spec.shard_id, row.counter, nonce, kept), may_begin_empty=place.may_begin_empty
         )
+        self._unserved.append(versions)
         entries = self.until_there(
             STATE, lambda: versions.restore(row, self._read_rows, row.hash_range)
         )
@@ -224,7 +242,7 @@ class LeaseOutputs:
     def _begin(
         self, outputs: Outputs, row: Lease, decided: Decided | None
     ) -> tuple[ExtendedSequenceNumber, tuple[ExtendedSequenceNumber, ...]]:
-        """Take the destinations over, however long one of them is away."""
+        """Take the destinations over. While one of them is away, try again."""
         cursors = dict(row.outputs.cursors) if row.outputs is not None else {}
         may_adopt = self._file is None
         return self.until_there(
@@ -233,8 +251,8 @@ class LeaseOutputs:
         )
 
     def until_there(self, what: str, call: Callable[[], T]) -> T:
-        """Call until it returns, while `what` is away. Raises: SinkError when delivery was stopped
-        meanwhile; SettingsError."""
+        """Repeat `call` until it returns, because `what` may be away. Raises: SinkError when
+        delivery was stopped meanwhile; what else `call` raises."""
         failed = 0
         while True:
             try:
@@ -247,7 +265,7 @@ class LeaseOutputs:
                 if not self._queue.may_try_again(pause_s, is_batch=False):
                     raise
 
-    # User code.
+    # For user code.
 
     def emit(self, row: Row, to: str) -> None:
         """As `Context.emit`."""
@@ -257,16 +275,16 @@ class LeaseOutputs:
         emit(row)
 
     def prepare(self, row: Row, to: str) -> KeptRow:
-        """A row that its record keeps until it is done, in the form of its output. Raises: as
-        `emit`, but for a full disk."""
+        """The row in the form of its output. Its record keeps it until the record is done. Raises:
+        as `emit`, except for a full disk."""
         if to not in self._emit_to:
             raise self._unknown(to)
         if to in self._dropped:
             return KeptRow(to, b"", 0)
-        if self._is_in_file(to):
+        if self._file is not None and (to == MAIN_OUTPUT or to in self._compared):
             line = encode_row(row)
             return KeptRow(to, line, len(line))
-        assert self._outputs is not None, "a name without a file is of an output"
+        assert self._outputs is not None, "the name of an output"
         return self._outputs.prepare(row, to)
 
     def place(self, row: KeptRow) -> None:
@@ -282,13 +300,10 @@ class LeaseOutputs:
             self._outputs.place(row)
 
     def place_changes(self, changes: Sequence[Undoable]) -> None:
-        """Add changes of the state that records made; the last before `end_batch`."""
+        """Add changes of the state that records made; the last call before `end_batch`."""
         if changes:
             assert self._outputs is not None, "the state is the first of them"
             self._outputs.place_changes(changes)
-
-    def _is_in_file(self, to: str) -> bool:
-        return self._file is not None and (to == MAIN_OUTPUT or to in self._compared)
 
     def _unknown(self, to: str) -> SettingsError:
         if to == MAIN_OUTPUT:
@@ -301,31 +316,23 @@ class LeaseOutputs:
 
     def begin_batch(self) -> None:
         """As `RowScope`."""
-        if self._file is not None:
-            self._file.begin_batch()
-        if self._outputs is not None:
-            self._outputs.begin_batch()
+        for each in self._opened_places:
+            each.begin_batch()
 
     def end_batch(self, position: ExtendedSequenceNumber) -> None:
         """As `RowScope`."""
-        if self._file is not None:
-            self._file.end_batch(position)
-        if self._outputs is not None:
-            self._outputs.end_batch(position)
+        for each in self._opened_places:
+            each.end_batch(position)
 
     def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None = None) -> None:
         """As `RowScope`."""
-        if self._outputs is not None:
-            self._outputs.take_back_batch(checkpoint)
-        if self._file is not None:
-            self._file.take_back_batch(checkpoint)
+        for each in reversed(self._opened_places):
+            each.take_back_batch(checkpoint)
 
     def cover(self, position: ExtendedSequenceNumber) -> None:
-        """User code asks for a checkpoint: it covers all rows emitted until this call."""
-        if self._file is not None:
-            self._file.cover(position)
-        if self._outputs is not None:
-            self._outputs.cover(position)
+        """User code requests a checkpoint: it covers all rows emitted until this call."""
+        for each in self._opened_places:
+            each.cover(position)
 
     def settle(self, position: ExtendedSequenceNumber) -> None:
         """Every record up to `position` is processed or given up."""
@@ -333,10 +340,10 @@ class LeaseOutputs:
             self._outputs.settle(position)
 
     def sent(self) -> ExtendedSequenceNumber | None:
-        """Rows of records up to here left for their destinations."""
-        return self._outputs.handed if self._outputs is not None else None
+        """Rows of records up to here were given to their destinations; None if no rows were."""
+        return self._outputs.sent if self._outputs is not None else None
 
-    # The lease thread.
+    # For the lease thread.
 
     def make_durable(self, position: ExtendedSequenceNumber) -> None:
         """The rows in the file survive a crash when this returns. Raises: SinkError."""
@@ -344,7 +351,7 @@ class LeaseOutputs:
             self._file.make_durable(position)
 
     def commit(self, asked: CommitOutputs) -> None:
-        """The outputs are to commit; `OutputsCommitted` follows."""
+        """Request a commit of the outputs; `OutputsCommitted` follows."""
         if self._outputs is not None:
             self._outputs.commit(asked)
 
@@ -355,10 +362,10 @@ class LeaseOutputs:
 
     @property
     def round_every_s(self) -> float | None:
-        """How far apart rounds of wall timers are at least; None if no output stores its cursor.
+        """The least time between two rounds of wall timers; None if no output stores its cursor.
 
-        Each round ends with a commit. It ends the rolls of the outputs, too: where there are any,
-        rounds are not more often than checkpoints are due.
+        Each round ends with a commit, which also ends the rolls of the outputs. Where outputs have
+        rolls, rounds are not more frequent than checkpoints.
         """
         storing = [place for place in self._spec.outputs if place.stores_cursor]
         if not storing:
@@ -367,7 +374,7 @@ class LeaseOutputs:
         return max(ROUND_EVERY_S, self._spec.checkpoint.every_s if rolls else 0.0)
 
     def waiting_since(self) -> Instant:
-        """Since when rows of processed records wait for an output; 0 if none do."""
+        """As `Outputs.waiting_since`."""
         return self._outputs.waiting_since if self._outputs is not None else Instant(0.0)
 
     def close(self) -> None:
@@ -380,7 +387,7 @@ class LeaseOutputs:
 
 
 def keyed(place: StatePlace, versions: StateVersions, live: LiveEntries) -> Keyed:
-    """The state among the outputs of its lease."""
+    """The keyed state as the first output of its lease."""
     buffer_bytes = STATE_BUFFER_BYTES
     if place.local is not None:
         buffer_bytes = min(buffer_bytes, place.memory_bytes // _CHANGES_SHARE)
@@ -402,16 +409,12 @@ def _large(size: int, most: int) -> str:
     )
 
 
-def _pace(place: OutputPlace) -> Pace:
-    return Pace(place.roll_s, place.roll_bytes, place.buffer_bytes)
-
-
 def _refused(_change: MakeChange, _key: str, _name: str, _value: bytes | None, /) -> None:
-    """Until the outputs are open no call may change the state."""
+    """The journal of the state until the outputs are open: no call may change it."""
     raise SinkError(
         "context.state is changed in process_records, on_timer and shard_ended, while they run"
     )
 
 
 def _drop(_row: Row) -> None:
-    """The row of a processor whose state is rebuilt: the outputs have it."""
+    """Drop a row while a lost state is made again: the outputs have the row already."""

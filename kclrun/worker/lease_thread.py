@@ -6,6 +6,7 @@ event. It never delays a decision: each event carries the time to the core.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import heapq
 import itertools
@@ -30,10 +31,11 @@ from kclrun.model.wire import WireCredentials
 from kclrun.ports import LeaseTable, Pump, StreamAdmin
 from kclrun.protocol import reports, writes
 from kclrun.protocol.status import LeaseStatus
+from kclrun.record_calls.runners import MakeThread
 from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
-from kclrun.worker.sharing import LEASE_THREAD, MakeThread, RestS, daemon_thread
+from kclrun.worker.sharing import LEASE_THREAD, RestS, daemon_thread
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
@@ -48,20 +50,20 @@ class ManagerLine:
         self,
         channel: Channel[messages.Left, messages.ToWorker],
         renew: Callable[[WireCredentials], None],
-        tell_stacks: Callable[[TextIO], None] | None = None,
+        write_coroutines: Callable[[TextIO], None] | None = None,
     ) -> None:
-        """`tell_stacks` writes where user code stands beside the stacks of the threads."""
+        """`write_coroutines` writes where coroutines wait, which the stack of no thread shows."""
         self._channel = channel
         self._renew = renew
-        self._tell_stacks = tell_stacks
+        self._write_coroutines = write_coroutines
         self._is_gone = False
 
     def filenos(self) -> tuple[int, ...]:
         """For a selector; none once the manager is gone: its end would be readable for ever."""
         return () if self._is_gone else (self._channel.fileno(),)
 
-    def hear(self) -> list[events.Event]:
-        """The events from all received messages. Raises: MalformedFrame."""
+    def receive(self) -> list[events.Event]:
+        """The events from all messages that have come. Raises: MalformedFrame."""
         received: list[events.Event] = []
         while not self._is_gone:
             match self._channel.receive():
@@ -79,19 +81,27 @@ class ManagerLine:
                 case messages.RenewCredentials(credentials):
                     self._renew(credentials)
                 case messages.DumpStacks():
-                    faulthandler.dump_traceback(file=STDERR_FD, all_threads=True)
-                    if self._tell_stacks is not None:
-                        with open(STDERR_FD, "w", closefd=False) as file:
-                            self._tell_stacks(file)
+                    self._dump_stacks()
                 case messages.Restart():
                     received.append(events.RestartRequested())
                 case messages.Begin() | messages.Admit():
                     pass  # Only the first one counts, and it was read before.
         return received
 
+    def _dump_stacks(self) -> None:
+        """Standard error may be full, or its reader may be gone: the drain that follows matters
+        more than the stacks."""
+        faulthandler.dump_traceback(file=STDERR_FD, all_threads=True)
+        if self._write_coroutines is not None:
+            with (
+                contextlib.suppress(OSError),
+                open(STDERR_FD, "w", errors="backslashreplace", closefd=False) as file,
+            ):
+                self._write_coroutines(file)
+
 
 class Reporter:
-    """Writes slot and ring of one place, and presses the doorbell."""
+    """Writes the status slot and the ring of one place, and presses the doorbell."""
 
     def __init__(
         self,
@@ -113,20 +123,20 @@ class Reporter:
 
     def report(self, report: reports.Report) -> None:
         """Put a report on the ring. A full ring drops it, and the manager reads the row."""
-        match report:
-            case reports.ProcessorRaised(where) if where != reports.DEAD_LETTER:
-                self._retries += 1
-            case reports.RecordGivenUp():
-                self._skipped += report.is_skipped
-                self._dead_letters += not report.is_skipped
         with self._reporting:
+            match report:
+                case reports.ProcessorRaised(where) if where != reports.DEAD_LETTER:
+                    self._retries += 1
+                case reports.RecordGivenUp():
+                    self._skipped += report.is_skipped
+                    self._dead_letters += not report.is_skipped
             if not self._is_closed:
                 self._ring.put(messages.encode_report(report))
         self._doorbell.press()
 
     def close(self) -> None:
-        """Write nothing from now on: in a shared process the place is soon that of another lease,
-        and the fetch thread may still wait for an answer."""
+        """Write nothing from now on: in a shared process another lease soon gets the place, while
+        the fetch thread of this one may still wait for an answer."""
         with self._reporting:
             self._is_closed = True
 
@@ -147,7 +157,7 @@ class Reporter:
     ) -> None:
         """Refresh the status slot."""
         fetch = self._fetch_view()
-        ledger = life.ledger
+        ledger, behind_ms = life.ledger, fetch.millis_behind_latest
         is_quiet = queue.is_empty and not queue.busy_since and ledger.processed >= ledger.delivered
         has_caught_up = fetch.fetched is None or ledger.processed >= fetch.fetched
         self._slot.publish(
@@ -161,7 +171,7 @@ class Reporter:
                 bytes_total=queue.bytes_total,
                 batches_total=queue.batches_total,
                 processing_s_total=queue.processing_s_total,
-                millis_behind_latest=_or_unknown(fetch.millis_behind_latest),
+                millis_behind_latest=-1 if behind_ms is None else behind_ms,
                 fetched=_number(fetch.fetched),
                 processed=_number(ledger.processed),
                 checkpointed=ledger.checkpointed if life.own.row is not None else None,
@@ -184,20 +194,16 @@ class Reporter:
 
 
 def _number(position: ExtendedSequenceNumber | None) -> ExtendedSequenceNumber | None:
-    """The position if it is one of a record; None for a sentinel: there was no record yet."""
+    """The position of a record; None for a sentinel, where there was no record yet."""
     return None if position is None or position.is_sentinel else position
-
-
-def _or_unknown(millis_behind_latest: int | None) -> int:
-    return -1 if millis_behind_latest is None else millis_behind_latest
 
 
 # An idle lease publishes its status so often; every event (a batch, a write, a message, the tip of
 # the shard) publishes it at once. Among a hundred idle processes the caches are cold and a turn
 # takes 0.24 ms: five turns a second were 9 % of a core more than one (`bin/bench idle`).
 LOOK_S: Final = 2.0
-# A waiting thread wakes within milliseconds. If it is a whole second late, it reports that: another
-# thread held the GIL, or the process did not run.
+# A waiting thread wakes within milliseconds. If it is a whole second late, another thread held the
+# GIL, or the process did not run.
 STALL_LOGGED_S: Final = 1.0
 
 Timed = commands.SendWrite | commands.SendLateCheckpoint | commands.ReadOwnRow
@@ -216,7 +222,7 @@ class Rows(Protocol):
         ...
 
     def waiting_since(self) -> Instant:
-        """Since when rows of processed records wait for an output; 0 if none do."""
+        """As `Outputs.waiting_since`."""
         ...
 
     def make_durable(self, position: ExtendedSequenceNumber) -> None:
@@ -227,14 +233,12 @@ class Rows(Protocol):
 class LeaseThread:
     """Runs the core until it returns Exit.
 
-    `cause` is the reason of the Exit; `failure` is the error if the thread broke.
+    `cause` is the reason of the Exit; `failure` is the error that ended the thread, if one did.
+    `spans` traces the checkpoints; None without traces. `on_over` is called on this thread at the
+    very end, with the queue closed.
 
-    `spans` traces the checkpoints, if anything does.
-
-    `on_over` is called on this thread at the very end, with the queue closed.
-
-    It has a thread and is not a subclass: `threading.Thread` takes new private names at any release
-    (`_handle` in 3.13 hid this class's own method, and every lease process failed at its start).
+    It is not a subclass of `threading.Thread`, which may use a new private name in any release
+    (`_handle` of 3.13 hid a method of this class, and every lease process failed at its start).
     """
 
     def __init__(
@@ -316,7 +320,7 @@ class LeaseThread:
         self._publish()
         self._watch_fetching()
         self._wait()
-        self._do_what_waited()
+        self._perform_later()
         self._pump.post(events.Ticked())
 
     def _publish(self) -> None:
@@ -336,18 +340,20 @@ class LeaseThread:
             before + self._rest_s(before, LOOK_S),
             self._later[0][0] if self._later else before + LOOK_S,
         )
-        self._tell_stall(before - self._awake_since - self._asking_s)
-        readable = [self._inbox.fileno(), *self._line.filenos()]
-        select.select(readable, [], [], max(0.0, deadline - before))
+        self._report_stall(before - self._awake_since - self._asking_s)
+        poller = select.poll()  # select() takes no descriptor above 1,023; user code may open more
+        for descriptor in (self._inbox.fileno(), *self._line.filenos()):
+            poller.register(descriptor, select.POLLIN)
+        poller.poll(max(0.0, deadline - before) * 1000)
         self._awake_since, self._asking_s = self._now(), 0.0
-        self._tell_stall(self._awake_since - max(deadline, before))
-        for event in (*self._line.hear(), *self._inbox.take()):
+        self._report_stall(self._awake_since - max(deadline, before))
+        for event in (*self._line.receive(), *self._inbox.take()):
             self._pump.post(event)
 
-    def _tell_stall(self, stalled_s: float) -> None:
+    def _report_stall(self, stalled_s: float) -> None:
         """Report a late wake-up, or long work that is not a request to a service."""
         if stalled_s >= STALL_LOGGED_S:
-            # User code may have returned by now: the longest waiter does not run first.
+            # User code may have returned by now: the thread that waited longest need not run first.
             in_user_code = self._user_code_s() - self._user_code_before_s >= STALL_LOGGED_S
             self._pump.post(events.ThreadStalled(stalled_s, in_user_code))
         self._user_code_before_s = self._user_code_s()
@@ -357,7 +363,7 @@ class LeaseThread:
         running_s = self._now() - view.busy_since if view.busy_since else 0.0
         return view.processing_s_total + running_s
 
-    def _do_what_waited(self) -> None:
+    def _perform_later(self) -> None:
         while self._later and self._later[0][0] <= self._now():
             _, _, command = heapq.heappop(self._later)
             self._perform_now(command)
@@ -415,9 +421,10 @@ class LeaseThread:
             self._send(command.change)
 
     def _send(self, change: writes.LeaseChange) -> None:
-        began = self._now()
+        began, position = self._now(), _covered(change)
         try:
-            self._make_rows_durable(change)
+            if position is not None:
+                self._rows.make_durable(position)
         except SinkError as error:
             # Nothing was sent: the checkpoint waits until its rows can be stored.
             self._pump.answer(events.RowsNotKept(change, str(error)))
@@ -428,14 +435,10 @@ class LeaseThread:
             self._reporter.note_send(sent)
         outcome = self._table.write(change)
         self._asking_s += self._now() - sent
-        if self._spans is not None and (position := _covered(change)) is not None:
+        if self._spans is not None and position is not None:
             is_applied = isinstance(outcome, writes.Applied)
             self._spans.committed(position, type(outcome).__name__, began, is_applied=is_applied)
         self._pump.answer(events.WriteResolved(change, outcome, sent))
-
-    def _make_rows_durable(self, change: writes.LeaseChange) -> None:
-        if (position := _covered(change)) is not None:
-            self._rows.make_durable(position)
 
     def _ask(
         self,

@@ -1,12 +1,13 @@
 """A lease process from its first line to its exit code.
 
-The launcher calls it in the forked child, with three descriptors; the start command contains all
-else. The reason of its end is reported on the ring; the exit code is for people
+The launcher calls `run` in the forked child, with three descriptors; the start command contains
+everything else. The process reports the reason of its end on the ring; its exit code is for people
 (`ipc/exit_codes.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import os
@@ -67,7 +68,7 @@ from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, 
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
 from kclrun.worker.giving_up import LeaseLetters
 from kclrun.worker.lease_outputs import LeaseOutputs
-from kclrun.worker.lease_thread import LeaseThread, ManagerLine, Reporter
+from kclrun.worker.lease_thread import STDERR_FD, LeaseThread, ManagerLine, Reporter
 from kclrun.worker.sharing import (
     SharedLease,
     SharedProcess,
@@ -183,11 +184,10 @@ def key_meter(spec: StartSpec) -> KeyMeter | None:
 
 # The manager sends the start command right after the fork, without waiting.
 BEGIN_WAIT_S: Final = 10.0
-# User code that still runs when the lease is lost gets this long to return. Where a longer wait is
-# right, the core has waited before.
+# User code that still runs when the lease is over gets this long to return. If a longer wait is
+# right, the core has waited already.
 USER_CODE_WAIT_S: Final = 1.0
 
-STDERR_FD: Final = 2
 STUCK: Final = (
     "its lease is over and its user code has not returned: the process that it shares ends, and the"
     " other leases in it start again"
@@ -207,7 +207,7 @@ _CODES: Final = {
 def run(segment_fd: int, doorbell_fd: int, channel_fd: int) -> int:
     """Serve one lease, or those that the manager admits; returns the exit code."""
     segment = Segment.attach(segment_fd)
-    doorbell = Doorbell.at_door(doorbell_fd)
+    doorbell = Doorbell.for_writer(doorbell_fd)
     channel = messages.channel_of_worker(channel_fd)
     got = channel.receive_with_fds(BEGIN_WAIT_S)
     if isinstance(got, Quiet | PeerGone):
@@ -265,22 +265,23 @@ def _serve(
         return _broke(error, ring, doorbell)
     finally:
         if process is not None:
-            process.fall_silent()
+            process.stop_reporting()
 
 
 def _broke(error: BaseException, ring: EventRing, doorbell: Doorbell) -> int:
     """Report why the process ends, if the processor is not at fault; returns the exit code."""
     fault = host_fault(error)
-    if fault is None:
-        traceback.print_exception(error)
     words = fault or f"a bug in kclrun: {type(error).__name__}: {error}"
     ring.put(messages.encode_report(ProcessBroke(words)))
     doorbell.press()
+    if fault is None:
+        with contextlib.suppress(OSError):  # standard error may be full: the report is sent
+            traceback.print_exception(error)
     return exit_codes.BUG if fault is None else exit_codes.HOST
 
 
 def _log_of(spec: StartSpec, shard: str | Callable[[], str]) -> EventLog:
-    """The log of this process: its lines name the shard, or that of the thread that writes."""
+    """The log of this process. `shard` is named in its lines, or returns the shard to name."""
     return EventLog(
         LineSink(STDERR_FD),
         app=spec.application,
@@ -313,7 +314,7 @@ class LeaseProcess:
             if shared is None
             else shared.process.rest_s
         )
-        self._tell_broken = functools.partial(_broke, ring=ring, doorbell=doorbell)
+        self._report_broken = functools.partial(_broke, ring=ring, doorbell=doorbell)
         self._services = services(spec) if shared is None else _shared_services(spec, shared)
         self._inbox = Inbox()
         turn = None if shared is None else shared.process.turn
@@ -329,7 +330,7 @@ class LeaseProcess:
         self._rows = self._outputs()
         self._checkpoints = CheckpointCalls(self._inbox.post, self._cover, self._is_over)
         replace = self._services.credentials.replace
-        self._line = ManagerLine(channel, replace, self._tell_stacks_of_records)
+        self._line = ManagerLine(channel, replace, self._write_coroutines)
         self._lease_thread = LeaseThread(
             self._life,
             self._inbox,
@@ -342,7 +343,7 @@ class LeaseProcess:
             reporter=self._reporter,
             fetch_watch=FetchWatch(self._fetch_view, silence_max_s(spec.source or spec.kinesis)),
             now=boottime,
-            on_over=self._leave_user_code_behind,
+            on_over=self._end_if_user_code_stays,
             make_thread=self._make_thread,
             rest_s=self._rest_s,
             spans=self._spans,
@@ -392,11 +393,11 @@ class LeaseProcess:
                 warn=self._reporter.warn,
             )
             if shared is not None:
-                shared.process.own_threads.add(made.queue.thread)
+                shared.process.own(made.queue.thread)
             return made
 
         process = make() if shared is None else shared.process.part("spans", make)
-        process.queue.warn = self._reporter.warn  # that of an earlier lease may be closed
+        process.queue.warn = self._reporter.warn  # the reporter of an earlier lease may be closed
         return LeaseSpans(
             process,
             stream=spec.stream_name,
@@ -433,14 +434,14 @@ class LeaseProcess:
         self._lease_thread.join()
         return self._end()
 
-    def _tell_stacks_of_records(self, file: TextIO) -> None:
-        self._deliverer.tell_stacks(file)
+    def _write_coroutines(self, file: TextIO) -> None:
+        self._deliverer.write_coroutines(file)
 
     def _break_off(self, error: BaseException) -> None:
         self._lease_thread.break_off(error)
 
-    def _leave_user_code_behind(self) -> None:
-        """The lease is over: end the process while user code still runs, if it does not return."""
+    def _end_if_user_code_stays(self) -> None:
+        """The lease is over: end the process if user code does not return."""
         if not self._user_code_returned.wait(USER_CODE_WAIT_S):
             code = exit_codes.BUG
             if self._shared is not None:
@@ -576,8 +577,9 @@ class LeaseProcess:
             self._rows.cover(covered)
 
     def _begin_fetching(self, row: Lease, claimed: Lease) -> None:
-        """Reading begins where the outputs have no rows yet. If they have all of the shard, its
-        end is read again from the checkpoint, and no record is given to user code."""
+        """Reading begins where the outputs have no rows yet. If they have the rows of the whole
+        shard, reading begins at the checkpoint to find its end, and no record is given to user
+        code."""
         spec = self._spec
         read_from = claimed if row.checkpoint == SHARD_END else row
         plan = FetchPlan(
@@ -610,8 +612,8 @@ class LeaseProcess:
         )
         self._fetching.start()
 
-    def fall_silent(self) -> None:
-        """Report nothing any more: a fetch thread may still wait for an answer."""
+    def stop_reporting(self) -> None:
+        """Report nothing any more: the fetch thread may still wait for an answer."""
         self._reporter.close()
 
     def _fetch_view(self) -> FetchView:
@@ -627,13 +629,14 @@ class LeaseProcess:
             self._spans.end()
         thread = self._lease_thread
         if thread.failure is not None:
-            return self._tell_broken(thread.failure)
+            return self._report_broken(thread.failure)
         assert thread.cause is not None, "the lease thread ended without a cause"
         return _CODES[thread.cause]
 
 
 def _carrier(context: str | None, paths: Sequence[Path]) -> Callable[[Record], str | None] | None:
-    """What finds the trace context of a record's producer. Raises: ProcessorLoadError."""
+    """The function that finds the trace context of a record's producer; None without the setting.
+    Raises: ProcessorLoadError."""
     if context is None or ":" not in context:
         from kclrun.observe.traces import json_carrier
 
@@ -642,8 +645,8 @@ def _carrier(context: str | None, paths: Sequence[Path]) -> Callable[[Record], s
 
 
 def _holds_lock(path: str) -> bool:
-    """Hold the lock as a proof, while this process lives, that its owner is not gone [P3]. The
-    children of this process do not hold it: a child does not prove that the lease process lives.
+    """Hold the lock file, as a proof that this process of its owner lives [P3]. Children of this
+    process do not hold it: a child does not prove that the lease process lives.
 
     Raises: HostFailed if the file cannot be opened.
     """

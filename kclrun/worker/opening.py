@@ -1,4 +1,4 @@
-"""Opens the destination of an output: the one place that knows which class writes where.
+"""Opens the destinations of outputs: only this module knows which class writes where.
 
 Each destination is imported when it is opened: a lease process loads botocore, SQLAlchemy or
 pyarrow only if an output of its settings needs it.
@@ -27,8 +27,8 @@ def open_output(
     kept: dict[str | None, Any] | None = None,
 ) -> Output:
     """The destination at `place`, for the rows of `of`; sends nothing. `kinesis` is the endpoint of
-    the application: the other services are used in its region. A thread that opens many, one after
-    the other, gives the same `kept` each time: clients that are slow to make stay in it.
+    the application: the other services are used in its region. A caller that opens many outputs
+    passes the same `kept` each time: clients that are slow to make stay in it.
 
     A file that grows (`place.grows`) is not opened here. Raises: SettingsError if an extra of
     kclrun that the destination needs is not installed.
@@ -115,7 +115,7 @@ def open_versions(
 def open_kept(
     place: StatePlace, folder: str, shard_id: str, broke: Callable[[BaseException], None]
 ) -> KeptEntries:
-    """Where the entries of the last version are: in memory, or below `folder` of the local disk.
+    """The place of the entries of the last version: memory, or below `folder` of the local disk.
     Raises: SinkError."""
     if place.local is None:
         return MemoryEntries()

@@ -1,19 +1,19 @@
-"""The outputs of one lease: rows wait here for their destinations, which a thread of their own
-serves.
+"""The outputs of one lease: rows wait here until the thread of the outputs sends them.
 
-The main thread emits rows; this thread sends and commits them, as far as their records are settled
-and in the order of the settings [K5]. So a slow destination delays no renewal. It does not decide
-when a checkpoint is due: the core asks (`CommitOutputs`), and `OutputsCommitted` tells it how far
-every output is.
+The main thread emits rows. The thread of the outputs sends and commits them, as far as their
+records are settled and in the order of the settings [K5]. So a slow destination delays no renewal.
+The core decides when a checkpoint is due: it requests a commit (`CommitOutputs`), and
+`OutputsCommitted` reports up to which position every output has its rows.
 
 With keyed state the first output is the state: its rows are changes of the state. Then all outputs
-commit together and at one position, the state first: no output has rows of records whose state is
-not durable.
+commit together and at one position, the state first. So no output has rows of records whose state
+is not durable.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -37,26 +37,25 @@ from kclrun.state.keyed import MakeChange, Undoable, held_bytes
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
 
-# The rows of one call wait in memory, because they are taken back if it raises. Beyond this they
-# are more than a mistake of the processor should cost its host.
+# The rows of one call wait in memory, because they are taken back if the call raises. A mistake of
+# the processor must not take more memory of its host than this.
 CALL_BYTES_MAX: Final = 256 * 2**20
-# Changes of the state that wait for a commit; beyond this one is made before it is due.
+# With so many bytes of changes of the state waiting, a commit is made before it is due.
 STATE_BUFFER_BYTES: Final = 64 * 2**20
-# Versions that nothing names are looked for once an hour: one LIST.
+# How often versions that no row needs are looked for: each time costs one LIST.
 _COLLECT_EVERY_S: Final = 3600.0
 # An offer leaves a larger roll to the next owner: sending it takes longer than the gap of a move
 # should be.
 OFFER_BYTES_MAX: Final = 5 * 2**20
-
-
-# A full output holds delivery until half of its buffer is free: not a batch for each row sent.
+# A full output stops delivery until this share of its buffer is free. Otherwise a small batch would
+# start for each row that is sent.
 FREE_SHARE: Final = 0.5
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """When an output commits by itself. `roll_s` and `roll_bytes` are the age and the size of a
-    roll, both 0 for an output that commits with every checkpoint. With `buffer_bytes` unsent no
-    batch starts."""
+    """When an output commits without a request of the core. `roll_s` and `roll_bytes` are the age
+    and the size at which a roll ends, both 0 for an output that commits with every checkpoint.
+    While `buffer_bytes` are unsent no batch starts."""
 
     roll_s: float
     roll_bytes: int
@@ -64,10 +63,10 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Keyed(msgspec.Struct, frozen=True):
-    """The keyed state among the outputs. `undo` takes a change back from what user code sees;
-    versions that nothing names are deleted when they are older than `retain_s`. A commit is made
-    before it is due when changes of `buffer_bytes` wait for it. With `is_boxed` the other outputs
-    are `BoxedOutput`s, and the versions hold their rows [K12]."""
+    """The keyed state among the outputs. `undo` takes a change back from the entries that user code
+    sees. Versions that no row needs are deleted when they are older than `retain_s`. A commit is
+    made before it is due when changes of `buffer_bytes` wait for it. With `is_boxed` the other
+    outputs are `BoxedOutput`s, and the versions hold their rows [K12]."""
 
     versions: StateVersions
     undo: Callable[[Undoable], None]
@@ -76,8 +75,8 @@ class Keyed(msgspec.Struct, frozen=True):
     is_boxed: bool = False
 
 
-class _Mark(msgspec.Struct, frozen=True, gc=False):
-    """The rows of an output up to a point: their number and bytes since the lease began."""
+class _Mark(msgspec.Struct, frozen=True, gc=False, order=True):
+    """The number and the bytes of the first rows of an output since the lease began."""
 
     rows: int = 0
     size: int = 0
@@ -99,18 +98,19 @@ class _Lane:
         self.output = output
         self.pace = pace
         self.rows: list[Any] = []  # emitted and not yet added
-        # All rows that were emitted, and their bytes: numbers, because each row counts here.
+        # The number of all rows that were emitted, and their bytes. Not a _Mark, because each row
+        # changes them.
         self.emitted_rows = self.emitted_bytes = 0
         self.added = _Mark()
-        # Up to here the destination had its rows when the lease began: what is emitted again for
-        # records up to it is dropped [K12].
+        # The destination had the rows of records up to here when the lease began: rows that these
+        # records emit again are dropped [K12].
         self.known: ExtendedSequenceNumber | None = None
         self.committed: Cursor | None = None
         self.is_dirty = False  # rows were added since the last commit
         self.committed_rows = self.committed_bytes = 0  # of the rows that were added until then
         self.is_unresolved = False  # a commit raised: nothing is added before it is repeated [K6]
         self.dirty_since = Instant(0.0)
-        # Every row that its settled records emitted is durable up to here.
+        # The rows of all records up to here are durable at the destination.
         self.clear: ExtendedSequenceNumber | None = None
 
     @property
@@ -135,8 +135,8 @@ class _Lane:
         return self.emitted_bytes - self.added.size + self.output.unsent_bytes
 
     def is_due(self, now: Instant, *, is_asked: bool, is_held: bool) -> bool:
-        """Whether it commits now although no checkpoint needs it at once. `is_held`: delivery waits
-        until half of the buffer is free."""
+        """Whether the output commits now although no checkpoint needs its rows at once. `is_held`:
+        delivery waits until half of the buffer is free."""
         if not self.is_dirty:
             return False
         pace, unsent = self.pace, self.output.unsent_bytes
@@ -144,7 +144,7 @@ class _Lane:
             return True
         if not pace.roll_bytes:
             return is_asked
-        # Not what is unsent: parts of a roll are sent as they fill.
+        # Not the unsent bytes: parts of a roll are sent as they fill.
         rolled = self.added.size - self.committed_bytes
         return rolled >= pace.roll_bytes or now >= self.dirty_since + pace.roll_s
 
@@ -152,10 +152,10 @@ class _Lane:
 class Outputs:
     """The rows of a lease on their way to its outputs. Implements `RowScope`.
 
-    `post` hands an event to the core; `hold` tells the delivery queue whether an output is so full
-    that no batch may start. `is_manual`: rows leave only with a checkpoint that user code asks for.
-    A row may then sum up records of many batches, and would be another one after a restart from
-    that checkpoint.
+    `post` passes an event to the core. `hold` stops delivery while an output is full, and allows it
+    again. `is_manual`: rows are sent only with a checkpoint that user code requests. A row may then
+    sum up records of many batches, and after a restart from the checkpoint before, it would be
+    another row.
     """
 
     def __init__(
@@ -177,14 +177,14 @@ class Outputs:
             outputs = [("", state.versions, pace), *outputs]
         self._lanes = [_Lane(index, *each) for index, each in enumerate(outputs)]
         self._by_name = {lane.name: lane for lane in self._lanes if lane.name}
-        # With state: where the last commit of all outputs was, with its version; the one under way;
-        # and the version that a checkpoint of ours put on the row.
+        # With state: the position of the last commit of all outputs, and its version; the position
+        # of the commit under way; the version that a checkpoint of ours put on the row.
         self._whole: ExtendedSequenceNumber | None = None
         self._version: str | None = None
         self._committing: ExtendedSequenceNumber | None = None
         self._confirmed: str | None = None
         self._collect_instant: Instant | None = None
-        self._decided: Decided | None = None  # until all outputs have its rows
+        self._decided: Decided | None = None  # None once all outputs have its rows
         self._boxed_at: ExtendedSequenceNumber | None = None
         self._post = post
         self._hold = hold
@@ -193,9 +193,9 @@ class Outputs:
         self._changed = threading.Condition(self._lock)
         self._notes: deque[_Note] = deque()  # bounded by uncheckpointed_max
         self._batch_start: tuple[_Mark, ...] | None = None
-        # The furthest position that may be sent, and the furthest whose rows were added.
+        # The highest position whose rows may be sent, and the highest whose rows were added.
         self._settled: ExtendedSequenceNumber | None = None
-        self._handed: ExtendedSequenceNumber | None = None
+        self._sent: ExtendedSequenceNumber | None = None
         self._asked: CommitOutputs | None = None
         self._reported: ExtendedSequenceNumber | None = None
         self._held = False
@@ -213,12 +213,13 @@ class Outputs:
         may_adopt: bool,
         decided: Decided | None = None,
     ) -> tuple[ExtendedSequenceNumber, tuple[ExtendedSequenceNumber, ...]]:
-        """Take the destinations over, and learn how far each of them is [K11, K12].
+        """Take the destinations over, and read the cursor of each of them [K11, K12].
 
-        `cursors` are those of the lease's row. Returns where reading begins, `checkpoint` or what
-        every output has beyond it (`may_adopt`), and the positions at which a batch must end. What
-        is `decided` is where reading begins; its rows leave first, and `OutputsBegan` is posted
-        then. Raises: SinkError (again later), SettingsError.
+        `cursors` are those of the lease's row. Returns: the position at which reading begins, and
+        the positions at which a batch must end. Reading begins at `checkpoint`, or with `may_adopt`
+        at the position beyond it up to which every output has its rows. If the first output has
+        `decided` a commit, reading begins there; its rows are sent first, and `OutputsBegan` is
+        posted after that. Raises: SinkError (again later), SettingsError.
         """
         reached = []
         at_row = Cursor.of(checkpoint)
@@ -234,15 +235,15 @@ class Outputs:
             lane.clear = start
         if decided is not None:
             self._take_decided(decided)
-        self._settled = self._handed = self._reported = self._whole = start
+        self._settled = self._sent = self._reported = self._whole = start
         if self._state is not None:
             self._version = self._state.versions.version
             self._lanes[0].is_dirty = self._state.versions.must_write
         return start, tuple(sorted({each for each in reached if each > start}))
 
     def _take_decided(self, decided: Decided) -> None:
-        """The outputs that lack rows of what the first one decided get them. At the end of a shard
-        `shard_ended` is called once more, and what it does is dropped."""
+        """Give the rows of the decided commit to the outputs that lack them. At the end of a shard
+        `shard_ended` is called once more, and the rows that it emits are dropped."""
         for lane in self._lanes:
             rows, at = decided.rows.get(lane.name), lane.committed
             lane.known = max(lane.known or decided.at.reached, decided.at.reached)
@@ -251,14 +252,14 @@ class Outputs:
                 lane.is_dirty = True
 
     def cursors(self) -> dict[str, Cursor]:
-        """Where each output is that stores a cursor, for the row."""
+        """The cursor of each output that stores one, for the lease's row."""
         return {
             lane.name: lane.committed
             for lane in self._lanes
             if lane.output.stores_cursor and lane.committed is not None
         }
 
-    # User code's side: the main thread, and threads of user code.
+    # For the main thread, and for threads of user code.
 
     # This is the hot path of every change.
     def change_state(self, change: MakeChange, key: str, name: str, value: bytes | None) -> None:
@@ -280,15 +281,15 @@ class Outputs:
                 lane.emitted_bytes = size + held_bytes(*made)
 
     def place_changes(self, changes: Sequence[Undoable]) -> None:
-        """Add, within a batch, changes of the state that records made and kept until they were
-        done. They are in what user code sees already, and `take_back_batch` is not for them."""
+        """Add, within a batch, the changes of the state that records kept until they were done.
+        User code sees these changes already, and `take_back_batch` does not undo them."""
         with self._lock:
             for change in changes:
                 self._lanes[0].append(change, held_bytes(*change))
 
     def emit_to(self, name: str) -> Callable[[Row], None]:
-        """The function that adds one row to an output. It raises: SinkError outside a batch;
-        TypeError and LimitExceeded as `Output.encode`."""
+        """Returns: the function that adds one row to the output. It raises SinkError outside a
+        batch, and TypeError and LimitExceeded as `Output.encode` does."""
         lane = self._by_name[name]
         lock, encode = self._lock, lane.output.encode
 
@@ -316,7 +317,8 @@ class Outputs:
         return KeptRow(to, *self._by_name[to].output.encode(row))
 
     def place(self, row: KeptRow) -> None:
-        """Add a row that was prepared, within a batch. Its record's limit was looked at then."""
+        """Add a row that was prepared, within a batch. The limit was checked when it was
+        prepared."""
         with self._lock:
             self._by_name[row.to].append(row.encoded, row.size)
 
@@ -326,7 +328,7 @@ class Outputs:
             self._batch_start = self._marks()
 
     def end_batch(self, position: ExtendedSequenceNumber) -> None:
-        """The call returned: its rows belong to `position`, or above it."""
+        """The call returned: its rows belong to the checkpoint at `position`, or to a later one."""
         with self._changed:
             self._note(position)
             self._batch_start = None
@@ -337,30 +339,31 @@ class Outputs:
             self._note(position)
 
     def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None = None) -> None:
-        """The call raised: its rows are removed, except those that a checkpoint covers which was
-        acknowledged, or whose rows were sent already."""
+        """The call raised: its rows are removed, except those that the acknowledged `checkpoint`
+        covers, and those that were sent already."""
         with self._changed:
             assert self._batch_start is not None, "no batch to take back"
-            limits = [each for each in (checkpoint, self._handed) if each is not None]
+            limits = [each for each in (checkpoint, self._sent) if each is not None]
             covered = [note for note in self._notes if limits and note.position <= max(limits)]
             kept = covered[-1].marks if covered else self._batch_start
-            kept = tuple(map(_longest, kept, self._batch_start, self._added()))
+            kept = tuple(map(max, kept, self._batch_start, self._added()))
             for lane, mark in zip(self._lanes, kept, strict=True):
                 taken = lane.take_back(mark)
                 if self._state is not None and lane.index == 0:
                     for change in reversed(taken):
                         self._state.undo(change)
-            while self._notes and any(map(_exceeds, self._notes[-1].marks, kept)):
+            while self._notes and any(map(operator.gt, self._notes[-1].marks, kept)):
                 self._notes.pop()
             self._batch_start = None
 
     @property
-    def handed(self) -> ExtendedSequenceNumber | None:
-        """Rows up to this position left for their destinations: its records are not given again."""
-        return self._handed
+    def sent(self) -> ExtendedSequenceNumber | None:
+        """Rows up to this position were given to their destinations: their records are not given to
+        user code again."""
+        return self._sent
 
     def settle(self, position: ExtendedSequenceNumber) -> None:
-        """Every record up to `position` is processed or given up: its rows may leave."""
+        """Every record up to `position` is processed or given up: their rows may be sent."""
         with self._changed:
             if not self._is_manual:
                 self._settled = position if self._settled is None else max(self._settled, position)
@@ -383,26 +386,27 @@ class Outputs:
         return tuple(lane.added for lane in self._lanes)
 
     def _note(self, position: ExtendedSequenceNumber) -> None:
-        """The rows emitted so far belong to a checkpoint at `position`, or above it.
+        """The rows emitted so far belong to the checkpoint at `position`, or to a later one.
 
-        A note of this batch above it was refused or is void. Rows behind a position that was sent
-        already wait for the next one: a destination takes each cursor once.
+        A note that this batch made at a higher position is void: its checkpoint was refused. Rows
+        for a position that was sent already wait for the next position, because a destination takes
+        each cursor once.
         """
         marks = self._marks()
         start = marks if self._batch_start is None else self._batch_start
         while self._notes and self._notes[-1].position >= position:
-            if not any(map(_exceeds, self._notes[-1].marks, start)):
+            if not any(map(operator.gt, self._notes[-1].marks, start)):
                 break
             self._notes.pop()
-        is_sent = self._handed is not None and position <= self._handed
+        is_sent = self._sent is not None and position <= self._sent
         last = self._notes[-1].marks if self._notes else self._added()
         if not is_sent and marks != last:
             self._notes.append(_Note(position, marks))
 
-    # The core's side: the lease thread.
+    # For the lease thread, which runs the core.
 
     def commit(self, asked: CommitOutputs) -> None:
-        """The core asks for a commit; a later request replaces this one."""
+        """The core requests a commit; a later request replaces this one."""
         with self._changed:
             self._asked = asked
             self._changed.notify_all()
@@ -416,11 +420,11 @@ class Outputs:
 
     @property
     def waiting_since(self) -> Instant:
-        """Since when rows of settled records wait for an output; 0 if none do."""
+        """Rows of settled records have waited for an output since this instant; 0 if none wait."""
         return self._waiting_since
 
     def close(self) -> None:
-        """Send nothing any more. The destinations are closed by the thread of the outputs."""
+        """Send nothing more. The thread of the outputs closes the destinations."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -437,9 +441,8 @@ class Outputs:
                 lane.output.close()
 
     def turn(self) -> bool:
-        """Add what may leave, commit what is due, and tell the core how far every output is.
-
-        False if nothing may be sent any more.
+        """Add the rows that may be sent, commit what is due, and report to the core how far every
+        output is. False if nothing more may be sent.
         """
         try:
             self._send()
@@ -474,8 +477,8 @@ class Outputs:
         return self._is_closed or is_under_way or may_add or is_behind or self._may_collect()
 
     def _may_collect(self) -> bool:
-        """Whether versions that nothing names may be deleted: once an hour, while the row names the
-        newest one, by a checkpoint of ours [K15]."""
+        """Whether versions that no row needs may be deleted: once an hour, while the row names the
+        newest version by a checkpoint of ours [K15]."""
         state = self._state
         if state is None or self._confirmed is None or self._committing is not None:
             return False
@@ -483,7 +486,7 @@ class Outputs:
         return is_due and self._confirmed == state.versions.version
 
     def _rest_s(self) -> float | None:
-        """Until the next roll is due by its age."""
+        """The seconds until a roll is due by its age; None without one."""
         ages = [
             lane.dirty_since + lane.pace.roll_s - self._now()
             for lane in self._lanes
@@ -492,7 +495,7 @@ class Outputs:
         return max(0.0, min(ages)) if ages else None
 
     def _limit(self) -> ExtendedSequenceNumber | None:
-        """The furthest position whose rows may leave."""
+        """The highest position whose rows may be sent."""
         asked = self._asked.upto if self._asked is not None and self._asked.must else None
         known = [each for each in (asked, self._settled) if each is not None]
         return max(known) if known else None
@@ -522,7 +525,7 @@ class Outputs:
             self._collect()
 
     def _fill(self) -> None:
-        """The other outputs get the rows of what the first one had decided; then reading begins."""
+        """Commit the rows of the decided commit to the other outputs; then reading begins."""
         if self._decided is not None:
             for lane in self._lanes:
                 if lane.name and (lane.is_unresolved or lane.is_dirty):
@@ -534,7 +537,8 @@ class Outputs:
     def _send_apart(
         self, asked: CommitOutputs | None, limit: ExtendedSequenceNumber
     ) -> ExtendedSequenceNumber:
-        """Each output commits at its own pace; returns where all of them have their rows."""
+        """Each output commits at its own pace. Returns: the position up to which all outputs have
+        their rows."""
         for lane in self._lanes:
             if lane.is_unresolved:
                 self._commit(lane)
@@ -579,9 +583,9 @@ class Outputs:
         self._committing = None
 
     def _box(self, upto: ExtendedSequenceNumber) -> None:
-        """With an outbox: the version of this commit gets the rows of all outputs, and the first
-        output is to decide, also where it has no rows. Below what it had before there was an
-        outbox it cannot. [K12]"""
+        """With an outbox: put the rows of all outputs into the version of this commit. The first
+        output decides the commit, also if it has no rows of its own. It cannot decide a commit at
+        or below the cursor that it had before the settings had an outbox [K12]."""
         state = self._state
         if state is None or not state.is_boxed or self._whole is None or upto <= self._whole:
             return
@@ -619,7 +623,7 @@ class Outputs:
         )
 
     def _collect(self) -> None:
-        """Delete versions that nothing names. A store that is away is asked an hour later."""
+        """Delete versions that no row needs. If the store is away, again in an hour."""
         assert self._state is not None, "there is state"
         self._collect_instant = Instant(self._now() + _COLLECT_EVERY_S)
         with contextlib.suppress(SinkError):
@@ -631,13 +635,13 @@ class Outputs:
         return lane.is_due(self._now(), is_asked=asked is not None, is_held=self._held)
 
     def _add(self, limit: ExtendedSequenceNumber) -> None:
-        """Pass the rows of settled records on, note by note up to `limit`."""
+        """Add the rows of settled records up to `limit` to their outputs."""
         while True:
             with self._changed:
                 if not self._notes or self._notes[0].position > limit:
                     return
                 notes = [note for note in self._notes if note.position <= limit]
-                self._handed = notes[-1].position
+                self._sent = notes[-1].position
             for index, lane in enumerate(self._lanes):
                 self._add_to(lane, [(note.position, note.marks[index]) for note in notes])
             with self._changed:
@@ -645,7 +649,7 @@ class Outputs:
                     self._notes.popleft()
 
     def _add_to(self, lane: _Lane, marks: Sequence[tuple[ExtendedSequenceNumber, _Mark]]) -> None:
-        """Rows up to the last mark; those that the destination knows already are dropped."""
+        """Add the rows up to the last mark; rows that the destination has already are dropped."""
         known = [mark for at, mark in marks if lane.known is not None and at <= lane.known]
         if known:
             self._take(lane, known[-1])
@@ -659,7 +663,7 @@ class Outputs:
             self._take(lane, last)
 
     def _take(self, lane: _Lane, upto: _Mark) -> None:
-        """The first rows have left, up to this mark."""
+        """The rows up to this mark do not wait here any more."""
         with self._changed:
             if upto.rows > lane.added.rows:
                 del lane.rows[: upto.rows - lane.added.rows]
@@ -680,18 +684,10 @@ class Outputs:
         return any(lane.waiting_bytes >= lane.pace.buffer_bytes * share for lane in self._lanes)
 
     def _look_at_room(self) -> None:
-        """Hold delivery while an output is full, and until half of it is sent."""
+        """Stop delivery while an output is full, and until half of its buffer is free."""
         share = FREE_SHARE if self._held else 1.0
         held = self._is_full(share)
-        # Held, user code could not ask for the checkpoint that makes room.
+        # With manual checkpoints user code must run on: its checkpoint makes room.
         if held != self._held and not self._is_manual:
             self._held = held
             self._hold(held)
-
-
-def _longest(*marks: _Mark) -> _Mark:
-    return max(marks, key=lambda mark: mark.rows)
-
-
-def _exceeds(one: _Mark, other: _Mark) -> bool:
-    return one.rows > other.rows

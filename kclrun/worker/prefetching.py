@@ -1,8 +1,9 @@
-"""The process that copies the state of a lease to this machine before it is asked for, so that the
-lease process that comes later reads only the deltas since then.
+"""The process that copies the state of a lease to this machine before the lease comes, so that the
+lease process reads only the deltas since then.
 
-The manager starts it with a job on standard input. It knows no lease table, and owns nothing: what
-it makes is a copy in `state.local`, which is used if the row names its version or one above it.
+The manager starts it with a job on standard input. It does not know the lease table, and owns no
+lease: it makes a copy in `state.local`. The copy is used if the row names its version, or a version
+that rests on it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kclrun.worker.opening import open_kept, open_versions
 
 
 def prefetch(job: PrefetchJob) -> None:
-    """The copy is there when this returns, or was. Raises: SinkError, SettingsError."""
+    """Make the copy, unless it is there already. Raises: SinkError, SettingsError."""
     store = open_versions(job.place, job.folder, job.kinesis, lambda: job.credentials)
     kept = open_kept(job.place, job.folder, job.shard_id, _end)
     versions = StateVersions(store, job.shard_id, 0, secrets.token_hex(4), kept)
@@ -38,7 +39,7 @@ def _end(_: BaseException) -> None:
 
 
 def main() -> None:
-    """One job. The process ends with its manager: then its standard input does."""
+    """Do one job. The process ends with its manager, whose end closes standard input."""
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=PrefetchJob)
 
     def watch() -> None:
@@ -50,7 +51,7 @@ def main() -> None:
     try:
         prefetch(job)
     except KclrunError:
-        os._exit(1)  # the lease process reads it, and says what is wrong
+        os._exit(1)  # the lease process reads the version itself, and reports the error
     os._exit(0)
 
 

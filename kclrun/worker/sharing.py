@@ -1,7 +1,7 @@
 """A process that several quiet leases share (`leases.per_process`).
 
-It admits leases, gives each threads of its own, and proves the end of each to the manager. It does
-not know how a lease is consumed.
+It admits leases, runs each in threads of its own, and proves the end of each to the manager. It
+does not know how a lease is consumed.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import Final, TypeVar
 
+from kclrun.errors import HostFailed
 from kclrun.ipc import exit_codes
-from kclrun.ipc.channel import Channel, PeerGone, Quiet
+from kclrun.ipc.channel import Channel, NotSent, PeerGone, Quiet
 from kclrun.ipc.messages import Admit, Left, ToWorker, channel_of_worker
 from kclrun.model.time import Instant
 from kclrun.worker.delivery_queue import Turn
 
-MakeThread = Callable[[Callable[[], None], str], threading.Thread]
 # From an instant and the pause wanted after it to the pause that is made.
 RestS = Callable[[Instant, float], float]
 Part = TypeVar("Part")
 
 LEASE_THREAD: Final = "lease"
-# A poll of the channel ends at the latest then, and begins again.
+# A poll of the channel ends after this time and begins again.
 _QUIET_S: Final = 3600.0
-# The least pause for which threads wake together: a shard that is behind pauses for less.
+# Threads with shorter pauses do not wake together: they read a shard that is behind.
 _PAUSE_TOGETHER_S: Final = 1.0
 # Kinesis takes five GetRecords a second of a shard.
 _PAUSE_LEAST_S: Final = 0.2
@@ -89,7 +89,7 @@ class SharedLease:
 
         thread = daemon_thread(run, name)
         self._threads.append(thread)
-        self.process.own_threads.add(thread)
+        self.process.own(thread)
         return thread
 
     def cpu_s(self) -> float:
@@ -111,8 +111,8 @@ class SharedProcess:
     `serve` runs one lease to its end on the calling thread and returns its exit code. User code of
     one lease runs at a time (`turn`).
 
-    The end of a lease is proven by `Left`, which is sent when no thread writes for it any more. If
-    that cannot be said, the process ends instead, and the pidfd proves it for all its leases.
+    `Left` proves the end of a lease: it is sent when no thread writes for the lease any more. If it
+    cannot be sent, the process ends instead, and the pidfd proves the end of all its leases.
     """
 
     def __init__(
@@ -121,8 +121,9 @@ class SharedProcess:
         serve: Callable[[Channel[Left, ToWorker], SharedLease], int],
     ) -> None:
         self.turn = Turn()
-        self.own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        self.own_threads.add(threading.current_thread())
+        self._own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._own_threads_lock = threading.Lock()  # no reading while another thread adds
+        self.own(threading.current_thread())
         self._channel = channel
         self._serve = serve
         self.rest_s: RestS = functools.partial(rest_together_s, random.random())
@@ -144,8 +145,13 @@ class SharedProcess:
             thread.join()
         return exit_codes.DONE
 
+    def own(self, thread: threading.Thread) -> None:
+        """A thread of ours: one that runs when a lease has ended was not left by user code."""
+        with self._own_threads_lock:
+            self._own_threads.add(thread)
+
     def part(self, name: Hashable, make: Callable[[], Part]) -> Part:
-        """What the leases share: made once, for the first of them."""
+        """A part that the leases share: made once, for the first lease."""
         with self._parts_lock:
             if name not in self._parts:
                 self._parts[name] = make()
@@ -153,29 +159,36 @@ class SharedProcess:
             return found
 
     def modules_loaded(self) -> None:
-        """The processor's module is imported: threads that this started belong to no lease."""
+        """The processor's module is imported: threads that the import started belong to no
+        lease."""
         if self._of_modules is None:
             self._of_modules = self._others()
 
     def _admit(self, fds: tuple[int, ...]) -> None:
         lease, channel = SharedLease(self), channel_of_worker(fds[0])
         thread = lease.make_thread(lambda: self._run(lease, channel), "deliver")
+        try:
+            thread.start()
+        except RuntimeError:  # this host has no thread left: the other leases go on
+            channel.send(Left(exit_codes.HOST))
+            channel.close()
+            return
         self._serving = [each for each in self._serving if each.is_alive()] + [thread]
-        thread.start()
 
     def _run(self, lease: SharedLease, channel: Channel[Left, ToWorker]) -> None:
         try:
             code = self._serve(channel, lease)
             assert not lease.may_write, "a lease ended while its thread may write"
-            channel.send(Left(code, self._remains()))
+            if isinstance(channel.send(Left(code, self._remains())), NotSent):
+                raise HostFailed("the kernel has no room for the message that a lease has ended")
             channel.close()
         except BaseException:  # noqa: BLE001 - the thread's edge: its end must not stay unproven
             traceback.print_exc()
             os._exit(exit_codes.BUG)
 
     def _remains(self) -> str:
-        """The threads that user code left running, in words; empty if there are none. They cannot
-        be ended, nor assigned to a lease."""
+        """The threads that user code left running, in words; empty without any. They cannot be
+        ended, nor assigned to a lease."""
         for _ in range(_LOOKS):
             others = self._others() - (self._of_modules or set())
             if not others:
@@ -187,5 +200,6 @@ class SharedProcess:
 
     def _others(self) -> set[int]:
         """The kernel's numbers of all threads of this process that are not ours."""
-        ours = {each.native_id for each in tuple(self.own_threads)}
+        with self._own_threads_lock:
+            ours = {each.native_id for each in self._own_threads}
         return {int(name) for name in os.listdir("/proc/self/task")} - ours  # noqa: PTH208 - names

@@ -1,6 +1,7 @@
 """The timers of one lease on its main thread: `on_timer` is called between the batches.
 
-`consuming/timers.py` decides which timer fires; the delivery queue, when something may start.
+`consuming/timers.py` decides which timer fires, and the delivery queue decides when a call may
+start.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ from kclrun.worker.delivery_queue import Batch, CheckpointCalls
 
 NextTimer = Callable[[], Timer | None]
 Attempt = Callable[[str, Callable[[], None]], bool]
-# A machine's clock may be set back or forward: it is looked at this often at least.
+# The clock of a machine may be set back or forward, so it is read this often at least.
 _LOOK_S: Final = 30.0
-# The service tells its time in whole seconds.
+# The time of the service has whole seconds.
 _TIP_LOOK_S: Final = 1.0
 
 
 class TimerDelivery:
     """Calls `on_timer`, in groups whose rows and changes of the state belong to one position.
 
-    `round_every_s`: None where no output stores its cursor. Else a round of the wall clock ends
-    with a checkpoint, so that the next owner learns at which record it was, and begins so many
-    seconds after the one before at the earliest. `processed` tells that everything up to a position
-    is done; `attempt` repeats a call as `on_error` says, and is False if it was given up. `may_go`
-    is asked between two groups, and is False once delivery was stopped: the others fire later.
-    `quiet` tells whether the shard is idle; None while it is not, or while that is not known.
-    `wall` None: the clock is at the arrival of the last record, as when the records came.
+    `done` is the position at which the lease begins. `round_every_s` is None where no output stores
+    its cursor. Otherwise each round of the wall clock ends with a checkpoint, so that the next
+    owner knows at which record the round was, and two rounds are so many seconds apart at least.
+    `processed` gets the position up to which everything is done. `attempt` repeats a call as
+    `on_error` says; False if the call was given up. `may_go` is called between two groups; False
+    once delivery was stopped, and the remaining timers fire later. `quiet` is None while the shard
+    is not idle, or while that is not known. If `wall` is None, the wall clock stands at the arrival
+    of the last record.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class TimerDelivery:
         rows: RowScope,
         checkpoints: CheckpointCalls,
         *,
+        done: ExtendedSequenceNumber,
         post: Callable[[events.Event], None],
         attempt: Attempt,
         processed: Callable[[ExtendedSequenceNumber], None],
@@ -74,12 +77,11 @@ class TimerDelivery:
         self._was_idle = False
         self.arrived_at = 0.0  # of the last record given
         self._wall = wall or (lambda: self.arrived_at)
-        self.done: ExtendedSequenceNumber | None = None
+        self.done = done
 
     def wait_s(self, now: Instant, upcoming: ExtendedSequenceNumber | None) -> float | None:
-        """In how many seconds timers are to fire, 0 for now; None while none is pending. Called
-        under the lock of the queue."""
-        assert self.done is not None, "the lease has begun"
+        """The seconds until timers fire, 0 for now; None while none is pending. Called under the
+        lock of the queue."""
         if self.run.is_event_due() or self.run.forced(self.done, upcoming) is not None:
             return 0.0
         at = self.run.wall_at()
@@ -91,8 +93,7 @@ class TimerDelivery:
         return min(_LOOK_S, max(0.0, min(waits), self._next_round - now))
 
     def _idle_wait_s(self) -> float:
-        """In how many seconds the watermark may move without a record, as far as is known; 0 for
-        now."""
+        """The seconds until the watermark may move without a record, as far as known; 0 for now."""
         quiet = self._quiet()
         at = None if quiet is None else self.run.idle_at(quiet.since)
         if quiet is None or at is None:
@@ -100,8 +101,8 @@ class TimerDelivery:
         return 0.0 if at <= quiet.seen_at else max(_TIP_LOOK_S, at - quiet.seen_at)
 
     def note(self, done: ExtendedSequenceNumber) -> None:
-        """Before a part is given: the watermark that it leads to becomes part of the state. Every
-        record up to `done` is processed; of those behind it some may run."""
+        """Before a part is given to user code, write the watermark that it leads to into the state.
+        Every record up to `done` is processed; later records may be running."""
         if self.run.must_note:
             self._rows.begin_batch()
             self.run.note()
@@ -115,8 +116,7 @@ class TimerDelivery:
         return self._fire(self.run.next_event)
 
     def fire(self, upcoming: ExtendedSequenceNumber | None) -> None:
-        """Fire what `wait_s` found."""
-        assert self.done is not None, "the lease has begun"
+        """Fire the timers that `wait_s` found due."""
         if not self._fire(self.run.next_event):
             return
         stored, begun = self.run.forced(self.done, upcoming), self.done
@@ -124,9 +124,9 @@ class TimerDelivery:
             self._end_round(begun)
 
     def _round(self, upcoming: ExtendedSequenceNumber | None) -> bool:
-        """What the clocks say: timers of the wall clock, or, in turns, event timers of an idle
-        shard."""
-        now, at = self._wall(), self.run.wall_at()  # timers of a round are due at one instant
+        """Fire the timers of the wall clock that are due, or, in turns with them, the event timers
+        of an idle shard."""
+        now, at = self._wall(), self.run.wall_at()  # a round has one instant
         is_idle_due = self.run.may_idle and upcoming is None and self._idle_wait_s() == 0.0
         self._was_idle = is_idle_due and not (self._was_idle and at is not None and at <= now)
         if self._was_idle:
@@ -135,8 +135,7 @@ class TimerDelivery:
         return self._fire(lambda: self.run.next_wall(now, is_forced=False))
 
     def _repeat_round(self, stored: ExtendedSequenceNumber) -> bool:
-        """As many timers as the tick of a stored cursor says, in the same order."""
-        assert self.done is not None, "the lease has begun"
+        """Fire as many timers as the tick of a stored cursor counts, in the same order."""
         if stored.of_record != self.done.of_record:
             self._reach(stored.of_record)
         if is_of_idle(stored, self.done):
@@ -146,7 +145,7 @@ class TimerDelivery:
             may_advance = False
             next_timer = functools.partial(self.run.next_wall, self._wall(), is_forced=True)
         while self._fire(next_timer, stored.tick):
-            # With other settings the steps of an idle shard are others; the timers are not.
+            # Other settings make other steps of an idle shard, but the same timers.
             if self.done >= stored or not may_advance:
                 break
             may_advance = self._advance(0)
@@ -157,7 +156,6 @@ class TimerDelivery:
         return True
 
     def _advance(self, ticks: int) -> bool:
-        assert self.done is not None, "the lease has begun"
         at = self.done.at_tick(self.done.tick + ticks)
         self._rows.begin_batch()
         is_moved = self.run.advance(self.done)
@@ -166,13 +164,12 @@ class TimerDelivery:
         return is_moved
 
     def _end_round(self, begun: ExtendedSequenceNumber) -> None:
-        assert self.done is not None, "the lease has begun"
         if self._round_every_s is None or self.done == begun:
             return
         self._next_round = Instant(boottime() + self._round_every_s)
         self._checkpoints.given = self.done
         try:
-            # A lost lease is ended by the core.
+            # The core ends a lost lease.
             with contextlib.suppress(LeaseLost):
                 self._checkpoints.checkpointer.checkpoint()
         finally:
@@ -188,22 +185,16 @@ class TimerDelivery:
             self._fire_group(next_timer, tick_max, is_single=is_single)
             has_raised = False
 
-        while next_timer() is not None and (tick_max is None or self._tick < tick_max):
+        while next_timer() is not None and (tick_max is None or self.done.tick < tick_max):
             may_go = is_first or self._may_go()
             is_first = False
             if not may_go or not self._attempt("on_timer", group):
                 return False
         return True
 
-    @property
-    def _tick(self) -> int:
-        assert self.done is not None, "the lease has begun"
-        return self.done.tick
-
     def _fire_group(self, next_timer: NextTimer, tick_max: int | None, *, is_single: bool) -> None:
         """One attempt at the next timers. After an error they are called one by one, so that the
-        report is about one, and the others before it are done."""
-        assert self.done is not None, "the lease has begun"
+        report names the timer at fault, and the timers before it are done."""
         at, durable = self.done, self._durable()
         if durable is not None and durable > at and durable.of_record == at.of_record:
             at = durable  # the attempt before made a checkpoint, and then raised
@@ -230,7 +221,7 @@ class TimerDelivery:
         self._reach(at)
 
     def _deliver_given(self) -> None:
-        """User code asks for a checkpoint in `on_timer`: the core learns of that position first."""
+        """User code requests a checkpoint in `on_timer`: report its position to the core first."""
         at = self._checkpoints.given
         assert at is not None, "on_timer runs"
         self._post(events.BatchDelivered(at, 0, 0))
@@ -242,10 +233,10 @@ class TimerDelivery:
 
 
 class Parts:
-    """A batch, and those that joined it, in parts that end where the watermark moves."""
+    """A batch, and the batches that joined it, in parts that end where the watermark moves."""
 
     def __init__(self) -> None:
-        self._begun: deque[Batch] = deque()  # those of which a part is not done
+        self._begun: deque[Batch] = deque()  # batches of which a part is not done
         self._batch: Batch | None = None
         self._start = 0
 
@@ -261,14 +252,14 @@ class Parts:
         return self._batch.last
 
     def join(self, batch: Batch) -> None:
-        """A batch follows; every record of those before it is given."""
+        """A batch follows; every record of the batches before it was given."""
         assert not self.are_left, "no part is passed over"
         self._batch, self._start = batch, 0
         if batch.records:
             self._begun.append(batch)
 
     def next(self, run: TimerRun) -> Batch:
-        """The next part, which ends at a record. One that is whole is not copied."""
+        """The next part, which ends at a record. A whole batch is not copied."""
         batch, start = self._batch, self._start
         assert batch is not None, "a batch has joined"
         records, size = batch.records, batch.payload_bytes
@@ -280,7 +271,7 @@ class Parts:
         return Batch(records, last, size, batch.millis_behind_latest)
 
     def returned(self, part: Batch) -> Batch | None:
-        """A part is done. Returns: the batch whose last part it is."""
+        """A part is done. Returns: the batch, if this is its last part."""
         if part.records and part.last == self._begun[0].records[-1].position:
             return self._begun.popleft()
         return None

@@ -725,18 +725,18 @@ def test_a_broken_row_is_an_error_to_read_and_refused_to_take(subject: Subject) 
     assert outcome.code == "BrokenRow"
 
 
-def test_a_counter_near_its_last_digit_makes_a_broken_row_and_the_one_before_a_lease_to_take(
+def test_a_counter_near_its_last_bit_makes_a_broken_row_and_the_one_before_a_lease_to_take(
     subject: Subject,
 ) -> None:
-    subject.plant(encode_row(UNOWNED) | {"leaseCounter": {"N": "9" * 37}})
+    subject.plant(encode_row(UNOWNED) | {"leaseCounter": {"N": str(2**62 - 1)}})
 
-    outcome = subject.table.write(take(None, int("9" * 37)))
+    outcome = subject.table.write(take(None, 2**62 - 1))
     assert isinstance(outcome, Applied)
     assert outcome.row is not None
-    assert outcome.row.counter == 10**37
-    assert isinstance(subject.table.write(Claim(KEY, ME, 10**37)), Applied)
+    assert outcome.row.counter == 2**62
+    assert isinstance(subject.table.write(Claim(KEY, ME, 2**62)), Applied)
 
-    subject.plant(encode_row(UNOWNED) | {"leaseCounter": {"N": "9" * 38}})
+    subject.plant(encode_row(UNOWNED) | {"leaseCounter": {"N": str(2**62)}})
     (page,) = subject.table.scan()
     assert (page.leases, page.broken) == ((), (KEY,))
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import msgspec
 
 from kclrun.consuming.commands import ListShards, ReadRows
-from kclrun.consuming.shard_end import ShardEnd
 from kclrun.leases.table_view import have_ended
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease
@@ -25,6 +24,7 @@ from kclrun.model.sequence import LATEST, SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, Shard
 from kclrun.protocol.writes import Applied, CreateChildren, CreateLease, DeleteEnded, LeaseChange
 from tests.properties.shard_graphs import Graph
+from tests.unit.consuming.lease_driver import shard_end
 
 ME = "kclrun::a:1"
 # Where every shard that was begun stands until it ends.
@@ -154,9 +154,8 @@ def _read(life: Life, row: Lease, shards: tuple[Shard, ...]) -> Iterator[Life]:
 def _creation(rows: Rows, row: Lease, shards: tuple[Shard, ...]) -> CreateChildren | None:
     """As the process at the end of its shard finds out: None where the children must wait."""
     named = [each for each in shards if row.key in each.parents]
-    end = ShardEnd(
-        row.key, [ChildShard(each.shard_id, each.parents, each.hash_range) for each in named]
-    )
+    children = [ChildShard(each.shard_id, each.parents, each.hash_range) for each in named]
+    end = shard_end(*children, key=row.key)
     while True:
         step = end.next_step(row, 1.0, failover_s=10.0)
         match step:

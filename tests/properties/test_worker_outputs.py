@@ -122,7 +122,7 @@ class Life:
                 break
             raises = False
             self.outputs.take_back_batch(self.world.checkpoint)
-            first = max(first, number_at(self.outputs.handed or TRIM_HORIZON) + 1)
+            first = max(first, number_at(self.outputs.sent or TRIM_HORIZON) + 1)
             first = max(first, number_at(self.world.checkpoint) + 1)
         self.outputs.end_batch(at(end))
         self.outputs.settle(at(end))

@@ -229,7 +229,7 @@ class Life(test_worker_state.WithRow):
             report=lambda _: None,
             broke=self._broke,
             settled=self.outputs.settle,
-            sent=lambda: self.outputs.handed,
+            sent=lambda: self.outputs.sent,
         )
         self.deliverer._begin(self.row)
         timers = self.deliverer._timers

@@ -226,6 +226,14 @@ def test_rows_that_are_missing_or_damaged_are_an_error_in_words():
             decode_box("name", broken)
 
 
+class Ratio(float):
+    """As numpy.float64."""
+
+
+class Stamp(datetime):
+    """As pandas.Timestamp."""
+
+
 def test_a_row_comes_back_with_the_types_that_an_output_was_given():
     row = {
         "text": "é",
@@ -246,6 +254,8 @@ def test_a_row_comes_back_with_the_types_that_an_output_was_given():
     }
 
     assert unpack_row(pack_row(row)) == row
+    made = {"ratio": Ratio(0.5), "at": Stamp(2026, 1, 2, tzinfo=UTC)}
+    assert unpack_row(pack_row(made)) == made
     assert unpack_row(pack_row({"set": frozenset({1}), "pair": (1, 2)})) == {
         "set": [1],
         "pair": [1, 2],

@@ -203,7 +203,7 @@ class Life:
             make_thread=None,
             make_runner=lambda *_: self,
             wait=lambda _: None,
-            tell_s=0.0,
+            report_s=0.0,
         )
         self.last = self.records[-1].position
         assert calls.run(self)

@@ -31,7 +31,7 @@ from kclrun.spark.keyed.names import (
 )
 from kclrun.spark.positions import SHARD_END, Position
 from kclrun.state.chain import Chain
-from kclrun.state.keyed import LiveEntries, MakeChange, Undoable, held_bytes
+from kclrun.state.keyed import Journal, LiveEntries, MakeChange, Undoable, held_bytes
 from kclrun.state.timers import Clock
 
 # The limit of the fleet: the changes of a call wait in memory until it returns.
@@ -60,12 +60,18 @@ class _Entries(LiveEntries):
     timer fires, so a task that is tried again would have other rows."""
 
     def set_timer(
-        self, key: Record | str, at: float | datetime, name: str = "", clock: Clock = "event"
+        self,
+        key: Record | str,
+        at: float | datetime,
+        name: str = "",
+        clock: Clock = "event",
+        *,
+        journal: Journal | None = None,
     ) -> None:
-        """As `Context.set_timer`."""
+        """As `LiveEntries.set_timer`."""
         if clock != "event":
             raise SettingsError(f"timers of the {clock} clock are for engine: fleet")
-        super().set_timer(key, at, name, clock)
+        super().set_timer(key, at, name, clock, journal=journal)
 
 
 class ShardState:

@@ -34,7 +34,7 @@ def run(segment_fd, doorbell_fd, channel_fd):
     spec = begin.spec
     segment = Segment.attach(segment_fd)
     ring, slot = segment.ring(spec.place), segment.slot(spec.place)
-    doorbell = Doorbell.at_door(doorbell_fd)
+    doorbell = Doorbell.for_writer(doorbell_fd)
 
     def tell(transition):
         ring.put(encode_report(transition))

@@ -125,6 +125,7 @@ class StatefulOwner(Owner):
         )
         self.timers = TimerDelivery(
             *(self.timer_run, Fold(self), self.outputs, Calls(self)),
+            done=start,
             post=self.post,
             attempt=self.attempt,
             processed=self.processed,
@@ -133,7 +134,6 @@ class StatefulOwner(Owner):
             round_every_s=0.0,
             wall=self.now,
         )
-        self.timers.done = start
 
     def change(self, *change) -> None:
         self.outputs.change_state(*change)

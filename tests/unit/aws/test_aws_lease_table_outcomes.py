@@ -74,7 +74,7 @@ def test_a_success_carries_the_row_after_the_write(server: Any, table: DynamoLea
 def test_a_counter_that_our_own_write_took_past_its_limit_is_read(
     server: Any, table: DynamoLeaseTable
 ) -> None:
-    row = msgspec.structs.replace(ROW, counter=10**37)
+    row = msgspec.structs.replace(ROW, counter=2**62)
     server.reply(body=msgspec.json.encode({"Attributes": encode_row(row)}))
 
     assert table.write(CLAIM) == Applied(row)

@@ -283,8 +283,9 @@ BROKEN: dict[str, dict[str, Any]] = {
     "counter is text": {"leaseCounter": {"S": "3"}},
     "counter is NULL": {"leaseCounter": {"NULL": True}},
     "counter is negative": {"leaseCounter": {"N": "-1"}},
-    "counter is near its 38 digits": {"leaseCounter": {"N": "1" + "0" * 37}},
-    "owner switches are near their 38 digits": {"ownerSwitchesSinceCheckpoint": {"N": "9" * 38}},
+    "counter has more than 62 bits": {"leaseCounter": {"N": str(2**62)}},
+    "owner switches have 38 digits": {"ownerSwitchesSinceCheckpoint": {"N": "9" * 38}},
+    "sub-sequence number has more than 63 bits": {"checkpointSubSequenceNumber": {"N": str(2**63)}},
     "counter is a fraction": {"leaseCounter": {"N": "1.5"}},
     "counter is endless": {"leaseCounter": {"N": "9" * 5000}},
     "checkpoint is unknown": {"checkpoint": {"S": "SOMEWHERE"}},
@@ -371,8 +372,8 @@ def test_the_item_of_a_kcl_3_fleet_says_its_mode_whatever_else_it_holds() -> Non
 
 
 def test_a_row_that_our_own_write_counted_past_the_limit_is_still_ours_to_read() -> None:
-    just_below = MINIMAL | {"leaseCounter": {"N": "9" * 37}}
-    counted_on = MINIMAL | {"leaseCounter": {"N": "1" + "0" * 37}}
+    just_below = MINIMAL | {"leaseCounter": {"N": str(2**62 - 1)}}
+    counted_on = MINIMAL | {"leaseCounter": {"N": str(2**62)}}
 
     before, after = decode_row(just_below), decode_row(counted_on, is_ours=True)
 

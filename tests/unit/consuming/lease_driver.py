@@ -12,6 +12,7 @@ import pytest
 
 from kclrun.consuming import commands, events
 from kclrun.consuming.policy import LifePolicy
+from kclrun.consuming.shard_end import ShardEnd
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
 from kclrun.local.lease_rows import LeaseRows
@@ -41,6 +42,13 @@ def p(number, sub=0):
 
 def child(shard_id, *parents):
     return ChildShard(shard_id, parents or ("s0",), HashRange(0, 9))
+
+
+def shard_end(*children, key=KEY):
+    """The end of a shard that was read to its end."""
+    end = ShardEnd(LifePolicy(key=key, me=ME, seen_counter=5, expires_instant=0.0, failover_s=10.0))
+    end.exhaust(children, is_expired=False)
+    return end
 
 
 # Whether user code asks for a checkpoint of the batch up to 20, and what is stored at its end.

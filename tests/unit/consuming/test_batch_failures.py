@@ -382,6 +382,15 @@ def test_a_record_that_is_too_old_is_not_repeated(error):
     assert (len(old.rests), old.let_go) == (0, [(0, 1)])
 
 
+def test_a_record_without_an_arrival_time_is_not_taken_for_an_old_one():
+    run = BatchRun(
+        [Record(b"", "k", "1")], ErrorPolicy(5, 1.0, "dead-letter", max_age_s=60.0), Breaker(100)
+    )
+    run.next_step(Instant(0.0))
+
+    assert run.raised(ValueError("bad"), Instant(0.0), 1e9) == 1.0
+
+
 def test_records_that_user_code_names_are_given_again_alone_and_then_given_up():
     played = Played(5, script=[(3, 1), (3, 1), (3,)], retries=2)
 

@@ -58,7 +58,7 @@ def test_a_write_of_the_former_process_is_followed_by_another_claim_whose_send_s
     ("fields", "words"),
     [
         ({"owner": OTHER}, "belongs to kclrun::host:b"),
-        ({"owner": None}, "belongs to nobody"),
+        ({"owner": None}, "belongs to no owner"),
         ({"owner": "java-worker", "checkpoint_owner": ME}, "belongs to java-worker"),
         ({"counter": 7}, "its counter is 7"),
         ({"counter": 3}, "its counter is 3"),

@@ -3,14 +3,23 @@
 import pytest
 
 from kclrun.consuming import commands, events
-from kclrun.consuming.shard_end import Deferred, ShardEnd
+from kclrun.consuming.shard_end import Deferred
 from kclrun.consuming.states import State
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HashRange, Shard
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from tests.unit.consuming.lease_driver import KEY, ME, NOT_APPLIED, OTHER, Driver, child, p
+from tests.unit.consuming.lease_driver import (
+    KEY,
+    ME,
+    NOT_APPLIED,
+    OTHER,
+    Driver,
+    child,
+    p,
+    shard_end,
+)
 
 
 def shard(shard_id, *parents):
@@ -323,7 +332,7 @@ def test_a_lease_that_ends_its_shard_and_only_renews_can_be_lost(state):
 
 
 def test_a_shard_end_says_what_it_waits_for():
-    end = ShardEnd("s0", (child("s2", "s0", "s1"),))
+    end = shard_end(child("s2", "s0", "s1"))
     own = Driver().row
 
     assert end.look_up() == commands.ReadRows(("s1",))
@@ -341,7 +350,7 @@ def test_a_shard_end_says_what_it_waits_for():
 
 
 def test_of_a_listing_of_thousands_only_the_relatives_of_the_shard_are_kept():
-    end = ShardEnd("s0", ())
+    end = shard_end()
     own = Driver().row
     assert end.look_up() == commands.ListShards()
 
@@ -378,7 +387,7 @@ def test_children_created_while_the_lease_is_withdrawn_are_left_to_the_next_owne
 def test_a_listing_says_that_the_other_parent_is_gone_unless_it_may_lag(
     listed, parents, is_created
 ):
-    end = ShardEnd("s0", (child("s2", "s0", "s1"),))
+    end = shard_end(child("s2", "s0", "s1"))
     end.look_up()
     end.read([("s1", None)])
     end.look_up()

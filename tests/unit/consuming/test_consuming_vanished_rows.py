@@ -136,7 +136,7 @@ def test_a_row_that_somebody_else_created_meanwhile_is_not_ours(faults):
 
     assert driver.state is State.LOST
     reason = driver.reports(reports.LeaseLost)[0].reason
-    assert "the one that stands there belongs to nobody, at TRIM_HORIZON" in reason
+    assert "the one that stands there belongs to no owner, at TRIM_HORIZON" in reason
     assert driver.stored.owner is None
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from kclrun.consuming.timers import TimerRun
+from kclrun.consuming.timers import TimerRun, arrival_of
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.state.chain import Entries
@@ -25,9 +26,7 @@ class Shard:
         live.reserved.is_served = True
         self.live = live
         given = {"lateness_s": 0.0, "every_s": 1.0, **settings}
-        return TimerRun(
-            live, at, time_of=lambda record: record.approximate_arrival_timestamp, **given
-        )
+        return TimerRun(live, at, **{"time_of": arrival_of, **given})
 
     def _keep(self, change: Any, *of: Any) -> None:
         if (made := change(*of)) is None:
@@ -94,3 +93,25 @@ def test_the_timers_of_a_step_fire_first_where_the_lease_begins_between_them() -
     assert shard.begin(at(1).at_tick(1)).next_event() == Timer(99.5, "b")
     assert WATERMARK[0] in shard.kept
     assert entry_of(timer)[1] not in shard.kept["a"]
+
+
+def test_a_time_in_a_payload_that_is_no_time_moves_no_watermark_and_ends_no_process() -> None:
+    times = {"1": -1.7e308, "2": float("nan"), "3": float("-inf"), "4": 99.0, "5": 1e308}
+    shard = Shard()
+    run = shard.begin(
+        TRIM_HORIZON, every_s=0.25, time_of=lambda record: times[record.sequence_number]
+    )
+    give(run, [record(number, 100.0) for number in (1, 2, 3)])
+    give(run, [record(5, 1e308)])
+    assert run.watermark is None
+    give(run, [record(4, 100.0)])
+    assert run.watermark == 99.0
+
+
+def test_a_timer_that_never_fires_keeps_an_idle_shard_waiting_and_ends_no_process() -> None:
+    shard = Shard()
+    run = shard.begin(TRIM_HORIZON, every_s=0.25, idle_s=60.0)
+    shard.live.set_timer("a", sys.float_info.max)
+
+    assert run.may_idle
+    assert run.idle_at(0.0) == sys.float_info.max

@@ -53,7 +53,7 @@ def status(incarnation: int, number: int) -> LeaseStatus:
 
 def write_flat_out(fd: int, bell_fd: int, incarnation: int) -> None:
     segment = Segment.attach(fd)
-    slot, ring, bell = segment.slot(1), segment.ring(1), Doorbell.at_door(bell_fd)
+    slot, ring, bell = segment.slot(1), segment.ring(1), Doorbell.for_writer(bell_fd)
     number = turns = 0
     while True:
         turns += 1

@@ -9,7 +9,7 @@ from kclrun.ipc.channel import Doorbell
 
 def test_a_bell_wakes_once_for_many_presses():
     bell = Doorbell.create()
-    door = Doorbell.at_door(os.dup(bell.write_fd))
+    door = Doorbell.for_writer(os.dup(bell.write_fd))
     assert not bell.answer()
     for _ in range(3):
         door.press()
@@ -21,7 +21,7 @@ def test_a_bell_wakes_once_for_many_presses():
 
 def test_pressing_never_waits_and_never_fails():
     bell = Doorbell.create()
-    door = Doorbell.at_door(os.dup(bell.write_fd))
+    door = Doorbell.for_writer(os.dup(bell.write_fd))
     for _ in range(70_000):  # above the 64 KiB of a pipe
         door.press()
     assert bell.answer()

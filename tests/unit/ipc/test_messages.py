@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from kclrun.ipc import exit_codes
-from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
+from kclrun.ipc.board import (
+    SLOT_BYTES,
+    CheckpointSpec,
+    FetchSpec,
+    LogSpec,
+    OnErrorSpec,
+    StartSpec,
+    StatusSlot,
+)
 from kclrun.ipc.channel import FRAME_BYTES_MAX, Channel, PeerGone, Sent
 from kclrun.ipc.messages import (
     Begin,
@@ -24,9 +32,14 @@ from kclrun.ipc.messages import (
     channel_of_worker,
     channel_to_launcher,
     channel_to_worker,
+    decode_report,
+    encode_report,
 )
 from kclrun.model.output import OutputPlace
+from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.protocol import reports
+from kclrun.protocol.status import LeaseStatus, WorkerState
 
 CREDENTIALS = WireCredentials(
     access_key="AKIAHIDDEN", secret_key="hidden-key", token="hidden-token"
@@ -169,3 +182,16 @@ def test_every_field_of_the_start_command_arrives():
     sent = begin(**PLAIN)
     arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=Begin)
     assert msgspec.structs.asdict(arrived.spec) == msgspec.structs.asdict(sent.spec)
+
+
+def test_each_counter_and_position_that_a_row_may_have_fits_every_message_and_the_status():
+    counter, position = 2**62 + 10**6, ExtendedSequenceNumber("1" * 129, 2**63 - 1)
+    spec = msgspec.structs.replace(begin().spec, seen_counter=counter)
+    report = reports.LeaseClaimed(counter, position)
+    slot = StatusSlot(memoryview(bytearray(SLOT_BYTES)), 0)
+    status = LeaseStatus(pid=1, incarnation=1, state=WorkerState.PROCESSING, counter=counter)
+
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Begin(spec)), type=Begin).spec == spec
+    assert decode_report(encode_report(report)) == report
+    slot.publish(status)
+    assert slot.read() == status

@@ -3,7 +3,6 @@
 import pytest
 
 from kclrun.consuming import events
-from kclrun.consuming.shard_end import ShardEnd
 from kclrun.consuming.states import State
 from kclrun.leases.reset import position_at
 from kclrun.leases.shard_sync import Listing, children_to_create, sync_table
@@ -13,7 +12,7 @@ from kclrun.model.output import Cursor, file_name
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol import writes as changes
-from tests.unit.consuming.lease_driver import KEY, Driver, child, p
+from tests.unit.consuming.lease_driver import KEY, Driver, child, p, shard_end
 
 MIDDLE = HASH_KEY_MAX // 2
 LOW, HIGH = HashRange(0, MIDDLE), HashRange(MIDDLE + 1, HASH_KEY_MAX)
@@ -79,7 +78,7 @@ def test_a_late_checkpoint_is_of_the_generation_in_which_the_lease_was_held():
 
 
 def test_a_shard_end_without_other_parents_needs_no_rows_of_them():
-    end = ShardEnd("s0", (child("s2", "s0"),))
+    end = shard_end(child("s2", "s0"))
 
     creation = end.creation(Driver(generation=7).begin().stored)
 

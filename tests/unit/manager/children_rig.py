@@ -34,7 +34,7 @@ class Process:
         self.pid = os.posix_spawnp(program[0], program, os.environ, setsid=True)
         self._segment = Segment.attach(segment_fd)
         os.close(segment_fd)
-        self._doorbell = Doorbell.at_door(doorbell_fd)
+        self._doorbell = Doorbell.for_writer(doorbell_fd)
         self.channel = channel_of_worker(self._theirs)
         self._pidfd = os.pidfd_open(self.pid)
 

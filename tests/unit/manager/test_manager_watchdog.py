@@ -117,7 +117,7 @@ def test_a_process_that_stays_old_after_a_gap_is_ended(watchdog, processes):
     child = Process(published_instant=9.0)
     watchdog.look([child], 10.0)
 
-    for step in range(6):
+    for step in range(10):
         watchdog.look([child], 3610.0 + step / 2)
 
     assert len(processes.ended) == 1
@@ -131,7 +131,7 @@ def test_one_that_says_nothing_is_ended_where_no_descriptor_is_left_to_look_at_i
     watchdog.look([child], 10.0)
 
     with no_more_descriptors():
-        for step in range(6):
+        for step in range(10):
             watchdog.look([child], 3610.0 + step / 2)
 
     ((stall, _),) = processes.ended

@@ -133,6 +133,18 @@ def test_a_process_that_starts_again_begins_with_the_copy_and_reads_no_version(
     assert len(read.names) == 3
 
 
+def test_a_copy_is_found_in_a_folder_whose_name_a_url_would_read_otherwise(tmp_path, stored):
+    disk = tmp_path / "50%20 #1 ?a=b"
+    disk.mkdir()
+    owner = Owner(disk, MemoryVersions(stored), 1)
+    owner.put("key-1", b"1")
+    version = owner.commit()
+    owner.versions.close()
+    stored.content = {}
+
+    assert Owner(disk, MemoryVersions(stored), 2, version).values() == {"key-1": {"n": b"1"}}
+
+
 class Counted(MemoryVersions):
     """Notes which versions are read."""
 

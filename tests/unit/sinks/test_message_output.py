@@ -305,3 +305,13 @@ def test_requests_are_full_where_the_groups_allow_it():
     add(sending, range(20), key=lambda n: n)
     sending.commit()
     assert sizes == {10: 2}
+
+
+def test_threads_are_started_once_however_often_the_lease_begins():
+    before = set(threading.enumerate())
+    sending = output(Service())
+    sending.begin(START)
+    sending.begin(START)
+
+    assert len(set(threading.enumerate()) - before) == CONCURRENCY
+    sending.close()

@@ -121,6 +121,32 @@ def test_keys_and_names_have_limits(key: str, name: str) -> None:
         Kept().state[key][name] = 1
 
 
+@pytest.mark.parametrize(("key", "name"), [("a", "\ud83d"), ("\ud83d", "n")])
+def test_a_key_or_a_name_that_no_version_could_hold_is_refused_in_the_call(
+    key: str, name: str
+) -> None:
+    kept = Kept()
+    kept.live.reserved.is_served = True
+    with pytest.raises(LimitExceeded, match="lone surrogate"):
+        kept.state[key][name] = 1
+    with pytest.raises(LimitExceeded, match="lone surrogate"):
+        kept.live.set_timer(key, 1.0, name)
+    kept.state["ä"]["ö"] = 1
+    assert len(kept.changes) == 1
+
+
+def test_a_timer_at_zero_stays_pending_whatever_the_sign_of_the_zero_is() -> None:
+    kept = Kept()
+    kept.live.reserved.is_served = True
+    kept.live.set_timer("a", 0.0)
+    kept.live.set_timer("a", -0.0)
+    for number in range(100):  # so many replaced timers that the heap is made anew
+        kept.live.set_timer("b", 1.0 + number)
+    earliest = kept.live.earliest_timer("event")
+    assert earliest is not None
+    assert (earliest.key, earliest.at) == ("a", 0.0)
+
+
 def test_a_key_that_a_reshard_would_give_to_no_child_is_refused() -> None:
     middle = 2**127
     kept = Kept(HashRange(0, middle - 1))

@@ -52,6 +52,7 @@ class Stage:
         self.held: list[bool] = []
         self.holds = threading.Event()
         self.of: list[RowsOf] = []
+        self.closed: list[str] = []
         self.destination = Destination(stores_cursor=True)
         self.away = away
         monkeypatch.setattr(module, "open_output", self._open)
@@ -103,6 +104,7 @@ class Stage:
             return begin(cursor)
 
         output.begin = begin_or_not  # type: ignore[method-assign]
+        output.close = lambda: self.closed.append(place.name)  # type: ignore[method-assign]
         return output
 
     def _may_try_again(self, pause_s: float, *, is_batch: bool) -> bool:
@@ -166,6 +168,7 @@ def test_a_destination_that_is_away_is_tried_again_until_delivery_is_stopped(
     else:
         with pytest.raises(SinkError, match="late is away"):
             stage.rows.open(lease(5, 5))
+    assert stage.closed == ([] if opens else ["late"]), "other leases may share the process"
     reported = [each for each in stage.reports if isinstance(each, ProcessorRaised)]
     assert [(each.where, each.attempts) for each in reported] == [
         (OUTPUT, number) for number in range(1, away + 1)
@@ -215,6 +218,22 @@ def test_rows_beyond_the_buffer_of_their_output_hold_the_lease_until_they_are_se
     assert stage.committed.wait(HUNG_S)
     stage.rows.close()
     assert stage.held[:1] == ([True] if buffer_bytes == 1 else [])
+
+
+def test_where_the_host_has_no_thread_left_the_outputs_are_closed_and_the_lease_ends_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch, ROLLED)
+
+    class NoThread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    stage.rows._make_thread = lambda target, name: NoThread(target=target, name=name)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        stage.rows.open(Lease(key=LeaseKey(SHARD), checkpoint=TRIM_HORIZON, counter=1))
+    assert stage.closed == ["late"]
+    stage.rows.close()
 
 
 def test_an_output_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:

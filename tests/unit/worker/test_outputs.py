@@ -114,7 +114,7 @@ def test_a_checkpoint_that_user_code_waits_for_commits_every_output_in_the_order
     lease.outputs.cover(at(5))
     lease.outputs.emit_to("a")({"n": 3})
     lease.ask(5)
-    assert (lease.rows, lease.reported, lease.outputs.handed) == ([[2], [1]], [at(5)], at(5))
+    assert (lease.rows, lease.reported, lease.outputs.sent) == ([[2], [1]], [at(5)], at(5))
     lease.outputs.take_back_batch(None)  # it raised: what was sent stays, and is not given again
     lease.call(6, 4)
     lease.ask(6)

@@ -486,7 +486,7 @@ def test_a_shard_is_idle_since_the_first_answer_without_a_record_at_its_end(shar
         page([]),  # an answer without a time says nothing
         page([], served_at=16.0),
     ):
-        assert thread._lay_down(each)
+        assert thread._put(each)
         seen.append(thread.view.quiet)
 
     assert seen == [None, (11.0, 11.0), (11.0, 13.0), None, None, (16.0, 16.0)]

@@ -1,7 +1,10 @@
 """The lease thread with a real inbox, queue, channel and ring, over a table in memory."""
 
+import fcntl
 import functools
 import itertools
+import os
+import resource
 import threading
 import time
 from types import SimpleNamespace
@@ -350,7 +353,7 @@ class Stalls:
         self.posted, self.answered = [], []
         self.thread._pump.post = self.posted.append
         self.thread._pump.answer = self.answered.append
-        self.thread._tell_stall(0.0)
+        self.thread._report_stall(0.0)
 
     def __call__(self):
         return self.now
@@ -358,7 +361,7 @@ class Stalls:
     def late(self, stalled_s):
         self.now += stalled_s
         self.posted.clear()
-        self.thread._tell_stall(stalled_s)
+        self.thread._report_stall(stalled_s)
         return list(self.posted)
 
 
@@ -370,13 +373,15 @@ class Waits(Stalls):
         self.asked_s, self.late_s = [], 0.0
         self.thread._life = SimpleNamespace(next_deadline=lambda _: deadline)
         self.thread._inbox = Inbox()
-        self.thread._line = SimpleNamespace(filenos=lambda: (), hear=list)
-        monkeypatch.setattr("kclrun.worker.lease_thread.select.select", self._select)
+        self.thread._line = SimpleNamespace(filenos=lambda: (), receive=list)
+        monkeypatch.setattr("kclrun.worker.lease_thread.select.poll", lambda: self)
 
-    def _select(self, readable, _, __, timeout_s):
-        assert readable == [self.thread._inbox.fileno()]
-        self.asked_s.append(timeout_s)
-        self.now += timeout_s + self.late_s
+    def register(self, descriptor, _):
+        assert descriptor == self.thread._inbox.fileno()
+
+    def poll(self, timeout_ms):
+        self.asked_s.append(timeout_ms / 1000)
+        self.now += timeout_ms / 1000 + self.late_s
 
     def wait(self):
         self.thread._wait()
@@ -404,6 +409,27 @@ def test_a_wait_ends_at_the_next_deadline_and_after_two_seconds_at_the_latest(
     waits.thread._inbox.close()
 
     assert waits.asked_s == [wait_s]
+
+
+def test_a_lease_thread_waits_for_descriptors_that_select_cannot_take():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    inbox, thread = Inbox(), Stalls().thread
+    descriptor = fcntl.fcntl(inbox.fileno(), fcntl.F_DUPFD_CLOEXEC, 2000)
+    thread._life = SimpleNamespace(next_deadline=lambda now: now + HUNG_S)
+    thread._line = SimpleNamespace(filenos=lambda: (), receive=list)
+    thread._inbox = SimpleNamespace(fileno=lambda: descriptor, take=inbox.take)
+    posted = []
+    thread._pump.post = posted.append
+    inbox.post(events.CallReturned())
+    try:
+        thread._wait()
+    finally:
+        os.close(descriptor)
+        inbox.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert posted == [events.CallReturned()]
 
 
 @pytest.mark.parametrize(
@@ -492,7 +518,7 @@ def test_writes_are_sent_in_the_order_of_their_times_and_none_before():
 
     for now in (100.9, 101.0, 102.0):
         stalls.now = now
-        thread._do_what_waited()
+        thread._perform_later()
 
     assert sent == [*writes[2:], writes[1], writes[0]]
     assert thread._later == []

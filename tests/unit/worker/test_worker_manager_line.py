@@ -1,5 +1,7 @@
 """The manager's messages at the lease process: each is an event, or is done at once."""
 
+from pathlib import Path
+
 import pytest
 
 from kclrun.consuming import events
@@ -14,6 +16,7 @@ from kclrun.ipc.messages import (
     channel_to_worker,
 )
 from kclrun.model.wire import WireCredentials
+from kclrun.worker import lease_thread
 from kclrun.worker.lease_thread import ManagerLine
 
 
@@ -42,19 +45,19 @@ def test_all_that_has_come_is_reported_in_its_order(line):
     line.manager.send(FailoverChanged(5.0))
     line.manager.send(Drain("a deploy", 3.0))
 
-    assert line.line.hear() == [
+    assert line.line.receive() == [
         events.OthersInSight(True),
         events.FailoverChanged(5.0),
         events.DrainRequested("a deploy"),
     ]
-    assert line.line.hear() == []
+    assert line.line.receive() == []
 
 
 def test_new_credentials_are_handed_on_and_are_no_event(line):
     credentials = WireCredentials("AKIAEXAMPLEEXAMPLE", "s")
     line.manager.send(RenewCredentials(credentials))
 
-    assert line.line.hear() == []
+    assert line.line.receive() == []
     assert line.renewed == [credentials]
 
 
@@ -63,13 +66,23 @@ def test_a_manager_that_is_gone_is_reported_once_and_no_longer_waited_for(line):
     line.manager.send(OthersInSight(False))
     line.manager.close()
 
-    assert line.line.hear() == [events.OthersInSight(False), events.ManagerGone()]
-    assert line.line.hear() == []
+    assert line.line.receive() == [events.OthersInSight(False), events.ManagerGone()]
+    assert line.line.receive() == []
     assert line.line.filenos() == ()
 
 
 def test_stacks_are_written_to_standard_error_at_once(line, capfd):
     line.manager.send(DumpStacks())
 
-    assert line.line.hear() == []
+    assert line.line.receive() == []
     assert "most recent call first" in capfd.readouterr().err
+
+
+def test_a_full_disk_below_standard_error_does_not_keep_the_drain_from_the_lease(line, monkeypatch):
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(lease_thread, "STDERR_FD", full.fileno())
+        line.line._write_coroutines = lambda file: file.write("Coroutine of process_record\n")
+        line.manager.send(DumpStacks())
+        line.manager.send(Drain("a stall", 3.0))
+
+        assert line.line.receive() == [events.DrainRequested("a stall")]

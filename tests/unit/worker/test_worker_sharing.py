@@ -1,11 +1,16 @@
 """What the leases of a shared process have together: their wake-ups, their CPU, their threads."""
 
+import os
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from kclrun.ipc.channel import Channel
+from kclrun.ipc import exit_codes
+from kclrun.ipc.channel import Channel, NotSent
 from kclrun.ipc.messages import Admit, Left, channel_of_worker, channel_to_worker
+from kclrun.worker import sharing
 from kclrun.worker.sharing import LEASE_THREAD, SharedLease, SharedProcess, shard_here
 from tests.patience import HUNG_S
 
@@ -82,7 +87,7 @@ def test_the_end_of_a_lease_is_said_once_with_what_its_user_code_left_running(ch
     _, fds = its.receive_with_fds(HUNG_S)
     shared = SharedProcess(its, serve)
     serving = threading.Thread(target=shared.serve, args=(fds,))
-    shared.own_threads.add(serving)
+    shared.own(serving)
     serving.start()
 
     said = lease.receive(HUNG_S)
@@ -93,4 +98,71 @@ def test_the_end_of_a_lease_is_said_once_with_what_its_user_code_left_running(ch
     serving.join(HUNG_S)
     assert not serving.is_alive()
     may_end.set()
+    lease.close()
+
+
+def test_the_threads_of_a_lease_that_ends_are_counted_while_another_lease_begins(channels):
+    shared = SharedProcess(channels[1], lambda *_: 0)
+    begun, errors = threading.Event(), []
+
+    def begin_leases():
+        lease = SharedLease(shared)
+        begun.set()
+        for _ in range(20_000):
+            lease.make_thread(lambda: None, "fetch")
+
+    def end_leases():
+        begun.wait(HUNG_S)
+        try:
+            while beginning.is_alive():
+                shared._others()
+        except RuntimeError as error:
+            errors.append(error)
+
+    beginning, ending = (threading.Thread(target=each) for each in (begin_leases, end_leases))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        beginning.start()
+        ending.start()
+        beginning.join()
+        ending.join()
+    finally:
+        sys.setswitchinterval(interval)
+
+    assert errors == []
+
+
+class _Exits(Exception):
+    """The process ends."""
+
+
+def test_a_process_that_cannot_say_that_a_lease_has_ended_ends_itself(channels, monkeypatch):
+    shared = SharedProcess(channels[1], lambda *_: 0)
+    channel = SimpleNamespace(send=lambda _: NotSent(), close=lambda: None)
+
+    def exits(code):
+        raise _Exits(code)
+
+    monkeypatch.setattr(os, "_exit", exits)
+    with pytest.raises(_Exits, match=str(exit_codes.BUG)):
+        shared._run(SharedLease(shared), channel)
+
+
+def test_a_lease_that_gets_no_thread_leaves_and_the_other_leases_of_the_process_go_on(
+    channels, monkeypatch
+):
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(
+        sharing, "daemon_thread", lambda target, name: NoThread(target=target, name=name)
+    )
+    mine, theirs = Channel.pair()
+    lease = channel_to_worker(mine)
+
+    SharedProcess(channels[1], lambda *_: 0)._admit((theirs.detach(),))
+
+    assert lease.receive(HUNG_S) == Left(exit_codes.HOST)
     lease.close()

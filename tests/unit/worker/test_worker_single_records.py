@@ -23,6 +23,7 @@ from kclrun.protocol.reports import (
     RecordGivenUp,
 )
 from kclrun.record_calls.calls import CallTerms
+from kclrun.record_calls.runners import LoopRunner
 from kclrun.state.keyed import LiveEntries, State
 from kclrun.worker.sharing import daemon_thread
 from tests.patience import HUNG_S
@@ -476,10 +477,21 @@ def test_the_stacks_name_the_record_of_a_coroutine_and_the_line_it_waits_in(star
     main.held.until_began(11)
     file, deadline = io.StringIO(), time.monotonic() + HUNG_S
     while "process_record\n" not in file.getvalue() and time.monotonic() < deadline:
-        main.deliverer.tell_stacks(file)
+        main.deliverer.write_coroutines(file)
 
     assert "Coroutine of process_record for the record at 11" in file.getvalue()
     assert "await asyncio.sleep(0.001)" in file.getvalue()
+
+
+def test_calls_that_got_no_thread_of_their_host_are_closed_in_order():
+    class NoThread(threading.Thread):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    runner = LoopRunner(print, print, lambda target, name: NoThread(target=target, name=name))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        runner.start([])
+    runner.close()
 
 
 def test_the_oldest_call_is_what_user_code_is_busy_with(start):
