@@ -216,6 +216,11 @@ def _converted(choice: Any, constraints: tuple[Any, ...], value: Any) -> Any:
     if bare is Any:
         return _without_marks(value)
     plain = str(value) if isinstance(value, str) else value
+    # For Python, unlike JSON Schema, `$` matches before a last line feed, too: that of a block
+    # scalar (`|`) would become a part of a name.
+    patterns = [meta.pattern for meta in (*constraints, *_metas(choice)) if meta.pattern]
+    if patterns and isinstance(plain, str) and plain.endswith("\n"):
+        raise ValueError("a line feed at the end")
     if constraints:
         choice = Annotated[choice, *constraints]
     return msgspec.convert(plain, choice)

@@ -72,7 +72,17 @@ def _expanded(tree: dict[str, Any], environment: Mapping[str, str]) -> Any:
     """Secrets are files of one folder: that of systemd's credentials, or that of containers."""
     named = environment.get("KCLRUN_SECRETS") or environment.get("CREDENTIALS_DIRECTORY")
     folder = Path(named or _SECRETS)
-    return expand(tree, environment, lambda name: read_secret(folder / name))
+
+    def secret(name: str) -> str:
+        try:
+            return read_secret(folder / name)
+        except SettingsError as error:
+            raise SettingsError(
+                f"{error}\nA secret is a file of this name in the folder that KCLRUN_SECRETS names,"
+                " in systemd's CREDENTIALS_DIRECTORY, or in /run/secrets"
+            ) from None
+
+    return expand(tree, environment, secret)
 
 
 def _document(text: str, name: str) -> yaml_reader.Document:

@@ -67,7 +67,7 @@ class OtlpSettings(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: Annotated[
         str | None,
         msgspec.Meta(
-            description="its URL without a path; left out: what OTEL_EXPORTER_OTLP_ENDPOINT says,"
+            description="its URL without a path; left out: that of OTEL_EXPORTER_OTLP_ENDPOINT,"
             " or http://localhost:4318",
             pattern=r"^https?://[^\s/?#@]+/?$",
             extra={"words": " like http://collector:4318, without user, path or query"},
@@ -131,7 +131,7 @@ class ObserveSettings(msgspec.Struct, frozen=True, kw_only=True):
     story: Annotated[
         StoryPlace,
         msgspec.Meta(
-            description="what `kclrun why` tells: on `disk`; s3://bucket/prefix: there, too;"
-            " `nowhere`"
+            description="where the story for `kclrun why` is recorded: on `disk`;"
+            " s3://bucket/prefix: there, too; `nowhere`"
         ),
     ] = "disk"

@@ -408,6 +408,7 @@ def value_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
     yield from _start(settings, now)
     yield from stream_starts(settings, now)
     yield from _addresses(settings)
+    yield from _folders(settings)
     yield from _durations(settings)
     yield from observe_rules(settings.observe)
 
@@ -442,7 +443,7 @@ def _summary(settings: Settings) -> Iterator[Problem]:
         yield Problem(("summary",), "needs output.path: it is called with that folder")
 
 
-# What botocore takes for one; the places where regions are used would not say which line is wrong.
+# What botocore takes for a region. Its own error would not name the line of the file.
 _REGION: Final = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 
@@ -466,6 +467,28 @@ def _addresses(settings: Settings) -> Iterator[Problem]:
         wrong = why_no_endpoint(url)
         if wrong:
             yield Problem(("aws", "endpoints", service), f"expected a URL: {wrong}")
+
+
+def _folders(settings: Settings) -> Iterator[Problem]:
+    """Texts that no file system takes as a path. An empty one would be the current folder."""
+    outputs = {("output",): settings.output} | {
+        ("outputs", name): each for name, each in settings.outputs.items()
+    }
+    folders = {(*at, "path"): each.path for at, each in outputs.items() if each is not None}
+    folders["on_error", "dead_letter", "path"] = settings.on_error.dead_letter.path
+    if settings.state is not None:
+        folders["state", "local"] = settings.state.local
+    for path, folder in folders.items():
+        if folder is not None and not (folder and _is_encodable(folder)):
+            yield Problem(path, "expected a folder: a text that is not empty, without NUL")
+
+
+def _is_encodable(path: str) -> bool:
+    try:
+        # A name that is not UTF-8 comes from the environment with halves of surrogate pairs.
+        return b"\0" not in path.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
 
 
 def _durations(settings: Settings) -> Iterator[Problem]:

@@ -111,7 +111,7 @@ def spark_state_rules(settings: Settings) -> Iterator[Problem]:
     if settings.watermark is not None and settings.watermark.idle is not None:
         yield Problem(
             ("watermark", "idle"),
-            "is for engine: fleet: on Spark the records alone say when timers fire",
+            "is for engine: fleet: on Spark timers fire by the records alone",
         )
     if state is None:
         return

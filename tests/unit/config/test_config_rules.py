@@ -61,6 +61,17 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
         ("summary: a:b", "summary: needs output.path"),
         (f"options: {{a: {'x' * 50_000}}}", "options: 50,006 bytes, at most 49,152: each start"),
         ('options: {a: "\\ud800"}', "options: a text in it is not Unicode"),
+        ("output: {path: ''}", "output.path: expected a folder: a text that is not empty"),
+        ('output: {path: "a\\0"}', "output.path: expected a folder: a text that is not empty"),
+        ('outputs: {x: {path: "\\ud800", roll: {}}}', "outputs.x.path: expected a folder: a text"),
+        (
+            "on_error: {then: dead-letter, dead_letter: {path: ''}}",
+            "on_error.dead_letter.path: expected a folder: a text that is not empty",
+        ),
+        ("state: {store: kept, local: ''}", "state.local: expected a folder: a text that is not"),
+        ("leases:\n  table: |\n    orders\n", "leases.table: expected a text of 3 to 255 letters"),
+        ('processor: "a:B\\n"', "processor: expected a text like module:Class"),
+        ('leases: {group: "zone\\n"}', "leases.group: expected a text without colons or spaces"),
         (
             "aws: {endpoint: embedded}\nembedded: {reshard: [{after: 0.1, split: 0}]}",
             "embedded.reshard: needs embedded.fill",
