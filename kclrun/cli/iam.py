@@ -14,6 +14,7 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.messages import echo
 from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError
@@ -45,7 +46,7 @@ _REPLAY: Final = "replay"
 )
 @click.option("--account", metavar="NUMBER", help="The account, where no ARN of the file is of it.")
 def iam(config: ConfigChoice, purpose: str, account: str | None) -> int:
-    """Print the IAM policy that the application needs: what it calls, on what it names.
+    """Print the IAM policy that the application needs, for the resources that it names.
 
     \b
     kclrun iam app.yaml --account 123456789012 > policy.json
@@ -55,7 +56,7 @@ def iam(config: ConfigChoice, purpose: str, account: str | None) -> int:
     settings = config.load().settings
     if settings.aws.endpoint == EMBEDDED:
         raise SettingsError("aws.endpoint: embedded needs no permission; leave it out")
-    click.echo(json.dumps(_policy(purpose, settings, _site(settings, account)), indent=2))
+    echo(json.dumps(_policy(purpose, settings, _site(settings, account)), indent=2))
     return exit_codes.DRAINED
 
 
@@ -133,7 +134,7 @@ def _account(settings: Settings, given: str | None) -> str:
     """The account of the lease table: `given`, else the assumed role's, else the streams'."""
     found = {given} if given is not None else _accounts_named(settings)
     if len(found) != 1:
-        why = "no ARN of the file says it" if not found else "the streams are of several"
+        why = "no ARN of the file has it" if not found else "the streams are of several"
         raise SettingsError(
             f"the account is not known: {why}\n"
             "Add --account NUMBER; `aws sts get-caller-identity` shows it"

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-import click
 import msgspec
 
 from kclrun.cli.config_options import Configuration
+from kclrun.cli.messages import echo
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.config.schema import Settings
 from kclrun.errors import ProcessorLoadError, SettingsError
@@ -37,14 +37,17 @@ def dead_letter_folder(settings: Settings) -> Path | None:
     return None if path is None else Path(path).absolute()
 
 
-def tell_rows(settings: Settings) -> None:
+def print_rows_folder(settings: Settings) -> None:
     """Print the folder of the rows of a run that has ended; nothing if it wrote none."""
     folder = output_folder(settings)
-    if folder is None or not folder.is_dir() or not any(folder.iterdir()):
+    try:
+        if folder is None or not any(folder.iterdir()):
+            return
+    except OSError:  # it is missing, or this user may write to it and not list it
         return
     here = Path.cwd()
     shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
-    click.echo(f"Rows are in {shown}", err=True)
+    echo(f"Rows are in {shown}", err=True)
 
 
 def with_absolute_output(configuration: Configuration) -> Settings:

@@ -12,6 +12,7 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION
+from kclrun.cli.messages import echo
 from kclrun.config.units import Duration
 
 _DAY: Final = Duration.parse("24h")
@@ -33,7 +34,7 @@ def grafana() -> int:
     """Print a dashboard as JSON: Grafana, Dashboards, New, Import."""
     from kclrun.observe.grafana import dashboard
 
-    click.echo(json.dumps(dashboard(), indent=2))
+    echo(json.dumps(dashboard(), indent=2))
     return exit_codes.DRAINED
 
 

@@ -1,6 +1,7 @@
 """`kclrun pause` and `kclrun resume`: leases that are kept and renewed, and not read for a while.
 
-The rows say it, so that it survives restarts and moves. `leases/operating.py` plans; this writes.
+A pause is kept on the rows, so that it survives restarts and moves. `leases/operating.py` plans the
+writes, and this module sends them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from kclrun.cli.config_options import (
     yes_option,
 )
 from kclrun.cli.leases import views
-from kclrun.cli.leases.command import aws_of, lease_of, tell_failure
-from kclrun.cli.messages import some_of
+from kclrun.cli.leases.command import aws_of, lease_of, print_failure
+from kclrun.cli.messages import echo, some_of
 from kclrun.config.units import Duration
 from kclrun.leases.operating import Plan, Reach, plan_pause, plan_unpause
 from kclrun.model.lease import LeaseKey, Scope
@@ -155,9 +156,9 @@ def _change(
     reach = reach_of(aws, shards, stream, is_all=is_all)
     plans = plan(aws, reach)
     for each in plans[:_PLANS_SHOWN_MAX]:
-        click.echo(each.words)
+        echo(each.words)
     if len(plans) > _PLANS_SHOWN_MAX:
-        click.echo(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases")
+        echo(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases")
     if ends_with_plan(
         is_confirmed=is_confirmed, has_changes=any(each.change is not None for each in plans)
     ):
@@ -169,7 +170,7 @@ def _change(
             break
         written |= write_all(aws, due)
         plans = plan(aws, reach)
-    return _tell(aws, written)
+    return _print_written(aws, written)
 
 
 def write_all(aws: Aws, plans: Sequence[Plan]) -> dict[LeaseKey, Outcome]:
@@ -181,22 +182,20 @@ def write_all(aws: Aws, plans: Sequence[Plan]) -> dict[LeaseKey, Outcome]:
         )
 
 
-def _tell(aws: Aws, written: dict[LeaseKey, Outcome]) -> int:
+def _print_written(aws: Aws, written: dict[LeaseKey, Outcome]) -> int:
     done = [key for key, outcome in written.items() if isinstance(outcome, Applied)]
     seen_s = renew_interval_s(float(aws.settings.leases.failover))
     if done:
         leases = "1 lease" if len(done) == 1 else f"{len(done)} leases"
-        click.echo(
-            f"{leases} changed. Owners see it with their next renewal, within {seen_s:.1f} s"
-        )
+        echo(f"{leases} changed. Owners see it with their next renewal, within {seen_s:.1f} s")
     moved = [called(key) for key, each in written.items() if isinstance(each, ConditionFailed)]
     if moved:
-        click.echo(
+        echo(
             f"Changed by another operator just now, or gone, and left alone: {some_of(moved)}",
             err=True,
         )
     codes = [exit_codes.UNMET] if moved else []
     for key, outcome in written.items():
         if not isinstance(outcome, Applied | ConditionFailed):
-            codes.append(tell_failure(key, outcome))
+            codes.append(print_failure(key, outcome))
     return max(codes, default=exit_codes.DRAINED)

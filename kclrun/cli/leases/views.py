@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import click
 import msgspec
 
-from kclrun.cli.messages import naming_table
+from kclrun.cli.messages import columns_of, echo, naming_table
 from kclrun.leases.lines import LeaseLine, line_of, shortened
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.stream import called
-from kclrun.model.text import harmless
+from kclrun.model.text import escaped
 from kclrun.model.time import WallTime
 from kclrun.observe.sample import how_to_resume
 from kclrun.ports import ScanPage
@@ -69,16 +68,14 @@ def scan_leases(aws: Aws) -> tuple[Lease, ...]:
     """
     scanned = scan_table(aws)
     for key in scanned.broken:
-        click.echo(
-            f"{harmless(key)}: this row cannot be read as a lease; it is left alone", err=True
-        )
+        echo(f"{key}: this row cannot be read as a lease; it is left alone", err=True)
     return scanned.leases
 
 
 def watch_table(aws: Aws, leases: Sequence[Lease]) -> ScanPage:
     """The table one failover later. In that time an owner renews three times [P9]."""
     failover_s = failover_of(aws, leases)
-    click.echo(f"Watching the counters for {failover_s:g} s …", err=True)
+    echo(f"Watching the counters for {failover_s:g} s …", err=True)
     time.sleep(failover_s)
     return scan_table(aws)
 
@@ -128,7 +125,7 @@ def print_remedy(lines: Sequence[LeaseLine], leases_command: str) -> None:
     halted = [line.shard for line in lines if line.state == "halted"]
     if halted:
         shards = " ".join(halted) if len(halted) <= _SHARDS_NAMED_MAX else "SHARD..."
-        click.echo(f"\n{len(halted)} halted: {how_to_resume(leases_command, harmless(shards))}")
+        echo(f"\n{len(halted)} halted: {how_to_resume(leases_command, shards)}")
 
 
 def _cells(line: LeaseLine) -> list[str]:
@@ -171,8 +168,10 @@ def print_totals(counted: Mapping[str, Mapping[str, int]], by: str) -> None:
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows below their titles, each column as wide as necessary, foreign text escaped."""
-    safe = [[harmless(cell) for cell in row] for row in [titles, *rows]]
-    widths = [max(len(row[column]) for row in safe) for column in range(len(titles))]
+    safe = [[escaped(cell) for cell in row] for row in [titles, *rows]]
+    widths = [max(columns_of(row[column]) for row in safe) for column in range(len(titles))]
     for row in safe:
-        cells = (cell.ljust(widths[column]) for column, cell in enumerate(row))
-        click.echo("  ".join(cells).rstrip())
+        cells = (
+            cell + " " * (width - columns_of(cell)) for cell, width in zip(row, widths, strict=True)
+        )
+        echo("  ".join(cells).rstrip())

@@ -19,7 +19,7 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
-from kclrun.cli.messages import command_of, leases_command
+from kclrun.cli.messages import command_of, echo
 from kclrun.config.file_permissions import read_secret
 from kclrun.config.units import Duration, parse_listen
 from kclrun.errors import SettingsError
@@ -44,7 +44,7 @@ _EVERY_MAX_S: Final = 3_600.0
 # and a viewer 45 ms: with the lag (`measured_every_s`) these are 0.8 %.
 BESIDE_A_MANAGER_S: Final = 15.0
 _ENVIRONMENT: Final = "KCLRUN_PAGE_TOKEN"
-# 16 random hexadecimal digits are 64 bits, which nobody guesses over four connections.
+# 16 random hexadecimal digits are 64 bits: too many to guess over four connections.
 _TOKEN_CHARACTERS_MIN: Final = 16
 
 
@@ -97,11 +97,12 @@ def page(
     kclrun page --config app.yaml --port 0            takes a free port, and prints it
     KCLRUN_PAGE_TOKEN=$(openssl rand -hex 16) kclrun page --config app.yaml --actions
     """
+    if not listen:
+        raise click.UsageError("--listen is empty, which would be every address of this machine.")
     token = page_token(token_file, listen) if has_actions else None
     if token_file is not None and not has_actions:
         raise click.UsageError("--token-file goes with --actions.")
-    if not _EVERY_MIN_S <= every <= _EVERY_MAX_S:
-        raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
+    refuse_interval(every)
     from kclrun.cli.page.details import DetailReader
     from kclrun.cli.page.letters import PageLetters
     from kclrun.cli.page.reading import FleetReader
@@ -122,9 +123,9 @@ def page(
     server = serve_pages(listen, port, about, reader.look, actions, details=details)
     try:
         reader.start()
-        click.echo(f"The fleet of {about.application}: {server.url}/ (Ctrl-C ends it)")
+        echo(f"The fleet of {about.application}: {server.url}/ (Ctrl-C ends it)")
         if not is_loopback_host(listen):
-            click.echo(
+            echo(
                 "There is no password: everyone that reaches this address can read the page.",
                 err=True,
             )
@@ -133,6 +134,12 @@ def page(
         reader.close()
         server.close()
     return exit_codes.DRAINED
+
+
+def refuse_interval(every: Duration) -> None:
+    """Raises: click.UsageError for an `--every` that is too short or too long."""
+    if not _EVERY_MIN_S <= every <= _EVERY_MAX_S:
+        raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
 
 
 @contextmanager
@@ -227,7 +234,7 @@ def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) ->
         streams=settings.stream_names,
         table=settings.table,
         place=settings.aws.endpoint or f"region {aws.kinesis.region}",
-        leases_command=leases_command(file, overrides),
+        leases_command=command_of("leases", file, overrides),
         doctor_command=command_of("doctor", file, overrides),
         letters_command=command_of("dead-letters", file, overrides),
         story_command=command_of("why", file, overrides),

@@ -43,7 +43,7 @@ _ORDER: Final = (
 
 class Script(msgspec.Struct, frozen=True):
     """The script that `executableName` runs: its name, the folder for `path:` if the script is not
-    beside the file, its arguments. Without a name, `remark` says why it cannot be run."""
+    beside the file, its arguments. Without a name, `remark` is the reason."""
 
     name: str | None
     folder: str | None = None
@@ -262,7 +262,7 @@ def _aws(known: Known) -> Iterator[Converted]:
     if "regionname" not in known and of_arn is None:
         comment = "the default of amazon_kclpy"
     elif of_arn is not None and of_arn[1] != region:
-        comment = f"the stream's ARN says {of_arn[1]}: one of the two is wrong, for the KCL as well"
+        comment = f"the stream's ARN has {of_arn[1]}: one of the two is wrong, for the KCL as well"
     yield "aws.region", region, comment
     of_table = known.get("dynamodbregionname", region)
     if of_table != region:

@@ -1,6 +1,6 @@
 import pytest
 
-from kclrun.cli.leases.views import as_plain, print_lines, totals
+from kclrun.cli.leases.views import as_plain, print_lines, print_table, totals
 from kclrun.leases.lines import LeaseLine, line_of, shortened
 from kclrun.model.lease import OFFERED, Halt, Lease, LeaseKey, Load, OwnerId, Pause, Scope
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -100,3 +100,15 @@ def test_a_lease_that_nobody_renews_stands_out(capsys: pytest.CaptureFixture[str
     assert "renewing" in reported
     assert " NO " in reported
     assert "\x1b" not in reported
+
+
+def test_a_cell_is_one_line_as_wide_as_the_terminal_shows_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(["key", "n"], [["\u987e\u5ba2", "1"], ["a\nb", "2"], ["x\x1b", "3"]])
+    assert capsys.readouterr().out.splitlines() == [
+        "key    n",
+        "\u987e\u5ba2   1",
+        "a\\nb   2",
+        "x\\x1b  3",
+    ]
