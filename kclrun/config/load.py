@@ -72,17 +72,7 @@ def _expanded(tree: dict[str, Any], environment: Mapping[str, str]) -> Any:
     """Secrets are files of one folder: that of systemd's credentials, or that of containers."""
     named = environment.get("KCLRUN_SECRETS") or environment.get("CREDENTIALS_DIRECTORY")
     folder = Path(named or _SECRETS)
-
-    def secret(name: str) -> str:
-        try:
-            return read_secret(folder / name)
-        except SettingsError as error:
-            raise SettingsError(
-                f"{error}\nA secret is a file of this name in the folder that KCLRUN_SECRETS names,"
-                " in systemd's CREDENTIALS_DIRECTORY, or in /run/secrets"
-            ) from None
-
-    return expand(tree, environment, secret)
+    return expand(tree, environment, lambda name: read_secret(folder / name))
 
 
 def _document(text: str, name: str) -> yaml_reader.Document:
@@ -98,7 +88,7 @@ def _override(tree: dict[str, Any], override: str) -> Iterator[yaml_reader.Path]
     steps = target.split(".")
     if not equals or not all(steps):
         raise SettingsError(f"--set {override[:60]}: expected a.b=value, such as leases.max=8")
-    value = _override_value(target, text)
+    value = _document(text, f"--set {target}").value
     for index, step in enumerate(steps[:-1]):
         below = tree.get(step)
         if below is None:
@@ -109,10 +99,3 @@ def _override(tree: dict[str, Any], override: str) -> Iterator[yaml_reader.Path]
         tree = below
     tree[steps[-1]] = value
     yield tuple(steps)
-
-
-def _override_value(target: str, text: str) -> Any:
-    try:
-        return yaml_reader.read_yaml(text).value
-    except SettingsError as error:
-        raise SettingsError(f"--set {target}: {error}") from None

@@ -24,6 +24,7 @@ from kclrun.config.names import (
     TableName,
     TopicArn,
     VariableName,
+    documented,
 )
 from kclrun.config.observing import ObserveSettings
 from kclrun.config.processing import ConcurrencySettings, StateSettings, WatermarkSettings
@@ -34,11 +35,6 @@ from kclrun.model.stream import is_change_stream, table_of
 
 # Spark's options are texts, but people write numbers and switches, too.
 SparkOptions = dict[str, str | int | float | bool]
-
-
-def documented(text: str, **constraints: Any) -> msgspec.Meta:
-    """The documentation of a setting, and the constraints on its value."""
-    return msgspec.Meta(description=text, **constraints)
 
 
 # The largest first quota of shards that the service gives an account in a region.

@@ -105,7 +105,8 @@ def parse_start(
         hint = (
             f"\nRecords that are yet to come are read with {setting}" if LATEST in sentinels else ""
         )
-        raise SettingsError(f"{name}: {text} is in the future (it is now {_shown(now)}){hint}")
+        shown = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        raise SettingsError(f"{name}: {text} is in the future (it is now {shown}){hint}")
     return StartPosition(AT_TIMESTAMP, WallTime(moment.timestamp()))
 
 
@@ -124,10 +125,6 @@ def _instant(text: str, name: str, sentinels: Sequence[ExtendedSequenceNumber]) 
         return moment.astimezone(UTC)
     except OverflowError:  # a first day of the year 1 that is still in the year 0 in UTC
         raise SettingsError(f"{name}: {text} is before the year 1 in UTC") from None
-
-
-def _shown(now: WallTime) -> str:
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 _LOOPBACK: Final = "127.0.0.1"

@@ -211,7 +211,10 @@ def expand(
         try:
             found = secret(named[1])
         except SettingsError as error:
-            raise SettingsError(f"{dotted(path)}: {error}") from None
+            raise SettingsError(
+                f"{dotted(path)}: {error}\nA secret is a file of this name in the folder that"
+                " KCLRUN_SECRETS names, in systemd's CREDENTIALS_DIRECTORY, or in /run/secrets"
+            ) from None
         # Inside of an URL, `@`, `:` or `/` of a password would end it.
         return quote(found, safe="") if "://" in value else found
 
