@@ -41,10 +41,6 @@ def check(config: ConfigChoice, *, schema: bool, no_environment: bool) -> int:
 
         echo(json.dumps(json_schema(), indent=2))
         return exit_codes.DRAINED
-    return _check(config, with_aws=not no_environment)
-
-
-def _check(config: ConfigChoice, *, with_aws: bool) -> int:
     configuration = config.load()
     settings = configuration.settings
     streams = "streams" if settings.streams else "stream"
@@ -58,7 +54,7 @@ def _check(config: ConfigChoice, *, with_aws: bool) -> int:
     if settings.engine == "spark":
         code = stage("spark", lambda: _spark(settings))
     code = code or stage("user code", lambda: _user_code(configuration))
-    if not with_aws:
+    if no_environment:
         return code
     if settings.aws.endpoint == "embedded":
         stage("aws", lambda: "embedded: it is made when the application runs")

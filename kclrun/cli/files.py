@@ -12,6 +12,7 @@ import click
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options
 from kclrun.cli.messages import echo
+from kclrun.config.outputs import named_outputs
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 from kclrun.sinks.roll_chains import ADVICE, RollFile, count_rolls, findings_of
@@ -73,7 +74,7 @@ def _print_faults(shards: Iterable[Sequence[RollFile]]) -> int:
 def _rolled(config: ConfigChoice) -> list[Path]:
     """The folders of the outputs with rolled files. Raises: SettingsError if there is none."""
     settings = config.load().settings
-    outputs = [each for each in (settings.output, *settings.outputs.values()) if each is not None]
+    outputs = [each for _, each in named_outputs(settings)]
     found = [Path(each.path) for each in outputs if each.path is not None and each.roll is not None]
     if settings.engine == "spark" or not found:
         raise SettingsError(

@@ -7,7 +7,7 @@ resources: the region as for `run`, the account from `--account` or from the set
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -23,22 +23,14 @@ if TYPE_CHECKING:
     from kclrun.aws.policies import Policy, Sink, Site
     from kclrun.config.schema import Settings
 
-_RUN: Final = "run"
-_PROVISION: Final = "provision"
-_PUT: Final = "put"
-_CALLER: Final = "caller"
-_CONSUMERS: Final = "consumers"
-_LETTERS: Final = "dead-letters"
-_REPLAY: Final = "replay"
-
 
 @click.command(cls=ConfigCommand)
 @config_options
 @click.option(
     "--for",
     "purpose",
-    type=click.Choice([_RUN, _PROVISION, _PUT, _CONSUMERS, _LETTERS, _REPLAY, _CALLER]),
-    default=_RUN,
+    type=click.Choice(["run", "provision", "put", "consumers", "dead-letters", "replay", "caller"]),
+    default="run",
     show_default=True,
     help="run: a machine; provision: who makes or changes the lease table; put: `kclrun put`;"
     " consumers: `kclrun consumers`; dead-letters: `kclrun dead-letters`; replay: `kclrun"
@@ -61,36 +53,27 @@ def iam(config: ConfigChoice, purpose: str, account: str | None) -> int:
 
 
 def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
-    from kclrun.aws.policies import (
-        caller_policy,
-        consumers_policy,
-        letters_policy,
-        provision_policy,
-        put_policy,
-        replay_policy,
-        run_policy,
-    )
+    from kclrun.aws import policies
 
-    if purpose in {_PUT, _CONSUMERS, _REPLAY}:
+    if purpose in {"put", "consumers", "replay"}:
         refuse_changes(settings, f"--for {purpose}", "that of a DynamoDB table has no such verb")
-    if purpose == _PUT:
-        return put_policy(settings, site)
-    if purpose == _CONSUMERS:
-        return consumers_policy(settings, site)
-    if purpose == _LETTERS:
-        return letters_policy(settings, site)
-    if purpose == _RUN:
-        return run_policy(settings, site, sink=_sink(settings, site))
-    if purpose == _CALLER:
+    if purpose in {"provision", "replay"} and settings.engine == "spark":
+        raise SettingsError("engine: spark keeps no leases, and so has no lease table to make")
+    if purpose == "run":
+        return policies.run_policy(settings, site, sink=_sink(settings, site))
+    if purpose == "caller":
         role_arn = settings.aws.role_arn
         if role_arn is None:
             raise SettingsError("--for caller is for a role that is assumed: set aws.role_arn")
-        return caller_policy(role_arn, settings, site)
-    if settings.engine == "spark":
-        raise SettingsError("engine: spark keeps no leases, and so has no lease table to make")
-    if purpose == _REPLAY:
-        return replay_policy(settings, site)
-    return provision_policy(settings, site)
+        return policies.caller_policy(role_arn, settings, site)
+    made = {
+        "put": policies.put_policy,
+        "consumers": policies.consumers_policy,
+        "dead-letters": policies.letters_policy,
+        "replay": policies.replay_policy,
+        "provision": policies.provision_policy,
+    }
+    return made[purpose](settings, site)
 
 
 def _sink(settings: Settings, site: Site) -> Sink | None:

@@ -53,13 +53,13 @@ def starter_files(template: str = _DEFAULT) -> Mapping[str, str]:
         "conftest.py": _CONFTEST,
         "processors/__init__.py": _PROCESSORS,
         f"processors/{sample}.py": _sample(sample),
-        f"tests/test_{sample}.py": _text(_TEMPLATES / "tests" / f"test_{sample}.py"),
-        "README.md": _text(_TEMPLATES / template / "README.md"),
+        f"tests/test_{sample}.py": (_TEMPLATES / "tests" / f"test_{sample}.py").read_text("utf-8"),
+        "README.md": (_TEMPLATES / template / "README.md").read_text("utf-8"),
     }
 
 
 def _app(template: str) -> str:
-    return _text(_TEMPLATES / template / "app.yaml")
+    return (_TEMPLATES / template / "app.yaml").read_text("utf-8")
 
 
 def _sample(name: str) -> str:
@@ -67,11 +67,7 @@ def _sample(name: str) -> str:
     spec = importlib.util.find_spec(f"kclrun.samples.{name}")
     assert spec is not None, "an installation without its samples"
     assert spec.origin is not None, "a sample is a file"
-    return _text(Path(spec.origin))
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    return Path(spec.origin).read_text("utf-8")
 
 
 class _InitCommand(click.Command):

@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -56,20 +57,6 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
-_FOLDERS: Final = frozenset(
-    {
-        "completion",
-        "cost",
-        "dashboards",
-        "dead-letters",
-        "leases",
-        "migrate",
-        "page",
-        "replay",
-        "run",
-        "tail",
-    }
-)
 # Verbs that share a folder with another one, and their modules.
 _SHARING: Final = {
     "reset": "leases.reset",
@@ -85,7 +72,8 @@ def module_of(verb: str) -> str:
     name = verb.replace("-", "_")
     if verb in _SHARING:
         return f"kclrun.cli.{_SHARING[verb]}"
-    return f"kclrun.cli.{name}.command" if verb in _FOLDERS else f"kclrun.cli.{name}"
+    is_folder = (Path(__file__).parent / name).is_dir()
+    return f"kclrun.cli.{name}.command" if is_folder else f"kclrun.cli.{name}"
 
 
 @contextmanager

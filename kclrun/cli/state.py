@@ -227,7 +227,8 @@ def _leases(config: ConfigChoice) -> Iterator[tuple[Lease, VersionStore]]:
     from kclrun.cli.services import Aws
 
     aws = Aws(config.load().settings)
-    return with_stores(aws, _rows(aws))
+    rows = [lease for page in aws.table.scan() for lease in page.leases]
+    return with_stores(aws, sorted(rows, key=lambda row: row.key))
 
 
 def with_stores(aws: Aws, rows: Iterable[Lease]) -> Iterator[tuple[Lease, VersionStore]]:
@@ -253,11 +254,6 @@ def with_stores(aws: Aws, rows: Iterable[Lease]) -> Iterator[tuple[Lease, Versio
             folder = version_folder(settings.application, name)
             stores[name] = open_versions(place, folder, aws.kinesis, aws.credentials.current)
         yield row, stores[name]
-
-
-def _rows(aws: Aws) -> list[Lease]:
-    rows = [lease for page in aws.table.scan() for lease in page.leases]
-    return sorted(rows, key=lambda row: row.key)
 
 
 def read_state(row: Lease, store: VersionStore) -> tuple[Kept, Entries]:

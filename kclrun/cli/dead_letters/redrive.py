@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -62,10 +63,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[str], None]
-
-
-def _warn(words: str) -> None:
-    echo(words, err=True)
+_warn: Report = partial(echo, err=True)
 
 
 def redrives_of(

@@ -262,7 +262,7 @@ def _show(lines: Sequence[LeaseLine], by: str | None, *, as_json: bool) -> None:
         else:
             views.print_totals(totals, by)
     elif as_json:
-        echo(json.dumps([views.as_plain(line) for line in lines], indent=2))
+        echo(json.dumps(msgspec.to_builtins(lines), indent=2))
     else:
         views.print_lines(lines)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -26,8 +27,9 @@ from kclrun.cli.leases.command import aws_of, lease_of, print_failure
 from kclrun.cli.messages import echo, some_of
 from kclrun.config.units import Duration
 from kclrun.leases.operating import Plan, Reach, plan_pause, plan_unpause
-from kclrun.model.lease import LeaseKey, Scope
+from kclrun.model.lease import Lease, LeaseKey, Scope
 from kclrun.model.stream import ONLY_STREAM, StreamKey, called, stream_name_of, stream_of
+from kclrun.model.time import WallTime
 from kclrun.protocol.fence import renew_interval_s
 from kclrun.protocol.writes import Applied, ConditionFailed, Outcome
 
@@ -78,10 +80,7 @@ def pause(
     if lasting is not None and lasting <= 0:
         raise click.UsageError("--for is more than 0s.")
 
-    def plan(aws: Aws, reach: Reach) -> tuple[Plan, ...]:
-        leases = views.scan_leases(aws)
-        return plan_pause(leases, reach, aws.dynamodb_client.service_time(), lasting)
-
+    plan = partial(plan_pause, for_s=lasting)
     return _change(aws_of(config), (shards, stream, is_all), plan, is_confirmed=yes)
 
 
@@ -108,12 +107,7 @@ def resume(
     kclrun resume --config app.yaml --all --yes
     kclrun resume --config app.yaml 2 --yes                  one shard of those paused
     """
-
-    def plan(aws: Aws, reach: Reach) -> tuple[Plan, ...]:
-        leases = views.scan_leases(aws)
-        return plan_unpause(leases, reach, aws.dynamodb_client.service_time())
-
-    return _change(aws_of(config), (shards, stream, is_all), plan, is_confirmed=yes)
+    return _change(aws_of(config), (shards, stream, is_all), plan_unpause, is_confirmed=yes)
 
 
 def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: bool) -> Reach:
@@ -148,13 +142,17 @@ def _stream_named(aws: Aws, name: str) -> StreamKey:
 def _change(
     aws: Aws,
     named: tuple[Sequence[str], str | None, bool],
-    plan: Callable[[Aws, Reach], tuple[Plan, ...]],
+    plan: Callable[[Sequence[Lease], Reach, WallTime], tuple[Plan, ...]],
     *,
     is_confirmed: bool,
 ) -> int:
     shards, stream, is_all = named
     reach = reach_of(aws, shards, stream, is_all=is_all)
-    plans = plan(aws, reach)
+
+    def planned() -> tuple[Plan, ...]:
+        return plan(views.scan_leases(aws), reach, aws.dynamodb_client.service_time())
+
+    plans = planned()
     for each in plans[:_PLANS_SHOWN_MAX]:
         echo(each.words)
     if len(plans) > _PLANS_SHOWN_MAX:
@@ -169,7 +167,7 @@ def _change(
         if not due:
             break
         written |= write_all(aws, due)
-        plans = plan(aws, reach)
+        plans = planned()
     return _print_written(aws, written)
 
 

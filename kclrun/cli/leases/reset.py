@@ -380,7 +380,9 @@ def _show(each: _Reset, settings: Settings, to: str) -> None:
         comes_again = not coming.isdisjoint(rows[write.key].parents)
         coming |= {write.key} if comes_again else set()
         why = "it comes again when its parents end" if comes_again else "its children go on"
-        removed.append(f"{called(write.key)}: {_place(rows[write.key])}, removed: {why}")
+        removed.append(
+            f"{called(write.key)}: {shortened(str(rows[write.key].checkpoint))}, removed: {why}"
+        )
     _show_rows(removed)
     for place in output_places(settings, each.stream):
         echo(f"  {setting_of(place.name)}: {_fate(place, plan.generation)}")
@@ -404,11 +406,7 @@ def _begun(each: _Reset, write: ResetLease | CreateLease, to: str) -> str:
     if isinstance(write, CreateLease):
         return f"{called(key)}: new, at {where}{noted}"
     halted = "; its halt goes" if each.rows[key].halt is not None else ""
-    return f"{called(key)}: {_place(each.rows[key])} to {where}{noted}{halted}"
-
-
-def _place(row: Lease) -> str:
-    return shortened(str(row.checkpoint))
+    return f"{called(key)}: {shortened(str(each.rows[key].checkpoint))} to {where}{noted}{halted}"
 
 
 def _fate(place: OutputPlace, generation: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -85,12 +85,6 @@ def failover_of(aws: Aws, leases: Sequence[Lease]) -> float:
     return max([float(aws.settings.leases.failover), *(each.failover_s or 0.0 for each in leases)])
 
 
-def as_plain(line: LeaseLine) -> dict[str, Any]:
-    """For JSON: every field, positions in full."""
-    plain: dict[str, Any] = msgspec.to_builtins(line)
-    return plain
-
-
 def totals(lines: Sequence[LeaseLine], by: str) -> dict[str, dict[str, int]]:
     """The number of leases in each state, for each owner or group. Ended leases are not counted."""
     counted: dict[str, Counter[str]] = {}
@@ -112,7 +106,7 @@ def print_lines(lines: Sequence[LeaseLine]) -> None:
         [
             *_cells(line),
             *(_load_cells(line) if has_load else ()),
-            *(_age_cells(line) if has_age else ()),
+            *([{True: "yes", False: "NO", None: "-"}[line.is_renewed]] if has_age else ()),
             _note(line),
         ]
         for line in lines
@@ -143,10 +137,6 @@ def _load_cells(line: LeaseLine) -> list[str]:
     if line.load_kbps is None or line.load_cpu is None:
         return ["-", "-"]
     return [f"{line.load_kbps:.1f}", f"{line.load_cpu:.3f}"]
-
-
-def _age_cells(line: LeaseLine) -> list[str]:
-    return [{True: "yes", False: "NO", None: "-"}[line.is_renewed]]
 
 
 def _note(line: LeaseLine) -> str:

@@ -19,7 +19,7 @@ import click
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options, start_option
 from kclrun.cli.messages import echo
-from kclrun.leases.story import Sentence, Story, present, tell
+from kclrun.leases.story import Story, present, tell
 from kclrun.manager.locks import state_folder
 from kclrun.manager.story import FOLDER
 from kclrun.model.lease import LeaseKey
@@ -134,11 +134,7 @@ def _show(story: Story, *, shows_all: bool) -> None:
     for each in shown:
         if day != (day := _day(each.at)):
             echo(day)
-        echo(_line(each))
-
-
-def _line(each: Sentence) -> str:
-    return f"{_clock(each.at)}  {each.text}"
+        echo(f"{_clock(each.at)}  {each.text}")
 
 
 def _day(at: float) -> str:

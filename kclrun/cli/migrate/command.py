@@ -47,30 +47,6 @@ def migrate() -> None:
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 def kclpy(properties: Path, folder: Path | None) -> int:
     """Write app.yaml for an application of amazon_kclpy, beside its properties or into DIR."""
-    return _import_properties(properties, folder)
-
-
-@migrate.command()
-@click.argument("checkpoint", metavar="CHECKPOINT")
-@config_options
-@yes_option
-def spark(checkpoint: str, config: ConfigChoice, *, yes: bool) -> int:
-    """Write a stopped Spark query's positions to the lease table: the fleet goes on from there.
-
-    CHECKPOINT is the query's folder. No lease goes back, and nothing is written while an owner
-    renews a lease.
-    """
-    from kclrun.cli.migrate.spark import import_leases
-
-    settings = config.load().settings
-    return import_leases(settings, checkpoint, is_confirmed=yes)
-
-
-def _import_properties(properties: Path, folder: Path | None) -> int:
-    """Write `app.yaml` into `folder`, or beside the properties; never over an existing file.
-
-    Raises: SettingsError.
-    """
     if os.path.isdir(properties):  # noqa: PTH112 - raises nothing
         raise SettingsError(
             f"{properties} is a folder\nName the file in it:  {properties}/app.properties"
@@ -93,6 +69,22 @@ def _import_properties(properties: Path, folder: Path | None) -> int:
     program = shlex.quote(os.environ.get("KCLRUN_PROGRAM", "kclrun"))
     echo(f"Next:  {program} check --config {shlex.quote(str(target))}")
     return exit_codes.DRAINED
+
+
+@migrate.command()
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@config_options
+@yes_option
+def spark(checkpoint: str, config: ConfigChoice, *, yes: bool) -> int:
+    """Write a stopped Spark query's positions to the lease table: the fleet goes on from there.
+
+    CHECKPOINT is the query's folder. No lease goes back, and nothing is written while an owner
+    renews a lease.
+    """
+    from kclrun.cli.migrate.spark import import_leases
+
+    settings = config.load().settings
+    return import_leases(settings, checkpoint, is_confirmed=yes)
 
 
 def _script(executable: str, beside: Path, config_folder: Path) -> Script:

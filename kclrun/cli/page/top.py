@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.messages import echo, naming_table
-from kclrun.cli.page.command import refuse_interval
+from kclrun.cli.page.command import every_option, refuse_interval
 from kclrun.config.units import Duration
 from kclrun.leases.lines import soonest, spelled, worst
 from kclrun.model.lease import Owner
@@ -81,14 +81,7 @@ _SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
     help="Print one snapshot and end; so it is without a terminal, and on a dumb one.",
 )
 @click.option("--sort", type=click.Choice(list(_SORTS)), default="urgency", show_default=True)
-@click.option(
-    "--every",
-    type=DURATION,
-    default="10s",
-    show_default=True,
-    metavar="DURATION",
-    help="How often the table is read; the lag every third time or less.",
-)
+@every_option
 def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration) -> int:
     """Show the whole fleet as a live table: shards, states, owners, lag, time to loss.
 

@@ -29,7 +29,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.messages import echo
 from kclrun.cli.replay import plan
-from kclrun.cli.replay.plan import Asked, table_prefix
+from kclrun.cli.replay.plan import Asked
 from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import NotFound, SettingsError
@@ -175,10 +175,11 @@ def place_of(configuration: Configuration, asked: Asked, folder: Path) -> Place:
 
 def _run(place: Place) -> int:
     """Run it to its end, and tell how it went; the exit code."""
-    from kclrun.cli.services import Aws
+    from kclrun.cli.services import Aws, open_streams, refuse_expired
 
     aws = Aws(place.settings)
-    _refuse_expired(aws, place.asked)
+    for stream in open_streams(aws).values():
+        refuse_expired(stream.summary, place.asked.start.at, WallTime(time.time()), "--from")
     leases = leases_of(place, aws)
     if leases and all(lease.is_ended for lease in leases):
         echo(
@@ -194,9 +195,11 @@ def _run(place: Place) -> int:
 def leases_of(place: Place, aws: Aws) -> tuple[Lease, ...] | None:
     """The leases that the replay has from an earlier run, None if there was none; its folder is
     its own from here on. Raises: SettingsError if that is another one's."""
+    from kclrun.aws.table_setup import inspect_table
     from kclrun.cli.leases.views import scan_leases
 
-    leases = scan_leases(aws) if _exists(aws) else None
+    report = inspect_table(aws.control.dynamodb_reads(), aws.settings.table)
+    leases = None if report is None else scan_leases(aws)
     _claim_folder(place, is_new=leases is None)
     return leases
 
@@ -212,20 +215,6 @@ def run_on(place: Place, aws: Aws, leases: Iterable[Lease]) -> tuple[int, Report
     path = place.folder / _REPORT
     code = run_replay(place.configuration, path, place.replay)
     return code, msgspec.json.decode(path.read_bytes(), type=Report)
-
-
-def _refuse_expired(aws: Aws, asked: Asked) -> None:
-    """Raises: SettingsError for a begin that a stream does not keep; NotFound for a stream."""
-    from kclrun.cli.services import open_streams, refuse_expired
-
-    for stream in open_streams(aws).values():
-        refuse_expired(stream.summary, asked.start.at, WallTime(time.time()), "--from")
-
-
-def _exists(aws: Aws) -> bool:
-    from kclrun.aws.table_setup import inspect_table
-
-    return inspect_table(aws.control.dynamodb_reads(), aws.settings.table) is not None
 
 
 def _claim_folder(place: Place, *, is_new: bool) -> None:
@@ -278,9 +267,6 @@ def _print_end(place: Place, aws: Aws, code: int, report: Report) -> int:
         err=True,
     )
     return code
-
-
-# Two versions of a processor.
 
 
 def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], folder: Path) -> int:
@@ -344,9 +330,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= _VALUE_CHARACTERS_MAX else f"{text[:_VALUE_CHARACTERS_MAX]}…"
 
 
-# The replays that there are.
-
-
 def _list(settings: Settings) -> int:
     from kclrun.cli.leases.views import scan_leases
     from kclrun.cli.services import Aws
@@ -360,7 +343,7 @@ def _list(settings: Settings) -> int:
             continue
         ended = sum(row.is_ended for row in rows)
         state = "complete" if rows and ended == len(rows) else "not complete"
-        name = table.removeprefix(table_prefix(settings))
+        name = table.removeprefix(replay_tables(settings.application))
         echo(f"{name}  {state}: {ended} of {len(rows)} shards have ended")
     if not names:
         echo("There are no replays.")
@@ -370,13 +353,13 @@ def _list(settings: Settings) -> int:
 def _tables(control: ControlPlane, settings: Settings) -> list[str]:
     from kclrun.aws.table_setup import list_tables
 
-    return list_tables(control.dynamodb_reads(), table_prefix(settings))
+    return list_tables(control.dynamodb_reads(), replay_tables(settings.application))
 
 
 def _remove(settings: Settings, name: str, *, is_confirmed: bool) -> int:
     from kclrun.cli.services import Aws
 
-    table = table_prefix(settings) + name
+    table = replay_tables(settings.application) + name
     if table not in _tables(Aws(settings).control, settings):
         raise NotFound(f"there is no replay {name}\nShow them:  kclrun replay --list")
     if not is_confirmed:

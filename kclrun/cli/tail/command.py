@@ -86,13 +86,14 @@ def tail(
         starts = _starts(aws, begin, shards)
         if is_stopped():
             return exit_codes.DRAINED
+        count = "1 shard" if len(starts) == 1 else f"{len(starts)} shards"
         view = _View(_line_maker(begin, as_json=as_json), key, records_max)
         return _follow(
             aws,
             starts,
             view,
             follows=not shards,
-            said=f"{settings.only_stream}: {len(starts)} {_shards(len(starts))} from {begin}",
+            said=f"{settings.only_stream}: {count} from {begin}",
             is_over=lambda: is_stopped() or time.monotonic() >= until,
         )
 
@@ -201,10 +202,6 @@ def _line_maker(begin: str, *, as_json: bool) -> LineMaker:
         with_date=begin.upper() != "LATEST",
         with_colours=is_terminal and "NO_COLOR" not in os.environ,
     )
-
-
-def _shards(count: int) -> str:
-    return "shard" if count == 1 else "shards"
 
 
 @contextmanager

@@ -214,7 +214,9 @@ def convert(known: Known) -> Iterator[Converted]:
 
     Raises: SettingsError.
     """
-    yield "application", _required(known, "applicationName"), "names the lease table, as before"
+    if "applicationname" not in known:
+        raise SettingsError("applicationName is missing")
+    yield "application", known["applicationname"], "names the lease table, as before"
     if "tablename" in known:
         yield "leases.table", known["tablename"], ""
     yield from _stream(known)
@@ -365,12 +367,6 @@ def _metrics(known: Known) -> Iterator[Converted]:
         yield namespace, known["applicationname"], "other metrics: docs/reference/metrics.md"
     if level == "DETAILED":
         yield "observe.cloudwatch.detail", "shard", "CloudWatch bills each metric of each shard"
-
-
-def _required(known: Known, name: str) -> str:
-    if name.lower() not in known:
-        raise SettingsError(f"{name} is missing")
-    return known[name.lower()]
 
 
 def _number(known: Known, name: str) -> int | None:
