@@ -276,7 +276,6 @@ def _summary(lines: Sequence[LagLine], retention_s: float) -> str:
 
 # A shard takes two requests of some 10 ms: eight threads measure 1,000 shards in three seconds.
 _THREADS: Final = 8
-_HOUR_S: Final = 3_600.0
 
 
 @click.command(cls=ConfigCommand)
@@ -344,7 +343,7 @@ def _judged(lines: tuple[LagLine, ...], max_behind: Duration) -> int:
 
 
 def _retention_s(stream: OpenStream) -> float:
-    return stream.summary.retention_hours * _HOUR_S
+    return stream.summary.retention_hours * 3_600.0
 
 
 def lag_lines(key: StreamKey, stream: OpenStream, every: Collection[Lease]) -> tuple[LagLine, ...]:

@@ -28,7 +28,7 @@ import msgspec
 import yaml
 
 from kclrun.config.schema import Settings
-from kclrun.config.units import DURATION_PATTERN, SIZE_PATTERN, ByteSize, Duration
+from kclrun.config.units import DURATION_PATTERN, SIZE_PATTERN, ByteSize, Duration, OutOfRange
 from kclrun.config.yaml_reader import Expanded, Path, dotted
 
 
@@ -183,6 +183,9 @@ def _leaf(
         for candidate in (value, _as_scalar(value), _as_switch(value)):
             try:
                 return _converted(choice, constraints, candidate)
+            except OutOfRange as error:
+                problems.append(Problem(path, str(error)))
+                return _WRONG
             except (ValueError, msgspec.ValidationError):
                 continue
     quotes = (

@@ -27,9 +27,12 @@ SIZE_PATTERN: Final = rf"^[0-9]+(?:\.[0-9]+)?\s*(?:{'|'.join(filter(None, _BYTES
 _DURATION_MAX_S: Final = 36_500 * 86_400.0
 # The largest size that a lease process can receive: it fits into 63 bits.
 _SIZE_MAX: Final = 2**63 - 1
-_DURATION: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+\Z")
 _DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\Z")
+
+
+class OutOfRange(ValueError):
+    """A value of the right form, with its limit in words."""
 
 
 class Duration(float):
@@ -38,11 +41,11 @@ class Duration(float):
     @classmethod
     def parse(cls, text: object) -> Duration:
         """Read `10s`, `1m30s`, `250ms`, `2h`. Raises: ValueError that names the accepted forms."""
-        if not isinstance(text, str) or not _DURATION.match(text):
+        if not isinstance(text, str) or not re.fullmatch(DURATION_PATTERN[1:-1], text):
             raise ValueError(f"expected a duration such as 10s, 250ms or 1m30s, got {text!r}")
         seconds = sum(float(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(text))
         if seconds > _DURATION_MAX_S:
-            raise ValueError("expected a duration of at most 36500d, which are 100 years")
+            raise OutOfRange("expected a duration of at most 36500d, which are 100 years")
         return cls(seconds)
 
     @property
@@ -69,7 +72,7 @@ class ByteSize(int):
                 raise ValueError(f"expected a size such as 16MiB or 512KiB, got {text!r}")
             size = float(match[1]) * _BYTES[match[2]]
         if size > _SIZE_MAX:
-            raise ValueError("expected a size of less than 8 EiB")
+            raise OutOfRange("expected a size of less than 8 EiB")
         return cls(int(size))
 
     @property

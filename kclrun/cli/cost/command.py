@@ -34,10 +34,7 @@ from kclrun.observe.metrics import METRICS
 from kclrun.protocol.fence import renew_interval_s
 from kclrun.spark.keyed.query_state import SHARDS_LOOKED_AT
 
-# Without --machines, and without a fleet to count: one in each of three zones.
-_MACHINES: Final = 3
-_RECORD_BYTES: Final = 1000
-_KIB: Final = 1024
+_MACHINES: Final = 3  # without --machines, and without a fleet to count: one in each of three zones
 Capacity = Literal["provisioned", "on-demand"]
 
 
@@ -85,7 +82,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--record-bytes",
     type=click.IntRange(min=1),
-    default=_RECORD_BYTES,
+    default=1000,
     show_default=True,
     help="Mean size of a record, as it is put.",
 )
@@ -188,7 +185,7 @@ def _measured(settings: Settings, asked: Asked) -> Traffic:
 def bytes_per_s(leases: Sequence[Lease]) -> float:
     """What the leases that are still read get, as their owners last measured it."""
     loads = [each.load for each in leases if not each.is_ended and each.load is not None]
-    return sum(load.kbps for load in loads) * _KIB
+    return sum(load.kbps for load in loads) * _KB
 
 
 def _item_bytes(item: Mapping[str, Any]) -> int:

@@ -42,7 +42,6 @@ from kclrun.observe.sample import Report
 from kclrun.sinks.durable_files import publish_file
 
 if TYPE_CHECKING:
-    from kclrun.aws.control import ControlPlane
     from kclrun.cli.services import Aws
     from kclrun.config.schema import Settings
     from kclrun.model.lease import Lease
@@ -334,7 +333,7 @@ def _list(settings: Settings) -> int:
     from kclrun.cli.leases.views import scan_leases
     from kclrun.cli.services import Aws
 
-    names = _tables(Aws(settings).control, settings)
+    names = _tables(settings)
     for table in names:
         of_table = msgspec.structs.replace(settings.leases, table=table)
         try:
@@ -350,17 +349,16 @@ def _list(settings: Settings) -> int:
     return exit_codes.DRAINED
 
 
-def _tables(control: ControlPlane, settings: Settings) -> list[str]:
+def _tables(settings: Settings) -> list[str]:
     from kclrun.aws.table_setup import list_tables
+    from kclrun.cli.services import Aws
 
-    return list_tables(control.dynamodb_reads(), replay_tables(settings.application))
+    return list_tables(Aws(settings).control.dynamodb_reads(), replay_tables(settings.application))
 
 
 def _remove(settings: Settings, name: str, *, is_confirmed: bool) -> int:
-    from kclrun.cli.services import Aws
-
     table = replay_tables(settings.application) + name
-    if table not in _tables(Aws(settings).control, settings):
+    if table not in _tables(settings):
         raise NotFound(f"there is no replay {name}\nShow them:  kclrun replay --list")
     if not is_confirmed:
         echo(f"Would delete lease table {table}. Its rows in files stay. Do it with --yes.")

@@ -39,6 +39,8 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
         ("aws: {endpoint: 'ftp://x.com'}", "not a URL that starts with https"),
         ("aws: {endpoints: {kinesis: 'http://x.com'}}", "aws.endpoints.kinesis: expected"),
         ("leases: {failover: 10ms}", "leases.failover: expected 1s to 15m"),
+        ("stall: 99999999d", "stall: expected a duration of at most 36500d"),
+        ("fetch: {buffer: 99999999999GiB}", "fetch.buffer: expected a size of less than 8 EiB"),
         ("fetch: {idle: 100ms}", "fetch.idle: expected 200ms or more"),
         ("fetch: {mode: fanout}", "fetch.mode"),
         ("fetch: {mode: fan-out, consumer: a b}", "that is a consumer's name or ARN"),
