@@ -19,9 +19,9 @@ __all__ = ["main"]
 
 def main() -> int:
     """Run the command line of this process; the exit code."""
-    _open_what_is_closed()
+    _open_closed_files()
     _print_in_every_encoding()
-    _hear_the_first_signal()
+    _end_at_the_first_signal()
     try:
         from kclrun.cli.program import run_program
     except KeyboardInterrupt:
@@ -30,7 +30,7 @@ def main() -> int:
     return run_program(sys.argv[1:])
 
 
-def _open_what_is_closed() -> None:
+def _open_closed_files() -> None:
     """Open the null device in place of each closed standard file (`>&-`).
 
     For a closed file Python sets `sys.stdout` to None. The next opened file, such as a socket,
@@ -53,7 +53,7 @@ def _print_in_every_encoding() -> None:
         sys.stdout.reconfigure(errors="replace")
 
 
-def _hear_the_first_signal() -> None:
+def _end_at_the_first_signal() -> None:
     """Let SIGTERM end this process before the manager has its handler, also as process 1.
 
     If process 1 of a container has no handler for a signal, the kernel drops the signal. Without

@@ -12,6 +12,7 @@ import click
 
 from kclrun.cli import exit_codes, messages
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, Configuration, config_options
+from kclrun.cli.messages import echo
 from kclrun.errors import KclrunError, NotFound, ServiceError, TableRefused
 from kclrun.model.time import Instant
 
@@ -38,12 +39,8 @@ def check(config: ConfigChoice, *, schema: bool, no_environment: bool) -> int:
     if schema:
         from kclrun.config.convert import json_schema
 
-        click.echo(json.dumps(json_schema(), indent=2))
+        echo(json.dumps(json_schema(), indent=2))
         return exit_codes.DRAINED
-    return _check(config, with_aws=not no_environment)
-
-
-def _check(config: ConfigChoice, *, with_aws: bool) -> int:
     configuration = config.load()
     settings = configuration.settings
     streams = "streams" if settings.streams else "stream"
@@ -57,7 +54,7 @@ def _check(config: ConfigChoice, *, with_aws: bool) -> int:
     if settings.engine == "spark":
         code = stage("spark", lambda: _spark(settings))
     code = code or stage("user code", lambda: _user_code(configuration))
-    if not with_aws:
+    if no_environment:
         return code
     if settings.aws.endpoint == "embedded":
         stage("aws", lambda: "embedded: it is made when the application runs")
@@ -89,10 +86,10 @@ def _check_aws(configuration: Configuration, stage: Callable[[str, Stage], int])
 
 def _stage(width: int, name: str, stage: Stage) -> int:
     try:
-        click.echo(f"{name:<{width}} ok  {stage()}")
+        echo(f"{name:<{width}} ok  {stage()}")
     except KclrunError as error:
-        click.echo(f"{name:<{width}} --  wrong")
-        return messages.tell(error, "check")
+        echo(f"{name:<{width}} --  wrong")
+        return messages.report_error(error, "check")
     return exit_codes.DRAINED
 
 

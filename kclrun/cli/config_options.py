@@ -8,7 +8,10 @@ arguments of its own takes a file of any name.
 from __future__ import annotations
 
 import functools
+import json
+import math
 import os
+import os.path
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from kclrun.cli.messages import echo
 from kclrun.config.units import Duration, StartPosition, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
@@ -45,11 +49,39 @@ class _DurationType(click.ParamType[Duration]):
 DURATION: Final = _DurationType()
 
 
-_OPTIONS: Final = (
-    click.option("--config", "-c", metavar="FILE", type=click.Path(path_type=Path)),
+class FiniteRange(click.FloatRange):
+    """A range without infinity, and without NaN, which no comparison with a bound refuses."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+DEFAULT_CONFIG: Final = Path("app.yaml")
+_ENDINGS: Final = (".yaml", ".yml")
+_CONFIG: Final = ("--config", "-c")
+_SET: Final = "--set"
+_CONFIG_OPTIONS: Final = (
     click.option(
-        "--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a setting."
+        *_CONFIG,
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="The configuration file; without, app.yaml here.",
     ),
+    click.option(
+        _SET,
+        "overrides",
+        multiple=True,
+        metavar="A.B=VALUE",
+        help="Override one setting, such as leases.max=8 (repeatable).",
+    ),
+)
+_STREAM_OPTIONS: Final = (
+    *_CONFIG_OPTIONS,
     click.option(
         "--stream",
         metavar="NAME|ARN",
@@ -57,6 +89,10 @@ _OPTIONS: Final = (
     ),
     click.option("--endpoint", metavar="URL", help="With --stream: where, if not AWS."),
     click.option("--region", metavar="NAME", help="With --stream: the region."),
+)
+yes_option = click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
+shards_option = click.option(
+    "--shard", "shards", multiple=True, metavar="SHARD", help="This shard alone; may be repeated."
 )
 
 
@@ -78,7 +114,7 @@ class ConfigChoice(msgspec.Struct, frozen=True):
         """
         from kclrun.config.load import load_settings
 
-        if self.named is None and not DEFAULT_CONFIG.exists():
+        if self.named is None and not _has_default():
             raise click.UsageError(
                 f"Which configuration? There is no {DEFAULT_CONFIG} in this folder: name the file,"
                 " as in  --config FILE"
@@ -102,14 +138,15 @@ class StreamChoice(msgspec.Struct, frozen=True):
         Raises: SettingsError; click.UsageError if `--config`, `--stream` and an app.yaml are all
         missing, if the stream is not one of the file's, or if it has several and none is named.
         """
-        if self.config.named is None and self.stream is None and not DEFAULT_CONFIG.exists():
+        if self.config.named is None and self.stream is None and not _has_default():
             raise click.UsageError("Which stream? Name it with --stream NAME or by --config FILE.")
         if self.config.named is not None or self.stream is None:
             return _configured(self.config.load().settings, self.stream)
         from kclrun.config.load import settings_of
 
         given = {"stream": self.stream, "aws.endpoint": self.endpoint, "aws.region": self.region}
-        named = [f"{name}='{value}'" for name, value in given.items() if value is not None]
+        # A text of JSON is one of YAML, whatever it contains.
+        named = [f"{name}={json.dumps(each)}" for name, each in given.items() if each is not None]
         return settings_of(
             f"application: {verb}",
             [*named, *self.config.overrides],
@@ -128,7 +165,7 @@ def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*given, of=StreamChoice(ConfigChoice(config, overrides), **place), **more)
 
     chosen: Callable[..., Any] = choosing
-    for option in reversed(_OPTIONS):
+    for option in reversed(_STREAM_OPTIONS):
         chosen = option(chosen)
     return chosen
 
@@ -161,10 +198,13 @@ def _configured(settings: Settings, stream: str | None) -> Settings:
         raise click.UsageError(f"--stream: {error}") from None
 
 
-DEFAULT_CONFIG: Final = Path("app.yaml")
-_ENDINGS: Final = (".yaml", ".yml")
-_CONFIG: Final = ("--config", "-c")
-_SET: Final = "--set"
+# As methods of Path these would raise for a name that is too long, or where this user may not look.
+def _has_default() -> bool:
+    return os.path.exists(DEFAULT_CONFIG)  # noqa: PTH110
+
+
+def _is_file(name: str) -> bool:
+    return os.path.isfile(name)  # noqa: PTH113
 
 
 class Configuration(msgspec.Struct, frozen=True):
@@ -205,31 +245,18 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def choosing(*given: Any, config: Any, overrides: Any, **more: Any) -> Any:
         return command(*given, config=ConfigChoice(config, overrides), **more)
 
-    config = click.option(
-        *_CONFIG,
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="The configuration file; without, app.yaml here.",
-    )
-    overrides = click.option(
-        _SET,
-        "overrides",
-        multiple=True,
-        metavar="A.B=VALUE",
-        help="Override one setting, such as leases.max=8 (repeatable).",
-    )
-    return config(overrides(choosing))
-
-
-yes_option = click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
+    chosen: Callable[..., Any] = choosing
+    for option in reversed(_CONFIG_OPTIONS):
+        chosen = option(chosen)
+    return chosen
 
 
 def ends_with_plan(*, is_confirmed: bool, has_changes: bool = True) -> bool:
     """Whether a verb ends after it showed its plan: there is nothing to do, or no `--yes`."""
     if not has_changes:
-        click.echo("Nothing to do.")
+        echo("Nothing to do.")
     elif not is_confirmed:
-        click.echo("Nothing was changed. To do it, add --yes")
+        echo("Nothing was changed. To do it, add --yes")
     return not (has_changes and is_confirmed)
 
 
@@ -278,7 +305,7 @@ def _with_config_named(
     files = [
         at
         for at in places
-        if _is_configuration(arguments[at]) or (not has_own and Path(arguments[at]).is_file())
+        if _is_configuration(arguments[at]) or (not has_own and _is_file(arguments[at]))
     ]
     named = [*given, *(arguments[at] for at in files)]
     if len(named) > 1 and not has_own:

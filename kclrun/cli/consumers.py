@@ -14,9 +14,9 @@ import click
 from kclrun.aws.fan_out import consumer_of, registered, require_room
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options, yes_option
+from kclrun.cli.messages import echo
 from kclrun.config.changes import refuse_changes
 from kclrun.errors import NotFound, Unavailable
-from kclrun.model.text import harmless
 
 if TYPE_CHECKING:
     from kclrun.aws.fan_out import Consumer, StreamConsumers
@@ -37,16 +37,16 @@ def consumers() -> None:
 @consumers.command(name="list")
 @config_options
 def list_consumers(config: ConfigChoice) -> int:
-    """Show every consumer of the application's streams, its own marked."""
+    """Show every consumer of the application's streams; its own is marked."""
     aws = _aws(config)
     reads = aws.settings.fetch.mode == "fan-out"
     for summary, of_stream in _streams(aws):
         found = of_stream.listed()
         own = own_consumer(aws, summary) if reads else None
-        click.echo(f"{summary.name}: {len(found)} registered consumers")
+        echo(f"{summary.name}: {len(found)} registered consumers")
         for each in found:
             mark = "  (this application's)" if each.name == own else ""
-            click.echo(f"  {harmless(each.name):<32} {each.status:<8} {each.arn}{mark}")
+            echo(f"  {each.name:<32} {each.status:<8} {each.arn}{mark}")
     return exit_codes.DRAINED
 
 
@@ -69,11 +69,11 @@ def remove(name: str, config: ConfigChoice, *, yes: bool) -> int:
     for stream, of_stream, consumer in found:
         if yes:
             of_stream.deregister(consumer.arn)
-            click.echo(f"Removed consumer {consumer.name} of stream {stream}.")
+            echo(f"Removed consumer {consumer.name} of stream {stream}.")
         else:
-            click.echo(f"Would remove consumer {consumer.name} of stream {stream}: {consumer.arn}")
+            echo(f"Would remove consumer {consumer.name} of stream {stream}: {consumer.arn}")
     if not yes:
-        click.echo("Do it with --yes.")
+        echo("Do it with --yes.")
     return exit_codes.DRAINED
 
 

@@ -23,7 +23,7 @@ from kclrun.aws.rows import BrokenRow, Item, decode_row, kcl3_mode_of
 from kclrun.aws.table_setup import refuse_kcl3
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
-from kclrun.cli.messages import naming_table
+from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.services import Aws, OpenStream, fleet_aws, open_streams
 from kclrun.config.units import parse_start
 from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
@@ -40,7 +40,6 @@ from kclrun.leases.doctor.findings import (
 from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import KCL3_MODE_KEY, Lease, Owner
 from kclrun.model.stream import StreamKey, called, qualified_shards
-from kclrun.model.text import harmless
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import LeaseTable
 from kclrun.protocol import writes
@@ -64,7 +63,7 @@ def examine(aws: Aws) -> Examination:
     first, _ = _look(aws, streams)
     began = time.monotonic()
     wait_s = watch_s(first.leases, float(aws.settings.leases.failover))
-    click.echo(f"Watching the counters for {wait_s:g} s …", err=True)
+    echo(f"Watching the counters for {wait_s:g} s …", err=True)
     time.sleep(wait_s)
     second, items = _look(aws, streams)
     circumstances = circumstances_of(aws, streams, time.monotonic() - began)
@@ -159,13 +158,13 @@ def print_findings(examined: Examination) -> None:
     for finding in examined.findings:
         _print(finding)
     if is_healthy(examined.findings):
-        click.echo(f"The lease table is healthy: {len(examined.items)} rows.")
+        echo(f"The lease table is healthy: {len(examined.items)} rows.")
         return
     mendable = [finding.kind for finding in examined.findings if finding.mend]
     consented = sum(kind.needs_consent for kind in mendable)
     found = "1 finding" if len(examined.findings) == 1 else f"{len(examined.findings)} findings"
     also = f", and {consented} more with your --accept KIND" if consented else ""
-    click.echo(f"{found}, of which --yes can mend {len(mendable) - consented}{also}.")
+    echo(f"{found}, of which --yes can mend {len(mendable) - consented}{also}.")
 
 
 def _print(finding: Finding) -> None:
@@ -181,7 +180,7 @@ def _print(finding: Finding) -> None:
     if finding.advice and (not finding.mend or finding.kind.needs_consent):
         lines.append(f"  you:      {finding.advice}")
     # The reason of a halt may have several lines: they stay below their title.
-    click.echo("\n".join(harmless(line).replace("\n", f"\n{'':12}") for line in lines))
+    echo("\n".join(line.replace("\n", f"\n{'':12}") for line in lines))
 
 
 def print_mended(mended: Sequence[Mended]) -> None:
@@ -189,7 +188,7 @@ def print_mended(mended: Sequence[Mended]) -> None:
     for each in mended:
         total = len(each.finding.mend)
         how = "mended" if each.applied == total else f"{each.problem} ({each.applied} of {total})"
-        click.echo(harmless(f"{each.finding.kind.value} {_keys(each.finding.keys)}: {how}"))
+        echo(f"{each.finding.kind.value} {_keys(each.finding.keys)}: {how}")
 
 
 def print_json(
@@ -216,7 +215,7 @@ def print_json(
         ],
         "left": None if after is None else [_plain(finding) for finding in after.findings],
     }
-    click.echo(json.dumps(plain, indent=2))
+    echo(json.dumps(plain, indent=2))
 
 
 def change_in_words(change: MendingChange) -> str:
@@ -272,7 +271,8 @@ def backup_name(table: str, at: WallTime) -> str:
 
 
 def write_backup(place: Path, items: Sequence[Item]) -> None:
-    """Write the backup, durably, readable only for its owner, and never over an existing file.
+    """Write the backup, durably, readable only for its owner, and never over an existing file. One
+    that is not whole is removed.
 
     Raises: SettingsError, naming the file and the reason.
     """
@@ -283,6 +283,9 @@ def write_backup(place: Path, items: Sequence[Item]) -> None:
         try:
             write_at(descriptor, content, 0)
             sync(descriptor)
+        except OSError:
+            place.unlink()
+            raise
         finally:
             os.close(descriptor)
         sync_folder(place.absolute().parent)
@@ -342,7 +345,7 @@ def _problem(outcome: writes.Outcome) -> str:
     "accepted",
     multiple=True,
     metavar="KIND",
-    help="With --yes: also mend findings of a kind whose mend is a decision (they say so).",
+    help="With --yes: also mend findings of a kind whose mend is a decision (marked `only`).",
 )
 @click.option(
     "--backup",
@@ -373,7 +376,7 @@ def doctor(
         raise click.UsageError("--accept goes with --yes: without it nothing is changed.")
     if backup is not None and not yes:
         raise click.UsageError("--backup goes with --yes: without it nothing is changed.")
-    if backup is not None and backup.exists():
+    if backup is not None and os.path.exists(backup):  # noqa: PTH110 - raises nothing
         raise click.UsageError(f"--backup {backup} is there already; it is not overwritten.")
     aws = fleet_aws(config)
     examined = examine(aws)
@@ -397,7 +400,7 @@ def _print_examination(examined: Examination, *, as_json: bool) -> int:
     else:
         print_findings(examined)
         if any(finding.mend for finding in examined.findings):
-            click.echo("Nothing was changed. To back up all rows and mend, add --yes")
+            echo("Nothing was changed. To back up all rows and mend, add --yes")
     return _code(examined)
 
 
@@ -414,11 +417,11 @@ def _mended(
         print_findings(examined)
     place = backup or Path(backup_name(aws.settings.table, examined.seen_at))
     write_backup(place, examined.items)
-    click.echo(f"{len(examined.items)} rows backed up to {place}", err=as_json)
+    echo(f"{len(examined.items)} rows backed up to {place}", err=as_json)
     mended: Sequence[Mended] = mend_all(aws.table, to_mend(examined.findings, accepted))
     if not as_json:
         print_mended(mended)
-        click.echo("Looking again.")
+        echo("Looking again.")
     after = examine(aws)
     if as_json:
         print_json(examined, mended=mended, backup=place, after=after)

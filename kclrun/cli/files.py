@@ -11,6 +11,8 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options
+from kclrun.cli.messages import echo
+from kclrun.config.outputs import named_outputs
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
 from kclrun.sinks.roll_chains import ADVICE, RollFile, count_rolls, findings_of
@@ -19,7 +21,7 @@ from kclrun.sinks.rolled_files import rolls_below
 
 @click.group(name="files", cls=ConfigGroup)
 def files() -> None:
-    """Look at the files of rows of an output with `path` and `roll`.
+    """Check the files that an output with `path` and `roll` wrote.
 
     \b
     kclrun files verify --config app.yaml
@@ -51,28 +53,28 @@ def verify(folders: Sequence[Path], config: ConfigChoice) -> int:
     for folder in sorted(each for each in named if named.isdisjoint(each.parents)):
         for shard, found in rolls_below(folder, now):
             shards[shard] += found
-    return _tell(shards.values())
+    return _print_faults(shards.values())
 
 
-def _tell(shards: Iterable[Sequence[RollFile]]) -> int:
+def _print_faults(shards: Iterable[Sequence[RollFile]]) -> int:
     rolls = number = 0
     counts: Counter[str] = Counter()
     for number, found in enumerate(shards, 1):  # noqa: B007 - the count of them
         rolls += count_rolls(found)
         for finding in findings_of(found):
             if not counts[finding.kind]:
-                click.echo(f"{finding.kind}: {ADVICE[finding.kind]}")
+                echo(f"{finding.kind}: {ADVICE[finding.kind]}")
             counts[finding.kind] += 1
-            click.echo(f"  {finding.path}: {finding.words}")
+            echo(f"  {finding.path}: {finding.words}")
     said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    click.echo(f"{rolls} rolls of {number} shards: {said or 'nothing is wrong'}")
+    echo(f"{rolls} rolls of {number} shards: {said or 'nothing is wrong'}")
     return exit_codes.UNMET if counts else exit_codes.DRAINED
 
 
 def _rolled(config: ConfigChoice) -> list[Path]:
     """The folders of the outputs with rolled files. Raises: SettingsError if there is none."""
     settings = config.load().settings
-    outputs = [each for each in (settings.output, *settings.outputs.values()) if each is not None]
+    outputs = [each for _, each in named_outputs(settings)]
     found = [Path(each.path) for each in outputs if each.path is not None and each.roll is not None]
     if settings.engine == "spark" or not found:
         raise SettingsError(

@@ -7,13 +7,14 @@ resources: the region as for `run`, the account from `--account` or from the set
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.messages import echo
 from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError
@@ -22,22 +23,14 @@ if TYPE_CHECKING:
     from kclrun.aws.policies import Policy, Sink, Site
     from kclrun.config.schema import Settings
 
-_RUN: Final = "run"
-_PROVISION: Final = "provision"
-_PUT: Final = "put"
-_CALLER: Final = "caller"
-_CONSUMERS: Final = "consumers"
-_LETTERS: Final = "dead-letters"
-_REPLAY: Final = "replay"
-
 
 @click.command(cls=ConfigCommand)
 @config_options
 @click.option(
     "--for",
     "purpose",
-    type=click.Choice([_RUN, _PROVISION, _PUT, _CONSUMERS, _LETTERS, _REPLAY, _CALLER]),
-    default=_RUN,
+    type=click.Choice(["run", "provision", "put", "consumers", "dead-letters", "replay", "caller"]),
+    default="run",
     show_default=True,
     help="run: a machine; provision: who makes or changes the lease table; put: `kclrun put`;"
     " consumers: `kclrun consumers`; dead-letters: `kclrun dead-letters`; replay: `kclrun"
@@ -45,7 +38,7 @@ _REPLAY: Final = "replay"
 )
 @click.option("--account", metavar="NUMBER", help="The account, where no ARN of the file is of it.")
 def iam(config: ConfigChoice, purpose: str, account: str | None) -> int:
-    """Print the IAM policy that the application needs: what it calls, on what it names.
+    """Print the IAM policy that the application needs, for the resources that it names.
 
     \b
     kclrun iam app.yaml --account 123456789012 > policy.json
@@ -55,41 +48,32 @@ def iam(config: ConfigChoice, purpose: str, account: str | None) -> int:
     settings = config.load().settings
     if settings.aws.endpoint == EMBEDDED:
         raise SettingsError("aws.endpoint: embedded needs no permission; leave it out")
-    click.echo(json.dumps(_policy(purpose, settings, _site(settings, account)), indent=2))
+    echo(json.dumps(_policy(purpose, settings, _site(settings, account)), indent=2))
     return exit_codes.DRAINED
 
 
 def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
-    from kclrun.aws.policies import (
-        caller_policy,
-        consumers_policy,
-        letters_policy,
-        provision_policy,
-        put_policy,
-        replay_policy,
-        run_policy,
-    )
+    from kclrun.aws import policies
 
-    if purpose in {_PUT, _CONSUMERS, _REPLAY}:
+    if purpose in {"put", "consumers", "replay"}:
         refuse_changes(settings, f"--for {purpose}", "that of a DynamoDB table has no such verb")
-    if purpose == _PUT:
-        return put_policy(settings, site)
-    if purpose == _CONSUMERS:
-        return consumers_policy(settings, site)
-    if purpose == _LETTERS:
-        return letters_policy(settings, site)
-    if purpose == _RUN:
-        return run_policy(settings, site, sink=_sink(settings, site))
-    if purpose == _CALLER:
+    if purpose in {"provision", "replay"} and settings.engine == "spark":
+        raise SettingsError("engine: spark keeps no leases, and so has no lease table to make")
+    if purpose == "run":
+        return policies.run_policy(settings, site, sink=_sink(settings, site))
+    if purpose == "caller":
         role_arn = settings.aws.role_arn
         if role_arn is None:
             raise SettingsError("--for caller is for a role that is assumed: set aws.role_arn")
-        return caller_policy(role_arn, settings, site)
-    if settings.engine == "spark":
-        raise SettingsError("engine: spark keeps no leases, and so has no lease table to make")
-    if purpose == _REPLAY:
-        return replay_policy(settings, site)
-    return provision_policy(settings, site)
+        return policies.caller_policy(role_arn, settings, site)
+    made = {
+        "put": policies.put_policy,
+        "consumers": policies.consumers_policy,
+        "dead-letters": policies.letters_policy,
+        "replay": policies.replay_policy,
+        "provision": policies.provision_policy,
+    }
+    return made[purpose](settings, site)
 
 
 def _sink(settings: Settings, site: Site) -> Sink | None:
@@ -133,7 +117,7 @@ def _account(settings: Settings, given: str | None) -> str:
     """The account of the lease table: `given`, else the assumed role's, else the streams'."""
     found = {given} if given is not None else _accounts_named(settings)
     if len(found) != 1:
-        why = "no ARN of the file says it" if not found else "the streams are of several"
+        why = "no ARN of the file has it" if not found else "the streams are of several"
         raise SettingsError(
             f"the account is not known: {why}\n"
             "Add --account NUMBER; `aws sts get-caller-identity` shows it"

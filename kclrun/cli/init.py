@@ -1,9 +1,9 @@
 """`kclrun init`: writes a starter project that runs at once. Never overwrites a file.
 
-A template is the folder of its name in `cli/templates`: its `app.yaml`, whose first line says what
-it shows, and its README. The processor that it names is a copy of the module of `kclrun.samples`
-with this name, and its test one of `cli/templates/tests`; both are tested where they stand, so the
-starter project is correct.
+A template is the folder of its name in `cli/templates`: its `app.yaml`, whose first line describes
+the template, and its README. The processor that it names is a copy of a module of `kclrun.samples`,
+and its test one of `cli/templates/tests`; both are tested where they stand, so the starter project
+is correct.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import click
 
 import kclrun
 from kclrun.cli import exit_codes
+from kclrun.cli.messages import echo
 from kclrun.config.file_permissions import write_new
 from kclrun.errors import SettingsError
 
@@ -29,7 +30,7 @@ _PROCESSOR: Final = re.compile(r"^processor: processors\.([a-z_]+):", re.MULTILI
 
 _PROCESSORS: Final = '"""Your processors."""\n'
 # With this file the test can import `processors`, also if pytest is started in another folder.
-_CONFTEST: Final = '"""Its place tells pytest that this folder is the root of the imports."""\n'
+_CONFTEST: Final = '"""With this file pytest takes its folder as the root of the imports."""\n'
 
 
 def templates() -> Mapping[str, str]:
@@ -52,13 +53,13 @@ def starter_files(template: str = _DEFAULT) -> Mapping[str, str]:
         "conftest.py": _CONFTEST,
         "processors/__init__.py": _PROCESSORS,
         f"processors/{sample}.py": _sample(sample),
-        f"tests/test_{sample}.py": _text(_TEMPLATES / "tests" / f"test_{sample}.py"),
-        "README.md": _text(_TEMPLATES / template / "README.md"),
+        f"tests/test_{sample}.py": (_TEMPLATES / "tests" / f"test_{sample}.py").read_text("utf-8"),
+        "README.md": (_TEMPLATES / template / "README.md").read_text("utf-8"),
     }
 
 
 def _app(template: str) -> str:
-    return _text(_TEMPLATES / template / "app.yaml")
+    return (_TEMPLATES / template / "app.yaml").read_text("utf-8")
 
 
 def _sample(name: str) -> str:
@@ -66,11 +67,7 @@ def _sample(name: str) -> str:
     spec = importlib.util.find_spec(f"kclrun.samples.{name}")
     assert spec is not None, "an installation without its samples"
     assert spec.origin is not None, "a sample is a file"
-    return _text(Path(spec.origin))
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    return Path(spec.origin).read_text("utf-8")
 
 
 class _InitCommand(click.Command):
@@ -99,7 +96,8 @@ def init(folder: Path, template: str) -> int:
     kclrun init --template s3-parquet orders
     """
     files = starter_files(template)
-    existing = [name for name in files if (folder / name).exists()]
+    # Path.exists raises where this user may not look.
+    existing = [name for name in files if os.path.exists(folder / name)]  # noqa: PTH110
     if existing:
         raise SettingsError(
             f"{folder} already has {', '.join(existing)}\n"
@@ -110,7 +108,7 @@ def init(folder: Path, template: str) -> int:
             write_new(folder / name, text)
     except OSError as error:
         raise SettingsError(f"{error.filename or folder}: {error.strerror}") from None
-    click.echo(f"Wrote {', '.join(files)} to {folder}")
+    echo(f"Wrote {', '.join(files)} to {folder}")
     program = shlex.quote(os.environ.get("KCLRUN_PROGRAM", "kclrun"))
-    click.echo(f"Next:  cd {shlex.quote(str(folder))} && {program} --config app.yaml")
+    echo(f"Next:  cd {shlex.quote(str(folder))} && {program} --config app.yaml")
     return exit_codes.DRAINED

@@ -20,7 +20,7 @@ from kclrun import errors
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.leases.views import print_table, scan_leases
-from kclrun.cli.messages import some_of
+from kclrun.cli.messages import echo, some_of
 from kclrun.codec.kpl import drop_until, open_aggregates
 from kclrun.config.units import Duration, StartPosition, parse_start
 from kclrun.consuming.policy import first_start
@@ -170,7 +170,7 @@ def _lag_from(
             break
     assert page is not None, "at least one page is read"
     behind_ms = 0 if page.next_iterator is None else page.millis_behind_latest
-    note = "no record found so near; what the service says" if behind_ms else ""
+    note = "no record found so near; the lag is that of the service" if behind_ms else ""
     return Lag((behind_ms or 0) / 1000, is_trimmed=bool(is_trimmed), note=note)
 
 
@@ -244,8 +244,8 @@ def print_lag(lines: Sequence[LagLine], *, retention_s: float) -> None:
     if not any(line.note for line in lines):
         titles, rows = titles[:-1], [row[:-1] for row in rows]
     print_table(titles, rows)
-    click.echo("")
-    click.echo(_summary(lines, retention_s))
+    echo("")
+    echo(_summary(lines, retention_s))
 
 
 def _summary(lines: Sequence[LagLine], retention_s: float) -> str:
@@ -276,7 +276,6 @@ def _summary(lines: Sequence[LagLine], retention_s: float) -> str:
 
 # A shard takes two requests of some 10 ms: eight threads measure 1,000 shards in three seconds.
 _THREADS: Final = 8
-_HOUR_S: Final = 3_600.0
 
 
 @click.command(cls=ConfigCommand)
@@ -316,7 +315,7 @@ def lag(config: ConfigChoice, *, as_json: bool, max_behind: Duration | None) -> 
             stream=settings.stream_names,
             retention_s=retention_s,
         )
-        click.echo(json.dumps(plain, indent=2))
+        echo(json.dumps(plain, indent=2))
     else:
         print_lag(lines, retention_s=retention_s)
     return exit_codes.DRAINED if max_behind is None else _judged(lines, max_behind)
@@ -331,7 +330,7 @@ def remark_unread(leases: Iterable[Lease], streams: Collection[StreamKey]) -> No
     )
     if left_out:
         named = some_of(left_out)
-        click.echo(f"Not measured, their stream is not of the application: {named}", err=True)
+        echo(f"Not measured, their stream is not of the application: {named}", err=True)
 
 
 def _judged(lines: tuple[LagLine, ...], max_behind: Duration) -> int:
@@ -339,12 +338,12 @@ def _judged(lines: tuple[LagLine, ...], max_behind: Duration) -> int:
     if not late:
         return exit_codes.DRAINED
     named = some_of([f"{called(line.shard)} {spelled(line.behind_s)}" for line in late])
-    click.echo(f"Further behind than {max_behind.text}, or not known: {named}", err=True)
+    echo(f"Further behind than {max_behind.text}, or not known: {named}", err=True)
     return exit_codes.UNMET
 
 
 def _retention_s(stream: OpenStream) -> float:
-    return stream.summary.retention_hours * _HOUR_S
+    return stream.summary.retention_hours * 3_600.0
 
 
 def lag_lines(key: StreamKey, stream: OpenStream, every: Collection[Lease]) -> tuple[LagLine, ...]:

@@ -1,20 +1,24 @@
 """The message for an error that ends the program: the event, its details, and advice.
 
 There is one message, on standard error, with a short first line. Only our own bugs get a traceback,
-because it does not help users. Control characters of foreign text never reach the terminal [S6].
+because it does not help users. Every verb prints by `echo`: control characters of foreign text
+never reach the terminal [S6].
 """
 
 from __future__ import annotations
 
 import platform
 import re
+import select
 import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
+
+import click
 
 from kclrun import errors
 from kclrun.cli import exit_codes
@@ -28,7 +32,7 @@ _CANNOT: Final[Mapping[str, str]] = {
     "run": "Cannot start",
     "check": "Check failed",
     "doctor": "Cannot examine the lease table",
-    "iam": "Cannot say which permissions are needed",
+    "iam": "Cannot make the policy",
     "init": "Init failed",
     "local": "Cannot start the embedded AWS",
     "migrate": "Cannot migrate",
@@ -40,7 +44,7 @@ _CANNOT: Final[Mapping[str, str]] = {
     "resume": "Cannot resume",
     "page": "Cannot show the fleet",
     "replay": "Cannot replay",
-    "why": "Cannot tell why",
+    "why": "Cannot explain the shard",
     "top": "Cannot show the fleet",
     "tail": "Cannot tail",
     "cost": "Cannot estimate the cost",
@@ -70,13 +74,36 @@ def naming_table(table: str) -> Iterator[None]:
         raise error.reworded(message) from None
 
 
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print a text for people, without control characters of whatever origin [S6]."""
+    click.echo(harmless(text), err=err)
+
+
+def columns_of(text: str) -> int:
+    """The columns that a text takes on a terminal: a wide character takes two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def has_lost_reader(*files: TextIO | None) -> bool:
+    """Whether the reader of one of these outputs has closed it. No write is needed to see that."""
+    waiter = select.poll()
+    for file in files:
+        with suppress(AttributeError, OSError, ValueError):  # not a file of the system, or closed
+            waiter.register(file.fileno(), 0)  # type: ignore[union-attr]
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in waiter.poll(0))
+
+
 def some_of(names: Sequence[str]) -> str:
     """The first eight names, and how many there are if there are more."""
     more = f", … {len(names)} in all" if len(names) > _NAMED_MAX else ""
     return ", ".join(names[:_NAMED_MAX]) + more
 
 
-def tell(error: BaseException, verb: str) -> int:
+def report_error(error: BaseException, verb: str) -> int:
     """Write the message for an error that ends the program; returns the exit code."""
     code = exit_codes.exit_code_of(error)
     if code == exit_codes.OUR_BUG:
@@ -85,8 +112,12 @@ def tell(error: BaseException, verb: str) -> int:
         text = for_a_person(error, verb)
     else:
         text = _host_report(error)
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        # Nothing can be shown, and the code still answers. Python must not flush at exit.
+        sys.stderr = None
     return code
 
 
@@ -140,11 +171,6 @@ def _versions() -> str:
         return f"{versions()}, Python {platform.python_version()}, {platform.platform()}"
     except (ImportError, OSError):
         return f"Python {sys.version}"
-
-
-def leases_command(file: Path, overrides: Sequence[str]) -> str:
-    """`kclrun leases` with the options for the table of this configuration."""
-    return command_of("leases", file, overrides)
 
 
 def command_of(verb: str, file: Path, overrides: Sequence[str]) -> str:

@@ -10,19 +10,22 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from kclrun.cli import exit_codes, messages
 from kclrun.cli.config_options import with_verb_first
+from kclrun.cli.messages import echo
+from kclrun.model.text import harmless
 
 _DEFAULT: Final = "run"
 _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
     "Begin": {
         "init": "Write a starter project that runs at once.",
         "local": "Serve Kinesis, DynamoDB, S3, SQS and more on this machine.",
-        "migrate": "Come from amazon_kclpy, or from a Spark query.",
+        "migrate": "Move from amazon_kclpy, or from a Spark query, to kclrun.",
         "simulate": "Show what a fleet would do when hosts are lost, deployed, or shards double.",
     },
     "Run": {
@@ -36,13 +39,13 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "dead-letters": "Show, put back and drop the records that were given up.",
         "state": "Show, check and export what the processors remember.",
         "leases": "Show who has which shard, and how far; move, release, resume them.",
-        "pause": "Read a shard, a stream or nothing at all no more, for a while.",
+        "pause": "Stop reading a shard, a stream or all of them for a while.",
         "resume": "End a pause.",
         "reset": "Read a stream again from a time on, or skip to its tip.",
         "replay": "Run the processor over a time range, beside the fleet.",
     },
     "Find what is wrong": {
-        "why": "Tell the story of a shard: its owners, and why it stands still.",
+        "why": "Explain a shard: its owners so far, and why it stands still.",
         "check": "Check settings, processor and AWS; change nothing.",
         "doctor": "Find what is wrong with the lease table; mend it with --yes.",
         "files": "Find files of rows that are there twice, missing or unfinished.",
@@ -54,20 +57,6 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
     },
 }
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
-_FOLDERS: Final = frozenset(
-    {
-        "completion",
-        "cost",
-        "dashboards",
-        "dead-letters",
-        "leases",
-        "migrate",
-        "page",
-        "replay",
-        "run",
-        "tail",
-    }
-)
 # Verbs that share a folder with another one, and their modules.
 _SHARING: Final = {
     "reset": "leases.reset",
@@ -83,13 +72,14 @@ def module_of(verb: str) -> str:
     name = verb.replace("-", "_")
     if verb in _SHARING:
         return f"kclrun.cli.{_SHARING[verb]}"
-    return f"kclrun.cli.{name}.command" if verb in _FOLDERS else f"kclrun.cli.{name}"
+    is_folder = (Path(__file__).parent / name).is_dir()
+    return f"kclrun.cli.{name}.command" if is_folder else f"kclrun.cli.{name}"
 
 
 @contextmanager
 def _unnumbered() -> Iterator[None]:
-    """For a closed pipe with its error number click ends the program, with code 1: that is the
-    answer of a check. Raises: BrokenPipeError, without a number."""
+    """For a BrokenPipeError with an error number click ends the program with code 1, which is the
+    answer of a check. Raises: BrokenPipeError without a number."""
     try:
         yield
     except BrokenPipeError:
@@ -140,7 +130,7 @@ def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None: 
     if value:
         from kclrun.cli.version import versions
 
-        click.echo(versions())
+        echo(versions())
         ctx.exit()
 
 
@@ -172,23 +162,31 @@ def run_program(arguments: Sequence[str]) -> int:
     verb = next(iter(ordered), _DEFAULT)
     try:
         code = program.main(ordered, prog_name="kclrun", standalone_mode=False)
+        sys.stdout.flush()  # Python's flush at the exit would report an error without advice
     except click.Abort:
         return exit_codes.INTERRUPTED
     except click.ClickException as error:
+        error.message = harmless(error.message)  # type: ignore[misc]
         error.show()
         return exit_codes.USAGE
-    except BrokenPipeError:
+    except BrokenPipeError as error:
+        if not messages.has_lost_reader(sys.stdout, sys.stderr):  # a pipe to another process
+            return messages.report_error(error, verb)
         # The reader of our output (`| head`) has closed the pipe. Python must not flush at exit.
         sys.stdout = sys.stderr = None
         return exit_codes.DRAINED
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary of the program
-        return exit_codes.INTERRUPTED if _is_interrupt(error) else messages.tell(error, verb)
-    return _as_code(code)
+        _drop_full_output()
+        if isinstance(error, KeyboardInterrupt):
+            return exit_codes.INTERRUPTED
+        return messages.report_error(error, verb)
+    return code if isinstance(code, int) else exit_codes.DRAINED
 
 
-def _is_interrupt(error: BaseException) -> bool:
-    return isinstance(error, KeyboardInterrupt)
-
-
-def _as_code(returned: Any) -> int:
-    return returned if isinstance(returned, int) else exit_codes.DRAINED
+def _drop_full_output() -> None:
+    """Drop text that standard output does not take (its disk is full). Python's flush at the exit
+    would fail again, and change the exit code to 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = None

@@ -9,6 +9,7 @@ import queue
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path, PurePath
@@ -19,6 +20,7 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, StreamChoice, stream_options
+from kclrun.cli.messages import echo
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import SHARDS_MAX
 from kclrun.errors import ServiceError, SettingsError
@@ -87,9 +89,13 @@ def _json_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
 
 def _csv_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
     text = io.TextIOWrapper(source, encoding="utf-8-sig", newline="")
+    csv.field_size_limit(_RECORD_BYTES_MAX)  # of this process; Python's own limit is 128 KiB
+    reader = csv.DictReader(_csv_lines(text), strict=True)
     try:
-        reader = csv.DictReader(text, strict=True)
         columns = reader.fieldnames or ()
+        twice = next((name for name, count in Counter(columns).items() if count > 1), None)
+        if twice is not None:
+            raise SettingsError(f"line 1: two columns have the name {twice!r}; rename one")
         if key is not None and key not in columns:
             named = ", ".join(columns) or "none"
             raise SettingsError(f"--key {key}: no such column; there are {named}")
@@ -98,11 +104,23 @@ def _csv_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
                 raise SettingsError(f"line {reader.line_num}: not as many columns as the header")
             data = msgspec.json.encode(row)
             yield reader.line_num, data, None if key is None else _key_of(row, key, reader.line_num)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise SettingsError(f"not readable as CSV: {type(error).__name__}") from None
+    except csv.Error as error:  # in words of Python, which quote nothing of the line
+        line = reader.reader.line_num
+        raise SettingsError(f"line {line}: not readable as CSV: {error}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"not UTF-8, after line {reader.line_num}") from None
     finally:
         if not source.closed:
             text.detach()  # the caller opened the source and closes it
+
+
+def _csv_lines(text: io.TextIOWrapper) -> Iterator[str]:
+    number = 0
+    while line := text.readline(_RECORD_BYTES_MAX + 1):
+        number += 1
+        if len(line) > _RECORD_BYTES_MAX:
+            raise SettingsError(f"line {number}: longer than 1 MiB, the most a record holds")
+        yield line
 
 
 def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
@@ -211,7 +229,7 @@ def _create(aws: Aws, shards: int) -> None:
             f" --shard-count {shards}"
         )
     if make_stream(aws.kinesis, name, shards, aws.credentials.current()):
-        click.echo(f"Made the stream {name} with {shards} {'shard' if shards == 1 else 'shards'}")
+        echo(f"Made the stream {name} with {shards} {'shard' if shards == 1 else 'shards'}")
 
 
 def _put_all(aws: Aws, rows: Rows, progress: Progress, *, aggregate: bool, ordered: bool) -> int:
@@ -230,13 +248,13 @@ def _put_all(aws: Aws, rows: Rows, progress: Progress, *, aggregate: bool, order
             done += sum(entry.user_records for entry in batch)
             progress(done)
     except KeyboardInterrupt:
-        click.echo(f"Interrupted: {done:,} rows are in the stream for certain", err=True)
+        echo(f"Interrupted: {done:,} rows are in the stream for certain", err=True)
         raise
     except (ServiceError, SettingsError) as error:
         error.args = (f"{error}\n{done:,} rows are in the stream for certain", *error.args[1:])
         raise
     took_s = max(time.monotonic() - started, 1e-9)
-    click.echo(f"{done:,} rows put in {took_s:.1f} s ({done / took_s:,.0f}/s)")
+    echo(f"{done:,} rows put in {took_s:.1f} s ({done / took_s:,.0f}/s)")
     return exit_codes.DRAINED
 
 
@@ -305,10 +323,10 @@ def _as_they_come(rows: Iterator[PutEntry]) -> Rows:
 @contextmanager
 def _opened(file: str) -> Iterator[BinaryIO]:
     if file == "-":
-        # Without a FILE, only this message tells a user that the program waits for input.
+        # Without a FILE, only this message shows that the program waits for input.
         if sys.stdin.isatty() or sys.stderr.isatty():
             end = "; Ctrl-D ends them" if sys.stdin.isatty() else ""
-            click.echo(f"Reading rows from standard input, a row a line{end}", err=True)
+            echo(f"Reading rows from standard input, a row a line{end}", err=True)
         yield sys.stdin.buffer
         return
     try:

@@ -165,7 +165,7 @@ class Aws:
 
     @cached_property
     def source_client(self) -> WireClient:
-        """The client for the streams. They are of one service, as the settings' rules say."""
+        """The client for the streams. The rules of the settings allow streams of one service."""
         if self.source is self.kinesis:
             return self.kinesis_client
         service = signing_service(self._any_stream)
@@ -267,7 +267,7 @@ class Aws:
 
     @property
     def imds(self) -> Imds | None:
-        """The instance metadata, if `instance` wants it watched. Sends nothing.
+        """The instance metadata, if `instance.watch` is on. Sends nothing.
 
         Raises: SettingsError if it must be watched but is switched off or has no address.
         """
@@ -279,7 +279,7 @@ class Aws:
         imds = open_imds(self._session, os.environ)
         if imds is None and watch is True:
             raise errors.SettingsError(
-                "instance.watch is on, and AWS_EC2_METADATA_DISABLED says no"
+                "instance.watch is on, and AWS_EC2_METADATA_DISABLED is true"
             )
         return imds
 
@@ -486,7 +486,7 @@ def why_other_kind(leases: Iterable[Lease], table: str, *, is_of_several: bool) 
     else:
         begun, here, advice = "streams:", "stream:", "keep `streams:`, with one entry if need be"
     return (
-        f"lease table {table} was begun with `{begun}` (its lease {called(wrong)} says so); with"
+        f"lease table {table} was begun with `{begun}` (as its lease {called(wrong)} shows); with"
         f" `{here}` leases have other keys, and every shard would begin anew at the start\n"
         f"Either {advice},\n"
         "or begin anew on purpose: name another table (leases.table)"

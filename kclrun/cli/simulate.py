@@ -14,7 +14,8 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION
+from kclrun.cli.config_options import DURATION, FiniteRange
+from kclrun.cli.messages import echo
 from kclrun.config.units import Duration
 
 if TYPE_CHECKING:
@@ -50,16 +51,16 @@ _WORKERS_MAX: Final = 2_000
 @click.option("--reshard", type=click.Choice(["double", "halve"]), help="UpdateShardCount.")
 @click.option(
     "--minutes",
-    type=click.FloatRange(0.5, 24 * 60),
+    type=FiniteRange(0.5, 24 * 60),
     default=10.0,
     show_default=True,
-    help="Virtual time in all, shared evenly by the start and what befalls the fleet.",
+    help="Virtual time in all, shared evenly by the start and each event.",
 )
 @click.option("--seed", type=int, default=1, show_default=True, help="Another seed, another run.")
 @click.option(
     "--records",
     "records_per_s",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Records a second of the whole stream; default: 10 for each shard.",
 )
 @click.option(
@@ -71,7 +72,7 @@ _WORKERS_MAX: Final = 2_000
 )
 @click.option(
     "--skew",
-    type=click.FloatRange(0, 3),
+    type=FiniteRange(0, 3),
     default=0.0,
     show_default=True,
     help="How unequal the keys are: Zipf's exponent over 1,000 keys; 0: every shard gets the same.",
@@ -161,7 +162,7 @@ def simulate(
         _plot(figures, asked, plot)
     if as_json:
         answer = {"asked": msgspec.to_builtins(asked), **msgspec.to_builtins(figures)}
-        click.echo(json.dumps(answer))
+        echo(json.dumps(answer))
     else:
         _print(figures)
     return exit_codes.DRAINED
@@ -176,7 +177,7 @@ def _group_sizes(sizes: str | None, groups: int | None, workers: int | None) -> 
         return tuple(len(range(group, workers, groups)) for group in range(groups))
     if groups is not None or workers is not None:
         raise click.UsageError(
-            "--group-sizes says how many workers and groups there are; leave"
+            "--group-sizes has the number of workers and of groups; leave"
             " --workers and --groups out"
         )
     counts = tuple(int(size) if size.strip().isdecimal() else 0 for size in sizes.split(","))
@@ -195,7 +196,7 @@ def _refuse_impossible(lost: str | None, sizes: tuple[int, ...]) -> None:
     if lost is not None and lost not in names:
         raise click.UsageError(f"--lose-group {lost}: the groups are {', '.join(names)}")
     if lost is not None and len(sizes) == 1:
-        raise click.UsageError("--lose-group needs a second group: nobody would be left")
+        raise click.UsageError("--lose-group needs a second group: no worker would be left")
 
 
 def _refuse_unplottable(plot: Path | None) -> None:
@@ -274,8 +275,8 @@ def _print(figures: Figures) -> None:
         for phase, end in zip(figures.phases, ends, strict=True)
     ]
     print_table(titles, rows)
-    click.echo()
-    click.echo(
+    echo()
+    echo(
         f"{figures.shards} shards, {figures.workers} workers: {figures.shards_per_owner_min} to"
         f" {figures.shards_per_owner_max} each (even: {figures.shards_per_owner_even:g});"
         f" {figures.records} records, {figures.duplicates} repeated; I1 to I8 and I11 held for"
@@ -287,7 +288,7 @@ def _print(figures: Figures) -> None:
 def _print_loads(figures: Figures) -> None:
     before, series = figures.load_by_counts, figures.series
     if before is not None:
-        click.echo(
+        echo(
             f"the largest load of a worker: {before:.2f} of the mean with even counts,"
             f" {series.load_greatest[-1]:.2f} at the end; even counts allow"
             f" {series.load_least[-1]:.2f}"

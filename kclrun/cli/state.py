@@ -1,5 +1,5 @@
-"""`kclrun state`: the versions of the keyed state that the lease table names: shown, checked,
-written as JSON, and made again."""
+"""`kclrun state`: shows, checks, exports and rebuilds the keyed state, whose versions are named by
+the lease table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options, yes_option
+from kclrun.cli.config_options import (
+    ConfigChoice,
+    ConfigGroup,
+    config_options,
+    shards_option,
+    yes_option,
+)
+from kclrun.cli.messages import echo
 from kclrun.config.state import state_place
 from kclrun.errors import SettingsError
 from kclrun.model.output import Cursor
 from kclrun.model.state import OF_PARENTS, is_own_version, version_folder
 from kclrun.model.stream import called, shard_id_of, stream_of
+from kclrun.model.text import escaped_in_json
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.timers import is_reserved, timer_of
 from kclrun.worker.opening import open_versions
@@ -67,11 +75,11 @@ def show(config: ConfigChoice, *, as_json: bool) -> int:
     for row, store in _leases(config):
         kept, _ = read_state(row, store)
         if as_json:
-            click.echo(msgspec.json.encode(kept).decode())
+            echo(escaped_in_json(msgspec.json.encode(kept).decode()))
         elif kept.wrong:
-            click.echo(f"{kept.shard:<24} {kept.wrong}")
+            echo(f"{kept.shard:<24} {kept.wrong}")
         else:
-            click.echo(
+            echo(
                 f"{kept.shard:<24} {kept.version:<28} {kept.keys:>9} keys {kept.timers:>7} timers"
                 f" {kept.size_bytes:>11} B in {kept.versions} versions"
             )
@@ -88,16 +96,14 @@ def verify(config: ConfigChoice) -> int:
     found = [read_state(row, store)[0] for row, store in _leases(config)]
     wrong = [each for each in found if each.wrong]
     for each in wrong:
-        click.echo(f"{each.shard}: {each.wrong}", err=True)
-    click.echo(f"{len(found) - len(wrong)} of {len(found)} shards have their state")
+        echo(f"{each.shard}: {each.wrong}", err=True)
+    echo(f"{len(found) - len(wrong)} of {len(found)} shards have their state")
     return exit_codes.UNMET if wrong else exit_codes.DRAINED
 
 
 @state.command()
 @config_options
-@click.option(
-    "--shard", "shards", multiple=True, metavar="SHARD", help="This shard alone; may be repeated."
-)
+@shards_option
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -107,9 +113,10 @@ def verify(config: ConfigChoice) -> int:
 def export(config: ConfigChoice, shards: tuple[str, ...], output: Path | None) -> int:
     """Write the values of every key, one JSON document a line, as the checkpoints have them.
 
-    Each has the shard, its checkpoint, the key and its values by name; bytes are base64. This is
-    what records left behind: treat it as you treat the records. Exit code 1 if a version is missing
-    or damaged, or a row names none for its checkpoint; the other shards are written.
+    Each document has the shard, its checkpoint, the key and its values by name; bytes are base64.
+    The values were made of records: protect them as you protect the records. Exit code 1 if a
+    version is missing or damaged, or a row names none for its checkpoint; the other shards are
+    written.
 
     \b
     kclrun state export --config app.yaml | jq -r .key
@@ -128,7 +135,7 @@ def export(config: ConfigChoice, shards: tuple[str, ...], output: Path | None) -
             kept, entries = read_state(row, store)
             if kept.wrong:
                 is_whole = False
-                click.echo(f"{kept.shard}: {kept.wrong}", err=True)
+                echo(f"{kept.shard}: {kept.wrong}", err=True)
             for key, values in entries.items():
                 own = {name: value for name, value in values.items() if not is_reserved(name)}
                 if own:
@@ -138,9 +145,7 @@ def export(config: ConfigChoice, shards: tuple[str, ...], output: Path | None) -
 
 @state.command()
 @config_options
-@click.option(
-    "--shard", "shards", multiple=True, metavar="SHARD", help="This shard alone; may be repeated."
-)
+@shards_option
 @click.option(
     "--all", "is_all", is_flag=True, help="Every shard, also those that have their state."
 )
@@ -172,8 +177,8 @@ def rebuild(
 
     For the shards whose version is missing or damaged, or whose row names none. It is a replay with
     leases of its own; rows of the processor go nowhere. The fleet must be stopped, and the stream
-    must hold all records since the application began, unless --from says where to begin. The same
-    command goes on with a rebuild that was interrupted.
+    must hold all records since the application began, unless --from names another beginning. The
+    same command goes on with a rebuild that was interrupted.
 
     \b
     kclrun state rebuild --config app.yaml                          show what would happen
@@ -189,30 +194,41 @@ def rebuild(
 
 @contextmanager
 def _to(output: Path | None) -> Iterator[Callable[[bytes], object]]:
-    """Raises: SettingsError if the file is there, or cannot be written."""
+    """A file that is not whole is removed. Raises: SettingsError if the file is there, or cannot be
+    made."""
     if output is None:
         yield sys.stdout.buffer.write
         return
     try:
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        raise SettingsError(
+            f"--output: {output} is there already\nNothing was written; name another file"
+        ) from None
+    except OSError as error:
+        raise SettingsError(f"--output: {output} cannot be made: {error.strerror}") from None
+    try:
         with os.fdopen(descriptor, "wb") as file:
             yield file.write
-    except OSError as error:
-        raise SettingsError(f"--output {output}: {error.strerror}") from None
+    except BaseException:
+        output.unlink(missing_ok=True)
+        raise
 
 
 def _line(kept: Kept, key: str, values: Mapping[str, bytes]) -> bytes:
     decoded = {name: msgspec.msgpack.decode(value) for name, value in values.items()}
     of = {"shard": kept.shard, "checkpoint": kept.checkpoint, "key": key, "values": decoded}
     # Of what msgpack has, JSON lacks an extension type of the user's own: its text.
-    return msgspec.json.encode(of, enc_hook=str) + b"\n"
+    encoded = msgspec.json.encode(of, enc_hook=str).decode()
+    return f"{escaped_in_json(encoded)}\n".encode()
 
 
 def _leases(config: ConfigChoice) -> Iterator[tuple[Lease, VersionStore]]:
     from kclrun.cli.services import Aws
 
     aws = Aws(config.load().settings)
-    return with_stores(aws, _rows(aws))
+    rows = [lease for page in aws.table.scan() for lease in page.leases]
+    return with_stores(aws, sorted(rows, key=lambda row: row.key))
 
 
 def with_stores(aws: Aws, rows: Iterable[Lease]) -> Iterator[tuple[Lease, VersionStore]]:
@@ -238,11 +254,6 @@ def with_stores(aws: Aws, rows: Iterable[Lease]) -> Iterator[tuple[Lease, Versio
             folder = version_folder(settings.application, name)
             stores[name] = open_versions(place, folder, aws.kinesis, aws.credentials.current)
         yield row, stores[name]
-
-
-def _rows(aws: Aws) -> list[Lease]:
-    rows = [lease for page in aws.table.scan() for lease in page.leases]
-    return sorted(rows, key=lambda row: row.key)
 
 
 def read_state(row: Lease, store: VersionStore) -> tuple[Kept, Entries]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-import click
 import msgspec
 
 from kclrun.cli.config_options import Configuration
+from kclrun.cli.messages import echo
 from kclrun.config.observing import TRACE_CONTEXT
-from kclrun.config.schema import Settings
+from kclrun.config.outputs import named_outputs
+from kclrun.config.schema import OutputSettings, Settings
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import ASYNC_RECORDS, BATCHES, EMITS, GLUE, KIND, MARK, import_paths
 from kclrun.manager.launcher import lease_environment
@@ -37,35 +38,45 @@ def dead_letter_folder(settings: Settings) -> Path | None:
     return None if path is None else Path(path).absolute()
 
 
-def tell_rows(settings: Settings) -> None:
+def print_rows_folder(settings: Settings) -> None:
     """Print the folder of the rows of a run that has ended; nothing if it wrote none."""
     folder = output_folder(settings)
-    if folder is None or not folder.is_dir() or not any(folder.iterdir()):
+    try:
+        if folder is None or not any(folder.iterdir()):
+            return
+    except OSError:  # it is missing, or this user may write to it and not list it
         return
     here = Path.cwd()
     shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
-    click.echo(f"Rows are in {shown}", err=True)
+    echo(f"Rows are in {shown}", err=True)
+
+
+def with_output_paths(settings: Settings, changed: Callable[[str], str]) -> Settings:
+    """The settings with another path for each output that has one."""
+
+    def moved(output: OutputSettings) -> OutputSettings:
+        path = output.path
+        return output if path is None else msgspec.structs.replace(output, path=changed(path))
+
+    return msgspec.structs.replace(
+        settings,
+        output=None if settings.output is None else moved(settings.output),
+        outputs={name: moved(output) for name, output in settings.outputs.items()},
+    )
 
 
 def with_absolute_output(configuration: Configuration) -> Settings:
     """The settings for other processes, with paths of outputs that do not depend on their current
     folder."""
     settings = configuration.settings
-    letters, folder = dead_letter_folder(settings), output_folder(settings)
+    letters = dead_letter_folder(settings)
     if letters is not None:
         dead_letter = msgspec.structs.replace(settings.on_error.dead_letter, path=str(letters))
         on_error = msgspec.structs.replace(settings.on_error, dead_letter=dead_letter)
         settings = msgspec.structs.replace(settings, on_error=on_error)
-    if settings.output is not None and folder is not None:
-        output = msgspec.structs.replace(settings.output, path=str(folder))
-        settings = msgspec.structs.replace(settings, output=output)
-    outputs = {
-        name: output
-        if output.path is None
-        else msgspec.structs.replace(output, path=str(Path(output.path).absolute()))
-        for name, output in settings.outputs.items()
-    }
-    return msgspec.structs.replace(settings, outputs=outputs)
+    return with_output_paths(
+        settings, lambda path: path if "://" in path else str(Path(path).absolute())
+    )
 
 
 def require_folder(setting: str, folder: Path) -> None:
@@ -165,7 +176,7 @@ def require_user_code(configuration: Configuration) -> tuple[str, ...]:
         processors = {setting: named.pop(setting) for setting in of_leases}
         only = configuration.settings.environment.only
         printed += _import(configuration, processors, lease_environment(os.environ, only))
-        if not _has_output(configuration.settings):
+        if not named_outputs(configuration.settings):
             said = list(dict.fromkeys(_marked(printed, EMITS)))
     if named:
         printed += _import(configuration, named, os.environ)
@@ -199,11 +210,6 @@ def _require_fit(settings: Settings, kinds: Mapping[str, str]) -> None:
         )
         if wrong is not None:
             raise SettingsError(f"{source.processor}: {wrong}")
-
-
-def _has_output(settings: Settings) -> bool:
-    """Whether the settings have a place for the rows that a processor emits."""
-    return settings.output is not None or bool(settings.outputs)
 
 
 def _import(

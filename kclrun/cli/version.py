@@ -6,6 +6,8 @@ from importlib import metadata
 
 import click
 
+from kclrun.cli.messages import echo
+
 
 def versions() -> str:
     """One line with the versions for a bug report."""
@@ -22,5 +24,5 @@ def _version(name: str) -> str:
 
 @click.command()
 def version() -> None:
-    """Show the versions of kclrun and of what it stands on."""
-    click.echo(versions())
+    """Show the versions of kclrun and of its main dependencies."""
+    echo(versions())

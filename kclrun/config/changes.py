@@ -1,6 +1,6 @@
 """The rules of an application that reads the stream of a DynamoDB table: what cannot be there.
 
-Pure. `docs/explanation/dynamodb-streams.md` says why of each.
+Pure. `docs/explanation/dynamodb-streams.md` has the reason of each rule.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def change_rules(settings: Settings) -> Iterator[Problem]:
     if settings.state is not None:
         yield Problem(
             ("state",),
-            f"cannot be kept {_HERE}: its shards have no hash keys, so a child could not tell which"
-            " of its parent's keys are its own",
+            f"cannot be kept {_HERE}: its shards have no hash keys, which decide the keys that a"
+            " child takes over from its parent",
         )
     if settings.decode in _OTHER_FORMATS:
         yield Problem(

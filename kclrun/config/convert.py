@@ -28,7 +28,7 @@ import msgspec
 import yaml
 
 from kclrun.config.schema import Settings
-from kclrun.config.units import DURATION_PATTERN, SIZE_PATTERN, ByteSize, Duration
+from kclrun.config.units import DURATION_PATTERN, SIZE_PATTERN, ByteSize, Duration, OutOfRange
 from kclrun.config.yaml_reader import Expanded, Path, dotted
 
 
@@ -183,6 +183,9 @@ def _leaf(
         for candidate in (value, _as_scalar(value), _as_switch(value)):
             try:
                 return _converted(choice, constraints, candidate)
+            except OutOfRange as error:
+                problems.append(Problem(path, str(error)))
+                return _WRONG
             except (ValueError, msgspec.ValidationError):
                 continue
     quotes = (
@@ -216,6 +219,11 @@ def _converted(choice: Any, constraints: tuple[Any, ...], value: Any) -> Any:
     if bare is Any:
         return _without_marks(value)
     plain = str(value) if isinstance(value, str) else value
+    # For Python, unlike JSON Schema, `$` matches before a last line feed, too: that of a block
+    # scalar (`|`) would become a part of a name.
+    patterns = [meta.pattern for meta in (*constraints, *_metas(choice)) if meta.pattern]
+    if patterns and isinstance(plain, str) and plain.endswith("\n"):
+        raise ValueError("a line feed at the end")
     if constraints:
         choice = Annotated[choice, *constraints]
     return msgspec.convert(plain, choice)

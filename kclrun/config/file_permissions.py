@@ -44,7 +44,7 @@ def read_trusted(path: Path, encoding: Literal["utf-8", "latin-1"] = "utf-8") ->
     except OSError as error:
         raise SettingsError(f"cannot read {path}: {error.strerror}") from None
     try:
-        _refuse_foreign_hands(path, os.fstat(descriptor))
+        _refuse_other_writers(path, os.fstat(descriptor))
         # A file object can be made of a regular file only: for a folder Python raises.
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             content = file.read(yaml_reader.TEXT_BYTES_MAX + 1)
@@ -68,11 +68,7 @@ def read_secret(path: Path) -> str:
             content = file.read(_SECRET_BYTES_MAX + 1)
         text = content.decode()
     except OSError as error:
-        raise SettingsError(
-            f"cannot read the secret {path}: {error.strerror}\n"
-            "A secret is a file of this name in the folder that KCLRUN_SECRETS names, in systemd's"
-            " CREDENTIALS_DIRECTORY, or in /run/secrets"
-        ) from None
+        raise SettingsError(f"cannot read the secret {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise SettingsError(f"the secret {path} is not UTF-8") from None
     text = text.removesuffix("\n").removesuffix("\r")
@@ -93,7 +89,7 @@ def write_new(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _refuse_foreign_hands(path: Path, status: os.stat_result) -> None:
+def _refuse_other_writers(path: Path, status: os.stat_result) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise SettingsError(f"{path} is a folder\nName the file in it:  --config {path}/app.yaml")
     if not stat.S_ISREG(status.st_mode):

@@ -88,7 +88,7 @@ def _override(tree: dict[str, Any], override: str) -> Iterator[yaml_reader.Path]
     steps = target.split(".")
     if not equals or not all(steps):
         raise SettingsError(f"--set {override[:60]}: expected a.b=value, such as leases.max=8")
-    value = _override_value(target, text)
+    value = _document(text, f"--set {target}").value
     for index, step in enumerate(steps[:-1]):
         below = tree.get(step)
         if below is None:
@@ -99,10 +99,3 @@ def _override(tree: dict[str, Any], override: str) -> Iterator[yaml_reader.Path]
         tree = below
     tree[steps[-1]] = value
     yield tuple(steps)
-
-
-def _override_value(target: str, text: str) -> Any:
-    try:
-        return yaml_reader.read_yaml(text).value
-    except SettingsError as error:
-        raise SettingsError(f"--set {target}: {error}") from None

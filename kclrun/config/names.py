@@ -1,112 +1,98 @@
-"""The types of names and addresses in the settings.
+"""The types of names and addresses in the settings, and the documentation of a setting.
 
 Each has a pattern, and the words for it in messages (`convert.describe`).
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import msgspec
 
-# Code to import is named by module and attribute; the pattern admits nothing else.
+
+def documented(text: str, **constraints: Any) -> msgspec.Meta:
+    """The documentation of a setting, and the constraints on its value."""
+    return msgspec.Meta(description=text, **constraints)
+
+
+def spelled(pattern: str, words: str) -> msgspec.Meta:
+    """The pattern of a text, and the words for it that follow `a text` in messages."""
+    return msgspec.Meta(pattern=pattern, extra={"words": words})
+
+
+_STREAM: Final = (
+    r"[A-Za-z0-9_.-]{1,128}"
+    r"|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128}"
+)
+_STREAM_OF_TABLE: Final = (
+    r"arn:[a-z0-9-]+:dynamodb:[a-z0-9-]+:\d{12}:table/[A-Za-z0-9_.-]{3,255}/stream/[0-9T:.-]{1,40}"
+)
+_CONSUMER: Final = (
+    r"[A-Za-z0-9_.-]{1,128}"
+    r"|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128}"
+    r"/consumer/[A-Za-z0-9_.-]{1,128}:\d+"
+)
+BUCKET: Final = r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?"
+# Names that DynamoDB accepts.
+TABLE: Final = r"[A-Za-z0-9_.-]{3,255}"
+# Code to import is named by module and attribute; the patterns admit nothing else.
+_CODE: Final = r"[A-Za-z_]\w*(\.\w+)*:\w+"
+
+# One colon after kclpy names a script; a module of that name does not count.
 ProcessorRef = Annotated[
     str,
-    msgspec.Meta(
-        # One colon after kclpy names a script; a module of that name does not count.
-        pattern=r"^((?!kclpy:\w+$)(kclpy:)?[A-Za-z_]\w*(\.\w+)*:\w+|kclpy:[\w-][\w.-]*\.py)$",
-        extra={"words": " like module:Class, or kclpy:script.py"},
+    spelled(
+        rf"^((?!kclpy:\w+$)(kclpy:)?{_CODE}|kclpy:[\w-][\w.-]*\.py)$",
+        " like module:Class, or kclpy:script.py",
     ),
 ]
-# Names that DynamoDB and Kinesis accept.
+FunctionRef = Annotated[str, spelled(rf"^{_CODE}$", " like module:function")]
+DecodeRef = Annotated[
+    str,
+    spelled(
+        rf"^(json|text|msgpack|glue|{_CODE})$",
+        ": json, text, msgpack, glue, module:Type or module:function",
+    ),
+]
 TableName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z0-9_.-]{3,255}$",
-        extra={"words": " of 3 to 255 letters, digits, dots, dashes and underscores"},
-    ),
+    str, spelled(f"^{TABLE}$", " of 3 to 255 letters, digits, dots, dashes and underscores")
 ]
-StreamName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^([A-Za-z0-9_.-]{1,128}|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128})$",
-        extra={"words": " that is a stream's name or ARN"},
-    ),
-]
+StreamName = Annotated[str, spelled(f"^({_STREAM})$", " that is a stream's name or ARN")]
 # What `stream:` reads: the stream of a DynamoDB table is known by its ARN alone.
 SourceName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^([A-Za-z0-9_.-]{1,128}|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128}"
-        r"|arn:[a-z0-9-]+:dynamodb:[a-z0-9-]+:\d{12}:table/[A-Za-z0-9_.-]{3,255}/stream/[0-9T:.-]{1,40})$",
-        extra={"words": " that is a stream's name or ARN"},
-    ),
+    str, spelled(f"^({_STREAM}|{_STREAM_OF_TABLE})$", " that is a stream's name or ARN")
 ]
-ConsumerName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^([A-Za-z0-9_.-]{1,128}|arn:[a-z0-9-]+:kinesis:[a-z0-9-]+:\d{12}:stream/[A-Za-z0-9_.-]{1,128}/consumer/[A-Za-z0-9_.-]{1,128}:\d+)$",
-        extra={"words": " that is a consumer's name or ARN"},
-    ),
-]
+ConsumerName = Annotated[str, spelled(f"^({_CONSUMER})$", " that is a consumer's name or ARN")]
 BucketUrl = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?$",
-        extra={"words": " like s3://bucket/prefix, with a bucket's name (no capitals, no _)"},
-    ),
+    spelled(f"^{BUCKET}$", " like s3://bucket/prefix, with a bucket's name (no capitals, no _)"),
 ]
 StoryPlace = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^(disk|nowhere|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?)$",
-        extra={"words": " that is disk, nowhere, or like s3://bucket/prefix"},
-    ),
+    str, spelled(f"^(disk|nowhere|{BUCKET})$", " that is disk, nowhere, or like s3://bucket/prefix")
 ]
 QueueName = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^(https?://[A-Za-z0-9.:-]+/\d{12}/)?[A-Za-z0-9_-]{1,75}(\.fifo)?$",
-        extra={"words": " that is a queue's name or URL"},
-    ),
-]
-FunctionRef = Annotated[
-    str,
-    msgspec.Meta(pattern=r"^[A-Za-z_]\w*(\.\w+)*:\w+$", extra={"words": " like module:function"}),
-]
-DecodeRef = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^(json|text|msgpack|glue|[A-Za-z_]\w*(\.\w+)*:\w+)$",
-        extra={"words": ": json, text, msgpack, glue, module:Type or module:function"},
+    spelled(
+        r"^(https?://[A-Za-z0-9.:-]+/\d{12}/)?[A-Za-z0-9_-]{1,75}(\.fifo)?$",
+        " that is a queue's name or URL",
     ),
 ]
 VariableName = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$",
-        extra={"words": " that is a variable's name, or its beginning and *"},
-    ),
+    spelled(r"^[A-Za-z_][A-Za-z0-9_]*\*?$", " that is a variable's name, or its beginning and *"),
 ]
 TopicArn = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^arn:[a-z0-9-]+:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,251}(\.fifo)?$",
-        extra={"words": " that is a topic's ARN"},
+    spelled(
+        r"^arn:[a-z0-9-]+:sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_-]{1,251}(\.fifo)?$",
+        " that is a topic's ARN",
     ),
 ]
 DeliveryStreamName = Annotated[
-    str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
-        extra={"words": " that is the name of a delivery stream"},
-    ),
+    str, spelled(r"^[A-Za-z0-9_.-]{1,64}$", " that is the name of a delivery stream")
 ]
 # Names of hooks that EC2 Auto Scaling accepts.
 HookName = Annotated[
     str,
-    msgspec.Meta(
-        pattern=r"^[A-Za-z0-9_/-]{1,255}$",
-        extra={"words": " of letters, digits, dashes, underscores and slashes"},
-    ),
+    spelled(r"^[A-Za-z0-9_/-]{1,255}$", " of letters, digits, dashes, underscores and slashes"),
 ]

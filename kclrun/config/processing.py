@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from kclrun.config.names import documented
 from kclrun.config.units import ByteSize, Duration
 
 # So many threads take 8 GB of address space and some 30 MB of memory; tasks take less. More calls
@@ -18,8 +19,8 @@ class ConcurrencySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     records: Annotated[
         int,
-        msgspec.Meta(
-            description="most calls of process_record at a time in a shard: threads for `def`,"
+        documented(
+            "most calls of process_record at a time in a shard: threads for `def`,"
             " tasks of one event loop for `async def`",
             ge=1,
             le=RECORDS_MAX,
@@ -27,18 +28,14 @@ class ConcurrencySettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 64
     order: Annotated[
         Literal["key", "none"],
-        msgspec.Meta(
-            description=(
-                "`key`: records of a partition key follow each other; `none`: in any order (not"
-                " with `state`)"
-            )
+        documented(
+            "`key`: records of a partition key follow each other; `none`: in any order (not"
+            " with `state`)"
         ),
     ] = "key"
     timeout: Annotated[
         Duration | None,
-        msgspec.Meta(
-            description="with `async def`: a call that takes longer is cancelled, and has failed"
-        ),
+        documented("with `async def`: a call that takes longer is cancelled, and has failed"),
     ] = None
 
 
@@ -51,41 +48,39 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     store: Annotated[
         str | None,
-        msgspec.Meta(
-            description="folder that all machines of the application share, s3://bucket/prefix, or"
+        documented(
+            "folder that all machines of the application share, s3://bucket/prefix, or"
             " dynamodb://table; on Spark a folder or a bucket, or left out: then the state is below"
             " spark.checkpoint"
         ),
     ] = None
-    max_bytes: Annotated[
-        ByteSize, msgspec.Meta(description="of one shard; a lease above it halts")
-    ] = ByteSize(2**30)
+    max_bytes: Annotated[ByteSize, documented("of one shard; a lease above it halts")] = ByteSize(
+        2**30
+    )
     local: Annotated[
         str | None,
-        msgspec.Meta(
-            description="folder on a disk of this machine for the values that `memory` does not"
+        documented(
+            "folder on a disk of this machine for the values that `memory` does not"
             " hold; a process that starts again on this machine begins with that copy"
         ),
     ] = None
     memory: Annotated[
-        ByteSize | None,
-        msgspec.Meta(description="of one shard, with `local`; 256MiB if it is left out"),
+        ByteSize | None, documented("of one shard, with `local`; 256MiB if it is left out")
     ] = None
     retain: Annotated[
-        Duration,
-        msgspec.Meta(description="how long versions are kept that no lease begins with any more"),
+        Duration, documented("how long versions are kept that no lease begins with any more")
     ] = Duration(86400)
     outbox: Annotated[
         bool,
-        msgspec.Meta(
-            description="versions hold the rows of their commits, too: several outputs and the"
+        documented(
+            "versions hold the rows of their commits, too: several outputs and the"
             " state agree with each other also if the processor is not deterministic"
         ),
     ] = False
     begin: Annotated[
         Literal["empty"] | None,
-        msgspec.Meta(
-            description="`empty`: leases that processed records before the application had `state`"
+        documented(
+            "`empty`: leases that processed records before the application had `state`"
             " begin with none at their checkpoint; without it they are refused"
         ),
     ] = None
@@ -101,21 +96,19 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 class WatermarkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How far the time of a shard has come, for timers and windows (`on_timer`)."""
 
-    lateness: Annotated[
-        Duration,
-        msgspec.Meta(description="how much later than others a record may come"),
-    ] = Duration(10)
+    lateness: Annotated[Duration, documented("how much later than others a record may come")] = (
+        Duration(10)
+    )
     every: Annotated[
         Duration,
-        msgspec.Meta(
-            description="the steps in which the watermark moves: a call of process_records ends at"
-            " each of them"
+        documented(
+            "the steps in which the watermark moves: a call of process_records ends at each of them"
         ),
     ] = Duration(1)
     idle: Annotated[
         Duration | None,
-        msgspec.Meta(
-            description="after so long without records in a shard that is read to its end, event"
+        documented(
+            "after so long without records in a shard that is read to its end, event"
             " timers fire by the clock of Kinesis; if it is left out, they wait for a record"
         ),
     ] = None

@@ -17,7 +17,7 @@ import msgspec
 from kclrun.config.changes import change_rules
 from kclrun.config.convert import Problem, nearest
 from kclrun.config.observing import ObserveSettings
-from kclrun.config.outputs import URL, output_rules, schema_rule, spark_output_rules
+from kclrun.config.outputs import URL, named_outputs, output_rules, schema_rule, spark_output_rules
 from kclrun.config.schema import (
     EmbeddedSettings,
     OutputSettings,
@@ -31,6 +31,7 @@ from kclrun.config.state import spark_state_rules, state_rules
 from kclrun.config.units import parse_listen, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
+from kclrun.model.output import setting_of
 from kclrun.model.stream import is_aws_region, is_loopback, why_no_endpoint
 from kclrun.model.time import WallTime
 
@@ -42,17 +43,6 @@ def missing_stream(tree: Mapping[str, Any]) -> Iterator[Problem]:
             ("stream",),
             "is missing; a text that is a stream's name or ARN; several go to `streams:`",
         )
-
-
-def stream_starts(settings: Settings, now: WallTime) -> Iterator[Problem]:
-    """The problems of the starts that streams have of their own; `now` judges them."""
-    for index, stream in enumerate(settings.streams):
-        if stream.start is None:
-            continue
-        try:
-            parse_start(stream.start, now)
-        except SettingsError as error:
-            yield Problem(("streams", index, "start"), str(error).removeprefix("start: "))
 
 
 def stream_rules(settings: Settings) -> Iterator[Problem]:
@@ -405,9 +395,9 @@ def value_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
 
     Reported together with settings of a wrong type, which have their defaults here.
     """
-    yield from _start(settings, now)
-    yield from stream_starts(settings, now)
+    yield from _starts(settings, now)
     yield from _addresses(settings)
+    yield from _folders(settings)
     yield from _durations(settings)
     yield from observe_rules(settings.observe)
 
@@ -427,13 +417,15 @@ def relation_rules(settings: Settings) -> Iterator[Problem]:
     yield from _hooks(settings)
 
 
-def _start(settings: Settings, now: WallTime) -> Iterator[Problem]:
-    if isinstance(settings.start, StartAtLeases):
-        return
-    try:
-        parse_start(settings.start, now)
-    except SettingsError as error:
-        yield Problem(("start",), str(error).removeprefix("start: "))
+def _starts(settings: Settings, now: WallTime) -> Iterator[Problem]:
+    starts: dict[tuple[str | int, ...], object] = {("start",): settings.start}
+    starts |= {("streams", at, "start"): each.start for at, each in enumerate(settings.streams)}
+    for path, start in starts.items():
+        if isinstance(start, str):
+            try:
+                parse_start(start, now)
+            except SettingsError as error:
+                yield Problem(path, str(error).removeprefix("start: "))
 
 
 def _summary(settings: Settings) -> Iterator[Problem]:
@@ -442,7 +434,7 @@ def _summary(settings: Settings) -> Iterator[Problem]:
         yield Problem(("summary",), "needs output.path: it is called with that folder")
 
 
-# What botocore takes for one; the places where regions are used would not say which line is wrong.
+# What botocore takes for a region. Its own error would not name the line of the file.
 _REGION: Final = re.compile(r"(?![0-9]+\Z)(?!-)[A-Za-z0-9-]{1,63}(?<!-)")
 
 
@@ -466,6 +458,27 @@ def _addresses(settings: Settings) -> Iterator[Problem]:
         wrong = why_no_endpoint(url)
         if wrong:
             yield Problem(("aws", "endpoints", service), f"expected a URL: {wrong}")
+
+
+def _folders(settings: Settings) -> Iterator[Problem]:
+    """Texts that no file system takes as a path. An empty one would be the current folder."""
+    folders: dict[tuple[str, ...], str | None] = {
+        (*setting_of(name).split("."), "path"): each.path for name, each in named_outputs(settings)
+    }
+    folders["on_error", "dead_letter", "path"] = settings.on_error.dead_letter.path
+    if settings.state is not None:
+        folders["state", "local"] = settings.state.local
+    for path, folder in folders.items():
+        if folder is not None and not (folder and _is_encodable(folder)):
+            yield Problem(path, "expected a folder: a text that is not empty, without NUL")
+
+
+def _is_encodable(path: str) -> bool:
+    try:
+        # A name that is not UTF-8 comes from the environment with halves of surrogate pairs.
+        return b"\0" not in path.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return False
 
 
 def _durations(settings: Settings) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ from kclrun.config.names import (
     TableName,
     TopicArn,
     VariableName,
+    documented,
 )
 from kclrun.config.observing import ObserveSettings
 from kclrun.config.processing import ConcurrencySettings, StateSettings, WatermarkSettings
@@ -34,11 +35,6 @@ from kclrun.model.stream import is_change_stream, table_of
 
 # Spark's options are texts, but people write numbers and switches, too.
 SparkOptions = dict[str, str | int | float | bool]
-
-
-def documented(text: str, **constraints: Any) -> msgspec.Meta:
-    """The documentation of a setting, and the constraints on its value."""
-    return msgspec.Meta(description=text, **constraints)
 
 
 # The largest first quota of shards that the service gives an account in a region.
@@ -103,7 +99,7 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True):
     group: Annotated[
         str | None,
         documented(
-            "autoscaling group of this machine; left out: as its tag in the instance metadata says",
+            "autoscaling group of this machine; left out: that of its tag in the instance metadata",
             min_length=1,
             max_length=255,
             extra={"words": " of 1 to 255 characters"},
@@ -127,7 +123,7 @@ class InstanceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamErrorSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream says of `on_error` for itself; the letters of all streams are in one place."""
+    """A stream's own `on_error`; the letters of all streams are in one place."""
 
     retries: Annotated[int | None, documented("how often a failed call is repeated", ge=0)] = None
     backoff: Annotated[Duration | None, documented("pause before the first repetition")] = None
@@ -162,7 +158,7 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
         documented("given to this stream's processor, over the application's options"),
     ] = {}
     decode: Annotated[
-        DecodeRef | None, documented("how record.value is made, if not as the application says")
+        DecodeRef | None, documented("how record.value is made, if not as for the application")
     ] = None
     start: Annotated[
         str | None,
@@ -170,11 +166,11 @@ class StreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     concurrency: Annotated[
         ConcurrencySettings | None,
-        documented("records at the same time, if not as the application says"),
+        documented("records at the same time, if not as for the application"),
     ] = None
     on_error: Annotated[
         StreamErrorSettings,
-        documented("what happens when the processor raises, if not as the application says"),
+        documented("what happens when the processor raises, if not as for the application"),
     ] = StreamErrorSettings()
 
 
@@ -436,7 +432,7 @@ class SparkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How it runs with engine: spark."""
 
     master: Annotated[
-        str | None, documented("where Spark runs; left out: what spark-submit says, else local[*]")
+        str | None, documented("where Spark runs; left out: that of spark-submit, else local[*]")
     ] = None
     checkpoint: Annotated[
         str | None, documented("folder or s3a:// place of the query's checkpoint, its own alone")
@@ -658,7 +654,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.stream is None:
             names = ", ".join(stream.name for stream in self.streams)
-            raise SettingsError(f"the application has several streams ({names}): say which one")
+            raise SettingsError(f"the application has several streams ({names}): name one of them")
         return self.stream
 
     @property

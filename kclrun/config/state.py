@@ -12,16 +12,13 @@ from typing import Final, Literal
 from urllib.parse import unquote, urlsplit
 
 from kclrun.config.convert import Problem
+from kclrun.config.names import BUCKET, TABLE
 from kclrun.config.outputs import URL, named_outputs
 from kclrun.config.processing import TABLE_SCHEME, StateSettings, WatermarkSettings
 from kclrun.config.schema import Settings
 from kclrun.model.output import setting_of
 from kclrun.model.state import StatePlace, Watermarks
 
-# As `names.BucketUrl`.
-_BUCKET: Final = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=/-]*)?")
-# As `names.TableName`.
-_TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 # A version in S3 costs one PUT: 1,000 leases pay $430 a month at 30 s, and $1,300 at 10 s.
 _EVERY_S: Final = 10.0
 # Spark has a folder `state` there, of its own operators.
@@ -111,7 +108,7 @@ def spark_state_rules(settings: Settings) -> Iterator[Problem]:
     if settings.watermark is not None and settings.watermark.idle is not None:
         yield Problem(
             ("watermark", "idle"),
-            "is for engine: fleet: on Spark the records alone say when timers fire",
+            "is for engine: fleet: on Spark timers fire by the records alone",
         )
     if state is None:
         return
@@ -141,10 +138,10 @@ def spark_state_rules(settings: Settings) -> Iterator[Problem]:
 def _store_rules(store: str | None) -> Iterator[Problem]:
     at = ("state", "store")
     if store is not None and store.startswith("s3:"):
-        if not _BUCKET.fullmatch(store):
+        if not re.fullmatch(BUCKET, store):
             yield Problem(at, "expected a text like s3://bucket/prefix")
     elif store is not None and store.startswith(TABLE_SCHEME):
-        if not _TABLE.fullmatch(store.removeprefix(TABLE_SCHEME)):
+        if not re.fullmatch(TABLE, store.removeprefix(TABLE_SCHEME)):
             yield Problem(at, "expected a text like dynamodb://table")
     elif not store or URL.match(store):
         known = (

@@ -23,9 +23,16 @@ _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"": 1, "B": 1, "kB": 10**3, "KiB": 2**10, "MB": 10**6, "MiB": 2**20, "GiB": 2**30}
 DURATION_PATTERN: Final = r"^(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+$"
 SIZE_PATTERN: Final = rf"^[0-9]+(?:\.[0-9]+)?\s*(?:{'|'.join(filter(None, _BYTES))})?$"
-_DURATION: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+\Z")
+# 100 years: a waiting thread takes 292 of them, and a date ends with the year 9999.
+_DURATION_MAX_S: Final = 36_500 * 86_400.0
+# The largest size that a lease process can receive: it fits into 63 bits.
+_SIZE_MAX: Final = 2**63 - 1
 _DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\Z")
+
+
+class OutOfRange(ValueError):
+    """A value of the right form, with its limit in words."""
 
 
 class Duration(float):
@@ -34,9 +41,12 @@ class Duration(float):
     @classmethod
     def parse(cls, text: object) -> Duration:
         """Read `10s`, `1m30s`, `250ms`, `2h`. Raises: ValueError that names the accepted forms."""
-        if not isinstance(text, str) or not _DURATION.match(text):
+        if not isinstance(text, str) or not re.fullmatch(DURATION_PATTERN[1:-1], text):
             raise ValueError(f"expected a duration such as 10s, 250ms or 1m30s, got {text!r}")
-        return cls(sum(float(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(text)))
+        seconds = sum(float(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(text))
+        if seconds > _DURATION_MAX_S:
+            raise OutOfRange("expected a duration of at most 36500d, which are 100 years")
+        return cls(seconds)
 
     @property
     def text(self) -> str:
@@ -55,11 +65,15 @@ class ByteSize(int):
     def parse(cls, text: object) -> ByteSize:
         """Read `16MiB`, `512 KiB`, `10MB` or plain bytes. Raises: ValueError."""
         if isinstance(text, int) and not isinstance(text, bool):
-            return cls(text)
-        match = _SIZE.match(text) if isinstance(text, str) else None
-        if match is None or match[2] not in _BYTES:
-            raise ValueError(f"expected a size such as 16MiB or 512KiB, got {text!r}")
-        return cls(int(float(match[1]) * _BYTES[match[2]]))
+            size: float = text
+        else:
+            match = _SIZE.match(text) if isinstance(text, str) else None
+            if match is None or match[2] not in _BYTES:
+                raise ValueError(f"expected a size such as 16MiB or 512KiB, got {text!r}")
+            size = float(match[1]) * _BYTES[match[2]]
+        if size > _SIZE_MAX:
+            raise OutOfRange("expected a size of less than 8 EiB")
+        return cls(int(size))
 
     @property
     def text(self) -> str:
@@ -94,7 +108,8 @@ def parse_start(
         hint = (
             f"\nRecords that are yet to come are read with {setting}" if LATEST in sentinels else ""
         )
-        raise SettingsError(f"{name}: {text} is in the future (it is now {_shown(now)}){hint}")
+        shown = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        raise SettingsError(f"{name}: {text} is in the future (it is now {shown}){hint}")
     return StartPosition(AT_TIMESTAMP, WallTime(moment.timestamp()))
 
 
@@ -108,12 +123,11 @@ def _instant(text: str, name: str, sentinels: Sequence[ExtendedSequenceNumber]) 
             f" 2026-03-01T06:00:00Z, got {text[:60]!r}"
         ) from None
     if moment.tzinfo is None:
-        raise SettingsError(f"{name}: {text} does not say its time zone; add Z for UTC, or +01:00")
-    return moment
-
-
-def _shown(now: WallTime) -> str:
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        raise SettingsError(f"{name}: {text} has no time zone; add Z for UTC, or +01:00")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:  # a first day of the year 1 that is still in the year 0 in UTC
+        raise SettingsError(f"{name}: {text} is before the year 1 in UTC") from None
 
 
 _LOOPBACK: Final = "127.0.0.1"

@@ -41,6 +41,10 @@ class _Loader(yaml.SafeLoader):
         first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+    # Also where the tag is written: `!!timestamp 2026-03-01` is the text.
+    yaml_constructors = yaml.SafeLoader.yaml_constructors | {
+        _TIMESTAMP: yaml.SafeLoader.construct_yaml_str
+    }
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -85,12 +89,22 @@ class _Reader:
             return [
                 self.value(item, (*path, index), depth + 1) for index, item in enumerate(node.value)
             ]
+        return self._scalar(node)
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        line = node.start_mark.line + 1
         try:
             scalar = self._loader.construct_object(node)
-        except ValueError:  # Python makes no int of more than 4,300 decimal digits
-            scalar = _INT_MAX + 1
+        except (AttributeError, LookupError, ValueError):
+            # PyYAML converts a text to its tag unchecked: `!!bool maybe`, `!!int ''`, `0b_`.
+            if not node.value.lstrip("+-").replace("_", "").isdecimal():
+                tag = node.tag.rpartition(":")[2]
+                raise SettingsError(
+                    f"line {line}: {node.value[:60]!r} cannot be read as !!{tag}; if it is a text,"
+                    " put it in quotes"
+                ) from None
+            scalar = _INT_MAX + 1  # Python makes no int of more than 4,300 decimal digits
         if isinstance(scalar, int) and not _INT_MIN <= scalar <= _INT_MAX:
-            line = node.start_mark.line + 1
             raise SettingsError(
                 f"line {line}: a number of more than 64 bits; if it is an identifier, put it in"
                 " quotes"
@@ -132,13 +146,16 @@ class _Reader:
 
 
 def _in_words(error: yaml.YAMLError, text: str) -> str:
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        return f"line {line}: not readable as YAML: the character U+{error.character:04X}"
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return f"not readable as YAML: {str(error).splitlines()[0]}"
     line = error.problem_mark.line + 1
-    said = f"line {line}: not readable as YAML: {error.problem or error.context}"
+    message = f"line {line}: not readable as YAML: {error.problem or error.context}"
     if any("${" in here for here in text.splitlines()[line - 1 : line]):
-        return f'{said}\nInside {{ }} and [ ] a variable needs quotes: "${{NAME}}"'
-    return said
+        return f'{message}\nInside {{ }} and [ ] a variable needs quotes: "${{NAME}}"'
+    return message
 
 
 _REFERENCE: Final = re.compile(r"\$(\$\{)|\$\{([^}]*)\}")
@@ -194,7 +211,10 @@ def expand(
         try:
             found = secret(named[1])
         except SettingsError as error:
-            raise SettingsError(f"{dotted(path)}: {error}") from None
+            raise SettingsError(
+                f"{dotted(path)}: {error}\nA secret is a file of this name in the folder that"
+                " KCLRUN_SECRETS names, in systemd's CREDENTIALS_DIRECTORY, or in /run/secrets"
+            ) from None
         # Inside of an URL, `@`, `:` or `/` of a password would end it.
         return quote(found, safe="") if "://" in value else found
 
@@ -221,7 +241,7 @@ def _look_up(inside: str, environment: Mapping[str, str], path: Path) -> str:
 
 
 def dotted(path: Path) -> str:
-    """A path as `--set` takes it: `embedded.reshard[0].after`."""
+    """A path in a message: `embedded.reshard[0].after`."""
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}"

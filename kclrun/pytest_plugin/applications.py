@@ -96,7 +96,7 @@ class Application:
     def crash_lease_processes(self) -> int:
         """Kill the lease processes that run, as a lack of memory would; the application starts
         them again. Returns: how many there were."""
-        found = [each for each in self._place.processes() if each.name() == "kclrun-lease"]
+        found = list(self._place.processes("kclrun-lease"))
         for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -241,11 +241,12 @@ class _Place:
             for line in file.read_bytes().rpartition(b"\n")[0].splitlines()
         ]
 
-    def processes(self) -> Iterator[psutil.Process]:
-        """Every process of the runs of this test."""
+    def processes(self, name: str | None = None) -> Iterator[psutil.Process]:
+        """Every process of the runs of this test, or those of this name."""
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("KCLRUN_STATE_DIR") == self._state_dir:
+            with contextlib.suppress(psutil.Error):  # it may end between two looks
+                is_ours = process.environ().get("KCLRUN_STATE_DIR") == self._state_dir
+                if is_ours and name in {None, process.name()}:
                     yield process
 
     def log_end(self) -> str:

@@ -67,7 +67,10 @@ class TestStream:
         self._aws.call(split)
 
     def merge(self, shard_id: str | None = None) -> None:
-        """Merge a shard, or the first open one, with the next one by hash range."""
+        """Merge a shard, or the first open one, with the next one by hash range.
+
+        Raises: IndexError for the last one.
+        """
 
         def merge(kinesis: Kinesis, now: WallTime) -> None:
             stream = self._of(kinesis, now)

@@ -6,9 +6,9 @@ made again ends in the rows of a first sync: nothing halted, one generation, the
 
 import json
 
+import msgspec
 import pytest
 
-from kclrun.cli.leases.views import as_plain
 from kclrun.errors import TableRefused
 from kclrun.leases.doctor.diagnosis import diagnose
 from kclrun.leases.doctor.findings import Gravity
@@ -163,7 +163,7 @@ def test_a_fleet_that_starts_while_it_is_reset_reads_nothing_out_of_order(seed):
 
 def kept_of(fleet):
     """The positions of the fleet now, through the text that `kclrun leases --json` prints."""
-    lines = [as_plain(line_of(row, float(fleet.clock))) for row in fleet.rows()]
+    lines = msgspec.to_builtins([line_of(row, float(fleet.clock)) for row in fleet.rows()])
     return parse_kept(json.dumps(lines).encode(), "kept.json")
 
 

@@ -16,8 +16,9 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, FiniteRange, config_options
 from kclrun.cli.leases.views import print_table
+from kclrun.cli.messages import echo
 from kclrun.config.changes import is_of_changes
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
@@ -33,10 +34,7 @@ from kclrun.observe.metrics import METRICS
 from kclrun.protocol.fence import renew_interval_s
 from kclrun.spark.keyed.query_state import SHARDS_LOOKED_AT
 
-# Without --machines, and without a fleet to count: one in each of three zones.
-_MACHINES: Final = 3
-_RECORD_BYTES: Final = 1000
-_KIB: Final = 1024
+_MACHINES: Final = 3  # without --machines, and without a fleet to count: one in each of three zones
 Capacity = Literal["provisioned", "on-demand"]
 
 
@@ -68,7 +66,7 @@ def price_list() -> PriceList:
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """The traffic as the command line says it."""
+    """The traffic, by the options of the command line."""
 
     shards: int | None
     records_per_second: float | None
@@ -80,11 +78,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 @click.command(cls=ConfigCommand)
 @config_options
 @click.option("--shards", type=click.IntRange(min=1), help="Plan for so many; asks no AWS.")
-@click.option("--records-per-second", type=click.FloatRange(min=0), help="Of the whole stream.")
+@click.option("--records-per-second", type=FiniteRange(min=0), help="Of the whole stream.")
 @click.option(
     "--record-bytes",
     type=click.IntRange(min=1),
-    default=_RECORD_BYTES,
+    default=1000,
     show_default=True,
     help="Mean size of a record, as it is put.",
 )
@@ -116,7 +114,7 @@ def cost(config: ConfigChoice, *, as_json: bool, **given: Any) -> int:
         traffic = _measured(before, asked)
     plans = [plan_of(each) for each in (before, after) if each is not None]
     if as_json:
-        click.echo(json.dumps(_as_json(plans, traffic), indent=2))
+        echo(json.dumps(_as_json(plans, traffic), indent=2))
     else:
         _show(plans, traffic)
     return exit_codes.DRAINED
@@ -157,7 +155,7 @@ def _planned(asked: Asked) -> Traffic:
 
 def _measured(settings: Settings, asked: Asked) -> Traffic:
     """By the streams as they are described, and by the rows of the lease table: each has the bytes
-    a second of its lease. Raises: UsageError where nothing says how many records there are; as
+    a second of its lease. Raises: UsageError where the number of records is not known; as
     `open_streams` and `scan_leases`."""
     from kclrun.aws.rows import encode_row
     from kclrun.cli.leases.views import scan_leases
@@ -187,7 +185,7 @@ def _measured(settings: Settings, asked: Asked) -> Traffic:
 def bytes_per_s(leases: Sequence[Lease]) -> float:
     """What the leases that are still read get, as their owners last measured it."""
     loads = [each.load for each in leases if not each.is_ended and each.load is not None]
-    return sum(load.kbps for load in loads) * _KIB
+    return sum(load.kbps for load in loads) * _KB
 
 
 def _item_bytes(item: Mapping[str, Any]) -> int:
@@ -222,7 +220,7 @@ def _show(plans: Sequence[Plan], traffic: Traffic) -> None:
     machines = "1 machine, " if traffic.machines == 1 else f"{traffic.machines} machines, "
     if all(plan.is_of_query for plan in plans):
         machines = ""
-    click.echo(
+    echo(
         f"{traffic.shards} shards, {traffic.capacity}, {traffic.records_per_s:,.0f} records/s of"
         f" {traffic.record_bytes:,.0f} B, {machines}retention"
         f" {traffic.retention_hours} h\n"
@@ -239,10 +237,10 @@ def _show(plans: Sequence[Plan], traffic: Traffic) -> None:
     titles = ("with it", "change") if len(plans) > 1 else ()
     print_table(("service", "for", "amount", "cost", *titles), rows)
     if left_out := sorted({name for plan in plans for name in not_counted(plan)}):
-        click.echo(f"\nNot counted: {', '.join(left_out)} (outputs)")
+        echo(f"\nNot counted: {', '.join(left_out)} (outputs)")
     of_queries = sorted({what for plan in plans for what in not_counted_of_query(plan)})
     others = ["machines, network, storage of rows and objects, alarms", *of_queries]
-    click.echo(f"\nNot counted: {', '.join(others)}")
+    echo(f"\nNot counted: {', '.join(others)}")
 
 
 def _row(
@@ -301,8 +299,9 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the settings say. `checkpoint_every_s` is 0 for a checkpoint after each batch. Of a
-    query of Spark it is the time between batches, infinite where others start the runs."""
+    """What the formulas need of the settings. `checkpoint_every_s` is 0 for a checkpoint after each
+    batch. Of a query of Spark it is the time between batches, infinite where others start the
+    runs."""
 
     failover_s: float
     checkpoint_every_s: float
@@ -328,7 +327,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def bill(plan: Plan, traffic: Traffic) -> tuple[Line, ...]:
-    """Every line, also those of nothing."""
+    """The lines of the bill, without those of no amount."""
     lines = [
         *_stream(plan, traffic),
         *(() if plan.is_of_query else _lease_table(plan, traffic)),

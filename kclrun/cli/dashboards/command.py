@@ -6,16 +6,13 @@ It reads no settings and sends no request.
 from __future__ import annotations
 
 import json
-from typing import Final
 
 import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION
+from kclrun.cli.messages import echo
 from kclrun.config.units import Duration
-
-_DAY: Final = Duration.parse("24h")
-_WIDTH: Final = 100
 
 
 @click.group()
@@ -33,7 +30,7 @@ def grafana() -> int:
     """Print a dashboard as JSON: Grafana, Dashboards, New, Import."""
     from kclrun.observe.grafana import dashboard
 
-    click.echo(json.dumps(dashboard(), indent=2))
+    echo(json.dumps(dashboard(), indent=2))
     return exit_codes.DRAINED
 
 
@@ -46,8 +43,8 @@ def grafana() -> int:
 @click.option(
     "--retention",
     type=DURATION,
-    default=_DAY,
-    show_default="24h",
+    default="24h",
+    show_default=True,
     help="That of the stream; an alert fires at half of it.",
 )
 def alerts(application: str | None, retention: Duration) -> int:
@@ -57,5 +54,5 @@ def alerts(application: str | None, retention: Duration) -> int:
     from kclrun.observe.alarms import prometheus_rules
 
     rules = prometheus_rules(application=application, retention_s=float(retention))
-    click.echo(yaml.safe_dump(rules, sort_keys=False, width=_WIDTH), nl=False)
+    click.echo(yaml.safe_dump(rules, sort_keys=False, width=100), nl=False)
     return exit_codes.DRAINED

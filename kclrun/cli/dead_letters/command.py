@@ -13,14 +13,21 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigChoice, ConfigGroup, Configuration, config_options
+from kclrun.cli.config_options import (
+    ConfigChoice,
+    ConfigGroup,
+    Configuration,
+    config_options,
+    yes_option,
+)
 from kclrun.cli.dead_letters.redrive import Leases, carry_out, leases_now, redrives_of
+from kclrun.cli.messages import echo
 from kclrun.cli.user_code import dead_letter_folder
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.stream import spelled_out
-from kclrun.model.text import harmless
+from kclrun.model.text import escaped, harmless
 from kclrun.ports import LetterStore
 from kclrun.sinks.dead_letters import LetterFolder
 
@@ -73,13 +80,13 @@ def list_letters(config: ConfigChoice, **filters: Any) -> int:
     for each in kept:
         letter = each.letter
         given_up = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(letter.given_up_at))
-        error = harmless(letter.error)[:_ERROR_CHARACTERS_MAX]
-        click.echo(f"{given_up}  {letter.stream}  {letter.shard_id}  {letter.position}  {error}")
+        error = escaped(letter.error)[:_ERROR_CHARACTERS_MAX]
+        echo(f"{given_up}  {letter.stream}  {letter.shard_id}  {letter.position}  {error}")
     folder = dead_letter_folder(chosen.configuration.settings)
     is_missing = folder is not None and not folder.exists()
     missing = f": the folder {folder} does not exist" if is_missing else ""
-    click.echo(f"{len(kept)} dead letters{missing}", err=True)
-    _tell_left_out(chosen)
+    echo(f"{len(kept)} dead letters{missing}", err=True)
+    _print_left_out(chosen)
     return exit_codes.DRAINED
 
 
@@ -100,17 +107,17 @@ def show(position: str, config: ConfigChoice) -> int:
         )
     for each in found:
         letter = each.letter
-        click.echo(f"stream         {letter.stream}, {letter.shard_id}")
-        click.echo(f"position       {letter.position}")
-        click.echo(f"partition key  {harmless(letter.partition_key)}")
-        click.echo(f"error          {harmless(letter.error)}, after {letter.calls} calls")
-        click.echo(f"raised at      {harmless(letter.raised_at)}")
-        click.echo(f"payload        {payload_text(letter.data)}")
-        click.echo(f"kept in        {each.where}")
+        echo(f"stream         {letter.stream}, {letter.shard_id}")
+        echo(f"position       {letter.position}")
+        echo(f"partition key  {escaped(letter.partition_key)}")
+        echo(f"error          {escaped(letter.error)}, after {letter.calls} calls")
+        echo(f"raised at      {escaped(letter.raised_at)}")
+        echo(f"payload        {payload_text(letter.data)}")
+        echo(f"kept in        {each.where}")
         if each.is_uncommitted:
-            click.echo("uncommitted    it does not count: the next owner judged its record again")
+            echo("uncommitted    it does not count: the next owner judged its record again")
         for line in letter.traceback.splitlines():
-            click.echo(f"  {harmless(line)}")
+            echo(f"  {line}")
     return exit_codes.DRAINED
 
 
@@ -124,7 +131,7 @@ def show(position: str, config: ConfigChoice) -> int:
     show_default=True,
     help="processor: process them here and now; stream: put them back as new records.",
 )
-@click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
+@yes_option
 def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
     """Process letters again, or put them back into their streams.
 
@@ -138,16 +145,16 @@ def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
         left = 0
         for each in redrives_of(chosen.configuration, chosen.kept, to):
             if not yes:
-                click.echo(each.words)
+                echo(each.words)
                 continue
             done = carry_out(chosen.configuration, chosen.store, each, chosen.leases)
-            click.echo(done.words)
+            echo(done.words)
             left += done.left
-        _tell_left_out(chosen)
+        _print_left_out(chosen)
         if chosen.kept and not yes:
-            click.echo("Do it with --yes.")
+            echo("Do it with --yes.")
         if not chosen.kept:
-            click.echo("No letters.")
+            echo("No letters.")
     return exit_codes.HALTED if left else exit_codes.DRAINED
 
 
@@ -155,15 +162,15 @@ def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
 @config_options
 @_filters
 @_uncommitted
-@click.option("--yes", is_flag=True, help="Do it; without, only show the plan.")
+@yes_option
 def drop(config: ConfigChoice, *, yes: bool, **filters: Any) -> int:
     """Remove letters for good: their records are lost."""
     with _letters(config, filters) as chosen:
-        click.echo(f"{'Dropping' if yes else 'Would drop'} {len(chosen.kept)} dead letters")
+        echo(f"{'Dropping' if yes else 'Would drop'} {len(chosen.kept)} dead letters")
         if yes:
             chosen.store.remove(chosen.kept)
         elif chosen.kept:
-            click.echo("Do it with --yes.")
+            echo("Do it with --yes.")
     return exit_codes.DRAINED
 
 
@@ -199,7 +206,12 @@ def _letters(
     *,
     reads_leases: bool = False,
 ) -> Iterator[_Chosen]:
-    """Raises: SettingsError without a place of letters, or if it holds anything else."""
+    """Raises: SettingsError without a place of letters, or if it holds anything else;
+    click.UsageError for a filter that would choose all."""
+    if (
+        filters.get("error") == ""
+    ):  # as of a variable that is not set: `drop` would drop every letter
+        raise click.UsageError("--error is empty, which is a part of every error.")
     configuration = config.load()
     store = letter_store(configuration.settings)
     wants_uncommitted = filters.get("uncommitted", False)
@@ -213,16 +225,16 @@ def _letters(
         store.close()
 
 
-def _tell_left_out(chosen: _Chosen) -> None:
+def _print_left_out(chosen: _Chosen) -> None:
     """Print how many letters do not count, and that a queue may hide which ones."""
     if count := sum(each.is_uncommitted for each in chosen.left_out):
-        click.echo(
+        echo(
             f"{count} more do not count: their owner was lost before its checkpoint, and the next"
             " one judged their records again (list --uncommitted, drop --uncommitted)",
             err=True,
         )
     if chosen.kept and chosen.configuration.settings.on_error.dead_letter.sqs is not None:
-        click.echo(
+        echo(
             "A queue may hide some messages for a while: these letters may include one whose"
             " record another owner has processed",
             err=True,

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
-import click
 import msgspec
 
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.dead_letters import user_process
 from kclrun.cli.dead_letters.user_process import RedriveJob, Redriven, ServiceAccess
+from kclrun.cli.messages import echo
 from kclrun.cli.user_code import output_folder, own_module
 from kclrun.codec.row_lines import encode_row
 from kclrun.config.changes import refuse_changes
@@ -60,11 +62,8 @@ class Done(msgspec.Struct, frozen=True):
     left: int
 
 
-Tell = Callable[[str], None]
-
-
-def _warn(words: str) -> None:
-    click.echo(words, err=True)
+Report = Callable[[str], None]
+_warn: Report = partial(echo, err=True)
 
 
 def redrives_of(
@@ -89,19 +88,19 @@ def carry_out(
     store: LetterStore,
     redrive: Redrive,
     leases: Leases,
-    tell: Tell = _warn,
+    report: Report = _warn,
 ) -> Done:
-    """Do what was planned, without the letters that have to wait; `tell` gets messages for the
+    """Do what was planned, without the letters that have to wait; `report` gets messages for the
     user. `leases` were read before the letters.
 
     Raises: SettingsError, a ServiceError leaf; then some letters may be done and removed.
     """
-    ready, done = settled(leases, redrive.letters, tell), 0
+    ready, done = settled(leases, redrive.letters, report), 0
     if ready and redrive.to == "stream":
         _put_back(configuration, store, redrive.source.name, ready)
         done = len(ready)
     elif ready:
-        done = len(ready) - process_again(configuration, redrive.source, store, ready, tell)
+        done = len(ready) - process_again(configuration, redrive.source, store, ready, report)
     verb = "Put back" if redrive.to == "stream" else "Processed"
     return Done(f"{verb} {done} of {redrive.what}", len(redrive.letters) - done)
 
@@ -133,7 +132,7 @@ def process_again(
     source: StreamSettings,
     store: LetterStore,
     letters: Sequence[KeptLetter],
-    tell: Tell = _warn,
+    report: Report = _warn,
 ) -> int:
     """Run the processor over the letters of one stream, shard by shard, in a process of its own.
     Returns how many of them are still letters. Raises: SettingsError."""
@@ -159,7 +158,7 @@ def process_again(
                 answer = Redriven(error=refusal)
             if answer.error:
                 indented = answer.error.replace("\n", "\n  ")
-                tell(f"{shard}: {indented}")
+                report(f"{shard}: {indented}")
             rows.keep(shard, answer)
             store.remove([kept[index] for index in answer.done])
             left += len(kept) - len(answer.done)
@@ -183,7 +182,7 @@ def leases_now(settings: Settings) -> Leases:
     embedded AWS, whose table ended with its run: nothing is read any more.
 
     Read them before the letters: where a checkpoint has passed a letter of a former owner, the next
-    one had said before that it does not count [K20].
+    owner had recorded before that the letter does not count [K20].
     """
     from kclrun.cli.services import Aws
 
@@ -196,7 +195,9 @@ def leases_now(settings: Settings) -> Leases:
     return leases
 
 
-def settled(leases: Leases, letters: Sequence[KeptLetter], tell: Tell = _warn) -> list[KeptLetter]:
+def settled(
+    leases: Leases, letters: Sequence[KeptLetter], report: Report = _warn
+) -> list[KeptLetter]:
     """The letters of a stream whose records no lease process will read again.
 
     A letter is there before the checkpoint passes its record. Until then the record may be read
@@ -210,7 +211,7 @@ def settled(leases: Leases, letters: Sequence[KeptLetter], tell: Tell = _warn) -
         if not any(_may_read(lease, each.letter) for lease in leases.get(each.letter.shard_id, ()))
     ]
     if waiting := len(letters) - len(found):
-        tell(
+        report(
             f"{waiting} letters of {name} wait for the checkpoint of their shard to pass them:"
             " until then the fleet may read their records again"
         )
@@ -278,7 +279,7 @@ def _user_process(
         assert answers is not None, "a pipe"
 
         def ask(line: bytes) -> None:
-            with suppress(BrokenPipeError):  # the missing answer tells it
+            with suppress(BrokenPipeError):  # `_answer` reports it
                 asked.write(line + b"\n")
                 asked.flush()
 
@@ -313,7 +314,9 @@ class _GrowingRows:
         """Durable when this returns. Raises: SettingsError."""
         if not answer.rows or self._folder is None:
             return
-        path = self._folder / f"redriven-{self._began}-{shard}.jsonl"
+        # Two redrives may begin in the same second, also for the same shard of two streams.
+        name = f"redriven-{self._began}-{shard}-{secrets.token_hex(4)}.jsonl"
+        path = self._folder / name
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             publish_file(path, b"".join(encode_row(row) for row in answer.rows))

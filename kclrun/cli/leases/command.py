@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
@@ -26,7 +26,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.leases import views
 from kclrun.cli.leases.views import failover_of, scan_leases, scan_table
-from kclrun.cli.messages import leases_command, naming_table
+from kclrun.cli.messages import command_of, echo, naming_table
 from kclrun.config.units import Duration
 from kclrun.errors import NotFound
 from kclrun.leases import explaining
@@ -44,7 +44,6 @@ from kclrun.model.lease import (
     OwnerId,
 )
 from kclrun.model.stream import ONLY_STREAM, StreamKey, called, shard_id_of, spelled_out
-from kclrun.model.text import harmless
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol import writes
 
@@ -74,7 +73,7 @@ _OWNER_HELP = "With --explain: only this owner (or a part of its id); `new` for 
     "--age", "with_age", is_flag=True, help="Watch the counters for one failover: who renews?"
 )
 @click.option(
-    "--explain", is_flag=True, help="Say what each owner would do next, and why; changes nothing."
+    "--explain", is_flag=True, help="Show what each owner would do next, and why; changes nothing."
 )
 @click.option("--owner", metavar="ID", help=_OWNER_HELP)
 @click.option(
@@ -133,7 +132,7 @@ def leases(
     lines = views.lease_lines(aws, with_age=with_age)
     _show(lines, by, as_json=as_json)
     if by is None and not as_json:
-        views.print_remedy(lines, leases_command(config.file, config.overrides))
+        views.print_remedy(lines, command_of("leases", config.file, config.overrides))
     return exit_codes.DRAINED
 
 
@@ -157,7 +156,7 @@ def resume(shards: tuple[str, ...], config: ConfigChoice, *, yes: bool) -> int:
 def release(shard: str, config: ConfigChoice, wait: Duration, *, yes: bool) -> int:
     """Ask the owner of a lease to give it away, to whichever owner takes it first.
 
-    The owner finishes its batch and checkpoints first: nothing is lost, nothing comes twice.
+    The owner finishes its batch and checkpoints first: no record is lost, and none comes twice.
     Balancing goes on: an owner that then has too few may ask for it again.
     """
     aws = aws_of(config)
@@ -182,7 +181,8 @@ def move(
 ) -> int:
     """Ask the owner of a lease to give it to another owner.
 
-    As `release`, but OWNER comes first. It must hold a lease already: owners are known by theirs.
+    As `release`, but OWNER may take it first. OWNER must hold a lease already: an owner is known
+    by its leases.
     """
     aws = aws_of(config)
     return give_away(aws, shard, to=to, wait_s=wait, is_confirmed=yes)
@@ -220,20 +220,20 @@ def _add_index(aws: Aws, *, is_confirmed: bool) -> int:
     table = aws.settings.table
     state = table_setup.inspect_owner_index(aws.control.dynamodb_reads(), table)
     if state.is_active:
-        click.echo(f"{table} has its index {OWNER_INDEX} already. Nothing to do.")
+        echo(f"{table} has its index {OWNER_INDEX} already. Nothing to do.")
         return exit_codes.DRAINED
-    click.echo(_index_plan(table, state))
+    echo(_index_plan(table, state))
     if ends_with_plan(is_confirmed=is_confirmed):
         return exit_codes.DRAINED
     began = time.monotonic()
     table_setup.add_owner_index(
         aws.control,
         table,
-        report=click.echo,
+        report=echo,
         clock=lambda: Instant(time.monotonic()),
         wait=time.sleep,
     )
-    click.echo(f"{OWNER_INDEX} is ACTIVE, after {time.monotonic() - began:.0f} s")
+    echo(f"{OWNER_INDEX} is ACTIVE, after {time.monotonic() - began:.0f} s")
     return exit_codes.DRAINED
 
 
@@ -258,11 +258,11 @@ def _show(lines: Sequence[LeaseLine], by: str | None, *, as_json: bool) -> None:
     if by is not None:
         totals = views.totals(lines, by)
         if as_json:
-            click.echo(json.dumps(totals, indent=2))
+            echo(json.dumps(totals, indent=2))
         else:
             views.print_totals(totals, by)
     elif as_json:
-        click.echo(json.dumps([views.as_plain(line) for line in lines], indent=2))
+        echo(json.dumps(msgspec.to_builtins(lines), indent=2))
     else:
         views.print_lines(lines)
 
@@ -294,7 +294,7 @@ def explain_owners(aws: Aws, named: str | None, *, as_json: bool) -> int:
     seen = time.monotonic()
     chosen = None
     if named is not None and named != _NEW:
-        chosen = find_owner(named, earlier.leases)
+        chosen = find_owner(named, earlier.leases, "--owner")
     later = views.watch_table(aws, earlier.leases)
     apart_s = time.monotonic() - seen
     if named == _NEW:
@@ -316,7 +316,7 @@ def explain_owners(aws: Aws, named: str | None, *, as_json: bool) -> int:
         for owner in owners
     ]
     if as_json:
-        click.echo(json.dumps([_plain(each) for each in explained], indent=2))
+        echo(json.dumps(msgspec.to_builtins(explained), indent=2))
     else:
         print_explanations(explained)
     return exit_codes.DRAINED
@@ -339,21 +339,14 @@ def owners_alive(earlier: Iterable[Lease], later: Iterable[Lease]) -> tuple[Owne
 def print_explanations(explained: Sequence[Explanation]) -> None:
     """Print a paragraph for each owner, a line for each decision."""
     if not explained:
-        click.echo(
-            "No kclrun owner renews a lease now. What one that starts would do:  --owner new"
-        )
+        echo("No kclrun owner renews a lease now. What one that starts would do:  --owner new")
     for number, each in enumerate(explained):
         if number:
-            click.echo("")
+            echo("")
         held = "1 lease" if each.leases == 1 else f"{each.leases} leases"
-        click.echo(harmless(f"{each.owner} ({held})"))
+        echo(f"{each.owner} ({held})")
         for decision in each.decisions:
-            click.echo(f"  {harmless(decision.sentence)}")
-
-
-def _plain(explained: Explanation) -> dict[str, Any]:
-    plain: dict[str, Any] = msgspec.to_builtins(explained)
-    return plain
+            echo(f"  {decision.sentence}")
 
 
 def _policy(owner: OwnerId, settings: Settings, streams: tuple[StreamKey, ...]) -> ManagerPolicy:
@@ -380,7 +373,7 @@ def resume_leases(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int
         (each.key, each.change) for each in plans if isinstance(each.change, writes.ResumeLease)
     ]
     for each in plans:
-        click.echo(each.words)
+        echo(each.words)
     if ends_with_plan(is_confirmed=is_confirmed, has_changes=bool(changes)):
         return exit_codes.DRAINED
     codes = [_write(aws, key, change) for key, change in changes]
@@ -388,17 +381,17 @@ def resume_leases(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int
 
 
 def _write(aws: Aws, key: LeaseKey, change: writes.ResumeLease) -> int:
-    """Remove the halt of a lease, and say so; the exit code."""
+    """Remove the halt of a lease and print the outcome; the exit code."""
     outcome = aws.table.write(change)
     match outcome:
         case writes.Applied():
-            click.echo(f"{key}: resumed")
+            echo(f"{key}: resumed")
             return exit_codes.DRAINED
         case writes.ConditionFailed():
-            click.echo(f"{key}: was not halted any more")
+            echo(f"{key}: was not halted any more")
             return exit_codes.DRAINED
         case _:
-            return tell_failure(key, outcome)
+            return print_failure(key, outcome)
 
 
 # The owner sees the request in the answer to its next renewal, within some three seconds.
@@ -415,10 +408,10 @@ def give_away(aws: Aws, shard: str, *, to: str | None, wait_s: float, is_confirm
     """
     lease = lease_of(aws, shard)
     leases = scan_leases(aws)
-    target = None if to is None else find_owner(to, leases)
+    target = None if to is None else find_owner(to, leases, "--to")
     planned = plan_move(lease, target, _now())
     ask = planned.change
-    click.echo(planned.words, err=ask is None)
+    echo(planned.words, err=ask is None)
     if not isinstance(ask, writes.Ask):
         return exit_codes.UNMET
     if ends_with_plan(is_confirmed=is_confirmed):
@@ -428,8 +421,9 @@ def give_away(aws: Aws, shard: str, *, to: str | None, wait_s: float, is_confirm
     return _ask(aws, ask, wait_s)
 
 
-def find_owner(named: str, leases: Iterable[Lease]) -> OwnerId:
+def find_owner(named: str, leases: Iterable[Lease], option: str) -> OwnerId:
     """The kclrun owner with this id, or with this part of it if only one matches, such as its host.
+    `option` is that of the command line.
 
     Raises: click.UsageError with the known owners. An owner without a lease is not known.
     """
@@ -440,7 +434,8 @@ def find_owner(named: str, leases: Iterable[Lease]) -> OwnerId:
     )
     if named in held:
         return OwnerId(named)
-    alike = [owner for owner in held if named.removeprefix(OWNER_PREFIX) in owner]
+    part = named.removeprefix(OWNER_PREFIX)
+    alike = [owner for owner in held if part and part in owner]
     if len(alike) == 1:
         return alike[0]
     problem = "is a part of several owners" if alike else "is not a kclrun owner in the table"
@@ -448,7 +443,7 @@ def find_owner(named: str, leases: Iterable[Lease]) -> OwnerId:
     lines = [f"{owner}  (leases: {held[owner]})" for owner in shown[:_NAMED_MAX]]
     more = [f"… {len(shown)} in all"] if len(shown) > _NAMED_MAX else []
     known = "\n  ".join(["There are:", *lines, *more]) if shown else "There is none."
-    raise click.UsageError(harmless(f"--to {named} {problem}. {known}"))
+    raise click.UsageError(f"{option} {named} {problem}. {known}")
 
 
 def _renews(aws: Aws, target: OwnerId, leases: Iterable[Lease]) -> bool:
@@ -463,7 +458,7 @@ def _renews(aws: Aws, target: OwnerId, leases: Iterable[Lease]) -> bool:
         if time.monotonic() >= over:
             break
         time.sleep(_LOOK_EVERY_S)
-    click.echo(
+    echo(
         f"{target} has renewed nothing for {failover_s:g} s: it seems to be gone. Nothing changed",
         err=True,
     )
@@ -474,14 +469,14 @@ def _ask(aws: Aws, ask: writes.Ask, wait_s: float) -> int:
     outcome = aws.table.write(ask)
     match outcome:
         case writes.Applied():
-            click.echo(f"{ask.key}: asked {ask.asked}")
+            echo(f"{ask.key}: asked {ask.asked}")
             return _await_taker(aws, ask, wait_s)
         case writes.ConditionFailed(row=row):
             holder = row.owner if row is not None else "no owner: the row is gone"
-            click.echo(f"{ask.key}: changed hands or was asked for just now ({holder})", err=True)
+            echo(f"{ask.key}: has just got another owner or request ({holder})", err=True)
             return exit_codes.UNMET
         case _:
-            return tell_failure(ask.key, outcome)
+            return print_failure(ask.key, outcome)
 
 
 def _await_taker(aws: Aws, ask: writes.Ask, wait_s: float) -> int:
@@ -492,7 +487,7 @@ def _await_taker(aws: Aws, ask: writes.Ask, wait_s: float) -> int:
         lease = lease_of(aws, ask.key)
         if lease.owner == OFFERED and not is_shown:
             is_shown = True
-            click.echo(f"{ask.key}: given away, waits for its taker")
+            echo(f"{ask.key}: given away, waits for its taker")
         code = _verdict(lease, ask)
         if code is not None:
             return code
@@ -504,7 +499,7 @@ def _await_taker(aws: Aws, ask: writes.Ask, wait_s: float) -> int:
 def _verdict(lease: Lease, ask: writes.Ask) -> int | None:
     """The exit code, once the result of the request is known."""
     if lease.is_ended:
-        click.echo(f"{lease.key}: the shard ended meanwhile; its children are leases of their own")
+        echo(f"{lease.key}: the shard ended meanwhile; its children are leases of their own")
         return exit_codes.DRAINED
     if lease.owner == OFFERED:
         return None
@@ -514,12 +509,12 @@ def _verdict(lease: Lease, ask: writes.Ask) -> int | None:
         # An offer that stands for 2 s goes back to its giver [P17]; between two looks at the
         # row that reads the same as a request that was dropped.
         why = "it dropped the request, or no other owner took the lease within 2 s"
-        click.echo(f"{lease.key}: {ask.asked} still has it: {why}", err=True)
+        echo(f"{lease.key}: {ask.asked} still has it: {why}", err=True)
         return exit_codes.UNMET
     if lease.owner is None:
-        click.echo(f"{lease.key}: released; it has no owner, for none was in sight to take it")
+        echo(f"{lease.key}: released; it has no owner, for none was in sight to take it")
         return exit_codes.DRAINED if ask.owner == ANYBODY else exit_codes.UNMET
-    click.echo(f"{lease.key}: {lease.owner} has it now")
+    echo(f"{lease.key}: {lease.owner} has it now")
     return exit_codes.DRAINED if ask.owner in (ANYBODY, lease.owner) else exit_codes.UNMET
 
 
@@ -531,7 +526,7 @@ def _gave_up(lease: Lease, ask: writes.Ask, wait_s: float) -> int:
             f"still with {ask.asked} after {wait_s:g} s: it is in a long batch, or has ended\n"
             "The ask stays for 30 s; see  kclrun leases --age"
         )
-    click.echo(f"{ask.key}: {state}", err=True)
+    echo(f"{ask.key}: {state}", err=True)
     return exit_codes.UNMET
 
 
@@ -565,22 +560,22 @@ def _meant(shard: str, leases: Iterable[Lease]) -> Lease | None:
         # The same name twice: the stream was deleted and created again, and its old rows remain.
         names = {called(lease.key) for lease in found}
         exact = sorted(names if len(names) == len(found) else (lease.key for lease in found))
-        raise click.UsageError(f"Several streams have a shard {shard}: say {' or '.join(exact)}.")
+        raise click.UsageError(f"Several streams have a shard {shard}: name {' or '.join(exact)}.")
     return found[0] if found else None
 
 
 Failure = writes.OutcomeUnknown | writes.Throttled | writes.Unavailable | writes.Refused
 
 
-def tell_failure(key: LeaseKey, outcome: Failure) -> int:
+def print_failure(key: LeaseKey, outcome: Failure) -> int:
     """Print why a write did not apply, for every reason except its condition; the exit code."""
     match outcome:
         case writes.OutcomeUnknown(message=message):
-            click.echo(f"{key}: no answer; look again before repeating ({message})", err=True)
+            echo(f"{key}: no answer; look again before repeating ({message})", err=True)
             return exit_codes.UNAVAILABLE
         case writes.Throttled(message=message) | writes.Unavailable(message=message):
-            click.echo(f"{key}: nothing happened, try again ({message})", err=True)
+            echo(f"{key}: nothing happened, try again ({message})", err=True)
             return exit_codes.UNAVAILABLE
         case writes.Refused(message=message):
-            click.echo(f"{key}: refused: {message}", err=True)
+            echo(f"{key}: refused: {message}", err=True)
             return exit_codes.PERMISSION

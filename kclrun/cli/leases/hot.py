@@ -15,11 +15,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-import click
 import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.leases.views import print_table
+from kclrun.cli.messages import echo
 from kclrun.codec.kpl import effective_hash_key, open_aggregates
 from kclrun.config.units import parse_listen
 from kclrun.consuming.hot_shards import traffic_in_words
@@ -27,7 +27,6 @@ from kclrun.errors import LimitExceeded, RecordError, ServiceError, SettingsErro
 from kclrun.model.reading import PageCursor
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.stream import called, shard_id_of, stream_of
-from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
 from kclrun.observe.health import LeaseBody
 from kclrun.ports import ShardReader, next_page
@@ -68,7 +67,7 @@ def show_hot(aws: Aws, urls: Sequence[str], *, as_json: bool, with_keys: bool) -
     leases.sort(key=lambda lease: (-(lease.traffic.load if lease.traffic else -inf), lease.shard))
     names = _names(aws, leases) if with_keys else {}
     if as_json:
-        click.echo(json.dumps([_plain(lease, names) for lease in leases], indent=2))
+        echo(json.dumps([_plain(lease, names) for lease in leases], indent=2))
     else:
         _print(leases, names)
     return exit_codes.DRAINED
@@ -100,7 +99,7 @@ def _leases(url: str, settings: Settings) -> tuple[LeaseBody, ...]:
         raise Unavailable(f"no manager answers at {url}: {reason}") from None
     if health.application and health.application != settings.application:
         raise SettingsError(
-            f"the manager at {url} is of application {harmless(health.application)},"
+            f"the manager at {url} is of application {health.application},"
             f" not {settings.application}"
         )
     return health.leases
@@ -155,7 +154,7 @@ def _looked_up(reader: ShardReader, shard: str, wanted: set[str]) -> Iterator[tu
     try:
         for _ in range(_PAGES_MAX):
             page = next_page(reader, shard_id, cursor, _RECORDS_A_PAGE)
-            # Of aggregates, too: in some streams their own keys decide.
+            # And the user records of aggregates, whose keys may be the heavy ones.
             for record in (*page.records, *open_aggregates(page.records)):
                 try:
                     keys = record.partition_key, record.explicit_hash_key
@@ -169,7 +168,7 @@ def _looked_up(reader: ShardReader, shard: str, wanted: set[str]) -> Iterator[tu
                 return
             time.sleep(_PAGE_PAUSE_S)
     except (ServiceError, RecordError) as error:
-        click.echo(f"{called(shard)}: keys not looked up: {error}", err=True)
+        echo(f"{called(shard)}: keys not looked up: {error}", err=True)
 
 
 def _plain(lease: LeaseBody, names: _Names) -> dict[str, Any]:
@@ -187,16 +186,16 @@ def _plain(lease: LeaseBody, names: _Names) -> dict[str, Any]:
 
 def _print(leases: Sequence[LeaseBody], names: _Names) -> None:
     if not leases:
-        click.echo("The managers that were asked have no lease.")
+        echo("The managers that were asked have no lease.")
         return
     titles = ["shard", "state", "in", "of limit", "throttled", "heaviest key", "hot"]
     print_table(titles, [_cells(lease, names) for lease in leases])
     for lease in leases:
         if lease.hot is not None:
-            click.echo(harmless(f"\n{called(lease.shard)}: {lease.hot.reason}"))
+            echo(f"\n{called(lease.shard)}: {lease.hot.reason}")
             for line in _keys(lease, names):
-                click.echo(harmless(f"  {line}"))
-            click.echo(harmless(f"  {lease.hot.advice}"))
+                echo(f"  {line}")
+            echo(f"  {lease.hot.advice}")
 
 
 def _cells(lease: LeaseBody, names: _Names) -> list[str]:

@@ -1,12 +1,14 @@
 """`kclrun pause` and `kclrun resume`: leases that are kept and renewed, and not read for a while.
 
-The rows say it, so that it survives restarts and moves. `leases/operating.py` plans; this writes.
+A pause is kept on the rows, so that it survives restarts and moves. `leases/operating.py` plans the
+writes, and this module sends them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -21,12 +23,13 @@ from kclrun.cli.config_options import (
     yes_option,
 )
 from kclrun.cli.leases import views
-from kclrun.cli.leases.command import aws_of, lease_of, tell_failure
-from kclrun.cli.messages import some_of
+from kclrun.cli.leases.command import aws_of, lease_of, print_failure
+from kclrun.cli.messages import echo, some_of
 from kclrun.config.units import Duration
 from kclrun.leases.operating import Plan, Reach, plan_pause, plan_unpause
-from kclrun.model.lease import LeaseKey, Scope
+from kclrun.model.lease import Lease, LeaseKey, Scope
 from kclrun.model.stream import ONLY_STREAM, StreamKey, called, stream_name_of, stream_of
+from kclrun.model.time import WallTime
 from kclrun.protocol.fence import renew_interval_s
 from kclrun.protocol.writes import Applied, ConditionFailed, Outcome
 
@@ -77,10 +80,7 @@ def pause(
     if lasting is not None and lasting <= 0:
         raise click.UsageError("--for is more than 0s.")
 
-    def plan(aws: Aws, reach: Reach) -> tuple[Plan, ...]:
-        leases = views.scan_leases(aws)
-        return plan_pause(leases, reach, aws.dynamodb_client.service_time(), lasting)
-
+    plan = partial(plan_pause, for_s=lasting)
     return _change(aws_of(config), (shards, stream, is_all), plan, is_confirmed=yes)
 
 
@@ -107,12 +107,7 @@ def resume(
     kclrun resume --config app.yaml --all --yes
     kclrun resume --config app.yaml 2 --yes                  one shard of those paused
     """
-
-    def plan(aws: Aws, reach: Reach) -> tuple[Plan, ...]:
-        leases = views.scan_leases(aws)
-        return plan_unpause(leases, reach, aws.dynamodb_client.service_time())
-
-    return _change(aws_of(config), (shards, stream, is_all), plan, is_confirmed=yes)
+    return _change(aws_of(config), (shards, stream, is_all), plan_unpause, is_confirmed=yes)
 
 
 def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: bool) -> Reach:
@@ -147,17 +142,21 @@ def _stream_named(aws: Aws, name: str) -> StreamKey:
 def _change(
     aws: Aws,
     named: tuple[Sequence[str], str | None, bool],
-    plan: Callable[[Aws, Reach], tuple[Plan, ...]],
+    plan: Callable[[Sequence[Lease], Reach, WallTime], tuple[Plan, ...]],
     *,
     is_confirmed: bool,
 ) -> int:
     shards, stream, is_all = named
     reach = reach_of(aws, shards, stream, is_all=is_all)
-    plans = plan(aws, reach)
+
+    def planned() -> tuple[Plan, ...]:
+        return plan(views.scan_leases(aws), reach, aws.dynamodb_client.service_time())
+
+    plans = planned()
     for each in plans[:_PLANS_SHOWN_MAX]:
-        click.echo(each.words)
+        echo(each.words)
     if len(plans) > _PLANS_SHOWN_MAX:
-        click.echo(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases")
+        echo(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases")
     if ends_with_plan(
         is_confirmed=is_confirmed, has_changes=any(each.change is not None for each in plans)
     ):
@@ -168,8 +167,8 @@ def _change(
         if not due:
             break
         written |= write_all(aws, due)
-        plans = plan(aws, reach)
-    return _tell(aws, written)
+        plans = planned()
+    return _print_written(aws, written)
 
 
 def write_all(aws: Aws, plans: Sequence[Plan]) -> dict[LeaseKey, Outcome]:
@@ -181,22 +180,20 @@ def write_all(aws: Aws, plans: Sequence[Plan]) -> dict[LeaseKey, Outcome]:
         )
 
 
-def _tell(aws: Aws, written: dict[LeaseKey, Outcome]) -> int:
+def _print_written(aws: Aws, written: dict[LeaseKey, Outcome]) -> int:
     done = [key for key, outcome in written.items() if isinstance(outcome, Applied)]
     seen_s = renew_interval_s(float(aws.settings.leases.failover))
     if done:
         leases = "1 lease" if len(done) == 1 else f"{len(done)} leases"
-        click.echo(
-            f"{leases} changed. Owners see it with their next renewal, within {seen_s:.1f} s"
-        )
+        echo(f"{leases} changed. Owners see it with their next renewal, within {seen_s:.1f} s")
     moved = [called(key) for key, each in written.items() if isinstance(each, ConditionFailed)]
     if moved:
-        click.echo(
+        echo(
             f"Changed by another operator just now, or gone, and left alone: {some_of(moved)}",
             err=True,
         )
     codes = [exit_codes.UNMET] if moved else []
     for key, outcome in written.items():
         if not isinstance(outcome, Applied | ConditionFailed):
-            codes.append(tell_failure(key, outcome))
+            codes.append(print_failure(key, outcome))
     return max(codes, default=exit_codes.DRAINED)

@@ -21,12 +21,14 @@ from kclrun.cli.config_options import (
     ConfigChoice,
     ConfigCommand,
     config_options,
+    shards_option,
     start_option,
     yes_option,
 )
 from kclrun.cli.lag import lag_of_lease
 from kclrun.cli.leases import views
-from kclrun.cli.leases.command import Failure, lease_of, tell_failure
+from kclrun.cli.leases.command import Failure, lease_of, print_failure
+from kclrun.cli.messages import echo
 from kclrun.cli.services import refuse_expired, utc
 from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
@@ -58,7 +60,6 @@ from kclrun.model.lease import Halt, Lease, LeaseKey
 from kclrun.model.output import OutputPlace, file_name, setting_of
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.stream import StreamKey, called, qualified_shards, stream_of
-from kclrun.model.text import harmless
 from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.ports import LeaseTable, ShardFilter
 from kclrun.protocol.writes import (
@@ -86,8 +87,14 @@ _KEEP: Final = (
 )
 
 
+_INCOMPLETE: Final = (
+    "The reset is not complete: the leases that it began are halted and name it. Stop all managers,"
+    " and repeat it"
+)
+
+
 class _Asked(msgspec.Struct, frozen=True):
-    """What the command line says: `text` is that of `--to`, `kept` the positions of its file, which
+    """The command line: `text` is that of `--to`, `kept` the positions of its file, which
     has no start. `streams` and `shards` empty: all."""
 
     start: StartPosition
@@ -118,9 +125,7 @@ class _Reset(msgspec.Struct, frozen=True):
     help="All that the stream has, nothing up to now, from a time on (2026-03-01T06:00:00Z), or the"
     " positions that `kclrun leases --json` printed into a file.",
 )
-@click.option(
-    "--shard", "shards", multiple=True, metavar="SHARD", help="This shard alone; may be repeated."
-)
+@shards_option
 @click.option(
     "--stream",
     "streams",
@@ -216,13 +221,13 @@ def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
         _show(each, aws.settings, asked.text)
     _show_what_stays(aws.settings, rows)
     if not is_confirmed:
-        click.echo("Nothing was changed. To do it, stop the fleet and add --yes")
+        echo("Nothing was changed. To do it, stop the fleet and add --yes")
         return exit_codes.DRAINED
     for each in resets:
         code = _write(aws, each, asked.text)
         if code != exit_codes.DRAINED:
             return code
-    click.echo("The next fleet to start begins there.")
+    echo("The next fleet to start begins there.")
     return exit_codes.DRAINED
 
 
@@ -270,7 +275,7 @@ def rows_to_change(aws: Aws) -> tuple[Lease, ...]:
     scanned = views.scan_table(aws)
     if scanned.broken:
         raise TableRefused(
-            f"row {harmless(scanned.broken[0])} cannot be read as a lease: mend or delete it"
+            f"row {scanned.broken[0]} cannot be read as a lease: mend or delete it"
             " first, see  kclrun doctor"
         )
     return scanned.leases
@@ -367,7 +372,7 @@ def _reason(to: str, now: WallTime) -> str:
 
 def _show(each: _Reset, settings: Settings, to: str) -> None:
     plan, rows = each.plan, each.rows
-    click.echo(f"{each.name}, table {settings.table}: to {to}, generation {plan.generation}")
+    echo(f"{each.name}, table {settings.table}: to {to}, generation {plan.generation}")
     _show_rows(_begun(each, write, to) for write in (*plan.begin, *plan.end))
     coming = {key for write in plan.begin for key in keys_of(write)}
     removed = []
@@ -375,20 +380,22 @@ def _show(each: _Reset, settings: Settings, to: str) -> None:
         comes_again = not coming.isdisjoint(rows[write.key].parents)
         coming |= {write.key} if comes_again else set()
         why = "it comes again when its parents end" if comes_again else "its children go on"
-        removed.append(f"{called(write.key)}: {_place(rows[write.key])}, removed: {why}")
+        removed.append(
+            f"{called(write.key)}: {shortened(str(rows[write.key].checkpoint))}, removed: {why}"
+        )
     _show_rows(removed)
     for place in output_places(settings, each.stream):
-        click.echo(f"  {setting_of(place.name)}: {_fate(place, plan.generation)}")
+        echo(f"  {setting_of(place.name)}: {_fate(place, plan.generation)}")
     if settings.state is not None:
-        click.echo("  state: dropped, with its timers: each lease begins with an empty one")
+        echo("  state: dropped, with its timers: each lease begins with an empty one")
 
 
 def _show_rows(lines: Iterable[str]) -> None:
     rows = list(lines)
     for line in rows[:_ROWS_SHOWN_MAX]:
-        click.echo(harmless(f"  {line}"))
+        echo(f"  {line}")
     if len(rows) > _ROWS_SHOWN_MAX:
-        click.echo(f"  … and {len(rows) - _ROWS_SHOWN_MAX} more")
+        echo(f"  … and {len(rows) - _ROWS_SHOWN_MAX} more")
 
 
 def _begun(each: _Reset, write: ResetLease | CreateLease, to: str) -> str:
@@ -399,11 +406,7 @@ def _begun(each: _Reset, write: ResetLease | CreateLease, to: str) -> str:
     if isinstance(write, CreateLease):
         return f"{called(key)}: new, at {where}{noted}"
     halted = "; its halt goes" if each.rows[key].halt is not None else ""
-    return f"{called(key)}: {_place(each.rows[key])} to {where}{noted}{halted}"
-
-
-def _place(row: Lease) -> str:
-    return shortened(str(row.checkpoint))
+    return f"{called(key)}: {shortened(str(each.rows[key].checkpoint))} to {where}{noted}{halted}"
 
 
 def _fate(place: OutputPlace, generation: int) -> str:
@@ -426,26 +429,30 @@ def _fate(place: OutputPlace, generation: int) -> str:
 
 
 def _show_what_stays(settings: Settings, rows: Iterable[Lease]) -> None:
-    click.echo("What the processor itself did elsewhere, it does again for records read again.")
+    echo("What the processor itself did elsewhere, it does again for records read again.")
     if settings.on_error.then == "dead-letter":
-        click.echo(
+        echo(
             "Dead letters stay. A record that is read again and given up again has a second letter;"
             " redrive or drop letters before, or both the letter and the record are processed."
         )
     if owned(rows):
-        click.echo("Leases have owners: with --yes nothing is written while one of them renews.")
+        echo("Leases have owners: with --yes nothing is written while one of them renews.")
 
 
 def _write(aws: Aws, each: _Reset, to: str) -> int:
     """Make the writes, stage by stage; the exit code. A stage that fails is the last one."""
     plan, patience_s = each.plan, float(aws.settings.aws.start_timeout)
     settle = partial(_settled, aws.table, patience_s)
-    with ThreadPoolExecutor(_ROWS_AT_ONCE) as pool:
-        for outcome in _outcomes(plan, settle, pool):
-            if outcome is not None:
-                return _stopped(*outcome)
+    try:
+        with ThreadPoolExecutor(_ROWS_AT_ONCE) as pool:
+            for outcome in _outcomes(plan, settle, pool):
+                if outcome is not None:
+                    return _stopped(*outcome)
+    except KeyboardInterrupt:
+        echo(_INCOMPLETE, err=True)
+        raise
     moved, removed = len(plan.begin) + len(plan.end), len(plan.remove)
-    click.echo(f"{each.name}: {moved} leases are at {to}, {removed} were removed")
+    echo(f"{each.name}: {moved} leases are at {to}, {removed} were removed")
     return exit_codes.DRAINED
 
 
@@ -467,7 +474,7 @@ def _outcomes(
 
 def _settled(table: LeaseTable, patience_s: float, write: ResetWrite) -> _Unsettled | None:
     """Send until the outcome is known. A repetition expects the same row, so that the write applies
-    once; the row that it then meets says whether it had applied [P6]."""
+    once; the row that it then meets shows whether it had applied [P6]."""
     deadline, attempt = time.monotonic() + patience_s, 0
     while True:
         outcome = table.write(write)
@@ -489,12 +496,8 @@ def _stopped(write: ResetWrite, outcome: ConditionFailed | Failure) -> int:
     (key,) = keys_of(write)
     code = exit_codes.CUT_SHORT
     if isinstance(outcome, ConditionFailed):
-        click.echo(f"{called(key)}: its row has changed meanwhile: is a manager running?", err=True)
+        echo(f"{called(key)}: its row has changed meanwhile: is a manager running?", err=True)
     else:
-        code = tell_failure(key, outcome)
-    click.echo(
-        "The reset is not complete: the leases that it began are halted and name it. Stop all"
-        " managers, and repeat it",
-        err=True,
-    )
+        code = print_failure(key, outcome)
+    echo(_INCOMPLETE, err=True)
     return code

@@ -8,16 +8,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import click
 import msgspec
 
-from kclrun.cli.messages import naming_table
+from kclrun.cli.messages import columns_of, echo, naming_table
 from kclrun.leases.lines import LeaseLine, line_of, shortened
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.stream import called
-from kclrun.model.text import harmless
+from kclrun.model.text import escaped
 from kclrun.model.time import WallTime
 from kclrun.observe.sample import how_to_resume
 from kclrun.ports import ScanPage
@@ -69,16 +68,14 @@ def scan_leases(aws: Aws) -> tuple[Lease, ...]:
     """
     scanned = scan_table(aws)
     for key in scanned.broken:
-        click.echo(
-            f"{harmless(key)}: this row cannot be read as a lease; it is left alone", err=True
-        )
+        echo(f"{key}: this row cannot be read as a lease; it is left alone", err=True)
     return scanned.leases
 
 
 def watch_table(aws: Aws, leases: Sequence[Lease]) -> ScanPage:
     """The table one failover later. In that time an owner renews three times [P9]."""
     failover_s = failover_of(aws, leases)
-    click.echo(f"Watching the counters for {failover_s:g} s …", err=True)
+    echo(f"Watching the counters for {failover_s:g} s …", err=True)
     time.sleep(failover_s)
     return scan_table(aws)
 
@@ -86,12 +83,6 @@ def watch_table(aws: Aws, leases: Sequence[Lease]) -> ScanPage:
 def failover_of(aws: Aws, leases: Sequence[Lease]) -> float:
     """The longest failover of the settings and of the rows."""
     return max([float(aws.settings.leases.failover), *(each.failover_s or 0.0 for each in leases)])
-
-
-def as_plain(line: LeaseLine) -> dict[str, Any]:
-    """For JSON: every field, positions in full."""
-    plain: dict[str, Any] = msgspec.to_builtins(line)
-    return plain
 
 
 def totals(lines: Sequence[LeaseLine], by: str) -> dict[str, dict[str, int]]:
@@ -115,7 +106,7 @@ def print_lines(lines: Sequence[LeaseLine]) -> None:
         [
             *_cells(line),
             *(_load_cells(line) if has_load else ()),
-            *(_age_cells(line) if has_age else ()),
+            *([{True: "yes", False: "NO", None: "-"}[line.is_renewed]] if has_age else ()),
             _note(line),
         ]
         for line in lines
@@ -128,7 +119,7 @@ def print_remedy(lines: Sequence[LeaseLine], leases_command: str) -> None:
     halted = [line.shard for line in lines if line.state == "halted"]
     if halted:
         shards = " ".join(halted) if len(halted) <= _SHARDS_NAMED_MAX else "SHARD..."
-        click.echo(f"\n{len(halted)} halted: {how_to_resume(leases_command, harmless(shards))}")
+        echo(f"\n{len(halted)} halted: {how_to_resume(leases_command, shards)}")
 
 
 def _cells(line: LeaseLine) -> list[str]:
@@ -146,10 +137,6 @@ def _load_cells(line: LeaseLine) -> list[str]:
     if line.load_kbps is None or line.load_cpu is None:
         return ["-", "-"]
     return [f"{line.load_kbps:.1f}", f"{line.load_cpu:.3f}"]
-
-
-def _age_cells(line: LeaseLine) -> list[str]:
-    return [{True: "yes", False: "NO", None: "-"}[line.is_renewed]]
 
 
 def _note(line: LeaseLine) -> str:
@@ -171,8 +158,10 @@ def print_totals(counted: Mapping[str, Mapping[str, int]], by: str) -> None:
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows below their titles, each column as wide as necessary, foreign text escaped."""
-    safe = [[harmless(cell) for cell in row] for row in [titles, *rows]]
-    widths = [max(len(row[column]) for row in safe) for column in range(len(titles))]
+    safe = [[escaped(cell) for cell in row] for row in [titles, *rows]]
+    widths = [max(columns_of(row[column]) for row in safe) for column in range(len(titles))]
     for row in safe:
-        cells = (cell.ljust(widths[column]) for column, cell in enumerate(row))
-        click.echo("  ".join(cells).rstrip())
+        cells = (
+            cell + " " * (width - columns_of(cell)) for cell, width in zip(row, widths, strict=True)
+        )
+        echo("  ".join(cells).rstrip())

@@ -18,12 +18,12 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options, start_option
-from kclrun.leases.story import Sentence, Story, present, story_of
+from kclrun.cli.messages import echo
+from kclrun.leases.story import Story, present, story_of
 from kclrun.manager.locks import state_folder
 from kclrun.manager.story import FOLDER
 from kclrun.model.lease import LeaseKey
 from kclrun.model.stream import called
-from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
 from kclrun.observe.story import ReadStory, read_story
 
@@ -56,7 +56,7 @@ def why(
     shows_all: bool,
     as_json: bool,
 ) -> int:
-    """Tell the story of a shard: its owners, its troubles, and why it stands still.
+    """Explain a shard: its owners so far, its troubles, and why it stands still.
 
     It reads what the managers of this machine recorded, and what all recorded with observe.story
     in S3. Times are those of the clock of each machine.
@@ -76,18 +76,18 @@ def why(
     story = story_of(lease.key, found.entries.values(), until)
     now = () if until is not None else tuple(present(lease, story))
     if as_json:
-        click.echo(json.dumps(_plain(lease.key, story, until, now), indent=2))
+        echo(json.dumps(_plain(lease.key, story, until, now), indent=2))
     else:
-        click.echo(called(lease.key))
+        echo(called(lease.key))
         _show(story, shows_all=shows_all)
         if until is not None:
             now = (f"At {_day(until)} {_clock(until)} {story.state}.",)
         for line in now:
-            click.echo(harmless(line))
+            echo(line)
     if not story.sentences:
-        click.echo("No transition of this shard is recorded where this command looked.", err=True)
+        echo("No transition of this shard is recorded where this command looked.", err=True)
     if found.damaged or found.unread:
-        click.echo(
+        echo(
             f"{found.damaged} damaged entries and {found.unread} unreadable files were passed over",
             err=True,
         )
@@ -116,7 +116,7 @@ def _plain(
     key: LeaseKey, story: Story, until: WallTime | None, now: tuple[str, ...]
 ) -> dict[str, object]:
     """For JSON: times in seconds since 1970, as in the entries. `state` is that of the end of the
-    story; `now`, what the row says, is empty with --at."""
+    story; `now`, the present state of the row, is empty with --at."""
     return {
         "shard": key,
         "until": until,
@@ -129,16 +129,12 @@ def _plain(
 def _show(story: Story, *, shows_all: bool) -> None:
     shown = story.sentences if shows_all else story.sentences[-_LINES_MAX:]
     if len(shown) < len(story.sentences):
-        click.echo(f"… {len(story.sentences) - len(shown)} lines before these: --all shows them")
+        echo(f"… {len(story.sentences) - len(shown)} lines before these: --all shows them")
     day = ""
     for each in shown:
         if day != (day := _day(each.at)):
-            click.echo(day)
-        click.echo(harmless(_line(each)))
-
-
-def _line(each: Sentence) -> str:
-    return f"{_clock(each.at)}  {each.text}"
+            echo(day)
+        echo(f"{_clock(each.at)}  {each.text}")
 
 
 def _day(at: float) -> str:

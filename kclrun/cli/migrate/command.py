@@ -1,4 +1,4 @@
-"""`kclrun migrate`: comes from another consumer, with its configuration or its positions.
+"""`kclrun migrate`: takes over the configuration or the positions of another consumer.
 
 For an application of `amazon_kclpy` this finds the script and writes the file;
 `compat/kclpy/app_yaml.py` converts each property. `spark.py` writes positions.
@@ -18,6 +18,7 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options, yes_option
+from kclrun.cli.messages import echo
 from kclrun.compat.kclpy.app_yaml import Script, app_yaml
 from kclrun.compat.kclpy.property_table import read_properties
 from kclrun.config.file_permissions import read_trusted, write_new
@@ -32,7 +33,7 @@ _SCRIPT: Final = re.compile(r"[\w-][\w.-]*\.py\Z")
 
 @click.group(cls=ConfigGroup)
 def migrate() -> None:
-    """Come from another consumer: convert its configuration, or go on where it stood.
+    """Move from another consumer: convert its configuration, or go on at its positions.
 
     \b
     kclrun migrate kclpy app.properties                            amazon_kclpy: writes app.yaml
@@ -46,31 +47,7 @@ def migrate() -> None:
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 def kclpy(properties: Path, folder: Path | None) -> int:
     """Write app.yaml for an application of amazon_kclpy, beside its properties or into DIR."""
-    return _import_properties(properties, folder)
-
-
-@migrate.command()
-@click.argument("checkpoint", metavar="CHECKPOINT")
-@config_options
-@yes_option
-def spark(checkpoint: str, config: ConfigChoice, *, yes: bool) -> int:
-    """Write a stopped Spark query's positions to the lease table: the fleet goes on from there.
-
-    CHECKPOINT is the query's folder. No lease goes back, and nothing is written while an owner
-    renews a lease.
-    """
-    from kclrun.cli.migrate.spark import import_leases
-
-    settings = config.load().settings
-    return import_leases(settings, checkpoint, is_confirmed=yes)
-
-
-def _import_properties(properties: Path, folder: Path | None) -> int:
-    """Write `app.yaml` into `folder`, or beside the properties; never over an existing file.
-
-    Raises: SettingsError.
-    """
-    if properties.is_dir():
+    if os.path.isdir(properties):  # noqa: PTH112 - raises nothing
         raise SettingsError(
             f"{properties} is a folder\nName the file in it:  {properties}/app.properties"
         )
@@ -88,10 +65,26 @@ def _import_properties(properties: Path, folder: Path | None) -> int:
         ) from None
     except OSError as error:
         raise SettingsError(f"{error.filename or target}: {error.strerror}") from None
-    click.echo(f"Wrote {target}; its comments say what changes, property by property")
+    echo(f"Wrote {target}; its comments show what changes, property by property")
     program = shlex.quote(os.environ.get("KCLRUN_PROGRAM", "kclrun"))
-    click.echo(f"Next:  {program} check --config {shlex.quote(str(target))}")
+    echo(f"Next:  {program} check --config {shlex.quote(str(target))}")
     return exit_codes.DRAINED
+
+
+@migrate.command()
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@config_options
+@yes_option
+def spark(checkpoint: str, config: ConfigChoice, *, yes: bool) -> int:
+    """Write a stopped Spark query's positions to the lease table: the fleet goes on from there.
+
+    CHECKPOINT is the query's folder. No lease goes back, and nothing is written while an owner
+    renews a lease.
+    """
+    from kclrun.cli.migrate.spark import import_leases
+
+    settings = config.load().settings
+    return import_leases(settings, checkpoint, is_confirmed=yes)
 
 
 def _script(executable: str, beside: Path, config_folder: Path) -> Script:
@@ -116,7 +109,7 @@ def _script(executable: str, beside: Path, config_folder: Path) -> Script:
 
 def _found(name: str, beside: Path) -> Path | None:
     for folder in (beside, Path.cwd()):
-        if (folder / name).is_file():
+        if os.path.isfile(folder / name):  # noqa: PTH113 - raises nothing
             return (folder / name).resolve()
     on_path = shutil.which(name)
     return Path(on_path).resolve() if on_path is not None else None

@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import click
 import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ends_with_plan
 from kclrun.cli.leases.views import failover_of
+from kclrun.cli.messages import echo
 from kclrun.cli.services import Aws
 from kclrun.cli.world import open_world, patiently
 from kclrun.config.schema import stream_name
@@ -31,7 +31,6 @@ from kclrun.model.lease import OFFERED, Lease, LeaseKey, Owner, OwnerId
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import ShardGraph
-from kclrun.model.text import harmless
 from kclrun.model.time import Instant
 from kclrun.ports import LeaseTable, StreamSummary, VersionStore
 from kclrun.protocol import writes
@@ -79,7 +78,7 @@ def import_leases(settings: Settings, place: str, *, is_confirmed: bool) -> int:
     state = _state(aws, folder, offset, graph, export.lineage_of_stream(batch, summary.arn))
     _show(steps, batch, aws, is_new=rows is None)
     if state is not None:
-        click.echo("The state at these positions is copied to state.store.")
+        echo("The state at these positions is copied to state.store.")
     has_changes = not all(isinstance(step, export.Keep) for step in steps)
     if ends_with_plan(is_confirmed=is_confirmed, has_changes=has_changes):
         return exit_codes.DRAINED
@@ -95,7 +94,7 @@ def _offset(batch: export.CommittedBatch, summary: StreamSummary) -> Offset:
     if offset.streams[""].created_ms != round(summary.created_at * 1000):
         raise OffsetRefused(
             f"{summary.name} was deleted and re-created since the query's checkpoint was begun:"
-            " what it says of its shards is about records that are gone"
+            " its positions are of records that are gone"
         )
     return offset
 
@@ -113,7 +112,7 @@ def _rows(aws: Aws) -> Rows | None:
                 )
             if page.broken:
                 raise TableRefused(
-                    f"table {aws.settings.table}: row {harmless(page.broken[0])} cannot be read as"
+                    f"table {aws.settings.table}: row {page.broken[0]} cannot be read as"
                     " a lease; mend or delete it first"
                 )
     except NotFound:
@@ -130,14 +129,14 @@ def _refuse_live_owners(aws: Aws, rows: Rows | None) -> None:
     if not owned:
         return
     failover_s = failover_of(aws, owned)
-    click.echo(f"{len(owned)} leases have owners: watching for {failover_s:g} s …", err=True)
+    echo(f"{len(owned)} leases have owners: watching for {failover_s:g} s …", err=True)
     time.sleep(failover_s)
     later = _rows(aws) or {}
     counters = {key: row.counter for key, row in later.items() if _has_owner(row)}
     alive = sorted({str(row.owner) for row in owned if counters.get(row.key) != row.counter})
     if alive:
         raise TableRefused(
-            f"leases of table {aws.settings.table} are being renewed, by {harmless(alive[0])}"
+            f"leases of table {aws.settings.table} are being renewed, by {alive[0]}"
             + (f" and {len(alive) - 1} more" if len(alive) > 1 else "")
             + "\nStop every manager and worker of the application first, then repeat this"
         )
@@ -255,16 +254,16 @@ def _show(
     steps: Sequence[export.Step], batch: export.CommittedBatch, aws: Aws, *, is_new: bool
 ) -> None:
     table = aws.settings.table
-    click.echo(f"Batch {batch.batch_id} is the last one committed.")
+    echo(f"Batch {batch.batch_id} is the last one committed.")
     if batch.is_another_begun:
-        click.echo(
+        echo(
             "The batch after it was begun and not committed: its records are read again, also those"
             " that are in the sink already."
         )
-    click.echo(f"Table {table}" + (" will be made:" if is_new else ":"))
+    echo(f"Table {table}" + (" will be made:" if is_new else ":"))
     for step in steps:
-        click.echo(f"  {_step_words(step)}")
-    click.echo("Do not start the query again from that checkpoint: it knows nothing of the leases.")
+        echo(f"  {_step_words(step)}")
+    echo("Do not start the query again from that checkpoint: it knows nothing of the leases.")
 
 
 def _step_words(step: export.Step) -> str:
@@ -277,7 +276,7 @@ def _step_words(step: export.Step) -> str:
             return f"{row.key}: {former} to {shortened(str(to))}{_because(note)}{halted}"
         case export.Keep(shard_id, row, why):
             at = "no row" if row is None else shortened(str(row.checkpoint))
-            return f"{harmless(shard_id)}: {at}, not touched ({why})"
+            return f"{shard_id}: {at}, not touched ({why})"
 
 
 def _because(note: str) -> str:
@@ -296,7 +295,7 @@ def _write(
         if not isinstance(outcome, writes.Applied):
             return _stopped(step, outcome, written)
         written += 1
-    click.echo(f"{written} rows written to {settings.table}.")
+    echo(f"{written} rows written to {settings.table}.")
     return exit_codes.DRAINED
 
 
@@ -345,7 +344,7 @@ def _stopped(step: export.Create | export.Move, outcome: writes.Outcome, written
         if isinstance(outcome, writes.ConditionFailed)
         else getattr(outcome, "message", type(outcome).__name__)
     )
-    click.echo(
+    echo(
         f"{key}: {what}\n{written} rows were written before. Stop all managers, and repeat this:"
         " what is written stays, the rest follows",
         err=True,

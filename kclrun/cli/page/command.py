@@ -12,20 +12,21 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
-from kclrun.cli.messages import command_of, leases_command
+from kclrun.cli.messages import command_of, echo
 from kclrun.config.file_permissions import read_secret
+from kclrun.config.outputs import named_outputs
+from kclrun.config.schema import OutputSettings, Settings, StreamSettings, stream_name
 from kclrun.config.units import Duration, parse_listen
 from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.stream import is_loopback_host
-from kclrun.model.time import WallTime
 
 if TYPE_CHECKING:
     from kclrun.cli.config_options import Configuration
@@ -44,8 +45,18 @@ _EVERY_MAX_S: Final = 3_600.0
 # and a viewer 45 ms: with the lag (`measured_every_s`) these are 0.8 %.
 BESIDE_A_MANAGER_S: Final = 15.0
 _ENVIRONMENT: Final = "KCLRUN_PAGE_TOKEN"
-# 16 random hexadecimal digits are 64 bits, which nobody guesses over four connections.
+# 16 random hexadecimal digits are 64 bits: too many to guess over four connections.
 _TOKEN_CHARACTERS_MIN: Final = 16
+
+
+every_option = click.option(
+    "--every",
+    type=DURATION,
+    default="10s",
+    show_default=True,
+    metavar="DURATION",
+    help="How often the table is read, however many people look; the lag every third time or less.",
+)
 
 
 @click.command(cls=ConfigCommand)
@@ -58,14 +69,7 @@ _TOKEN_CHARACTERS_MIN: Final = 16
     metavar="ADDRESS",
     help="Another address than loopback: there is no password.",
 )
-@click.option(
-    "--every",
-    type=DURATION,
-    default="10s",
-    show_default=True,
-    metavar="DURATION",
-    help="How often the table is read, however many people look; the lag every third time or less.",
-)
+@every_option
 @click.option(
     "--actions",
     "has_actions",
@@ -97,11 +101,12 @@ def page(
     kclrun page --config app.yaml --port 0            takes a free port, and prints it
     KCLRUN_PAGE_TOKEN=$(openssl rand -hex 16) kclrun page --config app.yaml --actions
     """
+    if not listen:
+        raise click.UsageError("--listen is empty, which would be every address of this machine.")
     token = page_token(token_file, listen) if has_actions else None
     if token_file is not None and not has_actions:
         raise click.UsageError("--token-file goes with --actions.")
-    if not _EVERY_MIN_S <= every <= _EVERY_MAX_S:
-        raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
+    refuse_interval(every)
     from kclrun.cli.page.details import DetailReader
     from kclrun.cli.page.letters import PageLetters
     from kclrun.cli.page.reading import FleetReader
@@ -122,9 +127,9 @@ def page(
     server = serve_pages(listen, port, about, reader.look, actions, details=details)
     try:
         reader.start()
-        click.echo(f"The fleet of {about.application}: {server.url}/ (Ctrl-C ends it)")
+        echo(f"The fleet of {about.application}: {server.url}/ (Ctrl-C ends it)")
         if not is_loopback_host(listen):
-            click.echo(
+            echo(
                 "There is no password: everyone that reaches this address can read the page.",
                 err=True,
             )
@@ -133,6 +138,12 @@ def page(
         reader.close()
         server.close()
     return exit_codes.DRAINED
+
+
+def refuse_interval(every: Duration) -> None:
+    """Raises: click.UsageError for an `--every` that is too short or too long."""
+    if not _EVERY_MIN_S <= every <= _EVERY_MAX_S:
+        raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
 
 
 @contextmanager
@@ -210,15 +221,11 @@ def _actions(aws: Aws, token: str, reader: FleetReader, letters: PageLetters) ->
         reader.read_table()
         return outcomes
 
-    def now() -> WallTime:
-        return aws.dynamodb_client.service_time()
-
-    redriven = letters if letters.are_here else None
+    redriven, now = letters if letters.are_here else None, aws.dynamodb_client.service_time
     return Actions(token, read=read, write=write, now=now, letters=redriven)
 
 
 def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) -> About:
-    from kclrun.cli.page.plan import letters_of, plan_of
     from kclrun.page.snapshot import About
 
     settings = aws.settings
@@ -227,7 +234,7 @@ def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) ->
         streams=settings.stream_names,
         table=settings.table,
         place=settings.aws.endpoint or f"region {aws.kinesis.region}",
-        leases_command=leases_command(file, overrides),
+        leases_command=command_of("leases", file, overrides),
         doctor_command=command_of("doctor", file, overrides),
         letters_command=command_of("dead-letters", file, overrides),
         story_command=command_of("why", file, overrides),
@@ -236,3 +243,93 @@ def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) ->
         refresh_s=round(every_s),
         plan=plan_of(settings),
     )
+
+
+# The settings as the page shows them: only those that are named here, none of which can hold a
+# secret. Of options and tags only the names are shown, of a database nothing.
+
+Pairs = tuple[tuple[str, str], ...]
+
+# Settings in sections of their own, all values of which are durations, sizes, numbers and names.
+_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "leases": (
+        "max",
+        "per_process",
+        "moves_per_cycle",
+        "balance",
+        "failover",
+        "group",
+        "cleanup",
+        "create",
+    ),
+    "fetch": ("mode", "consumer", "idle", "buffer", "batch_max", "kpl_range"),
+    "checkpoint": ("every", "uncheckpointed_max"),
+    "on_error": ("retries", "backoff", "max_age", "then", "limit"),
+    "observe": ("listen", "hot_window"),
+    "instance": ("watch", "rebalance", "group", "launch_hook", "termination_hook"),
+    "aws": ("region", "endpoint", "profile", "role_arn", "start_timeout"),
+}
+_DESTINATIONS: Final = ("path", "s3", "dynamodb", "kinesis", "sqs", "sns", "firehose")
+
+
+def plan_of(settings: Settings) -> tuple[tuple[str, Pairs], ...]:
+    """All sections, in the order of the page."""
+    application = [
+        ("application", settings.application),
+        ("lease table", settings.table),
+        ("engine", settings.engine),
+        ("start", settings.start_text),
+        ("stall", _text(settings.stall)),
+    ]
+    sections: list[tuple[str, Pairs]] = [("Application", tuple(application))]
+    sections += [
+        (f"Stream {stream_name(source.name)}", tuple(_stream(source)))
+        for source in settings.sources
+    ]
+    for name, names in _SECTIONS.items():
+        section = getattr(settings, name)
+        pairs = tuple((f"{name}.{each}", _text(getattr(section, each))) for each in names)
+        sections.append((name, pairs))
+    sections += [(f"Output {name}", tuple(_output(each))) for name, each in named_outputs(settings)]
+    return tuple(sections)
+
+
+def letters_of(settings: Settings) -> str:
+    """Where dead letters are, in words; empty if the application keeps none."""
+    if settings.on_error.then != "dead-letter":
+        return ""
+    place = settings.on_error.dead_letter
+    kinds = (("folder", place.path), ("bucket", place.s3), ("queue", place.sqs))
+    named = [f"{kind} {where}" for kind, where in (*kinds, ("stream", place.stream)) if where]
+    return f"Dead letters are kept in: {', '.join(named) or 'the folder of the application'}."
+
+
+def _stream(source: StreamSettings) -> Iterator[tuple[str, str]]:
+    yield "name", source.name
+    yield "processor", _text(source.processor)
+    yield "decode", _text(source.decode)
+    yield "start", _text(source.start)
+    yield "priority", _text(source.priority)
+    yield "options (names only)", ", ".join(sorted(source.options)) or "none"
+
+
+def _output(output: OutputSettings) -> Iterator[tuple[str, str]]:
+    for name in _DESTINATIONS:
+        where = getattr(output, name)
+        if where is not None:
+            yield name, where
+    if output.sql is not None:
+        yield "sql", f"table {output.table}; its address is not shown"
+    yield "format", _text(output.format)
+    if output.roll is not None:
+        yield "roll", f"every {_text(output.roll.every)} or {_text(output.roll.size)}"
+
+
+def _text(value: Any) -> str:
+    """A value as the file would have it; a dash where it is left out."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    shown = getattr(value, "text", None)
+    return str(shown) if isinstance(shown, str) else str(msgspec.to_builtins(value, str_keys=True))

@@ -71,8 +71,8 @@ class _Kept(Generic[V]):
 
 
 class OnDemand(Generic[V]):
-    """Values by a key, read by `look` at most once in `every_s` each and `at_once` at a time; and
-    none for `rest` times the CPU time of the reading before. The keys looked at last are kept."""
+    """Values by key. `look` reads a value at most once in `every_s`, `at_once` values at the same
+    time, and after a reading none for `rest` times its CPU time. The last keys are kept."""
 
     def __init__(self, every_s: float, *, at_once: int, rest: float = 0.0) -> None:
         self._every_s = every_s
@@ -154,8 +154,8 @@ class RecentObjects:
 
 
 class _Stories:
-    """What was recorded of all shards, and the stories that were looked at. Read-only but for
-    those, of which a second one of a shard is the same."""
+    """The recorded entries of all shards, and the stories made of them so far. Two threads may make
+    the story of a shard twice: both are equal."""
 
     def __init__(self, found: ReadStory, problem: str) -> None:
         self._of_shard: dict[str, list[Entry]] = {}
@@ -194,12 +194,12 @@ class DetailReader:
         self._objects = RecentObjects(objects) if objects is not None else None
 
     def story(self, lease: Lease) -> StoryRead | None:
-        """The story, of some seconds ago, beside what the row says now."""
+        """The story as of some seconds ago, beside the present state of the row."""
         stories = self._stories.look("", self._read_stories)
         return None if stories is None else stories.story_of(lease)
 
     def asked(self, lease: Lease) -> AskedOwner | None:
-        """The owner's answer. An owner that cannot be asked is not, and the page says why."""
+        """The owner's answer; or why the owner cannot be asked, which the page shows."""
         place = place_of(lease.endpoint, self._networks)
         if why := why_not_asked(lease):
             return AskedOwner(why=why, read_at=WallTime(time.time()))

@@ -100,12 +100,12 @@ class PageLetters:
         return Shown(tuple(each.words for each in redrives), _basis(redrives), is_possible=True)
 
     def redrive(self, key: str, to: str, basis: str) -> tuple[str, ...] | None:
-        """Do it if it is still that plan, and tell what was done; None if it is another one
-        now."""
+        """Redrive if the plan is still the one with this basis: what was done, in words. None if
+        the plan is another one now."""
         if not self._redriving.acquire(blocking=False):
             return ("Another redrive is under way. Nothing was changed by you.",)
         try:
-            # Before the letters, as `leases_now` says.
+            # Before the letters, for the reason in `leases_now`.
             leases = leases_now(self._configuration.settings)
             with closing(self._store()) as store:
                 found = self._of(store.kept(), key)

@@ -18,8 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
-from kclrun.cli.messages import naming_table
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.messages import echo, naming_table
+from kclrun.cli.page.command import every_option, refuse_interval
 from kclrun.config.units import Duration
 from kclrun.leases.lines import soonest, spelled, worst
 from kclrun.model.lease import Owner
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from kclrun.cli.services import Aws
     from kclrun.config.schema import Settings
 
-_EVERY_MIN_S: Final = 5.0
-_EVERY_MAX_S: Final = 3_600.0
 # Whether there is a new reading, or another size of the terminal. To draw costs 20 ms, to look
 # nothing.
 _LOOK_EVERY_S: Final = 0.5
@@ -63,7 +62,7 @@ _COLUMNS: Final[Mapping[str, JustifyMethod]] = {
 # In a narrow terminal.
 _LEFT_OUT_FIRST: Final = ("CPU", "KiB/s", "note", "owner", "loss in")
 _OWNER_WIDE: Final = 32
-# Fewer characters of a note say nothing.
+# Fewer characters of a note are of no use.
 _NOTE_LEAST: Final = 12
 _GAP: Final = 2
 _SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
@@ -82,25 +81,17 @@ _SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
     help="Print one snapshot and end; so it is without a terminal, and on a dumb one.",
 )
 @click.option("--sort", type=click.Choice(list(_SORTS)), default="urgency", show_default=True)
-@click.option(
-    "--every",
-    type=DURATION,
-    default="10s",
-    show_default=True,
-    metavar="DURATION",
-    help="How often the table is read; the lag every third time or less.",
-)
+@every_option
 def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration) -> int:
     """Show the whole fleet as a live table: shards, states, owners, lag, time to loss.
 
-    It only reads, as `kclrun page`, and its last line says how much. Ctrl-C ends it.
+    It only reads, as `kclrun page`, and its last line shows what the reads cost. Ctrl-C ends it.
 
     \b
     kclrun top --config app.yaml
     kclrun top --config app.yaml --once --sort lag
     """
-    if not _EVERY_MIN_S <= every <= _EVERY_MAX_S:
-        raise click.UsageError(f"--every is {_EVERY_MIN_S:g}s to {_EVERY_MAX_S:g}s.")
+    refuse_interval(every)
     from kclrun.cli.page.reading import FleetReader
     from kclrun.cli.services import fleet_aws
     from kclrun.local.server import signal_event
@@ -147,7 +138,7 @@ def _print_once(console: Console, shown: RenderableType) -> None:
     """Without the blanks that fill a line up."""
     with console.capture() as capture:
         console.print(shown)
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def _raise_why(aws: Aws) -> None:
@@ -223,8 +214,8 @@ def _cost(rows: int, shards: int, every_s: float | None) -> str:
 
 
 def _table(rows: Sequence[Row], snapshot: Snapshot, width: int) -> Table:
-    """The columns that fit, because a cut figure says less than none. The shard, its state and how
-    far it is behind are always there."""
+    """The columns that fit: a figure that is cut would be a wrong one. The shard, its state and its
+    lag are always shown."""
     cells = [_cells(row, snapshot) for row in rows]
     wide = {
         title: max(len(title), *(len(line[at]) for line in cells), 0)

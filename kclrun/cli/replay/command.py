@@ -27,8 +27,9 @@ from kclrun.cli.config_options import (
     config_options,
     start_option,
 )
+from kclrun.cli.messages import echo
 from kclrun.cli.replay import plan
-from kclrun.cli.replay.plan import Asked, table_prefix
+from kclrun.cli.replay.plan import Asked
 from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import NotFound, SettingsError
@@ -36,13 +37,11 @@ from kclrun.model.lease import replay_tables
 from kclrun.model.output import Cursor
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
 from kclrun.observe.sample import Report
 from kclrun.sinks.durable_files import publish_file
 
 if TYPE_CHECKING:
-    from kclrun.aws.control import ControlPlane
     from kclrun.cli.services import Aws
     from kclrun.config.schema import Settings
     from kclrun.model.lease import Lease
@@ -93,7 +92,11 @@ class Place(msgspec.Struct, frozen=True):
 )
 @click.option("--list", "lists", is_flag=True, help="Show the replays that there are.")
 @click.option("--remove", metavar="NAME", help="Delete the leases of a replay; needs --yes.")
-@click.option("--yes", is_flag=True, help="Do it; without this the plan is shown.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="With --outputs same, and with --remove: do it; without, only show the plan.",
+)
 def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
     """Run the processor over the records of a time range, beside the fleet; ends by itself.
 
@@ -128,9 +131,9 @@ def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
         return _compare(configuration, asked, said["compare"], folder)
     place = place_of(configuration, asked, folder)
     for line in plan.plan_lines(configuration.settings, place.settings, asked):
-        click.echo(harmless(line), err=True)
+        echo(line, err=True)
     if asked.has_same_outputs and not yes:
-        click.echo("Nothing was done. To write to these outputs again, add --yes", err=True)
+        echo("Nothing was done. To write to these outputs again, add --yes", err=True)
         return exit_codes.DRAINED
     return _run(place)
 
@@ -171,28 +174,31 @@ def place_of(configuration: Configuration, asked: Asked, folder: Path) -> Place:
 
 def _run(place: Place) -> int:
     """Run it to its end, and tell how it went; the exit code."""
-    from kclrun.cli.services import Aws
+    from kclrun.cli.services import Aws, open_streams, refuse_expired
 
     aws = Aws(place.settings)
-    _refuse_expired(aws, place.asked)
+    for stream in open_streams(aws).values():
+        refuse_expired(stream.summary, place.asked.start.at, WallTime(time.time()), "--from")
     leases = leases_of(place, aws)
     if leases and all(lease.is_ended for lease in leases):
-        click.echo(
+        echo(
             "This replay is complete already: its rows are there. To run it anew, remove its"
             f" folder, and its leases with  kclrun replay --remove {place.asked.name} --yes",
             err=True,
         )
         return exit_codes.DRAINED
     code, report = run_on(place, aws, leases or ())
-    return _tell_end(place, aws, code, report)
+    return _print_end(place, aws, code, report)
 
 
 def leases_of(place: Place, aws: Aws) -> tuple[Lease, ...] | None:
     """The leases that the replay has from an earlier run, None if there was none; its folder is
     its own from here on. Raises: SettingsError if that is another one's."""
+    from kclrun.aws.table_setup import inspect_table
     from kclrun.cli.leases.views import scan_leases
 
-    leases = scan_leases(aws) if _exists(aws) else None
+    report = inspect_table(aws.control.dynamodb_reads(), aws.settings.table)
+    leases = None if report is None else scan_leases(aws)
     _claim_folder(place, is_new=leases is None)
     return leases
 
@@ -210,57 +216,43 @@ def run_on(place: Place, aws: Aws, leases: Iterable[Lease]) -> tuple[int, Report
     return code, msgspec.json.decode(path.read_bytes(), type=Report)
 
 
-def _refuse_expired(aws: Aws, asked: Asked) -> None:
-    """Raises: SettingsError for a begin that a stream does not keep; NotFound for a stream."""
-    from kclrun.cli.services import open_streams, refuse_expired
-
-    for stream in open_streams(aws).values():
-        refuse_expired(stream.summary, asked.start.at, WallTime(time.time()), "--from")
-
-
-def _exists(aws: Aws) -> bool:
-    from kclrun.aws.table_setup import inspect_table
-
-    return inspect_table(aws.control.dynamodb_reads(), aws.settings.table) is not None
-
-
 def _claim_folder(place: Place, *, is_new: bool) -> None:
     """Let the folder belong to this replay. Raises: SettingsError if it has rows of another one:
     they would be taken for rows of this one, or be cut off."""
     folder, mark = place.folder, place.folder / _MARK
-    mine = mark.exists() and mark.read_text() == place.settings.table
-    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    rows = found - {_MARK, _REPORT} if mine else found
-    if is_new and mine and (place.asked.processor or place.asked.stops is not None):
-        # The rows of a comparison and the state of a rebuild are made again; no other process
-        # writes there.
-        shutil.rmtree(folder)
-    elif rows and (is_new or not mine):
-        raise SettingsError(
-            f"--folder: {folder} has files already, which are not of this replay\n"
-            "Remove them, or name another folder"
-        )
     try:
+        mine = mark.exists() and mark.read_bytes() == place.settings.table.encode()
+        found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        rows = found - {_MARK, _REPORT} if mine else found
+        if is_new and mine and (place.asked.processor or place.asked.stops is not None):
+            # The rows of a comparison and the state of a rebuild are made again; no other process
+            # writes there.
+            shutil.rmtree(folder)
+        elif rows and (is_new or not mine):
+            raise SettingsError(
+                f"--folder: {folder} has files already, which are not of this replay\n"
+                "Remove them, or name another folder"
+            )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         publish_file(mark, place.settings.table.encode())
     except OSError as error:
         raise SettingsError(f"--folder: {folder}: {error.strerror}") from None
 
 
-def _tell_end(place: Place, aws: Aws, code: int, report: Report) -> int:
+def _print_end(place: Place, aws: Aws, code: int, report: Report) -> int:
     from kclrun.cli.leases.views import scan_leases
 
     open_leases = [lease for lease in scan_leases(aws) if not lease.is_ended]
     totals = report.totals
     passed = f", {totals.passed_over or 0:,} of other keys passed over" if place.asked.keys else ""
     given_up = (totals.dead_letters or 0) + (totals.skipped or 0)
-    click.echo(
+    echo(
         f"{totals.records:,} records of {totals.shards} shards in {report.seconds:.1f} s{passed};"
         f" {given_up} given up, {totals.restarts} restarts.",
         err=True,
     )
     if open_leases:
-        click.echo(
+        echo(
             f"The replay is not complete: {len(open_leases)} shards are left."
             " The same command goes on with it.",
             err=True,
@@ -268,15 +260,12 @@ def _tell_end(place: Place, aws: Aws, code: int, report: Report) -> int:
         return code or exit_codes.CUT_SHORT
     if place.asked.processor is not None:
         return code  # a comparison removes them itself
-    click.echo(
+    echo(
         "The replay is complete. Its leases are removed with"
         f"  kclrun replay --remove {place.asked.name} --yes",
         err=True,
     )
     return code
-
-
-# Two versions of a processor.
 
 
 def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], folder: Path) -> int:
@@ -294,8 +283,8 @@ def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], f
         each = msgspec.structs.replace(asked, processor=processor, side=side)
         sides[side] = place_of(configuration, each, folder / side)
     for side, place in sides.items():
-        click.echo(f"{side}: {place.settings.processor}", err=True)
-    click.echo("  A call gets one record, so that each row is known by its record.", err=True)
+        echo(f"{side}: {place.settings.processor}", err=True)
+    echo("  A call gets one record, so that each row is known by its record.", err=True)
     for place in sides.values():  # a version that cannot be loaded is refused before hours are read
         require_user_code(place.configuration)
     for place in sides.values():
@@ -315,11 +304,11 @@ def _show(found: Iterator[Difference], counts: Comparison, path: Path) -> None:
         for number, each in enumerate(found):
             file.write(msgspec.json.encode(each) + b"\n")
             if number < _SHOWN_MAX:
-                click.echo(harmless(_line(each)))
+                echo(_line(each))
     differing = counts.only_a + counts.only_b + counts.changed
     if differing > _SHOWN_MAX:
-        click.echo(f"… and {differing - _SHOWN_MAX} more")
-    click.echo(
+        echo(f"… and {differing - _SHOWN_MAX} more")
+    echo(
         f"{counts.equal:,} rows are equal, {counts.changed:,} changed, {counts.only_a:,} only in A,"
         f" {counts.only_b:,} only in B." + (f" All differences: {path}" if differing else "")
     )
@@ -340,43 +329,42 @@ def _short(value: Any) -> str:
     return text if len(text) <= _VALUE_CHARACTERS_MAX else f"{text[:_VALUE_CHARACTERS_MAX]}…"
 
 
-# The replays that there are.
-
-
 def _list(settings: Settings) -> int:
     from kclrun.cli.leases.views import scan_leases
     from kclrun.cli.services import Aws
 
-    names = _tables(Aws(settings).control, settings)
+    names = _tables(settings)
     for table in names:
         of_table = msgspec.structs.replace(settings.leases, table=table)
-        rows = scan_leases(Aws(msgspec.structs.replace(settings, leases=of_table)))
+        try:
+            rows = scan_leases(Aws(msgspec.structs.replace(settings, leases=of_table)))
+        except NotFound:  # another operator has just removed it
+            continue
         ended = sum(row.is_ended for row in rows)
         state = "complete" if rows and ended == len(rows) else "not complete"
-        name = table.removeprefix(table_prefix(settings))
-        click.echo(harmless(f"{name}  {state}: {ended} of {len(rows)} shards have ended"))
+        name = table.removeprefix(replay_tables(settings.application))
+        echo(f"{name}  {state}: {ended} of {len(rows)} shards have ended")
     if not names:
-        click.echo("There are no replays.")
+        echo("There are no replays.")
     return exit_codes.DRAINED
 
 
-def _tables(control: ControlPlane, settings: Settings) -> list[str]:
+def _tables(settings: Settings) -> list[str]:
     from kclrun.aws.table_setup import list_tables
+    from kclrun.cli.services import Aws
 
-    return list_tables(control.dynamodb_reads(), table_prefix(settings))
+    return list_tables(Aws(settings).control.dynamodb_reads(), replay_tables(settings.application))
 
 
 def _remove(settings: Settings, name: str, *, is_confirmed: bool) -> int:
-    from kclrun.cli.services import Aws
-
-    table = table_prefix(settings) + name
-    if table not in _tables(Aws(settings).control, settings):
+    table = replay_tables(settings.application) + name
+    if table not in _tables(settings):
         raise NotFound(f"there is no replay {name}\nShow them:  kclrun replay --list")
     if not is_confirmed:
-        click.echo(f"Would delete lease table {table}. Its rows in files stay. Do it with --yes.")
+        echo(f"Would delete lease table {table}. Its rows in files stay. Do it with --yes.")
         return exit_codes.DRAINED
     delete_leases(settings, table)
-    click.echo(f"Deleted lease table {table}. Its rows in files stay.")
+    echo(f"Deleted lease table {table}. Its rows in files stay.")
     return exit_codes.DRAINED
 
 

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from kclrun.cli.services import utc
-from kclrun.config.outputs import output_places
+from kclrun.config.outputs import named_outputs, output_places
 from kclrun.config.schema import (
     DeadLetterSettings,
     InstanceSettings,
@@ -87,14 +87,9 @@ def refuse_label(label: str) -> None:
         )
 
 
-def table_prefix(settings: Settings) -> str:
-    """The first characters of the lease tables of all replays of the application."""
-    return replay_tables(settings.application)
-
-
 def table_of(settings: Settings, asked: Asked) -> str:
     """The lease table of a replay, never that of the fleet. Raises: SettingsError."""
-    table = table_prefix(settings) + asked.name
+    table = replay_tables(settings.application) + asked.name
     if len(table) > _TABLE_CHARACTERS_MAX:
         raise SettingsError(f"--as: the lease table would have a name of {len(table)} characters")
     return table
@@ -167,11 +162,6 @@ def settings_of_replay(settings: Settings, asked: Asked, folder: Path) -> Settin
     )
 
 
-def _named(settings: Settings) -> dict[str, OutputSettings]:
-    main = {} if settings.output is None else {MAIN_OUTPUT: settings.output}
-    return main | settings.outputs
-
-
 def _redirected(settings: Settings, asked: Asked, folder: Path) -> dict[str, OutputSettings]:
     """JSON lines under the folder. A file that grows is cut back to the checkpoint of its reader,
     so even with the same outputs those of a folder are never shared with the fleet."""
@@ -185,13 +175,13 @@ def _redirected(settings: Settings, asked: Asked, folder: Path) -> dict[str, Out
             schema=output.schema,
             buffer=output.buffer,
         )
-        for name, output in _named(settings).items()
+        for name, output in named_outputs(settings)
     }
 
 
 def _compared(settings: Settings, folder: Path) -> dict[str, OutputSettings]:
     """All rows in one file a shard."""
-    return {MAIN_OUTPUT: OutputSettings(path=str(folder))} if _named(settings) else {}
+    return {MAIN_OUTPUT: OutputSettings(path=str(folder))} if named_outputs(settings) else {}
 
 
 def plan_lines(settings: Settings, replayed: Settings, asked: Asked) -> Iterator[str]:
@@ -202,8 +192,8 @@ def plan_lines(settings: Settings, replayed: Settings, asked: Asked) -> Iterator
         keys = "1 partition key" if len(asked.keys) == 1 else f"{len(asked.keys)} partition keys"
         yield f"  keys: only records of {keys} reach the processor"
     yield f"  leases: of its own, in table {replayed.table}; those of the fleet are not touched"
-    before, now = _named(settings), _named(replayed)
-    for name, output in now.items():
+    before = dict(named_outputs(settings))
+    for name, output in named_outputs(replayed):
         yield f"  {setting_of(name)}: {_fate(before[name], output)}"
     if replayed.state is not None:
         yield (

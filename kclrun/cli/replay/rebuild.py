@@ -19,8 +19,9 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ends_with_plan
-from kclrun.cli.leases.command import tell_failure
+from kclrun.cli.leases.command import print_failure
 from kclrun.cli.leases.reset import rows_to_change, watched_rows
+from kclrun.cli.messages import echo
 from kclrun.cli.replay import command
 from kclrun.cli.replay.plan import Asked, table_of
 from kclrun.cli.services import open_streams, refuse_expired, utc
@@ -37,7 +38,6 @@ from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSe
 from kclrun.model.shard import ShardGraph
 from kclrun.model.state import is_own_version, version_folder
 from kclrun.model.stream import called, shard_id_of, stream_of
-from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
 from kclrun.protocol import writes
 from kclrun.sinks.state_files import StateFiles
@@ -55,7 +55,7 @@ _CHANGED = "its row has changed meanwhile: is a manager running?"
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says. `shards` empty: those that lack their state, or all."""
+    """The command line. `shards` empty: those that lack their state, or all."""
 
     shards: tuple[str, ...] = ()
     is_all: bool = False
@@ -102,10 +102,10 @@ def rebuild_state(configuration: Configuration, wish: Wish, *, is_confirmed: boo
         rows = watched_rows(aws, rows)
     plan = _plan(configuration, wish, aws, rows)
     if plan is None:
-        click.echo("Every shard has its state. Nothing to do.")
+        echo("Every shard has its state. Nothing to do.")
         return exit_codes.DRAINED
     for line in _lines(plan):
-        click.echo(harmless(line))
+        echo(line)
     if ends_with_plan(is_confirmed=is_confirmed):
         return exit_codes.DRAINED
     return _replay_and_write(plan, aws)
@@ -159,15 +159,15 @@ def _targets(wish: Wish, rows: Iterable[tuple[Lease, VersionStore]]) -> list[_Ta
 
 
 def _start(
-    said: str | None,
+    begin: str | None,
     stops: Mapping[str, ExtendedSequenceNumber],
     rows: Mapping[str, Lease],
     shards: ShardGraph,
     stream: OpenStream,
 ) -> StartPosition:
     now, summary = WallTime(time.time()), stream.summary
-    if said is not None:
-        start = parse_start(said, now, "--from")
+    if begin is not None:
+        start = parse_start(begin, now, "--from")
         if start.sentinel == LATEST:
             raise SettingsError("--from: the replay ends at the checkpoints, so it is in the past")
         refuse_expired(summary, start.at, now, "--from")
@@ -202,7 +202,7 @@ def _replay_and_write(plan: _Rebuild, fleet: Aws) -> int:
         command.run_on(place, of_replay, leases)
         leases = command.leases_of(place, of_replay) or ()
     if not _all_made(plan, leases):
-        click.echo("The replay is not complete. The same command goes on with it.", err=True)
+        echo("The replay is not complete. The same command goes on with it.", err=True)
         return exit_codes.CUT_SHORT
     made = {shard_id_of(lease.key): lease for lease in leases}
     name = place.settings.sources[0].name
@@ -211,13 +211,13 @@ def _replay_and_write(plan: _Rebuild, fleet: Aws) -> int:
     for target in plan.targets:
         code = _write(fleet, target, made[target.shard_id], store)
         if code != exit_codes.DRAINED:
-            click.echo("The same command goes on with the others.", err=True)
+            echo("The same command goes on with the others.", err=True)
             return code
     command.delete_leases(place.settings, place.settings.table)
     shutil.rmtree(plan.folder)
     halted = [called(each.row.key) for each in plan.targets if each.row.halt is not None]
     if halted:
-        click.echo(f"Let them go on:  kclrun leases resume {' '.join(halted)} --yes")
+        echo(f"Let them go on:  kclrun leases resume {' '.join(halted)} --yes")
     return exit_codes.DRAINED
 
 
@@ -249,12 +249,12 @@ def _write(aws: Aws, target: _Target, made: Lease, store: StateFiles) -> int:
     assert versions.version is not None, "a first version is written even if it is empty"
     outcome = _name_version(aws, row, versions.version)
     if isinstance(outcome, writes.Applied):
-        click.echo(f"{called(row.key)}: has its state at {shortened(str(row.checkpoint))}")
+        echo(f"{called(row.key)}: has its state at {shortened(str(row.checkpoint))}")
         return exit_codes.DRAINED
     if isinstance(outcome, writes.ConditionFailed):
-        click.echo(f"{called(row.key)}: {_CHANGED}", err=True)
+        echo(f"{called(row.key)}: {_CHANGED}", err=True)
         return exit_codes.CUT_SHORT
-    return tell_failure(row.key, outcome)
+    return print_failure(row.key, outcome)
 
 
 def _name_version(aws: Aws, row: Lease, version: str) -> writes.Outcome:

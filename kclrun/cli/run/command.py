@@ -16,20 +16,19 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, Configuration, config_options
-from kclrun.cli.messages import leases_command
+from kclrun.cli.messages import command_of, echo
 from kclrun.cli.user_code import (
     dead_letter_folder,
     output_folder,
+    print_rows_folder,
     require_folder,
     require_user_code,
-    tell_rows,
     with_absolute_output,
 )
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError, host_error
 from kclrun.loading import import_paths, load_function
 from kclrun.model.reading import Replay
-from kclrun.model.text import harmless
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
@@ -68,7 +67,7 @@ def run(config: ConfigChoice, until: str | None, report: Path | None) -> int:
 
         require_spark(configuration.settings)
     for warning in require_user_code(configuration):
-        click.echo(f"warning: {harmless(warning)}", err=True)
+        echo(f"warning: {warning}", err=True)
     folder = output_folder(configuration.settings)
     if folder is not None:
         require_folder("output.path", folder)
@@ -82,7 +81,7 @@ def run(config: ConfigChoice, until: str | None, report: Path | None) -> int:
     if configuration.settings.aws.endpoint == EMBEDDED:
         return _run_embedded(configuration, report)
     if configuration.settings.embedded is not None:
-        click.echo(
+        echo(
             f"embedded: is not used with aws.endpoint {configuration.settings.aws.endpoint}, which"
             " has its own streams; records get there with  kclrun put  or  kclrun local --config",
             err=True,
@@ -95,7 +94,7 @@ def run(config: ConfigChoice, until: str | None, report: Path | None) -> int:
 def run_replay(configuration: Configuration, report: Path, replay: Replay) -> int:
     """Run a replay with its own settings, as the fleet runs; the exit code. `report` is written."""
     for warning in require_user_code(configuration):
-        click.echo(f"warning: {harmless(warning)}", err=True)
+        echo(f"warning: {warning}", err=True)
     return _run_fleet(configuration, report, lambda: True, replay=replay)
 
 
@@ -112,11 +111,11 @@ def _run_embedded(configuration: Configuration, report: Path | None) -> int:
             reached, report, embedded.source_is_done, embedded.filling, outlives_run=False
         )
         filled = embedded.report()
-    _tell(filled)
+    _print_filled(filled)
     if code == exit_codes.DRAINED and _is_whole(configuration, filled):
         text = _summary(reached)
         if text is not None:
-            click.echo(text)
+            echo(text)
     return code
 
 
@@ -161,8 +160,8 @@ def _run_fleet(
     paths = [str(path) for path in import_paths(settings.path, configuration.folder)]
     with watched(settings, filling) as (shown, on_sample), page_beside_run(configuration) as url:
         if url is not None and shown.log.format == "text":  # else each line is JSON
-            click.echo(f"The page of the fleet: {url}/", err=True)
-        command = leases_command(configuration.file, configuration.overrides)
+            echo(f"The page of the fleet: {url}/", err=True)
+        command = command_of("leases", configuration.file, configuration.overrides)
         launcher, world = _open_fleet(shown)
         reason = run_fleet(
             shown,
@@ -176,7 +175,7 @@ def _run_fleet(
             leases_command=command if outlives_run else None,
             replay=replay,
         )
-    tell_rows(configuration.settings)
+    print_rows_folder(configuration.settings)
     return reason.exit_code
 
 
@@ -221,16 +220,16 @@ def _run_spark(
     paths = import_paths(settings.path, configuration.folder)
     with watched(settings, filling) as (shown, on_sample):
         code, text = spark_run(shown, paths, report, source_is_done, sum_up, on_sample=on_sample)
-    tell_rows(configuration.settings)
-    _tell(filled())  # raises if the filler failed, which also ended the run
+    print_rows_folder(configuration.settings)
+    _print_filled(filled())  # raises if the filler failed, which also ended the run
     if text is not None:
-        click.echo(text)
+        echo(text)
     return code
 
 
-def _tell(filled: FillReport | None) -> None:
+def _print_filled(filled: FillReport | None) -> None:
     if filled is not None:
-        click.echo(
+        echo(
             f"Put {filled.user_records:,} records in {filled.records:,} Kinesis records;"
             f" {filled.reshards} reshards.",
             err=True,

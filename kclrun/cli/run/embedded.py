@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -25,7 +25,7 @@ from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import LOOPBACK_CREDENTIALS
 from kclrun.aws.endpoints import LOOPBACK_REGION, EndpointSettings, open_session
 from kclrun.cli.config_options import Configuration
-from kclrun.cli.user_code import own_module
+from kclrun.cli.user_code import own_module, with_output_paths
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
 from kclrun.config.state import state_place
@@ -42,27 +42,26 @@ _FILLER_END_MAX_S: Final = 5.0
 _FILLED_POLL_S: Final = 0.05
 
 
-class EmbeddedRun:
+class EmbeddedRun(NamedTuple):
     """The settings of the run, with real endpoints, and the state of its filler."""
 
-    def __init__(self, settings: Settings, filler: _Filler | None) -> None:
-        self.settings = settings
-        self._filler = filler
+    settings: Settings
+    filler: _Filler | None
 
     def source_is_done(self) -> bool:
         """Whether every record is in the stream and every reshard done (or the filler failed)."""
-        return self._filler is None or self._filler.is_done
+        return self.filler is None or self.filler.is_done
 
     def filling(self) -> Filling | None:
         """The progress of the filler; None without a fill."""
-        return self._filler.filling if self._filler is not None else None
+        return self.filler.filling if self.filler is not None else None
 
     def report(self) -> FillReport | None:
         """The filler's report; None without a fill, or if the run ended before the filler.
 
         Raises: SettingsError or Unavailable if the filler failed.
         """
-        return self._filler.result() if self._filler is not None else None
+        return self.filler.result() if self.filler is not None else None
 
 
 @contextmanager
@@ -181,19 +180,10 @@ def _own_places(settings: Settings) -> Iterator[Settings]:
     """A folder for this run only, and on Spark a checkpoint beside it. The stream is new, so the
     rows and positions of former runs do not belong to it."""
     started = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%fZ")
-    outputs = {
-        name: each
-        if each.path is None
-        else msgspec.structs.replace(each, path=f"{each.path.rstrip('/')}/{started}")
-        for name, each in settings.outputs.items()
-    }
-    settings = msgspec.structs.replace(settings, outputs=outputs)
+    settings = with_output_paths(settings, lambda path: f"{path.rstrip('/')}/{started}")
     output = settings.output
     if output is not None and output.path is not None:
-        path = f"{output.path.rstrip('/')}/{started}"
-        output = msgspec.structs.replace(output, path=path)
-        settings = msgspec.structs.replace(settings, output=output)
-        yield _with_checkpoint(settings, f"{path}.checkpoint")
+        yield _with_checkpoint(settings, f"{output.path}.checkpoint")
         return
     if settings.engine == "fleet":
         yield settings

@@ -10,6 +10,7 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from rich.console import Console, Group, RenderableType
@@ -252,7 +253,8 @@ class LiveDisplay:
     Standard output and error of this process and of every process it starts go into a pipe
     meanwhile. A separate thread prints the lines of the pipe and draws the newest sample. `show`
     may be called from any thread and never waits: a terminal stopped with Ctrl-S must not stop a
-    manager.
+    manager. Nor may a lost terminal (that of an SSH session) stop user code that prints: then the
+    thread reads the pipe, and shows nothing.
     """
 
     def __init__(self, bars: Bars | None = None) -> None:
@@ -293,6 +295,14 @@ class LiveDisplay:
             os.close(descriptor)
 
     def _draw_all(self) -> None:
+        try:
+            with suppress(OSError):  # the terminal is lost
+                self._draw_on_terminal()
+        finally:
+            while self._read_arrived() or not self._is_ending.is_set():
+                pass
+
+    def _draw_on_terminal(self) -> None:
         with os.fdopen(os.dup(self._saved[1]), "w", encoding="utf-8", errors="replace") as terminal:
             console = Console(file=terminal, force_terminal=True)
             # Without rich's refresh thread and capture of Python's streams: both are done here.
@@ -307,7 +317,8 @@ class LiveDisplay:
         newest = self._newest
         if newest is not None and newest is not self._drawn:
             bars = self._bars.at(newest) if self._bars is not None else ()
-            table = render(newest, console.width, console.height - len(bars))
+            # With COLUMNS=0 a terminal has no column.
+            table = render(newest, max(1, console.width), console.height - len(bars))
             live.update(Group(table, drawn_bars(bars)) if bars else table, refresh=True)
             self._drawn = newest
 
@@ -316,10 +327,9 @@ class LiveDisplay:
 
         At the end it does not wait for bytes.
         """
-        wait_s = 0.0 if self._is_ending.is_set() else _DRAW_EVERY_S
-        if not select.select([self._read_fd], [], [], wait_s)[0]:
+        arrived = self._read_arrived()
+        if arrived is None:
             return False
-        arrived = os.read(self._read_fd, _READ_BYTES_MAX)
         *lines, self._rest = (self._rest + arrived).split(b"\n")
         if len(self._rest) > _LINE_BYTES_MAX or (not arrived and self._rest):
             lines, self._rest = [*lines, self._rest], b""
@@ -328,6 +338,13 @@ class LiveDisplay:
             for row in wrapped(text, console.width):
                 console.print(Text(row), soft_wrap=True)
         return bool(arrived)
+
+    def _read_arrived(self) -> bytes | None:
+        """The bytes of the pipe; None if none arrived in time."""
+        wait_s = 0.0 if self._is_ending.is_set() else _DRAW_EVERY_S
+        if not select.select([self._read_fd], [], [], wait_s)[0]:
+            return None
+        return os.read(self._read_fd, _READ_BYTES_MAX)
 
 
 _BAR_COLUMNS: Final = 30

@@ -70,7 +70,7 @@ def spark_run(
     capabilities = require_spark(settings)
     require_stream(settings)
     with _log(settings) as log, ExitStack() as stack:
-        _tell_starting(settings, log, on_sample, capabilities.version)
+        _show_starting(settings, log, on_sample, capabilities.version)
         spark = stack.enter_context(_session(settings, paths, log))
 
         run = SparkRun(
@@ -101,7 +101,7 @@ def _reported(run: SparkRun, capabilities: Capabilities, report: Path | None) ->
     return reason
 
 
-def _tell_starting(
+def _show_starting(
     settings: Settings, log: EventLog, on_sample: OnSample | None, version: str
 ) -> None:
     """Show that the start of a JVM, and of Python workers for the first batch, takes time."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import select
 import shutil
 import signal
 import sys
@@ -25,10 +24,11 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION, ConfigCommand, StreamChoice, stream_options
+from kclrun.cli.messages import columns_of, echo, has_lost_reader
 from kclrun.config.changes import refuse_changes
 from kclrun.model.record import IteratorType, Record
 from kclrun.model.stream import short_name, spelled_out
-from kclrun.model.text import escaped, escaped_in_json, harmless
+from kclrun.model.text import escaped, escaped_in_json
 from kclrun.model.time import Instant, WallTime
 
 if TYPE_CHECKING:
@@ -86,13 +86,14 @@ def tail(
         starts = _starts(aws, begin, shards)
         if is_stopped():
             return exit_codes.DRAINED
+        count = "1 shard" if len(starts) == 1 else f"{len(starts)} shards"
         view = _View(_line_maker(begin, as_json=as_json), key, records_max)
         return _follow(
             aws,
             starts,
             view,
             follows=not shards,
-            said=f"{settings.only_stream}: {len(starts)} {_shards(len(starts))} from {begin}",
+            said=f"{settings.only_stream}: {count} from {begin}",
             is_over=lambda: is_stopped() or time.monotonic() >= until,
         )
 
@@ -115,7 +116,8 @@ def _follow(
         for event in readers.events():
             if event is not None:
                 _take_in(event, view, said, follows=follows)
-            elif _lost_its_reader():
+            # On a quiet stream no write would show it.
+            elif has_lost_reader(sys.stdout):
                 raise BrokenPipeError
             if view.is_full or is_over():
                 break
@@ -129,12 +131,13 @@ def _take_in(event: TailEvent, view: _View, said: str, *, follows: bool) -> None
         case Arrived(shard_id=shard_id, records=records):
             view.show(shard_id, records)
         case AllBegun():
-            _say(f"Tailing {said}; Ctrl-C ends it")
+            echo(f"Tailing {said}; Ctrl-C ends it", err=True)
         case Ended(shard_id=shard_id, children=children):
             heirs = ", ".join(children) or "nothing"
-            _say(f"{shard_id} has ended; {heirs} {'follows' if follows else 'came after it'}")
+            after = "follows" if follows else "came after it"
+            echo(f"{shard_id} has ended; {heirs} {after}", err=True)
         case Trouble(text=text):
-            _say(text)
+            echo(text, err=True)
 
 
 class _View:
@@ -199,21 +202,6 @@ def _line_maker(begin: str, *, as_json: bool) -> LineMaker:
         with_date=begin.upper() != "LATEST",
         with_colours=is_terminal and "NO_COLOR" not in os.environ,
     )
-
-
-def _lost_its_reader() -> bool:
-    """Whether the reader of our output has closed it. On a quiet stream no write would show it."""
-    waiter = select.poll()
-    waiter.register(sys.stdout.fileno(), 0)
-    return bool(waiter.poll(0))
-
-
-def _shards(count: int) -> str:
-    return "shard" if count == 1 else "shards"
-
-
-def _say(text: str) -> None:
-    click.echo(harmless(text), err=True)
 
 
 @contextmanager
@@ -289,7 +277,7 @@ def for_people(*, columns_max: int | None, with_date: bool, with_colours: bool) 
         if record.malformed:
             data = f"(a malformed aggregate) {data}"
         if columns_max is not None:
-            used = _columns(f"{time_text}  {shard}  {key}  ")
+            used = columns_of(f"{time_text}  {shard}  {key}  ")
             data = _cut(data, max(_DATA_COLUMNS_MIN, columns_max - used))
         return "  ".join(
             (style(time_text, dim=True), style(shard, fg="cyan"), style(key, bold=True), data)
@@ -306,17 +294,9 @@ def _moment(record: Record) -> datetime:
     return datetime.fromtimestamp(record.approximate_arrival_timestamp, UTC)
 
 
-def _columns(text: str) -> int:
-    if text.isascii():
-        return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
-
-
 def _cut(text: str, columns_max: int) -> str:
     """The beginning of `text`, with … if text is cut off."""
-    if len(text) <= columns_max and _columns(text) <= columns_max:
+    if len(text) <= columns_max and columns_of(text) <= columns_max:
         return text
     from rich.cells import set_cell_size
 

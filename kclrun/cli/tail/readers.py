@@ -319,7 +319,7 @@ class TailReaders:
             while (tail := self._next_due()) is not None:
                 self._visit(tail)
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that shows
-            self._tell(error)
+            self._publish(error)
 
     def _next_due(self) -> ShardTail | None:
         """Wait for the shard that is due first; None once the tail has ended."""
@@ -336,7 +336,7 @@ class TailReaders:
         try:
             page = self._read(tail)
             if page is not None and page.records:
-                self._tell(Arrived(tail.shard_id, page.records))
+                self._publish(Arrived(tail.shard_id, page.records))
             if (page is None or page.next_iterator is None) and self._has_ended(tail, page):
                 return
             pause_s = _NOTICED_S if page is None else tail.pause_s(page)
@@ -375,7 +375,7 @@ class TailReaders:
             }
         if not tail.is_begun:
             self._note_begun()
-        self._tell(Ended(tail.shard_id, tuple(sorted(children))))
+        self._publish(Ended(tail.shard_id, tuple(sorted(children))))
         with self._changed:
             self._failing_since.pop(tail.shard_id, None)
             if self._follows:
@@ -400,7 +400,7 @@ class TailReaders:
             heapq.heappush(self._due, (due_instant, tail.shard_id, tail))
             self._changed.notify()
 
-    def _tell(self, event: TailEvent | BaseException) -> None:
+    def _publish(self, event: TailEvent | BaseException) -> None:
         """Put an event into the queue. Waits for room as long as the queue is read."""
         while not self._is_closed:
             try:
@@ -414,7 +414,7 @@ class TailReaders:
             self._unbegun -= 1
             is_last = self._unbegun == 0
         if is_last:
-            self._tell(AllBegun())
+            self._publish(AllBegun())
 
     def _note_answer(self, tail: ShardTail) -> None:
         with self._changed:
@@ -423,7 +423,7 @@ class TailReaders:
             is_healed = self._is_shown and not self._failing_since
             self._is_shown = self._is_shown and not is_healed
         if is_healed:
-            self._tell(Trouble("Reading works again"))
+            self._publish(Trouble("Reading works again"))
 
     def _note_failure(self, tail: ShardTail, error: Exception, asked: float) -> None:
         with self._changed:
@@ -442,4 +442,4 @@ class TailReaders:
                 f"The last attempt: {error}"
             )
         if is_news:
-            self._tell(Trouble(f"Reading {tail.shard_id} fails and is tried again: {error}"))
+            self._publish(Trouble(f"Reading {tail.shard_id} fails and is tried again: {error}"))

@@ -43,7 +43,7 @@ _ORDER: Final = (
 
 class Script(msgspec.Struct, frozen=True):
     """The script that `executableName` runs: its name, the folder for `path:` if the script is not
-    beside the file, its arguments. Without a name, `remark` says why it cannot be run."""
+    beside the file, its arguments. Without a name, `remark` is the reason."""
 
     name: str | None
     folder: str | None = None
@@ -214,7 +214,9 @@ def convert(known: Known) -> Iterator[Converted]:
 
     Raises: SettingsError.
     """
-    yield "application", _required(known, "applicationName"), "names the lease table, as before"
+    if "applicationname" not in known:
+        raise SettingsError("applicationName is missing")
+    yield "application", known["applicationname"], "names the lease table, as before"
     if "tablename" in known:
         yield "leases.table", known["tablename"], ""
     yield from _stream(known)
@@ -262,7 +264,7 @@ def _aws(known: Known) -> Iterator[Converted]:
     if "regionname" not in known and of_arn is None:
         comment = "the default of amazon_kclpy"
     elif of_arn is not None and of_arn[1] != region:
-        comment = f"the stream's ARN says {of_arn[1]}: one of the two is wrong, for the KCL as well"
+        comment = f"the stream's ARN has {of_arn[1]}: one of the two is wrong, for the KCL as well"
     yield "aws.region", region, comment
     of_table = known.get("dynamodbregionname", region)
     if of_table != region:
@@ -365,12 +367,6 @@ def _metrics(known: Known) -> Iterator[Converted]:
         yield namespace, known["applicationname"], "other metrics: docs/reference/metrics.md"
     if level == "DETAILED":
         yield "observe.cloudwatch.detail", "shard", "CloudWatch bills each metric of each shard"
-
-
-def _required(known: Known, name: str) -> str:
-    if name.lower() not in known:
-        raise SettingsError(f"{name} is missing")
-    return known[name.lower()]
 
 
 def _number(known: Known, name: str) -> int | None:

@@ -168,7 +168,7 @@ _WITHOUT: Final = (
     ("maxActiveThreads", "each shard has a process of its own"),
     ("processingLanguage", "it is Python"),
     ("logWarningForTaskAfterMillis", "stall: is the time after which a shard is looked into"),
-    ("enablePriorityLeaseAssignment", "leases that nobody has are always taken first"),
+    ("enablePriorityLeaseAssignment", "leases without an owner are always taken first"),
     ("shardPrioritization", "parents come before their children, always"),
     ("ignoreUnexpectedChildShards", "a listing that does not fit is asked for again"),
     ("skipShardSyncAtWorkerInitializationIfLeasesExist", "a start waits for no listing"),

@@ -50,7 +50,7 @@ def kclrun_aws(_kclrun_services: InProcessAws) -> InProcessAws:
 
 @pytest.fixture
 def kclrun_stream(kclrun_aws: InProcessAws, request: pytest.FixtureRequest) -> TestStream:
-    """A new stream, `test` with one shard, or as the mark `kclrun_stream` says."""
+    """A new stream, `test` with one shard, or with the arguments of the mark `kclrun_stream`."""
     from kclrun.pytest_plugin.streams import TestStream
 
     mark = request.node.get_closest_marker("kclrun_stream")

@@ -1,6 +1,7 @@
 """What a person gets for each way to be wrong: the message, the code, and never a traceback."""
 
 import inspect
+import os
 import shlex
 import subprocess
 import sys
@@ -346,6 +347,44 @@ def test_embedded_has_no_leases_to_show_afterwards(
     assert "kclrun local --port" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("verb", ["lag", "init", "migrate kclpy"])
+def test_a_name_that_is_too_long_for_a_file_is_no_bug_of_ours(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_program([*verb.split(), "x" * 5_000]) in {64, 78}
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "simulate --minutes nan",
+        "simulate --skew nan",
+        "simulate --records inf",
+        "cost --records-per-second nan",
+    ],
+)
+def test_a_number_that_is_not_finite_is_64(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_program(line.split()) == 64
+    assert f"{line.rsplit(maxsplit=1)[-1]} is not a finite number" in capsys.readouterr().err
+
+
+def test_an_empty_address_is_not_every_address(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_program(["page", "--config", str(project()), "--listen", ""]) == 64
+    assert "--listen is empty" in capsys.readouterr().err
+
+
+def test_a_stream_with_a_quote_in_its_name_is_refused_as_a_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_program(["tail", "--stream", "it's", "--region", "eu-west-1"]) == 78
+    assert "stream: expected a text that is a stream's name or ARN, got \"it's\"" in (
+        capsys.readouterr().err
+    )
+
+
 def test_an_argument_that_cannot_be_read_is_64(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -427,6 +466,8 @@ def test_a_start_warns_of_rows_without_a_place_as_check_does(
         ("kclrun --help | true", 0, b"", b""),
         ("kclrun check --help | true", 0, b"", b""),
         ("kclrun completion bash > /dev/full", 69, b"", b"See what its disks have left (df -h"),
+        ("kclrun version > /dev/full", 69, b"", b"See what its disks have left (df -h"),
+        ("kclrun lag --config nowhere.yaml 2>&1 | true", 78, b"", b""),
     ],
 )
 def test_where_the_output_goes_to_ends_no_verb_with_a_wrong_code(
@@ -434,7 +475,11 @@ def test_where_the_output_goes_to_ends_no_verb_with_a_wrong_code(
 ) -> None:
     program = f"{shlex.quote(sys.executable)} -m kclrun"
     script = f"set -o pipefail; {command.replace('kclrun ', f'{program} ', 1)}"
-    ended = subprocess.run(["bash", "-c", script], capture_output=True, cwd=tmp_path, check=False)
+    # As for a user: this variable would hide an error of Python's flush at the exit.
+    environment = {name: each for name, each in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(
+        ["bash", "-c", script], capture_output=True, cwd=tmp_path, env=environment, check=False
+    )
 
     assert (ended.returncode, ended.stderr if not err else err in ended.stderr) == (
         code,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from kclrun.aws import put_records
+from kclrun.cli.dead_letters.redrive import _GrowingRows
+from kclrun.cli.dead_letters.user_process import Redriven
 from kclrun.cli.program import run_program
 from kclrun.errors import Unavailable
 from kclrun.model.letter import LetterOwner, Takeover
@@ -94,6 +97,32 @@ def test_an_error_is_cut_in_the_list_and_not_in_the_letter(
     lines = capsys.readouterr().out.splitlines()
     assert f"error          {'x' * 61}, after 3 calls" in lines
     assert lines[-2:] == ["  Traceback:", "    in � price"]
+
+
+@pytest.mark.parametrize("verb", ["list", "redrive", "drop"])
+def test_an_empty_text_of_an_error_chooses_no_letter(
+    config: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    """As of a variable that is not set: it is a part of every error."""
+    line = ["dead-letters", verb, "--config", str(config), "--error", ""]
+    assert run_program([*line, "--yes"] if verb != "list" else line) == 64
+    assert "--error is empty" in capsys.readouterr().err
+    assert len(left(config)) == 3
+
+
+def test_a_letter_is_one_line_of_the_list_whatever_its_text(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = LetterFolder(config.parent / "letters")
+    folder.keep(letter(14, error="a\nb\x1b[2J", partition_key="k\nerror          none"))
+    (config.parent / "app.yaml").chmod(0o600)
+    assert run_program(["dead-letters", "list", "--config", str(config), "--error", "a\n"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith("  14  a\\nb\\x1b[2J")
+    assert run_program(["dead-letters", "show", "14", "--config", str(config)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "partition key  k\\nerror          none" in lines
+    assert "error          a\\nb\\x1b[2J, after 3 calls" in lines
 
 
 def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
@@ -233,6 +262,18 @@ def test_a_redrive_processes_letters_in_order_and_keeps_those_that_fail_again(
         '{"at":"12","where":"shop orders shardId-000000000002"}',
         '{"at":"14","where":"shop orders shardId-000000000002"}',
     ]
+
+
+def test_two_redrives_of_a_shard_in_the_same_second_keep_the_rows_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By two operators; or of two streams, whose shards have the same ids."""
+    began = time.gmtime(0)
+    monkeypatch.setattr(time, "gmtime", lambda: began)
+    for number in (1, 2):
+        _GrowingRows(tmp_path).keep(SECOND, Redriven(rows=[{"n": number}]))
+    files = tmp_path.glob(f"redriven-1970-01-01T00-00-00Z-{SECOND}-*.jsonl")
+    assert sorted(file.read_text() for file in files) == ['{"n":1}\n', '{"n":2}\n']
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`kclrun doctor` over rows in memory: findings, mends, backups and exit codes."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 
 from kclrun.cli import doctor as verb
 from kclrun.cli.doctor import change_in_words
-from kclrun.errors import AccessDenied, InvalidRequest
+from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
 from kclrun.leases.doctor.findings import Finding, Kind
 from kclrun.model.lease import KCL3_MODE_KEY, Halt, Handoff, Lease, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -285,6 +286,20 @@ def test_a_backup_is_on_the_disk_before_anything_is_mended(
     assert (size, folder) == (len('{"a":{"S":"b"}}\n'), tmp_path)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)  # type: ignore[arg-type]
+
+
+def test_a_backup_that_is_not_whole_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(verb, "write_at", full)
+        with pytest.raises(SettingsError, match="No space left on device; nothing was changed"):
+            verb.write_backup(tmp_path / "rows", [{"a": {"S": "b"}}])
+    assert list(tmp_path.iterdir()) == []
+    verb.write_backup(tmp_path / "rows", [{"a": {"S": "b"}}])
 
 
 @pytest.mark.parametrize(

@@ -242,10 +242,10 @@ def test_a_run_that_ends_first_ends_its_filler_and_no_signal_comes(
     former = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:
         with filler("sys.stdin.read()") as run:
-            process = run._filler._process
+            process = run.filler._process
             assert os.getpgid(process.pid) == process.pid  # Ctrl-C does not reach it
             assert os.getsid(process.pid) == os.getsid(0)
-            assert run._filler._watch.daemon
+            assert run.filler._watch.daemon
         assert process.returncode == 0
         assert run.source_is_done()
     finally:
@@ -260,7 +260,7 @@ def test_a_filler_that_does_not_end_is_killed(
 ) -> None:
     monkeypatch.setattr(embedded, "_FILLER_END_MAX_S", 0.05)
     with filler("time.sleep(1000)") as run:
-        process = run._filler._process
+        process = run.filler._process
     assert process.returncode == -signal.SIGKILL
 
 

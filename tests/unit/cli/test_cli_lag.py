@@ -266,7 +266,7 @@ def test_throttles_are_waited_out_five_times_and_gaps_four(site: Site) -> None:
 
     found, asked = lag_after(gap(7_000))
     assert (found.behind_s, asked, site.clock.slept) == (7.0, 5, [0.25] * 4)
-    assert found.note == "no record found so near; what the service says"
+    assert found.note == "no record found so near; the lag is that of the service"
     found, asked = lag_after(gap(7_000), gap(7_000), record(at))
     assert (found.note, asked) == ("", 3)
     end = FetchedPage([], None, None)

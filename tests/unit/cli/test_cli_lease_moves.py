@@ -56,15 +56,15 @@ def test_whoever_cannot_be_asked_is_not_and_the_reason_is_said(row: Lease, why: 
 def test_an_owner_is_found_by_its_id_or_by_what_only_its_id_has() -> None:
     leases = [lease(A), lease(B), lease("java"), lease(None), lease(OFFERED)]
 
-    assert find_owner(A, leases) == A
-    assert find_owner("hostb", leases) == B
-    assert find_owner("kclrun:az2", leases) == B
+    assert find_owner(A, leases, "--to") == A
+    assert find_owner("hostb", leases, "--to") == B
+    assert find_owner("kclrun:az2", leases, "--to") == B
 
 
-@pytest.mark.parametrize("named", ["java", "hostc", "host", "offered"])
+@pytest.mark.parametrize("named", ["java", "hostc", "host", "offered", "", "kclrun:"])
 def test_any_other_owner_is_refused_with_those_there_are(named: str) -> None:
     with pytest.raises(click.UsageError) as refused:
-        find_owner(named, [lease(A), lease(A), lease(B), lease("java"), lease(OFFERED)])
+        find_owner(named, [lease(A), lease(A), lease(B), lease("java"), lease(OFFERED)], "--to")
 
     assert f"{A}  (leases: 2)" in refused.value.message
     assert f"{B}  (leases: 1)" in refused.value.message
@@ -73,14 +73,20 @@ def test_any_other_owner_is_refused_with_those_there_are(named: str) -> None:
 def test_of_several_that_are_meant_only_those_are_named() -> None:
     third = OwnerId("kclrun:az3:other:xyz")
     with pytest.raises(click.UsageError, match="is a part of several owners") as refused:
-        find_owner("host", [lease(A), lease(B), lease(third)])
+        find_owner("host", [lease(A), lease(B), lease(third)], "--to")
     assert A in refused.value.message
     assert third not in refused.value.message
 
 
+def test_the_option_that_names_no_owner_is_that_of_the_command_line() -> None:
+    for option in ("--to", "--owner"):
+        with pytest.raises(click.UsageError, match=f"^{option} hostc is not a kclrun owner"):
+            find_owner("hostc", [lease(A)], option)
+
+
 def test_owners_of_ended_leases_are_no_owners() -> None:
     with pytest.raises(click.UsageError, match=r"There is none\."):
-        find_owner(A, [lease(A, checkpoint=SHARD_END)])
+        find_owner(A, [lease(A, checkpoint=SHARD_END)], "--to")
 
 
 def test_a_row_says_who_asks_and_who_gave() -> None:

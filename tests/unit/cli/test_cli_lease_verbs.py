@@ -188,7 +188,7 @@ def test_a_move_to_an_owner_that_renews_nothing_changes_nothing(
         (
             ConditionFailed(),
             1,
-            "changed hands or was asked for just now (no owner: the row is gone)",
+            "has just got another owner or request (no owner: the row is gone)",
         ),
         (OutcomeUnknown("time-out"), 69, "no answer; look again before repeating (time-out)"),
         (Throttled("slow down"), 69, "nothing happened, try again (slow down)"),
@@ -220,7 +220,7 @@ def test_the_row_that_was_just_changed_is_named_by_its_new_owner(
     site.plant(1, B)
     site.rows.outcomes = [ConditionFailed(site.row(1))]
 
-    assert f"asked for just now ({B})" in call("leases release 0 --yes")[2][0]
+    assert f"another owner or request ({B})" in call("leases release 0 --yes")[2][0]
 
 
 @pytest.mark.parametrize(
@@ -376,11 +376,11 @@ def test_of_several_streams_a_shard_is_found_by_what_only_one_has(
     assert resumed(f"orders:{ZERO}")[1].startswith(f"1:orders:9:{ZERO}: goes on")
     code, reported = resumed("0")
     assert code == 64
-    assert f"Several streams have a shard {ZERO}: say audits:{ZERO} or orders:{ZERO}." in reported
+    assert f"Several streams have a shard {ZERO}: name audits:{ZERO} or orders:{ZERO}." in reported
     # Its stream was deleted and made again: names do not tell the rows apart.
     site.plant(1, A, stream="1:audits:7:", halt=HALT)
     code, reported = resumed("1")
-    assert f"say 1:audits:7:{key(1)} or 1:audits:8:{key(1)}." in reported
+    assert f"name 1:audits:7:{key(1)} or 1:audits:8:{key(1)}." in reported
     assert call("leases resume 5")[0] == 66
 
 

@@ -1,6 +1,7 @@
+import msgspec
 import pytest
 
-from kclrun.cli.leases.views import as_plain, print_lines, totals
+from kclrun.cli.leases.views import print_lines, print_table, totals
 from kclrun.leases.lines import LeaseLine, line_of, shortened
 from kclrun.model.lease import OFFERED, Halt, Lease, LeaseKey, Load, OwnerId, Pause, Scope
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -51,7 +52,7 @@ def test_a_checkpoint_is_shortened_for_people_and_whole_for_programs() -> None:
     line = line_of(lease(), NOW)
 
     assert shortened(line.checkpoint) == "49671…789012/3"
-    assert as_plain(line)["checkpoint"] == f"{NUMBER}/3"
+    assert msgspec.to_builtins(line)["checkpoint"] == f"{NUMBER}/3"
     assert shortened(str(TRIM_HORIZON)) == "TRIM_HORIZON"
 
 
@@ -78,7 +79,7 @@ def test_loads_are_shown_where_a_row_has_one(capsys: pytest.CaptureFixture[str])
     assert titles.split()[6:8] == ["KiB/s", "CPU"]
     assert first.split()[6:8] == ["812.3", "0.062"]
     assert second.split()[6:8] == ["-", "-"]
-    assert (as_plain(measured)["load_kbps"], as_plain(new)["load_cpu"]) == (812.34, None)
+    assert (measured.load_kbps, new.load_cpu) == (812.34, None)
 
 
 def test_a_lease_that_nobody_renews_stands_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,3 +101,15 @@ def test_a_lease_that_nobody_renews_stands_out(capsys: pytest.CaptureFixture[str
     assert "renewing" in reported
     assert " NO " in reported
     assert "\x1b" not in reported
+
+
+def test_a_cell_is_one_line_as_wide_as_the_terminal_shows_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(["key", "n"], [["\u987e\u5ba2", "1"], ["a\nb", "2"], ["x\x1b", "3"]])
+    assert capsys.readouterr().out.splitlines() == [
+        "key    n",
+        "\u987e\u5ba2   1",
+        "a\\nb   2",
+        "x\\x1b  3",
+    ]

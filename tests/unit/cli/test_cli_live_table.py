@@ -1,6 +1,9 @@
 import io
 import os
+import pty
 import select
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -394,6 +397,15 @@ def test_a_sample_is_drawn_once() -> None:
     assert drawings == [True]
 
 
+def test_a_terminal_without_columns_takes_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    display, drawings = LiveDisplay(), []
+    live: Any = SimpleNamespace(update=lambda *_, **__: drawings.append("a table"))
+    display.show(SAMPLE)
+    display._draw(live, Console(file=io.StringIO(), force_terminal=True))
+    assert drawings == ["a table"]
+
+
 def test_only_a_new_sample_is_drawn_and_with_its_bars_in_the_room_that_is_left(
     terminal: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,6 +456,35 @@ def test_what_was_printed_before_comes_before_and_no_descriptor_is_left(
     for descriptor in (*display._saved, display._read_fd):
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
+
+
+# A process whose terminal is closed: 1 MB is more than the pipe holds.
+PRINTS = """
+import os, sys
+from kclrun.cli.run.live_table import LiveDisplay
+sys.stdin.read()
+with LiveDisplay():
+    for _ in range(10_000):
+        os.write(1, b"x" * 99 + b"\\n")
+"""
+
+
+def test_user_code_prints_on_after_its_terminal_is_lost() -> None:
+    terminal, end_of_process = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRINTS],
+        stdin=subprocess.PIPE,
+        stdout=end_of_process,
+        stderr=end_of_process,
+    )
+    os.close(end_of_process)
+    os.close(terminal)
+    try:
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert process.wait() == 0
 
 
 # The bars below it

@@ -50,3 +50,12 @@ def test_what_would_make_the_token_known_is_refused_without_showing_it(
 
     assert words in str(refused.value)
     assert text is None or text not in str(refused.value)
+
+
+def test_a_token_file_that_is_missing_is_named_without_advice_for_secrets_of_settings(tmp_path):
+    with pytest.raises(SettingsError) as refused:
+        page_token(tmp_path / "token", "127.0.0.1")
+
+    assert (
+        str(refused.value) == f"cannot read the secret {tmp_path}/token: No such file or directory"
+    )

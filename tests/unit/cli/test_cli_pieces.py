@@ -347,12 +347,14 @@ def test_a_service_that_is_away_until_the_deadline_is_reported_with_the_last_err
 # The program itself
 
 
-def test_process_1_hears_a_stop_before_the_manager_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_1_ends_at_a_stop_before_the_manager_has_its_handler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     handlers: list[tuple[int, Any]] = []
     monkeypatch.setattr(signal, "signal", lambda *pair: handlers.append(pair))
     for pid in (7, 1):
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
-        cli._hear_the_first_signal()
+        cli._end_at_the_first_signal()
     [(number, handler)] = handlers
     assert number == signal.SIGTERM
     with pytest.raises(SystemExit) as ended:
@@ -391,7 +393,7 @@ def test_the_command_for_leases_shows_no_secret() -> None:
         "secret.stream=x",
         "x=table=y",
     ]
-    assert messages.leases_command(Path("my app.yaml"), given) == (
+    assert messages.command_of("leases", Path("my app.yaml"), given) == (
         "kclrun leases --config 'my app.yaml' --set 'application=a b' --set table=t"
         " --set stream=s --set aws.region=eu-west-1"
     )
@@ -409,6 +411,9 @@ def test_interrupts_and_closed_pipes_are_no_bugs(monkeypatch: pytest.MonkeyPatch
 
     assert ends_with(KeyboardInterrupt()) == 130
     assert ends_with(click.Abort()) == 130
+    # Of a pipe to another process: nobody has closed our output.
+    assert ends_with(BrokenPipeError()) == 70
+    monkeypatch.setattr(messages, "has_lost_reader", lambda *_: True)
     code, closed = ends_with(BrokenPipeError()), (sys.stdout, sys.stderr)
     monkeypatch.undo()
     assert (code, closed) == (0, (None, None))
@@ -555,9 +560,9 @@ def test_a_reader_that_has_gone_is_noticed_without_a_write(monkeypatch: pytest.M
     with mine, other:
         monkeypatch.setattr(tail.sys, "stdout", SimpleNamespace(fileno=mine.fileno))
         other.send(b"something to read")
-        assert not tail._lost_its_reader()
+        assert not messages.has_lost_reader(sys.stdout)
         other.close()
-        lost = tail._lost_its_reader()
+        lost = messages.has_lost_reader(sys.stdout)
         monkeypatch.undo()
     assert lost
 
@@ -708,7 +713,7 @@ def test_a_tail_goes_on_until_it_is_full_over_or_alone(monkeypatch: pytest.Monke
 
     took: list[object] = []
     monkeypatch.setattr("kclrun.cli.tail.readers.TailReaders", Readers)
-    monkeypatch.setattr(tail, "_lost_its_reader", lambda: lost[0])
+    monkeypatch.setattr(tail, "has_lost_reader", lambda _: lost[0])
     monkeypatch.setattr(tail, "_take_in", lambda event, *_, **more: took.append((event, more)))
     aws: Any = SimpleNamespace(settings=settings(), reader=None, stream=None)
 

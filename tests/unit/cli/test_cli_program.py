@@ -8,7 +8,7 @@ import pytest
 
 from kclrun.cli import exit_codes, program
 from kclrun.cli.config_options import with_verb_first
-from kclrun.cli.messages import bug_report, for_a_person, tell
+from kclrun.cli.messages import bug_report, for_a_person, report_error
 from kclrun.cli.program import run_program
 from kclrun.errors import (
     AccessDenied,
@@ -118,7 +118,7 @@ def test_a_host_with_nothing_to_give_is_reported_with_where_it_was_missed_and_is
     try:
         raise OSError(errno.EMFILE, "Too many open files")
     except OSError as error:
-        code = tell(error, "run")
+        code = report_error(error, "run")
 
     reported = capsys.readouterr().err
     assert code == 69

@@ -57,11 +57,14 @@ def test_lines_of_text_are_routed_by_their_hash() -> None:
         (b"a,b\n1,2,3\n", "csv", None, "line 2: not as many columns"),
         (b"a,b\n1,2\n", "csv", "c", "--key c: no such column; there are a, b"),
         (b"", "csv", "c", "--key c: no such column; there are none"),
-        (b'a\n"1"2\n', "csv", None, "not readable as CSV: Error"),
+        (b'a\n1\n"1"2\n', "csv", None, "line 3: not readable as CSV: ',' expected after"),
+        (b'a\n"' + b"x" * (2**20 + 1), "csv", None, "line 2: longer than 1 MiB"),
+        (b'a\n"' + b"x\n" * 2**20, "csv", None, "not readable as CSV: field larger than"),
+        (b"a,b,a\n1,2,3\n", "csv", None, "line 1: two columns have the name 'a'; rename one"),
         (b"a\n\n1\n", "csv", "b", "--key b"),
         (b'{"a": true}\n', "jsonl", "a", "line 1: no text or number in a"),
         (b'{"a": "%s"}\n' % (b"k" * 257), "jsonl", "a", "line 1: the key has 257 characters"),
-        (b"a\n\xff\n", "csv", None, "not readable as CSV"),
+        (b"a\n\xff\n", "csv", None, "not UTF-8, after line 0"),
         (b'{"a": 1}\n[1]\n', "jsonl", None, "line 2: not a JSON object"),
         (b'{"a": 1}\n', "jsonl", "b", "line 1: no text or number in b"),
         (b'{"a": ""}\n', "jsonl", "a", "line 1: the key has 0 characters"),
@@ -91,6 +94,11 @@ def test_the_longest_key_and_the_longest_line_are_taken() -> None:
         read(b"x\n" + b"x" * (2**20 + 3), "text")
     assert [number.partition_key for number in read(b"a\n1\n2\n", "csv", "a")] == ["1", "2"]
     assert read(b"a\n1\n", "csv")[0].data == b'{"a":"1"}'
+
+
+def test_a_column_of_a_csv_row_may_be_as_large_as_a_record() -> None:
+    text = b"x" * 500_000  # Python's own limit is 128 KiB
+    assert read(b"a\n" + text + b"\n", "csv")[0].data == b'{"a":"' + text + b'"}'
 
 
 def test_nothing_is_read_before_it_is_asked_for() -> None:

@@ -184,7 +184,7 @@ def test_without_a_picture_matplotlib_is_not_loaded():
     ("more", "words"),
     [
         (["--lose-group", "d"], "the groups are a, b, c"),
-        (["--lose-group", "a", "--groups", "1"], "nobody would be left"),
+        (["--lose-group", "a", "--groups", "1"], "no worker would be left"),
         (["--groups", "7"], "needs at least as many workers"),
         (["--group-sizes", "4,2"], "leave --workers and --groups out"),
         (["--plot", "went.jpg"], "must end with .png or .svg"),

@@ -110,8 +110,8 @@ def test_the_table_says_that_spark_is_starting(capfd: pytest.CaptureFixture[str]
     samples: list[Any] = []
     notes: list[object] = []
     log: Any = SimpleNamespace(note=lambda *args, **more: notes.append((args, more)))
-    spark._tell_starting(settings(SPARK), log, samples.append, "4.1.0")
-    spark._tell_starting(settings(SPARK), log, None, "4.1.0")
+    spark._show_starting(settings(SPARK), log, samples.append, "4.1.0")
+    spark._show_starting(settings(SPARK), log, None, "4.1.0")
     assert notes == [(("engine_starting",), {"version": "4.1.0"})] * 2
     [sample] = samples
     assert (sample.owner, sample.has_leases, sample.uptime_s) == (f"spark:{os.getpid()}", False, 0)

@@ -61,11 +61,31 @@ def test_export_writes_every_value_as_a_line_of_json_with_its_shard_and_checkpoi
     ]
     assert path.stat().st_mode & 0o777 == 0o600
     code, _, err = call("state", "export", "--output", str(path))
-    assert (code, "File exists" in "".join(err)) == (78, True)
+    assert code == 78
+    assert err[-2:] == [
+        f"Cannot go on: --output: {path} is there already",
+        "  Nothing was written; name another file",
+    ]
+    code, _, err = call("state", "export", "--output", str(path / "below"))
+    assert (code, f"--output: {path}/below cannot be made: Not a directory" in err[-1]) == (
+        78,
+        True,
+    )
     chosen = site.folder / "chosen.jsonl"
     assert call("state", "export", "--shard", key(1), "--output", str(chosen))[0] == 0
     assert chosen.read_bytes() == b""
     assert call("state", "export", "--shard", "shardId-9")[0] == 78
+
+
+def test_an_export_that_ends_by_an_error_leaves_no_part_of_a_file(site, call, monkeypatch):
+    def away(*_):
+        raise BrokenPipeError
+
+    path = site.folder / "out.jsonl"
+    monkeypatch.setattr("kclrun.cli.state.read_state", away)
+    code, _, err = call("state", "export", "--output", str(path))
+    assert (code, path.exists()) == (70, False)
+    assert "--output" not in "".join(err)  # the error is not of that file
 
 
 @pytest.mark.parametrize("fault", ["missing", "damaged", "of another position"])

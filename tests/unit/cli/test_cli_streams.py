@@ -239,7 +239,7 @@ def test_what_else_is_not_there_is_reported_as_it_is():
 def test_a_shard_that_several_streams_have_is_asked_about():
     site = Site(SEVERAL, lease(f"{ORDERS}:s0"), lease(f"{AUDITS}:s0"))
 
-    with pytest.raises(click.UsageError, match="say audits:s0 or orders:s0"):
+    with pytest.raises(click.UsageError, match="name audits:s0 or orders:s0"):
         lease_of(site, "s0")
     with pytest.raises(NotFound, match="has no lease for s7"):
         lease_of(site, "s7")
@@ -248,7 +248,7 @@ def test_a_shard_that_several_streams_have_is_asked_about():
 def test_a_stream_that_was_made_again_is_reported_from_its_former_self():
     site = Site(SEVERAL, lease(f"{ORDERS}:s0"), lease("1:orders:99:s0"))
 
-    with pytest.raises(click.UsageError, match="say 1:orders:10:s0 or 1:orders:99:s0"):
+    with pytest.raises(click.UsageError, match="name 1:orders:10:s0 or 1:orders:99:s0"):
         lease_of(site, "orders:s0")
 
 

@@ -301,8 +301,8 @@ def test_a_full_queue_is_waited_for_until_the_tail_is_closed(
     monkeypatch.setattr(readers, "_NOTICE_S", 0.001)
     tail = driven(Stream(a=[IDLE])).tail
     tail._events = queue.Queue(1)
-    tail._tell(AllBegun())
-    waiting = threading.Thread(target=tail._tell, args=(AllBegun(),))
+    tail._publish(AllBegun())
+    waiting = threading.Thread(target=tail._publish, args=(AllBegun(),))
     waiting.start()
     time.sleep(0.02)
     assert waiting.is_alive()

@@ -153,7 +153,7 @@ SAME = "the same on all machines, those of amazon_kclpy included"
         ({"streamArn": ARN, "regionName": "eu-central-1"}, ["aws.region: eu-central-1  # "]),
         (
             {"streamArn": ARN, "regionName": "us-east-1"},
-            ["aws.region: us-east-1  # the stream's ARN says eu-central-1"],
+            ["aws.region: us-east-1  # the stream's ARN has eu-central-1"],
         ),
         (
             {"awsCredentialsProvider": f"S|{ROLE}"},
@@ -249,7 +249,7 @@ def test_an_arn_of_another_region_is_pointed_at():
 
     text = text_of(streamArn=arn, regionName="us-east-1")
 
-    assert "# the stream's ARN says eu-central-1: one of the two is wrong" in text
+    assert "# the stream's ARN has eu-central-1: one of the two is wrong" in text
 
 
 def test_a_script_elsewhere_and_its_arguments_are_settings():

@@ -79,5 +79,6 @@ def test_a_secret_is_a_file_of_the_folder_and_no_message_has_it(tmp_path: Path, 
     (tmp_path / "broken").write_bytes(b"\xff")
     assert settings("${secret:db}") == {"token": "hidden"}
     for name, words in (("empty", "is empty"), ("broken", "not UTF-8"), ("none", "cannot read")):
-        with pytest.raises(SettingsError, match=rf"^options\.token: .*{words}"):
+        match = rf"^options\.token: .*{words}.*\nA secret is a file of this name in the folder that"
+        with pytest.raises(SettingsError, match=match):
             settings(f"${{secret:{name}}}")

@@ -36,3 +36,8 @@ def test_an_instant_without_a_zone_is_refused() -> None:
 def test_anything_else_is_refused_with_what_is_possible(text: str) -> None:
     with pytest.raises(SettingsError, match="expected TRIM_HORIZON, LATEST or an instant"):
         parse_start(text, NOW)
+
+
+def test_an_instant_before_the_first_year_of_utc_is_refused() -> None:
+    with pytest.raises(SettingsError, match="is before the year 1 in UTC"):
+        parse_start("0001-01-01T00:00:00+01:00", NOW)

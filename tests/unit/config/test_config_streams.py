@@ -62,7 +62,7 @@ def test_settings_are_narrowed_to_one_stream_by_its_name_or_arn(named: str) -> N
 def test_no_stream_is_meant_where_there_are_several_and_none_that_is_not_there() -> None:
     settings = load(TWO)
 
-    with pytest.raises(SettingsError, match=r"has several streams \(orders, .*: say which one"):
+    with pytest.raises(SettingsError, match=r"has several streams \(orders, .*: name one of them"):
         _ = settings.only_stream
     with pytest.raises(
         SettingsError, match="other is not a stream of this application: orders, aud"

@@ -73,3 +73,17 @@ def test_a_duration_is_written_as_it_is_read(milliseconds: int) -> None:
 @given(st.integers(min_value=0, max_value=2**40))
 def test_a_size_is_written_as_it_is_read(size: int) -> None:
     assert ByteSize.parse(ByteSize(size).text) == size
+
+
+@pytest.mark.parametrize("text", ["36501d", "9" * 400 + "d", "36500d1ms"])
+def test_a_duration_is_at_most_100_years_which_every_wait_and_date_takes(text: str) -> None:
+    assert Duration.parse("36500d") == 36_500 * 86_400
+    with pytest.raises(ValueError, match="at most 36500d"):
+        Duration.parse(text)
+
+
+@pytest.mark.parametrize("size", [2**63, "9" * 400 + "MiB", "99999999999GiB"])
+def test_a_size_has_at_most_63_bits(size: object) -> None:
+    assert ByteSize.parse(2**63 - 1) == 2**63 - 1
+    with pytest.raises(ValueError, match="less than 8 EiB"):
+        ByteSize.parse(size)

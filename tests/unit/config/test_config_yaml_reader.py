@@ -20,6 +20,8 @@ def test_each_key_has_its_line() -> None:
 
 def test_an_instant_stays_text() -> None:
     assert read_yaml("start: 2026-03-01T06:00:00Z").value == {"start": "2026-03-01T06:00:00Z"}
+    assert read_yaml("a: !!timestamp 2026-03-01").value == {"a": "2026-03-01"}
+    assert read_yaml("a: !!timestamp soon").value == {"a": "soon"}
 
 
 def test_a_key_that_yaml_takes_for_a_switch_is_a_word() -> None:
@@ -37,7 +39,12 @@ def test_a_key_that_yaml_takes_for_a_switch_is_a_word() -> None:
         ("a: [", "line 1: not readable"),
         ("a: *nobody", "undefined alias"),
         ("a: 1\n---\nb: 2", "line 2"),
-        ("a: \x07", "not readable"),
+        ("b: 1\na: \x07", "line 2: not readable as YAML: the character U.0007"),
+        ("a: !!bool maybe", "line 1: 'maybe' cannot be read as !!bool; if it is a text, put it in"),
+        ("a: !!int ''", "line 1: '' cannot be read as !!int"),
+        ("a: !!float ''", "line 1: '' cannot be read as !!float"),
+        ("a: !!int abc", "line 1: 'abc' cannot be read as !!int"),
+        ("b: 1\na: 0b_", "line 2: '0b_' cannot be read as !!int"),
         ("a: {b: ${NAME}}", "got '\\{'\nInside { } and \\[ \\] a variable needs quotes"),
         ("a: [${NAME}, 1]", "a variable needs quotes"),
         ("a: ${NAME}\nb: ]", "line 2: not readable as YAML: [^\n]*\\Z"),

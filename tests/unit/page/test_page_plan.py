@@ -1,6 +1,6 @@
 """The settings as the page shows them: named ones only, and no secret."""
 
-from kclrun.cli.page.plan import letters_of, plan_of
+from kclrun.cli.page.command import letters_of, plan_of
 from kclrun.config.load import settings_of
 from kclrun.model.time import WallTime
 

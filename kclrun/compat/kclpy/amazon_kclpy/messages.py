@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from kclrun.model import record as model
 
@@ -48,6 +48,8 @@ class _Input:
 
 
 class _InputWithCheckpointer(_Input):
+    _method: ClassVar[str]
+
     def __init__(self, json_dict: Fields = _NOTHING, checkpointer: Any = None) -> None:
         super().__init__(json_dict)
         self._checkpointer = checkpointer
@@ -56,6 +58,10 @@ class _InputWithCheckpointer(_Input):
     def checkpointer(self) -> Any:
         """Valid during this call."""
         return self._checkpointer
+
+    def dispatch(self, checkpointer: Any, record_processor: Any) -> None:
+        self._checkpointer = checkpointer
+        getattr(record_processor, self._method)(self)
 
 
 class InitializeInput(_Input):
@@ -80,6 +86,8 @@ class InitializeInput(_Input):
 class ProcessRecordsInput(_InputWithCheckpointer):
     """Some records of the shard, in order."""
 
+    _method = "process_records"
+
     @property
     def records(self) -> Any:
         return self._fields["records"]
@@ -89,33 +97,23 @@ class ProcessRecordsInput(_InputWithCheckpointer):
         """How far behind the tip the records were when they were read, or None."""
         return self._fields["millisBehindLatest"]
 
-    def dispatch(self, checkpointer: Any, record_processor: Any) -> None:
-        self._checkpointer = checkpointer
-        record_processor.process_records(self)
-
 
 class LeaseLostInput(_InputWithCheckpointer):
     """Another owner has the shard. Its checkpointer refuses; interface 2 gets it."""
 
-    def dispatch(self, checkpointer: Any, record_processor: Any) -> None:
-        self._checkpointer = checkpointer
-        record_processor.lease_lost(self)
+    _method = "lease_lost"
 
 
 class ShardEndedInput(_InputWithCheckpointer):
     """All records of the shard were delivered; a checkpoint is due."""
 
-    def dispatch(self, checkpointer: Any, record_processor: Any) -> None:
-        self._checkpointer = checkpointer
-        record_processor.shard_ended(self)
+    _method = "shard_ended"
 
 
 class ShutdownRequestedInput(_InputWithCheckpointer):
     """The lease is about to be given away: the last chance to checkpoint."""
 
-    def dispatch(self, checkpointer: Any, record_processor: Any) -> None:
-        self._checkpointer = checkpointer
-        record_processor.shutdown_requested(self)
+    _method = "shutdown_requested"
 
 
 class ShutdownInput(_InputWithCheckpointer):
