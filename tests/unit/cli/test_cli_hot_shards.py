@@ -1,8 +1,6 @@
 """`kclrun leases --hot`: which managers it asks, what it says where none answers, and its keys."""
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +16,7 @@ from kclrun.errors import SettingsError, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import WallTime
+from tests.support.http_service import HttpService
 from tests.unit.cli.memory_site import Clock
 
 BODY = b'{"status": "ok", "application": "orders", "leases": [{"shard": "s0", "state": "running"}]}'
@@ -33,27 +32,16 @@ def show(*urls: str, observe: str = "{}") -> int:
     return show_hot(aws_of(observe), urls, as_json=False, with_keys=False)
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
+class Managers:
+    """What each manager answers."""
+
     body = BODY
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(self.body)
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with HttpService(lambda *_: (200, {}, Managers.body)) as manager:
+        yield manager.port
 
 
 @pytest.mark.parametrize("listen", ["{port}", "'0.0.0.0:{port}'", "'127.0.0.1:{port}'"])
@@ -76,7 +64,7 @@ def test_several_managers_are_asked(port: int, capsys: pytest.CaptureFixture[str
 def test_a_manager_without_leases_is_said(
     port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Answers, "body", b'{"status": "starting"}')
+    monkeypatch.setattr(Managers, "body", b'{"status": "starting"}')
 
     assert show(f"http://127.0.0.1:{port}") == 0
 
@@ -87,7 +75,7 @@ def test_a_manager_without_leases_is_said(
 def test_what_is_no_manager_is_named(
     port: int, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Answers, "body", body)
+    monkeypatch.setattr(Managers, "body", body)
 
     with pytest.raises(Unavailable, match=f"no manager answers at http://127.0.0.1:{port}: "):
         show(f"http://127.0.0.1:{port}")
@@ -96,7 +84,7 @@ def test_what_is_no_manager_is_named(
 def test_another_application_s_manager_is_refused(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Answers, "body", b'{"application": "returns"}')
+    monkeypatch.setattr(Managers, "body", b'{"application": "returns"}')
 
     with pytest.raises(SettingsError, match="is of application returns, not orders"):
         show(f"http://127.0.0.1:{port}")
