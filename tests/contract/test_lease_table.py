@@ -4,8 +4,6 @@ What holds for a change holds over both, or one of them is wrong. Asks, offers a
 `test_lease_table_handoffs.py`, `test_lease_table_late.py`.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +17,7 @@ from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
 from kclrun.model.time import WallTime
+from kclrun.ports import LeaseTable
 from kclrun.protocol.writes import (
     Amend,
     Applied,
@@ -135,13 +134,17 @@ OTHERS: dict[str, LeaseChange] = {"resume": ResumeLease(KEY)}
 EVERY = OWNERS_CHANGES | TAKES | DELETES | OTHERS
 
 
+@pytest.fixture
+def table(subject: Subject) -> LeaseTable:
+    """The table with the row HELD alone."""
+    return subject.with_rows(HELD)
+
+
 # What each change does
 
 
 @pytest.mark.parametrize("name", OWNERS_CHANGES)
-def test_an_owners_change_applies_and_adds_one_to_the_counter(subject: Subject, name: str) -> None:
-    table = subject.with_rows(HELD)
-
+def test_an_owners_change_applies_and_adds_one_to_the_counter(table: LeaseTable, name: str) -> None:
     outcome = table.write(OWNERS_CHANGES[name])
 
     assert isinstance(outcome, Applied)
@@ -150,9 +153,7 @@ def test_an_owners_change_applies_and_adds_one_to_the_counter(subject: Subject, 
     assert outcome.row == table.read(KEY)
 
 
-def test_a_claim_and_a_renewal_change_nothing_else(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
-
+def test_a_claim_and_a_renewal_change_nothing_else(table: LeaseTable) -> None:
     assert table.write(Claim(KEY, ME, 4)) == Applied(changed(HELD, counter=5))
     assert table.write(Renew(KEY, ME, 5)) == Applied(changed(HELD, counter=6))
     measured = table.write(Renew(KEY, ME, 6, 0.0001))
@@ -214,9 +215,7 @@ def test_a_checkpoint_without_state_takes_the_version_off_the_row(subject: Subje
     assert table.read(KEY).state_version is None
 
 
-def test_a_checkpoint_moves_the_position_and_clears_switches_and_pending(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
-
+def test_a_checkpoint_moves_the_position_and_clears_switches_and_pending(table: LeaseTable) -> None:
     outcome = table.write(checkpoint())
 
     assert outcome == Applied(
@@ -248,9 +247,7 @@ def test_a_row_without_a_sub_sequence_number_counts_as_sub_0(subject: Subject) -
     assert outcome.row.checkpoint == AT_7_2
 
 
-def test_an_end_writes_shard_end_and_a_row_can_end_only_once(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
-
+def test_an_end_writes_shard_end_and_a_row_can_end_only_once(table: LeaseTable) -> None:
     ended = table.write(End(KEY, ME, 4, AT_5))
     again = table.write(End(KEY, ME, 5, AT_5))
 
@@ -259,9 +256,9 @@ def test_an_end_writes_shard_end_and_a_row_can_end_only_once(subject: Subject) -
     assert again == ConditionFailed(row)
 
 
-def test_a_release_at_the_same_position_only_removes_the_owner(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
-
+def test_a_release_at_the_same_position_only_removes_the_owner(
+    table: LeaseTable, subject: Subject
+) -> None:
     outcome = table.write(Release(KEY, ME, 4, AT_5, AT_5))
 
     assert outcome == Applied(changed(HELD, counter=5, owner=None))
@@ -270,9 +267,7 @@ def test_a_release_at_the_same_position_only_removes_the_owner(subject: Subject)
     assert "leaseOwner" not in raw
 
 
-def test_a_release_with_a_moved_position_is_a_checkpoint_too(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
-
+def test_a_release_with_a_moved_position_is_a_checkpoint_too(table: LeaseTable) -> None:
     outcome = table.write(Release(KEY, ME, 4, AT_9, AT_5))
 
     assert outcome == Applied(
@@ -298,9 +293,7 @@ def test_an_amendment_puts_parents_and_range_right_and_pins_latest(subject: Subj
     assert "parentShardId" not in raw
 
 
-def test_children_are_named_on_the_parent(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
-
+def test_children_are_named_on_the_parent(table: LeaseTable) -> None:
     table.write(NameChildren(KEY, ME, 4, frozenset({CHILD_1, CHILD_2})))
 
     row = table.read(KEY)
@@ -308,8 +301,7 @@ def test_children_are_named_on_the_parent(subject: Subject) -> None:
     assert row.children == {CHILD_1, CHILD_2}
 
 
-def test_a_halt_stays_through_renewals_and_takes_until_it_is_resumed(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
+def test_a_halt_stays_through_renewals_and_takes_until_it_is_resumed(table: LeaseTable) -> None:
     halt = Halt("record 7 failed six times", WallTime(1_700_000_000.5), WallTime(1_600_000_000.25))
 
     table.write(HaltLease(KEY, ME, 4, halt))
@@ -327,10 +319,8 @@ def test_a_halt_stays_through_renewals_and_takes_until_it_is_resumed(subject: Su
 
 
 def test_a_halt_keeps_milliseconds_and_without_a_waiting_time_the_records_wait_since_it(
-    subject: Subject,
+    table: LeaseTable,
 ) -> None:
-    table = subject.with_rows(HELD)
-
     halted = table.write(HaltLease(KEY, ME, 4, Halt("record 7", WallTime(1_700_000_000.12345))))
 
     at = WallTime(1_700_000_000.123)
@@ -359,9 +349,7 @@ def test_taking_from_somebody_else_counts_a_switch(subject: Subject) -> None:
     assert (outcome.row.owner, outcome.row.owner_switches) == (ME, 4)
 
 
-def test_taking_a_lease_that_is_mine_already_counts_no_switch(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
-
+def test_taking_a_lease_that_is_mine_already_counts_no_switch(table: LeaseTable) -> None:
     outcome = table.write(take(ME))
 
     assert isinstance(outcome, Applied)
@@ -555,17 +543,14 @@ def test_a_created_row_reads_back_as_it_was(subject: Subject) -> None:
     assert subject.table.read(KEY) == lease
 
 
-def test_a_creation_never_overwrites(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
-
+def test_a_creation_never_overwrites(table: LeaseTable) -> None:
     outcome = table.write(CreateLease(Lease(key=KEY, checkpoint=TRIM_HORIZON)))
 
     assert outcome == ConditionFailed(HELD)
     assert table.read(KEY) == HELD
 
 
-def test_only_an_ended_lease_is_deleted_as_ended(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
+def test_only_an_ended_lease_is_deleted_as_ended(table: LeaseTable, subject: Subject) -> None:
     assert table.write(DeleteEnded(KEY)) == ConditionFailed(HELD)
 
     table = subject.with_rows(ENDED)
@@ -594,9 +579,7 @@ CHILDREN = (child(CHILD_1, KEY), child(CHILD_2, KEY))
 HELD_PARENT = HeldParent(KEY, ME, 4)
 
 
-def test_the_children_of_a_split_are_created_together(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
-
+def test_the_children_of_a_split_are_created_together(table: LeaseTable) -> None:
     assert table.write(CreateChildren(CHILDREN, (HELD_PARENT,))) == Applied(None)
 
     assert table.read(CHILD_1) == CHILDREN[0]
@@ -614,8 +597,7 @@ def test_a_child_that_exists_is_left_alone_and_does_not_stop_the_other(subject: 
     assert table.read(CHILD_2) == CHILDREN[1]
 
 
-def test_creating_children_again_is_harmless(subject: Subject) -> None:
-    table = subject.with_rows(HELD)
+def test_creating_children_again_is_harmless(table: LeaseTable) -> None:
     table.write(CreateChildren(CHILDREN, (HELD_PARENT,)))
 
     assert table.write(CreateChildren(CHILDREN, (HELD_PARENT,))) == Applied(None)

@@ -1,7 +1,6 @@
 """The wire client against a scripted server: what came back, what did not, and what that means."""
 
-from __future__ import annotations
-
+import contextlib
 import email.utils
 import logging
 import multiprocessing
@@ -16,7 +15,7 @@ import msgspec
 import pytest
 
 from kclrun.aws.errors import ErrorReply, service_error
-from kclrun.aws.operations import GET_RECORDS, OPERATIONS, PUT_ITEM, UPDATE_ITEM
+from kclrun.aws.operations import GET_RECORDS, OPERATIONS, PUT_ITEM, UPDATE_ITEM, Operation
 from kclrun.aws.signing import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.errors import (
@@ -160,19 +159,6 @@ def test_no_answer_leaves_a_write_unknown_and_a_read_unavailable(
     assert len(server.requests) == 2, "nothing is sent twice"
 
 
-def test_a_read_that_waits_in_vain_on_a_kept_connection_is_not_sent_again(
-    server: Any, make_client: MakeClient
-) -> None:
-    client = make_client(server.url, read_timeout_s=0.3)
-    client.call(GET_RECORDS, b"{}")
-    server.be_silent()
-
-    with pytest.raises(Unavailable, match="silent for"):
-        client.call(GET_RECORDS, b"{}")
-
-    assert [request.connection for request in server.requests] == [1, 1]
-
-
 def test_an_answer_cut_short_leaves_a_write_unknown(server: Any, make_client: MakeClient) -> None:
     server.reply(body=b'{"Attributes":{}}', cut_at=5)
     client = make_client(server.url)
@@ -181,41 +167,33 @@ def test_an_answer_cut_short_leaves_a_write_unknown(server: Any, make_client: Ma
         client.call(UPDATE_ITEM, b"{}")
 
 
-def test_a_read_on_a_connection_just_closed_is_sent_again_once(
-    server: Any, make_client: MakeClient
+@pytest.mark.parametrize(
+    ("operation", "troubles", "raised", "connections"),
+    [
+        (GET_RECORDS, ["be_silent"], pytest.raises(Unavailable, match="silent for"), [1, 1]),
+        (GET_RECORDS, ["hang_up"], contextlib.nullcontext(), [1, 1, 2]),
+        (GET_RECORDS, ["hang_up", "hang_up"], pytest.raises(Unavailable), [1, 1, 2]),
+        (UPDATE_ITEM, ["hang_up"], pytest.raises(OutcomeUnknown), [1, 1]),
+    ],
+    ids=["a read in vain", "a read on a closed one", "a read, a third time", "a write"],
+)
+def test_on_a_kept_connection_only_a_read_is_sent_again_and_once_if_that_was_just_closed(
+    server: Any,
+    make_client: MakeClient,
+    operation: Operation,
+    troubles: list[str],
+    raised: Any,
+    connections: list[int],
 ) -> None:
-    client = make_client(server.url)
-    client.call(GET_RECORDS, b"{}")
-    server.hang_up()
+    client = make_client(server.url, read_timeout_s=0.3)
+    client.call(operation, b"{}")
+    for trouble in troubles:
+        getattr(server, trouble)()
 
-    client.call(GET_RECORDS, b"{}")
+    with raised:
+        client.call(operation, b"{}")
 
-    assert [request.connection for request in server.requests] == [1, 1, 2]
-
-
-def test_a_read_is_not_sent_a_third_time(server: Any, make_client: MakeClient) -> None:
-    client = make_client(server.url)
-    client.call(GET_RECORDS, b"{}")
-    server.hang_up()
-    server.hang_up()
-
-    with pytest.raises(Unavailable):
-        client.call(GET_RECORDS, b"{}")
-
-    assert len(server.requests) == 3
-
-
-def test_a_write_on_a_connection_just_closed_is_unknown(
-    server: Any, make_client: MakeClient
-) -> None:
-    client = make_client(server.url)
-    client.call(UPDATE_ITEM, b"{}")
-    server.hang_up()
-
-    with pytest.raises(OutcomeUnknown):
-        client.call(UPDATE_ITEM, b"{}")
-
-    assert len(server.requests) == 2
+    assert [request.connection for request in server.requests] == connections
 
 
 def test_a_connection_seen_closed_is_replaced_before_sending(

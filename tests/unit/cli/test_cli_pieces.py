@@ -463,7 +463,7 @@ def test_only_kclruns_own_sink_on_spark_is_put_into() -> None:
 
 
 def test_a_check_says_what_spark_leaves_out_and_which_streams_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
         "kclrun.cli.run.spark.require_spark", lambda _: SimpleNamespace(version="4.1.0")

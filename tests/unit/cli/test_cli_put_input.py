@@ -260,7 +260,7 @@ def test_a_stream_is_made_first_and_only_on_this_machine(
 
 
 def test_an_interrupted_put_says_how_far_it_got(
-    sent: Sent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sent: Sent, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent.fails = KeyboardInterrupt()
     assert run_program([*LINE.split(), "rows.txt", "--rate", "2"]) == 130

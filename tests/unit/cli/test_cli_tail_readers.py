@@ -4,7 +4,6 @@ import queue
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -313,7 +312,7 @@ def test_a_full_queue_is_waited_for_until_the_tail_is_closed(
 
 
 @pytest.mark.seconds
-def test_with_their_threads_each_record_comes_once_and_all_threads_end(tmp_path: Path) -> None:
+def test_with_their_threads_each_record_comes_once_and_all_threads_end() -> None:
     class Live(Stream):
         lock = threading.Lock()
 

@@ -31,7 +31,7 @@ from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import Applied, CreateLease, OutcomeUnknown, Renew, Take
 from tests.patience import HUNG_S
 from tests.shortage import no_more_descriptors
-from tests.unit.manager.manager_rig import sampler_of_core
+from tests.unit.manager.manager_rig import FailingRows, sampler_of_core
 
 replace = msgspec.structs.replace
 ENDPOINT = WireEndpoint(url="http://127.0.0.1:9", region="x", signing_region="x")
@@ -178,20 +178,13 @@ def test_signals_are_only_enqueued_and_the_former_handlers_come_back():
 
 
 class Table(LeaseRows):
-    """Fails as often as told; keeps who is inside a write of a key."""
+    """Keeps who is inside a write of a key."""
 
-    def __init__(self, failures=0):
+    def __init__(self):
         super().__init__()
-        self.failures = failures
         self.overlaps = 0
         self.inside = set()
         self.guard = threading.Lock()
-
-    def read(self, key):
-        if self.failures:
-            self.failures -= 1
-            raise Unavailable("refused", operation="GetItem", code="")
-        return super().read(key)
 
     def write(self, change):
         key = change.lease.key if isinstance(change, CreateLease) else change.key
@@ -252,7 +245,8 @@ def performing(loop, pool, log):
 def test_a_read_is_repeated_until_it_succeeds_with_one_warning_an_outage(
     performing, loop, tmp_path
 ):
-    service_calls, handled, _ = performing(Table(failures=3))
+    refused = Unavailable("refused", operation="GetItem", code="")
+    service_calls, handled, _ = performing(FailingRows(read=[refused] * 3))
 
     service_calls.perform(commands.ReadRow("k"))
     turn_until(loop, lambda: handled)
@@ -456,20 +450,6 @@ def test_a_table_without_the_index_is_reported_once_and_is_no_outage(performing,
     assert "service_unreachable" not in log
 
 
-class Vanishing(LeaseRows):
-    """Its first scans say that there is no such table."""
-
-    def __init__(self, missing):
-        super().__init__()
-        self.missing = missing
-
-    def scan(self, *, consistent=True):
-        if self.missing:
-            self.missing -= 1
-            raise NotFound("no such table", operation="Scan", code="ResourceNotFoundException")
-        return super().scan()
-
-
 def test_after_an_outage_the_next_one_is_reported_anew_with_its_length(performing, loop, tmp_path):
     service_calls, _, _ = performing(Table())
     outages = service_calls.outages
@@ -497,13 +477,13 @@ def test_an_outage_without_a_code_is_called_by_its_kind(performing):
 
 
 def test_only_a_second_scan_proves_that_the_table_is_gone(performing, loop, tmp_path):
-    gone = []
-    once, handled, _ = performing(Vanishing(missing=1), gone)
+    gone, missing = [], NotFound("no such table", operation="Scan")
+    once, handled, _ = performing(FailingRows(scan=[missing]), gone)
     once.perform(commands.ScanTable())
     turn_until(loop, lambda: handled)
     assert gone == []
 
-    twice, handled, _ = performing(Vanishing(missing=2), gone)
+    twice, handled, _ = performing(FailingRows(scan=[missing] * 2), gone)
     twice.perform(commands.ScanTable())
     turn_until(loop, lambda: gone)
 

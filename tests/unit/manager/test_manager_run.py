@@ -1,7 +1,5 @@
 """A manager's run, from its first process to its last word: how it begins and why it ends."""
 
-from __future__ import annotations
-
 import errno
 import signal
 
@@ -18,13 +16,18 @@ from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.protocol.writes import CreateLease, Take
-from tests.unit.manager.manager_rig import BEGAN, ManagerRig
+from tests.unit.manager.manager_rig import BEGAN, FailingRows, ManagerRig
 
 TERM, INT, QUIT, HUP = signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP
 
 
 def owners(rig):
     return {lease.owner for page in rig.table.scan() for lease in page.leases}
+
+
+@pytest.fixture
+def run(rig):
+    return rig()
 
 
 # A stop in good order.
@@ -51,9 +54,7 @@ def test_the_first_signal_gives_every_lease_up_and_that_is_a_stop_in_good_order(
     assert [run.report.restarts(f"s{at}") for at in range(4)] == [0, 0, 0, 0]
 
 
-def test_a_signal_that_comes_while_the_manager_says_who_it_is_stops_it_in_good_order(rig):
-    run = rig()
-
+def test_a_signal_that_comes_while_the_manager_says_who_it_is_stops_it_in_good_order(run):
     assert run.run(lambda: signal.raise_signal(TERM)) is ExitReason.DRAINED
 
     assert run.processes.started == []
@@ -71,8 +72,7 @@ def test_the_former_handlers_come_back_after_a_run_and_after_a_failure(rig):
     assert [signal.getsignal(number) for number in (TERM, INT, QUIT, HUP)] == before
 
 
-def test_a_hang_up_is_reported_and_ends_nothing(rig):
-    run = rig()
+def test_a_hang_up_is_reported_and_ends_nothing(run):
     run.signal_at(5.0, HUP)
     run.at(20.0, lambda: owned.append(owners(run)))
     run.signal_at(30.0, TERM)
@@ -84,8 +84,7 @@ def test_a_hang_up_is_reported_and_ends_nothing(rig):
     assert [line["signal"] for line in run.lines("signal_ignored")] == ["SIGHUP"]
 
 
-def test_a_second_signal_leaves_two_more_seconds_and_begins_no_second_stop(rig):
-    run = rig()
+def test_a_second_signal_leaves_two_more_seconds_and_begins_no_second_stop(run):
     reported = []
     run.manager.stop_begins = lambda: reported.append(run.seconds)
     run.processes.is_stuck = True
@@ -114,8 +113,7 @@ def test_a_grace_that_ends_with_leases_in_hand_leaves_their_rows_to_expire_and_s
     assert owners(run) == {run.identity.id}
 
 
-def test_quit_ends_every_process_at_once_and_that_is_a_stop_cut_short(rig):
-    run = rig()
+def test_quit_ends_every_process_at_once_and_that_is_a_stop_cut_short(run):
     run.processes.is_stuck = True
     run.signal_at(20.0, TERM)
     run.signal_at(21.0, QUIT)
@@ -129,8 +127,7 @@ def test_quit_ends_every_process_at_once_and_that_is_a_stop_cut_short(rig):
     assert len(run.lines("stop_incomplete")) == 1
 
 
-def test_quit_cuts_short_what_only_one_process_still_lingered_for(rig):
-    run = rig()
+def test_quit_cuts_short_what_only_one_process_still_lingered_for(run):
     run.at(20.0, lambda: run.processes._counters.update(other=1))
     run.signal_at(20.0, TERM)
     run.signal_at(25.0, QUIT)
@@ -141,8 +138,7 @@ def test_quit_cuts_short_what_only_one_process_still_lingered_for(rig):
     assert run.lines("stop_incomplete") == [], "no row was left to expire"
 
 
-def test_quit_waits_for_the_dead_and_no_longer_than_six_seconds_for_what_no_signal_ends(rig):
-    run = rig()
+def test_quit_waits_for_the_dead_and_no_longer_than_six_seconds_for_what_no_signal_ends(run):
     run.processes.is_stuck = run.processes.is_unkillable = True
     run.signal_at(20.0, QUIT)
 
@@ -151,8 +147,7 @@ def test_quit_waits_for_the_dead_and_no_longer_than_six_seconds_for_what_no_sign
     assert run.seconds == pytest.approx(26.0, abs=0.2)
 
 
-def test_a_stop_for_which_a_process_had_to_be_forced_was_cut_short(rig):
-    run = rig()
+def test_a_stop_for_which_a_process_had_to_be_forced_was_cut_short(run):
     run.signal_at(20.0, TERM)
     run.at(20.05, lambda: setattr(run.processes, "has_forced", True))
 
@@ -161,8 +156,7 @@ def test_a_stop_for_which_a_process_had_to_be_forced_was_cut_short(rig):
     assert owners(run) == {None}
 
 
-def test_a_run_waits_for_the_last_process_after_the_last_row_was_given_up(rig):
-    run = rig()
+def test_a_run_waits_for_the_last_process_after_the_last_row_was_given_up(run):
     lingering = run.processes._counters
     run.at(20.0, lambda: lingering.update(other=1))
     run.signal_at(20.0, TERM)
@@ -210,9 +204,7 @@ def test_leases_of_a_stream_that_was_made_again_are_given_up_and_the_end_says_wh
 # What nobody expects.
 
 
-def test_an_error_that_nobody_expects_ends_the_run_and_the_first_one_is_reported(rig):
-    run = rig()
-
+def test_an_error_that_nobody_expects_ends_the_run_and_the_first_one_is_reported(run):
     def break_twice():
         run.manager.broke(ValueError("the cause"))
         run.manager.broke(ValueError("what followed"))
@@ -226,12 +218,8 @@ def test_an_error_that_nobody_expects_ends_the_run_and_the_first_one_is_reported
 
 
 def test_a_row_that_breaks_the_shell_ends_the_run_with_that_error(rig):
-    class Broken(LeaseRows):
-        def scan(self, *, consistent=True):
-            raise KeyError("leaseKey")
-
     with pytest.raises(KeyError, match="leaseKey"):
-        rig(table=Broken()).run()
+        rig(table=FailingRows(scan=[KeyError("leaseKey")])).run()
 
 
 # The lease table is gone.
@@ -271,8 +259,7 @@ def test_without_its_table_user_code_gets_two_seconds_and_no_release_is_tried(ri
     assert run.seconds == pytest.approx(vanished + lasted, abs=0.2)
 
 
-def test_a_table_is_gone_once_and_the_core_decides_nothing_any_more(rig):
-    run = rig()
+def test_a_table_is_gone_once_and_the_core_decides_nothing_any_more(run):
     gone = NotFound("no such table", operation="Scan")
 
     def vanish():
@@ -291,22 +278,14 @@ def test_a_table_is_gone_once_and_the_core_decides_nothing_any_more(rig):
 
 
 def test_only_a_scan_proves_the_table_gone_and_never_the_read_of_a_row(rig):
-    class Unread(LeaseRows):
-        failures = 4
-
-        def read(self, key):
-            if self.failures:
-                self.failures -= 1
-                raise NotFound("no such table", operation="GetItem")
-            return super().read(key)
-
-    run = rig(table=Unread())
+    gone = NotFound("no such table", operation="GetItem")
+    run = rig(table=FailingRows(read=[gone] * 4))
     run.at(5.0, lambda: run.processes._die("s0", "killed by SIGKILL"))  # its row is read then
     run.signal_at(60.0, TERM)
 
     assert run.run() is ExitReason.DRAINED
 
-    assert run.table.failures == 0
+    assert run.table.errors["read"] == []
     assert [line["operation"] for line in run.lines("service_unreachable")] == ["read a lease"]
     assert len(run.lines("service_back")) == 1
 
@@ -331,8 +310,7 @@ def test_no_lease_is_taken_before_a_process_was_forked_as_a_trial(rig):
     assert run.manager.is_ready
 
 
-def test_a_host_that_has_no_process_to_give_is_reported_after_three_trials(rig):
-    run = rig()
+def test_a_host_that_has_no_process_to_give_is_reported_after_three_trials(run):
     run.processes.refusals = [ForkRefused(1, "fork: no memory", errno.ENOMEM)] * 3
 
     with pytest.raises(HostFailed, match="no more to give: fork: no memory"):
@@ -342,16 +320,14 @@ def test_a_host_that_has_no_process_to_give_is_reported_after_three_trials(rig):
     assert run.seconds == pytest.approx(2.0, abs=0.1)
 
 
-def test_a_host_that_refuses_processes_for_good_is_reported_at_once(rig):
-    run = rig()
+def test_a_host_that_refuses_processes_for_good_is_reported_at_once(run):
     run.processes.refusals = [ForkRefused(1, "pidfd_open: not permitted", errno.EPERM)]
 
     with pytest.raises(HostRefused, match="pidfd_open: not permitted"):
         run.run()
 
 
-def test_a_trial_for_which_there_is_no_channel_is_one_that_failed(rig):
-    run = rig()
+def test_a_trial_for_which_there_is_no_channel_is_one_that_failed(run):
     run.processes.refusals = [OSError(errno.EMFILE, "Too many open files")]
     run.signal_at(5.0, TERM)
 
@@ -361,8 +337,7 @@ def test_a_trial_for_which_there_is_no_channel_is_one_that_failed(rig):
     assert line["reason"] == "as a trial: a channel: Too many open files"
 
 
-def test_a_trial_that_fails_during_a_stop_is_not_tried_again(rig):
-    run = rig()
+def test_a_trial_that_fails_during_a_stop_is_not_tried_again(run):
     run.processes.refusals = [ForkRefused(1, "the launcher died")] * 5
 
     run.run(lambda: signal.raise_signal(TERM))
@@ -415,8 +390,7 @@ def test_the_file_of_a_former_owner_stays_as_long_as_a_row_names_it(rig, tmp_pat
     assert path.exists()
 
 
-def test_former_owners_are_looked_for_ten_times_a_second_for_a_minute_and_then_each_second(rig):
-    run = rig()
+def test_former_owners_are_looked_for_ten_times_a_second_for_a_minute_and_then_each_second(run):
     looks = []
     seize = run.identity.seize_former
 
@@ -435,8 +409,7 @@ def test_former_owners_are_looked_for_ten_times_a_second_for_a_minute_and_then_e
     assert len(late) == pytest.approx(38, abs=2)
 
 
-def test_a_lock_file_that_somebody_removed_is_reported_once(rig):
-    run = rig()
+def test_a_lock_file_that_somebody_removed_is_reported_once(run):
     run.at(5.0, run.identity.lock.path.unlink)
     run.signal_at(10.0, TERM)
 
@@ -447,8 +420,7 @@ def test_a_lock_file_that_somebody_removed_is_reported_once(rig):
     ]
 
 
-def test_the_adopted_dead_are_looked_for_again_until_this_host_lets_them_be_found(rig, monkeypatch):
-    run = rig()
+def test_the_adopted_dead_are_looked_for_again_until_this_host_lets_them_be_found(run, monkeypatch):
     looks, answers = [], [None, None, None]
 
     def reap(_spared):
@@ -493,10 +465,8 @@ def test_lease_processes_and_those_to_come_are_told_whether_others_are_in_sight(
     ],
 )
 def test_the_line_of_a_halted_lease_and_no_other_says_how_a_person_resumes_it(
-    rig, event, key, has_action
+    run, event, key, has_action
 ):
-    run = rig()
-
     run.manager._note(commands.Note(event, "error", key=key, fields={"reason": "KeyError"}))
 
     (line,) = run.lines(event)
@@ -507,8 +477,7 @@ def test_the_line_of_a_halted_lease_and_no_other_says_how_a_person_resumes_it(
 # What is left to do for the machine.
 
 
-def test_a_manager_that_gave_all_up_stays_for_its_machine_until_that_is_done(rig):
-    run = rig()
+def test_a_manager_that_gave_all_up_stays_for_its_machine_until_that_is_done(run):
     run.manager.stays = lambda: run.seconds < 50.0
     run.signal_at(20.0, TERM)
 
@@ -517,8 +486,7 @@ def test_a_manager_that_gave_all_up_stays_for_its_machine_until_that_is_done(rig
     assert run.seconds == pytest.approx(50.0, abs=1.1)
 
 
-def test_a_signal_ends_the_stay_and_the_stop_was_in_good_order_all_the_same(rig):
-    run = rig()
+def test_a_signal_ends_the_stay_and_the_stop_was_in_good_order_all_the_same(run):
     run.manager.stays = lambda: True
     run.signal_at(20.0, TERM)
     run.signal_at(30.0, TERM)
@@ -530,8 +498,7 @@ def test_a_signal_ends_the_stay_and_the_stop_was_in_good_order_all_the_same(rig)
     assert (line["signal"], line["action"]) == ("SIGTERM", "the group is not awaited")
 
 
-def test_a_stop_that_was_hurried_does_not_stay(rig):
-    run = rig()
+def test_a_stop_that_was_hurried_does_not_stay(run):
     run.manager.stays = lambda: True
     run.signal_at(20.0, TERM)
     run.signal_at(20.05, TERM)
@@ -541,8 +508,7 @@ def test_a_stop_that_was_hurried_does_not_stay(rig):
     assert run.seconds < 22.0
 
 
-def test_an_error_that_nobody_expects_ends_the_stay_too(rig):
-    run = rig()
+def test_an_error_that_nobody_expects_ends_the_stay_too(run):
     run.manager.stays = lambda: True
     run.signal_at(20.0, TERM)
     run.at(30.0, lambda: run.manager.broke(ValueError("of the watch")))
@@ -563,16 +529,8 @@ def test_each_end_of_a_run_has_the_exit_code_that_units_and_scripts_rely_on():
 
 
 def test_a_service_that_is_away_for_several_scans_is_an_outage_and_no_lost_table(rig):
-    class Away(LeaseRows):
-        failures = 4
-
-        def scan(self, *, consistent=True):
-            if self.failures:
-                self.failures -= 1
-                raise Unavailable("refused", operation="Scan")
-            return super().scan(consistent=consistent)
-
-    run = rig(table=Away())
+    away = Unavailable("refused", operation="Scan")
+    run = rig(table=FailingRows(scan=[away] * 4))
     run.signal_at(60.0, TERM)
 
     assert run.run() is ExitReason.DRAINED

@@ -1,7 +1,5 @@
 """EmittedRows: what a crash, a retry, a full disk and a second process leave in the file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -58,6 +56,13 @@ def crash(rows: EmittedRows) -> None:
     rows._broken = "crashed"
 
 
+def numbers_after_a_crash(rows: EmittedRows, acknowledged: ExtendedSequenceNumber) -> list[int]:
+    """What the next process finds that begins at the acknowledged checkpoint."""
+    crash(rows)
+    with EmittedRows.open(rows.path.parent, SHARD, acknowledged):
+        return numbers_in(rows.path.parent)
+
+
 def test_rows_whose_checkpoint_was_acknowledged_survive_a_crash_and_no_others(tmp_path: Path):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     batch(rows, 1, 2, 3)
@@ -65,10 +70,8 @@ def test_rows_whose_checkpoint_was_acknowledged_survive_a_crash_and_no_others(tm
     batch(rows, 4, 5)
     rows.make_durable(at(5))  # never acknowledged
     batch(rows, 6)
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(3)):
-        assert numbers_in(tmp_path) == [1, 2, 3]
+    assert numbers_after_a_crash(rows, at(3)) == [1, 2, 3]
 
 
 def test_a_crash_before_the_first_checkpoint_takes_everything_back(tmp_path: Path):
@@ -104,10 +107,8 @@ def test_a_checkpoint_of_finished_batches_does_not_cover_the_running_one(tmp_pat
     rows.begin_batch()
     rows.emit({"n": 3})
     rows.make_durable(at(2))  # the lease thread, by the clock
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(2)):
-        assert numbers_in(tmp_path) == [1, 2]
+    assert numbers_after_a_crash(rows, at(2)) == [1, 2]
 
 
 def test_a_users_checkpoint_covers_what_was_emitted_until_the_call(tmp_path: Path):
@@ -118,10 +119,8 @@ def test_a_users_checkpoint_covers_what_was_emitted_until_the_call(tmp_path: Pat
     rows.cover(at(2))
     rows.make_durable(at(2))
     rows.emit({"n": 4})
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(2)):
-        assert numbers_in(tmp_path) == [1, 2, 3]
+    assert numbers_after_a_crash(rows, at(2)) == [1, 2, 3]
 
 
 def test_a_failed_batch_is_taken_back_even_when_it_was_written_already(tmp_path: Path):
@@ -167,10 +166,8 @@ def test_a_checkpoint_of_an_earlier_batch_covers_all_of_it_though_later_ones_hav
         if number < 3:
             rows.make_durable(at(1))
     rows.make_durable(at(2))
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(2)):
-        assert numbers_in(tmp_path) == [1, 2]
+    assert numbers_after_a_crash(rows, at(2)) == [1, 2]
 
 
 def test_a_checkpoint_after_a_batch_was_taken_back_covers_the_batches_before_it(tmp_path: Path):
@@ -180,10 +177,8 @@ def test_a_checkpoint_after_a_batch_was_taken_back_covers_the_batches_before_it(
     rows.emit({"n": 2})
     rows.take_back_batch()
     rows.make_durable(at(1))
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(1)):
-        assert numbers_in(tmp_path) == [1]
+    assert numbers_after_a_crash(rows, at(1)) == [1]
 
 
 def test_a_checkpoint_at_the_end_of_the_batch_before_keeps_that_batch_when_its_own_is_taken_back(
@@ -196,10 +191,8 @@ def test_a_checkpoint_at_the_end_of_the_batch_before_keeps_that_batch_when_its_o
     rows.cover(at(2))
     rows.take_back_batch()
     rows.make_durable(at(2))
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(2)):
-        assert numbers_in(tmp_path) == [1, 2]
+    assert numbers_after_a_crash(rows, at(2)) == [1, 2]
 
 
 def test_a_retry_that_emits_less_is_covered_as_it_is_and_not_as_the_first_try_was(tmp_path: Path):
@@ -210,10 +203,8 @@ def test_a_retry_that_emits_less_is_covered_as_it_is_and_not_as_the_first_try_wa
     rows.take_back_batch()
     batch(rows, 2)
     rows.make_durable(at(2))
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(2)):
-        assert numbers_in(tmp_path) == [2]
+    assert numbers_after_a_crash(rows, at(2)) == [2]
 
 
 def test_rows_emitted_after_the_checkpoint_of_their_batch_are_kept_by_an_orderly_end(
@@ -335,10 +326,8 @@ def test_positions_inside_an_aggregate_are_told_apart(tmp_path: Path):
         rows.emit({"n": sub})
         rows.end_batch(at(7, sub))
         rows.make_durable(at(7, sub))
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(7, 0)):
-        assert numbers_in(tmp_path) == [0]
+    assert numbers_after_a_crash(rows, at(7, 0)) == [0]
 
 
 def test_a_second_process_does_not_get_the_file(tmp_path: Path):

@@ -166,8 +166,13 @@ def batches(world, query, start, triggers=60):
     return found
 
 
-def test_a_batch_at_the_tip_ends_after_the_last_record():
-    world = World()
+@pytest.fixture
+def world():
+    """A stream of one shard."""
+    return World()
+
+
+def test_a_batch_at_the_tip_ends_after_the_last_record(world):
     numbers = [world.put() for _ in range(3)]
     query = world.query()
 
@@ -177,8 +182,7 @@ def test_a_batch_at_the_tip_ends_after_the_last_record():
     assert end.began == {S0: before(numbers[0])}
 
 
-def test_no_news_give_the_start_itself():
-    world = World()
+def test_no_news_give_the_start_itself(world):
     world.put()
     query = world.query()
     end = news(query, query.initial_offset())
@@ -203,9 +207,8 @@ def test_an_idle_stream_makes_one_batch_an_hour():
     assert start.as_of_ms[S0] > (EPOCH + 2 * 3600) * 1000
 
 
-def test_batch_zero_is_replayed_from_its_end_alone():
+def test_batch_zero_is_replayed_from_its_end_alone(world):
     # Hole 1: nobody stores the first batch's start; a restart begins elsewhere.
-    world = World()
     first = world.query(LATEST)
     began = first.initial_offset()
     numbers = [world.put() for _ in range(4)]
@@ -219,16 +222,14 @@ def test_batch_zero_is_replayed_from_its_end_alone():
     assert world.rows(again, decode_offset(json.loads(json.dumps(encode_offset(end))))) == numbers
 
 
-def test_a_first_batch_without_news_is_replayed_too():
-    world = World()
+def test_a_first_batch_without_news_is_replayed_too(world):
     began = world.query(LATEST).initial_offset()
     world.wait(10)
 
     assert ranges_between(world.query(LATEST).initial_offset(), began) == ()
 
 
-def test_latest_leaves_out_what_was_there_before():
-    world = World()
+def test_latest_leaves_out_what_was_there_before(world):
     world.put()
     world.wait(0.3)
     query = world.query(LATEST)
@@ -276,9 +277,8 @@ def test_a_batch_in_catch_up_ends_before_a_record_never_after_it():
     assert all(bound.is_before for bound in first.shards.values())
 
 
-def test_a_shard_that_left_the_listing_unread_is_a_loss():
+def test_a_shard_that_left_the_listing_unread_is_a_loss(world):
     # Hole 4: dropping it in silence would lose what had not been read.
-    world = World()
     world.put()
     query = world.query()
     start = news(query, query.initial_offset())
@@ -290,8 +290,7 @@ def test_a_shard_that_left_the_listing_unread_is_a_loss():
         news(world.query(), start)
 
 
-def test_an_allowed_loss_is_noted_and_leaves_an_empty_range():
-    world = World()
+def test_an_allowed_loss_is_noted_and_leaves_an_empty_range(world):
     world.put()
     query = world.query()
     start = news(query, query.initial_offset())
@@ -320,10 +319,9 @@ def test_an_allowed_loss_is_noted_and_leaves_an_empty_range():
     ],
 )
 def test_records_stamped_ahead_of_time_do_not_stall_the_shard(
-    per_second, size_bytes, inline_bytes_max
+    world, per_second, size_bytes, inline_bytes_max
 ):
     # Hole 5: for twenty seconds, every time leads to the same early record.
-    world = World()
     early, data = [], b"x" * size_bytes
 
     def put():
@@ -347,9 +345,8 @@ def test_records_stamped_ahead_of_time_do_not_stall_the_shard(
     assert max(delays) < 3.5
 
 
-def test_a_gap_is_walked_once_and_then_costs_one_call_a_poll():
+def test_a_gap_is_walked_once_and_then_costs_one_call_a_poll(world):
     # Hole 6: a walk that began at the last bound would cross the gap at every poll.
-    world = World()
     world.put()
     query = world.query()
     start = news(query, query.initial_offset())
@@ -384,9 +381,10 @@ def delay_of_busy_batches(world, query, bursts=5):
 
 @pytest.mark.parametrize("start", [EARLIEST, LATEST])
 @pytest.mark.parametrize("host_ahead_s", [-3600.0, -2.0, 2.0, 3600.0])
-def test_a_wrong_clock_of_the_driver_neither_asks_for_the_future_nor_delays(start, host_ahead_s):
+def test_a_wrong_clock_of_the_driver_neither_asks_for_the_future_nor_delays(
+    world, start, host_ahead_s
+):
     # Hole 7: AT_TIMESTAMP refuses the future; the service's own time is what is asked for.
-    world = World()
     world.host_ahead_s = host_ahead_s
     query = world.query(start, inline_bytes_max=0)
 
@@ -395,8 +393,7 @@ def test_a_wrong_clock_of_the_driver_neither_asks_for_the_future_nor_delays(star
     assert world.refused == 0
 
 
-def test_where_the_service_tells_no_time_a_refused_one_is_not_the_end():
-    world = World()
+def test_where_the_service_tells_no_time_a_refused_one_is_not_the_end(world):
     world.tells_time = False
     world.host_ahead_s = 20.0
     query = world.query(inline_bytes_max=0)
@@ -406,8 +403,7 @@ def test_where_the_service_tells_no_time_a_refused_one_is_not_the_end():
     assert world.refused == 5
 
 
-def test_a_start_in_the_future_is_waited_for():
-    world = World()
+def test_a_start_in_the_future_is_waited_for(world):
     query = world.query(Start(StartKind.TIMESTAMP, round((EPOCH + 30) * 1000)))
     start = query.initial_offset()
     world.put()
@@ -419,9 +415,8 @@ def test_a_start_in_the_future_is_waited_for():
     assert world.rows(start, news(query, start)) == [number]
 
 
-def test_a_window_grows_while_batches_are_quick():
+def test_a_window_grows_while_batches_are_quick(world):
     # Hole 8: a fixed window would take as long as the records took to arrive.
-    world = World()
     for _ in range(360):
         world.wait(60)
         world.put()
@@ -451,8 +446,7 @@ def test_a_limit_of_records_bounds_a_batch_about():
     assert len(sizes) >= 20
 
 
-def test_a_limit_holds_for_closed_shards_too():
-    world = World()
+def test_a_limit_holds_for_closed_shards_too(world):
     for _ in range(1_000):
         world.wait(0.5)
         world.put()
@@ -466,8 +460,7 @@ def test_a_limit_holds_for_closed_shards_too():
     assert found[-1][1].shards.keys() == {S1, S2}
 
 
-def test_all_that_is_available_ignores_the_limits():
-    world = World()
+def test_all_that_is_available_ignores_the_limits(world):
     for _ in range(1_000):
         world.wait(5)
         world.put()
@@ -478,9 +471,8 @@ def test_all_that_is_available_ignores_the_limits():
 
 
 @pytest.mark.parametrize("records_per_trigger_max", [None, 10])
-def test_all_that_is_available_holds_what_arrived_a_moment_ago(records_per_trigger_max):
+def test_all_that_is_available_holds_what_arrived_a_moment_ago(world, records_per_trigger_max):
     # No time that may be asked for lies behind records so young: all are read one after the other.
-    world = World()
     for _ in range(3_000):
         world.put(data=b"x" * 1_000)
     query = world.query(records_per_trigger_max=records_per_trigger_max)
@@ -509,8 +501,7 @@ def test_asking_again_and_again_reads_once_a_poll():
     assert news_at_most == 0
 
 
-def test_throttles_lengthen_the_tick_and_quiet_brings_it_back():
-    world = World()
+def test_throttles_lengthen_the_tick_and_quiet_brings_it_back(world):
     query = world.query()
     start = query.initial_offset()
     query.latest_offset(start)
@@ -525,8 +516,7 @@ def test_throttles_lengthen_the_tick_and_quiet_brings_it_back():
     assert query.report()["throttles"] == 5
 
 
-def test_a_quiet_shard_costs_one_call_a_poll_and_its_rows_travel():
-    world = World()
+def test_a_quiet_shard_costs_one_call_a_poll_and_its_rows_travel(world):
     query = world.query()
     start = query.initial_offset()
     world.put()
@@ -543,8 +533,7 @@ def test_a_quiet_shard_costs_one_call_a_poll_and_its_rows_travel():
     assert [call for call in world.calls if call != "list"] == ["fetch"] * 5
 
 
-def test_a_busy_shard_is_looked_at_by_time_and_handed_over_by_iterator():
-    world = World()
+def test_a_busy_shard_is_looked_at_by_time_and_handed_over_by_iterator(world):
     query = world.query(inline_bytes_max=0)
     start = query.initial_offset()
     for _ in range(2_000):
@@ -563,8 +552,7 @@ def test_a_busy_shard_is_looked_at_by_time_and_handed_over_by_iterator():
     assert world.model.fetch(hint.iterator, 1).records[0].sequence_number == first
 
 
-def test_rows_stay_at_home_where_inlining_is_off():
-    world = World()
+def test_rows_stay_at_home_where_inlining_is_off(world):
     world.put()
     query = world.query(inline_bytes_max=0)
     start = query.initial_offset()
@@ -572,8 +560,7 @@ def test_rows_stay_at_home_where_inlining_is_off():
     assert query.hints(start, news(query, start))[S0].rows is None
 
 
-def test_hints_are_for_the_batch_just_decided_only():
-    world = World()
+def test_hints_are_for_the_batch_just_decided_only(world):
     world.put()
     query = world.query()
     start = query.initial_offset()
@@ -583,9 +570,8 @@ def test_hints_are_for_the_batch_just_decided_only():
     assert world.query().hints(start, end) == {}
 
 
-def test_records_that_come_in_bursts_do_not_look_denser_than_they_are():
+def test_records_that_come_in_bursts_do_not_look_denser_than_they_are(world):
     # As producers send them: 250 in one millisecond, four times a second.
-    world = World()
     for _ in range(40):
         for _ in range(250):
             world.put()
@@ -601,8 +587,7 @@ def test_records_that_come_in_bursts_do_not_look_denser_than_they_are():
     assert len(sizes) <= 12, sizes
 
 
-def test_children_are_read_in_the_batch_they_enter_from_their_first_records_on():
-    world = World()
+def test_children_are_read_in_the_batch_they_enter_from_their_first_records_on(world):
     world.put()
     world.split()
     numbers = [world.put(0), world.put(1)]
@@ -616,8 +601,7 @@ def test_children_are_read_in_the_batch_they_enter_from_their_first_records_on()
     assert found[1][1].began == {S1: before(numbers[0]), S2: before(numbers[1])}
 
 
-def test_a_start_at_a_time_goes_through_reshards_without_reading_older_records():
-    world = World()
+def test_a_start_at_a_time_goes_through_reshards_without_reading_older_records(world):
     world.wait(10)
     query = world.query(Start(StartKind.TIMESTAMP, round((EPOCH + 20) * 1000)))
     start = query.initial_offset()
@@ -650,8 +634,7 @@ def test_available_now_ends_while_records_still_come():
     assert query.latest_offset(start) is start
 
 
-def test_available_now_ends_while_the_stream_is_resharded():
-    world = World()
+def test_available_now_ends_while_the_stream_is_resharded(world):
     numbers = [world.put() for _ in range(5)]
     query = world.query()
     start = query.initial_offset()
@@ -666,8 +649,7 @@ def test_available_now_ends_while_the_stream_is_resharded():
     assert rows == numbers
 
 
-def test_a_deleted_and_re_created_stream_is_refused():
-    world = World()
+def test_a_deleted_and_re_created_stream_is_refused(world):
     world.put()
     query = world.query()
     start = news(query, query.initial_offset())
@@ -710,8 +692,7 @@ def test_a_start_by_time_is_one_of_the_services_clock_and_of_one_page(start, ahe
         assert whole == int((world.at + ahead_s) * 1000) % 1000 > 0
 
 
-def test_a_checkpoint_of_another_stream_is_refused():
-    world = World()
+def test_a_checkpoint_of_another_stream_is_refused(world):
     query = world.query()
     other = decode_offset({**encode_offset(query.initial_offset()), "stream": "arn:other"})
 
@@ -719,8 +700,7 @@ def test_a_checkpoint_of_another_stream_is_refused():
         query.known(other)
 
 
-def test_a_batch_read_holds_parents_and_descendants_at_once():
-    world = World()
+def test_a_batch_read_holds_parents_and_descendants_at_once(world):
     numbers = [world.put()]
     world.split()
     numbers += [world.put(0), world.put(1)]
@@ -732,8 +712,7 @@ def test_a_batch_read_holds_parents_and_descendants_at_once():
     assert world.rows(world.query().initial_offset(), end) == world.rows(start, end)
 
 
-def test_a_batch_read_has_all_that_was_there_when_it_was_planned():
-    world = World()
+def test_a_batch_read_has_all_that_was_there_when_it_was_planned(world):
     for _ in range(3_000):
         world.wait(0.001)
         world.put(data=b"x" * 1000)
@@ -748,8 +727,7 @@ def test_a_batch_read_has_all_that_was_there_when_it_was_planned():
     assert len(world.rows(start, end)) >= planned
 
 
-def test_a_batch_read_at_the_tip_is_planned_by_one_look_and_not_by_waiting():
-    world = World()
+def test_a_batch_read_at_the_tip_is_planned_by_one_look_and_not_by_waiting(world):
     world.put()
     world.wait(5.0)
     began = world.elapsed
@@ -760,8 +738,7 @@ def test_a_batch_read_at_the_tip_is_planned_by_one_look_and_not_by_waiting():
     assert world.elapsed - began < 0.05
 
 
-def test_a_batch_read_ends_before_the_first_record_at_its_time():
-    world = World()
+def test_a_batch_read_ends_before_the_first_record_at_its_time(world):
     numbers = []
     for _ in range(10):
         world.wait(10)
@@ -792,8 +769,7 @@ def test_positions_may_leave_the_rest_to_a_star():
     assert query.initial_offset().shards == {S0: after(number), S1: TRIM_HORIZON}
 
 
-def test_positions_of_a_shard_and_its_child_are_refused():
-    world = World()
+def test_positions_of_a_shard_and_its_child_are_refused(world):
     world.split()
     positions = {S0: TRIM_HORIZON, S1: TRIM_HORIZON}
 
@@ -801,9 +777,8 @@ def test_positions_of_a_shard_and_its_child_are_refused():
         world.query(Start(StartKind.POSITIONS, positions=positions)).initial_offset()
 
 
-def test_a_position_whose_record_expired_gives_no_short_cuts():
+def test_a_position_whose_record_expired_gives_no_short_cuts(world):
     # The reader must see for itself what is gone: rows read past the loss would hide it.
-    world = World()
     number = world.put()
     query = world.query()
     start = news(query, query.initial_offset())
@@ -832,16 +807,14 @@ def expired_generations(world):
     return start
 
 
-def test_a_line_whose_children_all_expired_is_a_loss():
-    world = World()
+def test_a_line_whose_children_all_expired_is_a_loss(world):
     start = expired_generations(world)
 
     with pytest.raises(DataLoss, match=f"all children of {S0} expired"):
         news(world.query(), start)
 
 
-def test_an_allowed_loss_of_a_line_goes_on_at_the_oldest_shards_left():
-    world = World()
+def test_an_allowed_loss_of_a_line_goes_on_at_the_oldest_shards_left(world):
     start = expired_generations(world)
     number = world.put(1)
 
@@ -851,9 +824,8 @@ def test_an_allowed_loss_of_a_line_goes_on_at_the_oldest_shards_left():
     assert [row for _, _, rows in found for row in rows] == [number]
 
 
-def test_latest_takes_in_a_shard_that_ended_and_whose_children_are_not_listed_yet():
+def test_latest_takes_in_a_shard_that_ended_and_whose_children_are_not_listed_yet(world):
     # Hole 3: leaving it out would leave its children out for good.
-    world = World()
     before_split = world.model.list_shards()
     world.split()
     now_listed = world.model.list_shards
@@ -886,8 +858,7 @@ def test_an_end_is_not_asked_of_the_earliest_record():
 
 
 @pytest.mark.parametrize(("at_s", "filters"), [(EPOCH + 2.5, [EPOCH + 2.5]), (EPOCH + 99.0, [])])
-def test_a_start_at_a_time_lists_the_shards_that_were_open_then(at_s, filters):
-    world = World()
+def test_a_start_at_a_time_lists_the_shards_that_were_open_then(world, at_s, filters):
     world.wait(10.0)
     seen, list_shards = [], world.list_shards
 
@@ -908,8 +879,9 @@ def test_a_start_at_a_time_lists_the_shards_that_were_open_then(at_s, filters):
 @pytest.mark.parametrize(
     ("attempts_max", "failures", "waits"), [(None, 3, 3), (3, 3, 3), (2, 3, 2)]
 )
-def test_a_call_that_must_succeed_is_repeated_after_pauses_that_grow(attempts_max, failures, waits):
-    world = World()
+def test_a_call_that_must_succeed_is_repeated_after_pauses_that_grow(
+    world, attempts_max, failures, waits
+):
     world.put()
     query = world.query(retry_attempts=attempts_max)
     left, paused = [failures], []
@@ -932,8 +904,7 @@ def test_a_call_that_must_succeed_is_repeated_after_pauses_that_grow(attempts_ma
     assert paused == [backoff_s(attempt + 1, 0.5) for attempt in range(waits)]
 
 
-def test_a_missing_stream_is_said_to_be_missing():
-    world = World()
+def test_a_missing_stream_is_said_to_be_missing(world):
     query = world.query()
     world.kinesis.delete_stream(world.stream, world.at)
 
@@ -941,9 +912,8 @@ def test_a_missing_stream_is_said_to_be_missing():
         query.initial_offset()
 
 
-def test_a_single_answer_holds_parents_and_children_whatever_the_limits():
+def test_a_single_answer_holds_parents_and_children_whatever_the_limits(world):
     # PySpark 4.0 and 4.1 ask once under AvailableNow, and end with success behind the answer.
-    world = World()
     for _ in range(40):
         world.put()
         world.wait(100)
@@ -960,8 +930,7 @@ def test_a_single_answer_holds_parents_and_children_whatever_the_limits():
     assert query.everything(end) is end
 
 
-def test_what_comes_after_a_single_answer_is_new():
-    world = World()
+def test_what_comes_after_a_single_answer_is_new(world):
     world.put()
     query = world.query()
     start = query.everything(query.initial_offset())
@@ -991,8 +960,7 @@ def test_only_a_query_that_has_nothing_else_to_do_waits_for_news():
     assert max(waits[0], waits[2]) < 0.06
 
 
-def test_a_source_that_does_not_wait_still_looks_when_a_look_is_due():
-    world = World()
+def test_a_source_that_does_not_wait_still_looks_when_a_look_is_due(world):
     world.put()
     query = world.query()
     start = news(query, query.initial_offset())
@@ -1003,8 +971,7 @@ def test_a_source_that_does_not_wait_still_looks_when_a_look_is_due():
     assert world.rows(start, query.latest_offset(start)) == [number]
 
 
-def test_a_query_that_is_started_again_within_a_second_reads_what_came_between():
-    world = World()
+def test_a_query_that_is_started_again_within_a_second_reads_what_came_between(world):
     first = world.query(LATEST)
     logged = first.initial_offset()
     assert first.latest_offset(logged) is logged
