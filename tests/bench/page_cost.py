@@ -1,8 +1,6 @@
 """Row `page`: what the page costs a server, and what the page and `kclrun top` cost where they run,
 at 1,000 shards."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 import time

@@ -3,8 +3,6 @@
 DynamoDB is moto's here, on loopback: real HTTP, real expressions.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """Asks, offers, forced takes and hand-overs, over every lease table [P16, P17, P18]."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

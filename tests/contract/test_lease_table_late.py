@@ -1,7 +1,5 @@
 """The late checkpoint: what was fully processed when the lease was lost, only forward [P19, I2]."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A reset by an operator, and writes that come late to it: none of them undoes it [K4, R1]."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

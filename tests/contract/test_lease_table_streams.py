@@ -1,7 +1,5 @@
 """One contract, every lease table: leases of several streams, beside those of the Java KCL."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

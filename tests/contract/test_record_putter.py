@@ -2,8 +2,6 @@
 producer with its threads on the latter, under the service's limits.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 """One contract for subscriptions, over the pure model and over the wire to its HTTP face, there by
 a consumer's ARN and by its name."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Laws of reading an HTTP answer: any bytes give a value or the named failure, in any pieces."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Laws of the GetRecords decoder: any bytes give a value or a named error."""
 
-from __future__ import annotations
-
 import base64
 import json
 

@@ -1,7 +1,5 @@
 """Laws of opening and making aggregates, alone and against aws_kinesis_agg."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from typing import Any

@@ -1,8 +1,6 @@
 """The outputs of a lease process against destinations in memory: any order of batches, failures of
 user code, checkpoints, refused and lost commits, crashes and new owners."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Bugs planted in the rules of timers: the drawn lives of `test_worker_timers.py` find each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ A state is the marks of the code that folded each record; a new start may bring 
 agrees with the rows where a batch reads the marks of the batches that were committed before it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple

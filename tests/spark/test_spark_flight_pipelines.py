@@ -4,8 +4,6 @@ The records come from Parquet files, one a micro-batch, cut and ordered as a str
 Every hour of the whole year is compared by `tests/packaging/test_spark_fresh_install.py`.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os

@@ -1,7 +1,5 @@
 """Many rows through the sink into a stream with one hot shard, at the service's own rates."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter

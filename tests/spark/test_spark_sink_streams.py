@@ -1,7 +1,5 @@
 """Streaming queries into the embedded Kinesis: every batch, in order, throttled or not."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Batches into the embedded Kinesis from a real Spark: all rows arrive, or it says why not."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

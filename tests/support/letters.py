@@ -1,7 +1,5 @@
 """Dead letters for tests."""
 
-from __future__ import annotations
-
 from kclrun.model.letter import LETTER_VERSION, Letter
 
 

@@ -1,7 +1,5 @@
 """A scripted HTTP server on loopback: real sockets, each request answered as the test says."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading

@@ -1,7 +1,5 @@
 """PutMetricData over a real socket: to moto, and to a server that answers as the test says."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Where keys come from, and that they are renewed before they end."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What botocore's own HTTP layer would have given: endpoint rules, trust, proxies."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os

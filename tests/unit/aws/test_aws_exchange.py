@@ -1,7 +1,5 @@
 """An HTTP answer, byte by byte: which are whole, which are none, what a connection is worth."""
 
-from __future__ import annotations
-
 import gc
 import socket
 import threading

@@ -1,7 +1,5 @@
 """The writes as they are sent: rules that hold for each of them, read off the texts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Subscriptions over a scripted server: what is asked, what events mean, how a stream breaks."""
 
-from __future__ import annotations
-
 import base64
 import json
 import socket

@@ -1,7 +1,5 @@
 """The header of the Glue Schema Registry, its formats, the cache, and a registry that is away."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

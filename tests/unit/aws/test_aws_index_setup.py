@@ -1,7 +1,5 @@
 """The owner index for a table that lacks it: over moto on loopback, and scripted answers."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

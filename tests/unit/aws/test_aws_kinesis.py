@@ -1,7 +1,5 @@
 """Reading a stream: what is asked for, and what becomes of the answers."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from typing import Any

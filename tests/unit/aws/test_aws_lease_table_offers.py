@@ -1,7 +1,5 @@
 """How offered rows are found: what is asked, and what becomes of each answer [P17]."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

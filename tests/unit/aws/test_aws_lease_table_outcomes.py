@@ -1,7 +1,5 @@
 """What becomes of a write to the lease table, for each way its request can go."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

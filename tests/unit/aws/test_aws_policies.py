@@ -1,7 +1,5 @@
 """The IAM policies allow what this room calls: no less, and nothing more."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

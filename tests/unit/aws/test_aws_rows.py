@@ -1,7 +1,5 @@
 """Items to leases: what the KCL writes, what others write, and what nobody should."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 

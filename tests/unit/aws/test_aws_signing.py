@@ -1,7 +1,5 @@
 """Our signer against botocore's: the same headers, the same signature."""
 
-from __future__ import annotations
-
 from kclrun.aws.signing import HeldCredentials, Signer
 from kclrun.model.wire import WireCredentials
 

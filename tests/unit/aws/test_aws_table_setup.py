@@ -1,7 +1,5 @@
 """Is the lease table there, and may we write to it? Over moto on loopback, and scripted races."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any

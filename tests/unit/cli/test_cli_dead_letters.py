@@ -1,7 +1,5 @@
 """`kclrun dead-letters` over a folder: what it shows, what it chooses, and what it removes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """`kclrun dead-letters redrive` with outputs that a fleet writes, too: SQLite and rolled files."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The making of aggregates: exact sizes, limits, and the keys that route them."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.codec import aggregator as room

@@ -1,7 +1,5 @@
 """GetRecords bodies: what they become, and how each wrong kind is named."""
 
-from __future__ import annotations
-
 import base64
 import json
 import tracemalloc

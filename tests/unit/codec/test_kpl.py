@@ -1,7 +1,5 @@
 """Aggregates: opened whole or delivered raw, with limits; hash ranges; dropping to a checkpoint."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import subprocess

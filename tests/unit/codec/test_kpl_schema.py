@@ -1,7 +1,5 @@
 """`kpl.proto` and the messages built at import say the same."""
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Fields of a message counted without parsing it."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.codec.kpl import count_fields

@@ -1,7 +1,5 @@
 """Which timers fire, and when: `TimerRun` over entries in memory, through losses of the lease."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from kclrun.consuming.timers import TimerRun

@@ -1,7 +1,5 @@
 """The filler on the embedded AWS: what a source gives arrives, and arrives when it says."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """JsonLines: whatever happens, each record is in exactly one finished file, once."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import gzip

@@ -1,7 +1,5 @@
 """ByKey: partial counts."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.testing import replay, run_processor

@@ -1,7 +1,5 @@
 """config/demo.yaml: it loads, and all it names is there."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """DelayByCarrier: partial sums that any crash and any resharding leave right."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json

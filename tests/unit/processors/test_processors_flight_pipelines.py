@@ -1,7 +1,5 @@
 """The flights as a stream, and what the Spark pipelines are measured against: plain Python."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

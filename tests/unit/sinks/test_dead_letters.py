@@ -1,7 +1,5 @@
 """Dead letters in a folder: each once, whole, under the name of its record."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Files that survive a crash at any instruction: the order of the system calls, and what they leave
 behind when one of them fails. The lock of a file: who gets it, and who does not keep it."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

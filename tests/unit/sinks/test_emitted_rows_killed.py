@@ -1,7 +1,5 @@
 """A process that emits is killed again and again: the file must tell the truth every time."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """What user code sees of the state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """Versions of the state: names, bytes, chains, where a lease begins, and what may be deleted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

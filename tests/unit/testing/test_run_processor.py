@@ -1,7 +1,5 @@
 """run_processor and replay: the contract of the runtime, in a unit test."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rows of a lease: which place they go to, and how the places are opened."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A lease process with keyed state: it begins with what its row names, or halts in words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

@@ -1,7 +1,5 @@
 """Outputs of a lease: what waits, what leaves, and what the core is told."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
