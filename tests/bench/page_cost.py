@@ -168,9 +168,9 @@ def _count_writes() -> list[str]:
     def noting(client: WireClient, operation: Operation, *more: object, **named: object) -> object:
         if operation.is_write:
             written.append(operation.name)
-        return ask(client, operation, *more, **named)  # type: ignore[arg-type]
+        return ask(client, operation, *more, **named)
 
-    WireClient.ask = noting  # type: ignore[method-assign, assignment]
+    WireClient.ask = noting
     return written
 
 

@@ -3,7 +3,6 @@
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,7 +21,7 @@ KEYS_A_SHARD = 150
 
 
 @pytest.fixture(scope="module")
-def throttling() -> Iterator[Kinesis]:
+def throttling():
     with start_embedded(limits=True) as embedded:
         yield Kinesis(embedded.kinesis_endpoint)
 

@@ -6,7 +6,6 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,13 @@ from cryptography.x509.oid import NameOID
 
 from kclrun.aws.endpoints import LOOPBACK_REGION, EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.operations import GET_RECORDS, UPDATE_ITEM
-from kclrun.aws.wire import WireClient
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.model.wire import WireEndpoint
 from tests.patience import HUNG_S
 
-MakeClient = Callable[..., WireClient]
-
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _plain_environment(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.startswith("AWS_") or name.lower().endswith("_proxy") or "CA_BUNDLE" in name:
             monkeypatch.delenv(name)
@@ -71,12 +67,8 @@ def resolved(service: str = "kinesis", **settings: Any) -> WireEndpoint:
     ],
 )
 def test_fips_dual_stack_and_partitions_are_resolved(
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    region: str,
-    service: str,
-    host: str,
-) -> None:
+    monkeypatch, environment, region, service, host
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
@@ -87,9 +79,7 @@ def test_fips_dual_stack_and_partitions_are_resolved(
     assert endpoint.region == region
 
 
-def test_an_endpoint_url_comes_from_settings_then_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_endpoint_url_comes_from_settings_then_the_environment(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1111")
     assert resolved().url == "http://127.0.0.1:1111/"
     monkeypatch.setenv("AWS_ENDPOINT_URL_KINESIS", "http://127.0.0.1:2222")
@@ -98,9 +88,7 @@ def test_an_endpoint_url_comes_from_settings_then_the_environment(
     assert resolved(endpoint_url="http://127.0.0.1:3333/x").url == "http://127.0.0.1:3333/x"
 
 
-def test_the_region_comes_from_the_environment_or_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_region_comes_from_the_environment_or_is_asked_for(monkeypatch):
     with pytest.raises(SettingsError, match=r"aws\.region"):
         resolved(region=None)
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
@@ -116,7 +104,7 @@ def test_the_region_comes_from_the_environment_or_is_asked_for(
     assert resolved(region=None).region == "eu-west"
 
 
-def test_an_endpoint_on_this_host_needs_no_region(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_on_this_host_needs_no_region(monkeypatch):
     url = "http://127.0.0.1:4567"
     monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", url)
 
@@ -136,18 +124,14 @@ def test_an_endpoint_on_this_host_needs_no_region(monkeypatch: pytest.MonkeyPatc
         (None, None, None),
     ],
 )
-def test_a_session_for_an_endpoint_on_this_host_has_a_region_for_every_client(
-    url: str | None, given: str | None, region: str | None
-) -> None:
+def test_a_session_for_an_endpoint_on_this_host_has_a_region_for_every_client(url, given, region):
     session = open_session(EndpointSettings(region=given, endpoint_url=url))
 
     assert session.get_config_variable("region") == region
 
 
 @pytest.mark.parametrize("region", [None, "eu-west-1"])
-def test_an_unknown_profile_is_a_settings_error_that_says_who_named_it(
-    region: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_profile_is_a_settings_error_that_says_who_named_it(region, monkeypatch):
     with pytest.raises(SettingsError, match=r"^aws.profile: 'nobody' is not in the AWS conf"):
         resolved(profile="nobody", region=region)
     monkeypatch.setenv("AWS_PROFILE", "nobodys")
@@ -155,9 +139,7 @@ def test_an_unknown_profile_is_a_settings_error_that_says_who_named_it(
         resolved(region=region)
 
 
-def test_proxies_come_from_the_environment_and_respect_no_proxy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_proxies_come_from_the_environment_and_respect_no_proxy(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://user:PASSWORDCANARY@proxy.example:3128")
     endpoint = resolved()
     assert endpoint.proxies == {"https": "http://user:PASSWORDCANARY@proxy.example:3128"}
@@ -168,9 +150,7 @@ def test_proxies_come_from_the_environment_and_respect_no_proxy(
     assert resolved(endpoint_url="http://127.0.0.1:1").proxies == {}
 
 
-def test_a_ca_bundle_comes_from_the_environment_and_must_exist(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_ca_bundle_comes_from_the_environment_and_must_exist(monkeypatch, tmp_path):
     default = resolved().ca_bundle
     assert default is not None
     assert Path(default).exists()
@@ -190,7 +170,7 @@ def test_a_ca_bundle_comes_from_the_environment_and_must_exist(
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificate(tmp_path_factory):
     """A self-signed certificate for 127.0.0.1, with its key, in one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
@@ -223,28 +203,26 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tls(certificate: Path) -> ssl.SSLContext:
+def tls(certificate):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     return context
 
 
 @pytest.fixture
-def tls_server(serve: Any, tls: ssl.SSLContext) -> Any:
+def tls_server(serve, tls):
     return serve(tls)
 
 
-def test_the_ca_bundle_is_what_certificates_are_checked_with(
-    tls_server: Any, make_client: MakeClient, certificate: Path
-) -> None:
+def test_the_ca_bundle_is_what_certificates_are_checked_with(tls_server, make_client, certificate):
     trusting = make_client(tls_server.url, ca_bundle=str(certificate), read_timeout_s=60.0)
     trusting.call(GET_RECORDS, b"{}")
     assert len(tls_server.requests) == 1
 
 
 def test_a_page_over_tls_arrives_whole_and_its_connection_is_kept(
-    tls_server: Any, make_client: MakeClient, certificate: Path
-) -> None:
+    tls_server, make_client, certificate
+):
     page = bytes(range(256)) * 12_000
     tls_server.reply(body=page)
     client = make_client(tls_server.url, ca_bundle=str(certificate), read_timeout_s=60.0)
@@ -256,17 +234,13 @@ def test_a_page_over_tls_arrives_whole_and_its_connection_is_kept(
     assert tls_server.connections == 1
 
 
-def test_an_unknown_certificate_is_refused_before_anything_is_sent(
-    tls_server: Any, make_client: MakeClient
-) -> None:
+def test_an_unknown_certificate_is_refused_before_anything_is_sent(tls_server, make_client):
     with pytest.raises(Unavailable, match=r"certificate refused.*before anything was sent"):
         make_client(tls_server.url, read_timeout_s=60.0).call(UPDATE_ITEM, b"{}")
     assert tls_server.requests == []
 
 
-def test_a_certificate_for_another_name_is_refused(
-    tls_server: Any, make_client: MakeClient, certificate: Path
-) -> None:
+def test_a_certificate_for_another_name_is_refused(tls_server, make_client, certificate):
     client = make_client(
         f"https://localhost:{tls_server.port}", ca_bundle=str(certificate), read_timeout_s=60.0
     )
@@ -274,15 +248,13 @@ def test_a_certificate_for_another_name_is_refused(
         client.call(UPDATE_ITEM, b"{}")
 
 
-def test_checks_can_be_switched_off_only_on_this_host(
-    tls_server: Any, make_client: MakeClient
-) -> None:
+def test_checks_can_be_switched_off_only_on_this_host(tls_server, make_client):
     make_client(tls_server.url, verify=False, read_timeout_s=60.0).call(GET_RECORDS, b"{}")
     with pytest.raises(SettingsError, match="only for an endpoint on this host"):
         make_client("https://kinesis.eu-west-1.amazonaws.com", verify=False)
 
 
-def test_an_unusable_ca_bundle_is_a_settings_error(make_client: MakeClient, tmp_path: Path) -> None:
+def test_an_unusable_ca_bundle_is_a_settings_error(make_client, tmp_path):
     broken = tmp_path / "broken.pem"
     broken.write_text("no certificate")
     with pytest.raises(SettingsError, match=r"broken\.pem"):
@@ -356,7 +328,7 @@ def _relay(source: socket.socket, target: socket.socket) -> None:
 
 
 @pytest.fixture
-def proxies() -> Iterator[Callable[..., Proxy]]:
+def proxies():
     started: list[Proxy] = []
 
     def start(**options: Any) -> Proxy:
@@ -369,8 +341,8 @@ def proxies() -> Iterator[Callable[..., Proxy]]:
 
 
 def test_an_https_request_goes_through_the_proxys_tunnel(
-    tls_server: Any, make_client: MakeClient, certificate: Path, proxies: Callable[..., Proxy]
-) -> None:
+    tls_server, make_client, certificate, proxies
+):
     proxy = proxies()
     client = make_client(
         tls_server.url,
@@ -391,14 +363,8 @@ def test_an_https_request_goes_through_the_proxys_tunnel(
 
 @pytest.mark.parametrize("destination", ["tunneled", "forwarded"])
 def test_a_proxy_may_itself_be_reached_over_tls(
-    *,
-    tls_server: Any,
-    tls: ssl.SSLContext,
-    make_client: MakeClient,
-    certificate: Path,
-    proxies: Callable[..., Proxy],
-    destination: str,
-) -> None:
+    tls_server, tls, make_client, certificate, proxies, destination
+):
     proxy = proxies(tls=tls)
     url = tls_server.url if destination == "tunneled" else "http://kinesis.test/"
     address = f"https://127.0.0.1:{proxy.port}"
@@ -416,9 +382,7 @@ def test_a_proxy_may_itself_be_reached_over_tls(
     assert proxy.seen[0].startswith(first_word)
 
 
-def test_an_http_request_is_handed_to_the_proxy_whole(
-    make_client: MakeClient, proxies: Callable[..., Proxy]
-) -> None:
+def test_an_http_request_is_handed_to_the_proxy_whole(make_client, proxies):
     proxy = proxies()
     client = make_client(
         "http://kinesis.test:4567", proxies={"http": f"http://127.0.0.1:{proxy.port}"}
@@ -432,9 +396,7 @@ def test_an_http_request_is_handed_to_the_proxy_whole(
     assert head.lower().count(b"\r\nhost: kinesis.test:4567\r\n") == 1
 
 
-def test_a_proxy_that_reads_the_request_is_told_who_asks(
-    make_client: MakeClient, proxies: Callable[..., Proxy]
-) -> None:
+def test_a_proxy_that_reads_the_request_is_told_who_asks(make_client, proxies):
     proxy = proxies()
     address = f"http://user:word@127.0.0.1:{proxy.port}"
     client = make_client("http://kinesis.test/", proxies={"http": address})
@@ -447,9 +409,7 @@ def test_a_proxy_that_reads_the_request_is_told_who_asks(
     assert head.lower().count(b"\r\nproxy-authorization: basic dxnlcjp3b3jk\r\n") == 1
 
 
-def test_a_tunnel_that_is_refused_means_nothing_was_sent(
-    tls_server: Any, make_client: MakeClient, proxies: Callable[..., Proxy]
-) -> None:
+def test_a_tunnel_that_is_refused_means_nothing_was_sent(tls_server, make_client, proxies):
     proxy = proxies(refuse=True)
     address = f"http://user:PASSWORDCANARY@127.0.0.1:{proxy.port}"
     client = make_client(tls_server.url, proxies={"https": address}, read_timeout_s=60.0)
@@ -461,6 +421,6 @@ def test_a_tunnel_that_is_refused_means_nothing_was_sent(
     assert tls_server.requests == []
 
 
-def test_a_proxy_of_another_kind_is_a_settings_error(make_client: MakeClient) -> None:
+def test_a_proxy_of_another_kind_is_a_settings_error(make_client):
     with pytest.raises(SettingsError, match="neither"):
         make_client("http://127.0.0.1:1", proxies={"http": "socks5://127.0.0.1:1"})

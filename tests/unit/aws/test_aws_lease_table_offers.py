@@ -1,6 +1,5 @@
 """How offered rows are found: what is asked, and what becomes of each answer [P17]."""
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -8,12 +7,10 @@ import pytest
 
 from kclrun.aws.lease_table import OWNER_INDEX, DynamoLeaseTable
 from kclrun.aws.rows import encode_row
-from kclrun.aws.wire import WireClient
 from kclrun.errors import AccessDenied, InvalidRequest, NotFound, Throttled, Unavailable
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import TRIM_HORIZON
 
-MakeClient = Callable[..., WireClient]
 ROWS = [
     Lease(key=LeaseKey(f"shardId-{number:012}"), checkpoint=TRIM_HORIZON, owner=OFFERED)
     for number in range(250)
@@ -21,7 +18,7 @@ ROWS = [
 
 
 @pytest.fixture
-def table(server: Any, make_client: MakeClient) -> DynamoLeaseTable:
+def table(server, make_client):
     return DynamoLeaseTable(make_client(server.url, service="dynamodb"), "leases")
 
 
@@ -38,9 +35,7 @@ def bodies(server: Any) -> list[Any]:
     return [msgspec.json.decode(request.body) for request in server.requests]
 
 
-def test_the_index_is_asked_for_one_page_and_the_rows_are_read_consistently(
-    server: Any, table: DynamoLeaseTable
-) -> None:
+def test_the_index_is_asked_for_one_page_and_the_rows_are_read_consistently(server, table):
     server.reply(body=index_of(ROWS[:2]))
     server.reply(body=batch_of(ROWS[:2]))
 
@@ -67,14 +62,14 @@ def test_the_index_is_asked_for_one_page_and_the_rows_are_read_consistently(
     assert targets == ["DynamoDB_20120810.Query", "DynamoDB_20120810.BatchGetItem"]
 
 
-def test_where_nothing_is_offered_no_row_is_read(server: Any, table: DynamoLeaseTable) -> None:
+def test_where_nothing_is_offered_no_row_is_read(server, table):
     server.reply(body=index_of([]))
 
     assert table.offered(64) == ()
     assert len(server.requests) == 1
 
 
-def test_no_request_names_more_than_a_hundred_rows(server: Any, table: DynamoLeaseTable) -> None:
+def test_no_request_names_more_than_a_hundred_rows(server, table):
     server.reply(body=index_of(ROWS))
     for start in (0, 100, 200):
         server.reply(body=batch_of(ROWS[start : start + 100]))
@@ -85,7 +80,7 @@ def test_no_request_names_more_than_a_hundred_rows(server: Any, table: DynamoLea
     assert [key["leaseKey"]["S"] for keys in asked for key in keys] == [row.key for row in ROWS]
 
 
-def test_only_as_many_rows_are_read_as_are_wanted(server: Any, table: DynamoLeaseTable) -> None:
+def test_only_as_many_rows_are_read_as_are_wanted(server, table):
     server.reply(body=index_of(ROWS))
     server.reply(body=batch_of(ROWS[:10]))
 
@@ -97,9 +92,7 @@ def test_only_as_many_rows_are_read_as_are_wanted(server: Any, table: DynamoLeas
     assert set(asked) <= {row.key for row in ROWS}
 
 
-def test_a_row_taken_since_the_index_saw_it_is_not_offered(
-    server: Any, table: DynamoLeaseTable
-) -> None:
+def test_a_row_taken_since_the_index_saw_it_is_not_offered(server, table):
     taken = msgspec.structs.replace(ROWS[1], owner=OwnerId("kclrun:a:h:1"))
     server.reply(body=index_of(ROWS[:3]))
     server.reply(body=batch_of([ROWS[0], taken]))  # and the third is gone
@@ -107,9 +100,7 @@ def test_a_row_taken_since_the_index_saw_it_is_not_offered(
     assert table.offered(64) == (ROWS[0],)
 
 
-def test_rows_that_the_service_did_not_get_to_are_left_to_the_next_look(
-    server: Any, table: DynamoLeaseTable
-) -> None:
+def test_rows_that_the_service_did_not_get_to_are_left_to_the_next_look(server, table):
     left = {"leases": {"Keys": [{"leaseKey": {"S": ROWS[1].key}}], "ConsistentRead": True}}
     server.reply(body=index_of(ROWS[:2]))
     server.reply(body=batch_of(ROWS[:1], UnprocessedKeys=left))
@@ -125,9 +116,7 @@ def test_rows_that_the_service_did_not_get_to_are_left_to_the_next_look(
         f"Cannot read from backfilling global secondary index: {OWNER_INDEX}",
     ],
 )
-def test_an_index_that_cannot_be_asked_is_not_found(
-    server: Any, table: DynamoLeaseTable, message: str
-) -> None:
+def test_an_index_that_cannot_be_asked_is_not_found(server, table, message):
     server.refuse(400, "ValidationException", message)
 
     with pytest.raises(NotFound, match=f"leases has no index {OWNER_INDEX}"):
@@ -146,15 +135,7 @@ def test_an_index_that_cannot_be_asked_is_not_found(
     ],
 )
 @pytest.mark.parametrize("at", ["Query", "BatchGetItem"])
-def test_a_refusal_is_raised_as_what_it_is(
-    *,
-    server: Any,
-    table: DynamoLeaseTable,
-    at: str,
-    status: int,
-    code: str,
-    expected: type[Exception],
-) -> None:
+def test_a_refusal_is_raised_as_what_it_is(server, table, at, status, code, expected):
     if at == "BatchGetItem":
         server.reply(body=index_of(ROWS[:1]))
     about = OWNER_INDEX if code == "SerializationException" else "because"
@@ -167,9 +148,7 @@ def test_a_refusal_is_raised_as_what_it_is(
 
 
 @pytest.mark.parametrize("garbled", [b"<html>", b'{"Items":5}', b'{"Responses":[]}'])
-def test_a_garbled_answer_is_unavailable_and_not_an_empty_one(
-    server: Any, table: DynamoLeaseTable, garbled: bytes
-) -> None:
+def test_a_garbled_answer_is_unavailable_and_not_an_empty_one(server, table, garbled):
     server.reply(body=index_of(ROWS[:1]) if b"Responses" in garbled else garbled)
     server.reply(body=garbled)
 

@@ -3,14 +3,12 @@
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kclrun.cli.program import run_program
 
-Project = Callable[..., Path]
 LEAST = "application: orders\nstream: orders\nprocessor: mine:Mine\naws: {endpoint: embedded}\n"
 MINE = """
 from kclrun import RecordProcessor
@@ -24,7 +22,7 @@ number = 3
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     def make(config: str = LEAST, code: str = MINE, mode: int = 0o600) -> Path:
         (tmp_path / "mine.py").write_text(code)
         file = tmp_path / "app.yaml"
@@ -39,7 +37,7 @@ def check(file: Path, *more: str) -> int:
     return run_program(["check", "--no-environment", "--config", str(file), *more])
 
 
-def test_what_is_right_is_reported_so(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_right_is_reported_so(project, capsys):
     assert check(project()) == 0
     assert capsys.readouterr().out.splitlines() == [
         "settings   ok  application orders, stream orders",
@@ -73,9 +71,7 @@ def test_what_is_right_is_reported_so(project: Project, capsys: pytest.CaptureFi
         ),
     ],
 )
-def test_a_wrong_configuration_is_78(
-    project: Project, config: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_configuration_is_78(project, config, said, capsys):
     assert check(project(config)) == 78
     reported = capsys.readouterr().err
     assert said in reported
@@ -83,9 +79,7 @@ def test_a_wrong_configuration_is_78(
     assert "Traceback" not in reported
 
 
-def test_decoders_are_checked_with_the_processor(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_decoders_are_checked_with_the_processor(project, capsys):
     code = MINE + "def plain(data): return data\n"
     assert check(project(LEAST + "decode: mine:plain", code)) == 0
     assert capsys.readouterr().out.endswith("user code  ok  mine:Mine, mine:plain\n")
@@ -96,9 +90,7 @@ def test_decoders_are_checked_with_the_processor(
     )
 
 
-def test_a_schema_registry_needs_its_extra(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_schema_registry_needs_its_extra(project, capsys):
     assert check(project(LEAST + "decode: glue")) == 0
     without = MINE + "import importlib.util\nimportlib.util.find_spec = lambda *_: None\n"
     assert check(project(LEAST + "decode: glue", without)) == 78
@@ -115,9 +107,7 @@ def test_a_schema_registry_needs_its_extra(
         ("import sys; sys.stderr.write('noise\\n'); 1 / 0", "ZeroDivisionError"),
     ],
 )
-def test_a_processor_that_cannot_be_imported_says_why(
-    project: Project, code: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_processor_that_cannot_be_imported_says_why(project, code, said, capsys):
     assert check(project(code=code)) == 78
     reported = capsys.readouterr().err
     assert said in reported
@@ -133,8 +123,8 @@ def test_a_processor_that_cannot_be_imported_says_why(
     ],
 )
 def test_a_method_that_cannot_take_its_arguments_is_found_before_any_shard_halts(
-    project: Project, method: str, takes: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    project, method, takes, capsys
+):
     code = (
         "from kclrun import RecordProcessor\n"
         "class Mine(RecordProcessor):\n"
@@ -146,9 +136,7 @@ def test_a_method_that_cannot_take_its_arguments_is_found_before_any_shard_halts
     assert takes in capsys.readouterr().err
 
 
-def test_a_package_without_init_next_to_an_installed_one_is_explained(
-    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_without_init_next_to_an_installed_one_is_explained(project, tmp_path, capsys):
     (tmp_path / "kclrun").mkdir()
     (tmp_path / "kclrun" / "mine.py").write_text(MINE)
 
@@ -205,9 +193,7 @@ class Kclpy:
         ("kclpy:mine:Kclpy", "Kclpy: process_records is `async def`"),
     ],
 )
-def test_a_method_whose_call_would_run_nothing_is_refused(
-    project: Project, processor: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_method_whose_call_would_run_nothing_is_refused(project, processor, said, capsys):
     """Or every record would count as processed, and its checkpoint pass, with nothing done."""
     manual = "checkpoint: {every: manual, uncheckpointed_max: 10000000}\n"
     config = LEAST.replace("mine:Mine", processor)
@@ -266,19 +252,15 @@ MANUAL = "checkpoint: {every: manual}\n"
     ],
 )
 def test_a_processor_of_single_records_fits_its_settings_or_is_refused(
-    project: Project,
-    processor: str,
-    settings: str,
-    said: str | None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    project, processor, settings, said, capsys
+):
     file = project(LEAST.replace("mine:Mine", f"mine:{processor}") + settings, SINGLE)
 
     assert check(file) == (0 if said is None else 78)
     assert said is None or said in capsys.readouterr().err
 
 
-def test_the_processor_comes_from_path_if_that_is_set(project: Project, tmp_path: Path) -> None:
+def test_the_processor_comes_from_path_if_that_is_set(project, tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "elsewhere.py").write_text(MINE)
     file = project(LEAST.replace("mine:Mine", "elsewhere:Mine"))
@@ -288,8 +270,8 @@ def test_the_processor_comes_from_path_if_that_is_set(project: Project, tmp_path
 
 
 def test_the_processor_does_not_come_from_the_current_folder(
-    project: Project, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    project, tmp_path_factory, monkeypatch
+):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "stray.py").write_text(MINE)
     monkeypatch.chdir(elsewhere)
@@ -297,13 +279,13 @@ def test_the_processor_does_not_come_from_the_current_folder(
     assert check(project(LEAST.replace("mine:Mine", "stray:Mine"))) == 78
 
 
-def test_the_path_goes_before_the_environment(project: Project, tmp_path: Path) -> None:
+def test_the_path_goes_before_the_environment(project, tmp_path):
     (tmp_path / "uvicorn.py").write_text(MINE)
 
     assert check(project(LEAST.replace("mine:Mine", "uvicorn:Mine"))) == 0
 
 
-def test_loading_takes_the_current_folder_off_the_path(tmp_path: Path) -> None:
+def test_loading_takes_the_current_folder_off_the_path(tmp_path):
     (tmp_path / "stray.py").write_text(MINE)
     code = (
         "import sys; from pathlib import Path; from kclrun.loading import load_processor\n"
@@ -318,34 +300,28 @@ def test_loading_takes_the_current_folder_off_the_path(tmp_path: Path) -> None:
     assert "ProcessorLoadError: processor: there is no module stray" in done.stderr
 
 
-def test_a_file_that_others_can_write_is_78(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_others_can_write_is_78(project, capsys):
     assert check(project(mode=0o666)) == 78
     assert "can be written by everybody (mode 0666)" in capsys.readouterr().err
 
 
-def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_schema_is_json(capsys):
     assert run_program(["check", "--schema"]) == 0
     assert '"title": "kclrun"' in capsys.readouterr().out
 
 
-def test_embedded_has_no_leases_to_show_afterwards(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_embedded_has_no_leases_to_show_afterwards(project, capsys):
     assert run_program(["leases", "--config", str(project())]) == 78
     assert "kclrun local --port" in capsys.readouterr().err
 
 
-def test_an_argument_that_cannot_be_read_is_64(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_argument_that_cannot_be_read_is_64(project, capsys):
     assert run_program(["--config", str(project()), "--until", "tomorrow"]) == 64
     assert "Invalid value for '--until'" in capsys.readouterr().err
 
 
 @pytest.fixture
-def out_of_reach(monkeypatch: pytest.MonkeyPatch) -> str:
+def out_of_reach(monkeypatch):
     """Settings of an application whose AWS answers nothing: a start ends soon."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     return LEAST.replace("embedded", "'http://127.0.0.1:9'").replace(
@@ -353,9 +329,7 @@ def out_of_reach(monkeypatch: pytest.MonkeyPatch) -> str:
     )
 
 
-def test_aws_that_does_not_answer_is_69(
-    project: Project, capsys: pytest.CaptureFixture[str], out_of_reach: str
-) -> None:
+def test_aws_that_does_not_answer_is_69(project, capsys, out_of_reach):
     file = project(out_of_reach)
 
     assert run_program(["--config", str(file)]) == 69
@@ -382,8 +356,8 @@ class Quiet(RecordProcessor):
 
 
 def test_rows_without_a_place_are_warned_of_where_the_code_shows_them_and_nothing_is_refused(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+    project, capsys
+):
     file = project(code=EMITTING)
 
     assert check(file) == 0
@@ -396,9 +370,7 @@ def test_rows_without_a_place_are_warned_of_where_the_code_shows_them_and_nothin
     assert "warning" not in capsys.readouterr().out
 
 
-def test_a_start_warns_of_rows_without_a_place_as_check_does(
-    project: Project, capsys: pytest.CaptureFixture[str], out_of_reach: str
-) -> None:
+def test_a_start_warns_of_rows_without_a_place_as_check_does(project, capsys, out_of_reach):
     file = project(out_of_reach, code=EMITTING)
 
     assert run_program(["--config", str(file)]) == 69
@@ -420,9 +392,7 @@ def test_a_start_warns_of_rows_without_a_place_as_check_does(
         ("kclrun completion bash > /dev/full", 69, b"", b"See what its disks have left (df -h"),
     ],
 )
-def test_where_the_output_goes_to_ends_no_verb_with_a_wrong_code(
-    tmp_path: Path, command: str, code: int, out: bytes, err: bytes
-) -> None:
+def test_where_the_output_goes_to_ends_no_verb_with_a_wrong_code(tmp_path, command, code, out, err):
     program = f"{shlex.quote(sys.executable)} -m kclrun"
     script = f"set -o pipefail; {command.replace('kclrun ', f'{program} ', 1)}"
     ended = subprocess.run(["bash", "-c", script], capture_output=True, cwd=tmp_path, check=False)
@@ -435,7 +405,7 @@ def test_where_the_output_goes_to_ends_no_verb_with_a_wrong_code(
 
 
 @pytest.mark.seconds
-def test_a_character_that_the_output_has_not_is_a_question_mark() -> None:
+def test_a_character_that_the_output_has_not_is_a_question_mark():
     script = "import sys; from kclrun import cli; cli._print_in_every_encoding(); print('a…b')"
     ended = subprocess.run(
         [sys.executable, "-c", script],

@@ -34,7 +34,7 @@ def lease(owner: str | None = "kclrun:az1:host:abc", **fields: object) -> Lease:
         (lease("java", pause=Pause(WallTime(1.0))), "owned"),
     ],
 )
-def test_a_row_is_in_one_state(row: Lease, state: str) -> None:
+def test_a_row_is_in_one_state(row, state):
     assert line_of(row, NOW).state == state
 
 
@@ -47,7 +47,7 @@ def test_a_pause_is_reported_with_its_reach_and_its_end():
     assert line_of(paused, WallTime(3_600.0)).note == ""
 
 
-def test_a_checkpoint_is_shortened_for_people_and_whole_for_programs() -> None:
+def test_a_checkpoint_is_shortened_for_people_and_whole_for_programs():
     line = line_of(lease(), NOW)
 
     assert shortened(line.checkpoint) == "49671…789012/3"
@@ -55,7 +55,7 @@ def test_a_checkpoint_is_shortened_for_people_and_whole_for_programs() -> None:
     assert shortened(str(TRIM_HORIZON)) == "TRIM_HORIZON"
 
 
-def test_totals_leave_ended_leases_out() -> None:
+def test_totals_leave_ended_leases_out():
     lines = [
         line_of(lease(), NOW),
         line_of(lease("java"), NOW),
@@ -66,7 +66,7 @@ def test_totals_leave_ended_leases_out() -> None:
     assert totals(lines, "group") == {"(none)": {"owned": 1}, "az1": {"owned": 1}}
 
 
-def test_loads_are_shown_where_a_row_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_loads_are_shown_where_a_row_has_one(capsys):
     measured, new = line_of(lease(load=Load(812.34, 0.0625)), NOW), line_of(lease(), NOW)
 
     print_lines([new])
@@ -81,7 +81,7 @@ def test_loads_are_shown_where_a_row_has_one(capsys: pytest.CaptureFixture[str])
     assert (as_plain(measured)["load_kbps"], as_plain(new)["load_cpu"]) == (812.34, None)
 
 
-def test_a_lease_that_nobody_renews_stands_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lease_that_nobody_renews_stands_out(capsys):
     line = LeaseLine(
         shard="s",
         state="owned",

@@ -1,7 +1,6 @@
 """What `kclrun check` and a start say where AWS refuses each of the destinations."""
 
 import time
-from collections.abc import Iterator
 from email.message import Message
 from typing import Any
 
@@ -27,7 +26,7 @@ def _refuse(method: str, _path: str, headers: Message, _body: bytes) -> tuple[in
 
 
 @pytest.fixture(scope="module")
-def refusing() -> Iterator[str]:
+def refusing():
     with HttpService(_refuse) as service:
         yield service.url
 
@@ -43,9 +42,7 @@ def refusing() -> Iterator[str]:
         ("dynamodb: rows", "cannot use the table rows: DescribeTable: AccessDenied"),
     ],
 )
-def test_an_output_that_is_refused_is_77_with_its_setting_and_call(
-    refusing: str, place: str, words: str
-) -> None:
+def test_an_output_that_is_refused_is_77_with_its_setting_and_call(refusing, place, words):
     aws = _aws(refusing, f"outputs: {{late: {{{place}}}}}")
     ((name, check),) = aws.outputs
     with pytest.raises(AccessDenied) as refused:
@@ -64,9 +61,7 @@ def test_an_output_that_is_refused_is_77_with_its_setting_and_call(
         ("stream: d", "ListShards"),
     ],
 )
-def test_a_place_of_letters_that_is_refused_is_77_with_its_setting_and_call(
-    refusing: str, place: str, call: str
-) -> None:
+def test_a_place_of_letters_that_is_refused_is_77_with_its_setting_and_call(refusing, place, call):
     aws = _aws(refusing, f"on_error: {{then: dead-letter, dead_letter: {{{place}}}}}")
     with pytest.raises(AccessDenied, match=f"^on_error.dead_letter: .*{call}: AccessDenied"):
         aws.check_letters()

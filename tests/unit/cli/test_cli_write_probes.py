@@ -4,7 +4,6 @@ with what to allow. The embedded AWS is behind a server that refuses one action,
 import json
 import re
 import time
-from collections.abc import Iterator
 from email.message import Message
 from typing import Any
 from urllib.parse import parse_qs
@@ -101,7 +100,7 @@ def _denied(action: str, arn: str, target: str, path: str) -> tuple[int, dict[st
 
 
 @pytest.fixture(scope="module")
-def guard(endpoint: str) -> Iterator[_Guard]:
+def guard(endpoint):
     with _Guard(endpoint) as guard:
         yield guard
 
@@ -162,7 +161,7 @@ class _Made:
 
 
 @pytest.fixture(scope="module")
-def made(endpoint: str) -> _Made:
+def made(endpoint):
     return _Made(endpoint)
 
 
@@ -183,8 +182,8 @@ def _check(guard: _Guard, kind: str) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_probe_leaves_nothing_and_is_a_proof_only_where_its_answer_is_one(
-    guard: _Guard, made: _Made, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    guard, made, kind, monkeypatch
+):
     asked: list[str] = []
     monkeypatch.setattr(guard, "asked", asked)
     reported = _check(guard, kind)
@@ -197,8 +196,8 @@ def test_a_probe_leaves_nothing_and_is_a_proof_only_where_its_answer_is_one(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_destination_that_may_only_be_looked_at_is_refused_with_the_action_and_arn_to_allow(
-    guard: _Guard, made: _Made, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    guard, made, kind, monkeypatch
+):
     _, action, arn, _ = KINDS[kind]
     arn = f"arn:aws:{arn.format(ACCOUNT)}"
     monkeypatch.setattr(guard, "refused", (action, arn))
@@ -210,9 +209,7 @@ def test_a_destination_that_may_only_be_looked_at_is_refused_with_the_action_and
     assert made.content() == []
 
 
-def test_the_first_start_of_a_run_is_refused_too(
-    guard: _Guard, config: Any, made: _Made, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_the_first_start_of_a_run_is_refused_too(guard, config, made, monkeypatch, capsys):
     name = re.search(r"stream: (\S+)", config.read_text())
     assert name is not None
     make_stream(WireEndpoint(guard.endpoint, "us-east-1", "us-east-1"), name[1], 1)
@@ -229,9 +226,7 @@ def test_the_first_start_of_a_run_is_refused_too(
         assert f"\n  Allow dynamodb:PutItem on {arn}; `kclrun iam` prints the policy\n" in reported
 
 
-def test_on_spark_the_place_of_letters_is_tried_too(
-    endpoint: str, config: Any, made: _Made, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_on_spark_the_place_of_letters_is_tried_too(endpoint, config, made, monkeypatch, capsys):
     monkeypatch.setattr("kclrun.cli.check._spark", lambda _: "PySpark")
     name = re.search(r"stream: (\S+)", config.read_text())
     assert name is not None
@@ -263,15 +258,13 @@ class _Answering:
     ],
 )
 @pytest.mark.parametrize("probe", [write_probes.probe_queue, write_probes.probe_topic])
-def test_only_a_refusal_of_the_message_itself_is_a_proof(
-    probe: Any, answer: dict[str, Any], kms_key: str | None, reported: str | None
-) -> None:
+def test_only_a_refusal_of_the_message_itself_is_a_proof(probe, answer, kms_key, reported):
     found = probe(_Answering(**answer), "here", kms_key)
     assert (found is None) == (reported is None)
     assert reported is None or reported in found
 
 
-def test_an_unknown_caller_gets_no_advice_and_a_lost_answer_may_be_asked_for_again() -> None:
+def test_an_unknown_caller_gets_no_advice_and_a_lost_answer_may_be_asked_for_again():
     operation = next(each for each in OPERATIONS if each.name == "PutRecords")
 
     def failing(kind: Any, code: str) -> Any:

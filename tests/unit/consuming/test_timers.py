@@ -65,7 +65,7 @@ def give(run: TimerRun, records: list[Record]) -> list[tuple[int, float]]:
     return fired
 
 
-def test_a_timer_before_the_watermark_waits_for_the_next_step_under_another_owner_too() -> None:
+def test_a_timer_before_the_watermark_waits_for_the_next_step_under_another_owner_too():
     shard = Shard()
     run = shard.begin(TRIM_HORIZON)
     assert give(run, [record(1, 100.0)]) == []
@@ -77,7 +77,7 @@ def test_a_timer_before_the_watermark_waits_for_the_next_step_under_another_owne
     assert give(following, [record(4, 101.0)]) == [(4, 99.0)]
 
 
-def test_the_timers_of_a_step_fire_first_where_the_lease_begins_between_them() -> None:
+def test_the_timers_of_a_step_fire_first_where_the_lease_begins_between_them():
     shard = Shard()
     run = shard.begin(TRIM_HORIZON)
     shard.live.set_timer("a", 99.0)

@@ -51,7 +51,7 @@ def await_a_checkpoint(acknowledged: Path, after: int) -> None:
 
 
 @pytest.mark.slow
-def test_no_row_is_lost_or_doubled_however_often_the_process_is_killed(tmp_path: Path):
+def test_no_row_is_lost_or_doubled_however_often_the_process_is_killed(tmp_path):
     seed = seed_of()
     chance = random.Random(seed)
     acknowledged = tmp_path / "acknowledged"
