@@ -4,8 +4,6 @@ A decision that is wrong fails twice. One test in some ten thousand meets a mach
 still for seconds, and passes alone. The second run has one worker. Both print failures whole.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

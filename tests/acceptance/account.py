@@ -3,8 +3,6 @@
 `given()` is the same account inside pytest, for the contract suites.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -3,8 +3,6 @@
 Raises: AssertionError, or the errors of the service, for a check that failed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

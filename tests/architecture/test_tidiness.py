@@ -128,44 +128,20 @@ def everywhere():
     return our_modules() + sample_processors()
 
 
-def test_a_module_fits_into_a_head():
-    found = broken(too_many_lines, everywhere())
-
-    assert not found, "\n".join(found)
-
-
-def test_a_function_fits_on_a_screen():
-    found = broken(long_functions, everywhere())
-
-    assert not found, "\n".join(found)
-
-
-def test_a_module_says_what_it_is():
-    found = broken(missing_docstring, everywhere())
-
-    assert not found, "\n".join(found)
-
-
-def test_the_exports_are_sorted_and_are_the_public_names():
-    found = broken(disordered_exports, our_modules())
-
-    assert not found, "\n".join(found)
-
-
-def test_public_classes_with_a_contract_have_a_docstring():
-    found = broken(silent_public_classes, our_modules())
-
-    assert not found, "\n".join(found)
-
-
-def test_nothing_is_swallowed_wholesale_without_a_reason():
-    found = broken(swallowed_wholesale, everywhere())
-
-    assert not found, "\n".join(found)
-
-
-def test_what_is_dangerous_does_not_occur():
-    found = broken(dangerous_things, everywhere())
+@pytest.mark.parametrize(
+    ("rule", "sources"),
+    [
+        pytest.param(too_many_lines, everywhere, id="a module fits into a head"),
+        pytest.param(long_functions, everywhere, id="a function fits on a screen"),
+        pytest.param(missing_docstring, everywhere, id="a module says what it is"),
+        pytest.param(disordered_exports, our_modules, id="exports are sorted and public"),
+        pytest.param(silent_public_classes, our_modules, id="public classes have a docstring"),
+        pytest.param(swallowed_wholesale, everywhere, id="all is caught only for a reason"),
+        pytest.param(dangerous_things, everywhere, id="what is dangerous does not occur"),
+    ],
+)
+def test_each_rule_holds_everywhere(rule, sources):
+    found = broken(rule, sources())
 
     assert not found, "\n".join(found)
 

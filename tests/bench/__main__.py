@@ -1,7 +1,5 @@
 """`bin/bench`: which rows there are, and running them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

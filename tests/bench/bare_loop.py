@@ -4,8 +4,6 @@ Run by the same launcher as a lease process, in a process of the same make, and 
 the same status slot, so that the runtime is the only difference. No lease, no other thread.
 """
 
-from __future__ import annotations
-
 import os
 
 from kclrun.aws.kinesis import PollingReader

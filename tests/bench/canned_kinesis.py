@@ -6,8 +6,6 @@ first read. It is there to be faster than any client: one thread, kept connectio
 before they are asked for. Rule: it never parses more of a request than it needs.
 """
 
-from __future__ import annotations
-
 import json
 import selectors
 import socket

@@ -5,8 +5,6 @@ fixed column and is written with a few strided stores (20 µs for 10,000 records
 sends the pages costs next to nothing beside a client that decodes them.
 """
 
-from __future__ import annotations
-
 import base64
 import random
 from typing import Final

@@ -4,8 +4,6 @@ A process of its own, for rows that measure their client: bodies are read and dr
 made beforehand. Rule: it never looks at more of a request than its answer needs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

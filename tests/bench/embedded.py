@@ -1,7 +1,5 @@
 """Row `local`: is the embedded Kinesis fast enough that tests and demos measure themselves?"""
 
-from __future__ import annotations
-
 import base64
 import random
 import time

@@ -1,7 +1,5 @@
 """Figures: what was measured, its spread, its target, and whether that is met. No clock in here."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

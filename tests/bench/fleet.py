@@ -1,7 +1,5 @@
 """Row `fleet`: planned moves, the loss of a host, and what a fleet at rest asks of DynamoDB."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Row `hot-keys`: what measuring the keys of a shard adds to the reading of its records."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from typing import Final

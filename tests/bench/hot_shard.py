@@ -6,8 +6,6 @@ the hot one too, at two and a half times what it takes; it cools down to a fifth
 until the producer's flow control is off again; what is left. Then everything is read back.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Row `state`: what keyed state costs: changes, commits, and reading it when a lease begins."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

@@ -1,7 +1,5 @@
 """Rows `latency` and `consumers`: records to user code, by enhanced fan-out and by polling."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import tempfile

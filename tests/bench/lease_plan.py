@@ -1,7 +1,5 @@
 """Row `plan`: how long a manager thinks after a scan of 10,000 leases of 1,000 owners."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from functools import partial

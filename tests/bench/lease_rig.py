@@ -4,8 +4,6 @@ The table is the embedded AWS's (moto in a process of its own), Kinesis is the c
 Rule: every process started here is ended by its pidfd before `LeaseRig` is left.
 """
 
-from __future__ import annotations
-
 import contextlib
 import select
 import signal

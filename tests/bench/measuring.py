@@ -1,7 +1,5 @@
 """Runs variants round-robin (A B A B …) in this process and times each run."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Mapping

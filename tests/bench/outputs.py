@@ -1,7 +1,5 @@
 """Row `outputs`: what emitted rows cost on their way to S3, PostgreSQL and Kinesis."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io

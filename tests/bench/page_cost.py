@@ -1,8 +1,6 @@
 """Row `page`: what the page costs a server, and what the page and `kclrun top` cost where they run,
 at 1,000 shards."""
 
-from __future__ import annotations
-
 import io
 import tempfile
 import time
@@ -170,9 +168,9 @@ def _count_writes() -> list[str]:
     def noting(client: WireClient, operation: Operation, *more: object, **named: object) -> object:
         if operation.is_write:
             written.append(operation.name)
-        return ask(client, operation, *more, **named)  # type: ignore[arg-type]
+        return ask(client, operation, *more, **named)
 
-    WireClient.ask = noting  # type: ignore[method-assign, assignment]
+    WireClient.ask = noting
     return written
 
 

@@ -1,7 +1,5 @@
 """Row `peers`: one stream read by kclrun, and by what a user would take instead."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

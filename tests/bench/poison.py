@@ -1,7 +1,5 @@
 """Row `poison`: what one record at fault costs the 9,999 others of its batch."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Rows `idle` and `start`: what lease processes cost while idle, how fast they begin."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from typing import Any, Final

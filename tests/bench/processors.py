@@ -1,7 +1,5 @@
 """What the lease processes of the bench run as user code."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """kclrun as a user runs it (`python -m kclrun --config …`) over an embedded AWS, for a row."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

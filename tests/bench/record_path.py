@@ -1,7 +1,5 @@
 """Rows `fetch` and `aggregates`: from an HTTP answer to records, on one thread of one process."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from typing import Any, Final
@@ -106,7 +104,7 @@ def _informational(what: str, rate: dict[str, list[float]]) -> list[Figure]:
 
 def _readers(server: CannedServer, shape: str, pages: int) -> dict[str, Variant]:
     """One run of each reads so many pages, ours and the floor more, being faster."""
-    stock, ours, floor = _fetchers(server, shape)
+    stock, ours, floor = _fetchers(server)
     more = pages * _SHARE_OF_STOCK
     return {
         "stock": lambda: _read(stock, shape, pages),
@@ -116,7 +114,7 @@ def _readers(server: CannedServer, shape: str, pages: int) -> dict[str, Variant]
 
 
 def _pollers(server: CannedServer) -> dict[str, Variant]:
-    stock, ours, floor = _fetchers(server, "empty")
+    stock, ours, floor = _fetchers(server)
     return {
         "stock": lambda: _polled(stock),
         "ours": lambda: _polled(ours),
@@ -138,7 +136,7 @@ def _read(fetch_page: Callable[[str], int], shape: str, pages: int) -> float:
     return total
 
 
-def _fetchers(server: CannedServer, shape: str) -> tuple[Callable[[str], int], ...]:
+def _fetchers(server: CannedServer) -> tuple[Callable[[str], int], ...]:
     """Stock, ours, floor: each takes an iterator and returns how many records came."""
     boto = stock_client("kinesis", server.url)
     reader = our_reader(server.url)

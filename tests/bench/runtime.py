@@ -1,7 +1,5 @@
 """Row `runtime`: what the whole runtime adds to the bare loop."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Starts the servers of the bench, and names how clients reach them."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

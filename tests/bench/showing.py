@@ -1,7 +1,5 @@
 """Prints figures: a table where somebody sits at a terminal, one plain line each elsewhere."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

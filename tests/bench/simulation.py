@@ -1,7 +1,5 @@
 """Row `simulation`: how much of a fleet's life the simulator plays in a minute of one core."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Row `records`: single records at the same time against one at a time, and what a call costs."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Row `sink`: what the Kinesis producer costs, and what it does when one shard becomes hot."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final

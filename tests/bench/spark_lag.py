@@ -1,7 +1,5 @@
 """Row `spark-lag`: from putting a record to having its row, by polling and by fan-out."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Row `spark-planning`: what a trigger waits before its tasks run, by the number of shards."""
 
-from __future__ import annotations
-
 import time
 from typing import Final
 

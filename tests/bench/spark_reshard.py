@@ -1,7 +1,5 @@
 """Row `spark-reshard`: what a look of the planner costs after every shard was split."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from support.stream_ports import ModelStream

@@ -5,8 +5,6 @@ the kernel's count; neither servers nor the bench itself are in them. Every batc
 `Watched`, taken as Spark tells that the batch is done.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import tempfile

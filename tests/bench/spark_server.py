@@ -4,8 +4,6 @@ A thread a connection, because a Spark source has one for each shard that it rea
 page that waits for its client must not hold up the others. Signatures are not looked at.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

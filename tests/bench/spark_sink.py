@@ -1,7 +1,5 @@
 """Row `spark-sink`: rows of Spark into a stream."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import msgspec

@@ -1,7 +1,5 @@
 """Row `spark-source`: rows through Spark, really fetched and decoded, to a no-op sink."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final

@@ -8,8 +8,6 @@ bytes into which numbers and instants are stored by columns, a third of a millis
 records, so the server costs little beside a client. Pure: time is an argument.
 """
 
-from __future__ import annotations
-
 import base64
 import random
 from collections.abc import Iterator

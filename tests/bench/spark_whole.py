@@ -1,7 +1,5 @@
 """Row `spark-whole`: a Spark program from its start on, by kclrun and by awslabs' connector."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -4,8 +4,6 @@ It counts rows and sums their lengths in `foreachBatch`, from the oldest record 
 so many rows. A line of its output is the number of rows so far, a line a batch.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """Row `state-moves`: planned moves of leases that have a large state."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

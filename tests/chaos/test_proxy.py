@@ -241,7 +241,7 @@ def test_the_same_seed_hits_the_same_requests(service, proxied):
     assert drawn[0] == drawn[1]
 
 
-def test_signed_requests_stay_valid_on_their_way(tmp_path, proxied):
+def test_signed_requests_stay_valid_on_their_way(proxied):
     with start_embedded(credentials=KEYS) as embedded:
         proxy = proxied(int(embedded.endpoint.rpartition(":")[2]), always("slice", share=0.5))
 

@@ -3,8 +3,6 @@
 DynamoDB is moto's here, on loopback: real HTTP, real expressions.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
@@ -50,7 +48,7 @@ class OneAtATime:
 
 
 @pytest.fixture(scope="session")
-def moto_url() -> Iterator[str]:
+def moto_url():
     server = make_server("127.0.0.1", 0, OneAtATime(dispatcher()), threaded=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -68,13 +66,13 @@ SUBJECTS = ["account"] if given() else ["memory", "dynamodb"]
 
 
 @pytest.fixture(params=SUBJECTS)
-def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+def subject(request):
     """A table without the owner index, as the Java KCL 2.x makes it."""
     yield from opened(request, has_owner_index=False)
 
 
 @pytest.fixture(params=SUBJECTS)
-def indexed(request: pytest.FixtureRequest) -> Iterator[Subject]:
+def indexed(request):
     """A table with the owner index, as kclrun makes it."""
     yield from opened(request, has_owner_index=True)
 

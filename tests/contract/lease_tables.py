@@ -1,7 +1,5 @@
 """A lease table under test, and rows for it. The fixtures: `lease_table_fixtures.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 

@@ -4,8 +4,6 @@ What holds for a change holds over both, or one of them is wrong. Asks, offers a
 `test_lease_table_handoffs.py`, `test_lease_table_late.py`.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -56,7 +54,6 @@ from tests.contract.lease_tables import (
     ME,
     OTHER,
     UNOWNED,
-    Subject,
     changed,
 )
 from tests.patience import HUNG_S
@@ -139,7 +136,7 @@ EVERY = OWNERS_CHANGES | TAKES | DELETES | OTHERS
 
 
 @pytest.mark.parametrize("name", OWNERS_CHANGES)
-def test_an_owners_change_applies_and_adds_one_to_the_counter(subject: Subject, name: str) -> None:
+def test_an_owners_change_applies_and_adds_one_to_the_counter(subject, name):
     table = subject.with_rows(HELD)
 
     outcome = table.write(OWNERS_CHANGES[name])
@@ -150,7 +147,7 @@ def test_an_owners_change_applies_and_adds_one_to_the_counter(subject: Subject, 
     assert outcome.row == table.read(KEY)
 
 
-def test_a_claim_and_a_renewal_change_nothing_else(subject: Subject) -> None:
+def test_a_claim_and_a_renewal_change_nothing_else(subject):
     table = subject.with_rows(HELD)
 
     assert table.write(Claim(KEY, ME, 4)) == Applied(changed(HELD, counter=5))
@@ -159,7 +156,7 @@ def test_a_claim_and_a_renewal_change_nothing_else(subject: Subject) -> None:
     assert measured == Applied(changed(HELD, counter=7, throughput_kbps=0.0001))
 
 
-def test_a_renewal_and_a_checkpoint_write_the_load_or_leave_it(subject: Subject) -> None:
+def test_a_renewal_and_a_checkpoint_write_the_load_or_leave_it(subject):
     table, load = subject.with_rows(HELD), Load(120.5, 0.0125)
 
     assert table.write(Renew(KEY, ME, 4, load=load)) == Applied(changed(HELD, counter=5, load=load))
@@ -172,9 +169,7 @@ def test_a_renewal_and_a_checkpoint_write_the_load_or_leave_it(subject: Subject)
 @pytest.mark.parametrize(
     ("name", "at"), [("checkpoint", AT_7_2), ("end", SHARD_END), ("release", AT_9), ("offer", AT_5)]
 )
-def test_a_position_and_the_cursors_of_the_outputs_are_written_at_once(
-    subject: Subject, name: str, at: ExtendedSequenceNumber
-) -> None:
+def test_a_position_and_the_cursors_of_the_outputs_are_written_at_once(subject, name, at):
     held = changed(HELD, generation=3)
     before = subject.with_rows(held).write(OWNERS_CHANGES[name])
     assert before.row.outputs is None
@@ -194,9 +189,7 @@ def test_a_position_and_the_cursors_of_the_outputs_are_written_at_once(
 @pytest.mark.parametrize(
     ("name", "at"), [("checkpoint", AT_7_2), ("end", SHARD_END), ("release", AT_9), ("offer", AT_5)]
 )
-def test_a_position_and_the_version_of_the_state_are_written_at_once(
-    subject: Subject, name: str, at: ExtendedSequenceNumber
-) -> None:
+def test_a_position_and_the_version_of_the_state_are_written_at_once(subject, name, at):
     held = changed(HELD, state_version="v1")
     assert subject.with_rows(held).write(OWNERS_CHANGES[name]).row.state_version == "v1"
     table = subject.with_rows(held)
@@ -208,13 +201,13 @@ def test_a_position_and_the_version_of_the_state_are_written_at_once(
     assert table.read(KEY) == outcome.row
 
 
-def test_a_checkpoint_without_state_takes_the_version_off_the_row(subject: Subject) -> None:
+def test_a_checkpoint_without_state_takes_the_version_off_the_row(subject):
     table = subject.with_rows(changed(HELD, state_version="v1"))
     table.write(OWNERS_CHANGES["checkpoint without state again"])
     assert table.read(KEY).state_version is None
 
 
-def test_a_checkpoint_moves_the_position_and_clears_switches_and_pending(subject: Subject) -> None:
+def test_a_checkpoint_moves_the_position_and_clears_switches_and_pending(subject):
     table = subject.with_rows(HELD)
 
     outcome = table.write(checkpoint())
@@ -224,9 +217,7 @@ def test_a_checkpoint_moves_the_position_and_clears_switches_and_pending(subject
     )
 
 
-def test_a_checkpoint_inside_an_aggregate_compares_the_sub_sequence_number(
-    subject: Subject,
-) -> None:
+def test_a_checkpoint_inside_an_aggregate_compares_the_sub_sequence_number(subject):
     table = subject.with_rows(changed(HELD, checkpoint=AT_7_2))
 
     refused = table.write(Checkpoint(KEY, ME, 4, AT_9, ExtendedSequenceNumber("7")))
@@ -236,7 +227,7 @@ def test_a_checkpoint_inside_an_aggregate_compares_the_sub_sequence_number(
     assert isinstance(applied, Applied)
 
 
-def test_a_row_without_a_sub_sequence_number_counts_as_sub_0(subject: Subject) -> None:
+def test_a_row_without_a_sub_sequence_number_counts_as_sub_0(subject):
     item = encode_row(HELD)
     del item["checkpointSubSequenceNumber"]
     subject.plant(item)
@@ -248,7 +239,7 @@ def test_a_row_without_a_sub_sequence_number_counts_as_sub_0(subject: Subject) -
     assert outcome.row.checkpoint == AT_7_2
 
 
-def test_an_end_writes_shard_end_and_a_row_can_end_only_once(subject: Subject) -> None:
+def test_an_end_writes_shard_end_and_a_row_can_end_only_once(subject):
     table = subject.with_rows(HELD)
 
     ended = table.write(End(KEY, ME, 4, AT_5))
@@ -259,7 +250,7 @@ def test_an_end_writes_shard_end_and_a_row_can_end_only_once(subject: Subject) -
     assert again == ConditionFailed(row)
 
 
-def test_a_release_at_the_same_position_only_removes_the_owner(subject: Subject) -> None:
+def test_a_release_at_the_same_position_only_removes_the_owner(subject):
     table = subject.with_rows(HELD)
 
     outcome = table.write(Release(KEY, ME, 4, AT_5, AT_5))
@@ -270,7 +261,7 @@ def test_a_release_at_the_same_position_only_removes_the_owner(subject: Subject)
     assert "leaseOwner" not in raw
 
 
-def test_a_release_with_a_moved_position_is_a_checkpoint_too(subject: Subject) -> None:
+def test_a_release_with_a_moved_position_is_a_checkpoint_too(subject):
     table = subject.with_rows(HELD)
 
     outcome = table.write(Release(KEY, ME, 4, AT_9, AT_5))
@@ -280,7 +271,7 @@ def test_a_release_with_a_moved_position_is_a_checkpoint_too(subject: Subject) -
     )
 
 
-def test_an_amendment_puts_parents_and_range_right_and_pins_latest(subject: Subject) -> None:
+def test_an_amendment_puts_parents_and_range_right_and_pins_latest(subject):
     table = subject.with_rows(changed(HELD, parents=frozenset({CHILD_2})))
     right = changed(HELD, parents=frozenset({CHILD_1}), hash_range=HashRange(3, 4))
 
@@ -298,7 +289,7 @@ def test_an_amendment_puts_parents_and_range_right_and_pins_latest(subject: Subj
     assert "parentShardId" not in raw
 
 
-def test_children_are_named_on_the_parent(subject: Subject) -> None:
+def test_children_are_named_on_the_parent(subject):
     table = subject.with_rows(HELD)
 
     table.write(NameChildren(KEY, ME, 4, frozenset({CHILD_1, CHILD_2})))
@@ -308,7 +299,7 @@ def test_children_are_named_on_the_parent(subject: Subject) -> None:
     assert row.children == {CHILD_1, CHILD_2}
 
 
-def test_a_halt_stays_through_renewals_and_takes_until_it_is_resumed(subject: Subject) -> None:
+def test_a_halt_stays_through_renewals_and_takes_until_it_is_resumed(subject):
     table = subject.with_rows(HELD)
     halt = Halt("record 7 failed six times", WallTime(1_700_000_000.5), WallTime(1_600_000_000.25))
 
@@ -326,9 +317,7 @@ def test_a_halt_stays_through_renewals_and_takes_until_it_is_resumed(subject: Su
     assert resumed.row.counter == 7, "an operator's write is not an owner's"
 
 
-def test_a_halt_keeps_milliseconds_and_without_a_waiting_time_the_records_wait_since_it(
-    subject: Subject,
-) -> None:
+def test_a_halt_keeps_milliseconds_and_without_a_waiting_time_the_records_wait_since_it(subject):
     table = subject.with_rows(HELD)
 
     halted = table.write(HaltLease(KEY, ME, 4, Halt("record 7", WallTime(1_700_000_000.12345))))
@@ -340,7 +329,7 @@ def test_a_halt_keeps_milliseconds_and_without_a_waiting_time_the_records_wait_s
 # Takes
 
 
-def test_taking_an_unowned_lease_counts_no_switch(subject: Subject) -> None:
+def test_taking_an_unowned_lease_counts_no_switch(subject):
     table = subject.with_rows(UNOWNED)
 
     outcome = table.write(take(None))
@@ -349,7 +338,7 @@ def test_taking_an_unowned_lease_counts_no_switch(subject: Subject) -> None:
     assert outcome == Applied(expected)
 
 
-def test_taking_from_somebody_else_counts_a_switch(subject: Subject) -> None:
+def test_taking_from_somebody_else_counts_a_switch(subject):
     table = subject.with_rows(changed(HELD, owner=JAVA))
 
     outcome = table.write(take(JAVA))
@@ -359,7 +348,7 @@ def test_taking_from_somebody_else_counts_a_switch(subject: Subject) -> None:
     assert (outcome.row.owner, outcome.row.owner_switches) == (ME, 4)
 
 
-def test_taking_a_lease_that_is_mine_already_counts_no_switch(subject: Subject) -> None:
+def test_taking_a_lease_that_is_mine_already_counts_no_switch(subject):
     table = subject.with_rows(HELD)
 
     outcome = table.write(take(ME))
@@ -369,7 +358,7 @@ def test_taking_a_lease_that_is_mine_already_counts_no_switch(subject: Subject) 
     assert (outcome.row.counter, outcome.row.owner_switches) == (5, HELD.owner_switches)
 
 
-def test_a_take_removes_a_checkpoint_owner_and_every_trace_of_a_hand_off(subject: Subject) -> None:
+def test_a_take_removes_a_checkpoint_owner_and_every_trace_of_a_hand_off(subject):
     item = encode_row(changed(HELD, owner=JAVA, checkpoint_owner=JAVA))
     handoff = {name: {"S": OTHER} for name in ("handoffTo", "offeredTo", "offeredBy")}
     subject.plant(item | handoff | {"handoffAt": {"N": "1"}})
@@ -385,9 +374,7 @@ def test_a_take_removes_a_checkpoint_owner_and_every_trace_of_a_hand_off(subject
 
 
 @pytest.mark.parametrize("seen", [None, JAVA, ME], ids=["unowned", "expired", "its own"])
-def test_a_take_notes_the_instant_of_latest_where_none_stands(
-    subject: Subject, seen: OwnerId | None
-) -> None:
+def test_a_take_notes_the_instant_of_latest_where_none_stands(subject, seen):
     unpinned = changed(HELD, owner=seen, checkpoint=LATEST)
     pins = changed(take(seen), latest_pinned_at=WallTime(1_700_000_000.1239))
 
@@ -399,7 +386,7 @@ def test_a_take_notes_the_instant_of_latest_where_none_stands(
     assert outcome.row == subject.table.read(KEY)
 
 
-def test_a_take_leaves_the_instant_of_latest_that_stands_there(subject: Subject) -> None:
+def test_a_take_leaves_the_instant_of_latest_that_stands_there(subject):
     table = subject.with_rows(changed(HELD, checkpoint=LATEST, latest_pinned_at=WallTime(500.0)))
 
     first = table.write(changed(take(ME), latest_pinned_at=WallTime(900.0)))
@@ -411,7 +398,7 @@ def test_a_take_leaves_the_instant_of_latest_that_stands_there(subject: Subject)
         assert outcome.row.latest_pinned_at == 500.0
 
 
-def test_a_row_whose_owner_is_null_reads_as_unowned_and_can_be_taken(subject: Subject) -> None:
+def test_a_row_whose_owner_is_null_reads_as_unowned_and_can_be_taken(subject):
     nulls = {"leaseOwner": {"NULL": True}, "checkpointOwner": {"NULL": True}}
     subject.plant(encode_row(UNOWNED) | nulls)
 
@@ -429,16 +416,14 @@ def test_a_row_whose_owner_is_null_reads_as_unowned_and_can_be_taken(subject: Su
         pytest.param(changed(HELD, counter=5), take(ME), id="counter moved"),
     ],
 )
-def test_a_take_fails_when_the_row_is_not_as_seen(
-    subject: Subject, row: Lease, change: Take
-) -> None:
+def test_a_take_fails_when_the_row_is_not_as_seen(subject, row, change):
     table = subject.with_rows(row)
 
     assert table.write(change) == ConditionFailed(row)
     assert table.read(KEY) == row
 
 
-def test_of_eight_takers_at_once_one_wins(subject: Subject) -> None:
+def test_of_eight_takers_at_once_one_wins(subject):
     table = subject.with_rows(UNOWNED)
     outcomes: list[object] = []
     barrier = threading.Barrier(8)
@@ -474,9 +459,7 @@ def test_of_eight_takers_at_once_one_wins(subject: Subject) -> None:
         pytest.param(changed(HELD, counter=3), id="a counter behind"),
     ],
 )
-def test_an_owners_change_fails_with_the_row_when_owner_or_counter_differ(
-    subject: Subject, name: str, row: Lease
-) -> None:
+def test_an_owners_change_fails_with_the_row_when_owner_or_counter_differ(subject, name, row):
     table = subject.with_rows(row)
 
     assert table.write(OWNERS_CHANGES[name]) == ConditionFailed(row)
@@ -486,9 +469,7 @@ def test_an_owners_change_fails_with_the_row_when_owner_or_counter_differ(
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", POSITION_CHANGES)
 @pytest.mark.parametrize("at", [AT_9, SHARD_END, ExtendedSequenceNumber("5", 1), TRIM_HORIZON])
-def test_a_write_with_a_position_fails_when_the_row_is_elsewhere(
-    subject: Subject, name: str, at: ExtendedSequenceNumber
-) -> None:
+def test_a_write_with_a_position_fails_when_the_row_is_elsewhere(subject, name, at):
     row = changed(HELD, checkpoint=at)
     table = subject.with_rows(row)
 
@@ -497,7 +478,7 @@ def test_a_write_with_a_position_fails_when_the_row_is_elsewhere(
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_nothing_resurrects_a_deleted_row(subject: Subject, name: str) -> None:
+def test_nothing_resurrects_a_deleted_row(subject, name):
     """A zombie's write fails, whatever it is [I5]."""
     table = subject.with_rows()
 
@@ -507,7 +488,7 @@ def test_nothing_resurrects_a_deleted_row(subject: Subject, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OWNERS_CHANGES | TAKES | OTHERS)
-def test_unknown_attributes_survive_every_change(subject: Subject, name: str) -> None:
+def test_unknown_attributes_survive_every_change(subject, name):
     unknown = {"futureText": {"S": JAVA}, "futureMap": {"M": {"x": {"N": "1"}}}}
     subject.plant(encode_row(HELD) | unknown)
 
@@ -518,7 +499,7 @@ def test_unknown_attributes_survive_every_change(subject: Subject, name: str) ->
     assert {key: raw[key] for key in unknown} == unknown
 
 
-def test_a_counter_never_goes_back_over_a_life(subject: Subject) -> None:
+def test_a_counter_never_goes_back_over_a_life(subject):
     table = subject.with_rows(UNOWNED)
     counters = [4]
     steps: list[Callable[[int], LeaseChange]] = [
@@ -542,7 +523,7 @@ def test_a_counter_never_goes_back_over_a_life(subject: Subject) -> None:
 # Creation and deletion
 
 
-def test_a_created_row_reads_back_as_it_was(subject: Subject) -> None:
+def test_a_created_row_reads_back_as_it_was(subject):
     lease = Lease(
         key=KEY,
         checkpoint=LATEST,
@@ -555,7 +536,7 @@ def test_a_created_row_reads_back_as_it_was(subject: Subject) -> None:
     assert subject.table.read(KEY) == lease
 
 
-def test_a_creation_never_overwrites(subject: Subject) -> None:
+def test_a_creation_never_overwrites(subject):
     table = subject.with_rows(HELD)
 
     outcome = table.write(CreateLease(Lease(key=KEY, checkpoint=TRIM_HORIZON)))
@@ -564,7 +545,7 @@ def test_a_creation_never_overwrites(subject: Subject) -> None:
     assert table.read(KEY) == HELD
 
 
-def test_only_an_ended_lease_is_deleted_as_ended(subject: Subject) -> None:
+def test_only_an_ended_lease_is_deleted_as_ended(subject):
     table = subject.with_rows(HELD)
     assert table.write(DeleteEnded(KEY)) == ConditionFailed(HELD)
 
@@ -574,7 +555,7 @@ def test_only_an_ended_lease_is_deleted_as_ended(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("row", [HELD, UNOWNED])
-def test_a_trimmed_lease_is_deleted_only_as_seen(subject: Subject, row: Lease) -> None:
+def test_a_trimmed_lease_is_deleted_only_as_seen(subject, row):
     table = subject.with_rows(row)
 
     assert table.write(DeleteTrimmed(KEY, row.owner, 3)) == ConditionFailed(row)
@@ -594,7 +575,7 @@ CHILDREN = (child(CHILD_1, KEY), child(CHILD_2, KEY))
 HELD_PARENT = HeldParent(KEY, ME, 4)
 
 
-def test_the_children_of_a_split_are_created_together(subject: Subject) -> None:
+def test_the_children_of_a_split_are_created_together(subject):
     table = subject.with_rows(HELD)
 
     assert table.write(CreateChildren(CHILDREN, (HELD_PARENT,))) == Applied(None)
@@ -604,7 +585,7 @@ def test_the_children_of_a_split_are_created_together(subject: Subject) -> None:
     assert table.read(KEY) == HELD, "the parent is only looked at"
 
 
-def test_a_child_that_exists_is_left_alone_and_does_not_stop_the_other(subject: Subject) -> None:
+def test_a_child_that_exists_is_left_alone_and_does_not_stop_the_other(subject):
     begun = changed(CHILDREN[0], owner=OTHER, counter=17, checkpoint=AT_9)
     table = subject.with_rows(HELD, begun)
 
@@ -614,7 +595,7 @@ def test_a_child_that_exists_is_left_alone_and_does_not_stop_the_other(subject: 
     assert table.read(CHILD_2) == CHILDREN[1]
 
 
-def test_creating_children_again_is_harmless(subject: Subject) -> None:
+def test_creating_children_again_is_harmless(subject):
     table = subject.with_rows(HELD)
     table.write(CreateChildren(CHILDREN, (HELD_PARENT,)))
 
@@ -629,9 +610,7 @@ def test_creating_children_again_is_harmless(subject: Subject) -> None:
         pytest.param(changed(HELD, counter=5), id="counter moved"),
     ],
 )
-def test_no_child_is_created_when_the_parent_is_not_held(
-    subject: Subject, row: Lease | None
-) -> None:
+def test_no_child_is_created_when_the_parent_is_not_held(subject, row):
     table = subject.with_rows(*([] if row is None else [row]))
 
     assert table.write(CreateChildren(CHILDREN, (HELD_PARENT,))) == ConditionFailed(None)
@@ -640,13 +619,13 @@ def test_no_child_is_created_when_the_parent_is_not_held(
     assert table.read(CHILD_2) is None
 
 
-def test_existing_children_do_not_hide_that_the_parent_is_lost(subject: Subject) -> None:
+def test_existing_children_do_not_hide_that_the_parent_is_lost(subject):
     table = subject.with_rows(changed(HELD, owner=OTHER), *CHILDREN)
 
     assert table.write(CreateChildren(CHILDREN, (HELD_PARENT,))) == ConditionFailed(None)
 
 
-def test_the_healer_creates_children_only_of_an_ended_parent(subject: Subject) -> None:
+def test_the_healer_creates_children_only_of_an_ended_parent(subject):
     change = CreateChildren(CHILDREN, (EndedParent(KEY),))
 
     table = subject.with_rows(HELD)
@@ -656,7 +635,7 @@ def test_the_healer_creates_children_only_of_an_ended_parent(subject: Subject) -
     assert table.write(change) == Applied(None)
 
 
-def test_the_child_of_a_merge_needs_a_row_of_either_parent(subject: Subject) -> None:
+def test_the_child_of_a_merge_needs_a_row_of_either_parent(subject):
     other_parent = LeaseKey("shardId-000000000009")
     merged = (child(CHILD_1, KEY, other_parent),)
     change = CreateChildren(merged, (HELD_PARENT, ExistingParent(other_parent)))
@@ -673,11 +652,11 @@ def test_the_child_of_a_merge_needs_a_row_of_either_parent(subject: Subject) -> 
 # Scans
 
 
-def test_an_empty_table_scans_to_no_leases(subject: Subject) -> None:
+def test_an_empty_table_scans_to_no_leases(subject):
     assert [page.leases for page in subject.table.scan()] == [()]
 
 
-def test_a_scan_returns_every_row_once_whatever_the_page_size(subject: Subject) -> None:
+def test_a_scan_returns_every_row_once_whatever_the_page_size(subject):
     rows = [changed(HELD, key=LeaseKey(f"shardId-{number:012}")) for number in range(7)]
     subject.with_rows(*rows)
 
@@ -688,7 +667,7 @@ def test_a_scan_returns_every_row_once_whatever_the_page_size(subject: Subject) 
     assert sorted(lease.key for page in pages for lease in page.leases) == [r.key for r in rows]
 
 
-def test_broken_and_foreign_rows_never_fail_a_scan(subject: Subject) -> None:
+def test_broken_and_foreign_rows_never_fail_a_scan(subject):
     subject.with_rows(HELD)
     subject.plant({"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}})
     subject.plant({"leaseKey": {"S": "no-checkpoint"}, "leaseCounter": {"N": "1"}})
@@ -702,7 +681,7 @@ def test_broken_and_foreign_rows_never_fail_a_scan(subject: Subject) -> None:
     assert sum(page.foreign for page in pages) == 1
 
 
-def test_a_scan_says_in_which_mode_a_kcl_3_fleet_is(subject: Subject) -> None:
+def test_a_scan_says_in_which_mode_a_kcl_3_fleet_is(subject):
     subject.plant(encode_row(HELD))
     state = {"entityType": {"S": "CLIENT_VERSION_MIGRATION"}, "cv": {"S": "CLIENT_VERSION_2X"}}
     subject.plant({"leaseKey": {"S": "Migration3.0"}} | state)
@@ -713,7 +692,7 @@ def test_a_scan_says_in_which_mode_a_kcl_3_fleet_is(subject: Subject) -> None:
     assert sum(page.foreign for page in pages) == 1
 
 
-def test_a_broken_row_is_an_error_to_read_and_refused_to_take(subject: Subject) -> None:
+def test_a_broken_row_is_an_error_to_read_and_refused_to_take(subject):
     subject.plant({"leaseKey": {"S": KEY}, "leaseCounter": {"S": "four"}})
 
     with pytest.raises(InvalidRequest) as raised:
@@ -725,9 +704,7 @@ def test_a_broken_row_is_an_error_to_read_and_refused_to_take(subject: Subject) 
     assert outcome.code == "BrokenRow"
 
 
-def test_a_counter_near_its_last_bit_makes_a_broken_row_and_the_one_before_a_lease_to_take(
-    subject: Subject,
-) -> None:
+def test_a_counter_near_its_last_bit_makes_a_broken_row_and_the_one_before_a_lease_to_take(subject):
     subject.plant(encode_row(UNOWNED) | {"leaseCounter": {"N": str(2**62 - 1)}})
 
     outcome = subject.table.write(take(None, 2**62 - 1))
@@ -741,14 +718,14 @@ def test_a_counter_near_its_last_bit_makes_a_broken_row_and_the_one_before_a_lea
     assert (page.leases, page.broken) == ((), (KEY,))
 
 
-def test_a_lease_row_of_kcl_3_5_with_its_entity_type_is_a_lease(subject: Subject) -> None:
+def test_a_lease_row_of_kcl_3_5_with_its_entity_type_is_a_lease(subject):
     subject.plant(encode_row(HELD) | {"entityType": {"S": "LEASE"}})
 
     assert subject.table.read(KEY) == HELD
 
 
 @pytest.mark.slow
-def test_many_writers_leave_one_history(subject: Subject) -> None:
+def test_many_writers_leave_one_history(subject):
     """Four owners take, renew and lose one lease for a while: every success is its own counter."""
     table = subject.with_rows(UNOWNED)
     won: list[int] = []

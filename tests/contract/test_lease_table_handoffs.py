@@ -1,7 +1,5 @@
 """Asks, offers, forced takes and hand-overs, over every lease table [P16, P17, P18]."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -67,7 +65,7 @@ def litter_of(subject: Subject) -> set[str]:
 # Asks
 
 
-def test_an_ask_is_noted_and_nothing_else_changes(subject: Subject) -> None:
+def test_an_ask_is_noted_and_nothing_else_changes(subject):
     table = subject.with_rows(HELD)
 
     assert table.write(Ask(KEY, OTHER, ME, AT)) == Applied(ASKED)
@@ -84,14 +82,14 @@ def test_an_ask_is_noted_and_nothing_else_changes(subject: Subject) -> None:
         pytest.param(ASKED, id="asked for by me"),
     ],
 )
-def test_an_ask_is_refused_and_the_row_stays(subject: Subject, row: Lease) -> None:
+def test_an_ask_is_refused_and_the_row_stays(subject, row):
     table = subject.with_rows(row)
 
     assert table.write(Ask(KEY, OTHER, ME, AT)) == ConditionFailed(row)
     assert table.read(KEY) == row
 
 
-def test_an_ask_seen_for_too_long_is_replaced(subject: Subject) -> None:
+def test_an_ask_seen_for_too_long_is_replaced(subject):
     table = subject.with_rows(changed(HELD, handoff=Handoff(THIRD, AT)))
 
     outcome = table.write(Ask(KEY, OTHER, ME, WallTime(AT + 30.0), seen=Handoff(THIRD, AT)))
@@ -113,14 +111,14 @@ def test_an_ask_seen_for_too_long_is_replaced(subject: Subject) -> None:
         ),
     ],
 )
-def test_an_ask_that_is_not_the_one_seen_is_not_replaced(subject: Subject, row: Lease) -> None:
+def test_an_ask_that_is_not_the_one_seen_is_not_replaced(subject, row):
     table = subject.with_rows(row)
 
     assert table.write(Ask(KEY, OTHER, ME, AT, Handoff(THIRD, AT))) == ConditionFailed(row)
     assert table.read(KEY) == row
 
 
-def test_an_ask_without_a_time_can_be_replaced(subject: Subject) -> None:
+def test_an_ask_without_a_time_can_be_replaced(subject):
     subject.plant(encode_row(HELD) | {"handoffTo": {"S": THIRD}})
     seen = subject.table.read(KEY)
     assert seen is not None
@@ -137,7 +135,7 @@ def test_an_ask_without_a_time_can_be_replaced(subject: Subject) -> None:
     assert replaced == Applied(ASKED)
 
 
-def test_an_ask_from_time_0_does_not_stand_for_one_with_a_time(subject: Subject) -> None:
+def test_an_ask_from_time_0_does_not_stand_for_one_with_a_time(subject):
     row = changed(HELD, handoff=Handoff(THIRD, AT))
     table = subject.with_rows(row)
 
@@ -145,7 +143,7 @@ def test_an_ask_from_time_0_does_not_stand_for_one_with_a_time(subject: Subject)
     assert table.write(Ask(KEY, OTHER, ME, AT, undated)) == ConditionFailed(row)
 
 
-def test_a_time_without_an_asker_stands_in_nobodys_way(subject: Subject) -> None:
+def test_a_time_without_an_asker_stands_in_nobodys_way(subject):
     subject.plant(encode_row(HELD) | {"handoffAt": {"N": "7"}})
 
     assert subject.table.read(KEY) == HELD
@@ -153,9 +151,7 @@ def test_a_time_without_an_asker_stands_in_nobodys_way(subject: Subject) -> None
 
 
 @pytest.mark.parametrize("at", [AT, None], ids=["dated", "undated"])
-def test_a_withdrawn_ask_is_gone_and_nothing_else_changes(
-    subject: Subject, at: WallTime | None
-) -> None:
+def test_a_withdrawn_ask_is_gone_and_nothing_else_changes(subject, at):
     when = {} if at is None else {"handoffAt": {"N": "7"}}
     subject.plant(encode_row(HELD) | {"handoffTo": {"S": OTHER}} | when)
 
@@ -172,16 +168,14 @@ def test_a_withdrawn_ask_is_gone_and_nothing_else_changes(
         pytest.param(OFFERED_ROW, id="offered to me"),
     ],
 )
-def test_only_our_own_ask_is_withdrawn(subject: Subject, row: Lease) -> None:
+def test_only_our_own_ask_is_withdrawn(subject, row):
     table = subject.with_rows(row)
 
     assert table.write(Withdraw(KEY, OTHER)) == ConditionFailed(row)
     assert table.read(KEY) == row
 
 
-def test_a_declined_offer_is_one_to_whoever_comes_by_the_one_who_declined(
-    subject: Subject,
-) -> None:
+def test_a_declined_offer_is_one_to_whoever_comes_by_the_one_who_declined(subject):
     table = subject.with_rows(OFFERED_ROW)
 
     declined = changed(OFFERED_ROW, offered_to=None, offered_by=OTHER, counter=5)
@@ -200,7 +194,7 @@ def test_a_declined_offer_is_one_to_whoever_comes_by_the_one_who_declined(
         pytest.param(changed(OFFERED_ROW, owner=None), id="no owner"),
     ],
 )
-def test_only_an_offer_to_us_as_it_was_seen_is_declined(subject: Subject, row: Lease) -> None:
+def test_only_an_offer_to_us_as_it_was_seen_is_declined(subject, row):
     table = subject.with_rows(row)
 
     assert table.write(Decline(KEY, OTHER, 4)) == ConditionFailed(row)
@@ -223,7 +217,7 @@ DROPS: dict[str, LeaseChange] = {
 
 
 @pytest.mark.parametrize("name", STAYS)
-def test_an_ask_stays_through_the_owners_other_writes(subject: Subject, name: str) -> None:
+def test_an_ask_stays_through_the_owners_other_writes(subject, name):
     table = subject.with_rows(ASKED)
 
     outcome = table.write(STAYS[name])
@@ -234,7 +228,7 @@ def test_an_ask_stays_through_the_owners_other_writes(subject: Subject, name: st
 
 
 @pytest.mark.parametrize("name", DROPS)
-def test_every_trace_of_a_hand_off_goes_with_the_lease(subject: Subject, name: str) -> None:
+def test_every_trace_of_a_hand_off_goes_with_the_lease(subject, name):
     table = subject.with_rows(LITTERED)
 
     assert isinstance(table.write(DROPS[name]), Applied)
@@ -243,9 +237,7 @@ def test_every_trace_of_a_hand_off_goes_with_the_lease(subject: Subject, name: s
 
 
 @pytest.mark.parametrize("throughput", [None, 12.5])
-def test_a_renewal_can_drop_an_ask_and_nothing_else(
-    subject: Subject, throughput: float | None
-) -> None:
+def test_a_renewal_can_drop_an_ask_and_nothing_else(subject, throughput):
     table = subject.with_rows(changed(ASKED, throughput_kbps=12.5, taken_from=JAVA))
 
     outcome = table.write(Renew(KEY, ME, 4, throughput, drops_ask=True))
@@ -254,7 +246,7 @@ def test_a_renewal_can_drop_an_ask_and_nothing_else(
     assert litter_of(subject) == set()
 
 
-def test_half_an_ask_is_dropped_too(subject: Subject) -> None:
+def test_half_an_ask_is_dropped_too(subject):
     subject.plant(encode_row(HELD) | {"handoffAt": {"N": "7"}})
 
     assert subject.table.write(Renew(KEY, ME, 4, drops_ask=True)) == Applied(
@@ -267,9 +259,7 @@ def test_half_an_ask_is_dropped_too(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("to", [None, OTHER], ids=["to whoever comes", "to the asker"])
-def test_an_offer_gives_the_lease_away_and_stays_where_it_is(
-    subject: Subject, to: OwnerId | None
-) -> None:
+def test_an_offer_gives_the_lease_away_and_stays_where_it_is(subject, to):
     table = subject.with_rows(LITTERED)
 
     outcome = table.write(Offer(KEY, ME, 4, AT_5, AT_5, to))
@@ -279,9 +269,7 @@ def test_an_offer_gives_the_lease_away_and_stays_where_it_is(
 
 
 @pytest.mark.parametrize("to", [None, OTHER], ids=["to whoever comes", "to the asker"])
-def test_an_offer_with_a_moved_position_is_a_checkpoint_too(
-    subject: Subject, to: OwnerId | None
-) -> None:
+def test_an_offer_with_a_moved_position_is_a_checkpoint_too(subject, to):
     table = subject.with_rows(changed(LITTERED, died_on=DiedOn("host-1", AT_5)))
 
     outcome = table.write(Offer(KEY, ME, 4, AT_7_2, AT_5, to))
@@ -316,9 +304,7 @@ OWNED_ELSEWHERE: dict[str, dict[str, Any]] = {
 }
 
 
-def test_an_offer_after_deaths_says_where_and_progress_or_a_resume_forgets_it(
-    subject: Subject,
-) -> None:
+def test_an_offer_after_deaths_says_where_and_progress_or_a_resume_forgets_it(subject):
     died = DiedOn("host-1", AT_5)
     table = subject.with_rows(changed(HELD, handoff=Handoff(THIRD, AT)))
 
@@ -346,13 +332,7 @@ def test_an_offer_after_deaths_says_where_and_progress_or_a_resume_forgets_it(
 @pytest.mark.parametrize("last", [AT_5, AT_7_2], ids=str)
 @pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves"])
 @pytest.mark.parametrize("other", ELSEWHERE | OWNED_ELSEWHERE)
-def test_an_offer_is_refused_and_the_row_stays(
-    subject: Subject,
-    to: OwnerId | None,
-    last: ExtendedSequenceNumber,
-    moves: bool,
-    other: str,
-) -> None:
+def test_an_offer_is_refused_and_the_row_stays(subject, to, last, moves, other):
     as_seen = changed(HELD, checkpoint=last)
     row = changed(as_seen, **(ELSEWHERE | OWNED_ELSEWHERE)[other])
     change = Offer(KEY, ME, 4, AT_9 if moves else last, last, to)
@@ -362,7 +342,7 @@ def test_an_offer_is_refused_and_the_row_stays(
     assert isinstance(subject.with_rows(as_seen).write(change), Applied)
 
 
-def test_an_offered_lease_is_taken_as_anybodys(subject: Subject) -> None:
+def test_an_offered_lease_is_taken_as_anybodys(subject):
     table = subject.with_rows(OFFERED_ROW)
 
     outcome = table.write(Take(KEY, OTHER, OFFERED, 4, 10.0, "LATEST"))
@@ -384,7 +364,7 @@ def rows_of(count: int, **fields: Any) -> list[Lease]:
     ]
 
 
-def test_offered_rows_are_found_and_no_others(indexed: Subject) -> None:
+def test_offered_rows_are_found_and_no_others(indexed):
     offered = changed(OFFERED_ROW, key=LeaseKey("shardId-offered"))
     owned = [
         changed(HELD, key=LeaseKey(f"shardId-{owner}"), owner=owner)
@@ -395,18 +375,18 @@ def test_offered_rows_are_found_and_no_others(indexed: Subject) -> None:
     assert table.offered(10) == (offered,)
 
 
-def test_without_offers_none_are_found(indexed: Subject) -> None:
+def test_without_offers_none_are_found(indexed):
     assert indexed.with_rows(HELD).offered(10) == ()
 
 
-def test_a_broken_offered_row_hides_no_other(indexed: Subject) -> None:
+def test_a_broken_offered_row_hides_no_other(indexed):
     table = indexed.with_rows(OFFERED_ROW)
     indexed.plant({"leaseKey": {"S": "broken"}, "leaseOwner": {"S": OFFERED}})
 
     assert table.offered(10) == (OFFERED_ROW,)
 
 
-def test_among_many_offered_rows_some_are_chosen_at_random(indexed: Subject) -> None:
+def test_among_many_offered_rows_some_are_chosen_at_random(indexed):
     rows = rows_of(30)
     table = indexed.with_rows(*rows)
 
@@ -417,14 +397,14 @@ def test_among_many_offered_rows_some_are_chosen_at_random(indexed: Subject) -> 
     assert len({frozenset(row.key for row in look) for look in looks}) > 1
 
 
-def test_more_offered_rows_than_one_request_may_name_are_all_read(indexed: Subject) -> None:
+def test_more_offered_rows_than_one_request_may_name_are_all_read(indexed):
     rows = rows_of(105)
     table = indexed.with_rows(*rows)
 
     assert {row.key for row in table.offered(1_000)} == {row.key for row in rows}
 
 
-def test_a_table_without_the_index_says_so(subject: Subject) -> None:
+def test_a_table_without_the_index_says_so(subject):
     with pytest.raises(NotFound):
         subject.with_rows(OFFERED_ROW).offered(10)
 
@@ -432,7 +412,7 @@ def test_a_table_without_the_index_says_so(subject: Subject) -> None:
 # Takes by force
 
 
-def test_a_take_by_force_notes_whom_it_was_taken_from(subject: Subject) -> None:
+def test_a_take_by_force_notes_whom_it_was_taken_from(subject):
     table = subject.with_rows(changed(HELD, owner=JAVA))
 
     outcome = table.write(take(JAVA, forced=True))
@@ -443,7 +423,7 @@ def test_a_take_by_force_notes_whom_it_was_taken_from(subject: Subject) -> None:
     assert outcome.row.owner_switches == HELD.owner_switches + 1
 
 
-def test_a_take_by_force_notes_the_instant_of_latest(subject: Subject) -> None:
+def test_a_take_by_force_notes_the_instant_of_latest(subject):
     table = subject.with_rows(changed(HELD, owner=JAVA, checkpoint=LATEST))
 
     outcome = table.write(changed(take(JAVA, forced=True), latest_pinned_at=AT))
@@ -461,7 +441,7 @@ def test_a_take_by_force_notes_the_instant_of_latest(subject: Subject) -> None:
         pytest.param(changed(HELD, owner=JAVA, counter=5), id="counter moved"),
     ],
 )
-def test_a_take_by_force_fails_when_the_row_is_not_as_seen(subject: Subject, row: Lease) -> None:
+def test_a_take_by_force_fails_when_the_row_is_not_as_seen(subject, row):
     table = subject.with_rows(row)
 
     assert table.write(take(JAVA, forced=True)) == ConditionFailed(row)
@@ -469,9 +449,7 @@ def test_a_take_by_force_fails_when_the_row_is_not_as_seen(subject: Subject, row
 
 
 @pytest.mark.parametrize("seen", [None, OTHER, OFFERED])
-def test_nobody_but_a_java_owner_can_be_taken_from_by_force(
-    subject: Subject, seen: OwnerId | None
-) -> None:
+def test_nobody_but_a_java_owner_can_be_taken_from_by_force(subject, seen):
     row = changed(HELD, owner=seen)
     table = subject.with_rows(row)
 
@@ -481,9 +459,7 @@ def test_nobody_but_a_java_owner_can_be_taken_from_by_force(
 
 
 @pytest.mark.parametrize("seen", [None, OTHER, OFFERED, ME])
-def test_whom_it_was_taken_from_stays_through_later_takes(
-    subject: Subject, seen: OwnerId | None
-) -> None:
+def test_whom_it_was_taken_from_stays_through_later_takes(subject, seen):
     """Whoever starts on the row must still wait [P18]."""
     table = subject.with_rows(changed(HELD, owner=seen, taken_from=JAVA))
 
@@ -494,7 +470,7 @@ def test_whom_it_was_taken_from_stays_through_later_takes(
     assert outcome.row.taken_from == JAVA
 
 
-def test_only_a_claim_that_waited_forgets_whom_it_was_taken_from(subject: Subject) -> None:
+def test_only_a_claim_that_waited_forgets_whom_it_was_taken_from(subject):
     forced = changed(HELD, taken_from=JAVA)
     table = subject.with_rows(forced)
 
@@ -517,7 +493,7 @@ HAND_OVERS: dict[str, HandOver] = {
 }
 
 
-def test_a_hand_over_lets_the_next_owner_begin(subject: Subject) -> None:
+def test_a_hand_over_lets_the_next_owner_begin(subject):
     table = subject.with_rows(changed(HANDED, handoff=ASK, offered_to=OTHER, offered_by=OTHER))
 
     outcome = table.write(HAND_OVERS["hand over"])
@@ -528,7 +504,7 @@ def test_a_hand_over_lets_the_next_owner_begin(subject: Subject) -> None:
     assert not raw.keys() & (LITTER | {"checkpointOwner"})
 
 
-def test_a_hand_over_with_a_moved_position_is_a_checkpoint_too(subject: Subject) -> None:
+def test_a_hand_over_with_a_moved_position_is_a_checkpoint_too(subject):
     table = subject.with_rows(HANDED)
 
     outcome = table.write(HAND_OVERS["checkpoint and hand over"])
@@ -542,9 +518,7 @@ def test_a_hand_over_with_a_moved_position_is_a_checkpoint_too(subject: Subject)
 @pytest.mark.parametrize("last", [AT_5, AT_7_2], ids=str)
 @pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves"])
 @pytest.mark.parametrize("other", ELSEWHERE | NEXT_ELSEWHERE)
-def test_a_hand_over_is_refused_and_the_row_stays(
-    subject: Subject, last: ExtendedSequenceNumber, moves: bool, other: str
-) -> None:
+def test_a_hand_over_is_refused_and_the_row_stays(subject, last, moves, other):
     as_seen = changed(HANDED, checkpoint=last)
     row = changed(as_seen, **(ELSEWHERE | NEXT_ELSEWHERE)[other])
     change = HandOver(KEY, ME, JAVA, 4, AT_9 if moves else last, last)
@@ -565,7 +539,7 @@ def test_a_hand_over_is_refused_and_the_row_stays(
         *(pytest.param(change, id=name) for name, change in HAND_OVERS.items()),
     ],
 )
-def test_none_of_them_resurrects_a_deleted_row(subject: Subject, change: LeaseChange) -> None:
+def test_none_of_them_resurrects_a_deleted_row(subject, change):
     """I5."""
     table = subject.with_rows()
 

@@ -1,14 +1,12 @@
 """The late checkpoint: what was fully processed when the lease was lost, only forward [P19, I2]."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kclrun.aws.rows import decode_row, encode_row
 from kclrun.errors import InvariantViolation
-from kclrun.model.lease import OFFERED, Handoff, Lease, OwnerId
+from kclrun.model.lease import OFFERED, Handoff
 from kclrun.model.sequence import (
     AT_TIMESTAMP,
     LATEST,
@@ -28,7 +26,6 @@ from tests.contract.lease_tables import (
     KEY,
     ME,
     OTHER,
-    Subject,
     changed,
 )
 
@@ -39,9 +36,7 @@ LATE = LateCheckpoint(KEY, ME, AT_5, AT_9)
 
 
 @pytest.mark.parametrize("owner", [OTHER, OFFERED, None])
-def test_a_late_checkpoint_moves_the_position_and_nothing_of_the_owners(
-    subject: Subject, owner: OwnerId | None
-) -> None:
+def test_a_late_checkpoint_moves_the_position_and_nothing_of_the_owners(subject, owner):
     row = changed(LOST, owner=owner, handoff=Handoff(ME, WallTime(1.0)), taken_from=JAVA)
     table = subject.with_rows(row)
 
@@ -51,7 +46,7 @@ def test_a_late_checkpoint_moves_the_position_and_nothing_of_the_owners(
     assert table.read(KEY) == outcome.row
 
 
-def test_it_applies_where_the_owner_is_null(subject: Subject) -> None:
+def test_it_applies_where_the_owner_is_null(subject):
     subject.plant(encode_row(changed(LOST, owner=None)) | {"leaseOwner": {"NULL": True}})
 
     assert isinstance(subject.table.write(LATE), Applied)
@@ -72,12 +67,7 @@ def test_it_applies_where_the_owner_is_null(subject: Subject) -> None:
 )
 @pytest.mark.parametrize("last", [AT_5, ExtendedSequenceNumber("5", 1)], ids=str)
 @pytest.mark.parametrize("position", [AT_9, ExtendedSequenceNumber("9", 1)], ids=str)
-def test_it_is_refused_and_the_row_stays(
-    subject: Subject,
-    row: Lease,
-    last: ExtendedSequenceNumber,
-    position: ExtendedSequenceNumber,
-) -> None:
+def test_it_is_refused_and_the_row_stays(subject, row, last, position):
     row = changed(row, checkpoint=last) if row.checkpoint == AT_5 else row
     row = changed(row, checkpoint=position) if row.checkpoint == AT_9 else row
     change = LateCheckpoint(KEY, ME, last, position)
@@ -88,14 +78,14 @@ def test_it_is_refused_and_the_row_stays(
     assert isinstance(subject.with_rows(as_seen).write(change), Applied)
 
 
-def test_it_resurrects_no_deleted_row(subject: Subject) -> None:
+def test_it_resurrects_no_deleted_row(subject):
     """I5."""
     assert subject.with_rows().write(LATE) == ConditionFailed(None)
     assert subject.raw(KEY) is None
 
 
 @pytest.mark.parametrize("position", SENTINELS, ids=str)
-def test_it_is_never_a_sentinel(subject: Subject, position: ExtendedSequenceNumber) -> None:
+def test_it_is_never_a_sentinel(subject, position):
     table = subject.with_rows(LOST)
 
     with pytest.raises(InvariantViolation, match="late checkpoint"):
@@ -103,7 +93,7 @@ def test_it_is_never_a_sentinel(subject: Subject, position: ExtendedSequenceNumb
     assert table.read(KEY) == LOST
 
 
-def test_it_applies_only_once(subject: Subject) -> None:
+def test_it_applies_only_once(subject):
     table = subject.with_rows(LOST)
     table.write(LATE)
 
@@ -160,11 +150,7 @@ def cases(
 @example((AT_5, AT_5, AT_5), True)
 @example((SHARD_END, AT_5, AT_9), False)
 @example((SHARD_END, AT_5, ExtendedSequenceNumber("9" * 129)), False)
-def test_it_applies_exactly_from_the_last_position_to_below_the_new_one(
-    subject: Subject,
-    case: tuple[ExtendedSequenceNumber, ExtendedSequenceNumber, ExtendedSequenceNumber],
-    has_no_sub: bool,
-) -> None:
+def test_it_applies_exactly_from_the_last_position_to_below_the_new_one(subject, case, has_no_sub):
     last, at, new = case
     item = encode_row(changed(LOST, checkpoint=at))
     if has_no_sub:

@@ -1,12 +1,10 @@
 """A reset by an operator, and writes that come late to it: none of them undoes it [K4, R1]."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 
 from kclrun.errors import InvariantViolation
-from kclrun.model.lease import DiedOn, Halt, Handoff, Lease, OwnerId
+from kclrun.model.lease import DiedOn, Halt, Handoff, Lease
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
@@ -34,7 +32,7 @@ from kclrun.protocol.writes import (
     ResetLease,
     Take,
 )
-from tests.contract.lease_tables import AT_5, AT_9, CHILD_1, HELD, KEY, ME, OTHER, Subject, changed
+from tests.contract.lease_tables import AT_5, AT_9, CHILD_1, HELD, KEY, ME, OTHER, changed
 
 pytest_plugins = ("tests.contract.lease_table_fixtures",)
 
@@ -76,11 +74,8 @@ def reset_to(
 )
 @pytest.mark.parametrize("last", [AT_5, SHARD_END], ids=str)
 def test_a_reset_row_is_as_the_first_sync_makes_it_and_halted_in_the_next_generation(
-    subject: Subject,
-    last: ExtendedSequenceNumber,
-    position: ExtendedSequenceNumber,
-    pinned_at: WallTime | None,
-) -> None:
+    subject, last, position, pinned_at
+):
     row = changed(USED, checkpoint=last)
     table = subject.with_rows(row)
 
@@ -106,9 +101,7 @@ def test_a_reset_row_is_as_the_first_sync_makes_it_and_halted_in_the_next_genera
     [changed(USED, owner=OTHER), changed(USED, counter=5), changed(USED, checkpoint=AT_9)],
     ids=["another owner", "renewed", "moved late"],
 )
-def test_a_row_that_is_not_as_seen_is_neither_reset_nor_deleted(
-    subject: Subject, row: Lease
-) -> None:
+def test_a_row_that_is_not_as_seen_is_neither_reset_nor_deleted(subject, row):
     table = subject.with_rows(row)
 
     assert table.write(reset_to(TRIM_HORIZON)) == ConditionFailed(row)
@@ -120,9 +113,7 @@ def test_a_row_that_is_not_as_seen_is_neither_reset_nor_deleted(
 
 
 @pytest.mark.parametrize("position", [SHARD_END, AT_9.at_tick(1)], ids=str)
-def test_a_reset_never_ends_a_shard_without_children_and_never_keeps_a_tick(
-    subject: Subject, position: ExtendedSequenceNumber
-) -> None:
+def test_a_reset_never_ends_a_shard_without_children_and_never_keeps_a_tick(subject, position):
     table = subject.with_rows(USED)
     reset = msgspec.structs.replace(reset_to(position), children=frozenset())
 
@@ -155,9 +146,7 @@ LATE: dict[str, LeaseChange] = {
 @pytest.mark.parametrize("name", LATE)
 @pytest.mark.parametrize("position", [TRIM_HORIZON, LATEST, AT_TIME, AT_5], ids=str)
 @pytest.mark.parametrize("is_taken", [False, True], ids=["unowned", "taken by the next fleet"])
-def test_no_write_of_a_former_owner_undoes_a_reset(
-    subject: Subject, position: ExtendedSequenceNumber, name: str, *, is_taken: bool
-) -> None:
+def test_no_write_of_a_former_owner_undoes_a_reset(subject, position, name, *, is_taken):
     table = subject.with_rows(USED)
     table.write(reset_to(position))
     if is_taken:
@@ -170,9 +159,7 @@ def test_no_write_of_a_former_owner_undoes_a_reset(
 
 
 @pytest.mark.parametrize("generation", [0, 2])
-def test_a_late_checkpoint_of_the_same_generation_applies(
-    subject: Subject, generation: int
-) -> None:
+def test_a_late_checkpoint_of_the_same_generation_applies(subject, generation):
     row = changed(HELD, owner=OTHER, generation=generation)
     table = subject.with_rows(row)
 
@@ -183,9 +170,7 @@ def test_a_late_checkpoint_of_the_same_generation_applies(
 
 
 @pytest.mark.parametrize("owner", [None, OTHER])
-def test_a_finished_reset_lifts_its_own_halt_and_touches_nothing_else(
-    subject: Subject, owner: OwnerId | None
-) -> None:
+def test_a_finished_reset_lifts_its_own_halt_and_touches_nothing_else(subject, owner):
     row = changed(HELD, owner=owner, checkpoint=TRIM_HORIZON, generation=3, halt=HALT)
     table = subject.with_rows(row)
 
@@ -197,7 +182,7 @@ def test_a_finished_reset_lifts_its_own_halt_and_touches_nothing_else(
     assert again == ConditionFailed(changed(row, halt=None))
 
 
-def test_a_row_that_will_be_deleted_is_halted_where_it_is(subject: Subject) -> None:
+def test_a_row_that_will_be_deleted_is_halted_where_it_is(subject):
     table = subject.with_rows(USED)
 
     outcome = table.write(HaltForReset(KEY, ME, 4, HALT))

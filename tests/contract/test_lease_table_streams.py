@@ -1,7 +1,5 @@
 """One contract, every lease table: leases of several streams, beside those of the Java KCL."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -17,12 +15,11 @@ from kclrun.protocol.writes import (
     CreateLease,
     EndedParent,
     HeldParent,
-    LeaseChange,
     NameChildren,
     Renew,
     Take,
 )
-from tests.contract.lease_tables import AT_5, AT_7_2, ENDED, HELD, JAVA, ME, Subject, changed
+from tests.contract.lease_tables import AT_5, AT_7_2, ENDED, HELD, JAVA, ME, changed
 
 pytest_plugins = ("tests.contract.lease_table_fixtures",)
 
@@ -55,9 +52,7 @@ def child(key: LeaseKey, *parents: LeaseKey) -> Lease:
     return Lease(key=key, checkpoint=TRIM_HORIZON, parents=frozenset(parents))
 
 
-def test_a_created_row_reads_back_as_it_was_and_stands_there_as_the_kcl_writes_it(
-    subject: Subject,
-) -> None:
+def test_a_created_row_reads_back_as_it_was_and_stands_there_as_the_kcl_writes_it(subject):
     lease = child(CHILD, PARENT)
 
     assert subject.table.write(CreateLease(lease)) == Applied(None)
@@ -70,7 +65,7 @@ def test_a_created_row_reads_back_as_it_was_and_stands_there_as_the_kcl_writes_i
     assert raw["parentShardId"] == {"SS": ["shardId-000000000000"]}
 
 
-def test_a_row_of_a_java_worker_is_read_with_its_family_qualified(subject: Subject) -> None:
+def test_a_row_of_a_java_worker_is_read_with_its_family_qualified(subject):
     subject.plant(JAVA_ROW)
 
     (page,) = subject.table.scan()
@@ -79,7 +74,7 @@ def test_a_row_of_a_java_worker_is_read_with_its_family_qualified(subject: Subje
     assert subject.table.read(PARENT) == page.leases[0]
 
 
-def test_children_are_named_by_their_bare_ids_and_read_back_qualified(subject: Subject) -> None:
+def test_children_are_named_by_their_bare_ids_and_read_back_qualified(subject):
     table = subject.with_rows(MINE)
 
     outcome = table.write(NameChildren(PARENT, ME, 4, CHILDREN))
@@ -97,9 +92,7 @@ def test_children_are_named_by_their_bare_ids_and_read_back_qualified(subject: S
     [HeldParent(PARENT, ME, 4), EndedParent(PARENT)],
     ids=["the owner's own", "the healer's"],
 )
-def test_children_are_created_on_the_word_of_their_own_streams_parent(
-    subject: Subject, parent: HeldParent | EndedParent
-) -> None:
+def test_children_are_created_on_the_word_of_their_own_streams_parent(subject, parent):
     row = MINE if isinstance(parent, HeldParent) else changed(ENDED, key=PARENT)
     namesake = changed(ENDED if row is MINE else HELD, key=key_of(AUDITS, 0), counter=9)
     table = subject.with_rows(row, namesake)
@@ -111,9 +104,7 @@ def test_children_are_created_on_the_word_of_their_own_streams_parent(
     assert table.read(key_of(AUDITS, 1)) is None
 
 
-def test_a_parent_of_the_same_name_in_another_stream_holds_nothing_up_and_proves_nothing(
-    subject: Subject,
-) -> None:
+def test_a_parent_of_the_same_name_in_another_stream_holds_nothing_up_and_proves_nothing(subject):
     table = subject.with_rows(changed(ENDED, key=key_of(AUDITS, 0)))
 
     outcome = table.write(CreateChildren((child(CHILD, PARENT),), (EndedParent(PARENT),)))
@@ -132,9 +123,7 @@ def test_a_parent_of_the_same_name_in_another_stream_holds_nothing_up_and_proves
     ],
     ids=["claim", "renew", "checkpoint", "take"],
 )
-def test_every_write_leaves_the_streams_name_and_the_shard_on_the_row(
-    subject: Subject, change: LeaseChange
-) -> None:
+def test_every_write_leaves_the_streams_name_and_the_shard_on_the_row(subject, change):
     table = subject.with_rows(MINE)
 
     assert isinstance(table.write(change), Applied)

@@ -5,8 +5,6 @@ its checkpoint; with the next one the record succeeds and has a row. The letter 
 The owners are the lease process's own code, and the lease table has the conditions of all writes.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import msgspec

@@ -2,12 +2,9 @@
 producer with its threads on the latter, under the service's limits.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -63,7 +60,7 @@ def model_subject(name: str) -> Subject:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[WireClient]:
+def client():
     with start_embedded(limits=True) as embedded:
         endpoint = WireEndpoint(embedded.kinesis_endpoint, "eu-west-1", "eu-west-1")
         made = WireClient(endpoint, lambda: WireCredentials("a", "b"), service="kinesis")
@@ -83,7 +80,7 @@ def wire_subject(client: WireClient, name: str) -> Subject:
 
 
 @pytest.fixture(params=["model", "wire"])
-def make(request: pytest.FixtureRequest) -> Any:
+def make(request):
     """Makes a subject for a name; `made` is a stream, new for each test."""
     if request.param == "model":
         return model_subject

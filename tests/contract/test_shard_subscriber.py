@@ -1,11 +1,8 @@
 """One contract for subscriptions, over the pure model and over the wire to its HTTP face, there by
 a consumer's ARN and by its name."""
 
-from __future__ import annotations
-
 import time
 import uuid
-from collections.abc import Callable, Iterator
 
 import boto3
 import pytest
@@ -110,7 +107,7 @@ class Http:
         pytest.param("by name", marks=pytest.mark.slow),
     ]
 )
-def service(request: pytest.FixtureRequest) -> Iterator[Model | Http]:
+def service(request):
     if request.param == "model":
         yield Model()
         return
@@ -122,7 +119,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Model | Http]:
 
 
 @pytest.fixture
-def subscribe(service: Model | Http) -> Iterator[Callable[..., Subscription]]:
+def subscribe(service):
     opened: list[Subscription] = []
 
     def open_one(start: StartPoint = BEGINNING, shard: str = SHARD) -> Subscription:
@@ -152,9 +149,7 @@ def read_to_the_end(subscription: Subscription) -> None:
         subscription.next_page(HUNG_S)
 
 
-def test_records_from_before_and_after_its_beginning_come_in_order(
-    service: Model | Http, subscribe: Callable[..., Subscription]
-) -> None:
+def test_records_from_before_and_after_its_beginning_come_in_order(service, subscribe):
     service.put(b"1")
     subscription = subscribe()
 
@@ -166,8 +161,8 @@ def test_records_from_before_and_after_its_beginning_come_in_order(
 
 @pytest.mark.parametrize("first", [(b"1",), ()], ids=["with a record", "an empty shard"])
 def test_the_next_subscription_goes_on_after_the_continuation_of_the_last_event(
-    service: Model | Http, subscribe: Callable[..., Subscription], first: tuple[bytes, ...]
-) -> None:
+    service, subscribe, first
+):
     for data in first:
         service.put(data)
     former = subscribe()
@@ -183,9 +178,7 @@ def test_the_next_subscription_goes_on_after_the_continuation_of_the_last_event(
     assert payloads(later, 1) == [b"2"]
 
 
-def test_a_closed_shard_ends_with_its_children(
-    service: Model | Http, subscribe: Callable[..., Subscription]
-) -> None:
+def test_a_closed_shard_ends_with_its_children(service, subscribe):
     service.put(b"1")
     service.split()
     subscription = subscribe()
@@ -200,9 +193,7 @@ def test_a_closed_shard_ends_with_its_children(
     assert subscription.is_over
 
 
-def test_a_second_subscription_is_refused_for_five_seconds_and_takes_over_then(
-    service: Model | Http, subscribe: Callable[..., Subscription]
-) -> None:
+def test_a_second_subscription_is_refused_for_five_seconds_and_takes_over_then(service, subscribe):
     former = subscribe()
     next_page(former)
     with pytest.raises(Unavailable) as refused:
@@ -219,9 +210,7 @@ def test_a_second_subscription_is_refused_for_five_seconds_and_takes_over_then(
     assert ended.value.code == "ResourceInUseException"
 
 
-def test_a_removed_consumer_ends_its_subscriptions_and_can_make_none(
-    service: Model | Http, subscribe: Callable[..., Subscription]
-) -> None:
+def test_a_removed_consumer_ends_its_subscriptions_and_can_make_none(service, subscribe):
     subscription = subscribe()
     next_page(subscription)
 
@@ -233,9 +222,7 @@ def test_a_removed_consumer_ends_its_subscriptions_and_can_make_none(
         subscribe()
 
 
-def test_a_shard_that_is_not_there_and_a_number_of_elsewhere_are_refused(
-    subscribe: Callable[..., Subscription],
-) -> None:
+def test_a_shard_that_is_not_there_and_a_number_of_elsewhere_are_refused(subscribe):
     with pytest.raises(NotFound):
         subscribe(shard="shardId-000000000009")
     with pytest.raises(InvalidRequest):

@@ -1,11 +1,9 @@
 """The task definition for ECS: the service's model takes it, and its commands do what they say."""
 
-import http.server
 import json
 import shlex
 import subprocess
 import sys
-import threading
 
 import boto3
 import pytest
@@ -22,6 +20,7 @@ from tests.deploy.facts import (
 )
 from tests.deploy.test_dockerfile import STAGES, of
 from tests.patience import HUNG_S
+from tests.support.http_service import HttpService
 
 TASK = json.loads((DEPLOY / "ecs-task.json").read_text())
 [CONTAINER] = TASK["containerDefinitions"]
@@ -33,25 +32,11 @@ STOP_MAX_S = 120
 @pytest.fixture
 def metadata():
     """A server that answers as the metadata of a task does, and as kclrun's health."""
+    body = json.dumps({"AvailabilityZone": ZONE}).encode()
 
-    class Answer(http.server.BaseHTTPRequestHandler):
-        code = 200
-
-        def do_GET(self):
-            self.send_response(self.code)
-            self.end_headers()
-            self.wfile.write(json.dumps({"AvailabilityZone": ZONE}).encode())
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        server.answer = Answer
-        yield server
-        server.shutdown()
-        thread.join()
+    with HttpService(lambda *_: (service.code, {}, body)) as service:
+        service.code = 200
+        yield service
 
 
 def on_this_machine(text, tmp_path, python=sys.executable):
@@ -87,7 +72,7 @@ def test_ecs_takes_it():
 
 
 def test_it_runs_kclrun_in_the_group_of_its_zone_and_has_time_to_drain(metadata, tmp_path):
-    words = arguments(tmp_path, f"http://127.0.0.1:{metadata.server_port}/v4/x")
+    words = arguments(tmp_path, f"http://127.0.0.1:{metadata.port}/v4/x")
     found = settings_by(words)
 
     assert words[: len(PROGRAM)] == PROGRAM
@@ -116,12 +101,12 @@ def test_a_signal_reaches_kclrun_itself():
 
 @pytest.mark.parametrize(("code", "status"), [(200, 0), (503, 1)])
 def test_its_health_is_that_of_kclrun(metadata, tmp_path, code, status):
-    metadata.answer.code = code
+    metadata.code = code
     kind, *command = CONTAINER["healthCheck"]["command"]
     found = settings_by(arguments(tmp_path, "http://127.0.0.1:9/v4"))
     here = [
         on_this_machine(each, tmp_path).replace(
-            f"127.0.0.1:{found.observe.listen}/health", f"127.0.0.1:{metadata.server_port}/health"
+            f"127.0.0.1:{found.observe.listen}/health", f"127.0.0.1:{metadata.port}/health"
         )
         for each in command
     ]
@@ -129,7 +114,7 @@ def test_its_health_is_that_of_kclrun(metadata, tmp_path, code, status):
     ran = subprocess.run(here, capture_output=True, timeout=HUNG_S)
 
     assert kind == "CMD"
-    assert str(metadata.server_port) in here[-1]
+    assert str(metadata.port) in here[-1]
     assert ran.returncode == status
 
 

@@ -4,8 +4,6 @@ test.
 Scripts of pages are switched off in it; only `submit` runs one, as an attacker's page would.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

@@ -2,18 +2,15 @@
 says so in the words of the service, keeps its leases, and each row is there once."""
 
 import contextlib
-import http.client
-import http.server
 import json
 import re
 import sqlite3
-import threading
-from urllib.parse import urlsplit
 
 import boto3
 import pytest
 
 from tests.processes.ledger_rig.aws import _CLIENT, MOTO, Aws
+from tests.support.http_service import HttpService, forwarded
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -30,68 +27,28 @@ REFUSALS = {
 }
 
 
-class Gate:
+class Gate(HttpService):
     """An HTTP server before moto that refuses, or that loses the answers to PUTs."""
 
     def __init__(self, upstream):
         self.refusal = None
         self.loses_answers = False
         self.refused_by_condition = 0
-        self._upstream = urlsplit(upstream)
-        outer = self
+        self._upstream = upstream
+        super().__init__(self._answer)
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def answer(self):
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                status, headers, content = outer.answer(self, body)
-                self.send_response(status)
-                for name, value in headers:
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                if self.command != "HEAD":
-                    self.wfile.write(content)
-
-            def log_message(self, *_):
-                pass
-
-        for method in ("GET", "PUT", "POST", "HEAD"):
-            setattr(Handler, f"do_{method}", Handler.answer)
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
-
-    def answer(self, request, body):
-        is_queue = "X-Amz-Target" in request.headers
+    def _answer(self, method, path, headers, body):
+        is_queue = "X-Amz-Target" in headers
         service, status, code = self.refusal or ("", 0, "")
-        if service == ("sqs" if is_queue else "s3") and request.command in {"PUT", "POST"}:
+        if service == ("sqs" if is_queue else "s3") and method in {"PUT", "POST"}:
             text = {"__type": f"com.amazonaws.sqs#{code}", "message": "made for the test"}
             xml = f"<Error><Code>{code}</Code><Message>made for the test</Message></Error>"
-            return status, [], (json.dumps(text) if is_queue else xml).encode()
-        answer = self._forwarded(request, body)
+            return status, {}, (json.dumps(text) if is_queue else xml).encode()
+        answer = forwarded(self._upstream, method, path, headers, body)
         self.refused_by_condition += answer[0] == 412
-        if self.loses_answers and request.command == "PUT" and answer[0] == 200:
-            return 500, [], b"<Error><Code>InternalError</Code></Error>"
+        if self.loses_answers and method == "PUT" and answer[0] == 200:
+            return 500, {}, b"<Error><Code>InternalError</Code></Error>"
         return answer
-
-    def _forwarded(self, request, body):
-        headers = {name: value for name, value in request.headers.items() if name != "Expect"}
-        upstream = http.client.HTTPConnection(self._upstream.hostname, self._upstream.port)
-        with contextlib.closing(upstream):
-            upstream.request(request.command, request.path, body, headers)
-            reply = upstream.getresponse()
-            dropped = {"connection", "transfer-encoding", "content-length", "date", "server"}
-            reported = [each for each in reply.getheaders() if each[0].lower() not in dropped]
-            return reply.status, reported, reply.read()
-
-    def close(self):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 @pytest.fixture
@@ -166,9 +123,8 @@ def destinations(embedded_aws, tmp_path):
 
 @pytest.fixture
 def gate(embedded_aws):
-    gate = Gate(embedded_aws.embedded.dynamodb_endpoint)
-    yield gate
-    gate.close()
+    with Gate(embedded_aws.embedded.dynamodb_endpoint) as gate:
+        yield gate
 
 
 @contextlib.contextmanager

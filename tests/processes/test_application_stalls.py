@@ -13,9 +13,6 @@ pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 CAP = 2000
 STALL_S = 4.0
-# A second for the status to age, a half for the look, as much again for a machine that is busy;
-# the patience comes after the notice.
-NOTICED_WITHIN_S = STALL_S + 3.0
 PATIENCE_S = 4.0
 QUICK = {"stall": f"{STALL_S:g}s", "leases": {"failover": "3s"}}
 WAYS = ("sleep", "deadlock", "gil")

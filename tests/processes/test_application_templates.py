@@ -29,7 +29,7 @@ README_LINES_MAX = 40
         if name != "hello"
     ],
 )
-def test_a_template_does_what_its_readme_shows(template: str, tmp_path: Path) -> None:
+def test_a_template_does_what_its_readme_shows(template, tmp_path):
     project = tmp_path / template
     assert run_program(["init", "--template", template, str(project)]) == 0
     readme = (project / "README.md").read_text()
@@ -48,14 +48,14 @@ def test_a_template_does_what_its_readme_shows(template: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("template", templates())
-def test_a_readme_of_a_template_is_short(template: str) -> None:
+def test_a_readme_of_a_template_is_short(template):
     assert len(starter_files(template)["README.md"].splitlines()) <= README_LINES_MAX
 
 
 @pytest.mark.slow
 def test_the_template_of_a_database_writes_to_the_one_that_the_environment_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     assert run_program(["init", "--template", "postgres", str(tmp_path)]) == 0
     monkeypatch.chdir(tmp_path)
     with running_postgres() as server:

@@ -1,9 +1,7 @@
 """A whole application as a collector of OpenTelemetry sees it, and with one that never answers."""
 
-import http.server
 import json
 import socket
-import threading
 from collections import Counter
 
 import pytest
@@ -15,6 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from kclrun.observe.metrics import labels_by_series
 from kclrun.observe.traces import LINKS_MAX
 from tests.patience import until
+from tests.support.http_service import HttpService
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 pytestmark = pytest.mark.seconds
@@ -63,39 +62,22 @@ class TracedOne(RecordProcessor):
 RECORDS = 60
 
 
-class Collector:
+class Collector(HttpService):
     """An OTLP/HTTP receiver: the requests that it took, decoded."""
 
     def __init__(self):
         self.traces, self.metrics, self.bodies = [], [], []
-        taken = {
+        self._taken = {
             "/v1/traces": (ExportTraceServiceRequest, self.traces),
             "/v1/metrics": (ExportMetricsServiceRequest, self.metrics),
         }
-        bodies = self.bodies
+        super().__init__(self._take)
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                kind, kept = taken[self.path]
-                bodies.append(body)
-                kept.append(kind.FromString(body))
-                self.send_response(200)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def _take(self, _method, path, _headers, body):
+        kind, kept = self._taken[path]
+        self.bodies.append(body)
+        kept.append(kind.FromString(body))
+        return 200, {}, b""
 
     @property
     def spans(self):
@@ -110,9 +92,8 @@ class Collector:
 
 @pytest.fixture
 def collector():
-    made = Collector()
-    yield made
-    made.close()
+    with Collector() as made:
+        yield made
 
 
 def attributes(of):

@@ -20,16 +20,14 @@ def project(tmp_path):
 
 @pytest.fixture
 def kinesis(embedded_aws):
-    endpoint = DenyingEndpoint(embedded_aws.embedded.kinesis_endpoint)
-    yield endpoint
-    endpoint.close()
+    with DenyingEndpoint(embedded_aws.embedded.kinesis_endpoint) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
 def dynamodb(embedded_aws):
-    endpoint = DenyingEndpoint(embedded_aws.embedded.dynamodb_endpoint)
-    yield endpoint
-    endpoint.close()
+    with DenyingEndpoint(embedded_aws.embedded.dynamodb_endpoint) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
@@ -45,6 +43,14 @@ def stream(embedded_aws):
 @pytest.fixture
 def table():
     return f"orders-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def program(project, endpoints, stream, table):
+    """The project once it has settings: of that stream and table, and `more`."""
+    return lambda **more: project.settings(
+        endpoint=endpoints, stream=stream, application=table, **more
+    )
 
 
 def make_table(aws, name, key="leaseKey"):
@@ -73,12 +79,10 @@ def test_a_missing_stream_is_66(project, endpoints):
         ),
     ],
 )
-def test_a_missing_permission_on_the_table_is_77_and_named(
-    project, endpoints, dynamodb, stream, table, operation
-):
+def test_a_missing_permission_on_the_table_is_77_and_named(program, dynamodb, table, operation):
     dynamodb.deny(operation)
 
-    ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
+    ended = program().run()
 
     assert ended.code == 77
     assert ended.has_reported(f"dynamodb:{operation}", f"table/{table}")
@@ -90,11 +94,11 @@ def test_a_missing_permission_on_the_table_is_77_and_named(
     "operation", [pytest.param("DescribeStreamSummary", marks=pytest.mark.slow), "ListShards"]
 )
 def test_a_missing_permission_on_the_stream_is_77_and_named(
-    project, endpoints, kinesis, dynamodb, stream, table, operation
+    program, kinesis, dynamodb, stream, operation
 ):
     kinesis.deny(operation)
 
-    ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
+    ended = program().run()
 
     assert ended.code == 77
     assert ended.has_reported(f"kinesis:{operation}", stream)
@@ -102,12 +106,10 @@ def test_a_missing_permission_on_the_stream_is_77_and_named(
 
 
 def test_a_missing_permission_to_create_rows_is_reported_once_and_not_asked_for_in_haste(
-    project, endpoints, dynamodb, stream, table
+    program, dynamodb
 ):
     dynamodb.deny("PutItem")
-    process = project.settings(
-        endpoint=endpoints, stream=stream, application=table, leases={"failover": "2s"}
-    ).start()
+    process = program(leases={"failover": "2s"}).start()
 
     until(lambda: dynamodb.calls.count("PutItem") >= 3)
     scans, puts = dynamodb.calls.count("Scan"), dynamodb.calls.count("PutItem")
@@ -122,19 +124,17 @@ def test_a_missing_permission_to_create_rows_is_reported_once_and_not_asked_for_
     assert scans <= puts + 3
 
 
-def test_a_table_with_another_key_is_78(project, embedded_aws, endpoints, stream, table):
+def test_a_table_with_another_key_is_78(program, embedded_aws, table):
     make_table(embedded_aws, table, key="id")
 
-    ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
+    ended = program().run()
 
     assert ended.code == 78
     assert ended.has_reported(f"table {table} is not a lease table", "id (HASH)", "leases.table")
 
 
 @pytest.mark.long
-def test_a_table_of_the_kcl_3_in_its_own_mode_is_78(
-    project, embedded_aws, endpoints, stream, table, dynamodb
-):
+def test_a_table_of_the_kcl_3_in_its_own_mode_is_78(program, embedded_aws, table, dynamodb):
     make_table(embedded_aws, table)
     embedded_aws.dynamodb.put_item(
         TableName=table,
@@ -145,7 +145,7 @@ def test_a_table_of_the_kcl_3_in_its_own_mode_is_78(
         },
     )
 
-    ended = project.settings(endpoint=endpoints, stream=stream, application=table).run()
+    ended = program().run()
 
     assert ended.code == 78
     assert ended.has_reported(
@@ -155,10 +155,8 @@ def test_a_table_of_the_kcl_3_in_its_own_mode_is_78(
 
 
 @pytest.mark.long
-def test_an_absent_table_that_must_not_be_made_is_78(project, endpoints, stream, table, dynamodb):
-    ended = project.settings(
-        endpoint=endpoints, stream=stream, application=table, leases={"create": False}
-    ).run()
+def test_an_absent_table_that_must_not_be_made_is_78(program, table, dynamodb):
+    ended = program(leases={"create": False}).run()
 
     assert ended.code == 78
     assert ended.has_reported(f"lease table {table} does not exist", "leases.create: on")
@@ -166,14 +164,10 @@ def test_an_absent_table_that_must_not_be_made_is_78(project, endpoints, stream,
 
 
 @pytest.mark.long
-def test_a_table_that_is_throttled_longer_than_start_timeout_is_69(
-    project, endpoints, stream, table, dynamodb
-):
+def test_a_table_that_is_throttled_longer_than_start_timeout_is_69(program, dynamodb):
     dynamodb.throttle("Scan")
 
-    ended = project.settings(
-        endpoint=endpoints, stream=stream, application=table, aws={"start_timeout": "1s"}
-    ).run()
+    ended = program(aws={"start_timeout": "1s"}).run()
 
     assert ended.code == 69
     assert ended.has_reported("Scan", "ProvisionedThroughputExceededException")

@@ -1,12 +1,10 @@
 """The actions of the page in a real browser, without scripts; and a page of an attacker."""
 
-import http.server
-import threading
-
 import pytest
 
 from kclrun.model.lease import Halt, Pause
 from tests.processes.page_browser import needs_chromium
+from tests.support.http_service import HttpService
 from tests.unit.page.fleet import NOW, A, B, key, lease
 from tests.unit.page.test_page_actions import TOKEN, Site
 
@@ -54,26 +52,11 @@ def test_a_page_of_another_site_gets_nothing_even_with_the_token(site, opened):
     inputs = "".join(f'<input name="{n}" value="{v}">' for n, v in fields.items())
     page = f'<form method="post" action="{site.server.url}/act">{inputs}</form>'.encode()
 
-    class Attacker(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *_):
-            """Not on the terminal."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Attacker)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with HttpService(lambda *_: (200, {"Content-Type": "text/html"}, page)) as attacker:
         tab = opened(with_scripts=True)
-        tab.open(f"http://127.0.0.1:{server.server_port}/")
+        tab.open(attacker.url)
         tab.submit()
         assert "serves no page of another site" in tab.html()
-    finally:
-        server.shutdown()
-        server.server_close()
 
     assert site.written == 0
     assert site.rows.read(key(0)).owner == A

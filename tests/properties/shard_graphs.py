@@ -4,8 +4,6 @@ A graph grows from one or more first shards by splits of a leaf and merges of tw
 that differ only in the order of unrelated reshards are one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ One bound: no creation is on its way for as long as it takes to read a shard to 
 up after it. One that arrives even later finds no row, and nothing that it could be judged by.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Laws of reading an HTTP answer: any bytes give a value or the named failure, in any pieces."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,9 +92,7 @@ def read(said: bytes, sizes: list[int]) -> tuple[Answer, bool] | str:
 
 
 @given(st.binary() | almost_answers(), SIZES)
-def test_any_bytes_are_an_answer_within_limits_or_the_named_failure(
-    said: bytes, sizes: list[int]
-) -> None:
+def test_any_bytes_are_an_answer_within_limits_or_the_named_failure(said, sizes):
     got = read(said, sizes)
 
     if not isinstance(got, str):
@@ -107,7 +103,7 @@ def test_any_bytes_are_an_answer_within_limits_or_the_named_failure(
 
 
 @given(st.binary() | almost_answers().map(lambda said: said.partition(b"\r\n\r\n")[0]))
-def test_any_head_is_parsed_or_refused_by_name(head: bytes) -> None:
+def test_any_head_is_parsed_or_refused_by_name(head):
     try:
         parsed = parse_head(head)
         _ = parsed.length, parsed.is_chunked, parsed.keeps_alive
@@ -118,9 +114,7 @@ def test_any_head_is_parsed_or_refused_by_name(head: bytes) -> None:
 
 
 @given(answers(), SIZES)
-def test_a_sound_answer_is_the_same_however_it_is_cut_into_pieces(
-    sound: tuple[bytes, bytes], sizes: list[int]
-) -> None:
+def test_a_sound_answer_is_the_same_however_it_is_cut_into_pieces(sound, sizes):
     said, body = sound
 
     whole, in_pieces = read(said, [len(said)]), read(said, sizes)
@@ -131,9 +125,7 @@ def test_a_sound_answer_is_the_same_however_it_is_cut_into_pieces(
 
 
 @given(almost_answers(), SIZES)
-def test_an_unsound_answer_fails_however_it_is_cut_into_pieces(
-    said: bytes, sizes: list[int]
-) -> None:
+def test_an_unsound_answer_fails_however_it_is_cut_into_pieces(said, sizes):
     whole, in_pieces = read(said, [len(said)]), read(said, sizes)
 
     assert isinstance(whole, str) == isinstance(in_pieces, str)

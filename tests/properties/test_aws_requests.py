@@ -23,7 +23,7 @@ def shard_of(key: str) -> int:
 
 
 @given(st.lists(st.integers(0, 20), max_size=700), st.sampled_from([0.0, 0.1, 0.5, 1.0]))
-def test_packing_loses_nothing_keeps_order_and_its_share(keys: list[int], share: float) -> None:
+def test_packing_loses_nothing_keeps_order_and_its_share(keys, share):
     rows = [PutEntry(str(number).encode(), f"key{key}") for number, key in enumerate(keys)]
     packer = ShardPacker(SHARDS, share)
 
@@ -44,7 +44,7 @@ def test_packing_loses_nothing_keeps_order_and_its_share(keys: list[int], share:
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 2**20)), max_size=50), st.booleans())
-def test_requests_keep_the_limits_and_the_order(sizes: list[int | None], one_a_key: bool) -> None:
+def test_requests_keep_the_limits_and_the_order(sizes, one_a_key):
     rows = [
         None if size is None else PutEntry(bytes(size), f"k{number % 7}")
         for number, size in enumerate(sizes)
@@ -75,9 +75,7 @@ paths = st.sampled_from(["", "/", "/prefix", "/a b/ü", "/x%20y/~z"])
     path=paths,
     service=st.sampled_from(["kinesis", "dynamodb"]),
 )
-def test_a_signature_equals_botocores(
-    *, body: bytes, key: str, secret: str, token: str | None, at: int, path: str, service: str
-) -> None:
+def test_a_signature_equals_botocores(*, body, key, secret, token, at, path, service):
     host = "kinesis.eu-west-1.amazonaws.com:8443"
     signer = Signer(host=host, path=path, service=service, region="eu-west-1")
 

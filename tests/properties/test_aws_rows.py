@@ -1,7 +1,5 @@
 """Rows of the lease table: any lease comes back, and any item is understood or told."""
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,12 +63,12 @@ leases = st.builds(
 
 
 @given(leases)
-def test_a_row_reads_back_as_the_lease_it_was_made_from(lease: Lease) -> None:
+def test_a_row_reads_back_as_the_lease_it_was_made_from(lease):
     assert decode_row(encode_row(lease)) == lease
 
 
 @given(leases)
-def test_a_row_never_holds_null_or_empty_values(lease: Lease) -> None:
+def test_a_row_never_holds_null_or_empty_values(lease):
     for attribute in encode_row(lease).values():
         assert "NULL" not in attribute
         assert attribute not in ({"S": ""}, {"SS": []})
@@ -89,7 +87,7 @@ attributes = st.dictionaries(
 
 
 @given(st.dictionaries(st.sampled_from(list(JAVA_ROW | OWN_ROW)), attributes, max_size=6))
-def test_any_item_is_a_lease_foreign_or_broken_and_never_an_error(item: dict[str, Any]) -> None:
+def test_any_item_is_a_lease_foreign_or_broken_and_never_an_error(item):
     page = decode_page([JAVA_ROW | item])
 
     assert len(page.leases) + len(page.broken) + page.foreign == 1

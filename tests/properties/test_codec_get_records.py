@@ -1,7 +1,5 @@
 """Laws of the GetRecords decoder: any bytes give a value or a named error."""
 
-from __future__ import annotations
-
 import base64
 import json
 
@@ -67,19 +65,17 @@ def assert_a_value_or_a_named_error(body: bytes) -> None:
 
 
 @given(st.binary())
-def test_any_bytes_give_a_value_or_a_named_error(body: bytes) -> None:
+def test_any_bytes_give_a_value_or_a_named_error(body):
     assert_a_value_or_a_named_error(body)
 
 
 @given(ALMOST_BODIES)
-def test_almost_a_body_gives_a_value_or_a_named_error(body: bytes) -> None:
+def test_almost_a_body_gives_a_value_or_a_named_error(body):
     assert_a_value_or_a_named_error(body)
 
 
 @given(ALMOST_BODIES, st.data())
-def test_a_body_with_a_byte_changed_or_cut_gives_a_value_or_a_named_error(
-    body: bytes, data: st.DataObject
-) -> None:
+def test_a_body_with_a_byte_changed_or_cut_gives_a_value_or_a_named_error(body, data):
     place = data.draw(st.integers(0, len(body) - 1))
     byte = data.draw(st.binary(max_size=1))
     rest = body[place + 1 :] if data.draw(st.booleans()) else b""
@@ -98,9 +94,7 @@ def test_a_body_with_a_byte_changed_or_cut_gives_a_value_or_a_named_error(
     ),
     st.integers(0, 10**120),
 )
-def test_what_the_service_encodes_comes_back(
-    rows: list[tuple[bytes, str, float, str | None]], start: int
-) -> None:
+def test_what_the_service_encodes_comes_back(rows, start):
     records = [
         Record(data, key, str(start + index), arrival, encryption)
         for index, (data, key, arrival, encryption) in enumerate(rows)

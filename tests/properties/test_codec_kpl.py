@@ -1,7 +1,5 @@
 """Laws of opening and making aggregates, alone and against aws_kinesis_agg."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from typing import Any
@@ -79,7 +77,7 @@ RANGES = st.none() | st.tuples(st.integers(0, HASH_KEY_MAX), st.integers(0, HASH
 
 
 @given(USER_RECORDS)
-def test_what_was_packed_is_unpacked(user_records: list[UserRecord]) -> None:
+def test_what_was_packed_is_unpacked(user_records):
     aggregate = Record(build_aggregate(user_records), "outer", "5", 1.5, "KMS")
 
     assert open_aggregates([aggregate]) == [
@@ -89,9 +87,7 @@ def test_what_was_packed_is_unpacked(user_records: list[UserRecord]) -> None:
 
 
 @given(USER_RECORDS, st.integers(30, 3000))
-def test_sizes_are_exact_and_aggregates_hold_everything_in_order(
-    user_records: list[UserRecord], size_max: int
-) -> None:
+def test_sizes_are_exact_and_aggregates_hold_everything_in_order(user_records, size_max):
     aggregator = Aggregator(size_max)
     unpacked: list[UserRecord] = []
 
@@ -132,25 +128,23 @@ def assert_whole_or_raw(data: bytes, hash_range: HashRange | None) -> None:
 
 
 @given(st.binary(), RANGES)
-def test_any_bytes_are_delivered(data: bytes, hash_range: HashRange | None) -> None:
+def test_any_bytes_are_delivered(data, hash_range):
     assert_whole_or_raw(data, hash_range)
 
 
 @given(st.binary(), RANGES)
-def test_any_bytes_after_the_magic_are_delivered(data: bytes, hash_range: HashRange | None) -> None:
+def test_any_bytes_after_the_magic_are_delivered(data, hash_range):
     assert_whole_or_raw(MAGIC + data, hash_range)
 
 
 @given(st.binary() | ALMOST_MESSAGES, RANGES)
 @example(b"\x0a\x01k\x1a\x00", None)
-def test_any_message_with_its_md5_is_delivered(
-    message: bytes, hash_range: HashRange | None
-) -> None:
+def test_any_message_with_its_md5_is_delivered(message, hash_range):
     assert_whole_or_raw(sealed(message), hash_range)
 
 
 @given(st.binary() | ALMOST_MESSAGES, st.integers(0, 20))
-def test_any_message_is_counted_or_refused_by_name(message: bytes, most: int) -> None:
+def test_any_message_is_counted_or_refused_by_name(message, most):
     try:
         assert count_fields(message, most) <= most
     except (LimitExceeded, MalformedAggregate):
@@ -158,7 +152,7 @@ def test_any_message_is_counted_or_refused_by_name(message: bytes, most: int) ->
 
 
 @given(ALMOST_MESSAGES)
-def test_opening_agrees_with_a_reader_that_checks_required_fields(message: bytes) -> None:
+def test_opening_agrees_with_a_reader_that_checks_required_fields(message):
     expected = opened_naively(message)
 
     opened = open_aggregates([Record(sealed(message), "outer", "5")])
@@ -218,9 +212,7 @@ def opened_naively(message: bytes) -> list[UserRecord] | None:
 
 
 @given(USER_RECORDS, RANGES.filter(lambda hash_range: hash_range is not None))
-def test_dropping_keeps_exactly_what_hashes_into_the_range(
-    user_records: list[UserRecord], hash_range: HashRange
-) -> None:
+def test_dropping_keeps_exactly_what_hashes_into_the_range(user_records, hash_range):
     aggregate = Record(build_aggregate(user_records), "outer", "5")
 
     kept = open_aggregates([aggregate], kpl_range="drop", hash_range=hash_range)
@@ -239,9 +231,7 @@ CHECKPOINTS = st.sampled_from(SENTINELS) | POSITIONS.map(
 
 
 @given(st.lists(POSITIONS).map(sorted), CHECKPOINTS)
-def test_dropping_to_a_checkpoint_is_a_filter(
-    positions: list[tuple[int, int]], checkpoint: ExtendedSequenceNumber
-) -> None:
+def test_dropping_to_a_checkpoint_is_a_filter(positions, checkpoint):
     records = [Record(b"", "k", str(n), sub_sequence_number=sub) for n, sub in positions]
 
     left = drop_until(records, checkpoint)
@@ -258,7 +248,7 @@ ALL_OR_NONE = st.lists(st.tuples(FEW_KEYS, st.binary(max_size=300), st.none()), 
 
 
 @given(ALL_OR_NONE)
-def test_aws_kinesis_agg_opens_what_we_make(user_records: list[UserRecord]) -> None:
+def test_aws_kinesis_agg_opens_what_we_make(user_records):
     event = {
         "kinesis": {
             "kinesisSchemaVersion": "1.0",
@@ -278,7 +268,7 @@ def test_aws_kinesis_agg_opens_what_we_make(user_records: list[UserRecord]) -> N
 
 
 @given(USER_RECORDS)
-def test_we_open_what_aws_kinesis_agg_makes(user_records: list[UserRecord]) -> None:
+def test_we_open_what_aws_kinesis_agg_makes(user_records):
     theirs = RecordAggregator()
     for key, data, hash_key in user_records:
         assert theirs.add_user_record(key, data, hash_key) is None

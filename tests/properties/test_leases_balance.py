@@ -5,8 +5,6 @@ a cycle later; nothing is faulty. What must come out is a fixed point: ten more 
 A failing case prints its seed; `Fleet(seed, …)` replays it.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 

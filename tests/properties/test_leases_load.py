@@ -6,8 +6,6 @@ of one exchange of an owner: a minute of watching, the exchange itself, three mi
 steady. A failing case prints its seed; `LoadFleet(seed, …)` replays it.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -6,8 +6,6 @@ all its writes. They are killed between any two steps, freeze and wake up, and r
 arrive late. In half of the lives an output stores its cursor.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What no sequence of puts, splits, merges and scalings may break."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 

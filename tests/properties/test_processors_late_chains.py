@@ -8,7 +8,7 @@ from processors.late_chains import Departure
 
 
 @given(st.lists(st.sampled_from([-3, 15, 16, 40]), max_size=30))
-def test_flight_by_flight_the_longest_chain_is_that_of_all_at_once(minutes: list[int]):
+def test_flight_by_flight_the_longest_chain_is_that_of_all_at_once(minutes):
     flown = [Departure(60 * number, delay) for number, delay in enumerate(minutes)]
     progress, grown = late_chains._Progress(), []
     for departure in flown:

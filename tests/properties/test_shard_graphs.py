@@ -8,8 +8,6 @@ with plans made from old scans, ends cut short, and clients that never create ch
 four its quick stage.
 """
 
-from __future__ import annotations
-
 import math
 import os
 

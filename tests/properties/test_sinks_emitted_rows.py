@@ -1,7 +1,5 @@
 """EmittedRows against a model that keeps everything: any order of calls, crashes anywhere."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -2,8 +2,6 @@
 resharded on its own, their shards have the same ids, and streams are added while the query stands.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import heapq
 import itertools

@@ -7,8 +7,6 @@ started again with nothing but its log. A failing case names its seed in the tes
 to replay it, or `KCLRUN_STORMS=3000` for more of them.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import json

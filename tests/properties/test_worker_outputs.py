@@ -1,8 +1,6 @@
 """The outputs of a lease process against destinations in memory: any order of batches, failures of
 user code, checkpoints, refused and lost commits, crashes and new owners."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -165,11 +163,8 @@ KINDS = st.lists(
     is_manual=st.booleans(),
 )
 def test_every_row_is_at_each_destination_once_where_it_stores_its_cursor(
-    kinds: list[tuple[bool, Pace]],
-    lives: list[tuple[list[tuple[int, int | None, bool, str]], list[str]]],
-    file_beside: bool,
-    is_manual: bool,
-) -> None:
+    kinds, lives, file_beside, is_manual
+):
     world = World(kinds)
     for steps, fates in lives:
         _live(Life(world, list(fates), file_beside=file_beside, is_manual=is_manual), steps)

@@ -199,7 +199,7 @@ class WithRow:
     def _broke(self, error: BaseException) -> None:
         raise AssertionError from error
 
-    def _change(self, *change):  # type: ignore[no-untyped-def]
+    def _change(self, *change):
         self.outputs.change_state(*change)
 
     def turn(self) -> None:
@@ -342,9 +342,7 @@ STEPS = st.tuples(
 )
 @given(steps=st.lists(STEPS, max_size=70))
 @examples(400)
-def test_the_state_at_every_checkpoint_is_the_fold_of_the_records_up_to_it(  # type: ignore[no-untyped-def]
-    is_on_disk, steps
-) -> None:
+def test_the_state_at_every_checkpoint_is_the_fold_of_the_records_up_to_it(is_on_disk, steps):
     with ExitStack() as stack:
         disk = None
         if is_on_disk:

@@ -83,7 +83,7 @@ class Both(RecordProcessor):
         self.stops, self.stop = life.stops, life.queue.stop_delivery
         self.window, self.count = Counter(state, "window"), Counter(state, "count")
 
-    def process_records(self, batch, checkpointer):  # type: ignore[no-untyped-def]
+    def process_records(self, batch, checkpointer):
         for record in batch:
             arrived_at = record.approximate_arrival_timestamp
             if self.window.add(record) == 1:
@@ -92,13 +92,13 @@ class Both(RecordProcessor):
             self.emit({"n": ("record", record.partition_key, self.count.add(record))})
         self._end(checkpointer)
 
-    def on_timer(self, timer, checkpointer):  # type: ignore[no-untyped-def]
+    def on_timer(self, timer, checkpointer):
         counter = self.count if timer.clock == "wall" else self.window
         self.emit({"n": (timer.clock, timer.key, counter[timer.key])})
         counter[timer.key] = 0
         self._end(checkpointer)
 
-    def _end(self, checkpointer) -> None:  # type: ignore[no-untyped-def]
+    def _end(self, checkpointer) -> None:
         if self.asks and self.asks.pop() and checkpointer is not None:
             checkpointer.checkpoint()
         if self.stops and self.stops.pop():
@@ -112,7 +112,7 @@ class Single(Both):
 
     process_records = RecordProcessor.process_records
 
-    def process_record(self, record, context):  # type: ignore[no-untyped-def]
+    def process_record(self, record, context):
         arrived_at = record.approximate_arrival_timestamp
         if context.counter("window").add(record) == 1:
             context.set_timer(record, arrived_at + WINDOW_S)
@@ -128,7 +128,7 @@ class InAnyOrder(SeededRunner):
     is_inline = False
     wake: Any = None
 
-    def start(self, calls):  # type: ignore[no-untyped-def]
+    def start(self, calls):
         super().start(calls)
         self.wake()
 
@@ -241,7 +241,7 @@ class Life(test_worker_state.WithRow):
         self.quiet: Quiet | None = None
         self.unread = [each for each in records_of(shard) if each.position > start]
 
-    def _prepare(self, row: Lease):  # type: ignore[no-untyped-def]
+    def _prepare(self, row: Lease):
         processor = self.world.kind(self)
         self.live.reserved.is_served = True
         run = TimerRun(
@@ -382,7 +382,7 @@ def drawn(seed: int) -> tuple[float | None, list[tuple[str, int, str]]]:
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("kind", [Both, Single])
-def test_rows_of_timers_are_there_once_and_tell_one_history(kind) -> None:  # type: ignore[no-untyped-def]
+def test_rows_of_timers_are_there_once_and_tell_one_history(kind):
     for seed in seeds(0, 200):
         idle_s, steps = drawn(seed)
         try:
@@ -405,7 +405,7 @@ FOUND = {
 
 @pytest.mark.parametrize("kind", [Both, Single])
 @pytest.mark.parametrize("name", FOUND)
-def test_a_round_with_a_checkpoint_of_user_code_in_it_is_repeated_as_it_was(name, kind) -> None:  # type: ignore[no-untyped-def]
+def test_a_round_with_a_checkpoint_of_user_code_in_it_is_repeated_as_it_was(name, kind):
     live(World(kind=kind), FOUND[name])
 
 
@@ -509,7 +509,7 @@ def one_record(world: World) -> tuple[Life, str]:
     return life, keys_of("root")[0]
 
 
-def test_r2_a_timer_at_an_unchanged_position_has_a_version_and_rows_of_its_own() -> None:
+def test_r2_a_timer_at_an_unchanged_position_has_a_version_and_rows_of_its_own():
     world = World()
     life, key = one_record(world)
     before = world.rows["root"]
@@ -528,7 +528,7 @@ def test_r2_a_timer_at_an_unchanged_position_has_a_version_and_rows_of_its_own()
     assert world.destinations["root"].rows == [("record", key, 1), ("wall", key, 1)]
 
 
-def test_r2_a_round_that_an_output_has_is_repeated_at_its_record_whatever_the_clock() -> None:
+def test_r2_a_round_that_an_output_has_is_repeated_at_its_record_whatever_the_clock():
     world = World()
     life, key = one_record(world)
     world.claim("root")  # the row is another's: the round reaches the output alone
@@ -546,7 +546,7 @@ def test_r2_a_round_that_an_output_has_is_repeated_at_its_record_whatever_the_cl
     assert following.state[key]["count"] == 0
 
 
-def test_r2_what_an_idle_shard_closed_is_repeated_before_the_next_record_or_timer() -> None:
+def test_r2_what_an_idle_shard_closed_is_repeated_before_the_next_record_or_timer():
     world = World(idle_s=1.0)
     life, key = one_record(world)
     world.wall = life.world.wall = 1002.0  # the timer of the clock is not due
@@ -569,9 +569,7 @@ def test_r2_what_an_idle_shard_closed_is_repeated_before_the_next_record_or_time
     assert following.state[key]["window"] == (keys_of("root")[1] == key)
 
 
-def test_a_stop_ends_between_two_timers_and_the_next_owner_fires_the_others_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stop_ends_between_two_timers_and_the_next_owner_fires_the_others_first(monkeypatch):
     monkeypatch.setattr(timers, "GROUP_MAX", 1)
     world = World()
     life = Life(world, "root", 0.0)

@@ -1,7 +1,5 @@
 """Bugs planted in the rules of timers: the drawn lives of `test_worker_timers.py` find each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -52,7 +50,7 @@ PLANTED: dict[str, list[tuple[Any, str, Any]]] = {
     ],
     "the watermark moves without a record below the cursor of an output": [
         (TimerRun, "idle_at", _below_cursors(TimerRun.idle_at)),
-        (TimerRun, "may_idle", property(_below_cursors(TimerRun.may_idle.fget))),  # type: ignore[attr-defined]
+        (TimerRun, "may_idle", property(_below_cursors(TimerRun.may_idle.fget))),
     ],
     "the watermark of an idle shard is no change of the state": [
         (TimerRun, "advance", _advance_alone),
@@ -74,7 +72,7 @@ PLANTED: dict[str, list[tuple[Any, str, Any]]] = {
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_found(name, monkeypatch):
     for kind, attribute, broken in PLANTED[name]:
         monkeypatch.setattr(kind, attribute, broken)
 

@@ -5,8 +5,6 @@ way. A cell is the state after the event and the commands about the lease. A sta
 step of the product's table without its cell fails.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

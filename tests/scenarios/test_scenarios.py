@@ -3,8 +3,6 @@
 `cleanup.yaml` is the proof of I11: a row goes only when nobody can miss it.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

@@ -7,8 +7,6 @@ was decided of each record: who processed it, and which outputs it has rows for.
 by the history that it holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple

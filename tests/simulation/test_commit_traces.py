@@ -3,8 +3,6 @@ holds, and the former one breaks. V-numbers are those of the model; K-numbers ar
 docs/explanation/commits.md. Traces with state are in `test_state_traces.py`.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.simulation.stories import RuleBroken

@@ -2,8 +2,6 @@
 wherever its process ends (K12, docs/explanation/commits.md): a model of every order of events, and
 the parts as they are built with each of their writes as the last one."""
 
-from __future__ import annotations
-
 import itertools
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal

@@ -1,8 +1,6 @@
 """Storms over lease processes with outputs: every row is there, and once where its output keeps the
 cursor. The destinations, their faults and both promises: tests/support/storms/outputs.py."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -5,8 +5,6 @@ A state is the marks of the code that folded each record; a new start may bring 
 agrees with the rows where a batch reads the marks of the batches that were committed before it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -144,7 +142,7 @@ def _search(rules: _Rules) -> tuple[int, _World | None]:
     ],
     ids=["new-code", "undrained", "two-drivers"],
 )
-def test_state_agrees_with_the_committed_rows_whatever_lands_late(rules: _Rules) -> None:
+def test_state_agrees_with_the_committed_rows_whatever_lands_late(rules):
     states, broken = _search(rules)
     assert broken is None
     assert states > 100
@@ -166,5 +164,5 @@ def test_state_agrees_with_the_committed_rows_whatever_lands_late(rules: _Rules)
         *("undrained-new-code", "two-drivers-of-different-code"),
     ],
 )
-def test_each_broken_rule_reads_another_state_than_the_committed_rows_have(rules: _Rules) -> None:
+def test_each_broken_rule_reads_another_state_than_the_committed_rows_have(rules):
     assert _search(rules)[1] is not None

@@ -2,8 +2,6 @@
 position of a row, the state that it names is the fold of the records up to there, per key. The
 store, its faults and the oracle: tests/support/storms/states.py."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

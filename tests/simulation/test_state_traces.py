@@ -1,8 +1,6 @@
 """The traces of the commit rules with keyed state, step by step, on the parts as they are built.
 V- and R-numbers are those of the model; K-numbers are in docs/explanation/commits.md."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

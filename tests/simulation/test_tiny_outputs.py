@@ -1,8 +1,6 @@
 """Every order of events of two owners and one output, by the real life, row and outputs of a lease
 (tiny_worlds/outputs.py); and bugs that it must find."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.consuming.outputs import OutputCommits

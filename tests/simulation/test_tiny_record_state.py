@@ -1,8 +1,6 @@
 """State of single records that are done out of order: a model of the rule [K19, R11], and every
 order of calls, failures, commits and crashes of a few records over the parts as they are built."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

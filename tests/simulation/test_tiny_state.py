@@ -1,8 +1,6 @@
 """Every order of events of two owners with keyed state, timers and one output, by the real parts of
 a lease (tiny_worlds/keyed.py); and broken rules that it must find."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

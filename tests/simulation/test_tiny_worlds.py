@@ -4,8 +4,6 @@
 be seen whole in seconds, the first states of all others, and planted bugs.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 
 import msgspec

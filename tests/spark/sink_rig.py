@@ -1,7 +1,5 @@
 """What tests of the sink share: streams that can be read back, and micro-batches from files."""
 
-from __future__ import annotations
-
 import os
 import time
 import uuid

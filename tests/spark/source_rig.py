@@ -173,3 +173,8 @@ def in_order_of_each_key(pairs):
     for key, data in pairs:
         by_key.setdefault(key, []).append(data)
     return by_key
+
+
+def as_put(rows):
+    """Rows as the producer has them, in the order of each key."""
+    return in_order_of_each_key((row.partitionKey, bytes(row.data)) for row in rows)

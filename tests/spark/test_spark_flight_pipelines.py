@@ -4,8 +4,6 @@ The records come from Parquet files, one a micro-batch, cut and ordered as a str
 Every hour of the whole year is compared by `tests/packaging/test_spark_fresh_install.py`.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -30,7 +28,6 @@ from kclrun.spark.executor.reading import ARROW_SCHEMA, SCHEMA
 
 pytestmark = pytest.mark.slow
 
-Pairs = list[tuple[str, bytes]]
 Pipeline = Callable[[DataFrame, Mapping[str, Any]], DataFrame]
 
 HEARTBEAT = ("heartbeat", f"heartbeat,{HEARTBEAT_AT}".encode())
@@ -132,12 +129,12 @@ class Feed:
 
 
 @pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
+def feed(spark, tmp_path):
     return Feed(spark, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def some_flights() -> Pairs:
+def some_flights():
     """The first half of a year, of about one aircraft in thirty."""
     return [
         pair
@@ -164,7 +161,7 @@ def observed(progress: Iterable[Any]) -> dict[str, int]:
     return totals
 
 
-def test_without_a_heartbeat_the_last_hours_stay_open(feed: Feed):
+def test_without_a_heartbeat_the_last_hours_stay_open(feed):
     feed.add([rows_of([flight()])])
     feed.run(hourly_delay)
     assert flight_pipelines.hours(feed.output) == {}
@@ -177,9 +174,7 @@ def test_without_a_heartbeat_the_last_hours_stay_open(feed: Feed):
 
 # Four batches of 46 days, and a shard two of them behind. The second is Spark's to cover: it
 # takes rows as late by the watermark of the batch before.
-def test_each_hour_comes_out_once_and_complete_although_a_shard_lags(
-    feed: Feed, some_flights: Pairs
-):
+def test_each_hour_comes_out_once_and_complete_although_a_shard_lags(feed, some_flights):
     feed.add(cut(rows_of(some_flights[:-1]), 4, behind=2))
     feed.add([rows_of([with_heartbeat(some_flights[-1])])])
 
@@ -206,7 +201,7 @@ def assert_the_summary_tells(expected: Mapping[Any, flight_pipelines.HourlyDelay
 
 
 def test_a_delay_shorter_than_the_lag_of_a_shard_drops_flights_and_spark_says_so(
-    feed: Feed, some_flights: Pairs
+    feed, some_flights
 ):
     feed.add(cut(rows_of(some_flights[:2000]), 3, behind=2))
 
@@ -215,7 +210,7 @@ def test_a_delay_shorter_than_the_lag_of_a_shard_drops_flights_and_spark_says_so
     assert dropped(progress) > 0
 
 
-def test_a_record_that_is_no_flight_fails_the_query_by_its_position_and_is_not_shown(feed: Feed):
+def test_a_record_that_is_no_flight_fails_the_query_by_its_position_and_is_not_shown(feed):
     feed.add([rows_of([flight(), ("canary", b"canary,1")])])
 
     with pytest.raises(
@@ -239,7 +234,7 @@ MALFORMED = {
 }
 
 
-def test_malformed_records_are_counted_where_the_query_is_to_go_on(feed: Feed):
+def test_malformed_records_are_counted_where_the_query_is_to_go_on(feed):
     good = flight(delay="7", tail="NA")
     lines = [("k", data) for data in MALFORMED.values()]
     feed.add([rows_of(lines), rows_of([good, *lines, (good[0], good[1] + b"\r\n"), HEARTBEAT])])
@@ -255,7 +250,7 @@ def test_malformed_records_are_counted_where_the_query_is_to_go_on(feed: Feed):
 
 # One batch in random order, read in Arrow batches of seven rows: a call gets several frames.
 def test_a_chain_follows_the_stream_over_shuffled_rows_batches_and_a_restart(
-    spark: SparkSession, feed: Feed, some_flights: Pairs
+    spark, feed, some_flights
 ):
     chance = random.Random(20261)
     batches = cut(rows_of(some_flights), 3)
@@ -275,7 +270,7 @@ def test_a_chain_follows_the_stream_over_shuffled_rows_batches_and_a_restart(
     assert max(chain.late_flights for chain in found.values()) > 5
 
 
-def test_every_chain_of_a_month_is_what_the_file_says(feed: Feed):
+def test_every_chain_of_a_month_is_what_the_file_says(feed):
     records = [each for each in scheduled_flights() if scheduled_at(each[1].decode()) < FEBRUARY]
     feed.add(cut(rows_of(records), 3))
 

@@ -1,16 +1,16 @@
 """`kclrun --config …` with engine: spark: real processes, an embedded AWS, a JVM of their own."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -145,11 +145,17 @@ def checkpoint_of(folder):
 ENTRIES = ("offsets", "commits")
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + HUNG_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.1)
+@contextlib.contextmanager
+def running(command, folder, **how):
+    """The program of the pipeline `slowly`, once its first batch has begun."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder, **how)
+    try:
+        until(lambda: (folder / "started").exists() or process.poll() is not None)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
 
 
 def test_process_record_counts_in_state_below_the_checkpoint_over_reshards(application, tmp_path):
@@ -210,23 +216,16 @@ def test_a_pipeline_reads_a_resharding_stream_to_its_end_and_sums_up(application
 
 
 def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(application, tmp_path):
-    started = tmp_path / "started"
     command, report = application(
-        f"pipeline: pipelines:slowly\noptions: {{started: {started}}}\n"
+        f"pipeline: pipelines:slowly\noptions: {{started: {tmp_path / 'started'}}}\n"
         f"output: {{path: {tmp_path / 'out'}}}",
         fill="source: 'pipelines:events', rate: 500",
     )
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    try:
-        wait_for(lambda: started.exists() or process.poll() is not None)
+    with running(command, tmp_path) as process:
         family = psutil.Process(process.pid).children(recursive=True)
         groups = {os.getpgid(each.pid) for each in family if each.name() == "java"}
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=HUNG_S)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
     assert process.returncode == 0, said
     entries = checkpoint_of(tmp_path / "out")
@@ -246,25 +245,17 @@ def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(applic
 
 
 def test_a_person_who_presses_twice_cuts_the_batch_short(application, tmp_path):
-    started = tmp_path / "started"
     command, report = application(
-        f"pipeline: pipelines:slowly\noptions: {{started: {started}}}\nshutdown: {{grace: 60s}}\n"
+        f"pipeline: pipelines:slowly\noptions: {{started: {tmp_path / 'started'}}}\n"
+        "shutdown: {grace: 60s}\n"
         f"output: {{path: {tmp_path / 'out'}}}",
         fill="source: 'pipelines:events', rate: 500",
     )
     # A terminal sends Ctrl-C to the whole group.
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True
-    )
-    try:
-        wait_for(lambda: started.exists() or process.poll() is not None)
+    with running(command, tmp_path, start_new_session=True) as process:
         os.killpg(process.pid, signal.SIGINT)
         os.killpg(process.pid, signal.SIGQUIT)
         _, said = process.communicate(timeout=HUNG_S)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
     assert process.returncode == 75, said
     entries = checkpoint_of(tmp_path / "out")
@@ -311,22 +302,15 @@ def test_a_processor_emits_typed_rows_and_its_prints_are_log_lines(application, 
 
 
 def test_a_jvm_that_dies_is_worth_a_restart(application, tmp_path):
-    started = tmp_path / "started"
     command, report = application(
-        f"pipeline: pipelines:slowly\noptions: {{started: {started}}}\n"
+        f"pipeline: pipelines:slowly\noptions: {{started: {tmp_path / 'started'}}}\n"
         f"output: {{path: {tmp_path / 'out'}}}"
     )
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    try:
-        wait_for(lambda: started.exists() or process.poll() is not None)
+    with running(command, tmp_path) as process:
         children = psutil.Process(process.pid).children()
         (jvm,) = (each for each in children if each.name() == "java")
         jvm.kill()
         _, said = process.communicate(timeout=HUNG_S)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
     assert process.returncode == 75, said
     assert "Ended: Spark ended the query" in said

@@ -6,14 +6,10 @@ from pyspark.errors import AnalysisException
 from kclrun.errors import SettingsError
 from kclrun.spark import register
 from tests.patience import HUNG_S
-from tests.spark.source_rig import in_order_of_each_key, until
+from tests.spark.source_rig import as_put, in_order_of_each_key, until
 
 # PySpark 4.0 leaves the sockets of collect() and foreachBatch to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-
-
-def as_put(rows):
-    return in_order_of_each_key((row.partitionKey, bytes(row.data)) for row in rows)
 
 
 @pytest.mark.slow

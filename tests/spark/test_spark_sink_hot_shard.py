@@ -1,11 +1,8 @@
 """Many rows through the sink into a stream with one hot shard, at the service's own rates."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,7 +21,7 @@ KEYS_A_SHARD = 150
 
 
 @pytest.fixture(scope="module")
-def throttling() -> Iterator[Kinesis]:
+def throttling():
     with start_embedded(limits=True) as embedded:
         yield Kinesis(embedded.kinesis_endpoint)
 

@@ -1,19 +1,15 @@
 """Streaming queries into the embedded Kinesis: every batch, in order, throttled or not."""
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
 
 from kclrun.errors import NotFound, SettingsError
-from kclrun.local.server import Embedded, start_embedded
+from kclrun.local.server import start_embedded
 from kclrun.spark.sink.writing import write
 from tests.processes.bad_input_rig.denying import DenyingEndpoint
 from tests.spark.sink_rig import Feed, Kinesis, numbered, numbers_by_key, records
@@ -22,25 +18,25 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def kinesis(embedded: Embedded) -> Kinesis:
+def kinesis(embedded):
     return Kinesis(embedded.kinesis_endpoint)
 
 
 @pytest.fixture
-def counting(embedded: Embedded) -> Iterator[DenyingEndpoint]:
+def counting(embedded):
     endpoint = DenyingEndpoint(embedded.kinesis_endpoint)
     yield endpoint
     endpoint.close()
 
 
 @pytest.fixture(scope="module")
-def throttling() -> Iterator[Kinesis]:
+def throttling():
     with start_embedded(limits=True) as embedded:
         yield Kinesis(embedded.kinesis_endpoint)
 
 
 @pytest.fixture
-def feed(spark: SparkSession, tmp_path: Path) -> Feed:
+def feed(spark, tmp_path):
     return Feed(spark, tmp_path)
 
 

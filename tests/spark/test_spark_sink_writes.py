@@ -1,7 +1,5 @@
 """Batches into the embedded Kinesis from a real Spark: all rows arrive, or it says why not."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -9,13 +7,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import col, length
 
-from kclrun.local.server import Embedded
 from kclrun.spark.sink.writing import write
 from tests.spark.sink_rig import Kinesis, numbered, numbers_by_key, records, rows_of
 
 
 @pytest.fixture
-def kinesis(embedded: Embedded) -> Kinesis:
+def kinesis(embedded):
     return Kinesis(embedded.kinesis_endpoint)
 
 

@@ -6,13 +6,9 @@ import json
 import pytest
 
 from tests.patience import HUNG_S
-from tests.spark.source_rig import in_order_of_each_key, until
+from tests.spark.source_rig import as_put, in_order_of_each_key, until
 
 pytestmark = pytest.mark.slow
-
-
-def as_put(rows):
-    return in_order_of_each_key((row.partitionKey, bytes(row.data)) for row in rows)
 
 
 def reported(query):

@@ -7,17 +7,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from tests.patience import HUNG_S
-from tests.spark.source_rig import ACCESS_KEY, SECRET_KEY, in_order_of_each_key, until
+from tests.spark.source_rig import ACCESS_KEY, SECRET_KEY, as_put, in_order_of_each_key, until
 
 pytestmark = pytest.mark.slow
 
 
 def keys_of(rows):
     return [(row.shardId, row.sequenceNumber, row.subSequenceNumber) for row in rows]
-
-
-def as_put(rows):
-    return in_order_of_each_key((row.partitionKey, bytes(row.data)) for row in rows)
 
 
 def failing_once(run, batch):

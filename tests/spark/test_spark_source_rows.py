@@ -8,11 +8,7 @@ from itertools import pairwise
 import pytest
 from pyspark.sql.datasource import DataSourceReader
 
-from tests.spark.source_rig import in_order_of_each_key, until
-
-
-def as_put(rows):
-    return in_order_of_each_key((row.partitionKey, bytes(row.data)) for row in rows)
+from tests.spark.source_rig import as_put, in_order_of_each_key, until
 
 
 def batches_by_shard(run):

@@ -3,8 +3,6 @@
 The first of each kind has a value for all that it expects, and a position inside an aggregate.
 """
 
-from __future__ import annotations
-
 from kclrun.model.lease import DiedOn, Halt, Handoff, LeaseKey, Load, OwnerId, Pause, Scope
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber

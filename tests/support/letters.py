@@ -1,7 +1,5 @@
 """Dead letters for tests."""
 
-from __future__ import annotations
-
 from kclrun.model.letter import LETTER_VERSION, Letter
 
 
@@ -24,4 +22,4 @@ def letter(number: int = 11, sub: int = 0, **fields: object) -> Letter:
         "calls": 3,
         "given_up_at": 9.0,
     }
-    return Letter(**(values | fields))  # type: ignore[arg-type]
+    return Letter(**(values | fields))

@@ -1,7 +1,5 @@
 """A destination of rows in memory, with the faults that a service or a process may have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ time. `tests/conftest.py` names the archive to each JVM of a test. A JVM that it
 another Java or another PySpark, goes on without it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-KCL_VERSIONS = ("2.7.2", "3.5.1")
 # Of SQLite's native library there are builds for these alone.
 _SQLITE_MACHINES = {"x86_64": "libsqlite4java-linux-amd64"}
 _PROJECT = Path(__file__).parents[1] / "java"

@@ -1,18 +1,15 @@
 """An endpoint before a real one that refuses what it is told to, in the service's own words."""
 
-import http.client
-import http.server
 import json
 import re
-import threading
-from urllib.parse import urlsplit
+
+from tests.support.http_service import HttpService, forwarded
 
 _ACCOUNT = "123456789012"
 _ITERATOR = re.compile(rb'"(?:Next)?ShardIterator":\s*"([^"]+)"')
-_HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
 
 
-class DenyingEndpoint:
+class DenyingEndpoint(HttpService):
     """Forwards JSON calls to `upstream`; operations in `refused` get that error instead.
 
     `refused` maps an operation's name to an error code, and may be changed at any time. `calls`
@@ -23,23 +20,8 @@ class DenyingEndpoint:
         self.refused = {}
         self.calls = []
         self.iterators = set()
-        self._upstream = urlsplit(upstream)
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self):
-                outer._answer(self)
-
-            def log_message(self, *_):
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
+        self._upstream = upstream
+        super().__init__(self._answer)
 
     def deny(self, *operations):
         """Refuse these as IAM does."""
@@ -49,38 +31,15 @@ class DenyingEndpoint:
         """Refuse these as an overloaded service does."""
         self.refused |= dict.fromkeys(operations, "ProvisionedThroughputExceededException")
 
-    def close(self):
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    def _answer(self, request):
-        body = request.rfile.read(int(request.headers.get("Content-Length", 0)))
-        service, _, operation = request.headers.get("X-Amz-Target", "").rpartition(".")
+    def _answer(self, method, path, headers, body):
+        service, _, operation = headers.get("X-Amz-Target", "").rpartition(".")
         self.calls.append(operation)
         code = self.refused.get(operation)
-        if code is None:
-            status, headers, content = self._forwarded(request, body)
-        else:
-            status, headers, content = _refusal(service, operation, code, body)
-        request.send_response(status)
-        for name, value in headers:
-            request.send_header(name, value)
-        request.send_header("Content-Length", str(len(content)))
-        request.end_headers()
-        request.wfile.write(content)
-
-    def _forwarded(self, request, body):
-        upstream = http.client.HTTPConnection(self._upstream.hostname, self._upstream.port)
-        try:
-            upstream.request("POST", "/", body, dict(request.headers))
-            answer = upstream.getresponse()
-            content = answer.read()
-        finally:
-            upstream.close()
-        self.iterators |= {found.decode() for found in _ITERATOR.findall(content)}
-        kept = [(k, v) for k, v in answer.getheaders() if k.lower() not in _HOP_BY_HOP]
-        return answer.status, kept, content
+        if code is not None:
+            return _refusal(service, operation, code, body)
+        answer = forwarded(self._upstream, method, path, headers, body)
+        self.iterators |= {found.decode() for found in _ITERATOR.findall(answer[2])}
+        return answer
 
 
 def _refusal(service, operation, code, body):
@@ -101,4 +60,4 @@ def _refusal(service, operation, code, body):
             f" the {action} action"
         )
     content = json.dumps({"__type": f"com.amazon.coral.service#{code}", "message": message})
-    return 400, [("Content-Type", "application/x-amz-json-1.0")], content.encode()
+    return 400, {"Content-Type": "application/x-amz-json-1.0"}, content.encode()

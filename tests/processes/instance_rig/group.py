@@ -20,8 +20,8 @@ from xml.sax.saxutils import escape
 
 import botocore.session
 
-from tests.processes.instance_rig.http_service import HttpService
 from tests.processes.instance_rig.metadata import INSTANCE_ID
+from tests.support.http_service import HttpService
 
 GROUP = "orders"
 LAUNCH_HOOK = "orders-ready"

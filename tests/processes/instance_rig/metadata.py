@@ -9,7 +9,7 @@ import secrets
 import threading
 from datetime import UTC, datetime, timedelta
 
-from tests.processes.instance_rig.http_service import HttpService
+from tests.support.http_service import HttpService
 
 INSTANCE_ID = "i-0123456789abcdef0"
 _TTL = "X-aws-ec2-metadata-token-ttl-seconds"

@@ -140,7 +140,7 @@ def _judge_shard(verdict, shard, put, lives, killed, cap):
     whole = 0  # so many from the beginning on were delivered
     for token, pid, (position, given) in sorted(lives, key=lambda life: life[0]):
         name = f"{shard}, process {pid}, token {token}"
-        start = _place_after(position, put, places)
+        start = _place_after(position, places)
         if start is None:
             verdict.faults.append(f"{name}: begins at {position}, where no record was put")
             continue
@@ -170,8 +170,8 @@ def _judge_shard(verdict, shard, put, lives, killed, cap):
         given_by.update((number, pid) for number, _, _ in given)
 
 
-def _place_after(position, put, places):
-    """Where in `put` a process that begins at `position` must begin."""
+def _place_after(position, places):
+    """Where in what was put a process that begins at `position` must begin."""
     if position in _SENTINELS_OF_A_BEGINNING:
         return 0
     return places[position] + 1 if position in places else None

@@ -10,8 +10,6 @@ Left out is what no run can tell apart: annotations, messages of errors, and whe
 frozen, made by keywords, or looked at by the garbage collector. mypy holds the first two of those.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import os

@@ -6,8 +6,6 @@ WORLD is the name of a tiny world, or `world:fault` with that fault alone. Print
 exits with 1; with 0 if nothing did. Nothing of the product is imported before the bug is planted.
 """
 
-from __future__ import annotations
-
 import sys
 
 import msgspec

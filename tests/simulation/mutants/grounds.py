@@ -4,8 +4,6 @@ The product as it is passes all of them. Rule: import this after the bug is plan
 the product.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import msgspec

@@ -6,8 +6,6 @@ Prints a `Catch` as one line of JSON. Nothing of the product is imported before 
 NAME may be `sober`: nothing is planted, and nothing may be caught.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Hunting planted bugs, each in a process of its own, by the layer that must catch it."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

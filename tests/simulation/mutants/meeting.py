@@ -4,8 +4,6 @@ As a plugin of pytest (`-p tests.simulation.mutants.meeting`) it records, or it 
 does in processes of its own is not recorded, but that it starts some is.
 """
 
-from __future__ import annotations
-
 import cProfile
 import inspect
 import os

@@ -1,7 +1,5 @@
 """A bug to plant: one place of a product source file, said otherwise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, TypeGuard, get_args
 

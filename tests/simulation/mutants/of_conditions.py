@@ -1,7 +1,5 @@
 """Bugs in the conditions and updates of the rows: as the table would keep them, weaker."""
 
-from __future__ import annotations
-
 from tests.simulation.mutants.mutant import Mutant
 
 ROWS = "kclrun/protocol/conditions.py"

@@ -1,7 +1,5 @@
 """Bugs in a lease's life: checkpoints, the fence, unknown outcomes, giving away, shard ends."""
 
-from __future__ import annotations
-
 from tests.simulation.mutants.mutant import Mutant
 
 OF_LEASE_PROCESSES = (

@@ -1,7 +1,5 @@
 """Bugs in the lease manager's decisions: expiry, takes, parents, balance, clean-up."""
 
-from __future__ import annotations
-
 from tests.simulation.mutants.mutant import Mutant
 
 BALANCE = "tests/properties/test_leases_balance.py"

@@ -1,7 +1,5 @@
 """Bugs where bytes come in and processes are watched: what a storm does not see."""
 
-from __future__ import annotations
-
 from tests.simulation.mutants.mutant import Mutant
 
 OF_THE_EDGES = (

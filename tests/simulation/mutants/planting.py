@@ -7,8 +7,6 @@ As a plugin of pytest (`-p tests.simulation.mutants.planting`) it plants the mut
 environment variable KCLRUN_MUTANT names.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

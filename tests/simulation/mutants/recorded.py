@@ -4,8 +4,6 @@ A file is recorded anew once it, what it shares with its neighbours, or a produc
 has changed. So a run after a mend costs the tests that the mend concerns, and those have passed.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`bin/prove`: storms, planted bugs, tiny worlds; beside the real Java KCL."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

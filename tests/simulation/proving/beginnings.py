@@ -1,7 +1,5 @@
 """The first part of a storm, as a storm of its own; its strikes closer together, if asked for."""
 
-from __future__ import annotations
-
 import msgspec
 
 from tests.support.storms.profile import Profile

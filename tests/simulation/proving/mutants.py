@@ -1,7 +1,5 @@
 """`bin/prove mutants`: plants one bug after the other, and tells who caught it and how soon."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Storms played one after the other, or by several processes, each as it comes to be finished."""
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Iterable, Iterator

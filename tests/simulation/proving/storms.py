@@ -1,7 +1,5 @@
 """`bin/prove storms`: plays them, tells what was reached and what broke, and shrinks what broke."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ row names a version that is there [K13], whose state is the fold of the records 
 checkpoint [K5, K19]; each timer is pending or has fired, once [K18]; rows as in the other world.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import msgspec

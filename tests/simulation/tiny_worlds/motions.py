@@ -6,8 +6,6 @@ starting a process, a scan, a listing. What goes over the network waits for a st
 thing after the other, as the real ones do.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 from kclrun.consuming import commands as worker_commands

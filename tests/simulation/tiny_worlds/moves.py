@@ -5,8 +5,6 @@ batches end and begin, and only then time passes; so always taking the first one
 that liveness is judged by. Faults come last, while the world has some left.
 """
 
-from __future__ import annotations
-
 from copy import copy
 
 from kclrun.consuming import events as worker_on

@@ -7,8 +7,6 @@ at after each step: no row is at the destination twice [K5], and none at or belo
 missing [I13].
 """
 
-from __future__ import annotations
-
 import functools
 from collections import deque
 from enum import Enum

@@ -3,8 +3,6 @@
 A search that finds none of what is wrong proves nothing by finding nothing wrong.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple

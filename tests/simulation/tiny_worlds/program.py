@@ -3,8 +3,6 @@
 PYTHONPATH=. python -m tests.simulation.tiny_worlds.program WORLD PATH   tells one story again
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 

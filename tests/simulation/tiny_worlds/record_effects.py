@@ -5,8 +5,6 @@ and the values of all keys on the row; a crash leaves the row alone. The value o
 of the records that it has seen. Rules are variants of the one that is built.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from typing import Literal, NamedTuple

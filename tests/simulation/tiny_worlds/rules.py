@@ -6,8 +6,6 @@ end, P4 no reading before the own claim succeeded, P5 one writer and one unresol
 drained manager leaves no row behind.
 """
 
-from __future__ import annotations
-
 from kclrun.model.lease import OFFERED
 from kclrun.model.sequence import SHARD_END
 from kclrun.protocol.writes import (

@@ -4,8 +4,6 @@ For each state the fair schedule's next state is kept. At the end each state is 
 one that never comes to where every lease is read is stuck.
 """
 
-from __future__ import annotations
-
 import time
 from array import array
 from collections import deque

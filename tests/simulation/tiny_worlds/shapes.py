@@ -18,8 +18,6 @@ Two states with the same 64-bit hash are taken for the same, too: among a millio
 that any is lost by that is below one in ten million.
 """
 
-from __future__ import annotations
-
 from math import ceil, inf
 
 from kclrun.consuming.states import State as LifeState

@@ -1,7 +1,5 @@
 """Rows, writes, requests and answers as plain tuples, with what is relative kept apart."""
 
-from __future__ import annotations
-
 from kclrun.protocol.writes import (
     Ask,
     CreateChildren,

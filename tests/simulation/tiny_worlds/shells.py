@@ -1,7 +1,5 @@
 """What all states of one search share: the real cores and rows, put into one state at a time."""
 
-from __future__ import annotations
-
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.local.lease_rows import LeaseRows

@@ -6,8 +6,6 @@ host has. A lease's life is small, and is copied whole. Rule: an attribute that 
 is an error when a core is made, so that a new one cannot be forgotten.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import deque
 from types import BuiltinFunctionType, FunctionType, MethodType

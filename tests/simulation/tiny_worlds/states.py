@@ -5,8 +5,6 @@ Instants are those of each host's own clock, counters those of the rows; `shapes
 states are the same.
 """
 
-from __future__ import annotations
-
 from copy import copy
 from typing import NamedTuple
 

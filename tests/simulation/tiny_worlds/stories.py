@@ -1,7 +1,5 @@
 """Tells what happened on the way to a violation: each move, what the cores said to it, the rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from kclrun.errors import InvariantViolation

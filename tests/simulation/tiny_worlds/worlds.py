@@ -5,8 +5,6 @@ anybody's settings, but every rule is in fractions or multiples of `failover`. T
 have clocks that differ in rate by as much as the promise allows (`drifts`).
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import msgspec

@@ -5,8 +5,6 @@ batch. User code checkpoints after a batch, sometimes in two phases. Every recor
 gets is reported to the oracles. The module does not know other consumers.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ their rhythm and its reactions to each answer are written here a second time, fr
 `amazon-kinesis-client` 2.x. The folder does not use our cores.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from kclrun.simulation.fleet import Fleet

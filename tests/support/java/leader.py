@@ -4,8 +4,6 @@ Every worker shuffles the sorted owners of all rows in the same way, with `java.
 fixed seed, and the first owner is the leader. An owner of another kind can also be drawn.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set

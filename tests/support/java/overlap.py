@@ -1,7 +1,5 @@
 """I4 beside Java workers: the part that still holds, and the bound of overlaps where it cannot."""
 
-from __future__ import annotations
-
 from typing import Any, Final, Protocol
 
 import msgspec

@@ -3,8 +3,6 @@
 It does not know shards.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

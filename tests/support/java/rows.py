@@ -4,8 +4,6 @@ Every write but the children's names and the deletion is conditional on the coun
 raises it by one; the owner is in no condition. The module does not know when a write is sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Every 2 x (failover + epsilon) after the last run: a scan, a choice, the takes. 
 are repeated here; see `Taker`.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -5,8 +5,6 @@ point; the yielded value is called with a function that continues the thread. Th
 know the protocol of leases.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Final, TypeVar

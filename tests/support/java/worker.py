@@ -5,8 +5,6 @@ consumers, the renewer, the taker, the periodic shard sync, the cleanup. From ou
 host: started, drained, killed, frozen. It does not know other workers.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from kclrun.model.lease import OwnerId

@@ -3,8 +3,6 @@
 Each promise has a bound, and each bound has a derivation.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ A simulator proves nothing about a situation that it never meets. A name that no
 is a blind spot of the workload, and a failure. The module does not read cores.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final

@@ -1,8 +1,6 @@
 """An operator who pauses and resumes in the middle of a storm, by the plans of the verbs. Not a
 test."""
 
-from __future__ import annotations
-
 from kclrun.leases.operating import Reach, plan_pause, plan_unpause
 from kclrun.model.lease import Scope
 from kclrun.model.time import WallTime

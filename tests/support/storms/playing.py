@@ -4,8 +4,6 @@ I12: a core holds no more than its rows, its shards and its fleet give reason fo
 are found by their attributes, so that a new one is watched from the day it is written.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Set

@@ -4,8 +4,6 @@ A profile contains everything in advance. So the same file plays the same storm,
 smaller when parts of its profile are left out. The module does not know how a storm is played.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -4,8 +4,6 @@ It leaves parts out of a profile, one after the other, and keeps every profile t
 does not know how a storm is played, or the meaning of a failure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 

@@ -129,7 +129,7 @@ class Folds:
 
     def _range_of(self, shard: str) -> HashRange:
         (found,) = (log.hash_range for log in self._stream.shards() if log.shard_id == shard)
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 class VersionsOfWorld:
@@ -387,8 +387,8 @@ class ProcessWithState(ProcessWithOutputs):
     kinds = ()
     rows_wait_s = 30.0
     queue_kind = RecordsQueue
-    store_kind = VersionsOfWorld  # type: ignore[assignment]
-    store: VersionsOfWorld  # type: ignore[assignment]
+    store_kind = VersionsOfWorld
+    store: VersionsOfWorld
 
     def policy(self, host: Any, start: Any) -> LifePolicy:
         policy = super().policy(host, start)

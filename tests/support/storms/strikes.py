@@ -4,8 +4,6 @@ A strike selects its target among the possible ones at its time, in the order of
 without any target it does nothing. The module does not know how a storm ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar

@@ -5,8 +5,6 @@ hides the behaviour without it. Each part of a profile is drawn from a source of
 new part changes no other part of existing storms. The module does not know how a storm is played.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Mapping

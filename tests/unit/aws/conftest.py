@@ -1,11 +1,9 @@
 """A scripted HTTP server on loopback: real sockets, each request answered as the test says."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -77,7 +75,7 @@ class ScriptedServer:
 
     def reply(self, status: int = 200, body: bytes = b"{}", **options: object) -> None:
         """Queue an answer; see `Reply` for the options."""
-        self.script.append(Reply(status, body, **options))  # type: ignore[arg-type]
+        self.script.append(Reply(status, body, **options))
 
     def refuse(self, status: int, code: str, message: str = "") -> None:
         """Queue an error body as the JSON services write it."""
@@ -132,15 +130,15 @@ class ScriptedServer:
             connection.close()
 
     def _answer(self, connection: socket.socket, stream: object, number: int) -> bool:
-        line = stream.readline().decode("latin-1").strip()  # type: ignore[attr-defined]
+        line = stream.readline().decode("latin-1").strip()
         if not line:
             return False
         headers: dict[str, str] = {}
-        while header := stream.readline().decode("latin-1").strip():  # type: ignore[attr-defined]
+        while header := stream.readline().decode("latin-1").strip():
             name, _, value = header.partition(":")
             assert name.lower() not in headers, f"{name} was sent twice"
             headers[name.lower()] = value.strip()
-        body = stream.read(int(headers.get("content-length", 0)))  # type: ignore[attr-defined]
+        body = stream.read(int(headers.get("content-length", 0)))
         self.requests.append(Request(number, line, headers, body))
         action = self.script.pop(0) if self.script else self.default
         match action:
@@ -165,7 +163,7 @@ def _encoded(reply: Reply) -> bytes:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., ScriptedServer]]:
+def serve():
     started: list[ScriptedServer] = []
 
     def start(tls: ssl.SSLContext | None = None) -> ScriptedServer:
@@ -178,15 +176,12 @@ def serve() -> Iterator[Callable[..., ScriptedServer]]:
 
 
 @pytest.fixture
-def server(serve: Callable[..., ScriptedServer]) -> ScriptedServer:
+def server(serve):
     return serve()
 
 
-MakeClient = Callable[..., WireClient]
-
-
 @pytest.fixture
-def make_client() -> Iterator[MakeClient]:
+def make_client():
     made: list[WireClient] = []
 
     def make(
@@ -200,7 +195,7 @@ def make_client() -> Iterator[MakeClient]:
     ) -> WireClient:
         settings = {"connect_timeout_s": HUNG_S, "read_timeout_s": HUNG_S} | endpoint
         client = WireClient(
-            WireEndpoint(url, "eu-west-1", "eu-west-1", **settings),  # type: ignore[arg-type]
+            WireEndpoint(url, "eu-west-1", "eu-west-1", **settings),
             HeldCredentials(credentials or WireCredentials("AKID", "secret")),
             service=service,
             connections_max=connections_max,
@@ -215,7 +210,7 @@ def make_client() -> Iterator[MakeClient]:
 
 
 @pytest.fixture(scope="module")
-def moto_url() -> Iterator[str]:
+def moto_url():
     """Moto's services behind one endpoint, for one module's tests."""
     server = make_server("127.0.0.1", 0, dispatcher(), threaded=True)
     thread = threading.Thread(target=server.serve_forever)

@@ -1,7 +1,5 @@
 """A control plane whose clients a test can close. Not a test."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from kclrun.aws.control import ControlPlane

@@ -1,10 +1,8 @@
 """PutMetricData over a real socket: to moto, and to a server that answers as the test says."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,11 +23,8 @@ NOW = datetime.now(UTC).replace(second=0, microsecond=0)
 _numbers = itertools.count()
 
 
-MakeOutlet = Callable[..., CloudWatchOutlet]
-
-
 @pytest.fixture
-def make_outlet() -> Iterator[MakeOutlet]:
+def make_outlet():
     made: list[CloudWatchOutlet] = []
 
     def make(
@@ -56,7 +51,7 @@ def measurement(
         unit="Count",
         dimensions=dimensions or (("Application", "orders"),),
         measured_at=WallTime(NOW.timestamp()),
-        statistics=Statistics(**numbers),  # type: ignore[arg-type]
+        statistics=Statistics(**numbers),
     )
 
 
@@ -83,9 +78,7 @@ def read_back(url: str, namespace: str, name: str) -> dict[str, Any]:
         client.close()
 
 
-def test_a_set_of_values_arrives_with_all_its_statistics(
-    moto_url: str, make_outlet: MakeOutlet
-) -> None:
+def test_a_set_of_values_arrives_with_all_its_statistics(moto_url, make_outlet):
     namespace = f"test-{next(_numbers)}"
 
     make_outlet(moto_url, namespace=namespace).put([measurement(), measurement("bytes", total=8.0)])
@@ -95,7 +88,7 @@ def test_a_set_of_values_arrives_with_all_its_statistics(
     assert read_back(moto_url, namespace, "bytes")["Sum"] == 8
 
 
-def test_the_sets_of_several_managers_add_up(moto_url: str, make_outlet: MakeOutlet) -> None:
+def test_the_sets_of_several_managers_add_up(moto_url, make_outlet):
     namespace = f"test-{next(_numbers)}"
     for total in (3.0, 4.0):
         make_outlet(moto_url, namespace=namespace).put([measurement(total=total)])
@@ -104,9 +97,7 @@ def test_the_sets_of_several_managers_add_up(moto_url: str, make_outlet: MakeOut
     assert (found["SampleCount"], found["Sum"]) == (4, 7)
 
 
-def test_a_large_request_is_compressed_and_a_small_one_is_not(
-    server: Any, make_outlet: MakeOutlet
-) -> None:
+def test_a_large_request_is_compressed_and_a_small_one_is_not(server, make_outlet):
     outlet = make_outlet(server.url)
     server.default.body = b""
 
@@ -119,9 +110,7 @@ def test_a_large_request_is_compressed_and_a_small_one_is_not(
     assert len(large.body) < 20_000 < len(gzip.decompress(large.body))
 
 
-def test_a_batch_has_a_thousand_metrics_and_a_megabyte_at_the_most(
-    server: Any, make_outlet: MakeOutlet
-) -> None:
+def test_a_batch_has_a_thousand_metrics_and_a_megabyte_at_the_most(server, make_outlet):
     outlet = make_outlet(server.url)
     server.default.body = b""
     long = [(f"Dimension{number}", "=" * 200) for number in range(28)]
@@ -147,8 +136,8 @@ def test_a_batch_has_a_thousand_metrics_and_a_megabyte_at_the_most(
     ],
 )
 def test_a_refusal_is_one_of_our_errors_and_the_request_was_sent_once(
-    server: Any, make_outlet: MakeOutlet, status: int, code: str, error: type[Exception]
-) -> None:
+    server, make_outlet, status, code, error
+):
     server.refuse(status, code, "no")
 
     with pytest.raises(error, match="PutMetricData"):
@@ -157,9 +146,7 @@ def test_a_refusal_is_one_of_our_errors_and_the_request_was_sent_once(
     assert len(server.requests) == 1
 
 
-def test_a_connection_that_breaks_leaves_the_outcome_unknown(
-    server: Any, make_outlet: MakeOutlet
-) -> None:
+def test_a_connection_that_breaks_leaves_the_outcome_unknown(server, make_outlet):
     server.hang_up()
 
     with pytest.raises(OutcomeUnknown):
@@ -168,7 +155,7 @@ def test_a_connection_that_breaks_leaves_the_outcome_unknown(
     assert len(server.requests) == 1
 
 
-def test_new_keys_are_used_as_soon_as_there_are_some(server: Any, make_outlet: MakeOutlet) -> None:
+def test_new_keys_are_used_as_soon_as_there_are_some(server, make_outlet):
     server.default.body = b""
     keys = [WireCredentials("AKIAOLDOLDOLDOLD", "a"), WireCredentials("AKIANEWNEWNEWNEW", "b", "t")]
     held = iter([keys[0], keys[0], keys[1]])
@@ -193,9 +180,7 @@ def test_new_keys_are_used_as_soon_as_there_are_some(server: Any, make_outlet: M
 
 
 @pytest.mark.parametrize(("spare", "sizes"), [(0, [3, 3, 1]), (-1, [2, 2, 2, 1])])
-def test_a_batch_is_filled_to_its_last_byte(
-    make_outlet: MakeOutlet, monkeypatch: pytest.MonkeyPatch, spare: int, sizes: list[int]
-) -> None:
+def test_a_batch_is_filled_to_its_last_byte(make_outlet, monkeypatch, spare, sizes):
     size = cloudwatch._size_max(measurement())
     monkeypatch.setattr(cloudwatch, "_REQUEST_BYTES_MAX", 3 * size + spare)
 

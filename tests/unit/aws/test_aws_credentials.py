@@ -1,12 +1,8 @@
 """Where keys come from, and that they are renewed before they end."""
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import botocore.session
 import pytest
@@ -20,7 +16,7 @@ from kclrun.model.wire import WireCredentials
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _plain_environment(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.startswith("AWS_") or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -33,7 +29,7 @@ def session() -> botocore.session.Session:
     return open_session(EndpointSettings(region="eu-west-1"))
 
 
-def test_keys_come_from_the_provider_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_come_from_the_provider_chain(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDCANARY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRETCANARY")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKENCANARY")
@@ -44,16 +40,14 @@ def test_keys_come_from_the_provider_chain(monkeypatch: pytest.MonkeyPatch) -> N
     assert "CANARY" not in repr(source)
 
 
-def test_without_keys_nothing_is_called_anonymously() -> None:
+def test_without_keys_nothing_is_called_anonymously():
     with pytest.raises(AccessDenied, match="no AWS credentials"):
         CredentialSource(session()).current()
     with pytest.raises(AccessDenied, match="no AWS credentials"):
         CredentialSource(session(), endpoint_url="https://kinesis.example").current()
 
 
-def test_half_a_pair_of_keys_is_reported_with_the_half_that_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_half_a_pair_of_keys_is_reported_with_the_half_that_is_missing(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDCANARY")
     with pytest.raises(
         AccessDenied, match=r"lack a part: AWS_SECRET_ACCESS_KEY\nSet AWS_ACC"
@@ -63,7 +57,7 @@ def test_half_a_pair_of_keys_is_reported_with_the_half_that_is_missing(
 
 
 @pytest.mark.parametrize("keys", [("", "secret"), ("key", "")])
-def test_keys_of_which_one_is_empty_are_refused(keys: tuple[str, str]) -> None:
+def test_keys_of_which_one_is_empty_are_refused(keys):
     found = session()
     found.set_credentials(*keys)
 
@@ -72,9 +66,7 @@ def test_keys_of_which_one_is_empty_are_refused(keys: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4567", "http://localhost:1", "http://[::1]:1"])
-def test_an_emulator_on_this_host_needs_no_keys_and_is_given_those_that_there_are(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_emulator_on_this_host_needs_no_keys_and_is_given_those_that_there_are(url, monkeypatch):
     assert CredentialSource(session(), endpoint_url=url).current() == LOOPBACK_CREDENTIALS
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "own")
@@ -82,9 +74,7 @@ def test_an_emulator_on_this_host_needs_no_keys_and_is_given_those_that_there_ar
     assert CredentialSource(session(), endpoint_url=url).current().access_key == "own"
 
 
-def test_without_keys_an_emulator_is_asked_again_and_again_and_the_chain_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_keys_an_emulator_is_asked_again_and_again_and_the_chain_once(monkeypatch):
     found, looked = session(), []
     monkeypatch.setattr(found, "get_credentials", lambda: looked.append(1))
     source = CredentialSource(found, endpoint_url="http://127.0.0.1:4567")
@@ -111,7 +101,7 @@ def refreshing(first: dict[str, str], refresh: Callable[[], dict[str, str]]) -> 
     return source
 
 
-def test_keys_near_their_end_are_renewed() -> None:
+def test_keys_near_their_end_are_renewed():
     source = refreshing(_credentials(5), lambda: _credentials(60))
 
     renewed = source.current()
@@ -130,9 +120,7 @@ def _sts_answer(key: str, minutes: float) -> bytes:
     ).encode()
 
 
-def test_a_role_is_assumed_and_assumed_again_before_it_ends(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_role_is_assumed_and_assumed_again_before_it_ends(server, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDBASE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "base")
     server.reply(body=_sts_answer("AKIDROLE1", 5), headers={"Content-Type": "text/xml"})
@@ -150,8 +138,8 @@ def test_a_role_is_assumed_and_assumed_again_before_it_ends(
 
 
 def test_a_role_is_assumed_with_the_external_id_and_the_session_name_that_are_given(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, monkeypatch
+):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDBASE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "base")
     for _ in range(2):
@@ -169,9 +157,7 @@ def test_a_role_is_assumed_with_the_external_id_and_the_session_name_that_are_gi
     assert b"RoleSessionName=kclrun" in server.requests[1].body
 
 
-def test_a_role_that_may_not_be_assumed_is_access_denied(
-    server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_role_that_may_not_be_assumed_is_access_denied(server, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDBASE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "base")
     server.reply(
@@ -189,7 +175,7 @@ def test_a_role_that_may_not_be_assumed_is_access_denied(
 
 
 @pytest.mark.parametrize("error", [BotoCoreError(), OSError(24, "Too many open files")])
-def test_a_provider_that_fails_is_unavailable(error: Exception) -> None:
+def test_a_provider_that_fails_is_unavailable(error):
     def fails() -> dict[str, str]:
         raise error
 
@@ -200,7 +186,7 @@ def test_a_provider_that_fails_is_unavailable(error: Exception) -> None:
 @pytest.mark.parametrize(
     "printed", ["", "SECRETCANARY", '["SECRETCANARY"]', '{"Version": 1}', "\\xff"]
 )
-def test_a_program_that_prints_no_credentials_is_unavailable(tmp_path: Path, printed: str) -> None:
+def test_a_program_that_prints_no_credentials_is_unavailable(tmp_path, printed):
     (tmp_path / "config").write_text(
         f"[default]\ncredential_process = printf '{printed}'\nregion = eu-west-1\n"
     )
@@ -213,9 +199,7 @@ def test_a_program_that_prints_no_credentials_is_unavailable(tmp_path: Path, pri
 @pytest.mark.parametrize(
     "answer", [b"", b"<AssumeRoleResponse><Assume", b"<AssumeRoleResponse/>", b"{}"]
 )
-def test_an_answer_of_sts_that_was_cut_off_is_unavailable(
-    server: Any, monkeypatch: pytest.MonkeyPatch, answer: bytes
-) -> None:
+def test_an_answer_of_sts_that_was_cut_off_is_unavailable(server, monkeypatch, answer):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDBASE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "base")
     server.reply(body=answer, headers={"Content-Type": "text/xml"})
@@ -229,9 +213,7 @@ def test_an_answer_of_sts_that_was_cut_off_is_unavailable(
 
 @pytest.mark.parametrize("name", ["ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"])
 @pytest.mark.parametrize("end", ["\n", "\r", "é"])
-def test_keys_that_no_header_can_carry_are_refused_without_being_shown(
-    monkeypatch: pytest.MonkeyPatch, name: str, end: str
-) -> None:
+def test_keys_that_no_header_can_carry_are_refused_without_being_shown(monkeypatch, name, end):
     for each in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN"):
         monkeypatch.setenv(f"AWS_{each}", "CANARY" + (end if each == name else ""))
 

@@ -1,14 +1,12 @@
 """What botocore's own HTTP layer would have given: endpoint rules, trust, proxies."""
 
-from __future__ import annotations
-
 import datetime
 import ipaddress
 import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ MakeClient = Callable[..., WireClient]
 
 
 @pytest.fixture(autouse=True)
-def _plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _plain_environment(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.startswith("AWS_") or name.lower().endswith("_proxy") or "CA_BUNDLE" in name:
             monkeypatch.delenv(name)
@@ -73,12 +71,8 @@ def resolved(service: str = "kinesis", **settings: Any) -> WireEndpoint:
     ],
 )
 def test_fips_dual_stack_and_partitions_are_resolved(
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    region: str,
-    service: str,
-    host: str,
-) -> None:
+    monkeypatch, environment, region, service, host
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
@@ -89,9 +83,7 @@ def test_fips_dual_stack_and_partitions_are_resolved(
     assert endpoint.region == region
 
 
-def test_an_endpoint_url_comes_from_settings_then_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_endpoint_url_comes_from_settings_then_the_environment(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1111")
     assert resolved().url == "http://127.0.0.1:1111/"
     monkeypatch.setenv("AWS_ENDPOINT_URL_KINESIS", "http://127.0.0.1:2222")
@@ -100,9 +92,7 @@ def test_an_endpoint_url_comes_from_settings_then_the_environment(
     assert resolved(endpoint_url="http://127.0.0.1:3333/x").url == "http://127.0.0.1:3333/x"
 
 
-def test_the_region_comes_from_the_environment_or_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_region_comes_from_the_environment_or_is_asked_for(monkeypatch):
     with pytest.raises(SettingsError, match=r"aws\.region"):
         resolved(region=None)
     monkeypatch.setenv("AWS_REGION", "eu-north-1")
@@ -118,7 +108,7 @@ def test_the_region_comes_from_the_environment_or_is_asked_for(
     assert resolved(region=None).region == "eu-west"
 
 
-def test_an_endpoint_on_this_host_needs_no_region(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_on_this_host_needs_no_region(monkeypatch):
     url = "http://127.0.0.1:4567"
     monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", url)
 
@@ -138,18 +128,14 @@ def test_an_endpoint_on_this_host_needs_no_region(monkeypatch: pytest.MonkeyPatc
         (None, None, None),
     ],
 )
-def test_a_session_for_an_endpoint_on_this_host_has_a_region_for_every_client(
-    url: str | None, given: str | None, region: str | None
-) -> None:
+def test_a_session_for_an_endpoint_on_this_host_has_a_region_for_every_client(url, given, region):
     session = open_session(EndpointSettings(region=given, endpoint_url=url))
 
     assert session.get_config_variable("region") == region
 
 
 @pytest.mark.parametrize("region", [None, "eu-west-1"])
-def test_an_unknown_profile_is_a_settings_error_that_says_who_named_it(
-    region: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_profile_is_a_settings_error_that_says_who_named_it(region, monkeypatch):
     with pytest.raises(SettingsError, match=r"^aws.profile: 'nobody' is not in the AWS conf"):
         resolved(profile="nobody", region=region)
     monkeypatch.setenv("AWS_PROFILE", "nobodys")
@@ -157,9 +143,7 @@ def test_an_unknown_profile_is_a_settings_error_that_says_who_named_it(
         resolved(region=region)
 
 
-def test_configuration_files_that_cannot_be_read_are_a_settings_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_configuration_files_that_cannot_be_read_are_a_settings_error(monkeypatch, tmp_path):
     broken = tmp_path / "broken"
     broken.write_text("[profile x\nregion")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(broken))
@@ -170,9 +154,7 @@ def test_configuration_files_that_cannot_be_read_are_a_settings_error(
         resolved(region=None)
 
 
-def test_proxies_come_from_the_environment_and_respect_no_proxy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_proxies_come_from_the_environment_and_respect_no_proxy(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://user:PASSWORDCANARY@proxy.example:3128")
     endpoint = resolved()
     assert endpoint.proxies == {"https": "http://user:PASSWORDCANARY@proxy.example:3128"}
@@ -183,9 +165,7 @@ def test_proxies_come_from_the_environment_and_respect_no_proxy(
     assert resolved(endpoint_url="http://127.0.0.1:1").proxies == {}
 
 
-def test_a_ca_bundle_comes_from_the_environment_and_must_exist(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_ca_bundle_comes_from_the_environment_and_must_exist(monkeypatch, tmp_path):
     default = resolved().ca_bundle
     assert default is not None
     assert Path(default).exists()
@@ -205,7 +185,7 @@ def test_a_ca_bundle_comes_from_the_environment_and_must_exist(
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificate(tmp_path_factory):
     """A self-signed certificate for 127.0.0.1, with its key, in one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
@@ -238,28 +218,26 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tls(certificate: Path) -> ssl.SSLContext:
+def tls(certificate):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     return context
 
 
 @pytest.fixture
-def tls_server(serve: Any, tls: ssl.SSLContext) -> Any:
+def tls_server(serve, tls):
     return serve(tls)
 
 
-def test_the_ca_bundle_is_what_certificates_are_checked_with(
-    tls_server: Any, make_client: MakeClient, certificate: Path
-) -> None:
+def test_the_ca_bundle_is_what_certificates_are_checked_with(tls_server, make_client, certificate):
     trusting = make_client(tls_server.url, ca_bundle=str(certificate), read_timeout_s=60.0)
     trusting.call(GET_RECORDS, b"{}")
     assert len(tls_server.requests) == 1
 
 
 def test_a_page_over_tls_arrives_whole_and_its_connection_is_kept(
-    tls_server: Any, make_client: MakeClient, certificate: Path
-) -> None:
+    tls_server, make_client, certificate
+):
     page = bytes(range(256)) * 12_000
     tls_server.reply(body=page)
     client = make_client(tls_server.url, ca_bundle=str(certificate), read_timeout_s=60.0)
@@ -271,17 +249,13 @@ def test_a_page_over_tls_arrives_whole_and_its_connection_is_kept(
     assert tls_server.connections == 1
 
 
-def test_an_unknown_certificate_is_refused_before_anything_is_sent(
-    tls_server: Any, make_client: MakeClient
-) -> None:
+def test_an_unknown_certificate_is_refused_before_anything_is_sent(tls_server, make_client):
     with pytest.raises(Unavailable, match=r"certificate refused.*before anything was sent"):
         make_client(tls_server.url, read_timeout_s=60.0).call(UPDATE_ITEM, b"{}")
     assert tls_server.requests == []
 
 
-def test_a_certificate_for_another_name_is_refused(
-    tls_server: Any, make_client: MakeClient, certificate: Path
-) -> None:
+def test_a_certificate_for_another_name_is_refused(tls_server, make_client, certificate):
     client = make_client(
         f"https://localhost:{tls_server.port}", ca_bundle=str(certificate), read_timeout_s=60.0
     )
@@ -289,15 +263,13 @@ def test_a_certificate_for_another_name_is_refused(
         client.call(UPDATE_ITEM, b"{}")
 
 
-def test_checks_can_be_switched_off_only_on_this_host(
-    tls_server: Any, make_client: MakeClient
-) -> None:
+def test_checks_can_be_switched_off_only_on_this_host(tls_server, make_client):
     make_client(tls_server.url, verify=False, read_timeout_s=60.0).call(GET_RECORDS, b"{}")
     with pytest.raises(SettingsError, match="only for an endpoint on this host"):
         make_client("https://kinesis.eu-west-1.amazonaws.com", verify=False)
 
 
-def test_an_unusable_ca_bundle_is_a_settings_error(make_client: MakeClient, tmp_path: Path) -> None:
+def test_an_unusable_ca_bundle_is_a_settings_error(make_client, tmp_path):
     broken = tmp_path / "broken.pem"
     broken.write_text("no certificate")
     with pytest.raises(SettingsError, match=r"broken\.pem"):
@@ -371,7 +343,7 @@ def _relay(source: socket.socket, target: socket.socket) -> None:
 
 
 @pytest.fixture
-def proxies() -> Iterator[Callable[..., Proxy]]:
+def proxies():
     started: list[Proxy] = []
 
     def start(**options: Any) -> Proxy:
@@ -384,8 +356,8 @@ def proxies() -> Iterator[Callable[..., Proxy]]:
 
 
 def test_an_https_request_goes_through_the_proxys_tunnel(
-    tls_server: Any, make_client: MakeClient, certificate: Path, proxies: Callable[..., Proxy]
-) -> None:
+    tls_server, make_client, certificate, proxies
+):
     proxy = proxies()
     client = make_client(
         tls_server.url,
@@ -406,14 +378,8 @@ def test_an_https_request_goes_through_the_proxys_tunnel(
 
 @pytest.mark.parametrize("destination", ["tunneled", "forwarded"])
 def test_a_proxy_may_itself_be_reached_over_tls(
-    *,
-    tls_server: Any,
-    tls: ssl.SSLContext,
-    make_client: MakeClient,
-    certificate: Path,
-    proxies: Callable[..., Proxy],
-    destination: str,
-) -> None:
+    tls_server, tls, make_client, certificate, proxies, destination
+):
     proxy = proxies(tls=tls)
     url = tls_server.url if destination == "tunneled" else "http://kinesis.test/"
     address = f"https://127.0.0.1:{proxy.port}"
@@ -431,9 +397,7 @@ def test_a_proxy_may_itself_be_reached_over_tls(
     assert proxy.seen[0].startswith(first_word)
 
 
-def test_an_http_request_is_handed_to_the_proxy_whole(
-    make_client: MakeClient, proxies: Callable[..., Proxy]
-) -> None:
+def test_an_http_request_is_handed_to_the_proxy_whole(make_client, proxies):
     proxy = proxies()
     client = make_client(
         "http://kinesis.test:4567", proxies={"http": f"http://127.0.0.1:{proxy.port}"}
@@ -447,9 +411,7 @@ def test_an_http_request_is_handed_to_the_proxy_whole(
     assert head.lower().count(b"\r\nhost: kinesis.test:4567\r\n") == 1
 
 
-def test_a_proxy_that_reads_the_request_is_told_who_asks(
-    make_client: MakeClient, proxies: Callable[..., Proxy]
-) -> None:
+def test_a_proxy_that_reads_the_request_is_told_who_asks(make_client, proxies):
     proxy = proxies()
     address = f"http://user:word@127.0.0.1:{proxy.port}"
     client = make_client("http://kinesis.test/", proxies={"http": address})
@@ -462,9 +424,7 @@ def test_a_proxy_that_reads_the_request_is_told_who_asks(
     assert head.lower().count(b"\r\nproxy-authorization: basic dxnlcjp3b3jk\r\n") == 1
 
 
-def test_a_tunnel_that_is_refused_means_nothing_was_sent(
-    tls_server: Any, make_client: MakeClient, proxies: Callable[..., Proxy]
-) -> None:
+def test_a_tunnel_that_is_refused_means_nothing_was_sent(tls_server, make_client, proxies):
     proxy = proxies(refuse=True)
     address = f"http://user:PASSWORDCANARY@127.0.0.1:{proxy.port}"
     client = make_client(tls_server.url, proxies={"https": address}, read_timeout_s=60.0)
@@ -476,6 +436,6 @@ def test_a_tunnel_that_is_refused_means_nothing_was_sent(
     assert tls_server.requests == []
 
 
-def test_a_proxy_of_another_kind_is_a_settings_error(make_client: MakeClient) -> None:
+def test_a_proxy_of_another_kind_is_a_settings_error(make_client):
     with pytest.raises(SettingsError, match="neither"):
         make_client("http://127.0.0.1:1", proxies={"http": "socks5://127.0.0.1:1"})

@@ -1,13 +1,10 @@
 """An HTTP answer, byte by byte: which are whole, which are none, what a connection is worth."""
 
-from __future__ import annotations
-
 import gc
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,6 @@ from kclrun.errors import OutcomeUnknown, Unavailable
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.patience import HUNG_S
 
-MakeClient = Callable[..., WireClient]
 HEAD = encode_request("/", {"Host": "h"}, b"{}")
 SMALL = b"HTTP/1.1 200 OK\r\nDate: today\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = (
@@ -57,7 +53,7 @@ def refused(*pieces: bytes, body_max: int = 100) -> str:
 # What is sent
 
 
-def test_a_request_leaves_in_one_piece() -> None:
+def test_a_request_leaves_in_one_piece():
     with peer_sending(SMALL) as ours:
         sent: list[bytes] = []
 
@@ -75,14 +71,14 @@ def test_a_request_leaves_in_one_piece() -> None:
 
 
 @pytest.mark.parametrize("value", ["a\r\nb: c", "a\nb", "a\rb", "SECRET\u00e9CANARY"])
-def test_a_header_that_would_end_early_is_not_sent_and_not_shown(value: str) -> None:
+def test_a_header_that_would_end_early_is_not_sent_and_not_shown(value):
     with pytest.raises(ValueError, match="line break or is not ASCII") as raised:
         encode_request("/", {"x-amz-security-token": value}, b"")
 
     assert value not in f"{raised.value!r} {raised.value.__context__!r}"
 
 
-def test_an_answer_to_a_request_that_was_cut_off_is_read_and_the_connection_is_not_kept() -> None:
+def test_an_answer_to_a_request_that_was_cut_off_is_read_and_the_connection_is_not_kept():
     """A proxy may refuse a large body and close before it has read it."""
 
     class Deaf:
@@ -126,7 +122,7 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 @pytest.mark.parametrize("answer", [SMALL, CHUNKED, INTERIM + SMALL, INTERIM + CHUNKED])
-def test_an_answer_is_the_same_wherever_it_was_cut_on_its_way(answer: bytes) -> None:
+def test_an_answer_is_the_same_wherever_it_was_cut_on_its_way(answer):
     cuts = [[answer[:at], answer[at:]] for at in range(len(answer))]
     cuts += [[answer[at : at + size] for at in range(0, len(answer), size)] for size in range(1, 9)]
 
@@ -135,16 +131,14 @@ def test_an_answer_is_the_same_wherever_it_was_cut_on_its_way(answer: bytes) -> 
         assert (found.status, bytes(found.body), is_kept) == (200, b"hello", True), pieces
 
 
-def test_the_bounds_of_an_answers_head_are_those_that_are_explained() -> None:
+def test_the_bounds_of_an_answers_head_are_those_that_are_explained():
     assert (http.HEAD_BYTES_MAX, http.INTERIM_MAX) == (65_536, 8)
 
 
 @pytest.mark.parametrize(
     ("answer", "is_kept"), [(SMALL, True), (CHUNKED, True), (UNTIL_CLOSED, False)]
 )
-def test_a_body_is_bounded_by_its_length_by_chunks_or_by_the_end(
-    answer: bytes, *, is_kept: bool
-) -> None:
+def test_a_body_is_bounded_by_its_length_by_chunks_or_by_the_end(answer, *, is_kept):
     got, is_reusable = answered(answer, closes=answer is UNTIL_CLOSED)
 
     assert (got.status, bytes(got.body), is_reusable) == (200, b"hello", is_kept)
@@ -152,13 +146,13 @@ def test_a_body_is_bounded_by_its_length_by_chunks_or_by_the_end(
 
 @pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
 @pytest.mark.parametrize("framing", [b"Content-Length: 7", b"Transfer-Encoding: chunked", b"A: b"])
-def test_some_answers_have_no_body_whatever_they_say(status: bytes, framing: bytes) -> None:
+def test_some_answers_have_no_body_whatever_they_say(status, framing):
     got, is_reusable = answered(b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n\r\n")
 
     assert (got.body, is_reusable) == (b"", True)
 
 
-def test_interim_answers_are_passed_over_but_not_for_ever() -> None:
+def test_interim_answers_are_passed_over_but_not_for_ever():
     interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
 
     got, is_reusable = answered(interim + SMALL)
@@ -168,7 +162,7 @@ def test_interim_answers_are_passed_over_but_not_for_ever() -> None:
     assert "another protocol" in refused(b"HTTP/1.1 101 Switching Protocols\r\n\r\n" + SMALL)
 
 
-def test_a_large_body_is_received_into_one_buffer() -> None:
+def test_a_large_body_is_received_into_one_buffer():
     body = bytes(range(256)) * 4096
     whole = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     ours, theirs = socket.socketpair()
@@ -181,13 +175,13 @@ def test_a_large_body_is_received_into_one_buffer() -> None:
     assert (got.body == body, is_reusable) == (True, True)
 
 
-def test_header_names_are_lower_case_and_repeated_ones_are_joined() -> None:
+def test_header_names_are_lower_case_and_repeated_ones_are_joined():
     head = parse_head(b"HTTP/1.1 400\r\nX-A:1\r\nx-b: \t two words \t\r\nx-a: \xe9\r\nX-C:")
 
     assert (head.status, head.headers) == (400, {"x-a": "1, \xe9", "x-b": "two words", "x-c": ""})
 
 
-def test_a_head_has_as_many_headers_as_its_bound_and_an_answer_may_have_no_length() -> None:
+def test_a_head_has_as_many_headers_as_its_bound_and_an_answer_may_have_no_length():
     headers = b"".join(b"\r\nA%d: 1" % number for number in range(HEADERS_MAX))
     assert len(parse_head(b"HTTP/1.1 200 OK" + headers).headers) == HEADERS_MAX
 
@@ -199,7 +193,7 @@ def test_a_head_has_as_many_headers_as_its_bound_and_an_answer_may_have_no_lengt
 
 
 @pytest.mark.parametrize("spare", [0, -1])
-def test_a_part_of_a_head_is_read_to_its_bound(monkeypatch: pytest.MonkeyPatch, spare: int) -> None:
+def test_a_part_of_a_head_is_read_to_its_bound(monkeypatch, spare):
     head = SMALL.partition(b"\r\n\r\n")[0]
     monkeypatch.setattr(http, "HEAD_BYTES_MAX", len(head) + spare)
 
@@ -233,7 +227,7 @@ def during(error: BaseException, context: BaseException) -> BaseException:
         (ValueError("secret"), "ValueError"),
     ],
 )
-def test_a_failure_is_named_by_its_innermost_cause(error: BaseException, said: str) -> None:
+def test_a_failure_is_named_by_its_innermost_cause(error, said):
     assert http.describe(error) == said
 
 
@@ -252,7 +246,7 @@ def test_a_failure_is_named_by_its_innermost_cause(error: BaseException, said: s
         CHUNKED.replace(b"Transfer", b"Content-Length: 3\r\nTransfer", 1),
     ],
 )
-def test_a_connection_with_a_doubt_is_not_used_again(said: bytes) -> None:
+def test_a_connection_with_a_doubt_is_not_used_again(said):
     got, is_reusable = answered(said)
 
     assert (bytes(got.body), is_reusable) == (b"hello", False)
@@ -262,14 +256,14 @@ def test_a_connection_with_a_doubt_is_not_used_again(said: bytes) -> None:
 
 
 @pytest.mark.parametrize("whole", [SMALL, CHUNKED])
-def test_an_answer_cut_at_any_byte_is_no_answer(whole: bytes) -> None:
+def test_an_answer_cut_at_any_byte_is_no_answer(whole):
     for length in range(len(whole)):
         text = refused(whole[:length])
         assert "cut short" in text if length else text == "closed unanswered", length
 
 
 @pytest.mark.parametrize("whole", [SMALL, CHUNKED])
-def test_an_answer_that_stops_at_any_byte_is_a_time_out(whole: bytes) -> None:
+def test_an_answer_that_stops_at_any_byte_is_a_time_out(whole):
     for length in range(len(whole)):
         with peer_sending(whole[:length], closes=False) as ours:
             ours.settimeout(0.001)
@@ -306,7 +300,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("head", MALFORMED)
-def test_a_malformed_head_is_no_answer_and_is_not_quoted(head: bytes) -> None:
+def test_a_malformed_head_is_no_answer_and_is_not_quoted(head):
     text = refused(head + b"\r\n\r\n" + b"hello")
 
     assert text.startswith("the answer")
@@ -317,7 +311,7 @@ def test_a_malformed_head_is_no_answer_and_is_not_quoted(head: bytes) -> None:
     "chunks",
     [b"\r\n", b"-1\r\n", b"g\r\n", b"3\r\nhello\r\n", b"1" * 17 + b"\r\n", b"5 5\r\nhello"],
 )
-def test_a_malformed_chunk_is_no_answer(chunks: bytes) -> None:
+def test_a_malformed_chunk_is_no_answer(chunks):
     head = CHUNKED[: CHUNKED.index(b"3;")]
 
     assert "chunk" in refused(head + chunks + b"\r\n" * 3)
@@ -326,7 +320,7 @@ def test_a_malformed_chunk_is_no_answer(chunks: bytes) -> None:
 # Limits
 
 
-def test_a_head_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_without_an_end_is_refused(monkeypatch):
     monkeypatch.setattr(http, "HEAD_BYTES_MAX", 1000)
 
     assert "longer than 1000 bytes" in refused(b"HTTP/1.1 200 OK\r\nA: " + b"a" * 2000)
@@ -343,44 +337,40 @@ def test_a_head_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         UNTIL_CLOSED + b"a" * 96,
     ],
 )
-def test_a_body_beyond_the_limit_is_refused_before_it_is_held(said: bytes) -> None:
+def test_a_body_beyond_the_limit_is_refused_before_it_is_held(said):
     assert refused(said) == "the answer is longer than 100 bytes"
 
 
 @pytest.mark.parametrize("said", [SMALL, CHUNKED, UNTIL_CLOSED])
-def test_a_body_of_exactly_the_limit_is_taken(said: bytes) -> None:
+def test_a_body_of_exactly_the_limit_is_taken(said):
     got, _ = answered(said, body_max=5, closes=said is UNTIL_CLOSED)
 
     assert bytes(got.body) == b"hello"
 
 
-def test_trailers_without_an_end_are_refused() -> None:
+def test_trailers_without_an_end_are_refused():
     assert "trailers" in refused(CHUNKED[:-2] + b"A: 1\r\n" * HEADERS_MAX)
 
 
 # Through the client
 
 
-def test_small_requests_leave_at_once(server: Any, make_client: MakeClient) -> None:
+def test_small_requests_leave_at_once(server, make_client):
     client = make_client(server.url)
     client.call(GET_RECORDS, b"{}")
 
     (kept,) = client._transport._idle
-    assert kept.stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # type: ignore[attr-defined]
+    assert kept.stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_peer_that_is_silent_is_named_with_the_time_it_was(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_a_peer_that_is_silent_is_named_with_the_time_it_was(server, make_client):
     server.be_silent()
 
     with pytest.raises(OutcomeUnknown, match=r"silent for 0\.3 s after it was sent"):
         make_client(server.url, read_timeout_s=0.3).call(UPDATE_ITEM, b"{}")
 
 
-def test_an_answer_without_a_length_ends_with_its_connection(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_an_answer_without_a_length_ends_with_its_connection(server, make_client):
     server.reply(body=b"until closed", declare_length=False, then_close=True)
     client = make_client(server.url)
 
@@ -390,7 +380,7 @@ def test_an_answer_without_a_length_ends_with_its_connection(
     assert [request.connection for request in server.requests] == [1, 2]
 
 
-def test_bytes_after_an_answer_are_nobodys_answer(server: Any, make_client: MakeClient) -> None:
+def test_bytes_after_an_answer_are_nobodys_answer(server, make_client):
     extra = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstale"
     server.reply(body=b"{}" + extra, headers={"Content-Length": "2"}, declare_length=False)
     client = make_client(server.url)
@@ -401,7 +391,7 @@ def test_bytes_after_an_answer_are_nobodys_answer(server: Any, make_client: Make
     assert server.connections == 2
 
 
-def test_a_garbled_answer_leaves_a_write_unknown(server: Any, make_client: MakeClient) -> None:
+def test_a_garbled_answer_leaves_a_write_unknown(server, make_client):
     server.reply(headers={"Content-Length": "two"}, declare_length=False)
     server.reply(headers={"Content-Length": "two"}, declare_length=False)
     client = make_client(server.url)
@@ -412,9 +402,7 @@ def test_a_garbled_answer_leaves_a_write_unknown(server: Any, make_client: MakeC
         client.call(GET_RECORDS, b"{}")
 
 
-def test_a_ninth_thread_waits_for_a_connection_and_none_is_lost(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_a_ninth_thread_waits_for_a_connection_and_none_is_lost(server, make_client):
     client = make_client(server.url, read_timeout_s=60.0)
     threads = [
         threading.Thread(target=lambda: [client.call(GET_RECORDS, b"{}") for _ in range(20)])
@@ -430,9 +418,7 @@ def test_a_ninth_thread_waits_for_a_connection_and_none_is_lost(
     assert len(client._transport._idle) == server.connections
 
 
-def test_where_no_connection_becomes_free_nothing_was_sent(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_where_no_connection_becomes_free_nothing_was_sent(server, make_client):
     client = make_client(server.url, connections_max=1, connect_timeout_s=0.05, read_timeout_s=0.05)
     client._transport._permits.acquire()
 
@@ -443,7 +429,7 @@ def test_where_no_connection_becomes_free_nothing_was_sent(
     assert server.requests == []
 
 
-def test_a_client_that_is_forgotten_closes_its_connections(server: Any) -> None:
+def test_a_client_that_is_forgotten_closes_its_connections(server):
     held = HeldCredentials(WireCredentials("k", "s"))
     client = WireClient(WireEndpoint(server.url, "r", "r"), held, service="kinesis")
     client.call(GET_RECORDS, b"{}")

@@ -1,7 +1,5 @@
 """The writes as they are sent: rules that hold for each of them, read off the texts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 
@@ -59,16 +57,14 @@ def for_each(forms: list[tuple[type, BoundWrite]]) -> Callable[[Rule], Callable[
 by_form, updates = for_each(BOUND), for_each(UPDATES)
 
 
-def test_only_a_creation_may_apply_where_there_is_no_row() -> None:
+def test_only_a_creation_may_apply_where_there_is_no_row():
     assert CREATE == "attribute_not_exists(leaseKey)"
     for _, bound in BOUND:
         assert bound.expression.condition.startswith("attribute_exists(leaseKey)")
 
 
 @updates
-def test_every_owners_update_adds_one_to_the_counter_it_names(
-    kind: type, bound: BoundWrite
-) -> None:
+def test_every_owners_update_adds_one_to_the_counter_it_names(kind, bound):
     if kind in OTHERS_WRITES:
         assert "leaseCounter" not in bound.expression.update
         return
@@ -79,8 +75,8 @@ def test_every_owners_update_adds_one_to_the_counter_it_names(
 
 @pytest.mark.parametrize(("sub", "may_be_absent"), [(0, True), (5, False)])
 def test_only_a_position_of_a_whole_record_is_found_without_its_sub_sequence_number(
-    sub: int, *, may_be_absent: bool
-) -> None:
+    sub, may_be_absent
+):
     last = ExtendedSequenceNumber("20", sub)
     bound = bind(Checkpoint(KEY, ME, 3, ExtendedSequenceNumber("30"), last))
 
@@ -89,9 +85,7 @@ def test_only_a_position_of_a_whole_record_is_found_without_its_sub_sequence_num
 
 
 @updates
-def test_a_position_is_written_only_against_the_position_last_seen(
-    kind: type, bound: BoundWrite
-) -> None:
+def test_a_position_is_written_only_against_the_position_last_seen(kind, bound):
     update, condition = bound.expression.update, bound.expression.condition
     if "checkpoint = :position" in update:
         assert "checkpointSubSequenceNumber = :sub" in update
@@ -106,13 +100,13 @@ def test_a_position_is_written_only_against_the_position_last_seen(
 
 
 @by_form
-def test_only_the_late_checkpoint_compares_lengths(kind: type, bound: BoundWrite) -> None:
+def test_only_the_late_checkpoint_compares_lengths(kind, bound):
     """The fewer functions, the more emulators a fleet runs against."""
     assert ("size(" in bound.expression.condition) == (kind is LateCheckpoint)
 
 
 @updates
-def test_whatever_sets_a_new_owner_drops_every_ask(kind: type, bound: BoundWrite) -> None:
+def test_whatever_sets_a_new_owner_drops_every_ask(kind, bound):
     code = bound.expression.update
     if "leaseOwner" in code or "checkpointOwner" in code:
         assert re.search(r"REMOVE .*\bhandoffTo, handoffAt\b", code)
@@ -121,7 +115,7 @@ def test_whatever_sets_a_new_owner_drops_every_ask(kind: type, bound: BoundWrite
 
 
 @updates
-def test_no_attribute_is_changed_twice_in_one_write(kind: type, bound: BoundWrite) -> None:
+def test_no_attribute_is_changed_twice_in_one_write(kind, bound):
     """DynamoDB refuses overlapping paths."""
     update = bound.expression.update
     code = re.sub(r"= if_not_exists\(\w+, :\w+\)|= :\w+|:\w+", "", update)
@@ -130,23 +124,23 @@ def test_no_attribute_is_changed_twice_in_one_write(kind: type, bound: BoundWrit
 
 
 @by_form
-def test_a_bound_write_has_the_values_it_names_and_no_other(kind: type, bound: BoundWrite) -> None:
+def test_a_bound_write_has_the_values_it_names_and_no_other(kind, bound):
     """DynamoDB refuses a value that no expression uses, and a name without its value."""
     spelled = f"{bound.expression.condition} {bound.expression.update}"
     assert set(re.findall(r":\w+", spelled)) == set(bound.values)
 
 
 @by_form
-def test_no_parentheses_are_redundant(kind: type, bound: BoundWrite) -> None:
+def test_no_parentheses_are_redundant(kind, bound):
     """DynamoDB refuses them."""
     assert not re.search(r"\(\([^()]*(\([^()]*\)[^()]*)*\)\)", bound.expression.condition)
 
 
-def test_the_names_of_the_writes_are_distinct() -> None:
+def test_the_names_of_the_writes_are_distinct():
     assert len({write.name for write in WRITES.values()}) == len(WRITES)
 
 
-def test_the_examples_have_every_write_with_and_without_every_part() -> None:
+def test_the_examples_have_every_write_with_and_without_every_part():
     for kind, write in WRITES.items():
         of_kind = [change for change in ALL if type(change) is kind]
         assert of_kind, kind
@@ -155,14 +149,14 @@ def test_the_examples_have_every_write_with_and_without_every_part() -> None:
                 assert {part.test(change) for change in of_kind} == {True, False}, part.words
 
 
-def test_writes_with_the_same_form_share_their_texts() -> None:
+def test_writes_with_the_same_form_share_their_texts():
     one, other = (bind(Take(KEY, ME, None, seen, 10.0, "LATEST")) for seen in (4, 5))
 
     assert one.expression is other.expression
     assert one.values != other.values
 
 
-def test_what_is_no_update_of_a_row_has_no_expression() -> None:
+def test_what_is_no_update_of_a_row_has_no_expression():
     with pytest.raises(InvariantViolation):
         bind(CreateChildren((), ()))
     with pytest.raises(InvariantViolation):
@@ -172,7 +166,7 @@ def test_what_is_no_update_of_a_row_has_no_expression() -> None:
 @pytest.mark.parametrize(
     "seen", [None, OwnerId("kclrun:b:h:2"), OFFERED], ids=["nobody", "one of ours", "offered"]
 )
-def test_nobody_but_a_java_owner_is_taken_from_by_force(seen: OwnerId | None) -> None:
+def test_nobody_but_a_java_owner_is_taken_from_by_force(seen):
     """A lease that a kclrun owner renews is never taken by force [P16]."""
     with pytest.raises(InvariantViolation, match="by force"):
         bind(Take(KEY, ME, seen, 4, 10.0, "LATEST", forced=True))
@@ -180,9 +174,7 @@ def test_nobody_but_a_java_owner_is_taken_from_by_force(seen: OwnerId | None) ->
 
 @pytest.mark.parametrize("last_sub", [0, 2])
 @pytest.mark.parametrize("sub", [0, 3])
-def test_a_late_checkpoint_compares_the_parts_of_records_only_where_there_are_some(
-    last_sub: int, sub: int
-) -> None:
+def test_a_late_checkpoint_compares_the_parts_of_records_only_where_there_are_some(last_sub, sub):
     last, position = ExtendedSequenceNumber("5", last_sub), ExtendedSequenceNumber("9", sub)
 
     condition = bind(LateCheckpoint(KEY, ME, last, position)).expression.condition
@@ -194,13 +186,13 @@ def test_a_late_checkpoint_compares_the_parts_of_records_only_where_there_are_so
 
 
 @pytest.mark.parametrize("position", SENTINELS, ids=str)
-def test_a_late_checkpoint_never_writes_a_sentinel(position: ExtendedSequenceNumber) -> None:
+def test_a_late_checkpoint_never_writes_a_sentinel(position):
     """With SHARD_END the children could start before the parent is read [P19]."""
     with pytest.raises(InvariantViolation, match="late checkpoint"):
         bind(LateCheckpoint(KEY, ME, TRIM_HORIZON, position))
 
 
-def test_lengths_and_times_go_as_numbers_and_names_as_text() -> None:
+def test_lengths_and_times_go_as_numbers_and_names_as_text():
     values = [(change, each) for change in CHANGES for each in bind(change).values.items()]
     for change, (name, value) in values:
         is_number = name in {

@@ -1,24 +1,19 @@
 """Subscriptions over a scripted server: what is asked, what events mean, how a stream breaks."""
 
-from __future__ import annotations
-
 import base64
 import json
 import socket
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from kclrun.aws.fan_out import Consumer, FanOutReader, StreamConsumers, consumer_name
-from kclrun.aws.wire import WireClient
 from kclrun.codec.event_stream import encode_message
 from kclrun.errors import (
     AccessDenied,
     InvalidRequest,
     LimitExceeded,
     NotFound,
-    ServiceError,
     Throttled,
     Unavailable,
 )
@@ -26,7 +21,6 @@ from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange
 from tests.patience import HUNG_S
 
-MakeClient = Callable[..., WireClient]
 STREAM = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 ARN = f"{STREAM}/consumer/shop:1700000000"
 SHARD = "shardId-000000000000"
@@ -65,7 +59,7 @@ def chunks(*parts: bytes, ends: bool = True) -> bytes:
 
 
 @pytest.fixture
-def subscribed(server: Any, make_client: MakeClient) -> Callable[..., Any]:
+def subscribed(server, make_client):
     """A subscription whose answer is these bytes, chunked unless `raw`."""
     opened = []
 
@@ -108,9 +102,7 @@ def pages(subscription: Any) -> list[Any]:
         ),
     ],
 )
-def test_a_subscription_names_consumer_shard_and_position(
-    server: Any, make_client: MakeClient, start: StartPoint, position: dict[str, Any]
-) -> None:
+def test_a_subscription_names_consumer_shard_and_position(server, make_client, start, position):
     server.reply(
         body=chunks(INITIAL), headers={"Transfer-Encoding": "chunked"}, declare_length=False
     )
@@ -126,7 +118,7 @@ def test_a_subscription_names_consumer_shard_and_position(
     }
 
 
-def test_events_are_pages_and_the_last_one_names_the_children(subscribed: Any) -> None:
+def test_events_are_pages_and_the_last_one_names_the_children(subscribed):
     child = {
         "ShardId": "shardId-1",
         "ParentShards": [SHARD],
@@ -151,7 +143,7 @@ def test_events_are_pages_and_the_last_one_names_the_children(subscribed: Any) -
     assert subscription.next_page(0.01) is None
 
 
-def test_messages_may_come_in_any_pieces(subscribed: Any) -> None:
+def test_messages_may_come_in_any_pieces(subscribed):
     whole = INITIAL + event(1, continuation="1") + event(2, continuation="2")
 
     subscription = subscribed(*(whole[at : at + 7] for at in range(0, len(whole), 7)))
@@ -159,7 +151,7 @@ def test_messages_may_come_in_any_pieces(subscribed: Any) -> None:
     assert [page.continuation for page in pages(subscription)] == ["1", "2"]
 
 
-def test_silence_is_none_and_loses_nothing_of_a_message_that_has_begun(subscribed: Any) -> None:
+def test_silence_is_none_and_loses_nothing_of_a_message_that_has_begun(subscribed):
     message = INITIAL + event(1)
     subscription = subscribed(raw=chunks(message[:-5])[: -len(b"\r\n0\r\n\r\n")], ends=False)
 
@@ -183,8 +175,8 @@ def test_silence_is_none_and_loses_nothing_of_a_message_that_has_begun(subscribe
     ],
 )
 def test_a_failure_in_the_stream_is_the_error_that_a_call_would_raise(
-    subscribed: Any, code: str, kind: str, error: type[ServiceError]
-) -> None:
+    subscribed, code, kind, error
+):
     subscription = subscribed(INITIAL, event(1), failure(code, kind))
     assert subscription.next_page(HUNG_S) is not None
 
@@ -195,7 +187,7 @@ def test_a_failure_in_the_stream_is_the_error_that_a_call_would_raise(
     assert raised.value.code == code
 
 
-def test_an_event_of_a_kind_to_come_is_passed_over(subscribed: Any) -> None:
+def test_an_event_of_a_kind_to_come_is_passed_over(subscribed):
     unknown = encode_message({":event-type": "Greeting", ":message-type": "event"}, b"?")
 
     assert [page.continuation for page in pages(subscribed(INITIAL, unknown, event()))] == ["9"]
@@ -226,9 +218,7 @@ OVERSIZED = (2**31).to_bytes(4, "big") + event(1)[4:]
         ),
     ],
 )
-def test_a_broken_stream_is_an_outage_that_names_what_broke(
-    subscribed: Any, raw: bytes, words: str
-) -> None:
+def test_a_broken_stream_is_an_outage_that_names_what_broke(subscribed, raw, words):
     subscription = subscribed(raw=raw, then_close=True)
 
     with pytest.raises(Unavailable, match=words) as raised:
@@ -237,7 +227,7 @@ def test_a_broken_stream_is_an_outage_that_names_what_broke(
     assert str(raised.value).startswith("SubscribeToShard: ")
 
 
-def test_more_records_than_the_service_sends_are_refused(subscribed: Any) -> None:
+def test_more_records_than_the_service_sends_are_refused(subscribed):
     with pytest.raises(LimitExceeded):
         pages(subscribed(event(*range(1, 10_002))))
 
@@ -252,9 +242,7 @@ def test_more_records_than_the_service_sends_are_refused(subscribed: Any) -> Non
         (500, "InternalFailure", Unavailable),
     ],
 )
-def test_a_refused_subscription_is_an_error_of_its_kind(
-    server: Any, make_client: MakeClient, status: int, code: str, error: type[ServiceError]
-) -> None:
+def test_a_refused_subscription_is_an_error_of_its_kind(server, make_client, status, code, error):
     server.refuse(status, code)
 
     with pytest.raises(error):
@@ -262,8 +250,8 @@ def test_a_refused_subscription_is_an_error_of_its_kind(
 
 
 def test_a_subscription_refused_for_its_date_is_sent_again_with_the_services_clock(
-    server: Any, make_client: MakeClient
-) -> None:
+    server, make_client
+):
     server.reply(
         403,
         b'{"__type":"RequestExpired"}',
@@ -281,8 +269,8 @@ def test_a_subscription_refused_for_its_date_is_sent_again_with_the_services_clo
 
 
 def test_an_answer_that_is_no_stream_and_a_service_that_is_not_there_are_outages(
-    server: Any, make_client: MakeClient
-) -> None:
+    server, make_client
+):
     server.reply(body=b"{}")
     server.hang_up()
     reader = FanOutReader(make_client(server.url), ARN)
@@ -311,9 +299,7 @@ def wire_consumer(name: str, status: str = "ACTIVE") -> dict[str, Any]:
     }
 
 
-def test_consumers_are_found_registered_listed_and_removed(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_consumers_are_found_registered_listed_and_removed(server, make_client):
     shop = Consumer("shop", f"{STREAM}/consumer/shop:1", "ACTIVE", 1.0)
     for answer in (
         {"ConsumerDescription": wire_consumer("shop")},
@@ -350,9 +336,7 @@ def test_consumers_are_found_registered_listed_and_removed(
         ({"__type": "AccessDeniedException"}, AccessDenied),
     ],
 )
-def test_a_listing_of_consumers_is_complete_or_an_error(
-    server: Any, make_client: MakeClient, answer: dict[str, str], error: type[ServiceError]
-) -> None:
+def test_a_listing_of_consumers_is_complete_or_an_error(server, make_client, answer, error):
     page = {"Consumers": [wire_consumer("a")], "NextToken": "t"}
     server.reply(body=json.dumps(page).encode())
     server.reply(400, json.dumps(answer).encode())
@@ -361,12 +345,12 @@ def test_a_listing_of_consumers_is_complete_or_an_error(
         StreamConsumers(make_client(server.url), STREAM).listed()
 
 
-def test_a_consumer_that_is_not_there_is_none(server: Any, make_client: MakeClient) -> None:
+def test_a_consumer_that_is_not_there_is_none(server, make_client):
     server.refuse(400, "ResourceNotFoundException")
 
     assert StreamConsumers(make_client(server.url), STREAM).find("shop") is None
 
 
 @pytest.mark.parametrize("named", ["shop", ARN])
-def test_a_consumer_is_named_by_its_name_or_its_arn(named: str) -> None:
+def test_a_consumer_is_named_by_its_name_or_its_arn(named):
     assert consumer_name(named) == "shop"

@@ -1,14 +1,11 @@
 """The header of the Glue Schema Registry, its formats, the cache, and a registry that is away."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal
 import subprocess
 import uuid
 import zlib
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,7 +48,7 @@ KEYS = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret")
 
 
 @pytest.fixture(scope="module")
-def versions(moto_url: str) -> dict[str, str]:
+def versions(moto_url):
     """The ids of schema versions in moto's registry."""
     # A creation is not to be repeated, and the first call of a service in moto imports it.
     client = boto3.client(
@@ -88,7 +85,7 @@ def registry_client(url: str) -> RenewedClient:
 
 
 @pytest.fixture
-def decode(moto_url: str):
+def decode(moto_url):
     client = registry_client(moto_url)
     yield GlueDecoder(client)
     client.close()
@@ -109,18 +106,18 @@ ROW = {"carrier": "AA", "miles": 1_400, "day": 15_706}
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_avro_is_read_with_the_schema_it_was_written_with(versions, decode, compressed) -> None:
+def test_avro_is_read_with_the_schema_it_was_written_with(versions, decode, compressed):
     value = decode(framed(versions["avro"], avro(ROW), compressed=compressed))
     assert (value["carrier"], value["miles"], value["day"].isoformat()) == (
         *("AA", 1_400, "2013-01-01"),
     )
 
 
-def test_json_is_taken_as_its_producer_validated_it(versions, decode) -> None:
+def test_json_is_taken_as_its_producer_validated_it(versions, decode):
     assert decode(framed(versions["json"], b'{"a": 1}')) == {"a": 1}
 
 
-def test_protobuf_is_a_message_of_the_type_that_its_index_names(versions, decode) -> None:
+def test_protobuf_is_a_message_of_the_type_that_its_index_names(versions, decode):
     leg = decode(framed(versions["proto"], b"\x02\x0a\x03LGA"))
     flight = decode(framed(versions["proto"], b"\x01\x0a\x02AA\x12\x05\x0a\x03LGA"))
     airport = decode(framed(versions["proto"], b"\x00\x0a\x03JFK\x12\x02\x08\x07"))
@@ -154,9 +151,7 @@ NOTHING = "00000000-0000-0000-0000-000000000000"
         (lambda v: framed(v["bad proto"], b"SECRET"), "is not usable: protoc refuses it; a schema"),
     ],
 )
-def test_data_at_fault_is_a_record_that_cannot_be_decoded(
-    versions, decode, data: Callable[[dict[str, str]], bytes], reason: str
-) -> None:
+def test_data_at_fault_is_a_record_that_cannot_be_decoded(versions, decode, data, reason):
     found = Record(data(versions), "k", "1")
     batch = RecordBatch([found], decoding=decoding(decode))
     with pytest.raises(UndecodableRecord) as caught:
@@ -165,7 +160,7 @@ def test_data_at_fault_is_a_record_that_cannot_be_decoded(
     assert "SECRET" not in str(caught.value)
 
 
-def test_a_small_record_does_not_grow_without_bound(versions, decode, monkeypatch) -> None:
+def test_a_small_record_does_not_grow_without_bound(versions, decode, monkeypatch):
     monkeypatch.setattr(glue, "DATA_BYTES_MAX", 1_000)
     assert decode(framed(versions["json"], b" " * 999 + b"7", compressed=True)) == 7
     with pytest.raises(LimitExceeded, match="more than 1000 bytes"):
@@ -205,7 +200,7 @@ def of_number(number: int) -> bytes:
         KeyError("DataFormat"),
     ],
 )
-def test_a_registry_that_cannot_be_asked_is_an_outage_and_no_fault_of_the_record(failure) -> None:
+def test_a_registry_that_cannot_be_asked_is_an_outage_and_no_fault_of_the_record(failure):
     registry = Registry(failure)
     decode = GlueDecoder(lambda: registry)
 
@@ -217,7 +212,7 @@ def test_a_registry_that_cannot_be_asked_is_an_outage_and_no_fault_of_the_record
     assert batch[0].value == 7
 
 
-def test_protoc_that_does_not_run_is_no_fault_of_the_record(monkeypatch) -> None:
+def test_protoc_that_does_not_run_is_no_fault_of_the_record(monkeypatch):
     def run(*_: object, **__: object) -> None:
         raise subprocess.TimeoutExpired("protoc", 30)
 
@@ -226,14 +221,14 @@ def test_protoc_that_does_not_run_is_no_fault_of_the_record(monkeypatch) -> None
         GlueDecoder(lambda: Registry({"DataFormat": "PROTOBUF"}))(of_number(1))
 
 
-def test_protoc_that_a_signal_ends_is_no_fault_of_the_record(monkeypatch) -> None:
+def test_protoc_that_a_signal_ends_is_no_fault_of_the_record(monkeypatch):
     killed = subprocess.CompletedProcess("protoc", -signal.SIGKILL)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: killed)
     with pytest.raises(RetryLater, match="protoc did not run: signal 9"):
         GlueDecoder(lambda: Registry({"DataFormat": "PROTOBUF"}))(of_number(1))
 
 
-def test_a_version_is_asked_for_once_and_a_bounded_number_is_kept(monkeypatch) -> None:
+def test_a_version_is_asked_for_once_and_a_bounded_number_is_kept(monkeypatch):
     monkeypatch.setattr(glue, "VERSIONS_MAX", 3)
     registry = Registry()
     decode = GlueDecoder(lambda: registry)
@@ -244,7 +239,7 @@ def test_a_version_is_asked_for_once_and_a_bounded_number_is_kept(monkeypatch) -
     assert [uuid.UUID(each).int for each in registry.asked] == [1, 2, 3, 4, 1]
 
 
-def test_a_version_that_the_registry_lacks_is_asked_for_again() -> None:
+def test_a_version_that_the_registry_lacks_is_asked_for_again():
     registry = Registry(refused("EntityNotFoundException"))
     decode = GlueDecoder(lambda: registry)
     with pytest.raises(RecordError, match="the registry has no schema version"):
@@ -252,14 +247,14 @@ def test_a_version_that_the_registry_lacks_is_asked_for_again() -> None:
     assert decode(of_number(1)) == 7
 
 
-def test_a_format_of_the_future_is_refused_in_words() -> None:
+def test_a_format_of_the_future_is_refused_in_words():
     decode = GlueDecoder(lambda: Registry({"DataFormat": "THRIFT"}))
     with pytest.raises(RecordError, match="is of the unknown format THRIFT"):
         decode(of_number(1))
 
 
 @pytest.mark.seconds
-def test_calls_have_bounded_attempts_and_times(moto_url: str) -> None:
+def test_calls_have_bounded_attempts_and_times(moto_url):
     client = registry_client(moto_url)()
     config: SimpleNamespace = client.meta.config
     assert (config.connect_timeout, config.read_timeout) == (2.0, 5.0)

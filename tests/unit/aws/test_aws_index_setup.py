@@ -1,9 +1,6 @@
 """The owner index for a table that lacks it: over moto on loopback, and scripted answers."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -26,14 +23,14 @@ class Plane(HeldPlane):
 
 
 @pytest.fixture
-def plane(moto_url: str) -> Iterator[Plane]:
+def plane(moto_url):
     made = Plane(moto_url)
     yield made
     made.close()
 
 
 @pytest.fixture
-def scripted(server: Any) -> Iterator[Plane]:
+def scripted(server):
     made = Plane(server.url)
     yield made
     made.close()
@@ -78,7 +75,7 @@ def index_of(plane: Plane, table: str) -> Any:
     return index
 
 
-def test_the_index_is_added_as_the_java_kcl_3_has_it(plane: Plane) -> None:
+def test_the_index_is_added_as_the_java_kcl_3_has_it(plane):
     table = table_without_index(plane)
     assert inspect_owner_index(plane.dynamodb_reads(), table) == IndexState(None)
 
@@ -96,7 +93,7 @@ def test_the_index_is_added_as_the_java_kcl_3_has_it(plane: Plane) -> None:
     assert report.has_owner_index
 
 
-def test_an_index_that_is_there_is_left_alone(plane: Plane) -> None:
+def test_an_index_that_is_there_is_left_alone(plane):
     table = table_without_index(plane)
     Adding().run(plane, table)
     before = index_of(plane, table)
@@ -108,7 +105,7 @@ def test_an_index_that_is_there_is_left_alone(plane: Plane) -> None:
     assert again.now == 0.0
 
 
-def test_the_index_of_a_provisioned_table_is_provisioned_like_it(plane: Plane) -> None:
+def test_the_index_of_a_provisioned_table_is_provisioned_like_it(plane):
     units = {"ReadCapacityUnits": 10, "WriteCapacityUnits": 20}
     table = table_without_index(plane, ProvisionedThroughput=units)
     assert inspect_owner_index(plane.dynamodb_reads(), table).capacity == (10, 20)
@@ -119,7 +116,7 @@ def test_the_index_of_a_provisioned_table_is_provisioned_like_it(plane: Plane) -
     assert {name: throughput[name] for name in units} == units
 
 
-def test_without_a_table_there_is_nothing_to_add(plane: Plane) -> None:
+def test_without_a_table_there_is_nothing_to_add(plane):
     with pytest.raises(TableRefused, match="does not exist"):
         Adding().run(plane, "absent")
 
@@ -150,9 +147,7 @@ def requested(server: Any) -> list[str]:
     return [request.headers["x-amz-target"].rpartition(".")[2] for request in server.requests]
 
 
-def test_it_waits_until_the_index_is_active_and_tells_how_it_goes(
-    server: Any, scripted: Plane
-) -> None:
+def test_it_waits_until_the_index_is_active_and_tells_how_it_goes(server, scripted):
     server.reply(body=described(None))
     server.reply()
     server.reply(body=described(None))  # the view of another server, a moment behind
@@ -171,9 +166,7 @@ def test_it_waits_until_the_index_is_active_and_tells_how_it_goes(
     ]
 
 
-def test_an_index_under_way_is_waited_for_and_not_asked_for_again(
-    server: Any, scripted: Plane
-) -> None:
+def test_an_index_under_way_is_waited_for_and_not_asked_for_again(server, scripted):
     server.reply(body=described("CREATING"))
     server.reply(body=described("ACTIVE"))
 
@@ -182,7 +175,7 @@ def test_an_index_under_way_is_waited_for_and_not_asked_for_again(
     assert requested(server) == ["DescribeTable", "DescribeTable"]
 
 
-def test_its_patience_ends(server: Any, scripted: Plane) -> None:
+def test_its_patience_ends(server, scripted):
     server.default.body = described("CREATING")
 
     adding = Adding()
@@ -191,7 +184,7 @@ def test_its_patience_ends(server: Any, scripted: Plane) -> None:
     assert adding.now == 600.0
 
 
-def test_an_outage_does_not_end_the_wait(server: Any, scripted: Plane) -> None:
+def test_an_outage_does_not_end_the_wait(server, scripted):
     server.reply(body=described("CREATING"))
     server.refuse(500, "InternalServerError")
     server.refuse(400, "ThrottlingException")
@@ -203,9 +196,7 @@ def test_an_outage_does_not_end_the_wait(server: Any, scripted: Plane) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["another was faster", "no answer"])
-def test_whatever_became_of_the_request_the_table_decides(
-    server: Any, scripted: Plane, trouble: str
-) -> None:
+def test_whatever_became_of_the_request_the_table_decides(server, scripted, trouble):
     server.reply(body=described(None))
     if trouble == "no answer":
         server.hang_up()
@@ -219,7 +210,7 @@ def test_whatever_became_of_the_request_the_table_decides(
     assert requested(server).count("UpdateTable") == 1
 
 
-def test_a_request_without_effect_is_reported(server: Any, scripted: Plane) -> None:
+def test_a_request_without_effect_is_reported(server, scripted):
     server.reply(body=described(None))
     server.hang_up()
     server.reply(body=described(None))
@@ -229,7 +220,7 @@ def test_a_request_without_effect_is_reported(server: Any, scripted: Plane) -> N
     assert raised.value.operation == "UpdateTable"
 
 
-def test_a_missing_permission_names_the_policy_that_has_it(server: Any, scripted: Plane) -> None:
+def test_a_missing_permission_names_the_policy_that_has_it(server, scripted):
     server.reply(body=described(None))
     server.refuse(400, "AccessDeniedException", "not authorized to perform: dynamodb:UpdateTable")
     server.reply(body=described(None))
@@ -239,14 +230,14 @@ def test_a_missing_permission_names_the_policy_that_has_it(server: Any, scripted
     assert "dynamodb:UpdateTable" in str(raised.value)
 
 
-def test_an_index_of_that_name_with_other_keys_is_refused(server: Any, scripted: Plane) -> None:
+def test_an_index_of_that_name_with_other_keys_is_refused(server, scripted):
     server.reply(body=described("ACTIVE", ("leaseKey", "leaseOwner")))
 
     with pytest.raises(TableRefused, match="other keys"):
         Adding().run(scripted, "leases")
 
 
-def test_an_index_being_built_is_not_yet_there_for_the_fleet(server: Any, scripted: Plane) -> None:
+def test_an_index_being_built_is_not_yet_there_for_the_fleet(server, scripted):
     server.reply(body=described("CREATING"))
 
     report = inspect_table(scripted.dynamodb_reads(), "leases")

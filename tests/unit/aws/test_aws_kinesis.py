@@ -1,7 +1,5 @@
 """Reading a stream: what is asked for, and what becomes of the answers."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +28,7 @@ def encoded(answer: object) -> bytes:
     return msgspec.json.encode(answer)
 
 
-def test_a_stream_is_made_once(server: Any, make_client: MakeClient) -> None:
+def test_a_stream_is_made_once(server, make_client):
     client = make_client(server.url)
     server.reply(body=b"")
     server.refuse(400, "ResourceInUseException")
@@ -46,9 +44,7 @@ def test_a_stream_is_made_once(server: Any, make_client: MakeClient) -> None:
 # Iterators and records
 
 
-def test_an_iterator_is_asked_for_by_name_and_position(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_an_iterator_is_asked_for_by_name_and_position(server, make_client):
     server.default.body = encoded({"ShardIterator": "the-iterator"})
     reader = PollingReader(make_client(server.url), "flights")
 
@@ -74,9 +70,7 @@ def test_an_iterator_is_asked_for_by_name_and_position(
     ]
 
 
-def test_a_stream_given_by_arn_is_named_by_arn_everywhere(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_a_stream_given_by_arn_is_named_by_arn_everywhere(server, make_client):
     server.reply(body=encoded({"ShardIterator": "i"}))
     server.reply(body=encoded({"Records": [], "NextShardIterator": "j"}))
     server.reply(body=encoded({"Shards": []}))
@@ -90,7 +84,7 @@ def test_a_stream_given_by_arn_is_named_by_arn_everywhere(
     assert not any("StreamName" in request for request in asked(server))
 
 
-def test_a_page_of_records_is_decoded(server: Any, make_client: MakeClient) -> None:
+def test_a_page_of_records_is_decoded(server, make_client):
     body = encoded(
         {
             "Records": [
@@ -116,7 +110,7 @@ def test_a_page_of_records_is_decoded(server: Any, make_client: MakeClient) -> N
     assert asked(server) == [{"ShardIterator": "it", "Limit": 100}]
 
 
-def test_the_end_of_a_shard_names_its_children(server: Any, make_client: MakeClient) -> None:
+def test_the_end_of_a_shard_names_its_children(server, make_client):
     child = {
         "ShardId": "s-2",
         "ParentShards": ["s-1"],
@@ -131,8 +125,8 @@ def test_the_end_of_a_shard_names_its_children(server: Any, make_client: MakeCli
 
 
 def test_a_record_is_put_with_its_data_its_key_and_a_hash_key_only_if_it_has_one(
-    server: Any, make_client: MakeClient
-) -> None:
+    server, make_client
+):
     server.default.body = encoded({"Records": [{"SequenceNumber": "1", "ShardId": "s"}] * 2})
     putter = WirePutter(make_client(server.url), "flights")
 
@@ -149,7 +143,7 @@ def test_a_record_is_put_with_its_data_its_key_and_a_hash_key_only_if_it_has_one
     ]
 
 
-def test_errors_of_reading_are_named(server: Any, make_client: MakeClient) -> None:
+def test_errors_of_reading_are_named(server, make_client):
     reader = PollingReader(make_client(server.url), "flights")
     for code, expected in [
         ("ExpiredIteratorException", ExpiredIterator),
@@ -172,9 +166,7 @@ def test_errors_of_reading_are_named(server: Any, make_client: MakeClient) -> No
         b'{"a":' + b"[" * 100_000,
     ],
 )
-def test_a_garbled_answer_is_asked_for_again(
-    server: Any, make_client: MakeClient, body: bytes
-) -> None:
+def test_a_garbled_answer_is_asked_for_again(server, make_client, body):
     server.default.body = body
     reader = PollingReader(make_client(server.url), "flights")
 
@@ -189,9 +181,7 @@ def test_a_garbled_answer_is_asked_for_again(
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"NextToken":"t"}', b'{"Shards":null}'])
-def test_an_answer_without_shards_is_not_an_empty_listing(
-    server: Any, make_client: MakeClient, body: bytes
-) -> None:
+def test_an_answer_without_shards_is_not_an_empty_listing(server, make_client, body):
     server.default.body = body
 
     with pytest.raises(Unavailable):
@@ -206,7 +196,7 @@ def wire_shard(number: int, **more: object) -> dict[str, object]:
     } | more
 
 
-def test_a_listing_has_all_pages(server: Any, make_client: MakeClient) -> None:
+def test_a_listing_has_all_pages(server, make_client):
     closed = wire_shard(
         0,
         SequenceNumberRange={"StartingSequenceNumber": "1", "EndingSequenceNumber": "5"},
@@ -232,9 +222,7 @@ def test_a_listing_has_all_pages(server: Any, make_client: MakeClient) -> None:
     assert second == {"NextToken": "token"}, "AWS refuses the stream's name beside a token"
 
 
-def test_a_listing_that_breaks_off_is_an_error_and_no_part(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_a_listing_that_breaks_off_is_an_error_and_no_part(server, make_client):
     server.reply(body=encoded({"Shards": [wire_shard(0)], "NextToken": "token"}))
     server.refuse(400, "ExpiredNextTokenException")
 
@@ -242,9 +230,7 @@ def test_a_listing_that_breaks_off_is_an_error_and_no_part(
         WireStreamAdmin(make_client(server.url), "flights").list_shards()
 
 
-def test_an_answer_torn_inside_its_head_is_no_listing_and_no_summary(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_an_answer_torn_inside_its_head_is_no_listing_and_no_summary(server, make_client):
     server.reply(body=b"")
     server.reply(body=b"")
     admin = WireStreamAdmin(make_client(server.url), "flights")
@@ -255,9 +241,7 @@ def test_an_answer_torn_inside_its_head_is_no_listing_and_no_summary(
         admin.summary()
 
 
-def test_a_listing_without_end_is_an_error(
-    server: Any, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_without_end_is_an_error(server, make_client, monkeypatch):
     monkeypatch.setattr("kclrun.aws.kinesis.PAGES_MAX", 3)
     server.default.body = encoded({"Shards": [], "NextToken": "token"})
 
@@ -265,7 +249,7 @@ def test_a_listing_without_end_is_an_error(
         WireStreamAdmin(make_client(server.url), "flights").list_shards()
 
 
-def test_a_summary_tells_what_the_stream_is(server: Any, make_client: MakeClient) -> None:
+def test_a_summary_tells_what_the_stream_is(server, make_client):
     server.reply(
         body=encoded(
             {
@@ -287,7 +271,7 @@ def test_a_summary_tells_what_the_stream_is(server: Any, make_client: MakeClient
     )
 
 
-def test_a_stream_that_is_missing_is_not_found(server: Any, make_client: MakeClient) -> None:
+def test_a_stream_that_is_missing_is_not_found(server, make_client):
     server.refuse(400, "ResourceNotFoundException", "Stream flights not found")
 
     with pytest.raises(NotFound, match="flights not found"):

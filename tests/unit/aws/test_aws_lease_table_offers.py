@@ -1,7 +1,5 @@
 """How offered rows are found: what is asked, and what becomes of each answer [P17]."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +28,7 @@ ROWS = [
 
 
 @pytest.fixture
-def table(server: Any, make_client: MakeClient) -> DynamoLeaseTable:
+def table(server, make_client):
     return DynamoLeaseTable(make_client(server.url, service="dynamodb"), "leases")
 
 
@@ -47,9 +45,7 @@ def bodies(server: Any) -> list[Any]:
     return [msgspec.json.decode(request.body) for request in server.requests]
 
 
-def test_the_index_is_asked_for_one_page_and_the_rows_are_read_consistently(
-    server: Any, table: DynamoLeaseTable
-) -> None:
+def test_the_index_is_asked_for_one_page_and_the_rows_are_read_consistently(server, table):
     server.reply(body=index_of(ROWS[:2]))
     server.reply(body=batch_of(ROWS[:2]))
 
@@ -76,14 +72,14 @@ def test_the_index_is_asked_for_one_page_and_the_rows_are_read_consistently(
     assert targets == ["DynamoDB_20120810.Query", "DynamoDB_20120810.BatchGetItem"]
 
 
-def test_where_nothing_is_offered_no_row_is_read(server: Any, table: DynamoLeaseTable) -> None:
+def test_where_nothing_is_offered_no_row_is_read(server, table):
     server.reply(body=index_of([]))
 
     assert table.offered(64) == ()
     assert len(server.requests) == 1
 
 
-def test_no_request_names_more_than_a_hundred_rows(server: Any, table: DynamoLeaseTable) -> None:
+def test_no_request_names_more_than_a_hundred_rows(server, table):
     server.reply(body=index_of(ROWS))
     for start in (0, 100, 200):
         server.reply(body=batch_of(ROWS[start : start + 100]))
@@ -94,7 +90,7 @@ def test_no_request_names_more_than_a_hundred_rows(server: Any, table: DynamoLea
     assert [key["leaseKey"]["S"] for keys in asked for key in keys] == [row.key for row in ROWS]
 
 
-def test_only_as_many_rows_are_read_as_are_wanted(server: Any, table: DynamoLeaseTable) -> None:
+def test_only_as_many_rows_are_read_as_are_wanted(server, table):
     server.reply(body=index_of(ROWS))
     server.reply(body=batch_of(ROWS[:10]))
 
@@ -106,9 +102,7 @@ def test_only_as_many_rows_are_read_as_are_wanted(server: Any, table: DynamoLeas
     assert set(asked) <= {row.key for row in ROWS}
 
 
-def test_a_row_taken_since_the_index_saw_it_is_not_offered(
-    server: Any, table: DynamoLeaseTable
-) -> None:
+def test_a_row_taken_since_the_index_saw_it_is_not_offered(server, table):
     taken = msgspec.structs.replace(ROWS[1], owner=OwnerId("kclrun:a:h:1"))
     server.reply(body=index_of(ROWS[:3]))
     server.reply(body=batch_of([ROWS[0], taken]))  # and the third is gone
@@ -116,9 +110,7 @@ def test_a_row_taken_since_the_index_saw_it_is_not_offered(
     assert table.offered(64) == (ROWS[0],)
 
 
-def test_rows_that_the_service_did_not_get_to_are_left_to_the_next_look(
-    server: Any, table: DynamoLeaseTable
-) -> None:
+def test_rows_that_the_service_did_not_get_to_are_left_to_the_next_look(server, table):
     left = {"leases": {"Keys": [{"leaseKey": {"S": ROWS[1].key}}], "ConsistentRead": True}}
     server.reply(body=index_of(ROWS[:2]))
     server.reply(body=batch_of(ROWS[:1], UnprocessedKeys=left))
@@ -134,9 +126,7 @@ def test_rows_that_the_service_did_not_get_to_are_left_to_the_next_look(
         f"Cannot read from backfilling global secondary index: {OWNER_INDEX}",
     ],
 )
-def test_an_index_that_cannot_be_asked_is_missing(
-    server: Any, table: DynamoLeaseTable, message: str
-) -> None:
+def test_an_index_that_cannot_be_asked_is_missing(server, table, message):
     server.refuse(400, "ValidationException", message)
 
     with pytest.raises(IndexMissing, match=f"leases has no index {OWNER_INDEX}"):
@@ -155,15 +145,7 @@ def test_an_index_that_cannot_be_asked_is_missing(
     ],
 )
 @pytest.mark.parametrize("at", ["Query", "BatchGetItem"])
-def test_a_refusal_is_raised_as_what_it_is(
-    *,
-    server: Any,
-    table: DynamoLeaseTable,
-    at: str,
-    status: int,
-    code: str,
-    expected: type[Exception],
-) -> None:
+def test_a_refusal_is_raised_as_what_it_is(server, table, at, status, code, expected):
     if at == "BatchGetItem":
         server.reply(body=index_of(ROWS[:1]))
     about = OWNER_INDEX if code == "SerializationException" else "because"
@@ -176,9 +158,7 @@ def test_a_refusal_is_raised_as_what_it_is(
 
 
 @pytest.mark.parametrize("garbled", [b"<html>", b'{"Items":5}', b'{"Responses":[]}'])
-def test_a_garbled_answer_is_unavailable_and_not_an_empty_one(
-    server: Any, table: DynamoLeaseTable, garbled: bytes
-) -> None:
+def test_a_garbled_answer_is_unavailable_and_not_an_empty_one(server, table, garbled):
     server.reply(body=index_of(ROWS[:1]) if b"Responses" in garbled else garbled)
     server.reply(body=garbled)
 

@@ -1,9 +1,6 @@
 """What becomes of a write to the lease table, for each way its request can go."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import pytest
@@ -40,12 +37,12 @@ CREATE = CreateChildren(CHILDREN, (HeldParent(KEY, ME, 4),))
 
 
 @pytest.fixture
-def table(server: Any, make_client: MakeClient) -> DynamoLeaseTable:
+def table(server, make_client):
     return DynamoLeaseTable(make_client(server.url, service="dynamodb"), "leases")
 
 
 @pytest.fixture
-def impatient(server: Any, make_client: MakeClient) -> DynamoLeaseTable:
+def impatient(server, make_client):
     """For a server that is silent; one that is slow must not seem so."""
     client = make_client(server.url, service="dynamodb", read_timeout_s=0.3)
     return DynamoLeaseTable(client, "leases")
@@ -61,7 +58,7 @@ def cancelled(*reasons: str) -> bytes:
     )
 
 
-def test_a_success_carries_the_row_after_the_write(server: Any, table: DynamoLeaseTable) -> None:
+def test_a_success_carries_the_row_after_the_write(server, table):
     server.reply(body=msgspec.json.encode({"Attributes": encode_row(ROW)}))
 
     assert table.write(CLAIM) == Applied(ROW)
@@ -71,9 +68,7 @@ def test_a_success_carries_the_row_after_the_write(server: Any, table: DynamoLea
     assert request["ReturnValuesOnConditionCheckFailure"] == "ALL_OLD"
 
 
-def test_a_counter_that_our_own_write_took_past_its_limit_is_read(
-    server: Any, table: DynamoLeaseTable
-) -> None:
+def test_a_counter_that_our_own_write_took_past_its_limit_is_read(server, table):
     row = msgspec.structs.replace(ROW, counter=2**62)
     server.reply(body=msgspec.json.encode({"Attributes": encode_row(row)}))
 
@@ -81,16 +76,12 @@ def test_a_counter_that_our_own_write_took_past_its_limit_is_read(
 
 
 @pytest.mark.parametrize("change", [CreateLease(ROW), DeleteEnded(KEY), CREATE])
-def test_a_write_that_has_no_row_to_show_needs_none(
-    server: Any, table: DynamoLeaseTable, change: Any
-) -> None:
+def test_a_write_that_has_no_row_to_show_needs_none(server, table, change):
     assert table.write(change) == Applied(None)
 
 
 @pytest.mark.parametrize("consistent", [True, False])
-def test_a_scan_is_as_consistent_as_it_is_asked_to_be(
-    server: Any, table: DynamoLeaseTable, consistent: bool
-) -> None:
+def test_a_scan_is_as_consistent_as_it_is_asked_to_be(server, table, consistent):
     server.reply(body=msgspec.json.encode({"Items": [encode_row(ROW)]}))
 
     (page,) = table.scan(consistent=consistent)
@@ -99,9 +90,7 @@ def test_a_scan_is_as_consistent_as_it_is_asked_to_be(
     assert msgspec.json.decode(server.requests[0].body)["ConsistentRead"] is consistent
 
 
-def test_a_failed_condition_carries_the_row_that_stands_there(
-    server: Any, table: DynamoLeaseTable
-) -> None:
+def test_a_failed_condition_carries_the_row_that_stands_there(server, table):
     body = {"__type": "x#ConditionalCheckFailedException", "message": "no"}
     server.reply(400, msgspec.json.encode(body | {"Item": encode_row(ROW)}))
     server.reply(400, msgspec.json.encode(body))
@@ -129,15 +118,7 @@ def test_a_failed_condition_carries_the_row_that_stands_there(
         (400, "ValidationException", Refused),
     ],
 )
-def test_a_refusal_is_a_value(
-    *,
-    server: Any,
-    table: DynamoLeaseTable,
-    change: Any,
-    status: int,
-    code: str,
-    expected: type[object],
-) -> None:
+def test_a_refusal_is_a_value(server, table, change, status, code, expected):
     server.refuse(status, code, "because")
 
     outcome = table.write(change)
@@ -150,16 +131,14 @@ def test_a_refusal_is_a_value(
 
 @pytest.mark.parametrize("change", [CLAIM, CreateLease(ROW), DeleteEnded(KEY), CREATE])
 @pytest.mark.parametrize("trouble", ["be_silent", "hang_up"])
-def test_silence_leaves_a_write_unknown(
-    server: Any, impatient: DynamoLeaseTable, change: Any, trouble: str
-) -> None:
+def test_silence_leaves_a_write_unknown(server, impatient, change, trouble):
     getattr(server, trouble)()
 
     assert isinstance(impatient.write(change), OutcomeUnknown)
     assert len(server.requests) == 1, "no write is sent twice"
 
 
-def test_a_refused_connection_leaves_nothing_written(make_client: MakeClient) -> None:
+def test_a_refused_connection_leaves_nothing_written(make_client):
     table = DynamoLeaseTable(make_client("http://127.0.0.1:9", service="dynamodb"), "leases")
 
     assert isinstance(table.write(CLAIM), outcomes.Unavailable)
@@ -169,9 +148,7 @@ def test_a_refused_connection_leaves_nothing_written(make_client: MakeClient) ->
     "body",
     [b"", b"{}", b"<html>", b'{"Attributes":{}}', b'{"Attributes":{"leaseKey":{"S":"x"}}}'],
 )
-def test_a_success_that_cannot_be_read_is_read_back(
-    server: Any, table: DynamoLeaseTable, body: bytes
-) -> None:
+def test_a_success_that_cannot_be_read_is_read_back(server, table, body):
     server.reply(body=body)
 
     assert isinstance(table.write(Renew(KEY, ME, 3)), OutcomeUnknown)
@@ -180,9 +157,7 @@ def test_a_success_that_cannot_be_read_is_read_back(
 # Children
 
 
-def test_children_that_exist_are_left_out_and_the_rest_is_sent_again(
-    server: Any, table: DynamoLeaseTable
-) -> None:
+def test_children_that_exist_are_left_out_and_the_rest_is_sent_again(server, table):
     server.reply(400, cancelled("None", "ConditionalCheckFailed", "None"))
 
     assert table.write(CREATE) == Applied(None)
@@ -194,7 +169,7 @@ def test_children_that_exist_are_left_out_and_the_rest_is_sent_again(
     assert "ClientRequestToken" not in first
 
 
-def test_the_second_sending_can_be_unknown_too(server: Any, table: DynamoLeaseTable) -> None:
+def test_the_second_sending_can_be_unknown_too(server, table):
     server.reply(400, cancelled("None", "ConditionalCheckFailed", "None"))
     server.hang_up()
 
@@ -228,9 +203,7 @@ def test_the_second_sending_can_be_unknown_too(server: Any, table: DynamoLeaseTa
         ),
     ],
 )
-def test_a_cancelled_transaction_is_read_by_its_reasons(
-    server: Any, table: DynamoLeaseTable, reasons: tuple[str, ...], expected: object
-) -> None:
+def test_a_cancelled_transaction_is_read_by_its_reasons(server, table, reasons, expected):
     server.reply(400, cancelled(*reasons))
 
     assert table.write(CREATE) == expected
@@ -239,8 +212,8 @@ def test_a_cancelled_transaction_is_read_by_its_reasons(
 
 @pytest.mark.parametrize("silent", [{}, {"Code": None}, {"Code": ""}])
 def test_a_part_of_a_cancelled_transaction_without_a_reason_did_not_cancel_it(
-    server: Any, table: DynamoLeaseTable, silent: dict[str, object]
-) -> None:
+    server, table, silent
+):
     body = msgspec.json.decode(cancelled("None", "ConditionalCheckFailed", "None"))
     body["CancellationReasons"][0] = body["CancellationReasons"][2] = silent
     server.reply(400, msgspec.json.encode(body))
@@ -251,9 +224,7 @@ def test_a_part_of_a_cancelled_transaction_without_a_reason_did_not_cancel_it(
     assert [next(iter(part)) for part in again["TransactItems"]] == ["ConditionCheck", "Put"]
 
 
-def test_a_cancelled_transaction_without_sound_reasons_is_refused(
-    server: Any, table: DynamoLeaseTable
-) -> None:
+def test_a_cancelled_transaction_without_sound_reasons_is_refused(server, table):
     for reasons in ((), ("None",), ("None", "None", "None")):
         server.reply(400, cancelled(*reasons))
         assert isinstance(table.write(CREATE), Refused)
@@ -268,7 +239,7 @@ def test_a_cancelled_transaction_without_sound_reasons_is_refused(
 # Reading
 
 
-def test_reads_are_consistent(server: Any, table: DynamoLeaseTable) -> None:
+def test_reads_are_consistent(server, table):
     server.reply(body=msgspec.json.encode({"Item": encode_row(ROW)}))
     server.reply(body=msgspec.json.encode({"Items": [encode_row(ROW)]}))
 
@@ -280,7 +251,7 @@ def test_reads_are_consistent(server: Any, table: DynamoLeaseTable) -> None:
     assert not any("Limit" in request for request in asked)
 
 
-def test_a_table_of_another_program_is_reported(server: Any, table: DynamoLeaseTable) -> None:
+def test_a_table_of_another_program_is_reported(server, table):
     server.reply(body=msgspec.json.encode({"Items": [{"id": {"S": "x"}}]}))
     for words in (
         "The provided key element does not match the schema",
@@ -295,7 +266,7 @@ def test_a_table_of_another_program_is_reported(server: Any, table: DynamoLeaseT
             table.read(KEY)
 
 
-def test_a_scan_that_breaks_off_raises(server: Any, table: DynamoLeaseTable) -> None:
+def test_a_scan_that_breaks_off_raises(server, table):
     page = {"Items": [encode_row(ROW)], "LastEvaluatedKey": {"leaseKey": {"S": KEY}}}
     server.reply(body=msgspec.json.encode(page))
     server.refuse(400, "ProvisionedThroughputExceededException")
@@ -309,9 +280,7 @@ def test_a_scan_that_breaks_off_raises(server: Any, table: DynamoLeaseTable) -> 
     }
 
 
-def test_a_scan_without_end_is_an_error(
-    server: Any, table: DynamoLeaseTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scan_without_end_is_an_error(server, table, monkeypatch):
     monkeypatch.setattr("kclrun.aws.lease_table.PAGES_MAX", 3)
     page = {"Items": [], "LastEvaluatedKey": {"leaseKey": {"S": KEY}}}
     server.default.body = msgspec.json.encode(page)
@@ -324,9 +293,7 @@ def test_a_scan_without_end_is_an_error(
     "body",
     [b"<html>", b'{"Item":{"a":{"S":"\xff"}},"Items":["\xff"]}', b'{"more":' + b"[" * 100_000],
 )
-def test_a_garbled_answer_to_a_read_is_asked_for_again(
-    server: Any, table: DynamoLeaseTable, body: bytes
-) -> None:
+def test_a_garbled_answer_to_a_read_is_asked_for_again(server, table, body):
     server.default.body = body
 
     with pytest.raises(Unavailable):
@@ -337,18 +304,14 @@ def test_a_garbled_answer_to_a_read_is_asked_for_again(
 
 @pytest.mark.parametrize("change", [CLAIM, CreateLease(ROW), DeleteEnded(KEY), CREATE])
 @pytest.mark.parametrize("body", [b"", b"<html>", b"[]", b'{"more":' + b"[" * 100_000])
-def test_a_write_whose_answer_cannot_be_read_is_unknown(
-    server: Any, table: DynamoLeaseTable, change: Any, body: bytes
-) -> None:
+def test_a_write_whose_answer_cannot_be_read_is_unknown(server, table, change, body):
     server.default.body = body
 
     assert isinstance(table.write(change), OutcomeUnknown)
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"Count":0}', b'{"Items":null}'])
-def test_an_answer_without_items_is_not_an_empty_table(
-    server: Any, table: DynamoLeaseTable, body: bytes
-) -> None:
+def test_an_answer_without_items_is_not_an_empty_table(server, table, body):
     server.default.body = body
 
     with pytest.raises(Unavailable, match="not a page of items"):

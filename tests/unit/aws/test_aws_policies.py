@@ -1,7 +1,5 @@
 """The IAM policies allow what this room calls: no less, and nothing more."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -160,7 +158,7 @@ def allowed(policy: Policy) -> set[str]:
 
 
 @pytest.mark.parametrize("who", POLICIES)
-def test_a_statement_allows_exactly_what_is_called_for_it(who: str) -> None:
+def test_a_statement_allows_exactly_what_is_called_for_it(who):
     for sid, statement in by_sid(POLICIES[who]).items():
         if statement["Effect"] == "Deny":
             continue
@@ -173,7 +171,7 @@ def test_a_statement_allows_exactly_what_is_called_for_it(who: str) -> None:
         assert set(statement["Action"]) == called
 
 
-def test_every_operation_that_is_called_is_in_some_policy() -> None:
+def test_every_operation_that_is_called_is_in_some_policy():
     everything = set().union(*(allowed(policy) for policy in POLICIES.values()))
 
     assert everything == {
@@ -185,7 +183,7 @@ def test_every_operation_that_is_called_is_in_some_policy() -> None:
     assert not everything & {"kinesis:CreateStream", "kinesis:ListStreams"}
 
 
-def test_a_replay_may_change_and_delete_its_own_lease_tables_and_nothing_of_the_fleet() -> None:
+def test_a_replay_may_change_and_delete_its_own_lease_tables_and_nothing_of_the_fleet():
     statements = by_sid(POLICIES["who replays"])
     tables = {
         name
@@ -197,7 +195,7 @@ def test_a_replay_may_change_and_delete_its_own_lease_tables_and_nothing_of_the_
     assert all(name.startswith(f"{table}*") for name in tables)
 
 
-def test_rows_are_written_to_the_destinations_of_the_outputs_and_to_nothing_else() -> None:
+def test_rows_are_written_to_the_destinations_of_the_outputs_and_to_nothing_else():
     one, two = by_sid(POLICIES["a machine with outputs"]), by_sid(fleet(MORE_OUTPUTS))
 
     assert {sid: one[sid]["Resource"] for sid in one.keys() - by_sid(fleet()).keys()} == {
@@ -216,7 +214,7 @@ def test_rows_are_written_to_the_destinations_of_the_outputs_and_to_nothing_else
 
 
 @pytest.mark.parametrize("who", POLICIES)
-def test_each_statement_has_a_name_of_its_own(who: str) -> None:
+def test_each_statement_has_a_name_of_its_own(who):
     assert len(by_sid(POLICIES[who])) == len(POLICIES[who]["Statement"])
 
 
@@ -231,9 +229,7 @@ def test_each_statement_has_a_name_of_its_own(who: str) -> None:
         ),
     ],
 )
-def test_a_machine_subscribes_by_its_consumer_and_finds_it_by_its_stream(
-    more: str, consumer: str
-) -> None:
+def test_a_machine_subscribes_by_its_consumer_and_finds_it_by_its_stream(more, consumer):
     statements = by_sid(fleet(more))
 
     assert statements["SubscribeToShards"]["Resource"] == consumer
@@ -280,8 +276,8 @@ def test_a_machine_subscribes_by_its_consumer_and_finds_it_by_its_stream(
     ],
 )
 def test_a_machine_keeps_letters_at_their_place_and_only_an_operator_reads_and_removes_them(
-    place: str, kept: dict[str, str], managed: dict[str, str]
-) -> None:
+    place, kept, managed
+):
     machine, operator = (
         by_sid(POLICIES[f"{who} letters in {place}"]) for who in ("a machine with", "who redrives")
     )
@@ -297,7 +293,7 @@ def test_a_machine_keeps_letters_at_their_place_and_only_an_operator_reads_and_r
 
 
 @pytest.mark.parametrize("outputs", ["outputs", "more outputs"])
-def test_who_redrives_writes_rows_as_a_machine_does_and_sees_the_leases(outputs: str) -> None:
+def test_who_redrives_writes_rows_as_a_machine_does_and_sees_the_leases(outputs):
     machine = by_sid(POLICIES[f"a machine with {outputs}"])
     operator = by_sid(POLICIES[f"who redrives into {outputs}"])
 
@@ -310,13 +306,13 @@ def test_who_redrives_writes_rows_as_a_machine_does_and_sees_the_leases(outputs:
     assert {*written, STREAM} == {*listed(operator["PutIntoStream"]["Resource"])}
 
 
-def test_spark_by_fan_out_may_do_what_a_machine_by_fan_out_does_with_its_consumer() -> None:
+def test_spark_by_fan_out_may_do_what_a_machine_by_fan_out_does_with_its_consumer():
     for statement in ("SubscribeToShards", "FindOrRegisterTheConsumer"):
         assert by_sid(POLICIES["Spark by fan-out"])[statement] == by_sid(fleet(FAN_OUT))[statement]
         assert statement not in by_sid(POLICIES["Spark"])
 
 
-def test_consumers_are_managed_on_the_applications_streams_alone() -> None:
+def test_consumers_are_managed_on_the_applications_streams_alone():
     [statement] = POLICIES["who manages consumers"]["Statement"]
 
     assert statement["Resource"] == [STREAM, f"{STREAM}/consumer/*"]
@@ -324,14 +320,14 @@ def test_consumers_are_managed_on_the_applications_streams_alone() -> None:
 
 
 @pytest.fixture(scope="module")
-def iam() -> Iterator[Any]:
+def iam():
     """Its checks of a policy's grammar are those of the service; a mistake is refused."""
     with mock_aws():
         yield boto3.client("iam", region_name="us-east-1")
 
 
 @pytest.mark.parametrize("who", POLICIES)
-def test_a_policy_has_the_shape_that_iam_takes(who: str, iam: Any) -> None:
+def test_a_policy_has_the_shape_that_iam_takes(who, iam):
     policy = POLICIES[who]
 
     assert set(policy) == {"Version", "Statement"}
@@ -347,7 +343,7 @@ def test_a_policy_has_the_shape_that_iam_takes(who: str, iam: Any) -> None:
 
 
 @pytest.mark.parametrize("who", POLICIES)
-def test_every_action_is_one_that_botocore_knows(who: str) -> None:
+def test_every_action_is_one_that_botocore_knows(who):
     session = Session()
     known = {
         f"{service.removesuffix('streams')}:{name}"  # DynamoDB's streams have its actions
@@ -371,7 +367,7 @@ NAMED_IN_PART = {
 }
 
 
-def test_schemas_are_read_by_the_id_of_their_version_in_any_registry() -> None:
+def test_schemas_are_read_by_the_id_of_their_version_in_any_registry():
     schemas = by_sid(POLICIES["with a schema registry"])[Grant.SCHEMAS.value]
     assert (schemas["Action"], schemas["Resource"]) == (["glue:GetSchemaVersion"], "*")
     of_one = "application: shop\nprocessor: m:C\nstreams: [{name: a}, {name: b, decode: glue}]\n"
@@ -380,7 +376,7 @@ def test_schemas_are_read_by_the_id_of_their_version_in_any_registry() -> None:
 
 
 @pytest.mark.parametrize("who", POLICIES)
-def test_every_resource_is_named_whole(who: str) -> None:
+def test_every_resource_is_named_whole(who):
     for sid, statement in by_sid(POLICIES[who]).items():
         if sid in {each.value for each in NAMED_IN_PART}:
             continue  # other tests: what can be named of them is
@@ -398,18 +394,18 @@ def test_every_resource_is_named_whole(who: str) -> None:
             )
 
 
-def test_the_right_to_publish_metrics_is_bound_to_the_namespace() -> None:
+def test_the_right_to_publish_metrics_is_bound_to_the_namespace():
     metrics = by_sid(POLICIES["a machine"])[Grant.METRICS.value]
 
     assert metrics["Condition"] == {"StringEquals": {"cloudwatch:namespace": "shops"}}
     assert Grant.METRICS.value not in by_sid(fleet())
 
 
-def test_metrics_in_the_log_need_no_right_to_publish() -> None:
+def test_metrics_in_the_log_need_no_right_to_publish():
     assert Grant.METRICS.value not in by_sid(fleet("observe: {cloudwatch: {via: log}}"))
 
 
-def test_the_right_to_answer_hooks_is_bound_to_the_group() -> None:
+def test_the_right_to_answer_hooks_is_bound_to_the_group():
     """Its ARN has a part that only AWS knows."""
     hooks = by_sid(POLICIES["a machine"])[Grant.LIFECYCLE.value]
 
@@ -420,18 +416,18 @@ def test_the_right_to_answer_hooks_is_bound_to_the_group() -> None:
     assert Grant.LIFECYCLE.value not in by_sid(fleet())
 
 
-def test_hooks_are_answered_by_the_machine_and_not_by_the_role_that_it_assumes() -> None:
+def test_hooks_are_answered_by_the_machine_and_not_by_the_role_that_it_assumes():
     assert set(by_sid(POLICIES["who assumes the role"])) == {"AssumeRole", "AnswerLifecycleHooks"}
     assert Grant.LIFECYCLE.value not in by_sid(POLICIES["a role that is assumed"])
 
 
-def test_a_group_that_only_its_instances_know_is_any_of_the_account() -> None:
+def test_a_group_that_only_its_instances_know_is_any_of_the_account():
     hooks = by_sid(fleet("instance: {launch_hook: up}\n"))[Grant.LIFECYCLE.value]
 
     assert hooks["Resource"].endswith(":autoScalingGroup:*:autoScalingGroupName/*")
 
 
-def test_a_machine_may_never_drop_or_change_the_table() -> None:
+def test_a_machine_may_never_drop_or_change_the_table():
     denied = [one for one in fleet()["Statement"] if one["Effect"] == "Deny"]
 
     assert [(one["Action"], one["Resource"]) for one in denied] == [
@@ -439,12 +435,12 @@ def test_a_machine_may_never_drop_or_change_the_table() -> None:
     ]
 
 
-def test_the_table_may_be_created_only_where_the_settings_say_so() -> None:
+def test_the_table_may_be_created_only_where_the_settings_say_so():
     assert by_sid(fleet())[Grant.CREATE.value]["Resource"] == TABLE
     assert Grant.CREATE.value not in by_sid(fleet("leases: {create: off}\n"))
 
 
-def test_a_table_of_another_name_and_the_applications_coordinator_table_are_told_apart() -> None:
+def test_a_table_of_another_name_and_the_applications_coordinator_table_are_told_apart():
     statements = by_sid(fleet("leases: {table: old}\n"))
 
     assert statements[Grant.LEASES.value]["Resource"].endswith(":table/old")
@@ -455,7 +451,7 @@ def test_a_table_of_another_name_and_the_applications_coordinator_table_are_told
 INDEX = "LeaseOwnerToLeaseKeyIndex"
 
 
-def test_a_stream_given_as_an_arn_stays_where_it_is() -> None:
+def test_a_stream_given_as_an_arn_stays_where_it_is():
     elsewhere = "arn:aws:kinesis:eu-west-1:999999999999:stream/orders"
     policy = run_policy(settings(FLEET.replace("stream: orders", f"stream: {elsewhere}")), SITE)
 
@@ -463,7 +459,7 @@ def test_a_stream_given_as_an_arn_stays_where_it_is() -> None:
     assert by_sid(policy)[Grant.LEASES.value]["Resource"] == TABLE
 
 
-def test_on_spark_no_table_is_needed_but_for_the_leases_it_begins_at() -> None:
+def test_on_spark_no_table_is_needed_but_for_the_leases_it_begins_at():
     assert allowed(POLICIES["Spark"]) == {
         "kinesis:DescribeStreamSummary",
         "kinesis:GetRecords",
@@ -475,7 +471,7 @@ def test_on_spark_no_table_is_needed_but_for_the_leases_it_begins_at() -> None:
     assert begins["Resource"].endswith(":table/old")
 
 
-def test_on_spark_the_state_of_a_processor_may_be_kept_below_the_checkpoint() -> None:
+def test_on_spark_the_state_of_a_processor_may_be_kept_below_the_checkpoint():
     text = (
         "application: shop\nstream: orders\nprocessor: m:f\nengine: spark\nstate: {}\n"
         "spark: {checkpoint: s3a://b/c}\noutput: {format: console}\n"
@@ -485,14 +481,14 @@ def test_on_spark_the_state_of_a_processor_may_be_kept_below_the_checkpoint() ->
     assert statements[Grant.LIST_VERSIONS.value]["Resource"] == "arn:aws:s3:::b"
 
 
-def test_only_who_puts_may_write_to_a_stream() -> None:
+def test_only_who_puts_may_write_to_a_stream():
     assert by_sid(POLICIES["who puts"])[Grant.WRITE.value]["Resource"] == STREAM
     sunk = by_sid(POLICIES["Spark with a stream for its rows"])[Grant.WRITE.value]
     assert sunk["Resource"].endswith(":stream/rows")
     assert "kinesis:PutRecords" not in allowed(POLICIES["a machine"])
 
 
-def test_a_sink_with_a_role_of_its_own_is_reached_through_it() -> None:
+def test_a_sink_with_a_role_of_its_own_is_reached_through_it():
     statements = by_sid(POLICIES["Spark with a role for its rows"])
 
     assert statements[Grant.ROLE.value]["Resource"] == ROLE
@@ -519,7 +515,7 @@ def _strings_and_methods(tree: ast.AST) -> Iterator[str]:
                 yield text
 
 
-def test_no_module_names_an_operation_that_is_not_declared() -> None:
+def test_no_module_names_an_operation_that_is_not_declared():
     declared = {operation.name for operation in OPERATIONS}
     known = _model_operations()
     used = {
@@ -547,7 +543,7 @@ def _calls(*names: str) -> Iterator[tuple[str, ast.Call]]:
                         yield path.relative_to(PACKAGE).as_posix(), node
 
 
-def test_a_client_is_made_of_no_service_but_those_of_the_declared_operations() -> None:
+def test_a_client_is_made_of_no_service_but_those_of_the_declared_operations():
     """The names of others' operations would not be looked for."""
     made = list(_calls("create_client", "_client", "client"))
     named = {
@@ -566,14 +562,14 @@ def test_a_client_is_made_of_no_service_but_those_of_the_declared_operations() -
     ) == ["aws/control.py", "aws/endpoints.py"]
 
 
-def test_operations_are_declared_nowhere_else() -> None:
+def test_operations_are_declared_nowhere_else():
     """A wire client sends what it is given."""
     declaring = {file for file, _ in _calls("Operation")}
 
     assert declaring == {"aws/operations.py", *OF_THE_EMBEDDED_AWS}
 
 
-def test_every_declared_operation_exists_and_is_used() -> None:
+def test_every_declared_operation_exists_and_is_used():
     known = _model_operations()
     sources = {path.name: path.read_text() for path in ROOM.rglob("*.py")}
     for operation in OPERATIONS:

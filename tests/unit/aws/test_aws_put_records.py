@@ -1,5 +1,4 @@
 import base64
-from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
@@ -35,7 +34,7 @@ def opened(entry: PutEntry) -> list[tuple[str, bytes]]:
     return [(user.partition_key, user.data) for user in open_aggregates([record])]
 
 
-def test_a_block_is_sent_when_it_is_full() -> None:
+def test_a_block_is_sent_when_it_is_full():
     packer = ShardPacker(SHARDS, 1.0)
     ready = [packer.add(PutEntry(b"x", "same key")) for _ in range(BLOCK_MAX)]
 
@@ -43,7 +42,7 @@ def test_a_block_is_sent_when_it_is_full() -> None:
     assert packer.flush() == []
 
 
-def test_only_records_of_one_open_shard_share_an_aggregate_the_lowest_hash_key_included() -> None:
+def test_only_records_of_one_open_shard_share_an_aggregate_the_lowest_hash_key_included():
     packer = ShardPacker(SHARDS, 1.0)
     hash_keys = (0, HALF - 1, HALF, HASH_KEY_MAX)
     for hash_key in hash_keys:
@@ -54,14 +53,14 @@ def test_only_records_of_one_open_shard_share_an_aggregate_the_lowest_hash_key_i
     assert found == [[*hash_keys[:2]], [*hash_keys[2:]]]
 
 
-def test_a_hash_key_below_every_listed_range_goes_to_the_first() -> None:
+def test_a_hash_key_below_every_listed_range_goes_to_the_first():
     packer = ShardPacker(SHARDS[1:2], 1.0)
     packer.add(PutEntry(b"x", "k", "0"))
 
     assert [opened(entry) for entry in packer.flush()] == [[("k", b"x")]]
 
 
-def test_a_record_too_large_for_an_aggregate_goes_as_it_is() -> None:
+def test_a_record_too_large_for_an_aggregate_goes_as_it_is():
     packer = ShardPacker(SHARDS, 1.0)
     large = PutEntry(b"x" * (2**20 - 8), "k")
     rows = [PutEntry(b"before", "k"), large, PutEntry(b"after", "k")]
@@ -74,31 +73,31 @@ def test_a_record_too_large_for_an_aggregate_goes_as_it_is() -> None:
     assert [data for entry in sent for _, data in opened(entry)] == [row.data for row in rows]
 
 
-def test_in_order_a_request_ends_before_a_key_that_it_has_and_not_before_others() -> None:
+def test_in_order_a_request_ends_before_a_key_that_it_has_and_not_before_others():
     a, b, again = PutEntry(b"1", "a"), PutEntry(b"2", "b"), PutEntry(b"3", "a")
 
     assert list(batches([a, b, again], one_a_key=True)) == [(a, b), (again,)]
 
 
-def test_nothing_more_in_sight_means_send() -> None:
+def test_nothing_more_in_sight_means_send():
     a, b, c = (PutEntry(name, "k") for name in (b"a", b"b", b"c"))
 
     assert list(batches([a, b, None, None, c])) == [(a, b), (c,)]
 
 
-def test_a_full_request_is_sent_without_waiting_for_the_next_row() -> None:
+def test_a_full_request_is_sent_without_waiting_for_the_next_row():
     rows = [PutEntry(b"x", "k")] * (2 * BATCH_RECORDS_MAX + 1)
 
     assert [len(list(group)) for _, group in groupby(map(len, batches(rows)))] == [2, 1]
 
 
-def test_large_records_make_small_requests() -> None:
+def test_large_records_make_small_requests():
     rows = [PutEntry(bytes(2**20 - 1), "k")] * 12
 
     assert [len(batch) for batch in batches(rows)] == [5, 5, 2]
 
 
-def test_a_request_is_filled_to_its_last_byte_and_one_that_is_too_large_goes_alone() -> None:
+def test_a_request_is_filled_to_its_last_byte_and_one_that_is_too_large_goes_alone():
     half, other = PutEntry(bytes(BATCH_BYTES_MAX // 2 - 1), "k"), PutEntry(b"", "k")
     large = PutEntry(bytes(BATCH_BYTES_MAX), "k")
 
@@ -111,9 +110,7 @@ def test_a_request_is_filled_to_its_last_byte_and_one_that_is_too_large_goes_alo
 @pytest.mark.parametrize(
     ("share", "packed"), [(0.0, [0, 0, 0, 0]), (0.3, [1, 2, 1, 2]), (0.5, [2, 3, 2, 3])]
 )
-def test_the_share_of_packed_records_is_exact_over_the_blocks(
-    share: float, packed: list[int]
-) -> None:
+def test_the_share_of_packed_records_is_exact_over_the_blocks(share, packed):
     packer = ShardPacker(SHARDS, share)
     found = []
     for _ in packed:
@@ -132,7 +129,7 @@ def test_the_share_of_packed_records_is_exact_over_the_blocks(
     assert found == packed
 
 
-def test_the_rounding_of_a_share_is_no_record_less() -> None:
+def test_the_rounding_of_a_share_is_no_record_less():
     packer = ShardPacker(SHARDS, 0.1)  # ten times 0.1 is below 1 for a computer
     packed = 0
     for _ in range(10):
@@ -166,7 +163,7 @@ class Sending:
 
 
 @pytest.fixture
-def sending(server: Any, make_client: Callable[..., WireClient]) -> Sending:
+def sending(server, make_client):
     return Sending(server, make_client(server.url))
 
 
@@ -174,7 +171,7 @@ def waits(*attempts: int) -> list[float]:
     return [backoff_s(attempt, 0.5, base_s=0.1) for attempt in attempts]
 
 
-def test_what_was_refused_for_the_moment_is_sent_again_in_its_order(sending: Sending) -> None:
+def test_what_was_refused_for_the_moment_is_sent_again_in_its_order(sending):
     sending.answers(None, THROTTLED, None, FAILED)
     sending.answers("KMSThrottlingException", None)
     sending.answers(None)
@@ -184,9 +181,7 @@ def test_what_was_refused_for_the_moment_is_sent_again_in_its_order(sending: Sen
     assert sending.waits == waits(1, 1)
 
 
-def test_a_request_that_failed_for_the_moment_or_whose_outcome_is_unknown_is_sent_again(
-    sending: Sending,
-) -> None:
+def test_a_request_that_failed_for_the_moment_or_whose_outcome_is_unknown_is_sent_again(sending):
     sending.server.refuse(400, THROTTLED)
     sending.server.refuse(503, "ServiceUnavailable")
     sending.server.hang_up()
@@ -208,8 +203,8 @@ def test_a_request_that_failed_for_the_moment_or_whose_outcome_is_unknown_is_sen
     ],
 )
 def test_after_twelve_attempts_without_progress_it_ends_and_progress_counts_anew(
-    sending: Sending, codes: tuple[str, str], leaf: type[Exception], said: str
-) -> None:
+    sending, codes, leaf, said
+):
     for _ in range(ATTEMPTS_MAX - 1):
         sending.answers(*[THROTTLED] * 3)
     sending.answers(None, *codes)
@@ -225,7 +220,7 @@ def test_after_twelve_attempts_without_progress_it_ends_and_progress_counts_anew
     assert sending.waits == waits(*counted, 1, *counted)
 
 
-def test_a_permanent_refusal_ends_it_at_once(sending: Sending) -> None:
+def test_a_permanent_refusal_ends_it_at_once(sending):
     sending.answers(THROTTLED, "X" * 101, None, None)
     with pytest.raises(InvalidRequest, match=f"a record was refused with {'X' * 100}$"):
         sending()

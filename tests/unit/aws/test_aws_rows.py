@@ -1,7 +1,5 @@
 """Items to leases: what the KCL writes, what others write, and what nobody should."""
 
-from __future__ import annotations
-
 import base64
 from typing import Any
 
@@ -57,7 +55,7 @@ JAVA_ROW: dict[str, Any] = {
 }
 
 
-def test_a_row_of_the_java_kcl_is_understood_whole() -> None:
+def test_a_row_of_the_java_kcl_is_understood_whole():
     assert decode_row(JAVA_ROW) == Lease(
         key=LeaseKey("shardId-000000000003"),
         owner=OwnerId("ip-10-0-0-1:0d7a"),
@@ -136,7 +134,7 @@ OWN_LEASE = Lease(
 )
 
 
-def test_a_row_of_ours_has_an_attribute_for_each_field_and_is_understood_whole() -> None:
+def test_a_row_of_ours_has_an_attribute_for_each_field_and_is_understood_whole():
     assert decode_row(OWN_ROW) == OWN_LEASE
     assert encode_row(OWN_LEASE) == OWN_ROW
 
@@ -186,15 +184,13 @@ def test_a_row_of_ours_has_an_attribute_for_each_field_and_is_understood_whole()
         ({f"x{n}": {"S": "y"} for n in range(ATTRIBUTES_MAX - len(OWN_ROW))}, {}),
     ],
 )
-def test_an_attribute_that_is_absent_or_at_its_limit_is_understood(
-    attributes: dict[str, Any], fields: dict[str, Any]
-) -> None:
+def test_an_attribute_that_is_absent_or_at_its_limit_is_understood(attributes, fields):
     row = {name: value for name, value in (OWN_ROW | attributes).items() if value is not None}
 
     assert decode_row(row) == msgspec.structs.replace(OWN_LEASE, **fields)
 
 
-def test_with_four_outputs_a_row_is_below_the_kilobyte_that_a_renewal_is_billed_by() -> None:
+def test_with_four_outputs_a_row_is_below_the_kilobyte_that_a_renewal_is_billed_by():
     at = [ExtendedSequenceNumber("4" * 56, 9_999) for _ in range(5)]
     owner = OwnerId("kclrun:us-east-1a:" + "h" * 60 + ":" + "n" * 16)
     row = Lease(
@@ -228,13 +224,13 @@ def _bytes_of(item: dict[str, Any]) -> int:
     return size
 
 
-def test_a_minimal_row_is_a_lease() -> None:
+def test_a_minimal_row_is_a_lease():
     assert decode_row(MINIMAL) == Lease(
         key=LeaseKey("shardId-0"), checkpoint=TRIM_HORIZON, counter=3
     )
 
 
-def test_the_time_of_an_at_timestamp_row_in_its_sub_number_is_accepted() -> None:
+def test_the_time_of_an_at_timestamp_row_in_its_sub_number_is_accepted():
     row = MINIMAL | {
         "checkpoint": {"S": "AT_TIMESTAMP"},
         "checkpointSubSequenceNumber": {"N": "1700000000000"},
@@ -245,20 +241,20 @@ def test_the_time_of_an_at_timestamp_row_in_its_sub_number_is_accepted() -> None
 
 
 @pytest.mark.parametrize("at", [{}, {"handoffAt": {"NULL": True}}], ids=["absent", "null"])
-def test_an_ask_without_a_time_is_one_from_time_0(at: dict[str, Any]) -> None:
+def test_an_ask_without_a_time_is_one_from_time_0(at):
     lease = decode_row(MINIMAL | {"handoffTo": {"S": "kclrun:a:h:1"}} | at)
     assert lease is not None
     assert lease.handoff == Handoff(OwnerId("kclrun:a:h:1"), WallTime(0.0))
 
 
-def test_the_time_of_an_ask_without_its_asker_is_no_ask() -> None:
+def test_the_time_of_an_ask_without_its_asker_is_no_ask():
     lease = decode_row(MINIMAL | {"handoffAt": {"N": "1700000000000"}})
     assert lease is not None
     assert lease.handoff is None
 
 
 @pytest.mark.parametrize("published", ["999", "900001", "118446744073709543227392"])
-def test_a_failover_that_no_settings_allow_counts_for_nothing(published: str) -> None:
+def test_a_failover_that_no_settings_allow_counts_for_nothing(published):
     item = encode_row(Lease(key=LeaseKey("s"), checkpoint=TRIM_HORIZON))
     item["failoverMs"] = {"N": published}
 
@@ -271,7 +267,7 @@ def test_a_failover_that_no_settings_allow_counts_for_nothing(published: str) ->
 @pytest.mark.parametrize(
     "entity", ["STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "TABLE_MIGRATION", "NEW", ""]
 )
-def test_a_row_of_another_entity_is_no_lease(entity: str) -> None:
+def test_a_row_of_another_entity_is_no_lease(entity):
     assert decode_row({"leaseKey": {"S": "x"}, "entityType": {"S": entity}}) is None
 
 
@@ -352,14 +348,14 @@ BROKEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_row_is_named_as_one(name: str) -> None:
+def test_a_broken_row_is_named_as_one(name):
     row = {key: value for key, value in (MINIMAL | BROKEN[name]).items() if value is not None}
 
     with pytest.raises(BrokenRow, match=r"^row '.*': \S"):
         decode_row(row)
 
 
-def test_the_item_of_a_kcl_3_fleet_says_its_mode_whatever_else_it_holds() -> None:
+def test_the_item_of_a_kcl_3_fleet_says_its_mode_whatever_else_it_holds():
     item = {"leaseKey": {"S": "Migration3.0"}, "cv": {"S": "CLIENT_VERSION_3X"}, "h": {"L": []}}
 
     typed = decode_page([item | {"entityType": {"S": "CLIENT_VERSION_MIGRATION"}}, MINIMAL])
@@ -371,7 +367,7 @@ def test_the_item_of_a_kcl_3_fleet_says_its_mode_whatever_else_it_holds() -> Non
     assert (odd.foreign, odd.broken, odd.kcl3_mode) == (1, (), None)
 
 
-def test_a_row_that_our_own_write_counted_past_the_limit_is_still_ours_to_read() -> None:
+def test_a_row_that_our_own_write_counted_past_the_limit_is_still_ours_to_read():
     just_below = MINIMAL | {"leaseCounter": {"N": str(2**62 - 1)}}
     counted_on = MINIMAL | {"leaseCounter": {"N": str(2**62)}}
 
@@ -382,7 +378,7 @@ def test_a_row_that_our_own_write_counted_past_the_limit_is_still_ours_to_read()
     assert after.counter == before.counter + 1
 
 
-def test_a_page_sorts_leases_from_the_rest() -> None:
+def test_a_page_sorts_leases_from_the_rest():
     foreign = {"leaseKey": {"S": "Leader"}, "entityType": {"S": "LEADER"}}
     broken = MINIMAL | {"leaseKey": {"S": "bad"}, "leaseCounter": {"S": "?"}}
     keyless: dict[str, Any] = {"leaseCounter": {"N": "1"}}
@@ -414,7 +410,7 @@ JAVA_ROW_OF_SEVERAL: dict[str, Any] = {
 }
 
 
-def test_a_row_of_one_of_several_streams_has_its_family_qualified_by_its_own_key() -> None:
+def test_a_row_of_one_of_several_streams_has_its_family_qualified_by_its_own_key():
     lease = decode_row(JAVA_ROW_OF_SEVERAL)
 
     assert lease is not None
@@ -423,7 +419,7 @@ def test_a_row_of_one_of_several_streams_has_its_family_qualified_by_its_own_key
     assert lease.children == {f"{ORDERS}:shardId-000000000004"}
 
 
-def test_a_row_of_one_of_several_streams_is_written_as_the_kcl_writes_it() -> None:
+def test_a_row_of_one_of_several_streams_is_written_as_the_kcl_writes_it():
     lease = decode_row(JAVA_ROW_OF_SEVERAL)
 
     assert lease is not None
@@ -431,7 +427,7 @@ def test_a_row_of_one_of_several_streams_is_written_as_the_kcl_writes_it() -> No
     assert decode_row(encode_row(lease)) == lease
 
 
-def test_naming_children_writes_their_bare_ids() -> None:
+def test_naming_children_writes_their_bare_ids():
     children = frozenset({f"{ORDERS}:shardId-000000000005", f"{ORDERS}:shardId-000000000004"})
     key = LeaseKey(f"{ORDERS}:shardId-000000000003")
 
@@ -441,7 +437,7 @@ def test_naming_children_writes_their_bare_ids() -> None:
     assert bound.values[":children"] == {"SS": ["shardId-000000000004", "shardId-000000000005"]}
 
 
-def test_a_tick_is_read_from_outputs_at_unless_another_program_moved_the_checkpoint() -> None:
+def test_a_tick_is_read_from_outputs_at_unless_another_program_moved_the_checkpoint():
     """Java workers compare and write the other two attributes alone."""
     row = decode_row(OWN_ROW | {"outputsAt": {"S": "20+3"}})
     assert row is not None

@@ -1,12 +1,10 @@
 """Our signer against botocore's: the same headers, the same signature."""
 
-from __future__ import annotations
-
 from kclrun.aws.signing import HeldCredentials, Signer
 from kclrun.model.wire import WireCredentials
 
 
-def test_the_signing_key_follows_the_day_and_the_secret() -> None:
+def test_the_signing_key_follows_the_day_and_the_secret():
     signer = Signer(host="h", path="/", service="kinesis", region="r")
 
     def authorization(secret: str, at: float) -> str:
@@ -20,7 +18,7 @@ def test_the_signing_key_follows_the_day_and_the_secret() -> None:
     assert authorization("one", 0.0) == first
 
 
-def test_the_signing_key_is_derived_once_a_day() -> None:
+def test_the_signing_key_is_derived_once_a_day():
     signer = Signer(host="h", path="/", service="kinesis", region="r")
 
     key = signer._signing_key("one", "19700101")
@@ -29,7 +27,7 @@ def test_the_signing_key_is_derived_once_a_day() -> None:
     assert signer._signing_key("one", "19700102") is not key
 
 
-def test_held_credentials_are_replaced_whole_and_shown_never() -> None:
+def test_held_credentials_are_replaced_whole_and_shown_never():
     held = HeldCredentials(WireCredentials("AKIDCANARY", "SECRETCANARY", "TOKENCANARY"))
 
     assert "CANARY" not in f"{held!r} {held} {held()!r} {held()}"

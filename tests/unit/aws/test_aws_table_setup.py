@@ -1,9 +1,6 @@
 """Is the lease table there, and may we write to it? Over moto on loopback, and scripted races."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -12,7 +9,6 @@ from botocore.exceptions import ReadTimeoutError
 
 from kclrun.aws.lease_table import OWNER_INDEX, DynamoCoordinatorState
 from kclrun.aws.table_setup import TableReport, ensure_table, inspect_table
-from kclrun.aws.wire import WireClient
 from kclrun.errors import AccessDenied, InvalidRequest, TableRefused, Unavailable
 from kclrun.model.time import Instant
 from tests.patience import HUNG_S
@@ -22,21 +18,21 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def plane(moto_url: str) -> Iterator[HeldPlane]:
+def plane(moto_url):
     made = HeldPlane(moto_url)
     yield made
     made.close()
 
 
 @pytest.fixture
-def scripted(server: Any) -> Iterator[HeldPlane]:
+def scripted(server):
     made = HeldPlane(server.url)
     yield made
     made.close()
 
 
 @pytest.fixture
-def name() -> str:
+def name():
     return f"app-{next(_numbers)}"
 
 
@@ -72,9 +68,7 @@ def ensured(plane: HeldPlane, name: str, *, create: bool = True, **options: Any)
         pytest.param({"body": b""}, id="before the length"),
     ],
 )
-def test_an_answer_torn_inside_its_head_is_asked_for_again_and_no_bug(
-    server: Any, scripted: HeldPlane, torn: dict[str, Any]
-) -> None:
+def test_an_answer_torn_inside_its_head_is_asked_for_again_and_no_bug(server, scripted, torn):
     server.reply(**torn)
 
     with pytest.raises(Unavailable, match="DescribeTable: no answer"):
@@ -92,7 +86,7 @@ def plain_table(plane: HeldPlane, name: str, *keys: tuple[str, str], kind: str =
     return client
 
 
-def test_an_absent_table_is_created_with_its_index_and_tags(plane: HeldPlane, name: str) -> None:
+def test_an_absent_table_is_created_with_its_index_and_tags(plane, name):
     report = ensured(plane, name, tags={"team": "data"})
 
     assert report == TableReport(name, "ACTIVE", created=True, has_owner_index=True)
@@ -138,8 +132,8 @@ class LostAnswers(HeldPlane):
 
 @pytest.mark.parametrize(("arrive", "asked"), [(True, 1), (False, 3)])
 def test_a_table_whose_creation_is_not_answered_is_looked_for_and_asked_for_again(
-    moto_url: str, name: str, arrive: bool, asked: int
-) -> None:
+    moto_url, name, arrive, asked
+):
     plane = LostAnswers(moto_url, 2, arrive=arrive)
     try:
         assert ensured(plane, name) == TableReport(name, "ACTIVE", True, has_owner_index=True)
@@ -149,9 +143,7 @@ def test_a_table_whose_creation_is_not_answered_is_looked_for_and_asked_for_agai
 
 
 @pytest.mark.seconds
-def test_a_table_whose_creation_is_never_answered_ends_the_start_in_time(
-    moto_url: str, name: str
-) -> None:
+def test_a_table_whose_creation_is_never_answered_ends_the_start_in_time(moto_url, name):
     plane = LostAnswers(moto_url, 1_000, arrive=False)
     try:
         with pytest.raises(Unavailable, match="not ACTIVE after 30 s"):
@@ -160,7 +152,7 @@ def test_a_table_whose_creation_is_never_answered_ends_the_start_in_time(
         plane.close()
 
 
-def test_a_table_that_exists_is_used_as_it_is(plane: HeldPlane, name: str) -> None:
+def test_a_table_that_exists_is_used_as_it_is(plane, name):
     ensured(plane, name)
 
     assert ensured(plane, name, create=False) == TableReport(
@@ -168,13 +160,13 @@ def test_a_table_that_exists_is_used_as_it_is(plane: HeldPlane, name: str) -> No
     )
 
 
-def test_a_table_without_the_index_works_and_is_reported(plane: HeldPlane, name: str) -> None:
+def test_a_table_without_the_index_works_and_is_reported(plane, name):
     plain_table(plane, name, ("leaseKey", "HASH"))
 
     assert ensured(plane, name).has_owner_index is False
 
 
-def test_an_absent_table_is_refused_where_creation_is_off(plane: HeldPlane, name: str) -> None:
+def test_an_absent_table_is_refused_where_creation_is_off(plane, name):
     with pytest.raises(TableRefused, match=r"leases\.create: on"):
         ensured(plane, name, create=False)
     assert inspect_table(plane.dynamodb_reads(), name) is None
@@ -188,9 +180,7 @@ def test_an_absent_table_is_refused_where_creation_is_off(plane: HeldPlane, name
         ((("leaseKey", "HASH"),), "N"),
     ],
 )
-def test_a_table_with_another_key_is_refused(
-    plane: HeldPlane, name: str, keys: tuple[tuple[str, str], ...], kind: str
-) -> None:
+def test_a_table_with_another_key_is_refused(plane, name, keys, kind):
     plain_table(plane, name, *keys, kind=kind)
 
     with pytest.raises(TableRefused, match="not a lease table"):
@@ -207,9 +197,7 @@ SHARED = ["CLIENT_VERSION_2X", "CLIENT_VERSION_UPGRADE_FROM_2X", "CLIENT_VERSION
 
 
 @pytest.mark.parametrize("version", NATIVE)
-def test_a_kcl_3_fleet_in_its_own_mode_is_left_alone(
-    plane: HeldPlane, name: str, version: str
-) -> None:
+def test_a_kcl_3_fleet_in_its_own_mode_is_left_alone(plane, name, version):
     ensured(plane, name)
     plane.dynamodb_writes().put_item(
         TableName=name, Item={"leaseKey": {"S": "Migration3.0"}, "cv": {"S": version}}
@@ -220,9 +208,7 @@ def test_a_kcl_3_fleet_in_its_own_mode_is_left_alone(
 
 
 @pytest.mark.parametrize("version", NATIVE)
-def test_an_early_kcl_3_fleet_keeps_its_mode_in_a_table_of_its_own(
-    plane: HeldPlane, name: str, version: str
-) -> None:
+def test_an_early_kcl_3_fleet_keeps_its_mode_in_a_table_of_its_own(plane, name, version):
     client = plain_table(plane, f"{name}-CoordinatorState", ("key", "HASH"))
     client.put_item(
         TableName=f"{name}-CoordinatorState",
@@ -234,8 +220,8 @@ def test_an_early_kcl_3_fleet_keeps_its_mode_in_a_table_of_its_own(
 
 
 def test_the_mode_of_an_early_kcl_3_fleet_is_seen_once_it_has_come(
-    plane: HeldPlane, name: str, moto_url: str, make_client: Callable[..., WireClient]
-) -> None:
+    plane, name, moto_url, make_client
+):
     wire = make_client(moto_url, service="dynamodb", read_timeout_s=HUNG_S)
     coordinator = DynamoCoordinatorState(wire, name)
     seen = [coordinator.mode()]
@@ -255,9 +241,7 @@ def test_the_mode_of_an_early_kcl_3_fleet_is_seen_once_it_has_come(
     ("code", "failure"),
     [("AccessDeniedException", AccessDenied), ("ValidationException", InvalidRequest)],
 )
-def test_a_mode_that_cannot_be_read_is_an_error_and_not_absent(
-    server: Any, make_client: Callable[..., WireClient], code: str, failure: type[Exception]
-) -> None:
+def test_a_mode_that_cannot_be_read_is_an_error_and_not_absent(server, make_client, code, failure):
     server.refuse(400, code)
 
     with pytest.raises(failure):
@@ -268,9 +252,7 @@ def test_a_mode_that_cannot_be_read_is_an_error_and_not_absent(
 
 
 @pytest.mark.parametrize("version", SHARED)
-def test_a_kcl_3_fleet_that_is_compatible_is_joined(
-    plane: HeldPlane, name: str, version: str
-) -> None:
+def test_a_kcl_3_fleet_that_is_compatible_is_joined(plane, name, version):
     ensured(plane, name)
     plane.dynamodb_writes().put_item(
         TableName=name, Item={"leaseKey": {"S": "Migration3.0"}, "cv": {"S": version}}
@@ -294,7 +276,7 @@ def described(status: str) -> bytes:
     )
 
 
-def test_of_two_managers_that_create_at_once_both_go_on(server: Any, scripted: HeldPlane) -> None:
+def test_of_two_managers_that_create_at_once_both_go_on(server, scripted):
     server.refuse(400, "ResourceNotFoundException")
     server.refuse(400, "ResourceInUseException", "Table already exists")
     server.reply(body=described("CREATING"))
@@ -308,14 +290,14 @@ def test_of_two_managers_that_create_at_once_both_go_on(server: Any, scripted: H
     assert report == TableReport("leases", "ACTIVE", created=False, has_owner_index=False)
 
 
-def test_a_table_that_never_becomes_active_is_unavailable(server: Any, scripted: HeldPlane) -> None:
+def test_a_table_that_never_becomes_active_is_unavailable(server, scripted):
     server.default.body = described("CREATING")
 
     with pytest.raises(Unavailable, match="not ACTIVE after 30 s"):
         ensured(scripted, "leases")
 
 
-def test_a_table_being_given_an_index_is_usable(server: Any, scripted: HeldPlane) -> None:
+def test_a_table_being_given_an_index_is_usable(server, scripted):
     server.reply(body=described("UPDATING"))
     server.reply(body=b"{}")
     server.refuse(400, "ResourceNotFoundException")
@@ -323,9 +305,7 @@ def test_a_table_being_given_an_index_is_usable(server: Any, scripted: HeldPlane
     assert ensured(scripted, "leases").status == "UPDATING"
 
 
-def test_where_the_coordinator_table_may_not_be_read_it_is_not_looked_at(
-    server: Any, scripted: HeldPlane
-) -> None:
+def test_where_the_coordinator_table_may_not_be_read_it_is_not_looked_at(server, scripted):
     server.reply(body=described("ACTIVE"))
     server.reply(body=b"{}")
     server.refuse(400, "AccessDeniedException", "not authorized to perform: dynamodb:GetItem")
@@ -333,9 +313,7 @@ def test_where_the_coordinator_table_may_not_be_read_it_is_not_looked_at(
     assert ensured(scripted, "leases").status == "ACTIVE"
 
 
-def test_a_missing_permission_names_the_policy_that_has_it(
-    server: Any, scripted: HeldPlane
-) -> None:
+def test_a_missing_permission_names_the_policy_that_has_it(server, scripted):
     server.refuse(400, "ResourceNotFoundException")
     server.refuse(400, "AccessDeniedException", "not authorized to perform: dynamodb:CreateTable")
 

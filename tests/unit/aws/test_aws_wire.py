@@ -1,7 +1,6 @@
 """The wire client against a scripted server: what came back, what did not, and what that means."""
 
-from __future__ import annotations
-
+import contextlib
 import email.utils
 import logging
 import multiprocessing
@@ -9,7 +8,6 @@ import socket
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -34,8 +32,6 @@ from kclrun.errors import (
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.patience import HUNG_S
 
-MakeClient = Callable[..., WireClient]
-
 
 def dated(seconds: float) -> dict[str, str]:
     return {"Date": email.utils.formatdate(seconds, usegmt=True)}
@@ -50,7 +46,7 @@ def closed_port() -> int:
 # What is sent, and what comes back
 
 
-def test_a_call_sends_one_signed_json_post(server: Any, make_client: MakeClient) -> None:
+def test_a_call_sends_one_signed_json_post(server, make_client):
     server.reply(body=b'{"ok":1}', headers=dated(1_700_000_000))
     client = make_client(server.url, credentials=WireCredentials("AKID", "secret", "a-token"))
 
@@ -67,7 +63,7 @@ def test_a_call_sends_one_signed_json_post(server: Any, make_client: MakeClient)
     assert "x-amz-security-token" in request.headers["authorization"].split("SignedHeaders=")[1]
 
 
-def test_a_connection_is_kept_and_used_again(server: Any, make_client: MakeClient) -> None:
+def test_a_connection_is_kept_and_used_again(server, make_client):
     client = make_client(server.url)
 
     for _ in range(5):
@@ -76,7 +72,7 @@ def test_a_connection_is_kept_and_used_again(server: Any, make_client: MakeClien
     assert server.connections == 1
 
 
-def test_a_connection_is_kept_after_an_error_reply(server: Any, make_client: MakeClient) -> None:
+def test_a_connection_is_kept_after_an_error_reply(server, make_client):
     server.refuse(400, "ProvisionedThroughputExceededException")
     client = make_client(server.url)
 
@@ -87,16 +83,14 @@ def test_a_connection_is_kept_after_an_error_reply(server: Any, make_client: Mak
     assert server.connections == 1
 
 
-def test_a_body_of_fifteen_megabytes_arrives_whole(server: Any, make_client: MakeClient) -> None:
+def test_a_body_of_fifteen_megabytes_arrives_whole(server, make_client):
     body = b"x" * 15_000_000
     server.reply(body=body)
 
     assert make_client(server.url, read_timeout_s=60.0).call(GET_RECORDS, b"{}").body == body
 
 
-def test_an_endless_body_is_refused(
-    server: Any, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_endless_body_is_refused(server, make_client, monkeypatch):
     monkeypatch.setattr("kclrun.aws.http.BODY_BYTES_MAX", 1000)
     server.reply(body=b"x" * 2000)
 
@@ -104,7 +98,7 @@ def test_an_endless_body_is_refused(
         make_client(server.url).call(GET_RECORDS, b"{}")
 
 
-def test_a_checksum_is_compared(server: Any, make_client: MakeClient) -> None:
+def test_a_checksum_is_compared(server, make_client):
     good, bad = zlib.crc32(b"{}"), zlib.crc32(b"[]")
     server.reply(headers={"x-amz-crc32": str(good)})
     server.reply(headers={"x-amz-crc32": str(bad)})
@@ -118,7 +112,7 @@ def test_a_checksum_is_compared(server: Any, make_client: MakeClient) -> None:
 # No answer
 
 
-def test_a_refused_connection_means_nothing_was_sent(make_client: MakeClient) -> None:
+def test_a_refused_connection_means_nothing_was_sent(make_client):
     client = make_client(f"http://127.0.0.1:{closed_port()}")
 
     for operation in (GET_RECORDS, UPDATE_ITEM):
@@ -128,14 +122,12 @@ def test_a_refused_connection_means_nothing_was_sent(make_client: MakeClient) ->
         assert "Connection refused" in str(raised.value)
 
 
-def test_a_name_that_does_not_resolve_means_nothing_was_sent(make_client: MakeClient) -> None:
+def test_a_name_that_does_not_resolve_means_nothing_was_sent(make_client):
     with pytest.raises(Unavailable, match="before anything was sent"):
         make_client("http://does-not-exist.invalid").call(UPDATE_ITEM, b"{}")
 
 
-def test_a_tls_handshake_that_fails_means_nothing_was_sent(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_a_tls_handshake_that_fails_means_nothing_was_sent(server, make_client):
     server.hang_up()
     client = make_client(f"https://127.0.0.1:{server.port}", connect_timeout_s=0.3)
 
@@ -145,9 +137,7 @@ def test_a_tls_handshake_that_fails_means_nothing_was_sent(
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("trouble", ["be_silent", "hang_up"])
-def test_no_answer_leaves_a_write_unknown_and_a_read_unavailable(
-    server: Any, make_client: MakeClient, trouble: str
-) -> None:
+def test_no_answer_leaves_a_write_unknown_and_a_read_unavailable(server, make_client, trouble):
     client = make_client(server.url, read_timeout_s=0.3)
 
     getattr(server, trouble)()
@@ -160,20 +150,7 @@ def test_no_answer_leaves_a_write_unknown_and_a_read_unavailable(
     assert len(server.requests) == 2, "nothing is sent twice"
 
 
-def test_a_read_that_waits_in_vain_on_a_kept_connection_is_not_sent_again(
-    server: Any, make_client: MakeClient
-) -> None:
-    client = make_client(server.url, read_timeout_s=0.3)
-    client.call(GET_RECORDS, b"{}")
-    server.be_silent()
-
-    with pytest.raises(Unavailable, match="silent for"):
-        client.call(GET_RECORDS, b"{}")
-
-    assert [request.connection for request in server.requests] == [1, 1]
-
-
-def test_an_answer_cut_short_leaves_a_write_unknown(server: Any, make_client: MakeClient) -> None:
+def test_an_answer_cut_short_leaves_a_write_unknown(server, make_client):
     server.reply(body=b'{"Attributes":{}}', cut_at=5)
     client = make_client(server.url)
 
@@ -181,46 +158,31 @@ def test_an_answer_cut_short_leaves_a_write_unknown(server: Any, make_client: Ma
         client.call(UPDATE_ITEM, b"{}")
 
 
-def test_a_read_on_a_connection_just_closed_is_sent_again_once(
-    server: Any, make_client: MakeClient
-) -> None:
-    client = make_client(server.url)
-    client.call(GET_RECORDS, b"{}")
-    server.hang_up()
+@pytest.mark.parametrize(
+    ("operation", "troubles", "raised", "connections"),
+    [
+        (GET_RECORDS, ["be_silent"], pytest.raises(Unavailable, match="silent for"), [1, 1]),
+        (GET_RECORDS, ["hang_up"], contextlib.nullcontext(), [1, 1, 2]),
+        (GET_RECORDS, ["hang_up", "hang_up"], pytest.raises(Unavailable), [1, 1, 2]),
+        (UPDATE_ITEM, ["hang_up"], pytest.raises(OutcomeUnknown), [1, 1]),
+    ],
+    ids=["a read in vain", "a read on a closed one", "a read, a third time", "a write"],
+)
+def test_on_a_kept_connection_only_a_read_is_sent_again_and_once_if_that_was_just_closed(
+    server, make_client, operation, troubles, raised, connections
+):
+    client = make_client(server.url, read_timeout_s=0.3)
+    client.call(operation, b"{}")
+    for trouble in troubles:
+        getattr(server, trouble)()
 
-    client.call(GET_RECORDS, b"{}")
+    with raised:
+        client.call(operation, b"{}")
 
-    assert [request.connection for request in server.requests] == [1, 1, 2]
-
-
-def test_a_read_is_not_sent_a_third_time(server: Any, make_client: MakeClient) -> None:
-    client = make_client(server.url)
-    client.call(GET_RECORDS, b"{}")
-    server.hang_up()
-    server.hang_up()
-
-    with pytest.raises(Unavailable):
-        client.call(GET_RECORDS, b"{}")
-
-    assert len(server.requests) == 3
-
-
-def test_a_write_on_a_connection_just_closed_is_unknown(
-    server: Any, make_client: MakeClient
-) -> None:
-    client = make_client(server.url)
-    client.call(UPDATE_ITEM, b"{}")
-    server.hang_up()
-
-    with pytest.raises(OutcomeUnknown):
-        client.call(UPDATE_ITEM, b"{}")
-
-    assert len(server.requests) == 2
+    assert [request.connection for request in server.requests] == connections
 
 
-def test_a_connection_seen_closed_is_replaced_before_sending(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_a_connection_seen_closed_is_replaced_before_sending(server, make_client):
     server.reply(then_close=True)
     client = make_client(server.url)
     client.call(UPDATE_ITEM, b"{}")
@@ -260,9 +222,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("status", [None, 500])
-def test_what_changes_something_has_an_unknown_outcome_once_its_answer_is_lost(
-    status: int | None,
-) -> None:
+def test_what_changes_something_has_an_unknown_outcome_once_its_answer_is_lost(status):
     for operation in OPERATIONS:
         only_looks = operation.name.startswith(
             ("Describe", "List", "Get", "Head", "Scan", "Query", "BatchGet", "Assume", "Subscribe")
@@ -276,14 +236,8 @@ def test_what_changes_something_has_an_unknown_outcome_once_its_answer_is_lost(
 
 @pytest.mark.parametrize(("status", "code", "read_error", "write_error"), CASES)
 def test_an_error_reply_says_what_to_do_next(
-    *,
-    server: Any,
-    make_client: MakeClient,
-    status: int,
-    code: str,
-    read_error: type[ServiceError],
-    write_error: type[ServiceError],
-) -> None:
+    server, make_client, status, code, read_error, write_error
+):
     client = make_client(server.url)
     for operation, expected in ((GET_RECORDS, read_error), (PUT_ITEM, write_error)):
         server.refuse(status, code, "because")
@@ -300,9 +254,7 @@ def test_an_error_reply_says_what_to_do_next(
     "body",
     [b"", b"<html>bad gateway</html>", b"[1]", b'{"__type":5}', b"\xff\xfe", b"[" * 5000, b"null"],
 )
-def test_a_malformed_error_body_is_judged_by_its_status(
-    server: Any, make_client: MakeClient, body: bytes
-) -> None:
+def test_a_malformed_error_body_is_judged_by_its_status(server, make_client, body):
     client = make_client(server.url)
     server.reply(502, body)
     with pytest.raises(OutcomeUnknown):
@@ -312,7 +264,7 @@ def test_a_malformed_error_body_is_judged_by_its_status(
         client.call(UPDATE_ITEM, b"{}")
 
 
-def test_an_error_named_in_a_header_is_understood(server: Any, make_client: MakeClient) -> None:
+def test_an_error_named_in_a_header_is_understood(server, make_client):
     named = {"x-amzn-ErrorType": "ResourceNotFoundException:http://internal.amazon.com/doc"}
     server.reply(400, b'{"Message":"no such stream"}', headers=named)
 
@@ -337,9 +289,7 @@ NOW = 1_700_000_000.0
 @pytest.mark.parametrize(
     "code", ["RequestTimeTooSkewed", "RequestExpired", "InvalidSignatureException"]
 )
-def test_a_clock_that_is_off_is_corrected_by_the_services(
-    server: Any, make_client: MakeClient, code: str
-) -> None:
+def test_a_clock_that_is_off_is_corrected_by_the_services(server, make_client, code):
     body = msgspec.json.encode({"__type": code, "message": "Signature expired"})
     server.reply(400, body, headers=dated(NOW))
     client = make_client(server.url, clock=Clock(NOW - 3600))
@@ -351,9 +301,7 @@ def test_a_clock_that_is_off_is_corrected_by_the_services(
     assert dates == ["20231114T211320Z", "20231114T221320Z", "20231114T221320Z"]
 
 
-def test_the_time_of_the_service_is_its_last_date_and_what_passed_since(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_the_time_of_the_service_is_its_last_date_and_what_passed_since(server, make_client):
     clock = Clock(NOW + 3600)
     client = make_client(server.url, clock=clock)
     assert client.service_time() == NOW + 3600
@@ -368,9 +316,7 @@ def test_the_time_of_the_service_is_its_last_date_and_what_passed_since(
 @pytest.mark.parametrize(
     ("code", "late_s"), [("InvalidSignatureException", 5), ("AccessDeniedException", 3600)]
 )
-def test_a_wrong_key_is_not_taken_for_a_wrong_clock(
-    server: Any, make_client: MakeClient, code: str, late_s: float
-) -> None:
+def test_a_wrong_key_is_not_taken_for_a_wrong_clock(server, make_client, code, late_s):
     body = msgspec.json.encode({"__type": code, "message": "no"})
     server.reply(400, body, headers=dated(NOW))
 
@@ -380,9 +326,7 @@ def test_a_wrong_key_is_not_taken_for_a_wrong_clock(
     assert len(server.requests) == 1
 
 
-def test_what_a_corrected_clock_still_shows_is_no_reason_to_correct_it_again(
-    server: Any, make_client: MakeClient
-) -> None:
+def test_what_a_corrected_clock_still_shows_is_no_reason_to_correct_it_again(server, make_client):
     for code in ("RequestExpired", "", "InvalidSignatureException", "", "RequestTimeTooSkewed"):
         body = msgspec.json.encode({"__type": code, "message": "no"} if code else {})
         server.reply(400 if code else 200, body, headers=dated(NOW))
@@ -398,7 +342,7 @@ def test_what_a_corrected_clock_still_shows_is_no_reason_to_correct_it_again(
     assert len(server.requests) == 6
 
 
-def test_a_clock_is_corrected_only_once_a_call(server: Any, make_client: MakeClient) -> None:
+def test_a_clock_is_corrected_only_once_a_call(server, make_client):
     for _ in range(2):
         body = msgspec.json.encode({"__type": "RequestTimeTooSkewed"})
         server.reply(403, body, headers=dated(NOW))
@@ -412,7 +356,7 @@ def test_a_clock_is_corrected_only_once_a_call(server: Any, make_client: MakeCli
 # Processes, credentials, secrets
 
 
-def test_renewed_credentials_sign_the_next_request(server: Any) -> None:
+def test_renewed_credentials_sign_the_next_request(server):
     held = HeldCredentials(WireCredentials("AKIDOLD", "old"))
     client = WireClient(WireEndpoint(server.url, "r", "r"), held, service="kinesis")
 
@@ -426,7 +370,7 @@ def test_renewed_credentials_sign_the_next_request(server: Any) -> None:
     assert server.requests[1].headers["x-amz-security-token"] == "new-token"
 
 
-def test_a_client_refuses_another_process(server: Any, make_client: MakeClient) -> None:
+def test_a_client_refuses_another_process(server, make_client):
     client = make_client(server.url)
     client._pid += 1  # as a fork would leave it
 
@@ -436,7 +380,7 @@ def test_a_client_refuses_another_process(server: Any, make_client: MakeClient) 
     assert server.connections == 0
 
 
-def test_a_client_is_useless_in_a_forked_child_and_sound_in_its_parent() -> None:
+def test_a_client_is_useless_in_a_forked_child_and_sound_in_its_parent():
     """In a process of its own: a fork must not happen among other tests' threads."""
     script = """
 import os, sys
@@ -461,7 +405,7 @@ sys.exit(status or os.waitpid(child, 0)[1])
     assert subprocess.run([sys.executable, "-c", script], timeout=HUNG_S).returncode == 0
 
 
-def test_a_lease_process_needs_no_botocore() -> None:
+def test_a_lease_process_needs_no_botocore():
     script = """
 import sys
 import kclrun.aws.kinesis, kclrun.aws.lease_table, kclrun.aws.wire
@@ -477,7 +421,7 @@ def _call_in_child(url: str, result: Any) -> None:
     client.close()
 
 
-def test_a_client_is_made_from_plain_values_in_a_fresh_process(server: Any) -> None:
+def test_a_client_is_made_from_plain_values_in_a_fresh_process(server):
     server.reply(body=b"from afar")
     context = multiprocessing.get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
@@ -500,25 +444,21 @@ def test_a_client_is_made_from_plain_values_in_a_fresh_process(server: Any) -> N
         ("http://[::1]:4567", "[::1]:4567"),
     ],
 )
-def test_the_signed_host_is_the_one_that_is_sent(
-    make_client: MakeClient, url: str, host: str
-) -> None:
+def test_the_signed_host_is_the_one_that_is_sent(make_client, url, host):
     assert repr(make_client(url)) == f"WireClient(kinesis at {host})"
 
 
 @pytest.mark.parametrize(
     "url", ["ftp://x", "localhost:80", "http://", "http://h/?x=1", "http://h:x", "http://u:p@h"]
 )
-def test_an_address_that_is_none_is_a_settings_error(url: str) -> None:
+def test_an_address_that_is_none_is_a_settings_error(url):
     with pytest.raises(SettingsError):
         WireClient(
             WireEndpoint(url, "r", "r"), HeldCredentials(WireCredentials("a", "b")), service="s"
         )
 
 
-def test_no_secret_reaches_an_error_a_repr_or_a_log(
-    server: Any, make_client: MakeClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_secret_reaches_an_error_a_repr_or_a_log(server, make_client, caplog):
     """Canaries in every place a secret can sit; services quote requests back."""
     caplog.set_level(logging.DEBUG)
     token = "CANARY" + "t" * 300

@@ -1,10 +1,8 @@
-from pathlib import Path
-
 import pytest
 
 
 @pytest.fixture
-def config(endpoint: str, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+def config(endpoint, tmp_path, request):
     """A configuration with a stream and a table of its own."""
     file = tmp_path / "app.yaml"
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)[-60:].strip("-")

@@ -192,13 +192,13 @@ class Site:
     # What an owner may do about a request
 
     def renew(self, row: Lease) -> None:
-        self.rows.write(Renew(row.key, row.owner, row.counter))  # type: ignore[arg-type]
+        self.rows.write(Renew(row.key, row.owner, row.counter))
 
     def offer(self, row: Lease, taker: OwnerId | None = None) -> None:
         """Give it away, to the one it is meant for, or to B."""
-        to = None if row.handoff.to == ANYBODY else row.handoff.to  # type: ignore[union-attr]
+        to = None if row.handoff.to == ANYBODY else row.handoff.to
         at = row.checkpoint
-        offer = Offer(row.key, row.owner, row.counter, at, at, offered_to=to)  # type: ignore[arg-type]
+        offer = Offer(row.key, row.owner, row.counter, at, at, offered_to=to)
         assert isinstance(self.rows.write(offer), Applied)
         if self.clock.now < self.takes_from:
             return
@@ -221,13 +221,13 @@ class Site:
     def release(self, row: Lease) -> None:
         """As an owner does that sees no other kclrun owner."""
         at = row.checkpoint
-        self.rows.write(Release(row.key, row.owner, row.counter, at, at))  # type: ignore[arg-type]
+        self.rows.write(Release(row.key, row.owner, row.counter, at, at))
 
     def drop(self, row: Lease) -> None:
-        self.rows.write(Renew(row.key, row.owner, row.counter, drops_ask=True))  # type: ignore[arg-type]
+        self.rows.write(Renew(row.key, row.owner, row.counter, drops_ask=True))
 
     def end(self, row: Lease) -> None:
-        self.rows.write(End(row.key, row.owner, row.counter, last=row.checkpoint))  # type: ignore[arg-type]
+        self.rows.write(End(row.key, row.owner, row.counter, last=row.checkpoint))
 
 
 def site_for(monkeypatch: pytest.MonkeyPatch, folder: Path, shards: int = 2) -> Site:

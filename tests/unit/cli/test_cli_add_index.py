@@ -1,7 +1,5 @@
 """`kclrun leases add-index`: the index of owners, for a table that the Java KCL made."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import botocore.session
@@ -12,7 +10,7 @@ from kclrun.cli.program import run_program
 
 
 @pytest.fixture
-def dynamodb(endpoint: str) -> Iterator[Any]:
+def dynamodb(endpoint):
     session = botocore.session.get_session()
     client = session.create_client(
         "dynamodb",
@@ -26,9 +24,7 @@ def dynamodb(endpoint: str) -> Iterator[Any]:
 
 
 @pytest.fixture
-def config(
-    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Path:
+def config(endpoint, tmp_path, monkeypatch, request):
     """The configuration of an application whose table nobody has made yet."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
@@ -42,7 +38,7 @@ def config(
 
 
 @pytest.fixture
-def table(dynamodb: Any, config: Path) -> str:
+def table(dynamodb, config):
     """A lease table as the Java KCL 2.x makes it."""
     name = str(config.read_text().split()[1])
     dynamodb.create_table(
@@ -60,9 +56,7 @@ def indexes_of(dynamodb: Any, table: str) -> list[str]:
 
 
 @pytest.mark.seconds
-def test_adding_the_index_shows_its_plan_first(
-    dynamodb: Any, table: str, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_adding_the_index_shows_its_plan_first(dynamodb, table, config, capsys):
     assert run_program(["leases", "add-index", "--config", str(config)]) == 0
 
     reported = capsys.readouterr().out
@@ -73,9 +67,7 @@ def test_adding_the_index_shows_its_plan_first(
 
 
 @pytest.mark.seconds
-def test_the_index_is_added_with_yes_and_only_once(
-    dynamodb: Any, table: str, config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_index_is_added_with_yes_and_only_once(dynamodb, table, config, capsys):
     command = ["leases", "add-index", "--config", str(config), "--yes"]
 
     assert run_program(command) == 0
@@ -87,16 +79,12 @@ def test_the_index_is_added_with_yes_and_only_once(
 
 
 @pytest.mark.seconds
-def test_no_index_is_added_where_there_is_no_table(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_index_is_added_where_there_is_no_table(config, capsys):
     assert run_program(["leases", "add-index", "--config", str(config), "--yes"]) == 78
     assert "does not exist" in capsys.readouterr().err
 
 
-def test_a_spark_application_has_no_lease_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_spark_application_has_no_lease_table(tmp_path, capsys):
     file = tmp_path / "app.yaml"
     file.write_text(
         "application: orders\nstream: orders\nengine: spark\naws: {region: us-east-1}\n"

@@ -27,7 +27,7 @@ number = 3
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
+def project(tmp_path):
     def make(config: str = LEAST, code: str = MINE, mode: int = 0o600) -> Path:
         (tmp_path / "mine.py").write_text(code)
         file = tmp_path / "app.yaml"
@@ -42,7 +42,7 @@ def check(file: Path, *more: str) -> int:
     return run_program(["check", "--no-environment", "--config", str(file), *more])
 
 
-def test_what_is_right_is_reported_so(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_right_is_reported_so(project, capsys):
     assert check(project()) == 0
     assert capsys.readouterr().out.splitlines() == [
         "settings   ok  application orders, stream orders",
@@ -76,9 +76,7 @@ def test_what_is_right_is_reported_so(project: Project, capsys: pytest.CaptureFi
         ),
     ],
 )
-def test_a_wrong_configuration_is_78(
-    project: Project, config: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_configuration_is_78(project, config, said, capsys):
     assert check(project(config)) == 78
     reported = capsys.readouterr().err
     assert said in reported
@@ -86,9 +84,7 @@ def test_a_wrong_configuration_is_78(
     assert "Traceback" not in reported
 
 
-def test_decoders_are_checked_with_the_processor(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_decoders_are_checked_with_the_processor(project, capsys):
     code = MINE + "def plain(data): return data\n"
     assert check(project(LEAST + "decode: mine:plain", code)) == 0
     assert capsys.readouterr().out.endswith("user code  ok  mine:Mine, mine:plain\n")
@@ -99,9 +95,7 @@ def test_decoders_are_checked_with_the_processor(
     )
 
 
-def test_a_schema_registry_needs_its_extra(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_schema_registry_needs_its_extra(project, capsys):
     assert check(project(LEAST + "decode: glue")) == 0
     without = MINE + "import importlib.util\nimportlib.util.find_spec = lambda *_: None\n"
     assert check(project(LEAST + "decode: glue", without)) == 78
@@ -118,9 +112,7 @@ def test_a_schema_registry_needs_its_extra(
         ("import sys; sys.stderr.write('noise\\n'); 1 / 0", "ZeroDivisionError"),
     ],
 )
-def test_a_processor_that_cannot_be_imported_says_why(
-    project: Project, code: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_processor_that_cannot_be_imported_says_why(project, code, said, capsys):
     assert check(project(code=code)) == 78
     reported = capsys.readouterr().err
     assert said in reported
@@ -136,8 +128,8 @@ def test_a_processor_that_cannot_be_imported_says_why(
     ],
 )
 def test_a_method_that_cannot_take_its_arguments_is_found_before_any_shard_halts(
-    project: Project, method: str, takes: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    project, method, takes, capsys
+):
     code = (
         "from kclrun import RecordProcessor\n"
         "class Mine(RecordProcessor):\n"
@@ -149,9 +141,7 @@ def test_a_method_that_cannot_take_its_arguments_is_found_before_any_shard_halts
     assert takes in capsys.readouterr().err
 
 
-def test_a_package_without_init_next_to_an_installed_one_is_explained(
-    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_without_init_next_to_an_installed_one_is_explained(project, tmp_path, capsys):
     (tmp_path / "kclrun").mkdir()
     (tmp_path / "kclrun" / "mine.py").write_text(MINE)
 
@@ -208,9 +198,7 @@ class Kclpy:
         ("kclpy:mine:Kclpy", "Kclpy: process_records is `async def`"),
     ],
 )
-def test_a_method_whose_call_would_run_nothing_is_refused(
-    project: Project, processor: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_method_whose_call_would_run_nothing_is_refused(project, processor, said, capsys):
     """Or every record would count as processed, and its checkpoint pass, with nothing done."""
     manual = "checkpoint: {every: manual, uncheckpointed_max: 10000000}\n"
     config = LEAST.replace("mine:Mine", processor)
@@ -269,19 +257,15 @@ MANUAL = "checkpoint: {every: manual}\n"
     ],
 )
 def test_a_processor_of_single_records_fits_its_settings_or_is_refused(
-    project: Project,
-    processor: str,
-    settings: str,
-    said: str | None,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    project, processor, settings, said, capsys
+):
     file = project(LEAST.replace("mine:Mine", f"mine:{processor}") + settings, SINGLE)
 
     assert check(file) == (0 if said is None else 78)
     assert said is None or said in capsys.readouterr().err
 
 
-def test_the_processor_comes_from_path_if_that_is_set(project: Project, tmp_path: Path) -> None:
+def test_the_processor_comes_from_path_if_that_is_set(project, tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "elsewhere.py").write_text(MINE)
     file = project(LEAST.replace("mine:Mine", "elsewhere:Mine"))
@@ -291,8 +275,8 @@ def test_the_processor_comes_from_path_if_that_is_set(project: Project, tmp_path
 
 
 def test_the_processor_does_not_come_from_the_current_folder(
-    project: Project, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    project, tmp_path_factory, monkeypatch
+):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "stray.py").write_text(MINE)
     monkeypatch.chdir(elsewhere)
@@ -300,13 +284,13 @@ def test_the_processor_does_not_come_from_the_current_folder(
     assert check(project(LEAST.replace("mine:Mine", "stray:Mine"))) == 78
 
 
-def test_the_path_goes_before_the_environment(project: Project, tmp_path: Path) -> None:
+def test_the_path_goes_before_the_environment(project, tmp_path):
     (tmp_path / "uvicorn.py").write_text(MINE)
 
     assert check(project(LEAST.replace("mine:Mine", "uvicorn:Mine"))) == 0
 
 
-def test_loading_takes_the_current_folder_off_the_path(tmp_path: Path) -> None:
+def test_loading_takes_the_current_folder_off_the_path(tmp_path):
     (tmp_path / "stray.py").write_text(MINE)
     code = (
         "import sys; from pathlib import Path; from kclrun.loading import load_processor\n"
@@ -321,36 +305,30 @@ def test_loading_takes_the_current_folder_off_the_path(tmp_path: Path) -> None:
     assert "ProcessorLoadError: processor: there is no module stray" in done.stderr
 
 
-def test_a_pipeline_written_in_c_whose_arguments_cannot_be_seen_is_loaded() -> None:
+def test_a_pipeline_written_in_c_whose_arguments_cannot_be_seen_is_loaded():
     with pytest.raises(ValueError, match="no signature"):
         inspect.signature(dict)
 
     assert load_pipeline("builtins:dict", ()) is dict
 
 
-def test_a_file_that_others_can_write_is_78(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_others_can_write_is_78(project, capsys):
     assert check(project(mode=0o666)) == 78
     assert "can be written by everybody (mode 0666)" in capsys.readouterr().err
 
 
-def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_schema_is_json(capsys):
     assert run_program(["check", "--schema"]) == 0
     assert '"title": "kclrun"' in capsys.readouterr().out
 
 
-def test_embedded_has_no_leases_to_show_afterwards(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_embedded_has_no_leases_to_show_afterwards(project, capsys):
     assert run_program(["leases", "--config", str(project())]) == 78
     assert "kclrun local --port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["lag", "init", "migrate kclpy"])
-def test_a_name_that_is_too_long_for_a_file_is_no_bug_of_ours(
-    verb: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_is_too_long_for_a_file_is_no_bug_of_ours(verb, capsys):
     assert run_program([*verb.split(), "x" * 5_000]) in {64, 78}
     assert "Traceback" not in capsys.readouterr().err
 
@@ -364,36 +342,30 @@ def test_a_name_that_is_too_long_for_a_file_is_no_bug_of_ours(
         "cost --records-per-second nan",
     ],
 )
-def test_a_number_that_is_not_finite_is_64(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_that_is_not_finite_is_64(line, capsys):
     assert run_program(line.split()) == 64
     assert f"{line.rsplit(maxsplit=1)[-1]} is not a finite number" in capsys.readouterr().err
 
 
-def test_an_empty_address_is_not_every_address(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_address_is_not_every_address(project, capsys):
     assert run_program(["page", "--config", str(project()), "--listen", ""]) == 64
     assert "--listen is empty" in capsys.readouterr().err
 
 
-def test_a_stream_with_a_quote_in_its_name_is_refused_as_a_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_stream_with_a_quote_in_its_name_is_refused_as_a_name(capsys):
     assert run_program(["tail", "--stream", "it's", "--region", "eu-west-1"]) == 78
     assert "stream: expected a text that is a stream's name or ARN, got \"it's\"" in (
         capsys.readouterr().err
     )
 
 
-def test_an_argument_that_cannot_be_read_is_64(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_argument_that_cannot_be_read_is_64(project, capsys):
     assert run_program(["--config", str(project()), "--until", "tomorrow"]) == 64
     assert "Invalid value for '--until'" in capsys.readouterr().err
 
 
 @pytest.fixture
-def out_of_reach(monkeypatch: pytest.MonkeyPatch) -> str:
+def out_of_reach(monkeypatch):
     """Settings of an application whose AWS answers nothing: a start ends soon."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     return LEAST.replace("embedded", "'http://127.0.0.1:9'").replace(
@@ -401,9 +373,7 @@ def out_of_reach(monkeypatch: pytest.MonkeyPatch) -> str:
     )
 
 
-def test_aws_that_does_not_answer_is_69(
-    project: Project, capsys: pytest.CaptureFixture[str], out_of_reach: str
-) -> None:
+def test_aws_that_does_not_answer_is_69(project, capsys, out_of_reach):
     file = project(out_of_reach)
 
     assert run_program(["--config", str(file)]) == 69
@@ -430,8 +400,8 @@ class Quiet(RecordProcessor):
 
 
 def test_rows_without_a_place_are_warned_of_where_the_code_shows_them_and_nothing_is_refused(
-    project: Project, capsys: pytest.CaptureFixture[str]
-) -> None:
+    project, capsys
+):
     file = project(code=EMITTING)
 
     assert check(file) == 0
@@ -444,9 +414,7 @@ def test_rows_without_a_place_are_warned_of_where_the_code_shows_them_and_nothin
     assert "warning" not in capsys.readouterr().out
 
 
-def test_a_start_warns_of_rows_without_a_place_as_check_does(
-    project: Project, capsys: pytest.CaptureFixture[str], out_of_reach: str
-) -> None:
+def test_a_start_warns_of_rows_without_a_place_as_check_does(project, capsys, out_of_reach):
     file = project(out_of_reach, code=EMITTING)
 
     assert run_program(["--config", str(file)]) == 69
@@ -470,9 +438,7 @@ def test_a_start_warns_of_rows_without_a_place_as_check_does(
         ("kclrun lag --config nowhere.yaml 2>&1 | true", 78, b"", b""),
     ],
 )
-def test_where_the_output_goes_to_ends_no_verb_with_a_wrong_code(
-    tmp_path: Path, command: str, code: int, out: bytes, err: bytes
-) -> None:
+def test_where_the_output_goes_to_ends_no_verb_with_a_wrong_code(tmp_path, command, code, out, err):
     program = f"{shlex.quote(sys.executable)} -m kclrun"
     script = f"set -o pipefail; {command.replace('kclrun ', f'{program} ', 1)}"
     # As for a user: this variable would hide an error of Python's flush at the exit.
@@ -489,7 +455,7 @@ def test_where_the_output_goes_to_ends_no_verb_with_a_wrong_code(
 
 
 @pytest.mark.seconds
-def test_a_character_that_the_output_has_not_is_a_question_mark() -> None:
+def test_a_character_that_the_output_has_not_is_a_question_mark():
     script = "import sys; from kclrun import cli; cli._print_in_every_encoding(); print('a…b')"
     ended = subprocess.run(
         [sys.executable, "-c", script],

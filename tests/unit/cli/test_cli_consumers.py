@@ -25,7 +25,7 @@ PROCESSOR = ["--set", "processor=processors.hello:Hello", "--set", f"path={REPOS
 
 
 @pytest.fixture
-def config(endpoint: str, tmp_path: Path) -> Path:
+def config(endpoint, tmp_path):
     """A configuration with a stream of its own, which is there."""
     file = tmp_path / "app.yaml"
     name = f"stream-{uuid.uuid4().hex[:12]}"
@@ -52,7 +52,7 @@ def names(aws: Aws) -> list[str]:
     return [each.name for each in aws.consumers_of(aws.stream.summary().arn).listed()]
 
 
-def test_the_first_machine_registers_the_consumer_and_the_others_find_it(config: Path) -> None:
+def test_the_first_machine_registers_the_consumer_and_the_others_find_it(config):
     aws = aws_of(config)
 
     first = registered(aws)
@@ -62,23 +62,21 @@ def test_the_first_machine_registers_the_consumer_and_the_others_find_it(config:
     assert registered(aws_of(config)) == first
 
 
-def test_a_consumer_may_be_named_and_given_by_its_arn(config: Path) -> None:
+def test_a_consumer_may_be_named_and_given_by_its_arn(config):
     named = registered(aws_of(config, "fetch.consumer=another"))
 
     assert "/consumer/another:" in named
     assert registered(aws_of(config, f"fetch.consumer={named}")) == named
 
 
-def test_the_arn_of_another_streams_consumer_is_refused(config: Path) -> None:
+def test_the_arn_of_another_streams_consumer_is_refused(config):
     other = "arn:aws:kinesis:us-east-1:123456789012:stream/other/consumer/shop:1"
 
     with pytest.raises(SettingsError, match="is not a consumer of stream"):
         registered(aws_of(config, f"fetch.consumer={other}"))
 
 
-def test_a_stream_that_can_have_no_more_consumers_ends_the_start_with_what_to_do(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stream_that_can_have_no_more_consumers_ends_the_start_with_what_to_do(config, capsys):
     aws = aws_of(config)
     consumers = aws.consumers_of(aws.stream.summary().arn)
     for number in range(CONSUMERS_MAX):
@@ -94,9 +92,7 @@ def test_a_stream_that_can_have_no_more_consumers_ends_the_start_with_what_to_do
     assert f"has {CONSUMERS_MAX} registered consumers" in capsys.readouterr().err
 
 
-def test_a_check_says_whether_the_consumer_is_there_and_registers_none(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_says_whether_the_consumer_is_there_and_registers_none(config, capsys):
     run_program(["check", str(config), *PROCESSOR])
     assert "consumer shop is registered at the first start" in capsys.readouterr().out
     assert names(aws_of(config)) == []
@@ -106,9 +102,7 @@ def test_a_check_says_whether_the_consumer_is_there_and_registers_none(
     assert "consumer shop is ACTIVE" in capsys.readouterr().out
 
 
-def test_consumers_are_listed_with_the_applications_own_marked(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_consumers_are_listed_with_the_applications_own_marked(config, capsys):
     aws = aws_of(config)
     arn = registered(aws)
     aws.consumers_of(aws.stream.summary().arn).register("other")
@@ -123,9 +117,7 @@ def test_consumers_are_listed_with_the_applications_own_marked(
     assert own.endswith("(this application's)")
 
 
-def test_a_consumer_is_removed_only_on_request_and_by_its_name(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_consumer_is_removed_only_on_request_and_by_its_name(config, capsys):
     aws = aws_of(config)
     registered(aws)
 
@@ -143,7 +135,7 @@ def test_a_consumer_is_removed_only_on_request_and_by_its_name(
     assert "no stream of this application has a consumer shop" in capsys.readouterr().err
 
 
-def test_the_start_waits_until_the_consumer_is_active_or_its_time_is_over() -> None:
+def test_the_start_waits_until_the_consumer_is_active_or_its_time_is_over():
     with start_embedded(settle_s=0.5) as embedded:
         text = (
             "application: shop\nstream: slow\nfetch: {mode: fan-out}\n"

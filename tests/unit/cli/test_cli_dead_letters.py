@@ -1,7 +1,5 @@
 """`kclrun dead-letters` over a folder: what it shows, what it chooses, and what it removes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,13 +21,13 @@ SECOND = "shardId-000000000001"
 
 
 @pytest.fixture(autouse=True)
-def no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_lease(monkeypatch):
     """No record is read any more."""
     monkeypatch.setattr("kclrun.cli.dead_letters.command.leases_now", lambda _: {})
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path):
     folder = LetterFolder(tmp_path / "letters")
     folder.keep(letter(11, data=b"hello", given_up_at=1_800_000_000.0))
     folder.keep(letter(12, 3, error="KeyError: 'price'", partition_key="other"))
@@ -46,7 +44,7 @@ def left(config: Path) -> list[str]:
     return [kept.letter.sequence_number for kept in LetterFolder(config.parent / "letters").kept()]
 
 
-def test_a_line_says_where_when_and_why(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_says_where_when_and_why(config, capsys):
     assert run_program(["dead-letters", "list", "--config", str(config)]) == 0
 
     reported = capsys.readouterr()
@@ -71,8 +69,8 @@ def test_a_line_says_where_when_and_why(config: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_letters_are_chosen_by_all_that_is_asked_and_dropped_with_yes(
-    config: Path, capsys: pytest.CaptureFixture[str], options: list[str], numbers: list[str]
-) -> None:
+    config, capsys, options, numbers
+):
     before = left(config)
 
     assert run_program(["dead-letters", "drop", "--config", str(config), *options]) == 0
@@ -86,9 +84,7 @@ def test_letters_are_chosen_by_all_that_is_asked_and_dropped_with_yes(
     assert left(config) == [number for number in before if number not in numbers]
 
 
-def test_an_error_is_cut_in_the_list_and_not_in_the_letter(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_is_cut_in_the_list_and_not_in_the_letter(config, capsys):
     trace = "Traceback:\n  in \x1b price\n"
     LetterFolder(config.parent / "letters").keep(letter(14, error="x" * 61, traceback=trace))
     assert run_program(["dead-letters", "list", "--config", str(config), "--error", "xx"]) == 0
@@ -100,9 +96,7 @@ def test_an_error_is_cut_in_the_list_and_not_in_the_letter(
 
 
 @pytest.mark.parametrize("verb", ["list", "redrive", "drop"])
-def test_an_empty_text_of_an_error_chooses_no_letter(
-    config: Path, capsys: pytest.CaptureFixture[str], verb: str
-) -> None:
+def test_an_empty_text_of_an_error_chooses_no_letter(config, capsys, verb):
     """As of a variable that is not set: it is a part of every error."""
     line = ["dead-letters", verb, "--config", str(config), "--error", ""]
     assert run_program([*line, "--yes"] if verb != "list" else line) == 64
@@ -110,9 +104,7 @@ def test_an_empty_text_of_an_error_chooses_no_letter(
     assert len(left(config)) == 3
 
 
-def test_a_letter_is_one_line_of_the_list_whatever_its_text(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_letter_is_one_line_of_the_list_whatever_its_text(config, capsys):
     folder = LetterFolder(config.parent / "letters")
     folder.keep(letter(14, error="a\nb\x1b[2J", partition_key="k\nerror          none"))
     (config.parent / "app.yaml").chmod(0o600)
@@ -126,8 +118,8 @@ def test_a_letter_is_one_line_of_the_list_whatever_its_text(
 
 
 def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    config, capsys, monkeypatch
+):
     sent: list[list[str]] = []
     line = ["dead-letters", "redrive", "--to", "stream", "--config", str(config)]
 
@@ -159,9 +151,7 @@ def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
     assert (left(config), sent[1:]) == ([], [["again"], ["again"]])
 
 
-def test_one_letter_is_shown_whole_and_its_payload_harmless(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_letter_is_shown_whole_and_its_payload_harmless(config, capsys):
     for position in ("11", "12/3", "13"):
         assert run_program(["dead-letters", "show", position, "--config", str(config)]) == 0
 
@@ -189,14 +179,7 @@ def test_one_letter_is_shown_whole_and_its_payload_harmless(
         (["redrive", "--yes"], "--set state.store=kept", 78, "state is changed by its lease"),
     ],
 )
-def test_what_is_asked_wrongly_is_refused_in_words(
-    config: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    more: str,
-    code: int,
-    words: str,
-) -> None:
+def test_what_is_asked_wrongly_is_refused_in_words(config, capsys, arguments, more, code, words):
     line = ["dead-letters", *arguments, "--config", str(config), *more.split()]
 
     assert run_program(line) == code
@@ -228,7 +211,7 @@ class Orders(RecordProcessor):
 
 
 @pytest.fixture
-def shop(config: Path) -> Path:
+def shop(config):
     (config.parent / "shop.py").write_text(PROCESSOR)
     folder = LetterFolder(config.parent / "letters")
     folder.keep(letter(12, data=b"bad"))
@@ -240,9 +223,7 @@ def redrive(config: Path, *more: str) -> int:
     return run_program(["dead-letters", "redrive", "--config", str(config), *more])
 
 
-def test_a_redrive_processes_letters_in_order_and_keeps_those_that_fail_again(
-    shop: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_redrive_processes_letters_in_order_and_keeps_those_that_fail_again(shop, capfd):
     rows = shop.parent / "rows"
     more = ("--set", "options={emits: true}", "--set", f"output.path={rows}")
 
@@ -264,9 +245,7 @@ def test_a_redrive_processes_letters_in_order_and_keeps_those_that_fail_again(
     ]
 
 
-def test_two_redrives_of_a_shard_in_the_same_second_keep_the_rows_of_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_redrives_of_a_shard_in_the_same_second_keep_the_rows_of_both(tmp_path, monkeypatch):
     """By two operators; or of two streams, whose shards have the same ids."""
     began = time.gmtime(0)
     monkeypatch.setattr(time, "gmtime", lambda: began)
@@ -284,9 +263,7 @@ def test_two_redrives_of_a_shard_in_the_same_second_keep_the_rows_of_both(
         ("{releases: true}", "", 3),
     ],
 )
-def test_what_a_redrive_did_not_process_stays_a_letter(
-    shop: Path, capfd: pytest.CaptureFixture[str], options: str, words: str, still: int
-) -> None:
+def test_what_a_redrive_did_not_process_stays_a_letter(shop, capfd, options, words, still):
     more = ("--yes", "--set", f"options={options}", "--set", "on_error.retries=0")
     # One record a batch: what gives its lease away has been given one of its shard.
     assert redrive(shop, *more, "--set", "fetch.batch_max=1") == 65
@@ -295,9 +272,7 @@ def test_what_a_redrive_did_not_process_stays_a_letter(
     assert len(left(shop)) == still
 
 
-def test_a_redrive_decodes_and_checks_rows_as_the_runs_do(
-    shop: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_redrive_decodes_and_checks_rows_as_the_runs_do(shop, capfd):
     (shop.parent / "shop.py").write_text(
         "from kclrun import RecordProcessor\n"
         "class Orders(RecordProcessor):\n"
@@ -326,9 +301,7 @@ def test_a_redrive_decodes_and_checks_rows_as_the_runs_do(
         ("class Orders: pass\n", "not a subclass of RecordProcessor"),
     ],
 )
-def test_user_code_that_does_not_load_leaves_all_letters(
-    shop: Path, capfd: pytest.CaptureFixture[str], content: str, words: str
-) -> None:
+def test_user_code_that_does_not_load_leaves_all_letters(shop, capfd, content, words):
     (shop.parent / "shop.py").write_text(content)
 
     assert redrive(shop, "--yes") == 65
@@ -336,9 +309,7 @@ def test_user_code_that_does_not_load_leaves_all_letters(
     assert len(left(shop)) == 5
 
 
-def test_letters_of_uncommitted_work_are_left_out_and_told(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_letters_of_uncommitted_work_are_left_out_and_told(config, capsys):
     folder = LetterFolder(config.parent / "letters")
     folder.keep(letter(14, shard_id=SECOND, token=5, owner_since=1.0))
     by = LetterOwner(token=9, since=2.0)

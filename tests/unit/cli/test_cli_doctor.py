@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,7 +31,7 @@ from kclrun.protocol.writes import (
     ResumeLease,
     Take,
 )
-from tests.unit.cli.memory_site import BEGUN, A, B, Called, Site, caller, key, site_for
+from tests.unit.cli.memory_site import BEGUN, A, B, Site, caller, key, site_for
 
 NATIVE = "CLIENT_VERSION_3X"
 WATCHED = "Watching the counters for 1 s …"
@@ -40,13 +39,13 @@ AT = ExtendedSequenceNumber("77")
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Site:
+def site(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     return site_for(monkeypatch, tmp_path)
 
 
 @pytest.fixture
-def call(site: Site, capsys: pytest.CaptureFixture[str]) -> Callable[..., Called]:
+def call(site, capsys):
     return caller(site, capsys)
 
 
@@ -55,7 +54,7 @@ def stuck_offer_and_hole(site: Site) -> None:
     site.rows.write(Offer(key(0), A, 1, TRIM_HORIZON, TRIM_HORIZON, offered_to=OwnerId("gone")))
 
 
-def test_a_healthy_table_ends_with_0(site: Site, call: Callable[..., Called]) -> None:
+def test_a_healthy_table_ends_with_0(site, call):
     site.plant(0, A)
     site.plant(1, A)
     site.live(A)
@@ -66,9 +65,7 @@ def test_a_healthy_table_ends_with_0(site: Site, call: Callable[..., Called]) ->
     assert site.clock.slept == [1.0, 1.0]
 
 
-def test_findings_are_shown_with_their_mends_and_nothing_is_changed(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_findings_are_shown_with_their_mends_and_nothing_is_changed(site, call):
     stuck_offer_and_hole(site)
     before = site.rows.raw(key(0))
 
@@ -90,9 +87,7 @@ def test_findings_are_shown_with_their_mends_and_nothing_is_changed(
     assert (site.rows.raw(key(0)), site.rows.raw(key(1))) == (before, None)
 
 
-def test_with_yes_the_rows_are_backed_up_mended_and_looked_at_again(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_with_yes_the_rows_are_backed_up_mended_and_looked_at_again(site, call):
     stuck_offer_and_hole(site)
     before = site.rows.raw(key(0))
     backup = Path("orders-20231114T221421Z.jsonl")
@@ -114,9 +109,7 @@ def test_with_yes_the_rows_are_backed_up_mended_and_looked_at_again(
     assert (site.row(0).owner, site.row(1).checkpoint) == (None, TRIM_HORIZON)
 
 
-def test_a_mend_that_fails_leaves_the_others_and_says_how_far_it_came(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_a_mend_that_fails_leaves_the_others_and_says_how_far_it_came(site, call):
     stuck_offer_and_hole(site)
     site.rows.outcomes = [ConditionFailed(), OutcomeUnknown("time-out")]
 
@@ -127,9 +120,7 @@ def test_a_mend_that_fails_leaves_the_others_and_says_how_far_it_came(
     assert any(line.startswith(f"stuck-offer {key(0)}: time-out (0 of ") for line in said)
 
 
-def test_json_has_the_findings_the_mends_and_what_is_left(
-    site: Site, call: Callable[..., Called], tmp_path: Path
-) -> None:
+def test_json_has_the_findings_the_mends_and_what_is_left(site, call, tmp_path):
     site.plant(0)
 
     code, said, reported = call("doctor --json")
@@ -152,9 +143,7 @@ def test_json_has_the_findings_the_mends_and_what_is_left(
     assert [each["kind"] for each in mended["left"]] == ["no-live-owner"]
 
 
-def test_what_is_a_decision_is_mended_only_when_it_is_accepted(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_what_is_a_decision_is_mended_only_when_it_is_accepted(site, call):
     site.plant(0, checkpoint=SHARD_END)
     site.plant(1)
 
@@ -174,7 +163,7 @@ def test_what_is_a_decision_is_mended_only_when_it_is_accepted(
     assert site.row(0).checkpoint == TRIM_HORIZON
 
 
-def test_rows_of_a_live_owner_are_not_written(site: Site, call: Callable[..., Called]) -> None:
+def test_rows_of_a_live_owner_are_not_written(site, call):
     site.plant(0, B)
     site.plant(1, B, parents=frozenset({key(0)}))
     planted = site.rows.raw(key(1))
@@ -194,9 +183,7 @@ def test_rows_of_a_live_owner_are_not_written(site: Site, call: Callable[..., Ca
     assert not Path("rows.jsonl").exists()
 
 
-def test_a_request_that_stands_is_watched_until_it_would_be_void(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_a_request_that_stands_is_watched_until_it_would_be_void(site, call):
     site.plant(0, A, handoff=Handoff(B, WallTime(BEGUN)))
     site.plant(1, A)
     site.live(A, answer="drop")
@@ -205,9 +192,7 @@ def test_a_request_that_stands_is_watched_until_it_would_be_void(
     assert site.clock.slept == [31.0]
 
 
-def test_the_reason_of_a_halt_stays_below_its_title(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_the_reason_of_a_halt_stays_below_its_title(site, call):
     site.plant(0, A, halt=Halt("ValueError\nsecond\x1b line", WallTime(1.0)))
     site.plant(1, A)
     site.live(A)
@@ -218,7 +203,7 @@ def test_the_reason_of_a_halt_stays_below_its_title(
     assert said[at + 1] == f"{'':12}second� line"
 
 
-def test_many_keys_are_counted() -> None:
+def test_many_keys_are_counted():
     assert verb._keys([key(number) for number in range(5)]).count("shardId") == 5
     assert "more" not in verb._keys([key(number) for number in range(5)])
     assert verb._keys([key(number) for number in range(7)]).endswith(f"{key(4)} and 2 more")
@@ -234,12 +219,8 @@ def test_many_keys_are_counted() -> None:
     ],
 )
 def test_a_person_is_asked_for_what_is_not_mended_without_one(
-    mend: tuple[ResumeLease, ...],
-    kind: Kind,
-    shown: list[str],
-    needs_consent: bool,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    mend, kind, shown, needs_consent, capsys
+):
     finding = Finding(kind=kind, evidence="seen", mend=mend, advice="look")
 
     verb._print(finding)
@@ -255,15 +236,15 @@ def test_a_person_is_asked_for_what_is_not_mended_without_one(
     ("start", "reported"), [("", "at TRIM_HORIZON"), ("start: LATEST\n", "at LATEST")]
 )
 def test_a_hole_without_ancestors_is_filled_from_where_the_settings_begin(
-    site: Site, call: Callable[..., Called], start: str, reported: str
-) -> None:
+    site, call, start, reported
+):
     site.configure(site.config.read_text() + start)
     site.plant(0)
     said = call("doctor")[1]
     assert f"  mend:     create {key(1)} {reported}, if it has no row" in said
 
 
-def test_a_halt_has_expired_after_the_retention(site: Site, call: Callable[..., Called]) -> None:
+def test_a_halt_has_expired_after_the_retention(site, call):
     site.plant(0, A, halt=Halt("bad", WallTime(site.clock.now - 86_402)))
     site.plant(1, A, halt=Halt("bad", WallTime(site.clock.now - 86_398)))
     site.live(A)
@@ -273,9 +254,7 @@ def test_a_halt_has_expired_after_the_retention(site: Site, call: Callable[..., 
     assert f"ERROR  halt-expired {key(1)}" not in said
 
 
-def test_a_backup_is_on_the_disk_before_anything_is_mended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backup_is_on_the_disk_before_anything_is_mended(tmp_path, monkeypatch):
     done: list[object] = []
     monkeypatch.setattr(verb, "sync", lambda fd: done.extend((os.fstat(fd).st_size, fd)))
     monkeypatch.setattr(verb, "sync_folder", done.append)
@@ -285,12 +264,10 @@ def test_a_backup_is_on_the_disk_before_anything_is_mended(
     size, descriptor, folder = done
     assert (size, folder) == (len('{"a":{"S":"b"}}\n'), tmp_path)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(descriptor)  # type: ignore[arg-type]
+        os.fstat(descriptor)
 
 
-def test_a_backup_that_is_not_whole_does_not_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backup_that_is_not_whole_does_not_stay(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -312,16 +289,14 @@ def test_a_backup_that_is_not_whole_does_not_stay(
     ],
 )
 def test_options_that_mean_nothing_are_refused_before_anything_is_looked_at(
-    site: Site, call: Callable[..., Called], line: str, reported: str
-) -> None:
+    site, call, line, reported
+):
     code, said, at_end = call(f"doctor {line}")
     assert (code, said, site.clock.slept) == (64, [], [])
     assert reported in " ".join(at_end)
 
 
-def test_a_backup_that_cannot_be_written_ends_it_before_any_change(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_a_backup_that_cannot_be_written_ends_it_before_any_change(site, call):
     site.plant(0)
     code, _, reported = call("doctor --yes --backup no/folder.jsonl")
     assert code == 78
@@ -331,9 +306,7 @@ def test_a_backup_that_cannot_be_written_ends_it_before_any_change(
     assert site.rows.raw(key(1)) is None
 
 
-def test_nothing_is_written_where_kcl_3_assigns_the_leases(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_nothing_is_written_where_kcl_3_assigns_the_leases(site, call):
     site.plant(0)
     site.rows.plant(
         {
@@ -390,8 +363,8 @@ def test_nothing_is_written_where_kcl_3_assigns_the_leases(
         (ResumeLease(key(1)), f"remove the halt of {key(1)}"),
     ],
 )
-def test_each_change_is_said_in_words(change: object, words: str) -> None:
-    assert change_in_words(change) == words  # type: ignore[arg-type]
+def test_each_change_is_said_in_words(change, words):
+    assert change_in_words(change) == words
 
 
 # What one look takes in, besides the rows
@@ -412,19 +385,17 @@ def look(elsewhere: object, *items: object) -> verb.Look:
         table=SimpleNamespace(items=lambda: iter([items])),
         coordinator=SimpleNamespace(mode=mode),
     )
-    return verb._look(aws, {})[0]  # type: ignore[arg-type]
+    return verb._look(aws, {})[0]
 
 
-def test_the_mode_of_an_early_kcl_3_fleet_is_seen_where_it_keeps_it() -> None:
+def test_the_mode_of_an_early_kcl_3_fleet_is_seen_where_it_keeps_it():
     assert look(NATIVE).kcl3_mode == NATIVE
     # A mode in the lease table counts before the other.
     assert look(NATIVE, MODE_ITEM).kcl3_mode == "CLIENT_VERSION_2X"
 
 
 @pytest.mark.parametrize("kind", [AccessDenied, InvalidRequest])
-def test_where_that_table_may_not_be_read_the_doctor_looks_at_the_rest(
-    kind: type[AccessDenied | InvalidRequest],
-) -> None:
+def test_where_that_table_may_not_be_read_the_doctor_looks_at_the_rest(kind):
     refusal = kind("no", operation="GetItem", code="")
     other = {"leaseKey": {"S": "x"}, "entityType": {"S": "STREAM"}}
 

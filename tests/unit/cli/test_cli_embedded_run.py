@@ -6,7 +6,7 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ def test_with_a_fill_the_source_is_complete_once_the_filler_has_ended():
 
 
 @pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def served(monkeypatch):
     seen = SimpleNamespace(limits=None, made=[], ended=False)
 
     @contextmanager
@@ -66,9 +66,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return seen
 
 
-def test_a_run_gets_the_endpoints_and_folders_of_its_own(
-    served: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_gets_the_endpoints_and_folders_of_its_own(served, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = EMBEDDED.replace("embedded}", "embedded, profile: p, role_arn: 'arn:aws:iam::1:role/r'}")
     text += "output: {path: rows/}\nembedded: {shards: 3, limits: true}\n"
@@ -113,12 +111,8 @@ def before_shards() -> int:
     ],
 )
 def test_on_spark_its_checkpoint_is_beside_its_rows_or_gone_with_it(
-    served: SimpleNamespace,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    output: str,
-    place: str,
-) -> None:
+    served, tmp_path, monkeypatch, output, place
+):
     monkeypatch.chdir(tmp_path)
     text = EMBEDDED.replace("processor", "engine: spark\nprocessor") + output
     with embedded.embedded_run(configuration(text, tmp_path)) as run:
@@ -132,9 +126,7 @@ def test_on_spark_its_checkpoint_is_beside_its_rows_or_gone_with_it(
     assert not Path(checkpoint).exists()
 
 
-def test_an_arn_is_not_the_name_of_an_embedded_stream(
-    served: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_an_arn_is_not_the_name_of_an_embedded_stream(served, tmp_path):
     arn = "arn:aws:kinesis:us-east-1:123456789012:stream/orders"
     text = EMBEDDED.replace("stream: orders", f"stream: '{arn}'")
     with (
@@ -151,9 +143,7 @@ FILL = EMBEDDED + (
 
 
 @pytest.fixture
-def filler(
-    served: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], Any]:
+def filler(served, tmp_path, monkeypatch):
     """A run whose filler is this program; it has its order in `order`."""
 
     def made(program: str) -> Any:
@@ -168,8 +158,8 @@ def filler(
 
 
 def test_a_filler_gets_its_order_and_its_progress_and_report_are_the_runs(
-    filler: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    filler, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     report = msgspec.json.encode(FILLED).decode()
     progress = msgspec.json.encode(Filling(3, 10)).decode()
@@ -205,9 +195,7 @@ def test_a_filler_gets_its_order_and_its_progress_and_report_are_the_runs(
 @pytest.mark.parametrize(
     ("code", "kind"), [(69, Unavailable), (1, SettingsError), (0, SettingsError)]
 )
-def test_a_filler_that_fails_ends_the_run_as_an_operator_would(
-    filler: Callable[[str], Any], code: int, kind: type[Exception]
-) -> None:
+def test_a_filler_that_fails_ends_the_run_as_an_operator_would(filler, code, kind):
     former = signal.getsignal(signal.SIGTERM)
 
     def run() -> None:
@@ -219,9 +207,7 @@ def test_a_filler_that_fails_ends_the_run_as_an_operator_would(
     assert signal.getsignal(signal.SIGTERM) is former
 
 
-def test_a_failure_is_known_before_its_signal_comes(
-    filler: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_is_known_before_its_signal_comes(filler, tmp_path, monkeypatch):
     """The signal may be handled while the thread that sends it still runs."""
     monkeypatch.chdir(tmp_path)
     known: list[bool] = []
@@ -235,9 +221,7 @@ def test_a_failure_is_known_before_its_signal_comes(
     assert known == [True]
 
 
-def test_a_run_that_ends_first_ends_its_filler_and_no_signal_comes(
-    filler: Callable[[str], Any],
-) -> None:
+def test_a_run_that_ends_first_ends_its_filler_and_no_signal_comes(filler):
     came: list[int] = []
     former = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     try:
@@ -255,9 +239,7 @@ def test_a_run_that_ends_first_ends_its_filler_and_no_signal_comes(
     assert process.stdout.closed
 
 
-def test_a_filler_that_does_not_end_is_killed(
-    filler: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filler_that_does_not_end_is_killed(filler, monkeypatch):
     monkeypatch.setattr(embedded, "_FILLER_END_MAX_S", 0.05)
     with filler("time.sleep(1000)") as run:
         process = run.filler._process
@@ -267,9 +249,7 @@ def test_a_filler_that_does_not_end_is_killed(
 @pytest.mark.parametrize(
     "source", ["code:greetings", pytest.param("code:broken", marks=pytest.mark.long)]
 )
-def test_local_is_ready_once_the_records_of_the_configuration_are_in(
-    source: str, tmp_path: Path
-) -> None:
+def test_local_is_ready_once_the_records_of_the_configuration_are_in(source, tmp_path):
     (tmp_path / "code.py").write_text(
         "def greetings():\n    yield 'k', b'v'\n\n\ndef broken():\n    raise KeyError('x')\n"
     )

@@ -4,8 +4,6 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
 from kclrun.cli.program import run_program
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -39,7 +37,7 @@ def write(folder: Path, token: int, *cuts: int, unfinished: int = 0) -> None:
         output.add([row], at(cuts[-1] + 2))  # the first one is on the disk then
 
 
-def test_rolls_of_two_hosts_are_compared_and_are_whole_after_the_advice(tmp_path: Path) -> None:
+def test_rolls_of_two_hosts_are_compared_and_are_whole_after_the_advice(tmp_path):
     a, b = tmp_path / "a", tmp_path / "b"
     write(a, 5, 1, 3, 6)
     write(b, 9, 1, 4, 8)  # the host of `a` was lost before the lease's row had moved
@@ -59,8 +57,8 @@ def test_rolls_of_two_hosts_are_compared_and_are_whole_after_the_advice(tmp_path
 
 
 def test_a_file_of_a_killed_owner_and_a_missing_roll_are_found_by_the_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("app.yaml").write_text(
         "application: orders\nstream: clicks\nprocessor: a:B\noutput: {path: rows, roll: {}}\n"
@@ -80,7 +78,7 @@ def test_a_file_of_a_killed_owner_and_a_missing_roll_are_found_by_the_configurat
     assert "the roll before it ends at 100000000000000000003" in out
 
 
-def test_what_cannot_be_verified_is_refused_in_words(tmp_path: Path) -> None:
+def test_what_cannot_be_verified_is_refused_in_words(tmp_path):
     config = tmp_path / "app.yaml"
     config.write_text("application: orders\nstream: clicks\nprocessor: a:B\noutput: {path: rows}\n")
     config.chmod(0o600)

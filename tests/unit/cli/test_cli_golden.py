@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -78,7 +77,7 @@ def planted(aws: Aws) -> list[Lease]:
 
     def lease(number: int, owner: OwnerId | None, **fields: object) -> Lease:
         given = {"checkpoint": TRIM_HORIZON, "counter": 7, "hash_range": ranges[key(number)]}
-        return Lease(key=key(number), owner=owner, **(given | fields))  # type: ignore[arg-type]
+        return Lease(key=key(number), owner=owner, **(given | fields))
 
     return [
         lease(0, FIRST, checkpoint=ExtendedSequenceNumber(first, 2), counter=41, owner_switches=2),
@@ -91,7 +90,7 @@ def planted(aws: Aws) -> list[Lease]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     """A folder with an app.yaml, properties and a checkpoint, and the table and stream of it."""
     made = tmp_path_factory.mktemp("golden")
     with start_embedded() as embedded:
@@ -211,9 +210,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_a_verb_prints_what_its_golden_file_holds(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_verb_prints_what_its_golden_file_holds(name, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100")
     shutil.rmtree("made", ignore_errors=True)
@@ -244,5 +241,5 @@ def masked(text: str, folder: Path, *, of_lag: bool) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
-def test_each_golden_file_is_of_a_line() -> None:
+def test_each_golden_file_is_of_a_line():
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(LINES)

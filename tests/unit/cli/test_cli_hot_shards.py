@@ -1,9 +1,6 @@
 """`kclrun leases --hot`: which managers it asks, what it says where none answers, and its keys."""
 
-import http.server
 import json
-import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +15,7 @@ from kclrun.errors import SettingsError, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.time import WallTime
+from tests.support.http_service import HttpService
 from tests.unit.cli.memory_site import Clock
 
 BODY = b'{"status": "ok", "application": "orders", "leases": [{"shard": "s0", "state": "running"}]}'
@@ -33,39 +31,26 @@ def show(*urls: str, observe: str = "{}") -> int:
     return show_hot(aws_of(observe), urls, as_json=False, with_keys=False)
 
 
-class Answers(http.server.BaseHTTPRequestHandler):
+class Managers:
+    """What each manager answers."""
+
     body = BODY
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(self.body)
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def port():
+    with HttpService(lambda *_: (200, {}, Managers.body)) as manager:
+        yield manager.port
 
 
 @pytest.mark.parametrize("listen", ["{port}", "'0.0.0.0:{port}'", "'127.0.0.1:{port}'"])
-def test_the_manager_of_this_host_is_asked_where_it_listens(
-    port: int, listen: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_manager_of_this_host_is_asked_where_it_listens(port, listen, capsys):
     assert show(observe=f"{{listen: {listen.format(port=port)}}}") == 0
 
     assert "s0     running  not known yet" in capsys.readouterr().out
 
 
-def test_several_managers_are_asked(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_managers_are_asked(port, capsys):
     url = f"http://127.0.0.1:{port}"
 
     assert show(url, url) == 0
@@ -73,10 +58,8 @@ def test_several_managers_are_asked(port: int, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.count("s0 ") == 2
 
 
-def test_a_manager_without_leases_is_said(
-    port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Answers, "body", b'{"status": "starting"}')
+def test_a_manager_without_leases_is_said(port, monkeypatch, capsys):
+    monkeypatch.setattr(Managers, "body", b'{"status": "starting"}')
 
     assert show(f"http://127.0.0.1:{port}") == 0
 
@@ -84,25 +67,21 @@ def test_a_manager_without_leases_is_said(
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"leases": 7}', b"\xff"])
-def test_what_is_no_manager_is_named(
-    port: int, body: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Answers, "body", body)
+def test_what_is_no_manager_is_named(port, body, monkeypatch):
+    monkeypatch.setattr(Managers, "body", body)
 
     with pytest.raises(Unavailable, match=f"no manager answers at http://127.0.0.1:{port}: "):
         show(f"http://127.0.0.1:{port}")
 
 
-def test_another_application_s_manager_is_refused(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Answers, "body", b'{"application": "returns"}')
+def test_another_application_s_manager_is_refused(port, monkeypatch):
+    monkeypatch.setattr(Managers, "body", b'{"application": "returns"}')
 
     with pytest.raises(SettingsError, match="is of application returns, not orders"):
         show(f"http://127.0.0.1:{port}")
 
 
-def test_where_nobody_listens_the_reason_is_reported() -> None:
+def test_where_nobody_listens_the_reason_is_reported():
     with pytest.raises(Unavailable, match="ConnectionRefusedError"):
         show("http://127.0.0.1:9")
 
@@ -120,7 +99,7 @@ def test_where_nobody_listens_the_reason_is_reported() -> None:
         "http://:9464",
     ],
 )
-def test_an_address_of_another_form_is_refused(url: str) -> None:
+def test_an_address_of_another_form_is_refused(url):
     with pytest.raises(SettingsError, match="--endpoint: expected http://HOST:PORT"):
         show(url)
 
@@ -129,7 +108,7 @@ def test_an_address_of_another_form_is_refused(url: str) -> None:
     ("observe", "words"),
     [("{}", "observe.listen is not set"), ("{listen: 0}", "the log line endpoint_listening")],
 )
-def test_without_an_address_the_remedy_is_reported(observe: str, words: str) -> None:
+def test_without_an_address_the_remedy_is_reported(observe, words):
     with pytest.raises(SettingsError, match=words):
         show(observe=observe)
 
@@ -143,7 +122,7 @@ def test_without_an_address_the_remedy_is_reported(observe: str, words: str) -> 
         ("'[::1]:9464'", "http://[::1]:9464"),
     ],
 )
-def test_a_manager_that_listens_everywhere_is_asked_on_this_host(listen: str, url: str) -> None:
+def test_a_manager_that_listens_everywhere_is_asked_on_this_host(listen, url):
     assert hot._url_of(aws_of(f"{{listen: {listen}}}").settings) == url
 
 
@@ -178,9 +157,7 @@ LEASES = body(
 )
 
 
-def test_the_most_loaded_come_first_and_those_not_measured_yet_last(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_most_loaded_come_first_and_those_not_measured_yet_last(monkeypatch, capsys):
     monkeypatch.setattr(hot, "_body", lambda _: LEASES)
 
     assert show("http://h:1") == 0
@@ -224,15 +201,13 @@ def hash_of(key: str) -> str:
 def named(monkeypatch: pytest.MonkeyPatch, reader: Reader, *wanted: str) -> list[tuple[str, str]]:
     clock = Clock()
     monkeypatch.setattr(hot, "time", clock)
-    found = list(hot._looked_up(reader, "shardId-1", {hash_of(key) for key in wanted}))  # type: ignore[arg-type]
+    found = list(hot._looked_up(reader, "shardId-1", {hash_of(key) for key in wanted}))
     reader.asked.append(clock.slept)
     assert reader.asked[0] == ("shardId-1", IteratorType.AT_TIMESTAMP, Clock().now - 120.0)
     return found
 
 
-def test_keys_are_looked_up_until_all_are_met_and_in_five_pages_at_most(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_keys_are_looked_up_until_all_are_met_and_in_five_pages_at_most(monkeypatch, capsys):
     both = Reader(page("x", "a", "a"), page("b"), page("c"))
     assert named(monkeypatch, both, "a", "b") == [(hash_of("a"), "a"), (hash_of("b"), "b")]
     assert both.asked[1:] == [1000, 1000, [0.4]]
@@ -262,9 +237,7 @@ def test_keys_are_looked_up_until_all_are_met_and_in_five_pages_at_most(
     assert named(monkeypatch, Reader(FetchedPage([long], None, 0), page()), "k") == []
 
 
-def test_with_their_keys_hot_shards_are_shown_by_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_their_keys_hot_shards_are_shown_by_name(monkeypatch, capsys):
     looked_up: list[tuple[str, set[str]]] = []
 
     def look_up(_: object, shard: str, wanted: set[str]) -> Any:

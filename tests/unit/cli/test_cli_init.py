@@ -3,7 +3,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from kclrun.cli.program import run_program
 from tests.patience import HUNG_S
 
 
-def test_a_starter_project_is_right_from_the_start(tmp_path: Path) -> None:
+def test_a_starter_project_is_right_from_the_start(tmp_path):
     folder = tmp_path / "hello"
 
     assert run_program(["init", str(folder)]) == 0
@@ -20,7 +19,7 @@ def test_a_starter_project_is_right_from_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.seconds
-def test_the_tests_of_a_starter_project_pass(tmp_path: Path) -> None:
+def test_the_tests_of_a_starter_project_pass(tmp_path):
     run_program(["init", str(tmp_path)])
 
     done = subprocess.run(
@@ -35,8 +34,8 @@ def test_the_tests_of_a_starter_project_pass(tmp_path: Path) -> None:
 
 
 def test_its_help_has_a_line_for_each_template_and_an_unknown_one_is_answered_with_the_list(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     assert run_program(["init", "--help"]) == 0
     reported = capsys.readouterr().out
     assert list(templates()) == [
@@ -51,9 +50,7 @@ def test_its_help_has_a_line_for_each_template_and_an_unknown_one_is_answered_wi
     assert not (tmp_path / "new").exists()
 
 
-def test_nothing_is_overwritten_and_nothing_half_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, capsys):
     (tmp_path / "app.yaml").write_text("mine")
 
     assert run_program(["init", str(tmp_path)]) == 78
@@ -62,7 +59,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(
     assert "already has app.yaml" in capsys.readouterr().err
 
 
-def test_the_configuration_is_safe_under_any_umask(tmp_path: Path) -> None:
+def test_the_configuration_is_safe_under_any_umask(tmp_path):
     before = os.umask(0)
     try:
         run_program(["init", str(tmp_path)])
@@ -84,7 +81,7 @@ def test_the_configuration_is_safe_under_any_umask(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_a_project_needs_a_folder_and_nothing_else(arguments: list[str], tmp_path: Path) -> None:
+def test_a_project_needs_a_folder_and_nothing_else(arguments, tmp_path):
     with contextlib.chdir(tmp_path):
         assert run_program(["init", *arguments]) == 64
     assert list(tmp_path.iterdir()) == []

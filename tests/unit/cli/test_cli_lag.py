@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,19 +15,19 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-from tests.unit.cli.memory_site import BEGUN, A, Called, Site, caller, key, site_for
+from tests.unit.cli.memory_site import BEGUN, A, Called, caller, key, site_for
 
 LOWER, UPPER = 0, 2**128 - 1
 NOTHING = "nothing unread (retention is 1d)"
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Site:
+def site(monkeypatch, tmp_path):
     return site_for(monkeypatch, tmp_path)
 
 
 @pytest.fixture
-def call(site: Site, capsys: pytest.CaptureFixture[str]) -> Callable[..., Called]:
+def call(site, capsys):
     return caller(site, capsys)
 
 
@@ -39,9 +38,7 @@ def shards_of(call: Callable[..., Called], *more: str) -> tuple[dict[str, Any], 
     return whole, {shard["shard"]: shard for shard in whole["shards"]}
 
 
-def test_before_the_first_start_every_shard_is_measured_from_where_it_will_begin(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_before_the_first_start_every_shard_is_measured_from_where_it_will_begin(site, call):
     site.put(LOWER)
     site.put(UPPER, after_s=40.0)
     site.clock.now += 60.0
@@ -80,9 +77,7 @@ def test_before_the_first_start_every_shard_is_measured_from_where_it_will_begin
     assert shards[key(0)]["behind_s"] == 0.0
 
 
-def test_the_lag_is_the_age_of_what_is_not_checkpointed(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_the_lag_is_the_age_of_what_is_not_checkpointed(site, call):
     (first,) = site.put(LOWER)
     site.put(LOWER, after_s=10.0)
     site.put(UPPER, after_s=20.0)
@@ -116,9 +111,7 @@ def test_the_lag_is_the_age_of_what_is_not_checkpointed(
     )
 
 
-def test_where_nothing_is_to_be_noted_there_is_no_column_for_it(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_where_nothing_is_to_be_noted_there_is_no_column_for_it(site, call):
     site.plant(0, A)
     site.plant(1, A)
 
@@ -132,7 +125,7 @@ def test_where_nothing_is_to_be_noted_there_is_no_column_for_it(
     assert call("lag")[1][-1] == "Nothing is left to read: every shard has ended."
 
 
-def test_a_monitor_is_answered_by_the_exit_code(site: Site, call: Callable[..., Called]) -> None:
+def test_a_monitor_is_answered_by_the_exit_code(site, call):
     site.put(LOWER)
     site.clock.now += 300.0
     site.plant(0, A)
@@ -150,9 +143,7 @@ def test_a_monitor_is_answered_by_the_exit_code(site: Site, call: Callable[..., 
     )
 
 
-def test_children_that_wait_and_parents_that_are_done_are_told_apart(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_children_that_wait_and_parents_that_are_done_are_told_apart(site, call):
     shards = site.stream().list_shards()
     site.kinesis.split_shard(
         site.kinesis.stream("orders", None, WallTime(site.clock.now)),
@@ -174,9 +165,7 @@ def test_children_that_wait_and_parents_that_are_done_are_told_apart(
     assert found[key(3)]["note"] == f"waits for {key(0)}; given away by {A}"
 
 
-def test_of_several_streams_each_shard_is_measured_in_its_own(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_of_several_streams_each_shard_is_measured_in_its_own(site, call):
     site.make_stream("audits", 1)
     now = WallTime(site.clock.now)
     site.kinesis.set_retention(site.kinesis.stream("audits", None, now), 48, now, longer=True)
@@ -238,7 +227,7 @@ class Pages:
 
 def measured(pages: Pages, position: ExtendedSequenceNumber = TRIM_HORIZON) -> verb.Lag:
     start = StartPoint(IteratorType.TRIM_HORIZON)
-    return verb.measure(pages, key(0), start, position)  # type: ignore[arg-type]
+    return verb.measure(pages, key(0), start, position)
 
 
 def record(at: float) -> FetchedPage:
@@ -249,7 +238,7 @@ def gap(behind_ms: int) -> FetchedPage:
     return FetchedPage([], "i", behind_ms)
 
 
-def test_throttles_are_waited_out_five_times_and_gaps_four(site: Site) -> None:
+def test_throttles_are_waited_out_five_times_and_gaps_four(site):
     def lag_after(*answers: FetchedPage | Exception) -> tuple[verb.Lag, int]:
         site.clock.slept.clear()
         pages = Pages(*answers)
@@ -277,9 +266,7 @@ def test_throttles_are_waited_out_five_times_and_gaps_four(site: Site) -> None:
     ("service_ahead_s", "behind_s"),
     [(0.0, 10.0), (1.5, 10.0), (-1.5, 10.0), (1.75, 11.75), (60.0, 70.0), (-60.0, 0.0)],
 )
-def test_the_services_clock_counts_where_the_two_do_not_agree(
-    site: Site, service_ahead_s: float, behind_s: float
-) -> None:
+def test_the_services_clock_counts_where_the_two_do_not_agree(site, service_ahead_s, behind_s):
     now = site.clock.now
     page = FetchedPage(
         [Record(b"x", "k", "77", now - 10.0)],
@@ -291,17 +278,17 @@ def test_the_services_clock_counts_where_the_two_do_not_agree(
     assert now > BEGUN
 
 
-def test_whether_the_checkpoints_record_is_gone_is_seen_at_the_first_that_comes(site: Site) -> None:
+def test_whether_the_checkpoints_record_is_gone_is_seen_at_the_first_that_comes(site):
     start = StartPoint(IteratorType.AT_SEQUENCE_NUMBER, "70")
     position = ExtendedSequenceNumber("70")
     there = FetchedPage([Record(b"x", "k", "70", 1.0)], "i", 9)
     later = record(site.clock.now)
 
-    lag = verb.measure(Pages(later), key(0), start, position)  # type: ignore[arg-type]
+    lag = verb.measure(Pages(later), key(0), start, position)
     assert (lag.is_trimmed, lag.note) == (
         True,
         "the checkpoint's record is past retention: records may be lost",
     )
     # The first record that comes decides: the checkpoint's own may come alone.
-    lag = verb.measure(Pages(there, later), key(0), start, position)  # type: ignore[arg-type]
+    lag = verb.measure(Pages(there, later), key(0), start, position)
     assert (lag.behind_s, lag.is_trimmed, lag.note) == (0.25, False, "")

@@ -53,16 +53,16 @@ class World:
 
     def lag(self, checkpoint: ExtendedSequenceNumber, at_s: float, **row: object) -> Lag:
         self.at = BEGUN + at_s
-        lease = Lease(key=KEY, checkpoint=checkpoint, **row)  # type: ignore[arg-type]
+        lease = Lease(key=KEY, checkpoint=checkpoint, **row)
         return lag_of_lease(lease, None, self.stream)
 
 
 @pytest.fixture
-def world() -> World:
+def world():
     return World()
 
 
-def test_the_lag_is_the_age_of_the_oldest_record_above_the_checkpoint(world: World) -> None:
+def test_the_lag_is_the_age_of_the_oldest_record_above_the_checkpoint(world):
     first, second, third = (world.put_at(after_s) for after_s in (10, 40, 70))
 
     found = [
@@ -73,9 +73,7 @@ def test_the_lag_is_the_age_of_the_oldest_record_above_the_checkpoint(world: Wor
     assert world.lag(ExtendedSequenceNumber(first), 100).oldest_at == pytest.approx(BEGUN + 40)
 
 
-def test_a_single_unread_record_ages_though_the_service_calls_its_reader_up_to_date(
-    world: World,
-) -> None:
+def test_a_single_unread_record_ages_though_the_service_calls_its_reader_up_to_date(world):
     """`MillisBehindLatest` of the answer that brings the last record is 0."""
     first = world.put_at(0)
     world.put_at(1)
@@ -83,7 +81,7 @@ def test_a_single_unread_record_ages_though_the_service_calls_its_reader_up_to_d
     assert world.lag(ExtendedSequenceNumber(first), 3_601).behind_s == pytest.approx(3_600.0)
 
 
-def test_leases_that_have_not_begun_are_measured_from_where_they_will(world: World) -> None:
+def test_leases_that_have_not_begun_are_measured_from_where_they_will(world):
     for after_s in (10, 40, 70):
         world.put_at(after_s)
 
@@ -98,7 +96,7 @@ def test_leases_that_have_not_begun_are_measured_from_where_they_will(world: Wor
     assert "instant" in world.lag(AT_TIMESTAMP, 100).note
 
 
-def test_inside_an_aggregate_the_rest_of_it_is_unread(world: World) -> None:
+def test_inside_an_aggregate_the_rest_of_it_is_unread(world):
     aggregator = Aggregator()
     for n in range(3):
         aggregator.add("k", str(n).encode())
@@ -110,11 +108,11 @@ def test_inside_an_aggregate_the_rest_of_it_is_unread(world: World) -> None:
     assert world.lag(ExtendedSequenceNumber(number, 2), 100).behind_s == pytest.approx(50)
 
 
-def test_an_empty_shard_is_not_behind(world: World) -> None:
+def test_an_empty_shard_is_not_behind(world):
     assert world.lag(TRIM_HORIZON, 5_000) == Lag(0.0)
 
 
-def test_a_checkpoint_whose_record_is_past_retention_is_reported(world: World) -> None:
+def test_a_checkpoint_whose_record_is_past_retention_is_reported(world):
     number = world.put_at(0)
     world.put_at(100)
     world.put_at(DAY_S)
@@ -146,9 +144,7 @@ class Gaps:
         return FetchedPage([], "i", 7_000 if self.left >= 0 else 0)
 
 
-def test_gaps_are_stepped_over_and_beyond_reason_the_services_word_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gaps_are_stepped_over_and_beyond_reason_the_services_word_is_taken(monkeypatch):
     monkeypatch.setattr("kclrun.cli.lag._PAGE_PAUSE_S", 0.0)
 
     assert measure(Gaps(2), KEY, HORIZON, TRIM_HORIZON) == Lag(0.0)
@@ -157,9 +153,7 @@ def test_gaps_are_stepped_over_and_beyond_reason_the_services_word_is_taken(
     assert "the service" in far.note
 
 
-def test_what_cannot_be_measured_says_why_and_a_missing_permission_ends_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_cannot_be_measured_says_why_and_a_missing_permission_ends_it(monkeypatch):
     monkeypatch.setattr("kclrun.cli.lag._ATTEMPTS_MAX", 1)
 
     lag = measure(Gaps(0, Throttled("slow\ndown")), KEY, HORIZON, TRIM_HORIZON)
@@ -191,7 +185,7 @@ def lease(
     )
 
 
-def test_a_shard_whose_descendant_has_a_lease_was_read_and_cleaned_up() -> None:
+def test_a_shard_whose_descendant_has_a_lease_was_read_and_cleaned_up():
     shards = [shard(0), shard(1, 0), shard(2, 1), shard(3)]
 
     found = unleased(shards, rows(_2=lease(), _3=lease()), StartPosition(TRIM_HORIZON))
@@ -199,7 +193,7 @@ def test_a_shard_whose_descendant_has_a_lease_was_read_and_cleaned_up() -> None:
     assert found == ()
 
 
-def test_a_child_that_waits_for_its_parents_end_is_named_with_it() -> None:
+def test_a_child_that_waits_for_its_parents_end_is_named_with_it():
     shards = [shard(0), shard(1), shard(2, 0, 1), shard(3)]
 
     found = unleased(shards, rows(_0=lease(), _1=lease(SHARD_END)), StartPosition(LATEST))
@@ -223,13 +217,11 @@ def test_a_child_that_waits_for_its_parents_end_is_named_with_it() -> None:
         ),
     ],
 )
-def test_before_the_first_start_the_settings_say_from_where(
-    first: StartPosition, start: StartPoint | None
-) -> None:
+def test_before_the_first_start_the_settings_say_from_where(first, start):
     assert [each.start for each in unleased([shard(0)], {}, first)] == [start]
 
 
-def test_a_lease_waits_for_parents_that_have_not_ended() -> None:
+def test_a_lease_waits_for_parents_that_have_not_ended():
     leases = rows(_0=lease(), _1=lease(SHARD_END))
 
     assert waiting_for(lease(TRIM_HORIZON, 0, 1, 7), leases) == ("shardId-000000000000",)
@@ -250,7 +242,7 @@ def line(shard: str, behind_s: float | None, **more: object) -> LagLine:
         "is_trimmed": False,
         "note": "",
     }
-    return LagLine(**(fields | more))  # type: ignore[arg-type]
+    return LagLine(**(fields | more))
 
 
 @pytest.mark.parametrize(
@@ -269,17 +261,17 @@ def line(shard: str, behind_s: float | None, **more: object) -> LagLine:
         (86_399.4, "23h 59m"),
     ],
 )
-def test_durations_are_spelled_in_two_units(seconds: float | None, text: str) -> None:
+def test_durations_are_spelled_in_two_units(seconds, text):
     assert spelled(seconds) == text
 
 
-def test_a_check_that_cannot_tell_does_not_say_yes() -> None:
+def test_a_check_that_cannot_tell_does_not_say_yes():
     lines = [line("a", 1.0), line("b", None), line("c", 301.0), line("d", 300.0)]
 
     assert [each.shard for each in further_behind(lines, 300.0)] == ["b", "c"]
 
 
-def test_the_time_to_loss_is_known_where_a_lag_and_its_record_are() -> None:
+def test_the_time_to_loss_is_known_where_a_lag_and_its_record_are():
     def loss(lag: Lag) -> tuple[float | None, float | None]:
         shown = lag_line(
             shard=KEY, state="owned", owner="o", checkpoint="1", lag=lag, retention_s=DAY_S, note=""
@@ -294,14 +286,14 @@ def test_the_time_to_loss_is_known_where_a_lag_and_its_record_are() -> None:
     assert loss(Lag(None, at)) == (None, None)
 
 
-def test_nothing_behind_is_less_than_half_a_second_and_no_time_left_the_soonest() -> None:
+def test_nothing_behind_is_less_than_half_a_second_and_no_time_left_the_soonest():
     lines = [line("a", 0.0, loss_in_s=0.5), line("b", 0.5, loss_in_s=0.0)]
 
     plain = as_plain(lines, application="app", stream="s", retention_s=DAY_S)
     assert (plain["behind_s_max"], plain["loss_in_s_min"]) == (0.5, 0.0)
 
 
-def test_totals_name_the_worst_and_what_is_not_known() -> None:
+def test_totals_name_the_worst_and_what_is_not_known():
     lines = [line("a", 1.0), line("b", None, note="not known: throttled"), line("c", 301.0)]
 
     plain = as_plain(lines, application="app", stream="s", retention_s=DAY_S)
@@ -326,17 +318,13 @@ def test_totals_name_the_worst_and_what_is_not_known() -> None:
         ([line("a", 5.0, is_trimmed=True, loss_in_s=0.0)], "records may be lost already (a)"),
     ],
 )
-def test_the_last_line_says_what_matters(
-    lines: list[LagLine], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_line_says_what_matters(lines, said, capsys):
     print_lag(lines, retention_s=DAY_S)
 
     assert said in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_leases_of_a_stream_that_is_not_read_are_named_and_not_measured(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_leases_of_a_stream_that_is_not_read_are_named_and_not_measured(capsys):
     returns = "123456789012:returns:1700000000"
     leases = [
         Lease(key=LeaseKey(f"{returns}:shardId-000000000000"), checkpoint=TRIM_HORIZON),

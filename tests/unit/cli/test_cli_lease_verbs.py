@@ -1,8 +1,6 @@
 """`leases` and its verbs against rows in memory: what they say, write, wait for, and end with."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +8,7 @@ from kclrun.model.lease import ANYBODY, OFFERED, Halt, Handoff, OwnerId
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import ConditionFailed, OutcomeUnknown, Refused, Throttled, Unavailable
-from tests.unit.cli.memory_site import BEGUN, JAVA, A, B, Called, Site, caller, key, site_for
+from tests.unit.cli.memory_site import BEGUN, JAVA, A, B, caller, key, site_for
 
 ZERO = key(0)
 PLAN = [
@@ -25,18 +23,16 @@ HALT = Halt("ValueError: bad row\nin line 7", WallTime(1.0))
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Site:
+def site(monkeypatch, tmp_path):
     return site_for(monkeypatch, tmp_path)
 
 
 @pytest.fixture
-def call(site: Site, capsys: pytest.CaptureFixture[str]) -> Callable[..., Called]:
+def call(site, capsys):
     return caller(site, capsys)
 
 
-def test_without_yes_the_plan_is_shown_and_nothing_is_asked(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_without_yes_the_plan_is_shown_and_nothing_is_asked(site, call):
     site.plant(0, A)
     site.plant(1, B)
 
@@ -89,15 +85,7 @@ def test_without_yes_the_plan_is_shown_and_nothing_is_asked(
         ),
     ],
 )
-def test_each_way_a_request_can_go_is_reported(
-    site: Site,
-    call: Callable[..., Called],
-    verb: str,
-    answer: str,
-    code: int,
-    said: str | None,
-    reported: str | None,
-) -> None:
+def test_each_way_a_request_can_go_is_reported(site, call, verb, answer, code, said, reported):
     site.plant(0, A)
     site.plant(1, B)
     site.live(A, B, answer=answer)
@@ -114,9 +102,7 @@ def test_each_way_a_request_can_go_is_reported(
     )
 
 
-def test_a_request_that_nobody_answers_is_given_up_and_stays(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_a_request_that_nobody_answers_is_given_up_and_stays(site, call):
     site.plant(0, A)
     site.clock.now += 0.0001  # the row keeps milliseconds
 
@@ -138,9 +124,7 @@ def test_a_request_that_nobody_answers_is_given_up_and_stays(
     ]
 
 
-def test_a_request_of_another_is_not_taken_for_ours(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_a_request_of_another_is_not_taken_for_ours(site, call):
     """The owner dropped ours, and another manager asks."""
     site.plant(0, A)
 
@@ -165,9 +149,7 @@ def test_a_request_of_another_is_not_taken_for_ours(
 
 
 @pytest.mark.parametrize("failover_s", [1.0, 3.0])
-def test_a_move_to_an_owner_that_renews_nothing_changes_nothing(
-    site: Site, call: Callable[..., Called], failover_s: float
-) -> None:
+def test_a_move_to_an_owner_that_renews_nothing_changes_nothing(site, call, failover_s):
     site.plant(0, A, failover_s=failover_s)
     site.plant(1, B)
     site.live(A)
@@ -196,9 +178,7 @@ def test_a_move_to_an_owner_that_renews_nothing_changes_nothing(
         (Refused("AccessDenied", "no grant"), 77, "refused: no grant"),
     ],
 )
-def test_a_request_that_is_not_written_is_reported(
-    site: Site, call: Callable[..., Called], outcome: object, code: int, reported: str
-) -> None:
+def test_a_request_that_is_not_written_is_reported(site, call, outcome, code, reported):
     site.plant(0, A)
     site.rows.outcomes = [outcome]
 
@@ -213,9 +193,7 @@ def test_a_request_that_is_not_written_is_reported(
         assert (code_of_resume, said[1:], at_end) == (code, [], [f"{ZERO}: {reported}"])
 
 
-def test_the_row_that_was_just_changed_is_named_by_its_new_owner(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_the_row_that_was_just_changed_is_named_by_its_new_owner(site, call):
     site.plant(0, A)
     site.plant(1, B)
     site.rows.outcomes = [ConditionFailed(site.row(1))]
@@ -239,9 +217,7 @@ def test_the_row_that_was_just_changed_is_named_by_its_new_owner(
         ("--explain --owner hostess", 64, "is not a kclrun owner in the table"),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_words(
-    site: Site, call: Callable[..., Called], line: str, code: int, reported: str
-) -> None:
+def test_what_cannot_be_done_is_refused_in_words(site, call, line, code, reported):
     site.plant(0)
     site.plant(1, JAVA)
     site.plant(2, A)
@@ -252,9 +228,7 @@ def test_what_cannot_be_done_is_refused_in_words(
     assert reported in "\n".join(at_end)
 
 
-def test_halted_leases_go_on_once_each_also_if_they_are_named_twice(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_halted_leases_go_on_once_each_also_if_they_are_named_twice(site, call):
     for number in (0, 1):
         site.plant(number, A, halt=HALT)
     site.plant(2, A)
@@ -271,9 +245,7 @@ def test_halted_leases_go_on_once_each_also_if_they_are_named_twice(
     assert call("leases resume 2 --yes") == (0, [plan[2], "Nothing to do."], [])
 
 
-def test_the_first_failure_of_several_is_the_exit_code_and_the_others_go_on(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_the_first_failure_of_several_is_the_exit_code_and_the_others_go_on(site, call):
     for number in (0, 1):
         site.plant(number, A, halt=HALT)
     site.rows.outcomes = [Unavailable("503")]
@@ -286,9 +258,7 @@ def test_the_first_failure_of_several_is_the_exit_code_and_the_others_go_on(
 # The table
 
 
-def test_the_table_says_who_renews_and_what_is_halted(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_the_table_says_who_renews_and_what_is_halted(site, call):
     site.plant(0, A)
     site.plant(1, B, halt=HALT)
     site.plant(2, None)
@@ -310,7 +280,7 @@ def test_the_table_says_who_renews_and_what_is_halted(
     assert site.clock.slept == [1.0]
 
 
-def test_totals_and_json_come_without_a_remedy(site: Site, call: Callable[..., Called]) -> None:
+def test_totals_and_json_come_without_a_remedy(site, call):
     site.plant(0, A)
     site.plant(1, B, halt=HALT)
     site.plant(2, A, checkpoint=SHARD_END)
@@ -333,9 +303,7 @@ def test_totals_and_json_come_without_a_remedy(site: Site, call: Callable[..., C
     ]
 
 
-def test_a_row_that_is_no_lease_is_named_and_a_missing_table_too(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_a_row_that_is_no_lease_is_named_and_a_missing_table_too(site, call):
     site.rows.plant({"leaseKey": {"S": "bro\x1bken"}, "checkpoint": {"S": "7"}})
     assert call("leases")[2] == ["bro�ken: this row cannot be read as a lease; it is left alone"]
     site.rows.is_there = False
@@ -345,9 +313,7 @@ def test_a_row_that_is_no_lease_is_named_and_a_missing_table_too(
         assert reported[0].endswith("there is no lease table orders; the first start makes it")
 
 
-def test_three_halted_leases_are_named_and_more_are_not(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_three_halted_leases_are_named_and_more_are_not(site, call):
     for number in range(3):
         site.plant(number, A, halt=HALT)
     assert f" resume {key(0)} {key(1)} {key(2)} --yes" in call("leases")[1][-1]
@@ -358,9 +324,7 @@ def test_three_halted_leases_are_named_and_more_are_not(
 # Several streams
 
 
-def test_of_several_streams_a_shard_is_found_by_what_only_one_has(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_of_several_streams_a_shard_is_found_by_what_only_one_has(site, call):
     site.configure(
         "application: orders\nprocessor: mine:Mine\naws: {region: us-east-1}\n"
         "streams: [{name: orders}, {name: audits}]\n"
@@ -384,9 +348,7 @@ def test_of_several_streams_a_shard_is_found_by_what_only_one_has(
     assert call("leases resume 5")[0] == 66
 
 
-def test_of_one_stream_a_row_of_several_is_not_meant(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_of_one_stream_a_row_of_several_is_not_meant(site, call):
     site.plant(0, A, stream="1:audits:8:")
     assert call("leases resume 0")[0] == 66
 
@@ -394,9 +356,7 @@ def test_of_one_stream_a_row_of_several_is_not_meant(
 # What each owner would do
 
 
-def test_explained_is_what_each_live_owner_would_do_and_one_that_joins(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_explained_is_what_each_live_owner_would_do_and_one_that_joins(site, call):
     for number in range(4):
         site.plant(number, A)
     site.plant(4)
@@ -418,9 +378,7 @@ def test_explained_is_what_each_live_owner_would_do_and_one_that_joins(
     assert call("leases --explain --owner host2")[1][0] == f"{B} (1 lease)"
 
 
-def test_of_several_streams_the_plan_is_for_the_leases_of_those(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_of_several_streams_the_plan_is_for_the_leases_of_those(site, call):
     site.configure(
         "application: orders\nprocessor: mine:Mine\naws: {region: us-east-1}\n"
         "leases: {failover: 1s}\nstreams: [{name: orders}]\n"
@@ -434,7 +392,7 @@ def test_of_several_streams_the_plan_is_for_the_leases_of_those(
     assert len(said) == 2
 
 
-def test_an_owner_may_hold_leases_of_any_number(site: Site, call: Callable[..., Called]) -> None:
+def test_an_owner_may_hold_leases_of_any_number(site, call):
     """Twenty of the owners that fit are named, and how many there are."""
     for number in range(21):
         site.plant(number, OwnerId(f"kclrun:az1:host{number:02}:nonce"))
@@ -447,9 +405,7 @@ def test_an_owner_may_hold_leases_of_any_number(site: Site, call: Callable[..., 
     assert "in all" not in " ".join(call("leases --explain --owner host")[2])
 
 
-def test_a_plan_over_a_broken_row_and_offers_reads_the_table_twice(
-    site: Site, call: Callable[..., Called]
-) -> None:
+def test_a_plan_over_a_broken_row_and_offers_reads_the_table_twice(site, call):
     site.plant(0, A)
     site.plant(1, OwnerId(OFFERED), offered_by=A, offered_to=B)
     site.live(A)

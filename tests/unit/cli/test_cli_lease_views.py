@@ -35,7 +35,7 @@ def lease(owner: str | None = "kclrun:az1:host:abc", **fields: object) -> Lease:
         (lease("java", pause=Pause(WallTime(1.0))), "owned"),
     ],
 )
-def test_a_row_is_in_one_state(row: Lease, state: str) -> None:
+def test_a_row_is_in_one_state(row, state):
     assert line_of(row, NOW).state == state
 
 
@@ -48,7 +48,7 @@ def test_a_pause_is_reported_with_its_reach_and_its_end():
     assert line_of(paused, WallTime(3_600.0)).note == ""
 
 
-def test_a_checkpoint_is_shortened_for_people_and_whole_for_programs() -> None:
+def test_a_checkpoint_is_shortened_for_people_and_whole_for_programs():
     line = line_of(lease(), NOW)
 
     assert shortened(line.checkpoint) == "49671…789012/3"
@@ -56,7 +56,7 @@ def test_a_checkpoint_is_shortened_for_people_and_whole_for_programs() -> None:
     assert shortened(str(TRIM_HORIZON)) == "TRIM_HORIZON"
 
 
-def test_totals_leave_ended_leases_out() -> None:
+def test_totals_leave_ended_leases_out():
     lines = [
         line_of(lease(), NOW),
         line_of(lease("java"), NOW),
@@ -67,7 +67,7 @@ def test_totals_leave_ended_leases_out() -> None:
     assert totals(lines, "group") == {"(none)": {"owned": 1}, "az1": {"owned": 1}}
 
 
-def test_loads_are_shown_where_a_row_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_loads_are_shown_where_a_row_has_one(capsys):
     measured, new = line_of(lease(load=Load(812.34, 0.0625)), NOW), line_of(lease(), NOW)
 
     print_lines([new])
@@ -82,7 +82,7 @@ def test_loads_are_shown_where_a_row_has_one(capsys: pytest.CaptureFixture[str])
     assert (measured.load_kbps, new.load_cpu) == (812.34, None)
 
 
-def test_a_lease_that_nobody_renews_stands_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lease_that_nobody_renews_stands_out(capsys):
     line = LeaseLine(
         shard="s",
         state="owned",
@@ -103,9 +103,7 @@ def test_a_lease_that_nobody_renews_stands_out(capsys: pytest.CaptureFixture[str
     assert "\x1b" not in reported
 
 
-def test_a_cell_is_one_line_as_wide_as_the_terminal_shows_it(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_cell_is_one_line_as_wide_as_the_terminal_shows_it(capsys):
     print_table(["key", "n"], [["\u987e\u5ba2", "1"], ["a\nb", "2"], ["x\x1b", "3"]])
     assert capsys.readouterr().out.splitlines() == [
         "key    n",

@@ -59,7 +59,7 @@ def drawn(sample: ManagerSample, width: int, height: int = 50) -> str:
     return console.file.getvalue()
 
 
-def test_a_wide_terminal_shows_every_column() -> None:
+def test_a_wide_terminal_shows_every_column():
     lines = drawn(SAMPLE, 120).splitlines()
 
     assert lines[0].startswith("flights on flights-stream  1:02:05")
@@ -93,7 +93,7 @@ def test_a_wide_terminal_shows_every_column() -> None:
     )
 
 
-def test_a_narrow_terminal_loses_columns_but_not_the_note() -> None:
+def test_a_narrow_terminal_loses_columns_but_not_the_note():
     reported = drawn(SAMPLE, 80)
 
     assert all(len(line) <= 80 for line in reported.splitlines())
@@ -101,7 +101,7 @@ def test_a_narrow_terminal_loses_columns_but_not_the_note() -> None:
     assert "ValueError: bad" in reported
 
 
-def test_trouble_comes_first_and_the_others_in_the_order_of_their_shards() -> None:
+def test_trouble_comes_first_and_the_others_in_the_order_of_their_shards():
     leases = [
         LeaseSample(shard=f"shardId-{n:012}", state=state)
         for n, state in enumerate(["running", "failing", "starting", "halted", "running"])
@@ -111,7 +111,7 @@ def test_trouble_comes_first_and_the_others_in_the_order_of_their_shards() -> No
     assert [line.split()[0] for line in reported.splitlines()[3:8]] == ["3", "1", "0", "2", "4"]
 
 
-def test_a_halted_shard_is_reported_with_its_reason_and_what_to_do() -> None:
+def test_a_halted_shard_is_reported_with_its_reason_and_what_to_do():
     command = "kclrun leases --config app.yaml"
     reported = drawn(msgspec.structs.replace(SAMPLE, leases_command=command), 80)
 
@@ -122,19 +122,19 @@ def test_a_halted_shard_is_reported_with_its_reason_and_what_to_do() -> None:
     assert "mend the cause, then run the application again" in drawn(embedded, 80)
 
 
-def test_what_is_not_known_is_not_zero() -> None:
+def test_what_is_not_known_is_not_zero():
     starting = drawn(SAMPLE, 120).splitlines()[4]
 
     assert starting.split()[:7] == ["2", "starting", "0", "0", "-", "-", "-"]
 
 
-def test_the_footer_counts_the_records_of_shards_that_are_gone() -> None:
+def test_the_footer_counts_the_records_of_shards_that_are_gone():
     footer = drawn(msgspec.structs.replace(SAMPLE, records_departed=1_000), 140).splitlines()[-1]
 
     assert "2 ended, 124,456 records" in footer
 
 
-def test_foreign_text_cannot_colour_the_table() -> None:
+def test_foreign_text_cannot_colour_the_table():
     assert "\x1b" not in drawn(SAMPLE, 80)
 
 
@@ -164,9 +164,7 @@ def many(*, halted: int = 0, failing: int = 0, running: int = 500) -> ManagerSam
 @pytest.mark.parametrize(
     "troubled", [{}, {"halted": 1}, {"halted": 12, "failing": 3}, {"halted": 400}, {"failing": 2}]
 )
-def test_500_shards_leave_trouble_and_totals_on_the_screen(
-    size: tuple[int, int], troubled: dict[str, int]
-) -> None:
+def test_500_shards_leave_trouble_and_totals_on_the_screen(size, troubled):
     width, height = size
     lines = drawn(many(**troubled), width, height).splitlines()
     reported = " ".join(" ".join(lines).split())
@@ -188,16 +186,14 @@ def test_500_shards_leave_trouble_and_totals_on_the_screen(
         assert "record 3 of 302, at 49671…496712/0" in reported or width < 80
 
 
-def test_a_terminal_with_room_shows_all_and_counts_none_as_hidden() -> None:
+def test_a_terminal_with_room_shows_all_and_counts_none_as_hidden():
     reported = drawn(many(halted=1, running=30), 80, 50)
 
     assert "more:" not in reported
     assert len([line for line in reported.splitlines() if " running " in line]) == 29
 
 
-def test_lines_printed_below_the_display_come_out_above_the_table(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_printed_below_the_display_come_out_above_the_table(monkeypatch, capfd):
     monkeypatch.setenv("TERM", "xterm")
     with LiveDisplay() as display:
         display.show(SAMPLE)
@@ -215,7 +211,7 @@ def test_lines_printed_below_the_display_come_out_above_the_table(
     assert reported.endswith("afterwards\n")
 
 
-def test_on_spark_there_are_shards_and_neither_leases_nor_processes_of_theirs() -> None:
+def test_on_spark_there_are_shards_and_neither_leases_nor_processes_of_theirs():
     text = drawn(msgspec.structs.replace(SAMPLE, has_leases=False), 120)
 
     assert text.splitlines()[2].split() == ["shard", "state", "records", "per", "s", "lag", "note"]
@@ -224,7 +220,7 @@ def test_on_spark_there_are_shards_and_neither_leases_nor_processes_of_theirs() 
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_a_long_line_is_cut_between_its_words_and_indented(columns: int) -> None:
+def test_a_long_line_is_cut_between_its_words_and_indented(columns):
     line = (
         '12:00:00 warning lease_process_warned shard=1 warning="process_records raised'
         ' ValueError: no such order; again in 2 s" position=49680…123456 after_s=12.5'
@@ -238,7 +234,7 @@ def test_a_long_line_is_cut_between_its_words_and_indented(columns: int) -> None
     assert " ".join(row.strip() for row in rows) == line
 
 
-def test_a_line_that_fits_is_left_as_it_is_and_a_word_that_does_not_is_cut() -> None:
+def test_a_line_that_fits_is_left_as_it_is_and_a_word_that_does_not_is_cut():
     assert wrapped("  a   b\t", 80) == ["  a   b\t"]
     assert wrapped("", 80) == [""]
     # A word with hyphens is one: an option of a command can be copied.
@@ -248,7 +244,7 @@ def test_a_line_that_fits_is_left_as_it_is_and_a_word_that_does_not_is_cut() -> 
     assert "".join(row.strip() for row in wrapped("x" * 1000, 80)) == "x" * 1000
 
 
-def test_what_is_waited_for_is_said_in_the_headline() -> None:
+def test_what_is_waited_for_is_said_in_the_headline():
     waiting = msgspec.structs.replace(SAMPLE, doing="Spark is starting")
 
     assert drawn(waiting, 80).splitlines()[0].endswith("Spark is starting")
@@ -277,14 +273,14 @@ SCREENS = {
 }
 
 
-def test_screens_are_those_of_the_golden_file() -> None:
+def test_screens_are_those_of_the_golden_file():
     """What rich would cut or wrap included. KCLRUN_GOLDEN=write writes it again."""
     golden = Path(__file__).parent / "golden" / "screens"
     parts = []
     for name, (sample, width, height) in SCREENS.items():
         console = Console(file=io.StringIO(), width=width, color_system=None)
         console.print(render(sample, width, height))
-        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        lines = console.file.getvalue().splitlines()
         parts += [f"== {name}", *(line.rstrip() for line in lines)]
     text = "\n".join(parts) + "\n"
     if os.environ.get("KCLRUN_GOLDEN") == "write":
@@ -305,11 +301,11 @@ def test_screens_are_those_of_the_golden_file() -> None:
         (7_200_000, "2.0h"),
     ],
 )
-def test_a_lag_is_spelled_in_the_unit_that_fits(lag_ms: int | None, text: str) -> None:
+def test_a_lag_is_spelled_in_the_unit_that_fits(lag_ms, text):
     assert live_table._lag(lag_ms) == text
 
 
-def test_the_space_of_a_line_is_not_less_than_forty_columns() -> None:
+def test_the_space_of_a_line_is_not_less_than_forty_columns():
     assert max(map(len, wrapped("word " * 30, 20))) > 35
     assert [len(row) for row in wrapped("x" * 100, 40)] == [40, 40, 40, 17 + 14]
 
@@ -335,15 +331,13 @@ class Shown:
 
 
 @pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def terminal(monkeypatch):
     for name, value in (("TERM", "xterm"), ("COLUMNS", "60"), ("LINES", "24")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(live_table, "_DRAW_EVERY_S", 0.01)
 
 
-def test_a_line_is_shown_once_it_ends_or_is_too_long_and_the_rest_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_line_is_shown_once_it_ends_or_is_too_long_and_the_rest_at_the_end(monkeypatch):
     waits: list[float] = []
 
     def ready(*watched: Any) -> Any:
@@ -359,7 +353,7 @@ def test_a_line_is_shown_once_it_ends_or_is_too_long_and_the_rest_at_the_end(
         os.write(write_fd, arrives)
         assert display._print_arrived(console)
         assert not display._print_arrived(console)
-        return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        return console.file.getvalue().splitlines()
 
     assert printed(b"half a ") == []
     long = f"and a word that is too long for it {'y' * 30}\n".encode()
@@ -372,7 +366,7 @@ def test_a_line_is_shown_once_it_ends_or_is_too_long_and_the_rest_at_the_end(
     narrow = Console(file=io.StringIO(), width=20)
     os.write(write_fd, b"y" * 40 + b"\n")
     display._print_arrived(narrow)
-    assert narrow.file.getvalue() == "y" * 40 + "\n"  # type: ignore[attr-defined]
+    assert narrow.file.getvalue() == "y" * 40 + "\n"
     assert printed(b"x" * 8_192) == []
     assert "".join(line.strip() for line in printed(b"x")) == "x" * 8_193
     assert printed(b"\xff rest") == []
@@ -383,11 +377,11 @@ def test_a_line_is_shown_once_it_ends_or_is_too_long_and_the_rest_at_the_end(
     console = Console(file=io.StringIO(), width=60)
     assert not display._print_arrived(console)
     assert not display._print_arrived(console)
-    assert console.file.getvalue() == "\ufffd rest\n"  # type: ignore[attr-defined]
+    assert console.file.getvalue() == "\ufffd rest\n"
     os.close(display._read_fd)
 
 
-def test_a_sample_is_drawn_once() -> None:
+def test_a_sample_is_drawn_once():
     display, drawings = LiveDisplay(), []
     live: Any = SimpleNamespace(update=lambda table, *, refresh: drawings.append(refresh))
     for sample in (None, SAMPLE, SAMPLE):
@@ -397,7 +391,7 @@ def test_a_sample_is_drawn_once() -> None:
     assert drawings == [True]
 
 
-def test_a_terminal_without_columns_takes_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_without_columns_takes_the_table(monkeypatch):
     monkeypatch.setenv("COLUMNS", "0")
     display, drawings = LiveDisplay(), []
     live: Any = SimpleNamespace(update=lambda *_, **__: drawings.append("a table"))
@@ -407,8 +401,8 @@ def test_a_terminal_without_columns_takes_the_table(monkeypatch: pytest.MonkeyPa
 
 
 def test_only_a_new_sample_is_drawn_and_with_its_bars_in_the_room_that_is_left(
-    terminal: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    terminal, capfd, monkeypatch
+):
     drawn_with = []
 
     def drawing(sample: ManagerSample, width: int, height: int) -> Text:
@@ -434,8 +428,8 @@ def test_only_a_new_sample_is_drawn_and_with_its_bars_in_the_room_that_is_left(
 
 
 def test_what_was_printed_before_comes_before_and_no_descriptor_is_left(
-    terminal: None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    terminal, capfd, monkeypatch
+):
     with open(1, "w", closefd=False) as out, open(2, "w", closefd=False) as err:
         monkeypatch.setattr(live_table.sys, "stdout", out)
         monkeypatch.setattr(live_table.sys, "stderr", err)
@@ -469,7 +463,7 @@ with LiveDisplay():
 """
 
 
-def test_user_code_prints_on_after_its_terminal_is_lost() -> None:
+def test_user_code_prints_on_after_its_terminal_is_lost():
     terminal, end_of_process = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", PRINTS],
@@ -505,7 +499,7 @@ def lagging(lag_ms: int | None, records: int = 0) -> ManagerSample:
     return msgspec.structs.replace(SAMPLE, leases=(lease,), records_departed=0)
 
 
-def test_a_fill_and_what_is_read_of_it_have_bars_until_it_is_filled() -> None:
+def test_a_fill_and_what_is_read_of_it_have_bars_until_it_is_filled():
     fill = Fill(Filling(0), Filling(50, 200), Filling(200, 200), Filling(200, 200))
     bars = Bars(fill, is_until=True)
 
@@ -519,14 +513,14 @@ def test_a_fill_and_what_is_read_of_it_have_bars_until_it_is_filled() -> None:
     assert bars.at(lagging(None, 250)) == (Bar("read", 1.0, "200 of 200 records"),)
 
 
-def test_a_run_without_an_end_has_no_share_of_what_is_read() -> None:
+def test_a_run_without_an_end_has_no_share_of_what_is_read():
     bars = Bars(Fill(Filling(50, 200), None), is_until=False)
 
     assert bars.at(lagging(5)) == (Bar("filled", 0.25, "50 of 200 records"),)
     assert bars.at(lagging(5)) == ()
 
 
-def test_where_nothing_is_filled_the_share_is_of_what_was_behind() -> None:
+def test_where_nothing_is_filled_the_share_is_of_what_was_behind():
     bars = Bars(lambda: None, is_until=True)
 
     reported = [bars.at(lagging(lag_ms)) for lag_ms in (None, 0, 60_000, 120_000, 30_000, 0)]
@@ -536,11 +530,11 @@ def test_where_nothing_is_filled_the_share_is_of_what_was_behind() -> None:
     assert reported[4][0].text == "of 120 s that were behind"
 
 
-def test_a_bar_is_one_line_of_a_narrow_terminal() -> None:
+def test_a_bar_is_one_line_of_a_narrow_terminal():
     console = Console(width=80, file=io.StringIO(), force_terminal=False)
     console.print(drawn_bars((Bar("filled", 0.624, "208,801 of 336,776 records"),)))
 
-    line = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+    line = console.file.getvalue().rstrip("\n")
     assert len(line) <= 80
     assert line.startswith("filled ")
     assert line.endswith(" 62%  208,801 of 336,776 records")

@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -33,7 +32,7 @@ OWNER = OwnerId("kclrun:az1:host:abc")
 
 
 @pytest.fixture
-def aws(config: Path) -> Aws:
+def aws(config):
     settings = settings_of(config.read_text(), environment={}, now=WallTime(time.time()))
     made = Aws(settings)
     create = Operation("kinesis", "CreateStream", is_write=True)
@@ -44,7 +43,7 @@ def aws(config: Path) -> Aws:
 
 
 @pytest.fixture
-def stopped(aws: Aws, tmp_path: Path) -> Callable[..., str]:
+def stopped(aws, tmp_path):
     """Writes what Spark would: so many batches, the last one ending at these positions."""
 
     def write(begun: int = 0, **positions: Position) -> str:
@@ -82,8 +81,8 @@ def imported(config: Path, checkpoint: str, *more: str) -> int:
 
 
 def test_without_yes_nothing_is_made_and_with_it_the_table_and_its_rows_are(
-    config: Path, aws: Aws, stopped: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+    config, aws, stopped, capsys
+):
     _, second, third = put(aws, 3)
     checkpoint = stopped(**{KEY: before(third), SECOND: at_timestamp(1_500)})
 
@@ -110,9 +109,7 @@ def test_without_yes_nothing_is_made_and_with_it_the_table_and_its_rows_are(
     assert rows(aws) == written
 
 
-def test_rows_go_forward_and_never_back(
-    config: Path, aws: Aws, stopped: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_go_forward_and_never_back(config, aws, stopped, capsys):
     _, second, _ = put(aws, 3)
     table = open_world(aws.settings).table
     for key, checkpoint in ((KEY, TRIM_HORIZON), (SECOND, ExtendedSequenceNumber("9" * 60))):
@@ -129,9 +126,7 @@ def test_rows_go_forward_and_never_back(
     assert "is further than the query" in capsys.readouterr().out
 
 
-def test_an_ended_shard_gets_its_end_and_its_children_get_rows(
-    config: Path, aws: Aws, stopped: Callable[..., str]
-) -> None:
+def test_an_ended_shard_gets_its_end_and_its_children_get_rows(config, aws, stopped):
     split = Operation("kinesis", "SplitShard", is_write=True)
     request = {
         "StreamName": aws.settings.stream,
@@ -154,9 +149,7 @@ def test_an_ended_shard_gets_its_end_and_its_children_get_rows(
     assert {written[child].parents for child in children} == {frozenset({KEY})}
 
 
-def test_while_somebody_renews_nothing_is_written(
-    config: Path, aws: Aws, stopped: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_while_somebody_renews_nothing_is_written(config, aws, stopped, capsys):
     put(aws, 1)
     table = open_world(aws.settings).table
     lease = Lease(key=KEY, checkpoint=TRIM_HORIZON, owner=OWNER, counter=5)
@@ -182,9 +175,7 @@ def test_while_somebody_renews_nothing_is_written(
     assert rows(aws).keys() == {KEY}
 
 
-def test_a_row_whose_owner_is_gone_is_moved(
-    config: Path, aws: Aws, stopped: Callable[..., str]
-) -> None:
+def test_a_row_whose_owner_is_gone_is_moved(config, aws, stopped):
     [first] = put(aws, 1)
     table = open_world(aws.settings).table
     lease = Lease(key=KEY, checkpoint=TRIM_HORIZON, owner=OWNER, counter=5)
@@ -196,7 +187,7 @@ def test_a_row_whose_owner_is_gone_is_moved(
     assert rows(aws)[KEY].owner is None
 
 
-def test_a_row_that_changes_under_the_import_is_left_to_who_changed_it(aws: Aws) -> None:
+def test_a_row_that_changes_under_the_import_is_left_to_who_changed_it(aws):
     table = open_world(aws.settings).table
     lease = Lease(key=KEY, checkpoint=TRIM_HORIZON, counter=5)
     assert isinstance(table.write(CreateLease(lease)), Applied)
@@ -211,8 +202,8 @@ def test_a_row_that_changes_under_the_import_is_left_to_who_changed_it(aws: Aws)
 
 
 def test_a_batch_that_was_begun_is_reported_and_another_stream_is_refused(
-    config: Path, aws: Aws, stopped: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+    config, aws, stopped, capsys
+):
     checkpoint = stopped(begun=1, **{KEY: at_timestamp(1), SECOND: at_timestamp(1)})
     assert imported(config, checkpoint) == 0
     assert "was begun and not committed" in capsys.readouterr().out
@@ -223,9 +214,7 @@ def test_a_batch_that_was_begun_is_reported_and_another_stream_is_refused(
     assert "the checkpoint is not of" in capsys.readouterr().err
 
 
-def test_a_file_of_the_spark_engine_will_do(
-    config: Path, aws: Aws, stopped: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_the_spark_engine_will_do(config, aws, stopped, capsys):
     config.write_text(
         f"{config.read_text()}engine: spark\nstart: {{leases: shop}}\nspark: {{checkpoint: /x}}\n"
     )

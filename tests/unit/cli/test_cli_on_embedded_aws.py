@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,9 +66,7 @@ def payloads(aws: Aws) -> dict[str, list[tuple[str, bytes]]]:
 
 
 @pytest.mark.parametrize("more", [[], ["--aggregate"], ["--ordered"]], ids=["as is", "kpl", "key"])
-def test_every_row_is_put_once_and_keys_keep_their_order(
-    config: Path, tmp_path: Path, more: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_row_is_put_once_and_keys_keep_their_order(config, tmp_path, more, capsys):
     aws = stream_of(config, shards=3)
     rows = tmp_path / "rows.csv"
     rows.write_text("k,n\n" + "".join(f"key{n % 97},{n}\n" for n in range(5_000)))
@@ -85,7 +82,7 @@ def test_every_row_is_put_once_and_keys_keep_their_order(
     assert all(numbers == sorted(numbers) for numbers in by_key.values())
 
 
-def test_a_stream_that_is_not_there_is_66(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stream_that_is_not_there_is_66(config, capsys):
     assert run_program(["check", "--config", str(config), "--set", "processor=json:x"]) == 78
     config.write_text(config.read_text() + "processor: kclrun.samples.hello:Hello\n")
     assert run_program(["--config", str(config)]) == 66
@@ -137,8 +134,8 @@ TOPIC = "arn:aws:sns:us-east-1:123456789012:none"
     ],
 )
 def test_a_destination_that_is_not_there_ends_a_check_and_a_run_with_what_to_do(
-    config: Path, line: str, said: str, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+    config, line, said, code, capsys
+):
     stream_of(config, shards=1)
     with config.open("a") as file:
         file.write(f"processor: kclrun.samples.hello:Hello\n{line}\n")
@@ -161,13 +158,7 @@ def test_a_destination_that_is_not_there_ends_a_check_and_a_run_with_what_to_do(
         (LETTERS % "path: %s", "on_error.dead_letter"),
     ],
 )
-def test_a_folder_is_checked_and_not_made(
-    config: Path,
-    line: str,
-    setting: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_folder_is_checked_and_not_made(config, line, setting, capsys, monkeypatch):
     stream_of(config, shards=1)
     text = config.read_text() + "processor: kclrun.samples.hello:Hello\n"
     free, taken = config.parent / "free", config.parent / "taken"
@@ -189,9 +180,7 @@ def test_a_folder_is_checked_and_not_made(
         assert f"Check failed: {setting}: cannot use the folder {folder}: {why}" in reported
 
 
-def test_the_destinations_of_all_outputs_are_checked(
-    config: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_destinations_of_all_outputs_are_checked(config, endpoint, capsys):
     stream_of(config, shards=1)
     aws = Aws(settings(config))
     own = EndpointSettings(region="us-east-1", endpoint_url=endpoint)
@@ -213,9 +202,7 @@ def test_the_destinations_of_all_outputs_are_checked(
     assert {line.index("ok  ") for line in reported.splitlines() if "ok  " in line} == {14}
 
 
-def test_put_makes_a_stream_of_an_emulator_once(
-    endpoint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_put_makes_a_stream_of_an_emulator_once(endpoint, tmp_path, capsys):
     rows = tmp_path / "rows.txt"
     rows.write_text("one\ntwo\n")
     line = ["put", "--stream", "made", "--endpoint", endpoint, "--create", "3", str(rows)]
@@ -236,7 +223,7 @@ def test_put_makes_a_stream_of_an_emulator_once(
 
 
 @pytest.mark.slow
-def test_the_starter_runs_on_the_local_aws_as_its_help_says(tmp_path: Path) -> None:
+def test_the_starter_runs_on_the_local_aws_as_its_help_says(tmp_path):
     """The commands that `kclrun local --help` shows; nothing of AWS is configured."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("AWS_")
@@ -258,7 +245,7 @@ def test_the_starter_runs_on_the_local_aws_as_its_help_says(tmp_path: Path) -> N
     try:
         assert local.stdout is not None
         ready, streams = local.stdout.readline(), local.stdout.readline()
-        there = ["--set", f"aws.endpoint={re.search(r'http://[0-9.:]+', ready)[0]}"]  # type: ignore[index]
+        there = ["--set", f"aws.endpoint={re.search(r'http://[0-9.:]+', ready)[0]}"]
         put = subprocess.run(
             [*program, "put", "app.yaml", *there],
             input="moon\nsun\nmoon\n",
@@ -291,7 +278,7 @@ def test_the_starter_runs_on_the_local_aws_as_its_help_says(tmp_path: Path) -> N
     assert {row["word"] for row in rows} == {"moon", "sun"}
 
 
-def test_throttled_records_are_sent_until_all_are_taken(tmp_path: Path) -> None:
+def test_throttled_records_are_sent_until_all_are_taken(tmp_path):
     """With the service's limits on, one shard takes 1,000 records a second and refuses the rest."""
     with start_embedded(limits=True) as embedded:
         file = tmp_path / "app.yaml"
@@ -313,7 +300,7 @@ def test_throttled_records_are_sent_until_all_are_taken(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Callable[..., list[str]]:
+def project(tmp_path):
     """A command that runs the starter project with some settings changed."""
     run_program(["init", str(tmp_path / "p")])
 
@@ -330,9 +317,7 @@ def rows_in(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_an_embedded_run_fills_reshards_reads_all_and_sums_up(
-    project: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_an_embedded_run_fills_reshards_reads_all_and_sums_up(project, tmp_path):
     (tmp_path / "p" / "sums.py").write_text(
         "def total(folder):\n    return f'{len(list(folder.glob(\"*.jsonl\")))} files'\n"
     )
@@ -370,9 +355,7 @@ def test_an_embedded_run_fills_reshards_reads_all_and_sums_up(
         (["embedded.fill.source=bad:raises"], "ValueError: no more"),
     ],
 )
-def test_a_fill_that_fails_ends_the_run_with_its_reason(
-    project: Callable[..., list[str]], tmp_path: Path, overrides: list[str], said: str
-) -> None:
+def test_a_fill_that_fails_ends_the_run_with_its_reason(project, tmp_path, overrides, said):
     (tmp_path / "p" / "bad.py").write_text(
         "def not_pairs():\n    yield 'k', 'text'\n"
         "def raises():\n    yield 'k', b'x'\n    raise ValueError('no more')\n"
@@ -388,9 +371,7 @@ def test_a_fill_that_fails_ends_the_run_with_its_reason(
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_a_table_and_ctrl_c_drains(
-    project: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_a_terminal_gets_a_table_and_ctrl_c_drains(project, tmp_path):
     master, slave = pty.openpty()
     # What is resharded is counted first, so that there is a whole for the bar of the fill.
     reshard = "embedded.reshard=[{after: 1.0, split: 0}]"

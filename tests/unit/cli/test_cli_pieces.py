@@ -81,7 +81,7 @@ TEN = "--minutes 10 --records"
 OTHERS = "--minutes 2 --records 9 --record-bytes 5"
 
 
-def test_figures_are_a_line_for_each_event_and_a_sum(capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_are_a_line_for_each_event_and_a_sum(capsys):
     simulate._print(FIGURES)
     assert capsys.readouterr().out.splitlines() == [
         "what            balanced after  gaps  p50    p99    max  moves  repeated  WCU/s  RCU/s",
@@ -117,13 +117,7 @@ def test_figures_are_a_line_for_each_event_and_a_sum(capsys: pytest.CaptureFixtu
         ),
     ],
 )
-def test_a_run_can_be_repeated_by_its_line(
-    line: str,
-    asked: str,
-    brief: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_can_be_repeated_by_its_line(line, asked, brief, monkeypatch, capsys):
     seen: list[tuple[WhatIf, str]] = []
 
     def run(asked: WhatIf, replay: str) -> Figures:
@@ -154,14 +148,14 @@ def test_a_run_can_be_repeated_by_its_line(
         ((",".join("1" * 26), None, None), (1,) * 26),
     ],
 )
-def test_workers_are_dealt_out_to_their_groups(given: Any, sizes: tuple[int, ...]) -> None:
+def test_workers_are_dealt_out_to_their_groups(given, sizes):
     assert simulate._group_sizes(*given) == sizes
 
 
 @pytest.mark.parametrize(
     "given", [(None, 4, 3), ("2", 1, None), ("2", None, 2), ("2000,1", None, None)]
 )
-def test_numbers_that_do_not_fit_are_refused(given: Any) -> None:
+def test_numbers_that_do_not_fit_are_refused(given):
     with pytest.raises(click.UsageError):
         simulate._group_sizes(*given)
 
@@ -178,7 +172,7 @@ def commands(group: click.Group, path: str) -> Any:
             yield from commands(command, f"{path} {name}")
 
 
-def test_every_option_is_that_of_the_golden_file() -> None:
+def test_every_option_is_that_of_the_golden_file():
     """What help does not show, too. KCLRUN_GOLDEN=write writes it again."""
     lines = []
     for path, command in commands(program, "kclrun"):
@@ -213,8 +207,8 @@ def test_every_option_is_that_of_the_golden_file() -> None:
     ],
 )
 def test_instance_metadata_are_read_where_a_group_may_stop_the_machine(
-    monkeypatch: pytest.MonkeyPatch, watch: str, endpoint: str | None, found: Any, expected: Any
-) -> None:
+    monkeypatch, watch, endpoint, found, expected
+):
     monkeypatch.setattr(services, "open_imds", lambda *_: found)
     there = "" if endpoint is None else f", endpoint: '{endpoint}'"
     made = settings(
@@ -228,7 +222,7 @@ def test_instance_metadata_are_read_where_a_group_may_stop_the_machine(
         assert aws.imds == expected
 
 
-def test_each_service_has_its_endpoint_or_that_of_all() -> None:
+def test_each_service_has_its_endpoint_or_that_of_all():
     text = LEAST.replace(
         "us-east-1",
         "us-east-1, endpoint: 'http://127.0.0.1:1', endpoints: {kinesis: 'http://127.0.0.1:2'}",
@@ -244,7 +238,7 @@ def test_each_service_has_its_endpoint_or_that_of_all() -> None:
         services.Aws(settings(LEAST.replace("region: us-east-1", "endpoint: embedded")))
 
 
-def test_pauses_of_a_start_double_up_to_their_longest() -> None:
+def test_pauses_of_a_start_double_up_to_their_longest():
     throttled = [world.start_pause_s(n, 0.5, is_throttled=True) for n in (1, 2, 20)]
     away = [world.start_pause_s(n, 0.5, is_throttled=False) for n in (1, 2, 20)]
     assert throttled == pytest.approx([0.375, 0.75, 15.0])
@@ -297,7 +291,7 @@ def opened_world(monkeypatch: pytest.MonkeyPatch, text: str, **aws: Any) -> tupl
     return world.open_world(made), calls
 
 
-def test_a_world_is_opened_after_its_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_world_is_opened_after_its_checks(monkeypatch):
     opened, calls = opened_world(monkeypatch, LEAST)
 
     kind = ("kind", {"": 5.0})
@@ -317,16 +311,14 @@ def test_a_world_is_opened_after_its_checks(monkeypatch: pytest.MonkeyPatch) -> 
     assert (opened.instance.metadata, opened.instance.lifecycle) == ("imds", "lifecycle")
 
 
-def test_an_engine_without_leases_has_its_stream_described(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_without_leases_has_its_stream_described(monkeypatch):
     _, calls = opened_world(monkeypatch, LEAST)
     del calls[:]
     assert world.require_stream(settings()).name == "orders"
     assert calls == ["list", "close"]
 
 
-def test_a_service_that_is_away_until_the_deadline_is_reported_with_the_last_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_service_that_is_away_until_the_deadline_is_reported_with_the_last_error(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(world, "time", clock)
     monkeypatch.setattr(world.random, "random", lambda: 0.5)
@@ -347,9 +339,7 @@ def test_a_service_that_is_away_until_the_deadline_is_reported_with_the_last_err
 # The program itself
 
 
-def test_process_1_ends_at_a_stop_before_the_manager_has_its_handler(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_process_1_ends_at_a_stop_before_the_manager_has_its_handler(monkeypatch):
     handlers: list[tuple[int, Any]] = []
     monkeypatch.setattr(signal, "signal", lambda *pair: handlers.append(pair))
     for pid in (7, 1):
@@ -362,7 +352,7 @@ def test_process_1_ends_at_a_stop_before_the_manager_has_its_handler(
     assert ended.value.code == 143
 
 
-def test_the_first_names_are_shown_and_the_others_counted() -> None:
+def test_the_first_names_are_shown_and_the_others_counted():
     assert messages.some_of([str(n) for n in range(8)]) == "0, 1, 2, 3, 4, 5, 6, 7"
     assert messages.some_of([str(n) for n in range(9)]).endswith("6, 7, … 9 in all")
 
@@ -376,15 +366,13 @@ def test_the_first_names_are_shown_and_the_others_counted() -> None:
         (Throttled("x\ny"), "put", ["Cannot put: x", "  y", "  The service asked us to slow down"]),
     ],
 )
-def test_a_message_has_advice_unless_it_brings_its_own(
-    error: Exception, verb: str, lines: list[str]
-) -> None:
+def test_a_message_has_advice_unless_it_brings_its_own(error, verb, lines):
     reported = messages.for_a_person(error, verb).splitlines()
     assert len(reported) == len(lines)
     assert all(shown.startswith(line) for shown, line in zip(reported, lines, strict=True))
 
 
-def test_the_command_for_leases_shows_no_secret() -> None:
+def test_the_command_for_leases_shows_no_secret():
     given = [
         "application=a b",
         "table=t",
@@ -399,7 +387,7 @@ def test_the_command_for_leases_shows_no_secret() -> None:
     )
 
 
-def test_interrupts_and_closed_pipes_are_no_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupts_and_closed_pipes_are_no_bugs(monkeypatch):
     def ends_with(error: BaseException) -> int:
         def main(*_: object, **__: object) -> None:
             raise error
@@ -427,7 +415,7 @@ def test_interrupts_and_closed_pipes_are_no_bugs(monkeypatch: pytest.MonkeyPatch
     ("text", "pair"),
     [("a", ("a", 1)), ("a:1", ("a", 1)), ("a:99999", ("a", 99999)), ("x" * 128, ("x" * 128, 1))],
 )
-def test_a_stream_to_make_has_a_name_and_shards(text: str, pair: tuple[str, int]) -> None:
+def test_a_stream_to_make_has_a_name_and_shards(text, pair):
     if pair[1] <= local.SHARDS_MAX:
         assert local._stream(text) == pair
 
@@ -436,14 +424,14 @@ def test_a_stream_to_make_has_a_name_and_shards(text: str, pair: tuple[str, int]
     "text",
     ["", ":2", "a:0", "a:", "a:x", "a:\u0663", "a:-1", f"a:{local.SHARDS_MAX + 1}", "x" * 129],
 )
-def test_a_stream_that_cannot_be_made_is_refused(text: str) -> None:
+def test_a_stream_that_cannot_be_made_is_refused(text):
     with pytest.raises(click.BadParameter, match="expected NAME or NAME:SHARDS"):
         local._stream(text)
     assert local._stream(f"a:{local.SHARDS_MAX}") == ("a", local.SHARDS_MAX)
 
 
 @pytest.mark.parametrize("given", ["a", "a:", ":b", ""])
-def test_credentials_are_a_key_and_a_secret(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_are_a_key_and_a_secret(given, monkeypatch):
     assert local._pair(None) is None
     assert local._pair("a:b:c") == ("a", "b:c")
     with pytest.raises(click.BadParameter, match="expected KEY:SECRET"):
@@ -455,21 +443,21 @@ def test_credentials_are_a_key_and_a_secret(given: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("number", ["\u0661" * 12, "1" * 11, "1" * 13, "12345678901x", ""])
-def test_an_account_has_twelve_digits(number: str) -> None:
+def test_an_account_has_twelve_digits(number):
     with pytest.raises(SettingsError, match="expected 12 digits"):
         iam._account(settings(), number)
     assert iam._account(settings(), "1" * 12) == "1" * 12
 
 
-def test_only_kclruns_own_sink_on_spark_is_put_into() -> None:
+def test_only_kclruns_own_sink_on_spark_is_put_into():
     spark = LEAST.replace("processor: a:B", "pipeline: m:f\nengine: spark\nspark: {checkpoint: c}")
     for text in (LEAST + "output: {path: o}\n", spark, spark + "output: {path: o, format: json}\n"):
         assert iam._sink(settings(text), None) is None  # type: ignore[arg-type]
 
 
 def test_a_check_says_what_spark_leaves_out_and_which_streams_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(
         "kclrun.cli.run.spark.require_spark", lambda _: SimpleNamespace(version="4.1.0")
     )
@@ -511,8 +499,8 @@ def checked(
 
 
 def test_every_stage_of_a_check_is_reported_and_the_first_failure_is_its_code(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, tmp_path, capsys
+):
     def stages(*more: str, **failing: Exception) -> tuple[int, list[str]]:
         code = checked(monkeypatch, tmp_path, *more, **failing)
         return code, [" ".join(line.split()[:2]) for line in capsys.readouterr().out.splitlines()]
@@ -535,9 +523,7 @@ def test_every_stage_of_a_check_is_reported_and_the_first_failure_is_its_code(
 # tail
 
 
-def test_a_tail_prints_what_fits_its_options_and_no_more(
-    capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tail_prints_what_fits_its_options_and_no_more(capfdbinary, monkeypatch):
     def shown(key: str | None, most: int | None, *keys: str) -> tuple[bytes, bool]:
         view = tail._View(lambda shard, record: f"{shard} {record.partition_key}", key, most)
         view.show("s", [Record(b"x", each, "1", 1.0) for each in keys])
@@ -555,7 +541,7 @@ def test_a_tail_prints_what_fits_its_options_and_no_more(
         monkeypatch.undo()
 
 
-def test_a_reader_that_has_gone_is_noticed_without_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_has_gone_is_noticed_without_a_write(monkeypatch):
     mine, other = socket.socketpair()
     with mine, other:
         monkeypatch.setattr(tail.sys, "stdout", SimpleNamespace(fileno=mine.fileno))
@@ -567,9 +553,7 @@ def test_a_reader_that_has_gone_is_noticed_without_a_write(monkeypatch: pytest.M
     assert lost
 
 
-def test_events_of_a_tail_are_reported_beside_its_records(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_events_of_a_tail_are_reported_beside_its_records(capsys):
     taken: list[Any] = []
     view: Any = SimpleNamespace(show=lambda *shown: taken.append(shown))
     for event in (
@@ -592,7 +576,7 @@ def test_events_of_a_tail_are_reported_beside_its_records(
     ]
 
 
-def test_the_first_signal_ends_a_tail_between_two_lines_and_the_second_at_once() -> None:
+def test_the_first_signal_ends_a_tail_between_two_lines_and_the_second_at_once():
     former = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with tail._stop_signals() as is_stopped:
         assert not is_stopped()
@@ -603,9 +587,7 @@ def test_the_first_signal_ends_a_tail_between_two_lines_and_the_second_at_once()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == former
 
 
-def test_shards_are_listed_for_as_long_as_a_start_is_patient(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_shards_are_listed_for_as_long_as_a_start_is_patient(monkeypatch):
     given: list[Any] = []
 
     def patiently(call: Callable[[], object], deadline: float, patience_s: float) -> object:
@@ -621,7 +603,7 @@ def test_shards_are_listed_for_as_long_as_a_start_is_patient(
     assert given == [(clock.now + 60.0, 60.0), "AT_LATEST"]
 
 
-def test_a_tail_is_over_at_its_time_or_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tail_is_over_at_its_time_or_its_signal(monkeypatch):
     clock, starts, seen = Clock(), {"s": None}, []
     signals = iter(())
 
@@ -664,13 +646,7 @@ def test_a_tail_is_over_at_its_time_or_its_signal(monkeypatch: pytest.MonkeyPatc
         (False, "LATEST", False, (None, False, False)),
     ],
 )
-def test_lines_are_made_for_what_shows_them(
-    monkeypatch: pytest.MonkeyPatch,
-    is_terminal: bool,
-    begin: str,
-    no_colour: bool,
-    made: tuple[int | None, bool, bool],
-) -> None:
+def test_lines_are_made_for_what_shows_them(monkeypatch, is_terminal, begin, no_colour, made):
     monkeypatch.setenv("COLUMNS", "77")
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_colour:
@@ -694,11 +670,11 @@ def test_lines_are_made_for_what_shows_them(
         ("ab  cd", 5, "ab…"),
     ],
 )
-def test_a_text_is_cut_to_its_columns(text: str, columns: int, cut: str) -> None:
+def test_a_text_is_cut_to_its_columns(text, columns, cut):
     assert tail._cut(text, columns) == cut
 
 
-def test_a_tail_goes_on_until_it_is_full_over_or_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tail_goes_on_until_it_is_full_over_or_alone(monkeypatch):
     given: list[Any] = []
     lost = [False]
 

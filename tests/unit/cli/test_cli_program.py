@@ -50,7 +50,7 @@ from kclrun.model.text import harmless
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_each_error_has_its_exit_code(error: BaseException, code: int) -> None:
+def test_each_error_has_its_exit_code(error, code):
     assert exit_codes.exit_code_of(error) == code
 
 
@@ -59,7 +59,7 @@ def leaves(kind: type[KclrunError]) -> list[type[KclrunError]]:
     return [leaf for child in below for leaf in leaves(child)] if below else [kind]
 
 
-def test_no_error_of_the_tree_is_forgotten() -> None:
+def test_no_error_of_the_tree_is_forgotten():
     ours = {leaf for leaf in leaves(KclrunError) if leaf.__module__ == "kclrun.errors"}
     ours = {leaf for leaf in ours if not issubclass(leaf, ProcessorVerdict)}  # end no program
     known = {leaf for leaf in ours if exit_codes.exit_code_of(leaf("x")) != exit_codes.OUR_BUG}
@@ -69,7 +69,7 @@ def test_no_error_of_the_tree_is_forgotten() -> None:
     assert {leaf.__name__ for leaf in known} >= {"SettingsError", "AccessDenied", "NotFound"}
 
 
-def test_a_message_says_what_happened_and_then_what_to_do() -> None:
+def test_a_message_says_what_happened_and_then_what_to_do():
     reported = for_a_person(Unavailable("no answer\nof DynamoDB"), "run")
 
     assert reported.splitlines() == [
@@ -85,13 +85,13 @@ def test_a_message_says_what_happened_and_then_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("said", ["table t has no lease for s", "there is no lease table t"])
-def test_what_is_not_there_comes_with_no_advice_about_streams(said: str) -> None:
+def test_what_is_not_there_comes_with_no_advice_about_streams(said):
     assert for_a_person(NotFound(said), "leases").splitlines() == [
         f"Cannot show the leases: {said}"
     ]
 
 
-def test_an_unknown_caller_is_told_to_check_credentials_not_grants() -> None:
+def test_an_unknown_caller_is_told_to_check_credentials_not_grants():
     reported = for_a_person(AccessDenied("Scan: UnrecognizedClientException: The token"), "check")
     refused = for_a_person(AccessDenied("Scan: AccessDeniedException: no"), "check")
 
@@ -99,22 +99,18 @@ def test_an_unknown_caller_is_told_to_check_credentials_not_grants() -> None:
     assert "Grant it" in refused
 
 
-def test_resuming_explains_itself_without_a_configuration(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_resuming_explains_itself_without_a_configuration(capsys):
     assert run_program(["leases", "resume", "--help"]) == 0
     assert "Nothing is skipped" in capsys.readouterr().out
     assert run_program(["leases"]) == 64
     assert run_program(["leases", "resume", "shardId-000000000000"]) == 64
 
 
-def test_foreign_text_cannot_move_the_cursor_or_forge_a_line() -> None:
+def test_foreign_text_cannot_move_the_cursor_or_forge_a_line():
     assert harmless("a\x1b[2Jb\rc\u202ed\ne\t") == "a\ufffd[2Jb\ufffdc\ufffdd\ne\t"
 
 
-def test_a_host_with_nothing_to_give_is_reported_with_where_it_was_missed_and_is_no_bug(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_host_with_nothing_to_give_is_reported_with_where_it_was_missed_and_is_no_bug(capsys):
     try:
         raise OSError(errno.EMFILE, "Too many open files")
     except OSError as error:
@@ -127,7 +123,7 @@ def test_a_host_with_nothing_to_give_is_reported_with_where_it_was_missed_and_is
     assert "This is a bug" not in reported
 
 
-def test_our_bug_is_reported_where_no_descriptor_is_left_to_look_up_versions_with() -> None:
+def test_our_bug_is_reported_where_no_descriptor_is_left_to_look_up_versions_with():
     program = (
         "import resource\n"
         "from kclrun.cli.messages import bug_report\n"
@@ -141,7 +137,7 @@ def test_our_bug_is_reported_where_no_descriptor_is_left_to_look_up_versions_wit
     assert "Python 3." in asked.stdout
 
 
-def test_our_bug_comes_with_its_trace_and_where_to_report_it() -> None:
+def test_our_bug_comes_with_its_trace_and_where_to_report_it():
     try:
         raise InvariantViolation("two owners")
     except InvariantViolation as error:
@@ -156,9 +152,7 @@ def test_our_bug_comes_with_its_trace_and_where_to_report_it() -> None:
     "arguments",
     [["fly"], ["run"], ["--config"], ["put", "--rate", "0"], ["local", "--port", "x"], ["check"]],
 )
-def test_a_wrong_command_line_is_64(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_is_64(arguments, capsys):
     assert run_program(arguments) == 64
     reported = capsys.readouterr().err
     assert "Error: " in reported
@@ -166,8 +160,8 @@ def test_a_wrong_command_line_is_64(
 
 
 def test_local_makes_the_streams_named_with_one_shard_or_as_many_as_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    monkeypatch, capsys
+):
     served = []
     monkeypatch.setattr(server, "run_local", lambda *_, streams, **__: served.append(streams) or 0)
 
@@ -207,7 +201,7 @@ VERBS = ("run", "check", "leases")
         ("", ""),
     ],
 )
-def test_what_stands_before_the_verb_goes_behind_it(line: str, meant: str) -> None:
+def test_what_stands_before_the_verb_goes_behind_it(line, meant):
     assert with_verb_first(line.split(), VERBS, "run") == meant.split()
 
 
@@ -215,7 +209,7 @@ CHECKABLE = "application: orders\nstream: orders\nprocessor: mine:Mine\n"
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The current one, with a configuration whose first stage of `check` passes."""
     monkeypatch.chdir(tmp_path)
     for name in ("app.yaml", "other.yml", "plain"):
@@ -231,9 +225,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         *("-c app.yaml check", "check -cother.yml", "check --config=plain", "check --set stall=1m"),
     ],
 )
-def test_the_configuration_is_named_in_any_place_or_is_that_of_the_folder(
-    folder: Path, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_configuration_is_named_in_any_place_or_is_that_of_the_folder(folder, line, capsys):
     run_program([*line.split(), "--no-environment"])
 
     assert "settings   ok  application orders" in capsys.readouterr().out
@@ -286,16 +278,12 @@ def test_the_configuration_is_named_in_any_place_or_is_that_of_the_folder(
         ("fly", 64, "No such verb 'fly'.\n"),
     ],
 )
-def test_which_file_is_the_configuration(
-    folder: Path, line: str, code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_which_file_is_the_configuration(folder, line, code, said, capsys):
     assert run_program(line.split()) == code
     assert said in capsys.readouterr().err
 
 
-def test_without_a_configuration_in_the_folder_it_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_configuration_in_the_folder_it_is_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     assert run_program(["leases"]) == 64
@@ -304,7 +292,7 @@ def test_without_a_configuration_in_the_folder_it_is_asked_for(
     assert "--stream NAME" in capsys.readouterr().err
 
 
-def test_without_a_verb_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_verb_it_runs(tmp_path, capsys):
     code = run_program(["--config", str(tmp_path / "none.yaml")])
 
     assert code == 78
@@ -312,18 +300,18 @@ def test_without_a_verb_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize("verb", program._VERBS)
-def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_verb_explains_itself(verb, capsys):
     assert run_program([verb, "--help"]) == 0
     assert f"kclrun {verb}" in capsys.readouterr().out
 
 
-def test_help_names_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_exit_code(capsys):
     assert run_program(["--help"]) == 0
     reported = capsys.readouterr().out
     assert all(f"{code} " in reported for code in (0, 64, 66, 69, 70, 77, 78))
 
 
-def test_version_names_what_we_stand_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_names_what_we_stand_on(capsys):
     assert run_program(["version"]) == 0
     assert run_program(["--version"]) == 0
     first, second = capsys.readouterr().out.splitlines()
@@ -331,7 +319,7 @@ def test_version_names_what_we_stand_on(capsys: pytest.CaptureFixture[str]) -> N
     assert first.startswith("kclrun ")
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy():
     """What costs start-up time is absent, so that `--help` stays below 200 ms anywhere."""
     code = (
         "import sys; from kclrun.cli.program import run_program; run_program(['--help']);"
@@ -344,7 +332,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_the_module_runs_without_the_current_folder_on_its_path(tmp_path: Path) -> None:
+def test_the_module_runs_without_the_current_folder_on_its_path(tmp_path):
     (tmp_path / "click.py").write_text("raise SystemExit('imported from the current folder')")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
@@ -360,7 +348,7 @@ def test_the_module_runs_without_the_current_folder_on_its_path(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("closed", [(0, 1, 2), (0,)])
-def test_closed_standard_files_are_no_bug(tmp_path: Path, closed: tuple[int, ...]) -> None:
+def test_closed_standard_files_are_no_bug(tmp_path, closed):
     look = (
         "import os, sys, kclrun.cli as cli; sys.argv[1:] = ['version']; code = cli.main();"
         "kinds = [os.path.realpath(f'/proc/self/fd/{n}') for n in (0, 1, 2)];"

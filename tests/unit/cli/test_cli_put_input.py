@@ -2,7 +2,6 @@ import hashlib
 import io
 import sys
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +20,7 @@ def read(text: bytes, kind: str, key: str | None = None) -> list[PutEntry]:
     return list(entries(io.BytesIO(text), kind, key))
 
 
-def test_the_format_follows_from_the_name() -> None:
+def test_the_format_follows_from_the_name():
     assert [format_of(name) for name in ("a.CSV", "b.jsonl", "c.ndjson", "d.log", "-")] == [
         "csv",
         "jsonl",
@@ -31,19 +30,19 @@ def test_the_format_follows_from_the_name() -> None:
     ]
 
 
-def test_a_csv_row_becomes_a_json_object() -> None:
+def test_a_csv_row_becomes_a_json_object():
     (entry,) = read(b'\xef\xbb\xbfcarrier,note\r\nAA,"two\nlines"\r\n', "csv", "carrier")
 
     assert (entry.partition_key, entry.data) == ("AA", b'{"carrier":"AA","note":"two\\nlines"}')
 
 
-def test_a_json_line_goes_as_it_stands() -> None:
+def test_a_json_line_goes_as_it_stands():
     (entry,) = read(b'{ "k": 7, "x": [1] }\n', "jsonl", "k")
 
     assert (entry.partition_key, entry.data) == ("7", b'{ "k": 7, "x": [1] }')
 
 
-def test_lines_of_text_are_routed_by_their_hash() -> None:
+def test_lines_of_text_are_routed_by_their_hash():
     first, second = read(b"a\r\n\nb", "text")
 
     assert (first.data, second.data) == (b"a", b"b")
@@ -73,16 +72,14 @@ def test_lines_of_text_are_routed_by_their_hash() -> None:
         (b"x\n", "text", "k", "--key names a column"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_named(
-    text: bytes, kind: str, key: str | None, said: str
-) -> None:
+def test_a_row_that_cannot_be_used_is_named(text, kind, key, said):
     with pytest.raises(SettingsError) as caught:
         read(text, kind, key)
 
     assert said in str(caught.value)
 
 
-def test_the_longest_key_and_the_longest_line_are_taken() -> None:
+def test_the_longest_key_and_the_longest_line_are_taken():
     (entry,) = read(b'{"a": "%s"}\n' % (b"k" * 256), "jsonl", "a")
     assert entry.partition_key == "k" * 256
     key = 32  # a hash in hexadecimal digits
@@ -96,12 +93,12 @@ def test_the_longest_key_and_the_longest_line_are_taken() -> None:
     assert read(b"a\n1\n", "csv")[0].data == b'{"a":"1"}'
 
 
-def test_a_column_of_a_csv_row_may_be_as_large_as_a_record() -> None:
+def test_a_column_of_a_csv_row_may_be_as_large_as_a_record():
     text = b"x" * 500_000  # Python's own limit is 128 KiB
     assert read(b"a\n" + text + b"\n", "csv")[0].data == b'{"a":"' + text + b'"}'
 
 
-def test_nothing_is_read_before_it_is_asked_for() -> None:
+def test_nothing_is_read_before_it_is_asked_for():
     source = io.BytesIO(b"a\n" * 1000)
     rows = entries(source, "text", None)
     next(rows)
@@ -123,8 +120,8 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
     ],
 )
 def test_a_person_is_reported_that_rows_are_read_from_standard_input(
-    monkeypatch: pytest.MonkeyPatch, types: bool, looks: bool, said: str
-) -> None:
+    monkeypatch, types, looks, said
+):
     source, reported = io.BytesIO(b"a\n"), io.StringIO()
     monkeypatch.setattr(reported, "isatty", lambda: looks)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=source, isatty=lambda: types))
@@ -136,9 +133,7 @@ def test_a_person_is_reported_that_rows_are_read_from_standard_input(
     assert reported.getvalue() == said
 
 
-def test_a_put_that_fails_says_how_many_rows_are_in_the_stream(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_put_that_fails_says_how_many_rows_are_in_the_stream(monkeypatch):
     reported: list[int] = []
     aws = SimpleNamespace(kinesis_client=None, settings=SimpleNamespace(only_stream="s"))
 
@@ -224,7 +219,7 @@ class Sent:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sent:
+def sent(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.txt").write_text("a\nb\nc\n")
     (tmp_path / "rows.csv").write_text("n\n1\n2\n")
@@ -234,9 +229,7 @@ def sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Sent:
 LINE = "put --stream s --endpoint http://127.0.0.1:1"
 
 
-def test_rows_of_a_file_are_sent_and_counted(
-    sent: Sent, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_of_a_file_are_sent_and_counted(sent, capsys):
     assert run_program([*LINE.split(), "rows.txt"]) == 0
     assert sent.batches == [["a", "b", "c"]]
     assert capsys.readouterr() == ("3 rows put in 2.0 s (2/s)\n", "")
@@ -252,9 +245,7 @@ def test_rows_of_a_file_are_sent_and_counted(
     assert "Cannot put: no.txt: No such file or directory" in capsys.readouterr().err
 
 
-def test_a_stream_is_made_first_and_only_on_this_machine(
-    sent: Sent, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stream_is_made_first_and_only_on_this_machine(sent, capsys):
     for shards in ("1", "2", "3"):
         assert run_program([*LINE.split(), "--create", shards, "rows.txt"]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "Made" in line]
@@ -267,9 +258,7 @@ def test_a_stream_is_made_first_and_only_on_this_machine(
     assert len(sent.made) == 3
 
 
-def test_an_interrupted_put_says_how_far_it_got(
-    sent: Sent, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_put_says_how_far_it_got(sent, capsys, monkeypatch):
     sent.fails = KeyboardInterrupt()
     assert run_program([*LINE.split(), "rows.txt", "--rate", "2"]) == 130
     reported = capsys.readouterr()
@@ -279,7 +268,7 @@ def test_an_interrupted_put_says_how_far_it_got(
     )
 
 
-def test_at_a_rate_rows_wait_for_their_turn_and_none_is_held(sent: Sent) -> None:
+def test_at_a_rate_rows_wait_for_their_turn_and_none_is_held(sent):
     rows = [PutEntry(b"%d" % n, "k") for n in range(3)]
 
     def paced(rate: int | None, *given: PutEntry | None) -> tuple[list[Any], list[float]]:
@@ -294,7 +283,7 @@ def test_at_a_rate_rows_wait_for_their_turn_and_none_is_held(sent: Sent) -> None
     assert paced(8, rows[0], None, rows[1]) == ([rows[0], None, rows[1]], [0.125])
 
 
-def test_rows_are_packed_and_the_shards_listed_again_after_half_a_minute(sent: Sent) -> None:
+def test_rows_are_packed_and_the_shards_listed_again_after_half_a_minute(sent):
     aws = sent.aws(None)
     a, b, c, d = (PutEntry(each, "k") for each in (b"a", b"b", b"c", b"d"))
 
@@ -315,9 +304,7 @@ def test_rows_are_packed_and_the_shards_listed_again_after_half_a_minute(sent: S
     assert packed == [b"a+b", None, b"c+d", None, b"d"]
 
 
-def test_the_rows_of_a_pipe_come_as_they_are_and_its_silence_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_rows_of_a_pipe_come_as_they_are_and_its_silence_too(monkeypatch):
     monkeypatch.setattr(put, "_IDLE_S", 0.01)
     go = threading.Event()
     entry = PutEntry(b"x", "k")
@@ -340,9 +327,7 @@ def test_the_rows_of_a_pipe_come_as_they_are_and_its_silence_too(
     assert [each for each in put._as_they_come(iter([entry, entry])) if each] == [entry, entry]
 
 
-def test_standard_input_is_read_as_it_comes_and_a_person_sees_the_progress(
-    sent: Sent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_input_is_read_as_it_comes_and_a_person_sees_the_progress(sent, monkeypatch):
     sent.took_s = 0.5
     reported = io.StringIO()
     monkeypatch.setattr(reported, "isatty", lambda: True)

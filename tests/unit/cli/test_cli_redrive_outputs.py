@@ -1,7 +1,5 @@
 """`kclrun dead-letters redrive` with outputs that a fleet writes, too: SQLite and rolled files."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterator
@@ -61,7 +59,7 @@ def left(config: Path) -> list[int]:
 
 
 @pytest.fixture
-def leases(monkeypatch: pytest.MonkeyPatch) -> dict[str, Lease]:
+def leases(monkeypatch):
     """The lease table; without it (`missing`) the service says so."""
     rows: dict[str, Lease] = {}
 
@@ -91,7 +89,7 @@ def kept(number: int, shard: str = FIRST, **more: object) -> Letter:
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Path:
+def shop(tmp_path):
     (tmp_path / "shop.py").write_text(PROCESSOR)
     file = tmp_path / "app.yaml"
     schema = "n long NOT NULL, at timestamp"
@@ -139,8 +137,8 @@ def in_files(config: Path) -> list[int]:
 
 
 def test_rows_of_letters_reach_every_output_with_their_types_and_the_letters_go(
-    shop: Path, leases: dict[str, Lease], capfd: pytest.CaptureFixture[str]
-) -> None:
+    shop, leases, capfd
+):
     assert redrive(shop) == 0
 
     assert capfd.readouterr().out == "Processed 3 of 3 letters of orders\n"
@@ -155,8 +153,8 @@ def test_rows_of_letters_reach_every_output_with_their_types_and_the_letters_go(
 
 @pytest.mark.long
 def test_a_redrive_that_was_killed_before_it_removed_the_letters_is_repeated_without_a_second_row(
-    shop: Path, leases: dict[str, Lease], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    shop, leases, monkeypatch
+):
     class Killed(BaseException):
         pass
 
@@ -191,13 +189,7 @@ def test_a_redrive_that_was_killed_before_it_removed_the_letters_is_repeated_wit
         (["missing"], []),
     ],
 )
-def test_a_letter_waits_until_no_process_reads_its_record_again(
-    shop: Path,
-    leases: dict[str, Lease],
-    capfd: pytest.CaptureFixture[str],
-    rows: list[Lease],
-    waiting: list[int],
-) -> None:
+def test_a_letter_waits_until_no_process_reads_its_record_again(shop, leases, capfd, rows, waiting):
     leases.update({getattr(each, "key", "missing"): each for each in rows})
 
     known = leases_now(ConfigChoice(shop).load().settings)
@@ -211,9 +203,7 @@ def test_a_letter_waits_until_no_process_reads_its_record_again(
     assert (reported in capfd.readouterr().err) == bool(waiting)
 
 
-def test_letters_that_wait_stay_and_the_exit_code_says_so(
-    shop: Path, leases: dict[str, Lease]
-) -> None:
+def test_letters_that_wait_stay_and_the_exit_code_says_so(shop, leases):
     leases[FIRST] = lease(FIRST, "12")
 
     assert redrive(shop) == 65
@@ -229,13 +219,8 @@ def test_letters_that_wait_stay_and_the_exit_code_says_so(
     ],
 )
 def test_a_letter_whose_rows_one_output_refuses_stays_and_no_output_has_them(
-    shop: Path,
-    leases: dict[str, Lease],
-    capfd: pytest.CaptureFixture[str],
-    options: str,
-    words: str,
-    stays: int,
-) -> None:
+    shop, leases, capfd, options, words, stays
+):
     assert redrive(shop, "--set", f"options={{{options}}}") == 65
 
     assert words in capfd.readouterr().err
@@ -244,9 +229,7 @@ def test_a_letter_whose_rows_one_output_refuses_stays_and_no_output_has_them(
 
 
 @pytest.mark.long
-def test_what_fails_again_stays_and_a_database_that_is_away_keeps_every_letter(
-    shop: Path, leases: dict[str, Lease], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_fails_again_stays_and_a_database_that_is_away_keeps_every_letter(shop, leases, capfd):
     letters_of(shop).keep(kept(12, data=b"bad"))
     away = f"output.sql=sqlite:///{shop.parent}/none/rows.db"
     assert redrive(shop, "--set", away, "--shard", "1") == 65
@@ -258,8 +241,8 @@ def test_what_fails_again_stays_and_a_database_that_is_away_keeps_every_letter(
 
 
 def test_under_manual_checkpoints_a_letter_goes_only_once_the_processor_has_checkpointed_it(
-    shop: Path, leases: dict[str, Lease]
-) -> None:
+    shop, leases
+):
     assert (
         redrive(shop, "--set", "checkpoint.every=manual", "--set", "options={buffers: true}") == 65
     )

@@ -1,9 +1,8 @@
 """What `kclrun check` and a start say where AWS refuses each of the destinations."""
 
-import http.server
-import threading
 import time
-from collections.abc import Iterator
+from email.message import Message
+from typing import Any
 
 import pytest
 
@@ -12,46 +11,24 @@ from kclrun.cli.services import Aws
 from kclrun.config.load import settings_of
 from kclrun.errors import AccessDenied
 from kclrun.model.time import WallTime
+from tests.support.http_service import HttpService
 
 pytestmark = pytest.mark.seconds
 
 
-class _Refusing(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        error = b"<Code>AccessDenied</Code><Message>of the test</Message>"
-        body = b"<ErrorResponse><Error>%s</Error></ErrorResponse>" % error  # of SNS
-        if self.command == "PUT":  # of S3
-            body = b"<Error>%s</Error>" % error
-        elif "X-Amz-Target" in self.headers:
-            body = b'{"__type": "AccessDeniedException", "message": "of the test"}'
-        self.send_response(403)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_PUT(self) -> None:
-        self.do_POST()
-
-    def do_GET(self) -> None:
-        self.do_PUT()
-
-    def log_message(self, *_: object) -> None:
-        pass
+def _refuse(method: str, _path: str, headers: Message, _body: bytes) -> tuple[int, Any, bytes]:
+    error = b"<Code>AccessDenied</Code><Message>of the test</Message>"
+    if "X-Amz-Target" in headers:
+        return 403, {}, b'{"__type": "AccessDeniedException", "message": "of the test"}'
+    if method == "PUT":  # of S3
+        return 403, {}, b"<Error>%s</Error>" % error
+    return 403, {}, b"<ErrorResponse><Error>%s</Error></ErrorResponse>" % error  # of SNS
 
 
 @pytest.fixture(scope="module")
-def refusing() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def refusing():
+    with HttpService(_refuse) as service:
+        yield service.url
 
 
 @pytest.mark.parametrize(
@@ -65,9 +42,7 @@ def refusing() -> Iterator[str]:
         ("dynamodb: rows", "cannot use the table rows: DescribeTable: AccessDenied"),
     ],
 )
-def test_an_output_that_is_refused_is_77_with_its_setting_and_call(
-    refusing: str, place: str, words: str
-) -> None:
+def test_an_output_that_is_refused_is_77_with_its_setting_and_call(refusing, place, words):
     aws = _aws(refusing, f"outputs: {{late: {{{place}}}}}")
     ((name, check),) = aws.outputs
     with pytest.raises(AccessDenied) as refused:
@@ -86,9 +61,7 @@ def test_an_output_that_is_refused_is_77_with_its_setting_and_call(
         ("stream: d", "ListShards"),
     ],
 )
-def test_a_place_of_letters_that_is_refused_is_77_with_its_setting_and_call(
-    refusing: str, place: str, call: str
-) -> None:
+def test_a_place_of_letters_that_is_refused_is_77_with_its_setting_and_call(refusing, place, call):
     aws = _aws(refusing, f"on_error: {{then: dead-letter, dead_letter: {{{place}}}}}")
     with pytest.raises(AccessDenied, match=f"^on_error.dead_letter: .*{call}: AccessDenied"):
         aws.check_letters()

@@ -23,7 +23,7 @@ Call = Callable[..., Called]
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Site:
+def site(monkeypatch, tmp_path):
     """Shard 0 was read to its end, shards 2 and 3 came of it; shard 1 has no children."""
     site = site_for(monkeypatch, tmp_path)
     site.clock.now += 3600.0
@@ -36,7 +36,7 @@ def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Site:
 
 
 @pytest.fixture
-def call(site: Site, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(site, capsys):
     return caller(site, capsys)
 
 
@@ -59,9 +59,7 @@ def fate(site: Site) -> dict[int, tuple[ExtendedSequenceNumber, int, bool]]:
     }
 
 
-def test_without_yes_the_plan_names_every_row_and_nothing_is_written(
-    site: Site, call: Call
-) -> None:
+def test_without_yes_the_plan_names_every_row_and_nothing_is_written(site, call):
     before = rows(site)
 
     code, said, reported = call("reset --to TRIM_HORIZON")
@@ -89,7 +87,7 @@ def instant(site: Site, before_s: float) -> tuple[str, ExtendedSequenceNumber]:
     )
 
 
-def test_the_rows_are_those_of_a_first_sync_one_generation_up(site: Site, call: Call) -> None:
+def test_the_rows_are_those_of_a_first_sync_one_generation_up(site, call):
     before_the_split, at_before = instant(site, 5400.0)
     after_the_split, at_after = instant(site, 600.0)
 
@@ -114,7 +112,7 @@ def test_the_rows_are_those_of_a_first_sync_one_generation_up(site: Site, call: 
     assert code == 0, said
 
 
-def test_a_fleet_that_lives_and_java_workers_are_not_reset(site: Site, call: Call) -> None:
+def test_a_fleet_that_lives_and_java_workers_are_not_reset(site, call):
     site.live(A)
 
     code, _, reported = call("reset --to TRIM_HORIZON --yes")
@@ -129,9 +127,7 @@ def test_a_fleet_that_lives_and_java_workers_are_not_reset(site: Site, call: Cal
     assert "1 leases belong to Java workers, java-worker among them" in reported[0]
 
 
-def test_a_manager_that_starts_while_the_counters_are_watched_is_seen(
-    site: Site, call: Call
-) -> None:
+def test_a_manager_that_starts_while_the_counters_are_watched_is_seen(site, call):
     site.clock.acts.append(lambda: site.rows.write(Take(key(3), A, None, 1, 1.0, "LATEST")))
 
     assert call("reset --to TRIM_HORIZON --yes")[0] == 78
@@ -147,8 +143,8 @@ REFUSED = Refused("AccessDeniedException", "no")
     [*((REFUSED, cut, 77) for cut in range(8)), *((None, cut, 75) for cut in range(6))],
 )
 def test_a_reset_that_is_cut_leaves_halted_leases_that_name_it_and_is_made_again(
-    site: Site, call: Call, monkeypatch: pytest.MonkeyPatch, outcome: Any, cut: int, code: int
-) -> None:
+    site, call, monkeypatch, outcome, cut, code
+):
     write, sent = site.rows.write, []
 
     def cutting(change: Any) -> Any:
@@ -175,9 +171,7 @@ def test_a_reset_that_is_cut_leaves_halted_leases_that_name_it_and_is_made_again
     assert fate(site) == dict.fromkeys((0, 1), (TRIM_HORIZON, 2, False))
 
 
-def test_a_write_whose_answer_is_lost_is_not_made_twice(
-    site: Site, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_whose_answer_is_lost_is_not_made_twice(site, call, monkeypatch):
     write, lost = site.rows.write, set()
 
     def losing(change: Any) -> Any:
@@ -199,7 +193,7 @@ def test_a_write_whose_answer_is_lost_is_not_made_twice(
 # One shard alone
 
 
-def test_one_shard_is_reset_alone_and_its_children_wait(site: Site, call: Call) -> None:
+def test_one_shard_is_reset_alone_and_its_children_wait(site, call):
     assert call("reset --to LATEST --shard 1 --yes")[0] == 0
     assert fate(site)[1] == (LATEST, 1, False)
     assert fate(site)[0] == (SHARD_END, 0, False)
@@ -210,7 +204,7 @@ def test_one_shard_is_reset_alone_and_its_children_wait(site: Site, call: Call) 
     assert fate(site)[2] == (TRIM_HORIZON, 0, False)
 
 
-def test_a_shard_whose_children_have_begun_is_not_reset_alone(site: Site, call: Call) -> None:
+def test_a_shard_whose_children_have_begun_is_not_reset_alone(site, call):
     code, _, reported = call("reset --to TRIM_HORIZON --shard 0")
 
     assert code == 78
@@ -256,14 +250,14 @@ def test_a_shard_whose_children_have_begun_is_not_reset_alone(site: Site, call: 
         ("reset --to 2923-11-01T00:00:00Z", 64, "to come are read with --to LATEST"),
     ],
 )
-def test_what_cannot_be_reset_is_reported(call: Call, line: str, code: int, words: str) -> None:
+def test_what_cannot_be_reset_is_reported(call, line, code, words):
     got, _, reported = call(line)
 
     assert got == code
     assert words in " ".join(reported)
 
 
-def test_dropped_state_goes_with_the_rows_and_the_plan_says_so(site: Site, call: Call) -> None:
+def test_dropped_state_goes_with_the_rows_and_the_plan_says_so(site, call):
     site.plant(1, A, MID, state_version="v1")
     dropping = "reset --to TRIM_HORIZON --state drop --set state.store=kept"
 
@@ -289,9 +283,7 @@ def numbered(site: Site) -> tuple[ExtendedSequenceNumber, ...]:
     return tuple(ExtendedSequenceNumber(text) for text in (*first, *later))
 
 
-def test_kept_positions_are_put_back_and_what_came_of_them_waits_again(
-    site: Site, call: Call
-) -> None:
+def test_kept_positions_are_put_back_and_what_came_of_them_waits_again(site, call):
     one, two = numbered(site)
     site.plant(0, A, SHARD_END, children=frozenset({key(2), key(3)}), counter=9)
     site.plant(1, A, TRIM_HORIZON)
@@ -325,9 +317,7 @@ def test_kept_positions_are_put_back_and_what_came_of_them_waits_again(
     assert call("doctor")[0] == 0
 
 
-def test_kept_positions_that_would_lose_or_reorder_records_are_refused(
-    site: Site, call: Call
-) -> None:
+def test_kept_positions_that_would_lose_or_reorder_records_are_refused(site, call):
     one, two = numbered(site)
     horizon, end = "TRIM_HORIZON", "SHARD_END"
     file = site.folder / "kept.json"
@@ -357,7 +347,7 @@ def test_kept_positions_that_would_lose_or_reorder_records_are_refused(
     assert {row.generation for row in rows(site).values()} == {0}
 
 
-def test_one_shard_goes_to_its_kept_position(site: Site, call: Call) -> None:
+def test_one_shard_goes_to_its_kept_position(site, call):
     one, _ = numbered(site)
     file = site.folder / "kept.json"
     file.write_text(msgspec.json.encode([{"shard": key(1), "checkpoint": str(one)}]).decode())
@@ -367,9 +357,7 @@ def test_one_shard_goes_to_its_kept_position(site: Site, call: Call) -> None:
     assert fate(site)[0] == (SHARD_END, 0, False)
 
 
-def test_a_table_with_a_broken_row_or_of_a_stream_without_leases_is_refused(
-    site: Site, call: Call
-) -> None:
+def test_a_table_with_a_broken_row_or_of_a_stream_without_leases_is_refused(site, call):
     for number in range(4):
         site.rows.uproot(key(number))
     assert "orders has no lease yet" in call("reset --to LATEST")[2][0]
@@ -378,9 +366,7 @@ def test_a_table_with_a_broken_row_or_of_a_stream_without_leases_is_refused(
     assert "shardId-9 cannot be read as a lease" in call("reset --to LATEST")[2][0]
 
 
-def test_the_plan_says_what_becomes_of_each_output_and_of_dead_letters(
-    site: Site, call: Call
-) -> None:
+def test_the_plan_says_what_becomes_of_each_output_and_of_dead_letters(site, call):
     site.plant(0, OFFERED, MID, generation=3)
     site.configure(
         CONFIG + "processor: mine:Mine\non_error: {then: dead-letter, dead_letter: {path: dead}}\n"
@@ -412,7 +398,7 @@ def test_the_plan_says_what_becomes_of_each_output_and_of_dead_letters(
         assert words in "\n".join(call("reset --to LATEST")[1])
 
 
-def test_of_several_streams_one_is_reset_and_the_others_stay(site: Site, call: Call) -> None:
+def test_of_several_streams_one_is_reset_and_the_others_stay(site, call):
     for number in range(4):
         site.rows.uproot(key(number))
     site.make_stream("audits", 1)

@@ -35,7 +35,7 @@ class Ran(SimpleNamespace):
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ran:
+def ran(monkeypatch, tmp_path):
     """Everything below the verb in place of the real: no process, no AWS, no JVM."""
     seen = Ran(code=0, warnings=[], stopped=0, started=0, fails=None, world=None, spark=None)
     monkeypatch.chdir(tmp_path)
@@ -81,8 +81,8 @@ def write(text: str) -> None:
 
 
 def test_a_fleet_is_run_with_the_settings_the_places_of_the_code_and_the_command(
-    ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    ran, tmp_path, capsys
+):
     write(LEAST + "path: code\n")
     (tmp_path / "code").mkdir()
     ran.code, ran.warnings = 75, ["look \x1b here"]
@@ -99,9 +99,7 @@ def test_a_fleet_is_run_with_the_settings_the_places_of_the_code_and_the_command
     assert more["source_is_done"]() is True
 
 
-def test_folders_are_made_before_anything_starts_and_rows_are_reported_after(
-    ran: Ran, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folders_are_made_before_anything_starts_and_rows_are_reported_after(ran, tmp_path, capsys):
     write(
         LEAST
         + "output: {path: out/rows}\non_error: {then: dead-letter, dead_letter: {path: letters}}\n"
@@ -124,9 +122,7 @@ def test_folders_are_made_before_anything_starts_and_rows_are_reported_after(
     assert "output.path: cannot make the folder" in capsys.readouterr().err
 
 
-def test_an_embedded_part_that_is_not_used_is_said(
-    ran: Ran, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_embedded_part_that_is_not_used_is_said(ran, capsys):
     write(LEAST + "embedded: {shards: 2}\n")
     there = "aws.endpoint=http://127.0.0.1:1"
     assert run_program(["run", "--set", there]) == 0
@@ -136,9 +132,7 @@ def test_an_embedded_part_that_is_not_used_is_said(
 @pytest.mark.parametrize(
     ("fails", "code"), [(OSError(11, "no process left"), 69), (OSError(1, "not permitted"), 78)]
 )
-def test_a_host_that_starts_no_process_ends_it_in_words(
-    ran: Ran, fails: OSError, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_host_that_starts_no_process_ends_it_in_words(ran, fails, code, capsys):
     write(LEAST)
     ran.fails = fails
     assert run_program(["run"]) == code
@@ -147,7 +141,7 @@ def test_a_host_that_starts_no_process_ends_it_in_words(
     assert "The fork server is a process in a session of its own." in reported
 
 
-def test_what_was_launched_is_stopped_if_the_world_cannot_be_opened(ran: Ran) -> None:
+def test_what_was_launched_is_stopped_if_the_world_cannot_be_opened(ran):
     write(LEAST)
     ran.world = Unavailable("AWS is away")
     assert run_program(["run"]) == 69
@@ -158,7 +152,7 @@ def test_what_was_launched_is_stopped_if_the_world_cannot_be_opened(ran: Ran) ->
 
 
 @pytest.fixture
-def filled(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> Ran:
+def filled(ran, monkeypatch):
     """An embedded AWS whose filler is not a process: `ran.filled` is its report."""
     ran.filled = FILLED
     ran.ends = []
@@ -185,9 +179,7 @@ WITH_SUMMARY = (
 SUM = "def total(folder):\n    return f'sum of {folder.name}'\n"
 
 
-def test_a_whole_embedded_run_is_summed_up_after_its_end(
-    filled: Ran, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_whole_embedded_run_is_summed_up_after_its_end(filled, capsys):
     write(WITH_SUMMARY)
     Path("sums.py").write_text(SUM)
 
@@ -211,14 +203,7 @@ def test_a_whole_embedded_run_is_summed_up_after_its_end(
         (0, FILLED, ["--set", "summary=null"], False),
     ],
 )
-def test_a_run_that_was_cut_short_has_no_summary(
-    filled: Ran,
-    code: int,
-    report: FillReport | None,
-    more: list[str],
-    summed: bool,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_that_was_cut_short_has_no_summary(filled, code, report, more, summed, capsys):
     write(WITH_SUMMARY)
     sys.modules.pop("sums", None)
     Path("sums.py").write_text(SUM)
@@ -229,9 +214,7 @@ def test_a_run_that_was_cut_short_has_no_summary(
     assert ("sum of" in reported.out, "Put 1,000" in reported.err) == (summed, report is not None)
 
 
-def test_a_summary_that_is_not_a_text_is_refused(
-    filled: Ran, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_summary_that_is_not_a_text_is_refused(filled, capsys):
     write(WITH_SUMMARY)
     sys.modules.pop("sums", None)
     Path("sums.py").write_text("def total(folder):\n    return 7\n")
@@ -240,9 +223,7 @@ def test_a_summary_that_is_not_a_text_is_refused(
     sys.modules.pop("sums", None)
 
 
-def test_on_spark_the_summary_is_made_before_the_session_ends(
-    filled: Ran, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_spark_the_summary_is_made_before_the_session_ends(filled, capsys, monkeypatch):
     watched: list[Any] = []
 
     @contextmanager
@@ -270,7 +251,7 @@ def test_on_spark_the_summary_is_made_before_the_session_ends(
     sys.modules.pop("sums", None)
 
 
-def test_spark_in_aws_needs_no_filler(ran: Ran, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spark_in_aws_needs_no_filler(ran, capsys):
     write(SPARK)
     ran.code = 65
     assert run_program(["run"]) == 65
@@ -278,9 +259,7 @@ def test_spark_in_aws_needs_no_filler(ran: Ran, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_live_table_is_for_a_terminal_and_the_format_auto(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_live_table_is_for_a_terminal_and_the_format_auto(monkeypatch):
     made: list[object] = []
 
     @contextmanager
@@ -326,7 +305,7 @@ def configuration(text: str, folder: Path) -> Configuration:
 # The user's code
 
 
-def test_a_function_of_the_trace_context_is_user_code_too() -> None:
+def test_a_function_of_the_trace_context_is_user_code_too():
     text = LEAST + "observe: {otlp: {traces: {context: 'mine:context_of'}}}\n"
 
     assert user_code.named_user_code(configuration(text, Path())) == {
@@ -335,7 +314,7 @@ def test_a_function_of_the_trace_context_is_user_code_too() -> None:
     }
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name)
 
@@ -344,7 +323,7 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         user_code.named_user_code(configuration(LEAST + "observe: {otlp: {}}\n", Path()))
 
 
-def test_user_code_is_named_by_its_setting() -> None:
+def test_user_code_is_named_by_its_setting():
     named = user_code.named_user_code
     text = EMBEDDED + "summary: s:f\noutput: {path: o}\nembedded: {fill: {source: 'a:b'}}\n"
     assert named(configuration(text, Path())) == {
@@ -369,9 +348,7 @@ def test_user_code_is_named_by_its_setting() -> None:
     assert named(configuration(on_spark + "pipeline: m:f\n", Path())) == {"pipeline": "m:f"}
 
 
-def test_an_import_that_hangs_or_dies_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_that_hangs_or_dies_is_reported(tmp_path, monkeypatch):
     def program(text: str) -> None:
         monkeypatch.setattr(user_code, "own_module", lambda _: [sys.executable, "-c", text])
 
@@ -388,7 +365,7 @@ def test_an_import_that_hangs_or_dies_is_reported(
     assert user_code.require_user_code(configuration(LEAST, tmp_path)) == ()
 
 
-def test_a_variable_that_is_withheld_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_withheld_is_named(monkeypatch):
     for name in ("B_VARIABLE", "A_VARIABLE", "KEPT_VARIABLE"):
         monkeypatch.setenv(name, "x")
     said = "KeyError: 'B_VARIABLE', 'A_VARIABLE', 'KEPT_VARIABLE'"
@@ -399,9 +376,7 @@ def test_a_variable_that_is_withheld_is_named(monkeypatch: pytest.MonkeyPatch) -
     assert user_code._on_withheld_variables("KeyError: 'C'", {}) == ""
 
 
-def test_a_folder_that_may_not_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_may_not_be_written_is_refused(tmp_path, monkeypatch):
     asked: list[int] = []
     monkeypatch.setattr(user_code.os, "access", lambda _, mode: asked.append(mode))
     with pytest.raises(SettingsError, match=r"^x: user \d+ may not write to "):

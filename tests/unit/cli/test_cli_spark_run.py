@@ -57,13 +57,8 @@ def spark_configuration(text: str = "") -> Configuration:
     ],
 )
 def test_a_whole_run_on_spark_is_summed_up_and_reported(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    reason: ExitReason,
-    until: str,
-    is_summed: bool,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    monkeypatch, tmp_path, reason, until, is_summed, capfd
+):
     reports: list[object] = []
 
     class Run:
@@ -93,7 +88,7 @@ def test_a_whole_run_on_spark_is_summed_up_and_reported(
     assert len(reports) == 3
 
 
-def test_a_failed_run_is_reported_too(tmp_path: Path) -> None:
+def test_a_failed_run_is_reported_too(tmp_path):
     reports: list[object] = []
 
     def fail(_: object) -> None:
@@ -102,11 +97,11 @@ def test_a_failed_run_is_reported_too(tmp_path: Path) -> None:
     run: Any = SimpleNamespace(run=fail, write_report=lambda *reported: reports.append(reported))
     for report in (tmp_path, None):
         with pytest.raises(HostFailed):
-            spark._reported(run, "capabilities", report)  # type: ignore[arg-type]
+            spark._reported(run, "capabilities", report)
     assert reports == [(tmp_path, "failed: HostFailed")]
 
 
-def test_the_table_says_that_spark_is_starting(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_that_spark_is_starting(capfd):
     samples: list[Any] = []
     notes: list[object] = []
     log: Any = SimpleNamespace(note=lambda *args, **more: notes.append((args, more)))
@@ -117,9 +112,7 @@ def test_the_table_says_that_spark_is_starting(capfd: pytest.CaptureFixture[str]
     assert (sample.owner, sample.has_leases, sample.uptime_s) == (f"spark:{os.getpid()}", False, 0)
 
 
-def test_a_session_has_the_profile_and_the_folders_and_is_closed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_session_has_the_profile_and_the_folders_and_is_closed(monkeypatch, tmp_path):
     closed: list[object] = []
 
     @contextmanager
@@ -134,7 +127,7 @@ def test_a_session_has_the_profile_and_the_folders_and_is_closed(
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     made = settings(SPARK.replace("us-east-1", "us-east-1, profile: p"))
 
-    with spark._session(made, (tmp_path,), None) as session:  # type: ignore[arg-type]
+    with spark._session(made, (tmp_path,), None) as session:
         assert session == "session"
         assert os.environ["AWS_PROFILE"] == "p"
         assert os.environ["PYTHONPATH"] == f"{tmp_path}{os.pathsep}former"
@@ -142,13 +135,13 @@ def test_a_session_has_the_profile_and_the_folders_and_is_closed(
     assert closed == ["session"]
     monkeypatch.delenv("PYTHONPATH")
     del os.environ["AWS_PROFILE"]  # monkeypatch would put it back at the end
-    with spark._session(settings(SPARK), (tmp_path,), None):  # type: ignore[arg-type]
+    with spark._session(settings(SPARK), (tmp_path,), None):
         assert os.environ["PYTHONPATH"] == str(tmp_path)
         assert "AWS_PROFILE" not in os.environ
     monkeypatch.delenv("PYTHONPATH")
 
 
-def test_a_profile_is_for_spark_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_is_for_spark_on_this_machine(monkeypatch):
     required: list[Any] = []
     monkeypatch.setattr(spark, "require_runnable", lambda made, _: required.append(made))
     monkeypatch.delenv(spark.SUBMITTED, raising=False)

@@ -1,7 +1,5 @@
 """A fleet that starts together: what a start does while AWS throttles it."""
 
-from __future__ import annotations
-
 import collections
 import heapq
 import random

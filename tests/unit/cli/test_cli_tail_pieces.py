@@ -50,25 +50,25 @@ def record(data: bytes, key: str = "key", **more: object) -> Record:
         ),
     ],
 )
-def test_where_to_begin_is_a_sentinel_a_time_or_a_position(text: str, start: StartPoint) -> None:
+def test_where_to_begin_is_a_sentinel_a_time_or_a_position(text, start):
     assert parse_from(text, NOW) == start
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2999-01-01T00:00:00Z", "2026-03-01T06:00:00", "-5"])
-def test_a_beginning_that_is_none_is_refused_by_the_options_name(text: str) -> None:
+def test_a_beginning_that_is_none_is_refused_by_the_options_name(text):
     with pytest.raises(click.UsageError, match=r"^--from: (?!.*start)"):
         parse_from(text, NOW)
 
 
-def test_only_shards_that_can_hold_a_record_are_listed() -> None:
+def test_only_shards_that_can_hold_a_record_are_listed():
     at = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=NOW)
 
     assert first_listing(StartPoint(IteratorType.TRIM_HORIZON)) is None
-    assert first_listing(StartPoint(IteratorType.LATEST)).kind == "AT_LATEST"  # type: ignore[union-attr]
-    assert first_listing(at).timestamp == NOW  # type: ignore[union-attr]
+    assert first_listing(StartPoint(IteratorType.LATEST)).kind == "AT_LATEST"
+    assert first_listing(at).timestamp == NOW
 
 
-def test_a_child_of_a_shard_that_is_read_begins_at_its_beginning() -> None:
+def test_a_child_of_a_shard_that_is_read_begins_at_its_beginning():
     start = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=NOW)
 
     starts = shard_starts([shard(1, 0), shard(2, 1), shard(3)], [], start)
@@ -77,7 +77,7 @@ def test_a_child_of_a_shard_that_is_read_begins_at_its_beginning() -> None:
     assert kinds == {"1": "AT_TIMESTAMP", "2": "TRIM_HORIZON", "3": "AT_TIMESTAMP"}
 
 
-def test_named_shards_are_those_and_unknown_ones_are_refused() -> None:
+def test_named_shards_are_those_and_unknown_ones_are_refused():
     start = StartPoint(IteratorType.TRIM_HORIZON)
     shards = [shard(number) for number in range(20)]
 
@@ -88,7 +88,7 @@ def test_named_shards_are_those_and_unknown_ones_are_refused() -> None:
         shard_starts(shards, ["shardId-000000000077"], start)
 
 
-def test_a_position_needs_its_one_shard() -> None:
+def test_a_position_needs_its_one_shard():
     at = StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number="7")
 
     for named in ([], [shard(0).shard_id, shard(1).shard_id]):
@@ -99,7 +99,7 @@ def test_a_position_needs_its_one_shard() -> None:
 # Who is read when
 
 
-def test_children_wait_for_both_parents_of_a_merge() -> None:
+def test_children_wait_for_both_parents_of_a_merge():
     lineage = TailLineage({"a": (), "b": ("gone",)})
 
     assert set(lineage.may_begin()) == {"a", "b"}
@@ -114,7 +114,7 @@ def test_children_wait_for_both_parents_of_a_merge() -> None:
     assert lineage.is_over
 
 
-def test_a_merge_with_a_grandchild_waits_for_what_is_not_known_yet() -> None:
+def test_a_merge_with_a_grandchild_waits_for_what_is_not_known_yet():
     """1 is split into 2 and 3, then 0 and 2 are merged: 4 is named by 0 before anybody named 2."""
     lineage = TailLineage({"0": (), "1": ()})
     lineage.may_begin()
@@ -129,7 +129,7 @@ def test_a_merge_with_a_grandchild_waits_for_what_is_not_known_yet() -> None:
     assert lineage.may_begin() == ("4",)
 
 
-def test_a_parent_that_nobody_will_name_any_more_keeps_nobody_waiting() -> None:
+def test_a_parent_that_nobody_will_name_any_more_keeps_nobody_waiting():
     lineage = TailLineage({"0": (), "1": ()})
     lineage.may_begin()
     lineage.add({"4": ("0", "2")})
@@ -142,11 +142,9 @@ def test_a_parent_that_nobody_will_name_any_more_keeps_nobody_waiting() -> None:
 
 
 @given(st.integers(0, 40), st.randoms(use_true_random=False))
-def test_in_any_order_of_ends_each_shard_begins_once_and_after_its_parents(
-    generations: int, random: object
-) -> None:
+def test_in_any_order_of_ends_each_shard_begins_once_and_after_its_parents(generations, random):
     """A stream that is split and merged at random: what hypothesis prints replays it."""
-    choice = random.choice  # type: ignore[attr-defined]
+    choice = random.choice
     graph: dict[str, tuple[str, ...]] = {"0": (), "1": ()}
     tips = ["0", "1"]
     for _ in range(generations):
@@ -186,13 +184,13 @@ def tail_of_a_shard() -> ShardTail:
     return ShardTail("s", StartPoint(IteratorType.LATEST), cast("ShardReader", None))
 
 
-def test_an_expired_iterator_is_replaced_at_once() -> None:
+def test_an_expired_iterator_is_replaced_at_once():
     tail = tail_of_a_shard()
 
     assert tail.pause_after(ExpiredIterator("old")) == 0
 
 
-def test_a_tail_takes_half_of_a_shards_reads_and_a_fifth_at_the_tip() -> None:
+def test_a_tail_takes_half_of_a_shards_reads_and_a_fifth_at_the_tip():
     """Five a second is the service's limit for all readers of a shard together."""
     tail = tail_of_a_shard()
 
@@ -201,7 +199,7 @@ def test_a_tail_takes_half_of_a_shards_reads_and_a_fifth_at_the_tip() -> None:
     assert tail.pause_s(FetchedPage([], "i", 0)) == 1.0
 
 
-def test_failures_in_a_row_are_asked_again_more_and_more_slowly() -> None:
+def test_failures_in_a_row_are_asked_again_more_and_more_slowly():
     tail = tail_of_a_shard()
 
     throttled = [tail.pause_after(Throttled("slow down")) for _ in range(8)]
@@ -215,7 +213,7 @@ def test_failures_in_a_row_are_asked_again_more_and_more_slowly() -> None:
 
 
 @given(st.binary(max_size=200), st.text(max_size=20))
-def test_json_gives_every_byte_back_on_one_line(data: bytes, key: str) -> None:
+def test_json_gives_every_byte_back_on_one_line(data, key):
     line = json_line("shardId-000000000007", record(data, key))
     shown = json.loads(line)
 
@@ -227,7 +225,7 @@ def test_json_gives_every_byte_back_on_one_line(data: bytes, key: str) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(40, 200))
-def test_a_line_for_people_is_one_line_and_fits_the_terminal(data: bytes, columns: int) -> None:
+def test_a_line_for_people_is_one_line_and_fits_the_terminal(data, columns):
     from rich.cells import cell_len
 
     show = for_people(columns_max=max(columns, 60), with_date=True, with_colours=False)
@@ -237,7 +235,7 @@ def test_a_line_for_people_is_one_line_and_fits_the_terminal(data: bytes, column
     assert cell_len(line) <= max(columns, 60)
 
 
-def test_a_line_names_time_shard_key_and_data() -> None:
+def test_a_line_names_time_shard_key_and_data():
     whole = for_people(columns_max=None, with_date=True, with_colours=False)
     short = for_people(columns_max=50, with_date=False, with_colours=False)
     coloured = for_people(columns_max=None, with_date=False, with_colours=True)
@@ -251,7 +249,7 @@ def test_a_line_names_time_shard_key_and_data() -> None:
     assert "(a malformed aggregate)" in whole("s", record(b"\xf3\x89\x9a\xc2", malformed=True))
 
 
-def test_a_stretched_record_says_what_it_is() -> None:
+def test_a_stretched_record_says_what_it_is():
     shown = json.loads(
         json_line("s", record(b"x", malformed=True, explicit_hash_key="7", sub_sequence_number=3))
     )
@@ -274,7 +272,7 @@ def unsafe() -> frozenset[str]:
     return frozenset(found - {"\t", "\n"})
 
 
-def test_no_control_and_no_formatting_character_passes() -> None:
+def test_no_control_and_no_formatting_character_passes():
     """Tags spell invisible words, U+061C reorders, U+00AD and U+200B hide where a word ends."""
     text = "x".join(sorted(unsafe()))
 
@@ -286,13 +284,13 @@ def test_no_control_and_no_formatting_character_passes() -> None:
     assert harmless("a\tb\n") == escaped("a\tb\n", keeps_lines=True) == "a\tb\n"
 
 
-def test_words_of_any_language_pass() -> None:
+def test_words_of_any_language_pass():
     text = "Zoë, 日本語, עברית, हिन्दी, ❤️ 👍🏽, ½ €"
 
     assert harmless(text) == escaped(text) == escaped_in_json(text) == text
 
 
-def test_json_shows_no_such_character_and_says_the_same() -> None:
+def test_json_shows_no_such_character_and_says_the_same():
     payload = "".join(each for each in sorted(unsafe()) if not "\ud800" <= each <= "\udfff")
     line = json_line("shardId-000000000007", Record(payload.encode(), "k\u202ey", "7"))
 

@@ -4,7 +4,6 @@ import queue
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,13 +108,13 @@ class Driven:
         self.stream = stream
         self.tail = TailReaders(
             starts,
-            stream,  # type: ignore[arg-type]
-            stream,  # type: ignore[arg-type]
+            stream,
+            stream,
             follows=follows,
             patience_s=5.0,
         )
         self.turns = Turns(self.clock)
-        self.tail._changed = self.turns  # type: ignore[assignment]
+        self.tail._changed = self.turns
         self.tail._events = queue.Queue()
         self.tail.__enter__()
 
@@ -137,14 +136,14 @@ class Driven:
 
 
 @pytest.fixture
-def driven(monkeypatch: pytest.MonkeyPatch) -> Any:
+def driven(monkeypatch):
     def made(stream: Stream, **more: bool) -> Driven:
         return Driven(monkeypatch, stream, **more)
 
     return made
 
 
-def test_each_shard_is_begun_and_then_read_at_its_pace(driven: Any) -> None:
+def test_each_shard_is_begun_and_then_read_at_its_pace(driven):
     tail = driven(Stream(a=[records("1"), records("2", behind_ms=9), IDLE], b=[IDLE]))
 
     said = [tail.turn() for _ in range(6)]
@@ -161,7 +160,7 @@ def test_each_shard_is_begun_and_then_read_at_its_pace(driven: Any) -> None:
     assert tail.stream.opened == [("a", IteratorType.LATEST), ("b", IteratorType.LATEST)]
 
 
-def test_children_that_a_shard_names_follow_it_from_their_beginning(driven: Any) -> None:
+def test_children_that_a_shard_names_follow_it_from_their_beginning(driven):
     tail = driven(Stream(a=[ended("d", "c")], c=[ended()], d=[IDLE]))
     tail.stream.listed = (shard("c", "a", is_open=False), shard("d", "a"))
 
@@ -175,7 +174,7 @@ def test_children_that_a_shard_names_follow_it_from_their_beginning(driven: Any)
     assert tail.turns.reported >= 2
 
 
-def test_without_following_the_tail_ends_with_its_shards(driven: Any) -> None:
+def test_without_following_the_tail_ends_with_its_shards(driven):
     tail = driven(Stream(a=[ended("c")]), follows=False)
 
     assert tail.turn()[2] == [AllBegun(), Ended("a", ("c",))]
@@ -183,7 +182,7 @@ def test_without_following_the_tail_ends_with_its_shards(driven: Any) -> None:
     assert tail.tail._next_due() is None
 
 
-def test_of_a_merge_the_child_waits_for_both_and_a_trimmed_parent_for_none(driven: Any) -> None:
+def test_of_a_merge_the_child_waits_for_both_and_a_trimmed_parent_for_none(driven):
     both = ("a", "b")
     tail = driven(Stream(a=[ended("c", parents=both)], b=[IDLE, OVER], c=[IDLE]))
     tail.stream.listed = (shard("b", is_open=False), shard("c", *both))
@@ -200,7 +199,7 @@ def test_of_a_merge_the_child_waits_for_both_and_a_trimmed_parent_for_none(drive
     assert gone.turn()[0] == "c"
 
 
-def test_where_the_service_has_lost_its_position_an_open_shard_goes_on(driven: Any) -> None:
+def test_where_the_service_has_lost_its_position_an_open_shard_goes_on(driven):
     tail = driven(Stream(shard("a"), a=[OVER, records("7"), OVER]))
 
     assert tail.turn()[2] == [AllBegun()]
@@ -210,7 +209,7 @@ def test_where_the_service_has_lost_its_position_an_open_shard_goes_on(driven: A
     assert tail.turn()[2] == [Ended("a", ("c",))]
 
 
-def test_a_shard_that_is_not_there_is_asked_for_again_or_over(driven: Any) -> None:
+def test_a_shard_that_is_not_there_is_asked_for_again_or_over(driven):
     tail = driven(Stream(shard("a"), a=[NotFound, NotFound]))
     assert tail.turn() == ("a", 0.0, [])
     tail.stream.listed = ()
@@ -218,7 +217,7 @@ def test_a_shard_that_is_not_there_is_asked_for_again_or_over(driven: Any) -> No
     assert tail.tail._lineage.is_over
 
 
-def test_trouble_is_reported_after_a_second_once_and_its_end_when_all_is_well(driven: Any) -> None:
+def test_trouble_is_reported_after_a_second_once_and_its_end_when_all_is_well(driven):
     slow = [Throttled("slow")] * 6
     tail = driven(Stream(a=[*slow, IDLE], b=[IDLE, *slow, IDLE]))
 
@@ -234,7 +233,7 @@ def test_trouble_is_reported_after_a_second_once_and_its_end_when_all_is_well(dr
     assert not tail.tail._failing_since
 
 
-def test_an_expired_iterator_is_replaced_at_once_and_is_no_trouble(driven: Any) -> None:
+def test_an_expired_iterator_is_replaced_at_once_and_is_no_trouble(driven):
     tail = driven(Stream(a=[records("1", behind_ms=0), ExpiredIterator("old"), records("2")]))
 
     assert tail.turn()[1] == 0.0
@@ -244,7 +243,7 @@ def test_an_expired_iterator_is_replaced_at_once_and_is_no_trouble(driven: Any) 
     assert tail.stream.opened[1] == ("a", IteratorType.AFTER_SEQUENCE_NUMBER)
 
 
-def test_a_service_that_answers_nothing_ends_it_after_its_patience(driven: Any) -> None:
+def test_a_service_that_answers_nothing_ends_it_after_its_patience(driven):
     tail = driven(Stream(a=[Unavailable("503")], b=[IDLE, IDLE, IDLE, Unavailable("504")]))
     reported: list[Any] = []
     with pytest.raises(Unavailable) as away:
@@ -257,7 +256,7 @@ def test_a_service_that_answers_nothing_ends_it_after_its_patience(driven: Any) 
 
 
 @pytest.mark.parametrize("answer", [Throttled("slow"), ExpiredIterator("old")])
-def test_a_refusal_is_an_answer_and_a_broken_page_is_none(driven: Any, answer: Exception) -> None:
+def test_a_refusal_is_an_answer_and_a_broken_page_is_none(driven, answer):
     tail = driven(Stream(a=[answer]))
     for _ in range(30):
         tail.turn()
@@ -266,7 +265,7 @@ def test_a_refusal_is_an_answer_and_a_broken_page_is_none(driven: Any, answer: E
         broken.turns_until_it_fails([])
 
 
-def test_time_in_which_nothing_was_asked_is_not_silence(driven: Any) -> None:
+def test_time_in_which_nothing_was_asked_is_not_silence(driven):
     """While a pager blocks the threads, they send nothing."""
     tail = driven(Stream(a=[IDLE, Unavailable("503"), IDLE]))
     tail.turn()
@@ -275,7 +274,7 @@ def test_time_in_which_nothing_was_asked_is_not_silence(driven: Any) -> None:
     assert tail.turn()[2] == []
 
 
-def test_what_is_refused_for_good_ends_it(driven: Any) -> None:
+def test_what_is_refused_for_good_ends_it(driven):
     tail = driven(Stream(a=[AccessDenied("no")]))
     tail.stream.reading = "a"
     tail.tail._work()
@@ -283,9 +282,7 @@ def test_what_is_refused_for_good_ends_it(driven: Any) -> None:
         list(tail.tail.events())
 
 
-def test_events_come_in_order_then_none_and_end_with_the_shards(
-    driven: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_come_in_order_then_none_and_end_with_the_shards(driven, monkeypatch):
     monkeypatch.setattr(readers, "_NOTICE_S", 0.001)
     tail = driven(Stream(a=[ended()]))
     tail.stream.reading = "a"
@@ -295,9 +292,7 @@ def test_events_come_in_order_then_none_and_end_with_the_shards(
     assert list(events) == [AllBegun(), Ended("a", ())]
 
 
-def test_a_full_queue_is_waited_for_until_the_tail_is_closed(
-    driven: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_queue_is_waited_for_until_the_tail_is_closed(driven, monkeypatch):
     monkeypatch.setattr(readers, "_NOTICE_S", 0.001)
     tail = driven(Stream(a=[IDLE])).tail
     tail._events = queue.Queue(1)
@@ -313,7 +308,7 @@ def test_a_full_queue_is_waited_for_until_the_tail_is_closed(
 
 
 @pytest.mark.seconds
-def test_with_their_threads_each_record_comes_once_and_all_threads_end(tmp_path: Path) -> None:
+def test_with_their_threads_each_record_comes_once_and_all_threads_end():
     class Live(Stream):
         lock = threading.Lock()
 
@@ -336,7 +331,7 @@ def test_with_their_threads_each_record_comes_once_and_all_threads_end(tmp_path:
     )
     starts = {name: ShardStart((), LATEST) for name in "ab"}
     seen: list[Any] = []
-    with TailReaders(starts, stream, stream, follows=True, patience_s=5.0) as tail:  # type: ignore[arg-type]
+    with TailReaders(starts, stream, stream, follows=True, patience_s=5.0) as tail:
         mine = [each for each in threading.enumerate() if each.name.startswith("tail-")]
         assert (len(mine), all(each.daemon for each in mine)) == (8, True)
         for event in tail.events():

@@ -1,15 +1,12 @@
 """What `kclrun check` and a start say of the permission to write: proven, not proven, or refused
 with what to allow. The embedded AWS is behind a server that refuses one action, as IAM does."""
 
-import http.client
-import http.server
 import json
 import re
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any, ClassVar
-from urllib.parse import parse_qs, urlsplit
+from email.message import Message
+from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -27,6 +24,7 @@ from kclrun.local.filling import make_stream
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from tests.support.http_service import HttpService, forwarded
 
 pytestmark = pytest.mark.seconds
 KEYS = WireCredentials("key", "secret")
@@ -61,43 +59,28 @@ OF_S3 = {"PUT": "PutObject", "HEAD": "HeadObject", "GET": "ListObjectsV2"}
 IAM_ACTIONS = {each.name: each.iam_actions[0] for each in OPERATIONS}
 
 
-class _Guard(http.server.BaseHTTPRequestHandler):
+class _Guard(HttpService):
     """Forwards a request to the embedded AWS, unless it needs the action that is refused."""
 
-    protocol_version = "HTTP/1.1"
-    endpoint = ""
-    refused: tuple[str, str] | None = None
-    asked: ClassVar[list[str]] = []
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.refused: tuple[str, str] | None = None
+        self.asked: list[str] = []
+        super().__init__(self._answer)
 
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        target = self.headers.get("X-Amz-Target", "")
+    def _answer(
+        self, method: str, path: str, headers: Message, body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        target = headers.get("X-Amz-Target", "")
         name = target.rpartition(".")[2] or parse_qs(body.decode()).get("Action", [""])[0]
-        name = OF_S3.get(self.command, name)
+        name = OF_S3.get(method, name)
         self.asked.append(name)
         if self.refused is not None and IAM_ACTIONS.get(name) == self.refused[0]:
-            self._answer(*_denied(*self.refused, target, self.path))
-            return
-        upstream = http.client.HTTPConnection(urlsplit(self.endpoint).netloc, timeout=60)
-        upstream.request(self.command, self.path, body, dict(self.headers))
-        answer = upstream.getresponse()
-        self._answer(answer.status, answer.getheader("Content-Type", ""), answer.read())
-        upstream.close()
-
-    do_PUT = do_HEAD = do_GET = do_POST  # noqa: N815
-
-    def _answer(self, status: int, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+            return _denied(*self.refused, target, path)
+        return forwarded(self.endpoint, method, path, headers, body)
 
 
-def _denied(action: str, arn: str, target: str, path: str) -> tuple[int, str, bytes]:
+def _denied(action: str, arn: str, target: str, path: str) -> tuple[int, dict[str, str], bytes]:
     """As AWS words it; in SNS's case with the code of its own, and in S3's for the object."""
     if action.startswith("s3:"):
         arn = f'"arn:aws:s3:::{path.lstrip("/")}"'
@@ -107,25 +90,19 @@ def _denied(action: str, arn: str, target: str, path: str) -> tuple[int, str, by
     )
     if target:
         error = {"__type": "AccessDeniedException", "message": said}
-        return 400, "application/x-amz-json-1.1", json.dumps(error).encode()
+        return 400, {"Content-Type": "application/x-amz-json-1.1"}, json.dumps(error).encode()
     if action.startswith("s3:"):
         error = f"<Error><Code>AccessDenied</Code><Message>{said}</Message></Error>"
-        return 403, "application/xml", error.encode()
+        return 403, {"Content-Type": "application/xml"}, error.encode()
     inside = f"<Error><Code>AuthorizationError</Code><Message>{said}</Message></Error>"
-    return 403, "text/xml", f"<ErrorResponse>{inside}</ErrorResponse>".encode()
+    whole = f"<ErrorResponse>{inside}</ErrorResponse>"
+    return 403, {"Content-Type": "text/xml"}, whole.encode()
 
 
 @pytest.fixture(scope="module")
-def guard(endpoint: str) -> Iterator[Any]:
-    _Guard.endpoint = endpoint
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Guard)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def guard(endpoint):
+    with _Guard(endpoint) as guard:
+        yield guard
 
 
 class _Made:
@@ -184,19 +161,18 @@ class _Made:
 
 
 @pytest.fixture(scope="module")
-def made(endpoint: str) -> _Made:
+def made(endpoint):
     return _Made(endpoint)
 
 
-def _check(guard: Any, kind: str) -> str:
+def _check(guard: _Guard, kind: str) -> str:
     place = KINDS[kind][0].format(ACCOUNT)
     more = f"outputs: {{late: {{{place}}}}}"
     if kind == "sqs":  # the only output of an application, for one of the kinds
         more = f"output: {{{place}}}"
     if kind.startswith("letters"):
         more = f"on_error: {{then: dead-letter, dead_letter: {{{place}}}}}"
-    url = f"http://127.0.0.1:{guard.server_address[1]}"
-    text = f"application: orders\nstream: orders\naws: {{endpoint: '{url}'}}\n{more}\n"
+    text = f"application: orders\nstream: orders\naws: {{endpoint: '{guard.url}'}}\n{more}\n"
     aws = Aws(settings_of(text, environment={}, now=WallTime(time.time())))
     if kind.startswith("letters"):
         return aws.check_letters()
@@ -206,10 +182,10 @@ def _check(guard: Any, kind: str) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_probe_leaves_nothing_and_is_a_proof_only_where_its_answer_is_one(
-    guard: Any, made: _Made, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    guard, made, kind, monkeypatch
+):
     asked: list[str] = []
-    monkeypatch.setattr(_Guard, "asked", asked)
+    monkeypatch.setattr(guard, "asked", asked)
     reported = _check(guard, kind)
     assert KINDS[kind][1] in {IAM_ACTIONS.get(name) for name in asked}
     proven, unproven = "; may write: proven", "; may write: not proven, because the request as"
@@ -220,11 +196,11 @@ def test_a_probe_leaves_nothing_and_is_a_proof_only_where_its_answer_is_one(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_destination_that_may_only_be_looked_at_is_refused_with_the_action_and_arn_to_allow(
-    guard: Any, made: _Made, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    guard, made, kind, monkeypatch
+):
     _, action, arn, _ = KINDS[kind]
     arn = f"arn:aws:{arn.format(ACCOUNT)}"
-    monkeypatch.setattr(_Guard, "refused", (action, arn))
+    monkeypatch.setattr(guard, "refused", (action, arn))
     with pytest.raises(AccessDenied) as refused:
         _check(guard, kind)
     setting = "on_error.dead_letter: " if kind.startswith("letters") else "output"
@@ -233,27 +209,24 @@ def test_a_destination_that_may_only_be_looked_at_is_refused_with_the_action_and
     assert made.content() == []
 
 
-def test_the_first_start_of_a_run_is_refused_too(
-    guard: Any, config: Any, made: _Made, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    url = f"http://127.0.0.1:{guard.server_address[1]}"
+def test_the_first_start_of_a_run_is_refused_too(guard, config, made, monkeypatch, capsys):
     name = re.search(r"stream: (\S+)", config.read_text())
     assert name is not None
-    make_stream(WireEndpoint(_Guard.endpoint, "us-east-1", "us-east-1"), name[1], 1)
+    make_stream(WireEndpoint(guard.endpoint, "us-east-1", "us-east-1"), name[1], 1)
     with config.open("a") as file:
         file.write("processor: kclrun.samples.hello:Hello\noutput: {dynamodb: probed}\n")
     arn = f"arn:aws:dynamodb:{ACCOUNT}:table/probed"
-    monkeypatch.setattr(_Guard, "refused", ("dynamodb:PutItem", arn))
+    monkeypatch.setattr(guard, "refused", ("dynamodb:PutItem", arn))
     for verb, said in (("check", "Check failed"), ("run", "Cannot start")):
-        assert run_program([verb, "--config", str(config), "--set", f"aws.endpoint={url}"]) == 77
+        assert (
+            run_program([verb, "--config", str(config), "--set", f"aws.endpoint={guard.url}"]) == 77
+        )
         reported = capsys.readouterr().err
         assert f"{said}: output: cannot use the table probed: it may not be written to:" in reported
         assert f"\n  Allow dynamodb:PutItem on {arn}; `kclrun iam` prints the policy\n" in reported
 
 
-def test_on_spark_the_place_of_letters_is_tried_too(
-    endpoint: str, config: Any, made: _Made, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_on_spark_the_place_of_letters_is_tried_too(endpoint, config, made, monkeypatch, capsys):
     monkeypatch.setattr("kclrun.cli.check._spark", lambda _: "PySpark")
     name = re.search(r"stream: (\S+)", config.read_text())
     assert name is not None
@@ -285,15 +258,13 @@ class _Answering:
     ],
 )
 @pytest.mark.parametrize("probe", [write_probes.probe_queue, write_probes.probe_topic])
-def test_only_a_refusal_of_the_message_itself_is_a_proof(
-    probe: Any, answer: dict[str, Any], kms_key: str | None, reported: str | None
-) -> None:
+def test_only_a_refusal_of_the_message_itself_is_a_proof(probe, answer, kms_key, reported):
     found = probe(_Answering(**answer), "here", kms_key)
     assert (found is None) == (reported is None)
     assert reported is None or reported in found
 
 
-def test_an_unknown_caller_gets_no_advice_and_a_lost_answer_may_be_asked_for_again() -> None:
+def test_an_unknown_caller_gets_no_advice_and_a_lost_answer_may_be_asked_for_again():
     operation = next(each for each in OPERATIONS if each.name == "PutRecords")
 
     def failing(kind: Any, code: str) -> Any:

@@ -1,7 +1,5 @@
 """The making of aggregates: exact sizes, limits, and the keys that route them."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.codec import aggregator as room
@@ -11,7 +9,7 @@ from kclrun.errors import LimitExceeded, MalformedAggregate
 from kclrun.model.record import Record
 
 
-def test_an_aggregate_is_routed_by_its_first_user_record() -> None:
+def test_an_aggregate_is_routed_by_its_first_user_record():
     aggregator = Aggregator()
     aggregator.add("first", b"1", "42")
     aggregator.add("second", b"2", "43")
@@ -21,7 +19,7 @@ def test_an_aggregate_is_routed_by_its_first_user_record() -> None:
     assert (partition_key, explicit_hash_key) == ("first", "42")
 
 
-def test_a_later_explicit_hash_key_does_not_route_the_aggregate() -> None:
+def test_a_later_explicit_hash_key_does_not_route_the_aggregate():
     aggregator = Aggregator()
     aggregator.add("first", b"1")
     aggregator.add("second", b"2", "43")
@@ -29,7 +27,7 @@ def test_a_later_explicit_hash_key_does_not_route_the_aggregate() -> None:
     assert aggregator.finish().explicit_hash_key is None
 
 
-def test_a_key_is_written_once_however_often_it_is_used() -> None:
+def test_a_key_is_written_once_however_often_it_is_used():
     once = build_aggregate([("key" * 50, b"", "12345678")])
     twice = build_aggregate([("key" * 50, b"", "12345678")] * 2)
 
@@ -37,7 +35,7 @@ def test_a_key_is_written_once_however_often_it_is_used() -> None:
 
 
 @pytest.mark.parametrize("short_by", [0, 1])
-def test_the_last_byte_is_used_and_not_one_more(short_by: int) -> None:
+def test_the_last_byte_is_used_and_not_one_more(short_by):
     exact = len(build_aggregate([("kéy", bytes(300), "7")])) + len("kéy".encode())
     aggregator = Aggregator(size_max=exact - short_by)
 
@@ -47,7 +45,7 @@ def test_the_last_byte_is_used_and_not_one_more(short_by: int) -> None:
     assert len(aggregator) == int(fits)
 
 
-def test_by_default_an_aggregate_and_its_key_fill_one_mebibyte_at_most() -> None:
+def test_by_default_an_aggregate_and_its_key_fill_one_mebibyte_at_most():
     aggregator = Aggregator()
     while aggregator.add("k" * 100, bytes(1000)):
         pass
@@ -59,7 +57,7 @@ def test_by_default_an_aggregate_and_its_key_fill_one_mebibyte_at_most() -> None
     assert 1024 * 1024 - 1100 < size <= 1024 * 1024
 
 
-def test_what_did_not_fit_leaves_no_trace() -> None:
+def test_what_did_not_fit_leaves_no_trace():
     aggregator = Aggregator(size_max=100)
     aggregator.add("a", b"1")
     size = aggregator.size_bytes
@@ -70,7 +68,7 @@ def test_what_did_not_fit_leaves_no_trace() -> None:
     assert aggregator.finish().data == build_aggregate([("a", b"1", None)])
 
 
-def test_a_finished_aggregator_starts_anew() -> None:
+def test_a_finished_aggregator_starts_anew():
     aggregator = Aggregator()
     aggregator.add("a", b"1", "1")
     first = aggregator.finish()
@@ -80,14 +78,12 @@ def test_a_finished_aggregator_starts_anew() -> None:
     assert aggregator.finish() == first
 
 
-def test_there_is_no_aggregate_of_nothing() -> None:
+def test_there_is_no_aggregate_of_nothing():
     with pytest.raises(MalformedAggregate):
         Aggregator().finish()
 
 
-def test_it_takes_no_more_user_records_than_can_be_opened(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_it_takes_no_more_user_records_than_can_be_opened(monkeypatch):
     monkeypatch.setattr(room, "USER_RECORDS_MAX", 2)
     aggregator = Aggregator()
 
@@ -97,23 +93,23 @@ def test_it_takes_no_more_user_records_than_can_be_opened(
 
 
 @pytest.mark.parametrize("key", ["", "k" * 257, "\ud800"])
-def test_a_key_the_service_would_refuse_is_refused(key: str) -> None:
+def test_a_key_the_service_would_refuse_is_refused(key):
     with pytest.raises(LimitExceeded):
         Aggregator().add(key, b"")
 
 
-def test_an_explicit_hash_key_the_service_would_refuse_is_refused() -> None:
+def test_an_explicit_hash_key_the_service_would_refuse_is_refused():
     with pytest.raises(LimitExceeded):
         Aggregator().add("a", b"", str(2**128))
 
 
 @pytest.mark.parametrize("size_max", [0, -1, RECORD_BYTES_MAX + 1])
-def test_a_size_no_record_can_have_is_refused(size_max: int) -> None:
+def test_a_size_no_record_can_have_is_refused(size_max):
     with pytest.raises(LimitExceeded):
         Aggregator(size_max=size_max)
 
 
-def test_an_aggregate_of_ten_mebibytes_can_be_made_and_opened() -> None:
+def test_an_aggregate_of_ten_mebibytes_can_be_made_and_opened():
     aggregator = Aggregator(size_max=RECORD_BYTES_MAX)
     while aggregator.add("k", bytes(100_000)):
         pass
@@ -123,7 +119,7 @@ def test_an_aggregate_of_ten_mebibytes_can_be_made_and_opened() -> None:
     assert len(open_aggregates([Record(data, key, "1")])) == count
 
 
-def test_its_representation_holds_no_key_and_no_payload() -> None:
+def test_its_representation_holds_no_key_and_no_payload():
     aggregator = Aggregator()
     aggregator.add("SECRET", b"SECRET")
 

@@ -1,7 +1,5 @@
 """AWS's CBOR both ways, and bytes that only look like it."""
 
-from __future__ import annotations
-
 import itertools
 
 import cbor2

@@ -1,7 +1,5 @@
 """AWS's event stream: any bytes give messages or one named error, and nothing is kept unbounded."""
 
-from __future__ import annotations
-
 import zlib
 from binascii import crc32
 

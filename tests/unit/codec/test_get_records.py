@@ -1,7 +1,5 @@
 """GetRecords bodies: what they become, and how each wrong kind is named."""
 
-from __future__ import annotations
-
 import base64
 import json
 import tracemalloc
@@ -49,7 +47,7 @@ def body(*records: object, **changes: Any) -> bytes:
     return json.dumps({**fields, **changes}).encode()
 
 
-def test_a_page_becomes_records_with_every_field_of_the_service() -> None:
+def test_a_page_becomes_records_with_every_field_of_the_service():
     decoded = decode_get_records(body(wire_record(EncryptionType="KMS"), wire_record(FIRST + 1)))
 
     assert decoded == GetRecordsBody(
@@ -63,16 +61,16 @@ def test_a_page_becomes_records_with_every_field_of_the_service() -> None:
     )
 
 
-def test_millis_behind_latest_may_be_missing() -> None:
+def test_millis_behind_latest_may_be_missing():
     assert decode_get_records(b'{"Records":[]}').millis_behind_latest is None
 
 
 @pytest.mark.parametrize("end", [b'{"Records":[],"NextShardIterator":null}', b'{"Records":[]}'])
-def test_a_null_or_missing_iterator_is_the_end_of_the_shard(end: bytes) -> None:
+def test_a_null_or_missing_iterator_is_the_end_of_the_shard(end):
     assert decode_get_records(end).next_iterator is None
 
 
-def test_the_end_of_a_shard_names_its_children_with_their_hash_ranges() -> None:
+def test_the_end_of_a_shard_names_its_children_with_their_hash_ranges():
     end = body(
         wire_record(),
         NextShardIterator=None,
@@ -91,7 +89,7 @@ def test_the_end_of_a_shard_names_its_children_with_their_hash_ranges() -> None:
     assert len(decoded.records) == 1
 
 
-def test_fields_the_service_may_add_one_day_are_passed_over() -> None:
+def test_fields_the_service_may_add_one_day_are_passed_over():
     assert decode_get_records(body(wire_record(Novelty={"deep": [1]}), Novelty=1)).records
 
 
@@ -108,19 +106,19 @@ def test_fields_the_service_may_add_one_day_are_passed_over() -> None:
         ("malformed", {"a": 1}),
     ],
 )
-def test_no_body_sets_what_only_we_may_set(name: str, value: object) -> None:
+def test_no_body_sets_what_only_we_may_set(name, value):
     with pytest.raises(MalformedBody):
         decode_get_records(body(wire_record(**{name: value})))
 
 
-def test_no_escape_smuggles_such_a_field_in() -> None:
+def test_no_escape_smuggles_such_a_field_in():
     hostile = body(wire_record(aggregated=True)).replace(b"aggregated", b"\\u0061ggregated")
 
     with pytest.raises(MalformedBody):
         decode_get_records(hostile)
 
 
-def test_every_field_a_body_can_set_is_one_of_the_service() -> None:
+def test_every_field_a_body_can_set_is_one_of_the_service():
     own = {"sub_sequence_number", "explicit_hash_key", "aggregated", "malformed", "_decoding"}
     settable = {
         field.encode_name for field in msgspec.structs.fields(Record) if field.name not in own
@@ -171,19 +169,19 @@ def test_every_field_a_body_can_set_is_one_of_the_service() -> None:
         ),
     ],
 )
-def test_what_is_no_body_is_named_malformed(wrong: bytes) -> None:
+def test_what_is_no_body_is_named_malformed(wrong):
     with pytest.raises(MalformedBody):
         decode_get_records(wrong)
 
 
-def test_text_that_is_not_utf_8_is_named_so() -> None:
+def test_text_that_is_not_utf_8_is_named_so():
     with pytest.raises(MalformedBody, match="not UTF-8"):
         decode_get_records(body(wire_record()).replace(b'"key"', b'"\xff"'))
 
 
 @pytest.mark.parametrize("number", ["", "-1", "01", "1.0", "x", "TRIM_HORIZON", "9" * 130, "٣"])
 @pytest.mark.parametrize("place", ["first", "last"])
-def test_the_edges_of_a_page_are_numbers(number: str, place: str) -> None:
+def test_the_edges_of_a_page_are_numbers(number, place):
     page = [wire_record(number), wire_record()]
     if place == "last":
         page.reverse()
@@ -192,24 +190,24 @@ def test_the_edges_of_a_page_are_numbers(number: str, place: str) -> None:
         decode_get_records(body(*page))
 
 
-def test_a_sentinel_cannot_hide_between_two_numbers() -> None:
+def test_a_sentinel_cannot_hide_between_two_numbers():
     with pytest.raises(MalformedBody):
         decode_get_records(body(wire_record(1), wire_record("SHARD_END"), wire_record(2)))
 
 
 @pytest.mark.parametrize("numbers", [(2, 1), (1, 3, 2), (10, 9), (9, 8, 10)])
-def test_a_page_that_does_not_ascend_is_refused(numbers: tuple[int, ...]) -> None:
+def test_a_page_that_does_not_ascend_is_refused(numbers):
     with pytest.raises(MalformedBody):
         decode_get_records(body(*map(wire_record, numbers)))
 
 
-def test_numbers_of_different_lengths_ascend_as_numbers_do() -> None:
+def test_numbers_of_different_lengths_ascend_as_numbers_do():
     page = decode_get_records(body(*map(wire_record, (0, 8, 9, 10, 11, 10**128))))
 
     assert page.records[-1].sequence_number == str(10**128)
 
 
-def test_a_page_holds_at_most_ten_thousand_records() -> None:
+def test_a_page_holds_at_most_ten_thousand_records():
     full = [wire_record(FIRST + i) for i in range(RECORDS_MAX)]
 
     assert len(decode_get_records(body(*full)).records) == RECORDS_MAX
@@ -217,12 +215,12 @@ def test_a_page_holds_at_most_ten_thousand_records() -> None:
         decode_get_records(body(*full, wire_record(FIRST + RECORDS_MAX)))
 
 
-def test_a_page_names_at_most_a_few_children() -> None:
+def test_a_page_names_at_most_a_few_children():
     with pytest.raises(LimitExceeded, match="9 children"):
         decode_get_records(body(ChildShards=[wire_child()] * (CHILDREN_MAX + 1)))
 
 
-def test_ten_mebibytes_of_data_in_full_pages_stay_below_the_limit() -> None:
+def test_ten_mebibytes_of_data_in_full_pages_stay_below_the_limit():
     # The worst a sound page can be: full keys beyond the BMP, escaped, and 10 MiB of data.
     key = "\U0001f600" * 256
     widest = json.dumps(wire_record("9" * 129, PartitionKey=key, EncryptionType="KMS", Data=""))
@@ -232,9 +230,7 @@ def test_ten_mebibytes_of_data_in_full_pages_stay_below_the_limit() -> None:
     assert BODY_BYTES_MAX == 49_847_680, "47.5 MiB"
 
 
-def test_a_body_above_the_limit_is_refused_before_it_is_parsed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_body_above_the_limit_is_refused_before_it_is_parsed(monkeypatch):
     sound = body(wire_record())
     monkeypatch.setattr(get_records, "BODY_BYTES_MAX", len(sound) - 1)
 
@@ -242,7 +238,7 @@ def test_a_body_above_the_limit_is_refused_before_it_is_parsed(
         decode_get_records(sound)
 
 
-def test_a_page_of_ten_mebibytes_costs_little_more_than_its_data() -> None:
+def test_a_page_of_ten_mebibytes_costs_little_more_than_its_data():
     data = base64.b64encode(bytes(1024)).decode()
     page = body(*[wire_record(FIRST + i, Data=data) for i in range(RECORDS_MAX)])
 
@@ -267,7 +263,7 @@ def test_a_page_of_ten_mebibytes_costs_little_more_than_its_data() -> None:
         body(ChildShards=[wire_child(HashKeyRange={"StartingHashKey": "SECRET"})]),
     ],
 )
-def test_no_error_shows_what_the_body_held(hostile: bytes) -> None:
+def test_no_error_shows_what_the_body_held(hostile):
     with pytest.raises(MalformedBody) as caught:
         decode_get_records(hostile)
 
@@ -276,7 +272,7 @@ def test_no_error_shows_what_the_body_held(hostile: bytes) -> None:
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
-def test_its_representation_holds_no_iterator_and_no_payload() -> None:
+def test_its_representation_holds_no_iterator_and_no_payload():
     shown = repr(decode_get_records(body(wire_record(), NextShardIterator="SECRET")))
 
     assert shown == "GetRecordsBody(1 records, 0 children)"

@@ -1,7 +1,5 @@
 """Aggregates: opened whole or delivered raw, with limits; hash ranges; dropping to a checkpoint."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import subprocess
@@ -44,7 +42,7 @@ def raw(data: bytes, number: str = "7") -> Record:
     return Record(data, "outer", number, 12.5, "KMS")
 
 
-def test_user_records_carry_what_their_aggregate_knew() -> None:
+def test_user_records_carry_what_their_aggregate_knew():
     aggregate = raw(build_aggregate([("a", b"1", None), ("b", b"", "42"), ("a", b"3", None)]))
 
     assert open_aggregates([aggregate]) == [
@@ -54,20 +52,20 @@ def test_user_records_carry_what_their_aggregate_knew() -> None:
     ]
 
 
-def test_a_page_without_aggregates_is_returned_as_it_is() -> None:
+def test_a_page_without_aggregates_is_returned_as_it_is():
     page = [raw(b""), raw(MAGIC[:3]), raw(b"\xff\xff\xff\xff\xff")]
 
     assert open_aggregates(page) is page
 
 
-def test_plain_records_keep_their_places_among_aggregates() -> None:
+def test_plain_records_keep_their_places_among_aggregates():
     aggregate = build_aggregate([("a", b"2", None), ("a", b"3", None)])
     page = (raw(b"1", "1"), raw(aggregate, "2"), raw(b"4", "3"))
 
     assert [record.data for record in open_aggregates(page)] == [b"1", b"2", b"3", b"4"]
 
 
-def test_what_was_opened_is_not_opened_again() -> None:
+def test_what_was_opened_is_not_opened_again():
     inner = build_aggregate([("a", b"1", None)])
     once = open_aggregates([raw(build_aggregate([("a", inner, None)])), raw(MAGIC)])
 
@@ -75,13 +73,13 @@ def test_what_was_opened_is_not_opened_again() -> None:
     assert open_aggregates(once) == once
 
 
-def test_an_aggregate_without_user_records_yields_none() -> None:
+def test_an_aggregate_without_user_records_yields_none():
     page = [raw(sealed(KEY_TABLE)), raw(b"next", "8")]
 
     assert [record.data for record in open_aggregates(page)] == [b"next"]
 
 
-def test_tags_and_unknown_fields_are_passed_over() -> None:
+def test_tags_and_unknown_fields_are_passed_over():
     tagged = b"\x1a\x0a\x08\x00\x1a\x01d\x22\x03\x0a\x01t"
 
     (opened,) = open_aggregates([raw(sealed(KEY_TABLE + tagged + b"\xf8\x07\x01"))])
@@ -174,7 +172,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
-def test_what_is_no_aggregate_is_delivered_raw_and_flagged(data: bytes) -> None:
+def test_what_is_no_aggregate_is_delivered_raw_and_flagged(data):
     """Nothing is dropped silently [I9]."""
     record = raw(data)
 
@@ -184,11 +182,11 @@ def test_what_is_no_aggregate_is_delivered_raw_and_flagged(data: bytes) -> None:
     assert caught.value.__cause__ is None
 
 
-def test_the_sound_one_beside_the_malformed_ones_opens() -> None:
+def test_the_sound_one_beside_the_malformed_ones_opens():
     assert [record.aggregated for record in open_aggregates([raw(SOUND)])] == [True]
 
 
-def test_a_malformed_aggregate_does_not_disturb_its_neighbours() -> None:
+def test_a_malformed_aggregate_does_not_disturb_its_neighbours():
     page = [raw(SOUND, "1"), raw(MAGIC, "2"), raw(SOUND, "3")]
 
     opened = open_aggregates(page)
@@ -200,7 +198,7 @@ def test_a_malformed_aggregate_does_not_disturb_its_neighbours() -> None:
     ]
 
 
-def test_an_aggregate_holds_at_most_its_limit_of_user_records() -> None:
+def test_an_aggregate_holds_at_most_its_limit_of_user_records():
     full = KEY_TABLE + USER_RECORD * USER_RECORDS_MAX
 
     assert len(open_aggregate(raw(sealed(full)))) == USER_RECORDS_MAX
@@ -210,7 +208,7 @@ def test_an_aggregate_holds_at_most_its_limit_of_user_records() -> None:
     assert opened.malformed
 
 
-def test_an_aggregate_above_the_largest_record_is_delivered_raw() -> None:
+def test_an_aggregate_above_the_largest_record_is_delivered_raw():
     """Every buffer has its limit [I12], and what is above it is not dropped either."""
     message = KEY_TABLE + b"\x1a\x85\x80\x80\x05" + bytes(10 * MIB)
 
@@ -251,7 +249,7 @@ while sizes:
 
 
 @pytest.mark.seconds
-def test_the_smallest_fields_by_the_million_take_little_memory() -> None:
+def test_the_smallest_fields_by_the_million_take_little_memory():
     records = [
         sealed(bomb * (size_bytes // len(bomb)))
         for bomb in BOMBS.values()
@@ -270,7 +268,7 @@ def test_the_smallest_fields_by_the_million_take_little_memory() -> None:
     assert max(grew_bytes) < 64 * MIB, dict(zip(BOMBS, grew_bytes, strict=True))
 
 
-def test_an_aggregate_of_ten_mebibytes_opens() -> None:
+def test_an_aggregate_of_ten_mebibytes_opens():
     data = build_aggregate([("k", bytes(MIB - 100), None)] * 10)
 
     opened = open_aggregate(raw(data))
@@ -281,14 +279,14 @@ def test_an_aggregate_of_ten_mebibytes_opens() -> None:
 LOW, HIGH = HashRange(0, 2**127 - 1), HashRange(2**127, HASH_KEY_MAX)
 
 
-def test_by_default_user_records_of_another_shard_are_kept() -> None:
+def test_by_default_user_records_of_another_shard_are_kept():
     page = [raw(build_aggregate([("a", b"low", "0"), ("a", b"high", str(2**127))]))]
 
     assert len(open_aggregates(page, hash_range=LOW)) == 2
 
 
 @pytest.mark.parametrize(("hash_range", "index"), [(LOW, 0), (HIGH, 1)])
-def test_on_drop_only_the_records_of_another_shard_go(hash_range: HashRange, index: int) -> None:
+def test_on_drop_only_the_records_of_another_shard_go(hash_range, index):
     page = [raw(build_aggregate([("a", b"low", "0"), ("a", b"high", str(2**127))]))]
 
     (kept,) = open_aggregates(page, kpl_range="drop", hash_range=hash_range)
@@ -296,7 +294,7 @@ def test_on_drop_only_the_records_of_another_shard_go(hash_range: HashRange, ind
     assert (kept.data, kept.sub_sequence_number) == ((b"low", b"high")[index], index)
 
 
-def test_on_drop_a_key_is_placed_by_its_md5() -> None:
+def test_on_drop_a_key_is_placed_by_its_md5():
     page = [raw(build_aggregate([("a", b"1", None)]))]
     hash_key = int(hashlib.md5(b"a").hexdigest(), 16)
     around = HashRange(hash_key, hash_key)
@@ -306,7 +304,7 @@ def test_on_drop_a_key_is_placed_by_its_md5() -> None:
     assert open_aggregates(page, kpl_range="drop", hash_range=below) == []
 
 
-def test_on_drop_plain_and_malformed_records_stay() -> None:
+def test_on_drop_plain_and_malformed_records_stay():
     page = [raw(b"plain"), raw(MAGIC), raw(SOUND)]
 
     opened = open_aggregates(page, kpl_range="drop", hash_range=HashRange(0, 0))
@@ -314,7 +312,7 @@ def test_on_drop_plain_and_malformed_records_stay() -> None:
     assert [record.data for record in opened] == [b"plain", MAGIC]
 
 
-def test_on_drop_a_record_that_cannot_be_placed_stays() -> None:
+def test_on_drop_a_record_that_cannot_be_placed_stays():
     message = KEY_TABLE + b"\x12\x01x" + b"\x1a\x07\x08\x00\x10\x00\x1a\x01d"
 
     (kept,) = open_aggregates([raw(sealed(message))], kpl_range="drop", hash_range=LOW)
@@ -322,27 +320,27 @@ def test_on_drop_a_record_that_cannot_be_placed_stays() -> None:
     assert kept.explicit_hash_key == "x"
 
 
-def test_without_a_hash_range_nothing_is_dropped() -> None:
+def test_without_a_hash_range_nothing_is_dropped():
     assert len(open_aggregates([raw(SOUND)], kpl_range="drop")) == 1
 
 
-def test_an_explicit_hash_key_wins_over_the_partition_key() -> None:
+def test_an_explicit_hash_key_wins_over_the_partition_key():
     assert effective_hash_key("a", "12") == 12
     assert effective_hash_key("é", None) == int(hashlib.md5("é".encode()).hexdigest(), 16)
 
 
 @pytest.mark.parametrize("wrong", ["", "-1", "x", "1.0", "٣", str(2**128), "1" * 5000])
-def test_what_is_no_hash_key_is_refused(wrong: str) -> None:
+def test_what_is_no_hash_key_is_refused(wrong):
     with pytest.raises(LimitExceeded):
         effective_hash_key("a", wrong)
 
 
-def test_a_partition_key_without_utf_8_has_no_hash_key() -> None:
+def test_a_partition_key_without_utf_8_has_no_hash_key():
     with pytest.raises(LimitExceeded):
         effective_hash_key("\ud800", None)
 
 
-def test_records_up_to_a_checkpoint_inside_an_aggregate_are_dropped() -> None:
+def test_records_up_to_a_checkpoint_inside_an_aggregate_are_dropped():
     aggregate = build_aggregate([("a", b"0", None), ("a", b"1", None), ("a", b"2", None)])
     page = open_aggregates([raw(b"before", "9"), raw(aggregate, "10"), raw(b"after", "11")])
 
@@ -351,13 +349,13 @@ def test_records_up_to_a_checkpoint_inside_an_aggregate_are_dropped() -> None:
     assert [record.data for record in left] == [b"2", b"after"]
 
 
-def test_a_page_above_the_checkpoint_is_returned_as_it_is() -> None:
+def test_a_page_above_the_checkpoint_is_returned_as_it_is():
     page = [raw(b"", "10")]
 
     assert drop_until(page, ExtendedSequenceNumber("9", 5)) is page
 
 
-def test_a_sentinel_drops_nothing_and_shard_end_everything() -> None:
+def test_a_sentinel_drops_nothing_and_shard_end_everything():
     page = [raw(b"", "0"), raw(b"", "10")]
 
     for sentinel in (AT_TIMESTAMP, TRIM_HORIZON, LATEST):

@@ -1,7 +1,5 @@
 """`record.value`: payloads into values, decoders by name, and reasons without payload."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import pickle

@@ -24,7 +24,7 @@ def properties(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, di
         yield from properties(reported.get("items", {}), f"{path}{name}[].")
 
 
-def test_every_setting_has_a_description() -> None:
+def test_every_setting_has_a_description():
     undocumented = [
         path for path, reported in properties(json_schema()) if "description" not in reported
     ]
@@ -33,7 +33,7 @@ def test_every_setting_has_a_description() -> None:
     assert undocumented == []
 
 
-def test_the_schema_has_every_setting_that_the_loader_takes() -> None:
+def test_the_schema_has_every_setting_that_the_loader_takes():
     def names(struct: type[msgspec.Struct]) -> Iterator[str]:
         for name, annotation in field_types(struct).items():
             yield name
@@ -46,7 +46,7 @@ def test_the_schema_has_every_setting_that_the_loader_takes() -> None:
     assert set(names(Settings)) <= in_schema
 
 
-def test_the_schema_refuses_unknown_settings_and_asks_for_those_without_a_default() -> None:
+def test_the_schema_refuses_unknown_settings_and_asks_for_those_without_a_default():
     structs = {"": json_schema()} | {
         path: each
         for path, reported in properties(json_schema())
@@ -64,7 +64,7 @@ def test_the_schema_refuses_unknown_settings_and_asks_for_those_without_a_defaul
     }
 
 
-def test_the_schema_shows_defaults_as_people_write_them() -> None:
+def test_the_schema_shows_defaults_as_people_write_them():
     reported = dict(properties(json_schema()))
 
     assert reported["leases.failover"]["default"] == "10s"
@@ -93,20 +93,20 @@ def test_the_schema_shows_defaults_as_people_write_them() -> None:
     }
 
 
-def test_every_setting_appears_in_the_file_that_people_copy() -> None:
+def test_every_setting_appears_in_the_file_that_people_copy():
     text = APP_YAML.read_text()
     names = {path.rpartition(".")[2] for path, _ in properties(json_schema())}
 
     assert {name for name in names if not re.search(rf"\b{name}:", text)} == set()
 
 
-def test_the_file_that_people_copy_loads() -> None:
+def test_the_file_that_people_copy_loads():
     loaded = settings_of(APP_YAML.read_text(), environment={}, now=NOW)
 
     assert loaded.application == "orders"
 
 
-def test_the_advanced_part_shows_the_true_defaults() -> None:
+def test_the_advanced_part_shows_the_true_defaults():
     """Uncommented, the advanced part must change nothing but what it shows as an example."""
     advanced = APP_YAML.read_text().split("# Advanced")[1].split("\n\n", 1)[1]
     uncommented = re.sub(r"^# ", "", advanced, flags=re.MULTILINE).split("embedded:")[0]
@@ -117,7 +117,7 @@ def test_the_advanced_part_shows_the_true_defaults() -> None:
     assert loaded == Settings(application="orders", stream="orders")
 
 
-def test_the_schema_says_what_the_values_of_a_mapping_are() -> None:
+def test_the_schema_says_what_the_values_of_a_mapping_are():
     reported = dict(properties(json_schema()))
 
     assert reported["aws.endpoints"]["additionalProperties"] == {"type": "string"}

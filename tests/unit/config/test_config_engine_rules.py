@@ -100,7 +100,7 @@ def loaded(more: str) -> Settings:
         (SPARK + "pipeline: a:b\noutput: {path: o, options: {a: [1]}}", "output.options.a"),
     ],
 )
-def test_what_the_engine_cannot_do_is_refused(more: str, said: str) -> None:
+def test_what_the_engine_cannot_do_is_refused(more, said):
     with pytest.raises(SettingsError) as caught:
         loaded(more)
 
@@ -121,26 +121,26 @@ def test_what_the_engine_cannot_do_is_refused(more: str, said: str) -> None:
         SPARK + "output: {format: jdbc, options: {password: '${PASSWORD}'}}",
     ],
 )
-def test_settings_of_spark_that_agree_are_taken(more: str) -> None:
+def test_settings_of_spark_that_agree_are_taken(more):
     assert loaded(more).engine == "spark"
 
 
 @pytest.mark.parametrize(
     ("trigger", "taken"), [("asap", "asap"), ("5s", 5.0), ("available-now", "available-now")]
 )
-def test_a_trigger_is_a_word_or_a_duration(trigger: str, taken: object) -> None:
+def test_a_trigger_is_a_word_or_a_duration(trigger, taken):
     more = f"engine: spark\nspark: {{checkpoint: /c, trigger: {trigger}}}"
 
     assert loaded(more).spark.trigger == taken
 
 
-def test_settings_of_spark_keep_numbers_and_switches() -> None:
+def test_settings_of_spark_keep_numbers_and_switches():
     conf = loaded("engine: spark\nspark: {checkpoint: /c, conf: {a: 4, b: true, c: 4g}}").spark.conf
 
     assert conf == {"a": 4, "b": True, "c": "4g"}
 
 
-def test_one_file_serves_both_engines_and_what_means_nothing_is_named() -> None:
+def test_one_file_serves_both_engines_and_what_means_nothing_is_named():
     settings = loaded(SPARK + "leases: {max: 8}\nstall: 5m\ncheckpoint: {every: 2s}")
 
     assert unused_settings(settings) == ("checkpoint.every", "leases", "stall")

@@ -1,5 +1,4 @@
 import functools
-from pathlib import Path
 
 import pytest
 
@@ -31,11 +30,11 @@ expand = functools.partial(yaml_reader.expand, secret={"PW": "p@:/%", "URL": "sq
         ("$A", "$A"),
     ],
 )
-def test_variables_are_replaced(text: str, expanded: str) -> None:
+def test_variables_are_replaced(text, expanded):
     assert expand({"k": [text]}, {"A": "1", "EMPTY": ""}) == {"k": [expanded]}
 
 
-def test_a_missing_variable_is_named_with_its_path() -> None:
+def test_a_missing_variable_is_named_with_its_path():
     with pytest.raises(SettingsError) as caught:
         expand({"aws": {"region": "${REGION}"}}, {})
 
@@ -46,29 +45,29 @@ def test_a_missing_variable_is_named_with_its_path() -> None:
 @pytest.mark.parametrize(
     "text", ["${}", "${1A}", "${A-b}", "${A:b}", "${secret:}", "${secret:../x}", "${secret:a/b}"]
 )
-def test_what_is_no_variable_is_refused(text: str) -> None:
+def test_what_is_no_variable_is_refused(text):
     with pytest.raises(SettingsError, match="is not a variable"):
         expand({"k": text}, {"A": "1"})
 
 
-def test_a_value_from_the_environment_is_not_expanded_again() -> None:
+def test_a_value_from_the_environment_is_not_expanded_again():
     assert expand("${A}", {"A": "${B}", "B": "no"}) == "${B}"
 
 
-def test_what_was_expanded_remembers_what_the_file_said() -> None:
+def test_what_was_expanded_remembers_what_the_file_said():
     expanded = expand("${A}", {"A": "hidden"})
 
     assert isinstance(expanded, Expanded)
     assert expanded.source == "${A}"
 
 
-def test_a_path_is_written_as_a_person_would() -> None:
+def test_a_path_is_written_as_a_person_would():
     assert dotted(("embedded", "reshard", 0, "after")) == "embedded.reshard[0].after"
     assert dotted(()) == "the file"
 
 
 @pytest.mark.parametrize("named", ["KCLRUN_SECRETS", "CREDENTIALS_DIRECTORY"])
-def test_a_secret_is_a_file_of_the_folder_and_no_message_has_it(tmp_path: Path, named: str) -> None:
+def test_a_secret_is_a_file_of_the_folder_and_no_message_has_it(tmp_path, named):
     def settings(value: str) -> dict[str, object]:
         text = f"application: orders\nstream: s\nprocessor: a:B\noptions: {{token: '{value}'}}\n"
         environment = {named: str(tmp_path)}

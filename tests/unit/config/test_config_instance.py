@@ -1,7 +1,5 @@
 """What `instance:` may say, and what it means."""
 
-from typing import Any
-
 import pytest
 
 from kclrun.cli.services import Aws
@@ -20,7 +18,7 @@ def settings(instance: str, more: str = "aws: {region: eu-west-1}") -> Settings:
 
 
 @pytest.fixture(autouse=True)
-def own_environment(monkeypatch: Any) -> None:
+def own_environment(monkeypatch):
     for name in ("AWS_EC2_METADATA_DISABLED", "AWS_EC2_METADATA_SERVICE_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
 
@@ -34,25 +32,23 @@ def own_environment(monkeypatch: Any) -> None:
         ("{rebalance: drain}", True),
     ],
 )
-def test_a_recommendation_drains_whoever_is_surely_replaced_or_asks_for_it(
-    instance: str, drains: bool
-) -> None:
+def test_a_recommendation_drains_whoever_is_surely_replaced_or_asks_for_it(instance, drains):
     assert settings(instance).instance.drains_on_rebalance is drains
 
 
-def test_one_hook_cannot_be_for_both_ends() -> None:
+def test_one_hook_cannot_be_for_both_ends():
     with pytest.raises(SettingsError, match="a hook is for one of the two"):
         settings("{launch_hook: one, termination_hook: one}")
     settings("{launch_hook: one, termination_hook: other}")
 
 
 @pytest.mark.parametrize("name", ["", "a hook", "x" * 256])
-def test_a_hook_has_a_name_that_the_service_takes(name: str) -> None:
+def test_a_hook_has_a_name_that_the_service_takes(name):
     with pytest.raises(SettingsError, match=r"instance\.launch_hook"):
         settings(f"{{launch_hook: '{name}'}}")
 
 
-def test_spark_says_that_it_does_not_watch() -> None:
+def test_spark_says_that_it_does_not_watch():
     spark = Settings(application="orders", instance=InstanceSettings(watch=True), engine="spark")
 
     assert unused_settings(spark) == ("instance",)
@@ -65,21 +61,21 @@ def is_asked(instance: str, more: str = "aws: {region: eu-west-1}") -> bool:
     return Aws(settings(instance, more)).imds is not None
 
 
-def test_it_is_asked_unless_it_is_switched_off(monkeypatch: Any) -> None:
+def test_it_is_asked_unless_it_is_switched_off(monkeypatch):
     assert is_asked("{}")
     assert not is_asked("{watch: off}")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     assert not is_asked("{}")
 
 
-def test_an_application_on_an_aws_of_its_own_is_no_machine_of_a_group() -> None:
+def test_an_application_on_an_aws_of_its_own_is_no_machine_of_a_group():
     emulator = "aws: {region: x, endpoint: 'http://127.0.0.1:4567'}"
 
     assert not is_asked("{}", emulator)
     assert is_asked("{watch: on}", emulator)
 
 
-def test_what_must_be_watched_cannot_be_switched_off(monkeypatch: Any) -> None:
+def test_what_must_be_watched_cannot_be_switched_off(monkeypatch):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
     with pytest.raises(SettingsError, match="AWS_EC2_METADATA_DISABLED"):

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from kclrun.config.load import load_settings, settings_of
@@ -21,14 +19,14 @@ def refusal(more: str = "", *overrides: str, **environment: str) -> str:
     return str(caught.value)
 
 
-def test_two_lines_are_enough() -> None:
+def test_two_lines_are_enough():
     loaded = settings()
 
     assert loaded == Settings(application="orders", stream="orders")
     assert loaded.table == "orders"
 
 
-def test_durations_sizes_and_switches_arrive_as_numbers() -> None:
+def test_durations_sizes_and_switches_arrive_as_numbers():
     loaded = settings(
         "stall: 1m30s\nfetch: {buffer: 1MiB}\nleases: {cleanup: off}\ncheckpoint: {every: batch}"
     )
@@ -37,11 +35,11 @@ def test_durations_sizes_and_switches_arrive_as_numbers() -> None:
     assert loaded.checkpoint.every == "batch"
 
 
-def test_a_checkpoint_may_be_a_duration() -> None:
+def test_a_checkpoint_may_be_a_duration():
     assert settings("checkpoint: {every: 500ms}").checkpoint.every == 0.5
 
 
-def test_a_section_with_everything_commented_out_has_its_defaults() -> None:
+def test_a_section_with_everything_commented_out_has_its_defaults():
     assert settings("leases:\n  # max: 3\n").leases.max == 64
 
 
@@ -91,11 +89,11 @@ def test_a_section_with_everything_commented_out_has_its_defaults() -> None:
         ("leases: {tags: {a: 1}}", "leases.tags.a: expected a text, got 1; put it in quotes"),
     ],
 )
-def test_what_is_wrong_is_reported_with_path_and_line(more: str, said: str) -> None:
+def test_what_is_wrong_is_reported_with_path_and_line(more, said):
     assert said in refusal(more)
 
 
-def test_a_number_of_the_environment_is_read_as_long_as_a_line_shows_it() -> None:
+def test_a_number_of_the_environment_is_read_as_long_as_a_line_shows_it():
     def least(digits: int) -> str:
         return "0b" + "1".zfill(digits - 2)
 
@@ -106,17 +104,17 @@ def test_a_number_of_the_environment_is_read_as_long_as_a_line_shows_it() -> Non
 @pytest.mark.parametrize(
     "more", ["fetch: {idle: 200ms}", "leases: {failover: 1s}", "leases: {failover: 15m}\nstall: 1h"]
 )
-def test_the_bounds_of_a_duration_belong_to_it(more: str) -> None:
+def test_the_bounds_of_a_duration_belong_to_it(more):
     assert settings(more) != settings()
 
 
-def test_everything_wrong_is_reported_at_once() -> None:
+def test_everything_wrong_is_reported_at_once():
     reported = refusal("leases: {max: 0, hop: 1}\nstall: x").splitlines()
 
     assert [line.split(":")[0] for line in reported] == ["leases.hop", "leases.max", "stall"]
 
 
-def test_values_out_of_bounds_are_reported_beside_those_of_a_wrong_type() -> None:
+def test_values_out_of_bounds_are_reported_beside_those_of_a_wrong_type():
     with pytest.raises(SettingsError) as caught:
         settings_of(
             "stream: orders\nfetch: {idle: 50ms, batch_max: many}\nstart: yesterday\n"
@@ -135,7 +133,7 @@ def test_values_out_of_bounds_are_reported_beside_those_of_a_wrong_type() -> Non
     }
 
 
-def test_a_word_that_is_nearly_one_of_those_allowed_is_answered_with_it() -> None:
+def test_a_word_that_is_nearly_one_of_those_allowed_is_answered_with_it():
     assert "or error, got 'warn'; did you mean warning? (" in refusal("log: {level: warn}")
     assert "did you mean" not in refusal("log: {level: '${LEVEL}'}", LEVEL="warn")
 
@@ -143,20 +141,18 @@ def test_a_word_that_is_nearly_one_of_those_allowed_is_answered_with_it() -> Non
 @pytest.mark.parametrize(
     ("text", "switch"), [("off", False), ("On", True), ("false", False), ("TRUE", True)]
 )
-def test_a_switch_in_quotes_is_a_switch(text: str, switch: bool) -> None:
+def test_a_switch_in_quotes_is_a_switch(text, switch):
     assert settings(f"instance: {{watch: '{text}'}}").instance.watch is switch
     assert settings(f"leases: {{cleanup: '{text}'}}").leases.cleanup is switch
 
 
-def test_a_switch_is_a_text_where_a_text_is_wanted() -> None:
+def test_a_switch_is_a_text_where_a_text_is_wanted():
     assert settings("leases: {group: 'off'}").leases.group == "off"
 
 
 @pytest.mark.parametrize("number", ["0x" + "f" * 6000, "9" * 5000, str(2**64), str(-(2**63) - 1)])
 @pytest.mark.parametrize("place", ["stall", "options"])
-def test_a_number_that_no_process_could_be_given_is_refused_in_words(
-    number: str, place: str
-) -> None:
+def test_a_number_that_no_process_could_be_given_is_refused_in_words(number, place):
     more = f"stall: {number}" if place == "stall" else f"options: {{a: {number}}}"
 
     assert refusal(more) == (
@@ -164,54 +160,54 @@ def test_a_number_that_no_process_could_be_given_is_refused_in_words(
     )
 
 
-def test_numbers_of_64_bits_are_numbers() -> None:
+def test_numbers_of_64_bits_are_numbers():
     loaded = settings(f"options: {{a: {2**64 - 1}, b: {-(2**63)}}}")
 
     assert loaded.options == {"a": 2**64 - 1, "b": -(2**63)}
 
 
-def test_what_is_required_is_asked_for() -> None:
+def test_what_is_required_is_asked_for():
     with pytest.raises(SettingsError, match="stream: is missing; a text that is a stream's name"):
         settings_of("application: orders", environment={}, now=NOW)
 
 
 @pytest.mark.parametrize("text", ["", "- a", "just words", "3"])
-def test_a_file_that_holds_no_settings_says_so(text: str) -> None:
+def test_a_file_that_holds_no_settings_says_so(text):
     with pytest.raises(SettingsError, match=r"expected settings|is missing"):
         settings_of(text, environment={}, now=NOW)
 
 
-def test_a_number_and_a_switch_may_come_from_the_environment() -> None:
+def test_a_number_and_a_switch_may_come_from_the_environment():
     loaded = settings("leases:\n  max: ${MAX:-8}\n  create: ${CREATE}\n", CREATE="off")
 
     assert (loaded.leases.max, loaded.leases.create) == (8, False)
 
 
-def test_a_text_from_the_environment_stays_a_text() -> None:
+def test_a_text_from_the_environment_stays_a_text():
     assert settings("leases: {table: '${TABLE}'}", TABLE="12345").leases.table == "12345"
 
 
-def test_a_wrong_value_from_the_environment_is_not_shown() -> None:
+def test_a_wrong_value_from_the_environment_is_not_shown():
     reported = refusal("leases:\n  max: ${SECRET}\n", SECRET="hunter2")
 
     assert "got what ${SECRET} stands for" in reported
     assert "hunter2" not in reported
 
 
-def test_options_arrive_as_plain_values() -> None:
+def test_options_arrive_as_plain_values():
     loaded = settings("options: {window: '${W}', deep: [{a: 1}]}", W="15m")
 
     assert loaded.options == {"window": "15m", "deep": [{"a": 1}]}
     assert type(loaded.options["window"]) is str
 
 
-def test_overrides_win_and_make_sections() -> None:
+def test_overrides_win_and_make_sections():
     loaded = settings("leases: {max: 3}", "leases.max=5", "fetch.idle=2s", "aws.region=eu-west-1")
 
     assert (loaded.leases.max, loaded.fetch.idle, loaded.aws.region) == (5, 2.0, "eu-west-1")
 
 
-def test_an_override_saves_a_variable_that_is_not_set() -> None:
+def test_an_override_saves_a_variable_that_is_not_set():
     assert settings("aws: {region: '${REGION}'}", "aws.region=us-east-1").aws.region == "us-east-1"
 
 
@@ -227,19 +223,19 @@ def test_an_override_saves_a_variable_that_is_not_set() -> None:
         ("leases.mox=3", "leases.mox: no such setting; did you mean max?"),
     ],
 )
-def test_a_wrong_override_is_reported(override: str, said: str) -> None:
+def test_a_wrong_override_is_reported(override, said):
     assert said in refusal("aws: {region: eu-west-1}", override)
 
 
-def test_a_problem_of_an_override_is_not_given_a_line_of_the_file() -> None:
+def test_a_problem_of_an_override_is_not_given_a_line_of_the_file():
     assert "line" not in refusal("leases: {max: 3}", "leases.max=none")
 
 
-def test_a_credential_is_refused_before_anything_else() -> None:
+def test_a_credential_is_refused_before_anything_else():
     assert "looks like a credential" in refusal(f"options: {{k: {'AKIA' + 'A' * 16}}}")
 
 
-def test_a_file_is_loaded_with_its_name_in_messages(tmp_path: Path) -> None:
+def test_a_file_is_loaded_with_its_name_in_messages(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("application: orders\nstream: orders\nstall: no\n")
     file.chmod(0o600)

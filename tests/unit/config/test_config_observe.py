@@ -19,12 +19,12 @@ def loaded(more: str, **environment: str) -> Settings:
     return settings_of(LEAST + more, environment=environment, now=NOW)
 
 
-def test_nothing_listens_and_nothing_is_published_unless_asked_for() -> None:
+def test_nothing_listens_and_nothing_is_published_unless_asked_for():
     assert loaded("").observe == ObserveSettings(listen=None, cloudwatch=None)
     assert loaded("observe:\n  cloudwatch:\n").observe == ObserveSettings()
 
 
-def test_naming_cloudwatch_is_asking_for_it() -> None:
+def test_naming_cloudwatch_is_asking_for_it():
     assert loaded("observe: {cloudwatch: {}}").observe.cloudwatch == CloudWatchSettings()
     cloudwatch = loaded(
         "observe: {cloudwatch: {namespace: a/b, detail: shard, dimensions: {Environment: prod}}}"
@@ -46,7 +46,7 @@ def test_naming_cloudwatch_is_asking_for_it() -> None:
         ("[::1]:9464", ("::1", 9464)),
     ],
 )
-def test_a_port_alone_is_on_loopback(listen: str | int, address: tuple[str, int]) -> None:
+def test_a_port_alone_is_on_loopback(listen, address):
     assert parse_listen(listen) == address
 
 
@@ -57,7 +57,7 @@ def test_a_port_alone_is_on_loopback(listen: str | int, address: tuple[str, int]
         *(f"127.0.0.1:{port}" for port in ("http", "²", "\u0661", "+5", "1_0", " 5", "9" * 5000)),
     ],
 )
-def test_what_is_no_address_is_refused(listen: str | int) -> None:
+def test_what_is_no_address_is_refused(listen):
     with pytest.raises(ValueError, match="expected a port of this machine"):
         parse_listen(listen)
 
@@ -95,7 +95,7 @@ def test_what_is_no_address_is_refused(listen: str | int) -> None:
         ),
     ],
 )
-def test_what_would_fail_later_is_refused_now(more: str, said: str) -> None:
+def test_what_would_fail_later_is_refused_now(more, said):
     with pytest.raises(SettingsError) as caught:
         loaded(more)
 
@@ -103,7 +103,7 @@ def test_what_would_fail_later_is_refused_now(more: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("context", ["traceparent", "meta.trace-parent", "shop.traces:context_of"])
-def test_a_field_or_a_function_has_the_trace_context(context: str) -> None:
+def test_a_field_or_a_function_has_the_trace_context(context):
     otlp = loaded(f"observe: {{otlp: {{traces: {{context: '{context}'}}}}}}").observe.otlp
 
     assert otlp is not None
@@ -111,7 +111,7 @@ def test_a_field_or_a_function_has_the_trace_context(context: str) -> None:
     assert otlp.traces.context == context
 
 
-def test_dimensions_up_to_the_limits_of_cloudwatch_are_taken() -> None:
+def test_dimensions_up_to_the_limits_of_cloudwatch_are_taken():
     dimensions = {f"d{number}": "x" for number in range(27)} | {"n" * 255: "v" * 1024}
 
     observe = loaded(f"observe: {{cloudwatch: {{dimensions: {dimensions}}}}}").observe
@@ -119,22 +119,22 @@ def test_dimensions_up_to_the_limits_of_cloudwatch_are_taken() -> None:
     assert observe.cloudwatch == CloudWatchSettings(dimensions=dimensions)
 
 
-def test_on_spark_it_means_nothing_and_is_named() -> None:
+def test_on_spark_it_means_nothing_and_is_named():
     spark = "engine: spark\nspark: {checkpoint: /c}\nobserve: {listen: 9464}"
 
     assert unused_settings(loaded(spark)) == ("observe",)
 
 
-def test_a_port_may_come_from_the_environment() -> None:
+def test_a_port_may_come_from_the_environment():
     assert loaded("observe: {listen: '${PORT}'}", PORT="9464").observe.listen == 9464
 
 
 @pytest.mark.parametrize("window", ["0s", "2s", "60s", "1h"])
-def test_the_window_of_hot_shards_is_of_seconds_to_an_hour_or_nothing(window: str) -> None:
+def test_the_window_of_hot_shards_is_of_seconds_to_an_hour_or_nothing(window):
     assert loaded(f"observe: {{hot_window: {window}}}").observe.hot_window.text in {window, "1m"}
 
 
 @pytest.mark.parametrize("window", ["1s", "1999ms", "61m"])
-def test_another_window_of_hot_shards_is_refused(window: str) -> None:
+def test_another_window_of_hot_shards_is_refused(window):
     with pytest.raises(SettingsError, match="hot_window: expected 2s to 1h, or 0s"):
         loaded(f"observe: {{hot_window: {window}}}")

@@ -63,7 +63,7 @@ def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputPlace, ...
         ("{path: 's3://b/x'}", "not a URL (s3://…). Write s3: instead"),
     ],
 )
-def test_an_output_that_contradicts_itself_is_refused(output: str, said: str) -> None:
+def test_an_output_that_contradicts_itself_is_refused(output, said):
     with pytest.raises(SettingsError) as caught:
         loaded(f"output: {output}")
 
@@ -87,14 +87,14 @@ def test_an_output_that_contradicts_itself_is_refused(output: str, said: str) ->
         (SPARK + "output: {path: o, roll: {}}", "output.roll: is for engine: fleet"),
     ],
 )
-def test_outputs_that_contradict_each_other_or_the_engine_are_refused(more: str, said: str) -> None:
+def test_outputs_that_contradict_each_other_or_the_engine_are_refused(more, said):
     with pytest.raises(SettingsError) as caught:
         loaded(more)
 
     assert said in str(caught.value)
 
 
-def test_each_output_is_resolved_in_the_order_of_the_settings() -> None:
+def test_each_output_is_resolved_in_the_order_of_the_settings():
     text = """
 aws: {endpoint: 'http://localhost:4567', endpoints: {sns: 'http://localhost:99'}}
 outputs:
@@ -142,7 +142,7 @@ output: {s3: 's3://bucket/x'}
     )
 
 
-def test_a_file_that_grows_has_no_roll_and_a_stream_among_several_a_folder_of_its_own() -> None:
+def test_a_file_that_grows_has_no_roll_and_a_stream_among_several_a_folder_of_its_own():
     (place,) = places("output: {path: out}", StreamKey("123456789012:orders:1700000000"))
 
     assert (place.path, place.roll_s, place.roll_bytes) == ("out/orders", 0.0, 0)
@@ -151,7 +151,7 @@ def test_a_file_that_grows_has_no_roll_and_a_stream_among_several_a_folder_of_it
     assert places("output: {path: out}")[0].path == "out"
 
 
-def test_the_representation_of_an_output_shows_no_password() -> None:
+def test_the_representation_of_an_output_shows_no_password():
     (place,) = places("output: {sql: 'postgresql://me:${PW}@host/db', table: t}")
 
     assert place.sql == "postgresql://me:secret@host/db"

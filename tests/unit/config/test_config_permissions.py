@@ -1,7 +1,6 @@
 import grp
 import os
 import pwd
-from pathlib import Path
 
 import pytest
 
@@ -11,14 +10,14 @@ from tests.support.descriptors import open_descriptors
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "app.yaml"
     path.write_text("stream: s\n")
     path.chmod(0o644)
     return path
 
 
-def test_a_file_that_only_we_can_write_is_read(file: Path) -> None:
+def test_a_file_that_only_we_can_write_is_read(file):
     assert read_trusted(file) == "stream: s\n"
 
 
@@ -31,9 +30,7 @@ def test_a_file_that_only_we_can_write_is_read(file: Path) -> None:
         (0o666, 0, "everybody"),
     ],
 )
-def test_a_file_that_others_can_write_is_refused_with_the_remedy(
-    file: Path, mode: int, group: int, who: str
-) -> None:
+def test_a_file_that_others_can_write_is_refused_with_the_remedy(file, mode, group, who):
     file.chmod(mode)
     # A group of several users: for root any other, for a user the test needs no change.
     if os.geteuid() == 0:
@@ -46,14 +43,14 @@ def test_a_file_that_others_can_write_is_refused_with_the_remedy(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_file_of_another_user_is_refused(file: Path) -> None:
+def test_a_file_of_another_user_is_refused(file):
     os.chown(file, 1, -1)
 
     with pytest.raises(SettingsError, match="belongs to user 1,"):
         read_trusted(file)
 
 
-def test_a_file_is_read_up_to_a_million_bytes_and_left_closed(file: Path) -> None:
+def test_a_file_is_read_up_to_a_million_bytes_and_left_closed(file):
     before = open_descriptors()
     file.write_text("#" * 1_000_000)
     assert len(read_trusted(file)) == 1_000_000
@@ -65,7 +62,7 @@ def test_a_file_is_read_up_to_a_million_bytes_and_left_closed(file: Path) -> Non
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0, 0o644), (0o077, 0o600)])
-def test_a_new_file_is_trusted_whatever_the_umask_is(tmp_path: Path, umask: int, mode: int) -> None:
+def test_a_new_file_is_trusted_whatever_the_umask_is(tmp_path, umask, mode):
     path, former = tmp_path / "new" / "folder" / "app.yaml", os.umask(umask)
     try:
         write_new(path, "é")
@@ -80,19 +77,19 @@ def test_a_new_file_is_trusted_whatever_the_umask_is(tmp_path: Path, umask: int,
     write_new(path.with_name("second.yaml"), "")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(SettingsError, match=r"cannot read .*none.yaml: No such file"):
         read_trusted(tmp_path / "none.yaml")
 
 
-def test_a_pipe_is_no_file_and_nothing_waits_for_it(tmp_path: Path) -> None:
+def test_a_pipe_is_no_file_and_nothing_waits_for_it(tmp_path):
     os.mkfifo(tmp_path / "pipe", 0o600)
 
     with pytest.raises(SettingsError, match="not a regular file"):
         read_trusted(tmp_path / "pipe")
 
 
-def test_a_file_that_is_no_text_is_refused(file: Path) -> None:
+def test_a_file_that_is_no_text_is_refused(file):
     file.write_bytes(b"\xff\xfe")
 
     with pytest.raises(SettingsError, match="not UTF-8"):
@@ -118,14 +115,14 @@ ACCESS_KEY = "AKIA" + "IOSFODNN7EXAMPLE"
         {"options": {"password": "x${DB_PASSWORD}"}},
     ],
 )
-def test_what_looks_like_a_credential_is_refused_and_not_repeated(tree: object) -> None:
+def test_what_looks_like_a_credential_is_refused_and_not_repeated(tree):
     with pytest.raises(SettingsError, match="looks like a credential") as caught:
         refuse_secrets(tree)
 
     assert ACCESS_KEY not in str(caught.value)
 
 
-def test_a_secret_from_the_environment_may_be_named_and_a_name_that_ends_like_one() -> None:
+def test_a_secret_from_the_environment_may_be_named_and_a_name_that_ends_like_one():
     refuse_secrets({"options": {"password": "${DB_PASSWORD}", "key_column": "id"}})
     refuse_secrets({"options": {"ask_password": "never", "sort.column": "id", "password": {}}})
     refuse_secrets({"output": {"sql": "postgresql://user:${secret:DB}@host:5432/db"}})
@@ -136,9 +133,7 @@ def test_a_secret_from_the_environment_may_be_named_and_a_name_that_ends_like_on
     ("name", "members", "is_private"),
     [("me", [], True), ("me", ["me"], True), ("me", ["me", "you"], False), ("staff", [], False)],
 )
-def test_a_group_may_write_that_is_its_owners_alone(
-    file: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: list[str], is_private: bool
-) -> None:
+def test_a_group_may_write_that_is_its_owners_alone(file, monkeypatch, name, members, is_private):
     """Amazon Linux and Fedora: a umask of 002, and a group of one's own for every user."""
     user = pwd.struct_passwd(("me", "x", os.geteuid(), 0, "", "/", "/bin/sh"))
     monkeypatch.setattr(pwd, "getpwuid", lambda _: user)

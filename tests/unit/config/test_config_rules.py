@@ -87,7 +87,7 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
         ),
     ],
 )
-def test_settings_that_contradict_are_refused(more: str, said: str) -> None:
+def test_settings_that_contradict_are_refused(more, said):
     with pytest.raises(SettingsError) as caught:
         settings_of(LEAST + more, environment={}, now=NOW)
 
@@ -111,11 +111,11 @@ def test_settings_that_contradict_are_refused(more: str, said: str) -> None:
         "processor: 'kclpy:a.py'\ncheckpoint: {every: manual}",
     ],
 )
-def test_settings_that_agree_are_taken(more: str) -> None:
+def test_settings_that_agree_are_taken(more):
     settings_of(LEAST + more, environment={}, now=NOW)
 
 
-def test_a_consumer_is_named_by_itself_where_the_applications_name_is_too_long() -> None:
+def test_a_consumer_is_named_by_itself_where_the_applications_name_is_too_long():
     text = f"application: {'a' * 129}\nstream: orders\nfetch: {{mode: fan-out}}"
 
     with pytest.raises(SettingsError, match=r"fetch\.consumer: is needed"):

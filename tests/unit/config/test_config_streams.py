@@ -27,7 +27,7 @@ def load(text: str) -> Settings:
     return settings_of(text, environment={}, now=NOW)
 
 
-def test_what_a_stream_does_not_say_of_its_own_is_the_applications() -> None:
+def test_what_a_stream_does_not_say_of_its_own_is_the_applications():
     orders, audits = load(TWO).sources
 
     assert (orders.processor, audits.processor) == ("m:Both", "m:Audit")
@@ -37,7 +37,7 @@ def test_what_a_stream_does_not_say_of_its_own_is_the_applications() -> None:
     assert (orders.start, audits.start) == ("LATEST", "TRIM_HORIZON")
 
 
-def test_one_stream_is_a_source_with_all_that_is_the_applications() -> None:
+def test_one_stream_is_a_source_with_all_that_is_the_applications():
     (source,) = load("application: shop\nstream: orders\nprocessor: m:C\noptions: {x: 1}").sources
 
     assert (source.name, source.processor, source.options) == ("orders", "m:C", {"x": 1})
@@ -47,7 +47,7 @@ def test_one_stream_is_a_source_with_all_that_is_the_applications() -> None:
 @pytest.mark.parametrize(
     "named", ["audits", "arn:aws:kinesis:eu-west-1:123456789012:stream/audits"]
 )
-def test_settings_are_narrowed_to_one_stream_by_its_name_or_arn(named: str) -> None:
+def test_settings_are_narrowed_to_one_stream_by_its_name_or_arn(named):
     narrowed = load(TWO).of_stream(named)
 
     assert load(TWO).of_stream("orders").start == "LATEST", "the application's"
@@ -59,7 +59,7 @@ def test_settings_are_narrowed_to_one_stream_by_its_name_or_arn(named: str) -> N
     )
 
 
-def test_no_stream_is_meant_where_there_are_several_and_none_that_is_not_there() -> None:
+def test_no_stream_is_meant_where_there_are_several_and_none_that_is_not_there():
     settings = load(TWO)
 
     with pytest.raises(SettingsError, match=r"has several streams \(orders, .*: name one of them"):
@@ -70,7 +70,7 @@ def test_no_stream_is_meant_where_there_are_several_and_none_that_is_not_there()
         settings.of_stream("other")
 
 
-def test_no_processor_for_all_is_needed_where_each_stream_has_one() -> None:
+def test_no_processor_for_all_is_needed_where_each_stream_has_one():
     text = TWO.replace("processor: m:Both\n", "").replace("name: orders", "name: o, processor: m:C")
 
     assert [source.processor for source in load(text).sources] == ["m:C", "m:Audit"]
@@ -94,14 +94,14 @@ def test_no_processor_for_all_is_needed_where_each_stream_has_one() -> None:
         (TWO.replace("name: orders, ", ""), "streams[0].name: is missing"),
     ],
 )
-def test_streams_that_contradict_are_refused_with_their_place(text: str, said: str) -> None:
+def test_streams_that_contradict_are_refused_with_their_place(text, said):
     with pytest.raises(SettingsError) as caught:
         load(text)
 
     assert said in str(caught.value)
 
 
-def test_a_missing_stream_is_reported_with_whatever_else_is_wrong() -> None:
+def test_a_missing_stream_is_reported_with_whatever_else_is_wrong():
     with pytest.raises(SettingsError) as caught:
         load("application: shop\nleases: {max: 0}\nstall: 1s\n")
 
@@ -109,14 +109,14 @@ def test_a_missing_stream_is_reported_with_whatever_else_is_wrong() -> None:
     assert "leases.max: expected" in str(caught.value)
 
 
-def test_the_schema_wants_one_stream_or_several() -> None:
+def test_the_schema_wants_one_stream_or_several():
     schema = json_schema()
 
     assert schema["oneOf"] == [{"required": ["stream"]}, {"required": ["streams"]}]
     assert schema["properties"]["streams"]["items"]["required"] == ["name"]
 
 
-def test_a_stream_may_have_a_concurrency_of_its_own() -> None:
+def test_a_stream_may_have_a_concurrency_of_its_own():
     text = (
         "application: shop\nprocessor: m:C\nconcurrency: {records: 8}\nstreams:\n"
         "  - {name: orders}\n  - {name: audits, concurrency: {order: none, timeout: 5s}}\n"

@@ -8,7 +8,7 @@ from kclrun.config.yaml_reader import ALIASED_NODES_MAX, read_yaml
 from kclrun.errors import SettingsError
 
 
-def test_each_key_has_its_line() -> None:
+def test_each_key_has_its_line():
     document = read_yaml("a: 1\nb:\n  c: [x, {d: 2}]\n")
 
     assert document.value == {"a": 1, "b": {"c": ["x", {"d": 2}]}}
@@ -18,13 +18,13 @@ def test_each_key_has_its_line() -> None:
     assert read_yaml("a:\n- 1\n- 2\n").lines == {(): 1, ("a",): 1, ("a", 0): 2, ("a", 1): 3}
 
 
-def test_an_instant_stays_text() -> None:
+def test_an_instant_stays_text():
     assert read_yaml("start: 2026-03-01T06:00:00Z").value == {"start": "2026-03-01T06:00:00Z"}
     assert read_yaml("a: !!timestamp 2026-03-01").value == {"a": "2026-03-01"}
     assert read_yaml("a: !!timestamp soon").value == {"a": "soon"}
 
 
-def test_a_key_that_yaml_takes_for_a_switch_is_a_word() -> None:
+def test_a_key_that_yaml_takes_for_a_switch_is_a_word():
     assert read_yaml("on: 1\noff: 2").value == {"on": 1, "off": 2}
 
 
@@ -50,20 +50,20 @@ def test_a_key_that_yaml_takes_for_a_switch_is_a_word() -> None:
         ("a: ${NAME}\nb: ]", "line 2: not readable as YAML: [^\n]*\\Z"),
     ],
 )
-def test_what_is_refused_names_its_line(text: str, said: str) -> None:
+def test_what_is_refused_names_its_line(text, said):
     with pytest.raises(SettingsError, match=said):
         read_yaml(text)
 
 
-def test_a_foreign_tag_on_a_list_makes_a_plain_list() -> None:
+def test_a_foreign_tag_on_a_list_makes_a_plain_list():
     assert read_yaml("a: !!python/object/apply:os.system [ls]").value == {"a": ["ls"]}
 
 
-def test_aliases_may_repeat_a_little() -> None:
+def test_aliases_may_repeat_a_little():
     assert read_yaml("a: &x [1, 2]\nb: *x").value == {"a": [1, 2], "b": [1, 2]}
 
 
-def test_a_billion_laughs_end_at_the_limit() -> None:
+def test_a_billion_laughs_end_at_the_limit():
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
 
@@ -71,7 +71,7 @@ def test_a_billion_laughs_end_at_the_limit() -> None:
         read_yaml("\n".join(levels))
 
 
-def test_aliases_may_repeat_a_thousand_values_and_no_more() -> None:
+def test_aliases_may_repeat_a_thousand_values_and_no_more():
     text = f"a: &a [&x x, {', '.join('y' * 98)}]\nb: [{', '.join(['*a'] * 10)}]"
 
     assert len(read_yaml(text).value["b"]) == 10
@@ -79,13 +79,13 @@ def test_aliases_may_repeat_a_thousand_values_and_no_more() -> None:
         read_yaml(f"{text}\nc: *x")
 
 
-def test_a_cycle_of_aliases_is_refused() -> None:
+def test_a_cycle_of_aliases_is_refused():
     with pytest.raises(SettingsError, match=r"nested deeper|aliases repeat"):
         read_yaml("a: &x [*x]")
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ("{a: ", "}")])
-def test_forty_levels_may_nest_and_no_more(opening: str, closing: str) -> None:
+def test_forty_levels_may_nest_and_no_more(opening, closing):
     def nested(depth: int) -> str:
         return opening * depth + "x" + closing * depth
 
@@ -96,7 +96,7 @@ def test_forty_levels_may_nest_and_no_more(opening: str, closing: str) -> None:
         read_yaml(nested(600))
 
 
-def test_a_text_of_a_million_bytes_is_read_and_a_longer_one_is_not_parsed() -> None:
+def test_a_text_of_a_million_bytes_is_read_and_a_longer_one_is_not_parsed():
     text = f"# {'é' * 499_999}"
     assert read_yaml(text).value is None
     with pytest.raises(SettingsError, match="longer than 1,000,000 bytes"):
@@ -104,6 +104,6 @@ def test_a_text_of_a_million_bytes_is_read_and_a_longer_one_is_not_parsed() -> N
 
 
 @given(st.text(max_size=200))
-def test_any_text_is_read_or_refused_in_our_words(text: str) -> None:
+def test_any_text_is_read_or_refused_in_our_words(text):
     with contextlib.suppress(SettingsError):
         read_yaml(text)

@@ -4,8 +4,6 @@
 of that, until nothing is left. Faults of writes are queued in `faults`, one a send.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import pytest

@@ -1,7 +1,5 @@
 """Which records are given again, and which are given up, when a batch raises; by scenarios."""
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -110,8 +110,7 @@ def test_a_claim_that_does_not_come_through_expires():
     assert "expired" in driver.reports(reports.StartUnclaimed)[0].reason
 
 
-def test_renewals_go_out_every_third_of_failover_less_25_ms():
-    driver = Driver().begin()
+def test_renewals_go_out_every_third_of_failover_less_25_ms(driver):
     instants = []
     while len(instants) < 3:
         driver.now = driver.life.next_deadline(driver.now)
@@ -136,8 +135,7 @@ def test_a_write_that_moves_the_counter_is_a_heartbeat():
     assert driver.sent(changes.Renew) == []
 
 
-def test_renewals_carry_the_smoothed_throughput():
-    driver = Driver().begin()
+def test_renewals_carry_the_smoothed_throughput(driver):
     driver.happen(events.BatchDelivered(p(20), 1, 3 * 102400))
 
     driver.tick(3.0)
@@ -148,8 +146,9 @@ def test_renewals_carry_the_smoothed_throughput():
 @pytest.mark.parametrize(
     ("faults", "sends"), [(["reply lost"], 1), (["dropped"], 2), (["in flight", "dropped"], 3)]
 )
-def test_an_unknown_renewal_is_read_back_and_its_fence_counts_from_its_earliest_send(faults, sends):
-    driver = Driver().begin()
+def test_an_unknown_renewal_is_read_back_and_its_fence_counts_from_its_earliest_send(
+    driver, faults, sends
+):
     driver.faults += faults
     driver.now += 3.0
     first = driver.now
@@ -163,8 +162,7 @@ def test_an_unknown_renewal_is_read_back_and_its_fence_counts_from_its_earliest_
     assert driver.life.own.fence == fence_instant(first, 9.0)
 
 
-def test_the_fence_does_not_count_from_a_send_that_was_throttled():
-    driver = Driver().begin()
+def test_the_fence_does_not_count_from_a_send_that_was_throttled(driver):
     driver.faults.append("throttled")
 
     driver.tick(3.0)
@@ -173,8 +171,7 @@ def test_the_fence_does_not_count_from_a_send_that_was_throttled():
     assert driver.life.own.fence == fence_instant(driver.now, 9.0)
 
 
-def test_a_read_back_that_fails_is_asked_again():
-    driver = Driver().begin()
+def test_a_read_back_that_fails_is_asked_again(driver):
     driver.faults += ["reply lost", "unreadable", "unreadable"]
 
     driver.tick(3.0)
@@ -191,8 +188,9 @@ def test_a_read_back_that_fails_is_asked_again():
         (lambda driver: driver.table.write(changes.Renew(KEY, ME, 6)), ""),
     ],
 )
-def test_a_row_that_moved_by_no_unresolved_write_of_mine_is_lost_with_the_next_write(moved, words):
-    driver = Driver().begin()
+def test_a_row_that_moved_by_no_unresolved_write_of_mine_is_lost_with_the_next_write(
+    driver, moved, words
+):
     moved(driver)
 
     driver.tick(3.0)
@@ -203,8 +201,7 @@ def test_a_row_that_moved_by_no_unresolved_write_of_mine_is_lost_with_the_next_w
     assert driver.of(commands.Exit) == [commands.Exit(commands.ExitCause.LOST)]
 
 
-def test_past_the_fence_the_lease_is_lost_and_nothing_is_written():
-    driver = Driver().begin()
+def test_past_the_fence_the_lease_is_lost_and_nothing_is_written(driver):
     driver.faults += ["throttled"] * 100
     driver.tick(3.0)
     assert driver.now >= driver.life.own.fence
@@ -218,8 +215,7 @@ def test_past_the_fence_the_lease_is_lost_and_nothing_is_written():
     assert "fence" in driver.reports(reports.LeaseLost)[0].reason
 
 
-def test_a_write_given_up_in_the_same_breath_is_not_sent():
-    driver = Driver().begin()
+def test_a_write_given_up_in_the_same_breath_is_not_sent(driver):
     driver.now += 3.0
     driver.tell(events.Ticked())
     renew = driver.queue.popleft().change
@@ -231,8 +227,7 @@ def test_a_write_given_up_in_the_same_breath_is_not_sent():
     assert not [each for each in follow if isinstance(each, commands.SendWrite)]
 
 
-def test_a_renewal_that_succeeds_behind_the_fence_moves_it_on():
-    driver = Driver().begin()
+def test_a_renewal_that_succeeds_behind_the_fence_moves_it_on(driver):
     driver.now += 8.0
     driver.tell(events.Ticked())
     renew = driver.queue.popleft().change
@@ -246,8 +241,7 @@ def test_a_renewal_that_succeeds_behind_the_fence_moves_it_on():
     assert driver.life.own.fence == fence_instant(sent, 9.0)
 
 
-def test_a_refused_write_is_reported_once_and_tried_until_the_fence():
-    driver = Driver().begin()
+def test_a_refused_write_is_reported_once_and_tried_until_the_fence(driver):
     driver.faults += ["refused"] * 1000
 
     driver.tick(3.0)
@@ -324,8 +318,9 @@ def test_where_the_renewal_fails_the_fence_is_a_shorter_failover_after_it_was_he
         ),
     ],
 )
-def test_the_fence_before_a_renewal_under_the_failovers_that_were_heard_of(after_s, heard, fence):
-    driver = Driver().begin()
+def test_the_fence_before_a_renewal_under_the_failovers_that_were_heard_of(
+    driver, after_s, heard, fence
+):
     driver.now += after_s
     for pause_s, failover_s in heard:
         driver.now += pause_s
@@ -334,8 +329,7 @@ def test_the_fence_before_a_renewal_under_the_failovers_that_were_heard_of(after
     assert driver.life.own.fence == fence
 
 
-def test_a_write_sent_before_the_shorter_failover_was_heard_of_is_followed_by_a_renewal():
-    driver = Driver().begin()
+def test_a_write_sent_before_the_shorter_failover_was_heard_of_is_followed_by_a_renewal(driver):
     driver.now += 3.0
     driver.tell(events.Ticked())
     early = driver.queue.popleft().change
@@ -399,8 +393,7 @@ def test_a_condition_that_failed_for_no_visible_reason_is_claimed_again():
     assert driver.state is State.PROCESSING
 
 
-def test_while_a_lease_is_being_lost_or_a_write_is_under_way_nothing_spins():
-    driver = Driver().begin()
+def test_while_a_lease_is_being_lost_or_a_write_is_under_way_nothing_spins(driver):
     driver.user_returns = False
     driver.batch(20)
     driver.now += 10.0
@@ -410,8 +403,7 @@ def test_while_a_lease_is_being_lost_or_a_write_is_under_way_nothing_spins():
     assert driver.life.next_deadline(driver.now) == driver.now + 30.0
 
 
-def test_a_first_send_that_lands_after_a_second_one_sets_the_fence():
-    driver = Driver().begin()
+def test_a_first_send_that_lands_after_a_second_one_sets_the_fence(driver):
     driver.faults += ["in flight", "dropped"]
     driver.now += 3.0
     first = driver.now
@@ -429,8 +421,7 @@ def test_a_first_send_that_lands_after_a_second_one_sets_the_fence():
 
 
 @pytest.mark.parametrize("kind", [changes.Release, changes.End])
-def test_a_last_write_is_issued_again_when_another_of_mine_had_moved_the_counter(kind):
-    driver = Driver().begin()
+def test_a_last_write_is_issued_again_when_another_of_mine_had_moved_the_counter(driver, kind):
     driver.user_returns = kind is changes.End
     is_end = kind is changes.End
     driver.tell(events.ShardExhausted((child("s1"),)) if is_end else events.DrainRequested("x"))
@@ -456,8 +447,7 @@ def test_before_the_claim_there_is_no_fence_and_the_deadline_is_the_expiry():
     assert driver.life.next_deadline(driver.now) == driver.policy.expires_instant
 
 
-def test_while_a_write_is_under_way_only_the_fence_is_a_deadline():
-    driver = Driver().begin()
+def test_while_a_write_is_under_way_only_the_fence_is_a_deadline(driver):
     driver.now += 3.0
     driver.tell(events.Ticked())
 
@@ -477,8 +467,7 @@ def test_a_claim_answered_late_renews_at_once():
     assert driver.state is State.PROCESSING
 
 
-def test_a_process_that_stood_still_says_for_how_long_its_fence_was_over():
-    driver = Driver().begin()
+def test_a_process_that_stood_still_says_for_how_long_its_fence_was_over(driver):
     driver.user_returns = False
 
     driver.tick(27.0)  # a SIGSTOP for three failovers

@@ -56,8 +56,7 @@ def test_an_ask_seen_by_a_checkpoint_is_answered_too():
     assert (driver.stored.owner, driver.stored.offered_to) == (OFFERED, OTHER)
 
 
-def test_an_ask_on_behalf_of_anybody_is_answered_with_an_offer_to_nobody_in_particular():
-    driver = Driver().begin()
+def test_an_ask_on_behalf_of_anybody_is_answered_with_an_offer_to_nobody_in_particular(driver):
     driver.ask(ANYBODY)
 
     driver.tick(3.0)
@@ -100,8 +99,7 @@ def test_our_own_ask_is_no_ask_and_the_next_renewal_removes_it():
     assert driver.stored.handoff is None
 
 
-def test_at_the_end_of_a_shard_an_ask_is_left_and_after_30_s_of_it_removed():
-    driver = Driver().begin()
+def test_at_the_end_of_a_shard_an_ask_is_left_and_after_30_s_of_it_removed(driver):
     driver.shards = ()
     driver.ask()
     driver.exhaust()  # the service names no children: it has to wait
@@ -116,8 +114,7 @@ def test_at_the_end_of_a_shard_an_ask_is_left_and_after_30_s_of_it_removed():
     assert [renew.drops_ask for renew in driver.sent(changes.Renew)].count(True) == 1
 
 
-def test_an_ask_that_its_asker_took_back_is_not_answered():
-    driver = Driver().begin()
+def test_an_ask_that_its_asker_took_back_is_not_answered(driver):
     driver.ask()
     driver.exhaust()
     driver.tick(3.0)
@@ -131,8 +128,7 @@ def test_an_ask_that_its_asker_took_back_is_not_answered():
     assert len(driver.sent(changes.Release)) == 1
 
 
-def test_an_ask_that_is_replaced_is_a_new_one():
-    driver = Driver().begin()
+def test_an_ask_that_is_replaced_is_a_new_one(driver):
     driver.ask()
     driver.exhaust()
     while driver.now < START + 25.0:
@@ -221,8 +217,7 @@ def test_what_is_in_sight_changes_with_the_managers_word():
         assert driver.stored.owner == owner
 
 
-def test_a_drain_with_an_ask_on_the_row_offers_to_the_asker():
-    driver = Driver().begin()
+def test_a_drain_with_an_ask_on_the_row_offers_to_the_asker(driver):
     driver.user_returns = False
     driver.happen(DRAIN)
     driver.ask()

@@ -64,8 +64,7 @@ def test_a_drain_while_initializing_asks_to_shut_down_only_what_began(meanwhile,
     assert len(driver.of(commands.CallShutdownRequested)) == goodbyes
 
 
-def test_a_release_that_never_applied_before_another_took_the_row_is_a_loss():
-    driver = Driver().begin()
+def test_a_release_that_never_applied_before_another_took_the_row_is_a_loss(driver):
     driver.batch(20)
     driver.user_returns = False
     driver.happen(DRAIN, events.DeliveryStopped())
@@ -140,8 +139,7 @@ def test_a_manual_lease_that_fails_saves_nothing_by_itself():
     assert driver.stored.checkpoint == p(10)
 
 
-def test_trouble_in_shutdown_requested_is_a_warning_and_the_lease_is_released():
-    driver = Driver().begin()
+def test_trouble_in_shutdown_requested_is_a_warning_and_the_lease_is_released(driver):
     driver.user_returns = False
     driver.happen(DRAIN, events.DeliveryStopped())
 
@@ -201,8 +199,7 @@ def test_a_lease_lost_while_initializing_calls_lease_lost_only_if_it_began():
         assert len(driver.of(commands.CallLeaseLost)) == calls
 
 
-def test_drained_and_then_lost_before_user_code_is_idle_says_goodbye_once():
-    driver = Driver().begin()
+def test_drained_and_then_lost_before_user_code_is_idle_says_goodbye_once(driver):
     driver.user_returns = False
     driver.happen(DRAIN)
     driver.steal()
@@ -217,8 +214,7 @@ def test_drained_and_then_lost_before_user_code_is_idle_says_goodbye_once():
     assert driver.state is State.LOST
 
 
-def test_lost_while_shutdown_requested_runs_waits_for_its_return():
-    driver = Driver().begin()
+def test_lost_while_shutdown_requested_runs_waits_for_its_return(driver):
     driver.user_returns = False
     driver.happen(DRAIN, events.DeliveryStopped())
     driver.steal()
@@ -232,9 +228,7 @@ def test_lost_while_shutdown_requested_runs_waits_for_its_return():
     assert len(driver.of(commands.CallLeaseLost)) == 1
 
 
-def test_a_thread_that_stood_still_is_reported():
-    driver = Driver().begin()
-
+def test_a_thread_that_stood_still_is_reported(driver):
     driver.happen(events.ThreadStalled(2.5, in_user_code=True))
     driver.happen(events.ThreadStalled(3.5, in_user_code=False))
 

@@ -27,10 +27,15 @@ def lose(driver):
     driver.happen(events.DeliveryStopped(), events.CallReturned())
 
 
-def test_what_was_processed_is_checkpointed_once_after_the_loss():
+@pytest.fixture
+def driver():
+    """Its first batch, up to 20, is processed and not checkpointed."""
     driver = Driver(every_s=1000.0).begin()
     driver.batch(20)
+    return driver
 
+
+def test_what_was_processed_is_checkpointed_once_after_the_loss(driver):
     lose(driver)
 
     assert driver.sent(changes.LateCheckpoint) == [changes.LateCheckpoint(KEY, ME, p(10), p(20))]
@@ -47,9 +52,7 @@ def test_what_was_processed_is_checkpointed_once_after_the_loss():
         (reports.ProcessorFailed("process_records", "LeaseLost", 1, p(30)), p(20)),
     ],
 )
-def test_it_waits_for_the_batch_under_way_and_covers_it_if_it_was_finished(ending, stored):
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
+def test_it_waits_for_the_batch_under_way_and_covers_it_if_it_was_finished(driver, ending, stored):
     driver.happen(events.BatchDelivered(p(30), 1, 1))
     losing(driver)
     assert driver.sent(changes.LateCheckpoint) == []
@@ -105,9 +108,7 @@ def test_there_is_none_where_there_is_nothing_to_say_or_it_may_not_be_said(
     assert driver.state is State.LOST
 
 
-def test_there_is_none_for_a_row_that_was_deleted():
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
+def test_there_is_none_for_a_row_that_was_deleted(driver):
     driver.vanish()
     driver.tick(3.0)  # written again
     driver.vanish()
@@ -117,9 +118,7 @@ def test_there_is_none_for_a_row_that_was_deleted():
     assert driver.sent(changes.LateCheckpoint) == []
 
 
-def test_there_is_none_past_a_batch_that_failed():
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
+def test_there_is_none_past_a_batch_that_failed(driver):
     driver.steal()
     driver.user_returns = False
     driver.happen(reports.ProcessorFailed("process_records", "E", 3, p(30)))
@@ -132,10 +131,8 @@ def test_there_is_none_past_a_batch_that_failed():
     assert driver.sent(changes.LateCheckpoint) == []
 
 
-def test_it_never_ends_a_shard():
+def test_it_never_ends_a_shard(driver):
     # Trace N6: all records are processed and the children exist when the lease is lost.
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
     driver.tell(events.ShardExhausted((child("s1"),)))
     while driver.state is not State.ENDING:
         driver._perform(driver.queue.popleft())
@@ -160,9 +157,7 @@ def test_it_never_ends_a_shard():
         (["reply lost"], 1, p(20)),
     ],
 )
-def test_it_is_sent_again_only_where_it_surely_did_not_apply(faults, sends, stored):
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
+def test_it_is_sent_again_only_where_it_surely_did_not_apply(driver, faults, sends, stored):
     losing(driver)
     driver.faults += faults
 
@@ -186,9 +181,7 @@ def test_until_its_first_answer_it_has_not_applied_and_its_pauses_begin_with_the
     assert (late.is_resolved, late.has_applied) == (True, False)
 
 
-def test_a_table_that_stays_away_is_waited_for_3_s_at_most():
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
+def test_a_table_that_stays_away_is_waited_for_3_s_at_most(driver):
     losing(driver)
     lost_at = driver.now
     driver.faults += ["throttled"] * 100
@@ -200,9 +193,7 @@ def test_a_table_that_stays_away_is_waited_for_3_s_at_most():
     assert len(driver.faults) > 90
 
 
-def test_an_outcome_that_does_not_come_is_not_waited_for_longer_than_3_s():
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
+def test_an_outcome_that_does_not_come_is_not_waited_for_longer_than_3_s(driver):
     losing(driver)
     driver.tell(events.DeliveryStopped())
     late = driver.queue.pop().change
@@ -216,9 +207,7 @@ def test_an_outcome_that_does_not_come_is_not_waited_for_longer_than_3_s():
     assert driver.tell(events.WriteResolved(late, OutcomeUnknown("x"), driver.now)) == []
 
 
-def test_a_lease_lost_that_runs_longer_is_waited_for_when_the_late_checkpoint_is_done():
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
+def test_a_lease_lost_that_runs_longer_is_waited_for_when_the_late_checkpoint_is_done(driver):
     losing(driver)
     driver.happen(events.DeliveryStopped())
     assert driver.stored.checkpoint == p(20)
@@ -238,9 +227,7 @@ def test_a_lease_lost_that_runs_longer_is_waited_for_when_the_late_checkpoint_is
         pytest.param(p(10), {"owner": "java-worker"}, id="a Java owner"),
     ],
 )
-def test_a_row_that_moved_meanwhile_is_left_alone(position, fields):
-    driver = Driver(every_s=1000.0).begin()
-    driver.batch(20)
+def test_a_row_that_moved_meanwhile_is_left_alone(driver, position, fields):
     losing(driver)
     driver.move_row(position, **fields)
 

@@ -58,8 +58,7 @@ def test_a_batch_that_outlasts_the_fence_is_a_loss():
     assert "fence" in driver.life._lost.reason
 
 
-def test_a_checkpoint_that_user_code_waits_for_is_refused_or_the_batch_would_never_end():
-    driver = Driver().begin()
+def test_a_checkpoint_that_user_code_waits_for_is_refused_or_the_batch_would_never_end(driver):
     driver.happen(events.BatchDelivered(p(20), 1, 1))
     driver.lead_away()
     driver.user_returns = False
@@ -158,8 +157,7 @@ def test_a_leader_that_names_another_owner_meanwhile_is_followed():
     assert (driver.stored.owner, driver.stored.checkpoint) == ("java-other", p(20))
 
 
-def test_a_late_checkpoint_that_landed_before_the_leaders_write_is_handed_over_as_it_stands():
-    driver = Driver().begin()
+def test_a_late_checkpoint_that_landed_before_the_leaders_write_is_handed_over_as_it_stands(driver):
     driver.user_returns = False
     driver.move_row(p(15), owner=JAVA, checkpoint_owner=ME)
     driver.tick(3.0)
@@ -172,8 +170,9 @@ def test_a_late_checkpoint_that_landed_before_the_leaders_write_is_handed_over_a
 
 
 @pytest.mark.parametrize("faults", [["reply lost"], ["dropped", "reply lost"]])
-def test_a_renewal_that_landed_before_the_leaders_write_is_adopted_with_its_first_send(faults):
-    driver = Driver().begin()
+def test_a_renewal_that_landed_before_the_leaders_write_is_adopted_with_its_first_send(
+    driver, faults
+):
     driver.user_returns = False
     driver.faults += faults
     driver.now += 3.0
@@ -193,8 +192,7 @@ def test_a_renewal_that_landed_before_the_leaders_write_is_adopted_with_its_firs
 
 
 @pytest.mark.parametrize("state", [State.NAMING, State.CLOSING, State.ENDING])
-def test_while_a_shard_ends_it_is_a_loss_and_the_next_owner_ends_it(state):
-    driver = Driver().begin()
+def test_while_a_shard_ends_it_is_a_loss_and_the_next_owner_ends_it(driver, state):
     driver.tell(events.ShardExhausted((child("s1"), child("s2"))))
     while driver.state is not state:
         driver._perform(driver.queue.popleft())
@@ -210,8 +208,7 @@ def test_while_a_shard_ends_it_is_a_loss_and_the_next_owner_ends_it(state):
     assert not driver.stored.is_ended
 
 
-def test_somebody_elses_hand_over_is_a_plain_loss():
-    driver = Driver().begin()
+def test_somebody_elses_hand_over_is_a_plain_loss(driver):
     driver.move_row(p(10), owner=JAVA, checkpoint_owner=OTHER)
 
     driver.tick(3.0)

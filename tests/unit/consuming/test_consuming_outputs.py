@@ -44,6 +44,14 @@ def cursors(at, **by_name):
     return StoredCursors(p(at), known)
 
 
+@pytest.fixture
+def driver():
+    """Its first batch, up to 20, is processed and not checkpointed."""
+    driver = WithOutputs().begin()
+    driver.batch(20)
+    return driver
+
+
 def test_no_batch_starts_before_the_outputs_began():
     driver = WithOutputs()
     driver.happen(events.Started())
@@ -54,9 +62,7 @@ def test_no_batch_starts_before_the_outputs_began():
     assert len(driver.of(commands.AllowDelivery)) == 1
 
 
-def test_an_automatic_checkpoint_waits_for_the_outputs_and_names_their_cursors():
-    driver = WithOutputs().begin()
-    driver.batch(20)
+def test_an_automatic_checkpoint_waits_for_the_outputs_and_names_their_cursors(driver):
     driver.tick(2.0)
     driver.tick(1.0)
     assert driver.asks() == [(p(20), AT_OWN_PACE)]
@@ -70,10 +76,8 @@ def test_an_automatic_checkpoint_waits_for_the_outputs_and_names_their_cursors()
     assert driver.life.commits.waiting_since is None
 
 
-def test_it_follows_the_slowest_output_at_its_own_pace():
+def test_it_follows_the_slowest_output_at_its_own_pace(driver):
     """SQL commits each time, S3 with its roll; what is not asked for counts, too."""
-    driver = WithOutputs().begin()
-    driver.batch(20)
     driver.tick(2.0)
     driver.commits(10, sql=20)
     driver.tick(1.9)
@@ -87,9 +91,7 @@ def test_it_follows_the_slowest_output_at_its_own_pace():
     assert driver.stored.outputs == cursors(15, s3=15, sql=20)
 
 
-def test_the_lease_is_renewed_and_batches_run_while_a_commit_is_under_way():
-    driver = WithOutputs().begin()
-    driver.batch(20)
+def test_the_lease_is_renewed_and_batches_run_while_a_commit_is_under_way(driver):
     driver.tick(2.0)
     counter = driver.stored.counter
 
@@ -152,9 +154,7 @@ def test_it_is_forced_where_no_batch_can_start_without_it(mode, cap):
     assert driver.asks() == [(p(20), MUST)]
 
 
-def test_an_urgent_request_follows_one_that_is_not():
-    driver = WithOutputs().begin()
-    driver.batch(20)
+def test_an_urgent_request_follows_one_that_is_not(driver):
     driver.tick(2.0)
     driver.happen(events.CheckpointRequested(1, p(20)))
     old, _ = driver.asked()
@@ -231,9 +231,7 @@ def test_an_orphan_leaves_half_of_its_time_for_the_last_write():
     assert driver.state is State.RELEASED
 
 
-def test_a_shard_ends_when_every_output_has_its_last_rows():
-    driver = WithOutputs().begin()
-    driver.batch(20)
+def test_a_shard_ends_when_every_output_has_its_last_rows(driver):
     driver.exhaust()
     driver.shards = ()
     driver.life.state = State.ENDING  # its children exist, and shard_ended() returned
@@ -278,10 +276,8 @@ def move_back_by_hand(driver):
 
 @pytest.mark.parametrize("move", [move_by_a_former_owner, move_back_by_hand])
 @pytest.mark.parametrize("shown_by", ["checkpoint", "renewal", "read-back"])
-def test_a_position_that_another_program_wrote_is_never_adopted(move, shown_by):
+def test_a_position_that_another_program_wrote_is_never_adopted(driver, move, shown_by):
     """R1: an operator sets the row back to 5, and within ten seconds it was at 20 again [K3]."""
-    driver = WithOutputs().begin()
-    driver.batch(20)
     if shown_by != "renewal":
         driver.commits(20, is_asked=False)
     move(driver)
@@ -327,9 +323,7 @@ def test_a_checkpoint_that_the_cursors_were_not_written_with_halts_the_lease(out
         assert driver.stored.outputs is None
 
 
-def test_a_superseded_process_writes_nothing_more_and_keeps_the_lease():
-    driver = WithOutputs().begin()
-    driver.batch(20)
+def test_a_superseded_process_writes_nothing_more_and_keeps_the_lease(driver):
     driver.commits(20, is_asked=False)
     driver.user_returns = False
     writes_before = len(driver.of(commands.SendWrite))

@@ -72,8 +72,7 @@ def test_a_drain_overrules_a_pause_which_goes_with_the_lease():
     assert (row.checkpoint, row.offered_by, row.pause) == (p(20), ME, PAUSE)
 
 
-def test_a_shard_at_its_end_is_ended_and_its_children_have_its_pause():
-    driver = Driver().begin()
+def test_a_shard_at_its_end_is_ended_and_its_children_have_its_pause(driver):
     driver.happen(events.ShardExhausted((child("s1"), child("s2"))))
     assert {driver.table.read(key).pause for key in ("s1", "s2")} == {None}
 

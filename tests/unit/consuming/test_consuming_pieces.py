@@ -39,6 +39,16 @@ def row(position, **fields):
     return Lease(key="s0", checkpoint=position, **fields)
 
 
+@pytest.fixture
+def lease():
+    return Metered()
+
+
+@pytest.fixture
+def ledger():
+    return CheckpointLedger(p(10), 100)
+
+
 @pytest.mark.parametrize("elapsed_s", [0.5, 1.0, 4.0])
 def test_the_throughput_is_what_was_delivered_since_it_was_last_measured(elapsed_s):
     metering = Metering(lambda: 0.0)
@@ -70,23 +80,18 @@ class Metered:
         return load
 
 
-def test_a_load_is_known_once_it_is_the_mean_of_two_minutes():
-    lease = Metered()
-
+def test_a_load_is_known_once_it_is_the_mean_of_two_minutes(lease):
     assert lease.run(119, lambda _: (100.0, 0.25)) is None
     assert lease.run(1, lambda _: (100.0, 0.25)) == Load(100.0, 0.25)
 
 
-def test_what_a_process_reads_at_its_start_counts_as_one_second_of_the_mean():
-    lease = Metered()
-
+def test_what_a_process_reads_at_its_start_counts_as_one_second_of_the_mean(lease):
     load = lease.run(120, lambda now: (1300.0 if now == 0 else 100.0, 0.25))
 
     assert load == Load(110.0, 0.25)
 
 
-def test_polls_of_five_seconds_move_the_load_by_a_twentieth():
-    lease = Metered()
+def test_polls_of_five_seconds_move_the_load_by_a_twentieth(lease):
     lease.run(600, lambda now: (500.0 if now % 5 == 0 else 0.0, 0.2))
 
     loads = [lease.run(1, lambda now: (500.0 if now % 5 == 0 else 0.0, 0.2)) for _ in range(60)]
@@ -95,8 +100,7 @@ def test_polls_of_five_seconds_move_the_load_by_a_twentieth():
 
 
 @pytest.mark.parametrize("every", [1, 3, 10])
-def test_a_load_follows_the_traffic_in_minutes_however_often_it_is_measured(every):
-    lease = Metered()
+def test_a_load_follows_the_traffic_in_minutes_however_often_it_is_measured(lease, every):
     lease.run(300, lambda _: (100.0, 0.1), every)
 
     after_two_minutes = lease.run(120, lambda _: (1100.0, 0.6), every)
@@ -106,16 +110,14 @@ def test_a_load_follows_the_traffic_in_minutes_however_often_it_is_measured(ever
     assert after_ten == Load(pytest.approx(1100, rel=0.02), pytest.approx(0.6, rel=0.02))
 
 
-def test_cpu_time_before_the_claim_does_not_count():
-    lease = Metered()
+def test_cpu_time_before_the_claim_does_not_count(lease):
     lease.cpu_s = 60.0
     lease.metering.begin(Instant(0.0))
 
     assert lease.run(120, lambda _: (10.0, 0.5)) == Load(10.0, 0.5)
 
 
-def test_a_process_that_stood_still_for_longer_than_the_mean_begins_it_again():
-    lease = Metered()
+def test_a_process_that_stood_still_for_longer_than_the_mean_begins_it_again(lease):
     lease.run(300, lambda _: (1000.0, 0.5))
 
     assert lease.run(1000, lambda _: (0.0, 0.0), every=1000) == Load(0.0, 0.0)
@@ -146,8 +148,7 @@ def test_a_hand_over_has_applied_once_the_row_is_the_next_owners_at_our_position
 # Ledger
 
 
-def test_delivered_processed_checkpointed_follow_each_other():
-    ledger = CheckpointLedger(p(10), 100)
+def test_delivered_processed_checkpointed_follow_each_other(ledger):
     assert ledger.is_idle
     assert not ledger.has_unsaved
 
@@ -165,26 +166,20 @@ def test_delivered_processed_checkpointed_follow_each_other():
     assert (ledger.checkpointed_total, ledger.delivered_max) == (3, 103)
 
 
-def test_what_the_row_has_already_is_not_unsaved():
-    ledger = CheckpointLedger(p(10), 100)
-
+def test_what_the_row_has_already_is_not_unsaved(ledger):
     ledger.process(p(10))
 
     assert not ledger.has_unsaved
 
 
-def test_a_batch_given_again_is_counted_once():
-    ledger = CheckpointLedger(p(10), 100)
-
+def test_a_batch_given_again_is_counted_once(ledger):
     ledger.deliver(p(20), 3)
     ledger.deliver(p(20), 3)
 
     assert ledger.delivered_total == 3
 
 
-def test_a_page_without_records_moves_the_position_and_no_count():
-    ledger = CheckpointLedger(p(10), 100)
-
+def test_a_page_without_records_moves_the_position_and_no_count(ledger):
     ledger.deliver(p(20), 0)
     ledger.process(p(20))
 
@@ -193,8 +188,7 @@ def test_a_page_without_records_moves_the_position_and_no_count():
     assert ledger.delivered_total == 0
 
 
-def test_batches_are_covered_one_by_one():
-    ledger = CheckpointLedger(p(10), 100)
+def test_batches_are_covered_one_by_one(ledger):
     for last, records in ((20, 1), (30, 2), (40, 4)):
         ledger.deliver(p(last), records)
         ledger.process(p(last))
@@ -207,8 +201,7 @@ def test_batches_are_covered_one_by_one():
     assert totals == [0, 1, 3, 7]
 
 
-def test_processed_and_checkpointed_never_move_back():
-    ledger = CheckpointLedger(p(10), 100)
+def test_processed_and_checkpointed_never_move_back(ledger):
     ledger.process(p(20))
     ledger.confirm(p(20))
 

@@ -32,8 +32,7 @@ def other_parent(driver, checkpoint=None):
     )
 
 
-def test_the_end_of_a_shard_goes_in_order():
-    driver = Driver().begin()
+def test_the_end_of_a_shard_goes_in_order(driver):
     driver.batch(20)
 
     driver.exhaust(child("s1"), child("s2"))
@@ -61,9 +60,7 @@ def test_the_end_of_a_shard_goes_in_order():
     assert (created.parents, created.hash_range) == ({"s0"}, HashRange(0, 9))
 
 
-def test_children_that_the_answer_leaves_out_come_from_the_listing_and_are_waited_for():
-    driver = Driver().begin()
-
+def test_children_that_the_answer_leaves_out_come_from_the_listing_and_are_waited_for(driver):
     driver.exhaust()
     driver.tick(3.0)
 
@@ -82,9 +79,8 @@ def test_children_that_the_answer_leaves_out_come_from_the_listing_and_are_waite
     ids=["it has a row", "it is gone from the listing"],
 )
 def test_a_merge_is_conditional_on_the_other_parents_row_unless_that_shard_is_gone(
-    has_row, condition
+    driver, has_row, condition
 ):
-    driver = Driver().begin()
     if has_row:
         other_parent(driver)
     driver.shards = (shard("s0"), shard("s2", "s0", "s1"))
@@ -97,8 +93,7 @@ def test_a_merge_is_conditional_on_the_other_parents_row_unless_that_shard_is_go
     assert driver.table.read("s2").parents == {"s0", "s1"}
 
 
-def test_a_merge_whose_other_parent_is_listed_and_has_no_row_waits_and_looks_again():
-    driver = Driver().begin()
+def test_a_merge_whose_other_parent_is_listed_and_has_no_row_waits_and_looks_again(driver):
     driver.shards = (shard("s0"), shard("s1"))
 
     driver.exhaust(child("s2", "s0", "s1"))
@@ -139,8 +134,7 @@ def test_a_merge_whose_other_parents_row_was_deleted_ends_if_the_child_has_its_r
 
 
 @pytest.mark.parametrize("fault", ["dropped", "reply lost", "refused", "throttled", "unavailable"])
-def test_children_that_were_not_created_for_sure_are_done_again_from_fresh_reads(fault):
-    driver = Driver().begin()
+def test_children_that_were_not_created_for_sure_are_done_again_from_fresh_reads(driver, fault):
     other_parent(driver)
     driver.tell(events.ShardExhausted((child("s2", "s0", "s1"),)))
     driver.faults.append(fault)
@@ -154,8 +148,7 @@ def test_children_that_were_not_created_for_sure_are_done_again_from_fresh_reads
     assert driver.of(commands.ReadOwnRow) == []
 
 
-def test_children_whose_other_parent_vanished_in_between_are_done_again():
-    driver = Driver().begin()
+def test_children_whose_other_parent_vanished_in_between_are_done_again(driver):
     other_parent(driver)
     driver.tell(events.ShardExhausted((child("s2", "s0", "s1"),)))
     driver._perform(driver.queue.popleft())  # ReadRows: it is there
@@ -169,8 +162,7 @@ def test_children_whose_other_parent_vanished_in_between_are_done_again():
     assert driver.state is State.ENDED
 
 
-def test_a_service_that_refuses_the_children_costs_no_lease():
-    driver = Driver().begin()
+def test_a_service_that_refuses_the_children_costs_no_lease(driver):
     driver.tell(events.ShardExhausted((child("s1"),)))
     for _ in range(30):
         for command in list(driver.queue):
@@ -191,8 +183,7 @@ def test_a_service_that_refuses_the_children_costs_no_lease():
     assert len(driver.reports(reports.ProcessWarned)) == 1
 
 
-def test_a_look_up_that_fails_is_asked_again():
-    driver = Driver().begin()
+def test_a_look_up_that_fails_is_asked_again(driver):
     other_parent(driver)
     driver.tell(events.ShardExhausted((child("s2", "s0", "s1"),)))
     assert isinstance(driver.queue.popleft(), commands.ReadRows)
@@ -205,8 +196,7 @@ def test_a_look_up_that_fails_is_asked_again():
     assert driver.reports(reports.ProcessWarned)[0].detail == "no route"
 
 
-def test_a_look_up_that_is_under_way_is_not_asked_twice():
-    driver = Driver().begin()
+def test_a_look_up_that_is_under_way_is_not_asked_twice(driver):
     driver.tell(events.ShardExhausted((child("s2", "s0", "s1"),)))
     driver.queue.clear()
 
@@ -217,8 +207,7 @@ def test_a_look_up_that_is_under_way_is_not_asked_twice():
     assert driver.life.next_deadline(driver.now) > driver.now
 
 
-def test_a_failed_read_back_while_children_are_created_is_the_own_rows():
-    driver = Driver().begin()
+def test_a_failed_read_back_while_children_are_created_is_the_own_rows(driver):
     driver.tell(events.ShardExhausted((child("s2", "s0", "s1"),)))
     driver.queue.clear()
     driver.faults += ["reply lost", "unreadable"]
@@ -231,8 +220,7 @@ def test_a_failed_read_back_while_children_are_created_is_the_own_rows():
 
 @pytest.mark.parametrize("kind", [changes.NameChildren, changes.End])
 @pytest.mark.parametrize("fault", ["reply lost", "dropped", "throttled"])
-def test_the_writes_of_the_end_survive_faults(kind, fault):
-    driver = Driver().begin()
+def test_the_writes_of_the_end_survive_faults(driver, kind, fault):
     driver.tell(events.ShardExhausted((child("s1"),)))
     while not any(isinstance(getattr(each, "change", None), kind) for each in driver.queue):
         driver._perform(driver.queue.popleft())
@@ -246,8 +234,7 @@ def test_the_writes_of_the_end_survive_faults(kind, fault):
     assert len(driver.of(commands.CallShardEnded)) == 1
 
 
-def test_an_end_after_which_the_row_was_taken_is_known_by_its_position():
-    driver = Driver().begin()
+def test_an_end_after_which_the_row_was_taken_is_known_by_its_position(driver):
     driver.user_returns = False
     driver.exhaust(child("s1"))
     driver.tell(events.CallReturned())
@@ -260,8 +247,7 @@ def test_an_end_after_which_the_row_was_taken_is_known_by_its_position():
     assert driver.state is State.ENDED
 
 
-def test_the_end_is_written_over_a_late_checkpoint():
-    driver = Driver().begin()
+def test_the_end_is_written_over_a_late_checkpoint(driver):
     driver.user_returns = False
     driver.exhaust(child("s1"))
     driver.move_row(p(15))
@@ -315,8 +301,7 @@ def test_manual_without_a_checkpoint_of_all_records_in_shard_ended_is_a_failure(
 
 
 @pytest.mark.parametrize("state", [State.CREATING, State.CLOSING])
-def test_a_lease_that_ends_its_shard_and_only_renews_can_be_lost(state):
-    driver = Driver().begin()
+def test_a_lease_that_ends_its_shard_and_only_renews_can_be_lost(driver, state):
     driver.batch(20)
     driver.user_returns = state is not State.CLOSING
     driver.shards = (shard("s1"),)
@@ -362,8 +347,7 @@ def test_of_a_listing_of_thousands_only_the_relatives_of_the_shard_are_kept():
     assert end.look_up() == commands.ReadRows(("s1",))
 
 
-def test_children_created_while_the_lease_is_withdrawn_are_left_to_the_next_owner():
-    driver = Driver().begin()
+def test_children_created_while_the_lease_is_withdrawn_are_left_to_the_next_owner(driver):
     driver.tell(events.ShardExhausted((child("s1"),)))
     creation = driver.queue.popleft().change
     driver.tell(events.ReleaseRequested())

@@ -37,27 +37,29 @@ class WithState(WithOutputs):
         return row.checkpoint, row.outputs and row.outputs.at, row.state_version
 
 
-def test_a_checkpoint_and_the_version_for_it_are_one_write():
+@pytest.fixture
+def driver():
+    """Its first batch, up to 20, is processed and not checkpointed."""
     driver = WithState().begin()
     driver.batch(20)
+    return driver
+
+
+def test_a_checkpoint_and_the_version_for_it_are_one_write(driver):
     driver.tick(2.0)
     assert driver.kept() == (p(10), p(10), "v0")
     driver.commits_state(20, "v1")
     assert driver.kept() == (p(20), p(20), "v1")
 
 
-def test_a_version_that_did_not_change_stays_on_the_row_with_the_new_position():
-    driver = WithState().begin()
-    driver.batch(20)
+def test_a_version_that_did_not_change_stays_on_the_row_with_the_new_position(driver):
     driver.tick(2.0)
     driver.commits_state(20, "v0")
     assert driver.kept() == (p(20), p(20), "v0")
 
 
-def test_the_checkpoint_waits_until_the_core_knows_the_records_of_the_version():
+def test_the_checkpoint_waits_until_the_core_knows_the_records_of_the_version(driver):
     """The outputs commit up to what is settled, a moment before the core learns of it."""
-    driver = WithState().begin()
-    driver.batch(20)
     driver.tick(2.0)
     driver.commits_state(25, "v1")
     assert driver.kept() == (p(10), p(10), "v0")
@@ -66,9 +68,7 @@ def test_the_checkpoint_waits_until_the_core_knows_the_records_of_the_version():
 
 
 @pytest.mark.parametrize("how", ["DrainRequested", "ManagerGone"])
-def test_a_lease_is_given_away_at_the_position_of_its_last_version(how):
-    driver = WithState().begin()
-    driver.batch(20)
+def test_a_lease_is_given_away_at_the_position_of_its_last_version(driver, how):
     event = getattr(events, how)
     driver.happen(event("drain") if how == "DrainRequested" else event())
     driver.commits_state(15, "v1")
@@ -76,9 +76,7 @@ def test_a_lease_is_given_away_at_the_position_of_its_last_version(how):
     assert driver.kept() == (p(15), p(15), "v1")
 
 
-def test_the_end_of_a_shard_has_its_version_and_its_children_begin_with_it():
-    driver = WithState().begin()
-    driver.batch(20)
+def test_the_end_of_a_shard_has_its_version_and_its_children_begin_with_it(driver):
     driver.happen(events.ShardExhausted((child("c1"), child("c2"))))
     made = driver.table.read("c1")
     assert (made.state_version, made.outputs) == (OF_PARENTS, StoredCursors(TRIM_HORIZON, ()))
@@ -88,10 +86,8 @@ def test_the_end_of_a_shard_has_its_version_and_its_children_begin_with_it():
     assert driver.state is State.ENDED
 
 
-def test_no_late_checkpoint_follows_a_lost_lease():
+def test_no_late_checkpoint_follows_a_lost_lease(driver):
     """P19 would put a position on the row that has no version."""
-    driver = WithState().begin()
-    driver.batch(20)
     driver.commits_state(20, "v1", is_asked=False)
     driver.move_row(p(10), owner="kclrun::other:b", counter=50)
     driver.tick(3.0)
@@ -100,9 +96,7 @@ def test_no_late_checkpoint_follows_a_lost_lease():
     assert driver.stored.checkpoint == p(10)
 
 
-def test_a_position_that_another_program_wrote_is_not_adopted():
-    driver = WithState().begin()
-    driver.batch(20)
+def test_a_position_that_another_program_wrote_is_not_adopted(driver):
     move_back_by_hand(driver)
     driver.tick(3.0)
     assert driver.state is State.LOST

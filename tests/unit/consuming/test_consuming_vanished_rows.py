@@ -68,8 +68,7 @@ def test_a_drained_lease_whose_row_vanished_is_given_away_all_the_same(others):
     assert driver.stored.checkpoint == p(20)
 
 
-def test_once_in_a_row_and_then_the_lease_is_lost():
-    driver = Driver().begin()
+def test_once_in_a_row_and_then_the_lease_is_lost(driver):
     for _ in range(2):
         driver.vanish()
         driver.tick(3.0)
@@ -79,8 +78,7 @@ def test_once_in_a_row_and_then_the_lease_is_lost():
     assert "gone from the table" in driver.reports(reports.LeaseLost)[0].reason
 
 
-def test_a_renewal_in_between_makes_it_another_time():
-    driver = Driver().begin()
+def test_a_renewal_in_between_makes_it_another_time(driver):
     for _ in range(2):
         driver.vanish()
         driver.tick(3.0)
@@ -90,8 +88,7 @@ def test_a_renewal_in_between_makes_it_another_time():
     assert len(driver.sent(changes.CreateLease)) == 2
 
 
-def test_past_the_fence_nothing_is_written_again():
-    driver = Driver().begin()
+def test_past_the_fence_nothing_is_written_again(driver):
     driver.vanish()
     driver.now += 3.0
     driver.tell(events.Ticked())
@@ -123,8 +120,7 @@ def test_it_is_written_again_at_the_position_to_which_a_late_checkpoint_had_move
 
 
 @pytest.mark.parametrize("faults", [[], ["dropped"]])
-def test_a_row_that_somebody_else_created_meanwhile_is_not_ours(faults):
-    driver = Driver().begin()
+def test_a_row_that_somebody_else_created_meanwhile_is_not_ours(driver, faults):
     driver.vanish()
     driver.now += 3.0
     driver.tell(events.Ticked())
@@ -143,8 +139,7 @@ def test_a_row_that_somebody_else_created_meanwhile_is_not_ours(faults):
 # Unknown outcomes
 
 
-def test_a_renewal_that_may_have_applied_before_is_passed_by_the_new_counter():
-    driver = Driver().begin()
+def test_a_renewal_that_may_have_applied_before_is_passed_by_the_new_counter(driver):
     driver.faults += ["reply lost"]
     driver.now += 3.0
     driver.tell(events.Ticked())
@@ -158,9 +153,8 @@ def test_a_renewal_that_may_have_applied_before_is_passed_by_the_new_counter():
     assert driver.state is State.PROCESSING
 
 
-def test_no_counter_of_a_java_worker_that_stole_the_row_before_it_vanished_fits_the_new_one():
+def test_no_counter_of_a_java_worker_that_stole_the_row_before_it_vanished_fits_the_new_one(driver):
     # It renews and checkpoints by the counter alone, and would go on beside us by the new row.
-    driver = Driver().begin()
     stolen = driver.stored.counter + 1
     driver.vanish()
 
@@ -205,8 +199,7 @@ def test_a_lease_that_may_be_given_away_already_is_not_written_again(others):
     assert driver.state is State.LOSING
 
 
-def test_a_shard_that_may_have_ended_and_been_cleaned_up_is_not_written_again():
-    driver = Driver().begin()
+def test_a_shard_that_may_have_ended_and_been_cleaned_up_is_not_written_again(driver):
     driver.faults += [None, None, None]
     driver.tell(events.ShardExhausted((child("s1"),)))
     while not isinstance(getattr(driver.queue[0], "change", None), changes.End):
@@ -234,8 +227,7 @@ def test_a_shard_that_may_have_ended_and_been_cleaned_up_is_not_written_again():
         ("in flight", 1, State.LOST),
     ],
 )
-def test_a_creation_is_sent_again_only_if_it_surely_did_not_apply(fault, creations, state):
-    driver = Driver().begin()
+def test_a_creation_is_sent_again_only_if_it_surely_did_not_apply(driver, fault, creations, state):
     driver.vanish()
     driver.faults += [None, fault]
 
@@ -248,9 +240,8 @@ def test_a_creation_is_sent_again_only_if_it_surely_did_not_apply(fault, creatio
         assert driver.stored.counter == driver.life.own.counter == 6 + WRITTEN_AGAIN_AHEAD
 
 
-def test_a_row_like_ours_that_we_have_not_written_is_another_process_of_ours():
+def test_a_row_like_ours_that_we_have_not_written_is_another_process_of_ours(driver):
     # Trace N3: a counter that fits proves nothing without a write of ours that may have applied.
-    driver = Driver().begin()
     driver.vanish()
     driver.now += 3.0
     driver.tell(events.Ticked())

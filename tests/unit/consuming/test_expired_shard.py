@@ -11,7 +11,7 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
-from tests.unit.consuming.lease_driver import ME, Driver, p
+from tests.unit.consuming.lease_driver import ME, p
 
 LOW, HIGH = HashRange(0, 2**127 - 1), HashRange(2**127, HASH_KEY_MAX)
 APART_S = 10.0
@@ -110,8 +110,7 @@ def expire(driver):
     driver.happen(events.ShardExhausted((), is_expired=True))
 
 
-def test_an_expired_shard_says_what_is_lost_and_ends_with_its_children_made():
-    driver = Driver().begin()
+def test_an_expired_shard_says_what_is_lost_and_ends_with_its_children_made(driver):
     driver.shards = (
         listed(5),
         Shard("s1", LOW, "1", None, "s0"),
@@ -130,8 +129,7 @@ def test_an_expired_shard_says_what_is_lost_and_ends_with_its_children_made():
     assert driver.table.read("s1").checkpoint == TRIM_HORIZON
 
 
-def test_an_expired_shard_whose_children_expired_too_ends_without_any_and_tells_their_loss():
-    driver = Driver().begin()
+def test_an_expired_shard_whose_children_expired_too_ends_without_any_and_tells_their_loss(driver):
     driver.shards = (listed(9, 5),)
     own = driver.life.own
     own.row = msgspec.structs.replace(own.row, hash_range=LOW)
@@ -152,8 +150,7 @@ def test_an_expired_shard_whose_children_expired_too_ends_without_any_and_tells_
 
 
 @pytest.mark.parametrize("shards", [(), (Shard("s0", LOW, "1", "9"),)])
-def test_an_expired_shard_does_not_end_by_a_listing_that_is_empty_or_shows_it_again(shards):
-    driver = Driver().begin()
+def test_an_expired_shard_does_not_end_by_a_listing_that_is_empty_or_shows_it_again(driver, shards):
     driver.shards = shards
 
     expire(driver)
@@ -162,8 +159,7 @@ def test_an_expired_shard_does_not_end_by_a_listing_that_is_empty_or_shows_it_ag
     assert driver.stored.checkpoint == p(10)
 
 
-def test_a_child_of_an_expired_shard_that_was_read_already_is_left_as_it_is():
-    driver = Driver().begin()
+def test_a_child_of_an_expired_shard_that_was_read_already_is_left_as_it_is(driver):
     driver.shards = (Shard("s1", LOW, "1", None, "s0"),)
     driver.table.write(changes.CreateLease(driver.row.__class__(key="s1", checkpoint=SHARD_END)))
 
@@ -173,8 +169,7 @@ def test_a_child_of_an_expired_shard_that_was_read_already_is_left_as_it_is():
     assert driver.table.read("s1").checkpoint == SHARD_END
 
 
-def test_an_expired_shard_whose_lease_was_taken_meanwhile_is_not_ended_by_the_former_owner():
-    driver = Driver().begin()
+def test_an_expired_shard_whose_lease_was_taken_meanwhile_is_not_ended_by_the_former_owner(driver):
     driver.shards = (Shard("s1", LOW, "1", None, "s0"),)
     driver.steal()
 

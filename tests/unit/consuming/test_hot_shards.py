@@ -31,6 +31,11 @@ def looked(shards, heats):
     return shards.look(heats if isinstance(heats, dict) else {SHARD: heats})
 
 
+@pytest.fixture
+def shards():
+    return HotShards("orders")
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -40,9 +45,7 @@ def looked(shards, heats):
         ({"read_bytes_per_s": 0.8 * READ_BYTES_MAX}, "1.68 MB/s out: 80% of the limit of a shard"),
     ],
 )
-def test_a_shard_near_a_limit_is_hot(fields, words):
-    shards = HotShards("orders")
-
+def test_a_shard_near_a_limit_is_hot(shards, fields, words):
     (change,) = looked(shards, heat(**fields))
 
     assert isinstance(change, Heated)
@@ -62,15 +65,12 @@ def test_a_shard_near_a_limit_is_hot(fields, words):
         {"read_bytes_per_s": READ_BYTES_MAX, "behind_ms": 3_600_000},
     ],
 )
-def test_other_shards_are_not(fields):
-    shards = HotShards("orders")
-
+def test_other_shards_are_not(shards, fields):
     assert looked(shards, heat(**fields)) == []
     assert shards.hot == {}
 
 
-def test_the_beginning_and_the_end_are_said_once_each():
-    shards = HotShards("orders")
+def test_the_beginning_and_the_end_are_said_once_each(shards):
     said = [
         len(looked(shards, full(share))) for share in (0.5, 0.85, 0.95, 0.75, 0.61, 0.85, 0.7, 0.62)
     ]
@@ -82,16 +82,14 @@ def test_the_beginning_and_the_end_are_said_once_each():
     assert len(looked(shards, full(0.85))) == 1
 
 
-def test_the_advice_follows_the_measurement_while_the_shard_is_hot():
-    shards = HotShards("orders")
+def test_the_advice_follows_the_measurement_while_the_shard_is_hot(shards):
     looked(shards, full(split_at="7"))
     looked(shards, full(split_at="8"))
 
     assert "split at hash key 8" in shards.hot[SHARD].advice
 
 
-def test_a_traffic_that_is_not_known_now_ends_nothing_and_a_lease_that_left_is_forgotten():
-    shards = HotShards("orders")
+def test_a_traffic_that_is_not_known_now_ends_nothing_and_a_lease_that_left_is_forgotten(shards):
     looked(shards, full())
 
     assert looked(shards, None) == []
@@ -118,10 +116,8 @@ def others(load, count=3):
     ],
 )
 def test_a_shard_far_above_the_others_is_hot_if_there_are_some_and_it_has_a_load(
-    load, rest, is_hot
+    shards, load, rest, is_hot
 ):
-    shards = HotShards("orders")
-
     changes = shards.look({SHARD: heat(in_records_per_s=load * 1000)} | rest)
 
     assert (SHARD in [change.key for change in changes]) == is_hot
@@ -129,8 +125,7 @@ def test_a_shard_far_above_the_others_is_hot_if_there_are_some_and_it_has_a_load
         assert "the other shards of this manager" in shards.hot[SHARD].reason
 
 
-def test_a_shard_above_the_others_stays_so_down_to_three_times():
-    shards = HotShards("orders")
+def test_a_shard_above_the_others_stays_so_down_to_three_times(shards):
     shards.look({SHARD: heat(in_records_per_s=500.0)} | others(0.1))
 
     assert shards.look({SHARD: heat(in_records_per_s=310.0)} | others(0.1)) == []
@@ -200,15 +195,13 @@ def test_throttled_reads_of_a_shard_with_little_in_it_are_no_reason_to_split():
         assert "split at" in shards.hot[SHARD].advice, "a full one is"
 
 
-def test_a_few_throttled_reads_do_not_change_the_advice_for_a_shard_above_the_others():
-    shards = HotShards("orders")
+def test_a_few_throttled_reads_do_not_change_the_advice_for_a_shard_above_the_others(shards):
     shards.look({SHARD: heat(in_records_per_s=400.0, throttled=0.2)} | others(0.05))
 
     assert "split at" in shards.hot[SHARD].advice
 
 
-def test_a_hot_shard_is_two_sentences():
-    shards = HotShards("orders")
+def test_a_hot_shard_is_two_sentences(shards):
     looked(shards, full())
 
     assert isinstance(shards.hot[SHARD], HotShard)

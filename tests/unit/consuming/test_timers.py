@@ -1,7 +1,5 @@
 """Which timers fire, and when: `TimerRun` over entries in memory, through losses of the lease."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -66,7 +64,7 @@ def give(run: TimerRun, records: list[Record]) -> list[tuple[int, float]]:
     return fired
 
 
-def test_a_timer_before_the_watermark_waits_for_the_next_step_under_another_owner_too() -> None:
+def test_a_timer_before_the_watermark_waits_for_the_next_step_under_another_owner_too():
     shard = Shard()
     run = shard.begin(TRIM_HORIZON)
     assert give(run, [record(1, 100.0)]) == []
@@ -78,7 +76,7 @@ def test_a_timer_before_the_watermark_waits_for_the_next_step_under_another_owne
     assert give(following, [record(4, 101.0)]) == [(4, 99.0)]
 
 
-def test_the_timers_of_a_step_fire_first_where_the_lease_begins_between_them() -> None:
+def test_the_timers_of_a_step_fire_first_where_the_lease_begins_between_them():
     shard = Shard()
     run = shard.begin(TRIM_HORIZON)
     shard.live.set_timer("a", 99.0)
@@ -95,7 +93,7 @@ def test_the_timers_of_a_step_fire_first_where_the_lease_begins_between_them() -
     assert entry_of(timer)[1] not in shard.kept["a"]
 
 
-def test_a_time_in_a_payload_that_is_no_time_moves_no_watermark_and_ends_no_process() -> None:
+def test_a_time_in_a_payload_that_is_no_time_moves_no_watermark_and_ends_no_process():
     times = {"1": -1.7e308, "2": float("nan"), "3": float("-inf"), "4": 99.0, "5": 1e308}
     shard = Shard()
     run = shard.begin(
@@ -108,7 +106,7 @@ def test_a_time_in_a_payload_that_is_no_time_moves_no_watermark_and_ends_no_proc
     assert run.watermark == 99.0
 
 
-def test_a_timer_that_never_fires_keeps_an_idle_shard_waiting_and_ends_no_process() -> None:
+def test_a_timer_that_never_fires_keeps_an_idle_shard_waiting_and_ends_no_process():
     shard = Shard()
     run = shard.begin(TRIM_HORIZON, every_s=0.25, idle_s=60.0)
     shard.live.set_timer("a", sys.float_info.max)

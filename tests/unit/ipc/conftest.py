@@ -1,7 +1,5 @@
 """A buffer whose writer can be stopped after any byte, as a SIGKILL would."""
 
-from __future__ import annotations
-
 import pytest
 
 

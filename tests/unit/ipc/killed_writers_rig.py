@@ -8,8 +8,6 @@ fills, and kills the child at a random instant. Each entry and each status is ma
 so that the reader can tell a mixture.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@
 a write of the manager as the table would, and changes `rows`.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from kclrun.leases import commands as c

@@ -1,8 +1,6 @@
 """What the dead left and we have no place for: offered in their name, once, under P2's conditions;
 and how soon a manager looks again after what it decided [P9, L1]."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

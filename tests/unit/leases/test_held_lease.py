@@ -1,7 +1,5 @@
 """The states of a lease in our hands: the table, its drawing, and what must hold in each."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.errors import InvariantViolation

@@ -1,7 +1,5 @@
 """How a manager comes by its share: what it asks for, and what it picks up [P16, P17]."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.errors import InvariantViolation
@@ -25,19 +23,28 @@ from tests.unit.leases.manager_life import (
     rows_of,
 )
 
+
+@pytest.fixture
+def life():
+    """Another owner has two leases, and this manager asks for one of them."""
+    return ManagerLife(*rows_of(OTHER, 2, "o"))
+
+
+@pytest.fixture
+def ask(life):
+    return life.writes(ch.Ask)[0]
+
+
 # Asking.
 
 
-def test_an_ask_names_the_owner_and_is_dated_by_the_services_clock():
-    life = ManagerLife(*rows_of(OTHER, 2, "o"))
-
+def test_an_ask_names_the_owner_and_is_dated_by_the_services_clock(life):
     assert life.writes() == [ch.Ask(life.writes()[0].key, ME, OTHER, 5100.0)]
 
 
-def test_an_ask_that_applied_is_reported_and_is_not_repeated_while_it_is_under_way_or_stands():
-    life = ManagerLife(*rows_of(OTHER, 2, "o"))
-    ask = life.writes(ch.Ask)[0]
-
+def test_an_ask_that_applied_is_reported_and_is_not_repeated_while_it_is_under_way_or_stands(
+    life, ask
+):
     life.scan()
     assert life.writes(ch.Ask) == []
     life.apply(ask)
@@ -62,9 +69,7 @@ def test_no_more_are_asked_for_than_moves_per_cycle_until_some_have_come():
     assert len(life.writes(ch.Ask)) == 1
 
 
-def test_a_scan_that_began_before_the_ask_applied_says_nothing_about_it():
-    life = ManagerLife(*rows_of(OTHER, 2, "o"))
-    ask = life.writes(ch.Ask)[0]
+def test_a_scan_that_began_before_the_ask_applied_says_nothing_about_it(life, ask):
     before = tuple(life.rows.values())
     life.tick(5.0)
     assert life.asked(c.ScanTable)
@@ -75,9 +80,7 @@ def test_a_scan_that_began_before_the_ask_applied_says_nothing_about_it():
     assert life.writes(ch.Ask) == []
 
 
-def test_an_ask_that_its_owner_removed_is_over():
-    life = ManagerLife(*rows_of(OTHER, 2, "o"))
-    ask = life.writes(ch.Ask)[0]
+def test_an_ask_that_its_owner_removed_is_over(life, ask):
     life.apply(ask)
 
     life.rows[ask.key] = replace(life.rows[ask.key], handoff=None)
@@ -104,18 +107,14 @@ def test_h9_an_ask_that_a_java_worker_took_along_with_the_row_is_over_and_forces
 @pytest.mark.parametrize(
     "outcome", [ConditionFailed(None), Throttled("slow"), Unavailable("no route")]
 )
-def test_an_ask_that_did_not_apply_is_planned_anew_by_the_next_scan(outcome):
-    life = ManagerLife(*rows_of(OTHER, 2, "o"))
-
+def test_an_ask_that_did_not_apply_is_planned_anew_by_the_next_scan(life, outcome):
     assert not [x for x in life.resolve(life.writes(ch.Ask)[0], outcome) if isinstance(x, c.Note)]
     life.scan()
 
     assert len(life.writes(ch.Ask)) == 1
 
 
-def test_an_ask_of_unknown_outcome_counts_until_a_scan_shows_that_it_is_not_there():
-    life = ManagerLife(*rows_of(OTHER, 2, "o"))
-    ask = life.writes(ch.Ask)[0]
+def test_an_ask_of_unknown_outcome_counts_until_a_scan_shows_that_it_is_not_there(life, ask):
     before = tuple(life.rows.values())
     life.tick(5.0)
     assert life.asked(c.ScanTable)
@@ -151,8 +150,7 @@ def test_n7_a_stale_ask_of_somebody_else_is_replaced_by_naming_it():
     assert [ask.seen for ask in life.writes(ch.Ask)] == [stale]
 
 
-def test_a_row_that_was_not_given_away_in_thirty_seconds_is_left_alone_for_five_minutes():
-    life = ManagerLife(*rows_of(OTHER, 2, "o"))
+def test_a_row_that_was_not_given_away_in_thirty_seconds_is_left_alone_for_five_minutes(life):
     stuck = life.writes(ch.Ask)[0]
     life.apply(stuck)
     began = life.now
@@ -176,10 +174,7 @@ def test_an_outcome_of_no_ask_is_our_bug():
         life.resolve(ch.Ask("o0", ME, OTHER, 1.0), ConditionFailed(None))
 
 
-def test_a_drain_waits_for_the_asks_under_way_and_asks_no_more():
-    life = ManagerLife(*rows_of(OTHER, 2, "o"))
-    ask = life.writes(ch.Ask)[0]
-
+def test_a_drain_waits_for_the_asks_under_way_and_asks_no_more(life, ask):
     life.say(e.DrainRequested("SIGTERM"))
     assert not life.asked(c.Finish)
     life.apply(ask)
@@ -214,9 +209,9 @@ def test_a_drain_withdraws_the_asks_that_stand_and_ends_when_that_is_settled():
     ("outcome", "is_withdrawn"),
     [(OutcomeUnknown("timed out"), True), (ConditionFailed(None), False)],
 )
-def test_an_ask_under_way_at_a_drain_is_withdrawn_if_it_may_have_applied(outcome, is_withdrawn):
-    life = ManagerLife(*rows_of(OTHER, 2, "o"))
-    ask = life.writes(ch.Ask)[0]
+def test_an_ask_under_way_at_a_drain_is_withdrawn_if_it_may_have_applied(
+    life, ask, outcome, is_withdrawn
+):
     life.say(e.DrainRequested("SIGTERM"))
     assert life.writes() == []
 
@@ -469,9 +464,7 @@ def test_an_offer_that_somebody_took_meanwhile_is_forgotten_with_the_next_comple
     assert life.writes(ch.Take) == []
 
 
-def test_a_row_is_not_taken_while_our_ask_for_it_has_no_outcome_yet():
-    life = ManagerLife(*rows_of(OTHER, 2, "o"))
-    ask = life.writes(ch.Ask)[0]
+def test_a_row_is_not_taken_while_our_ask_for_it_has_no_outcome_yet(life, ask):
     given = offered(ask.key, to=ME)
 
     life.finds(given)

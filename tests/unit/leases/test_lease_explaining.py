@@ -1,7 +1,5 @@
 """`explain`: what the next cycle of one owner would do, in sentences."""
 
-from __future__ import annotations
-
 import msgspec
 
 from kclrun.leases.explaining import explain

@@ -1,7 +1,5 @@
 """What a fleet at rest costs, from the policy's own functions, and how soon it sees a dead host."""
 
-from __future__ import annotations
-
 import functools
 import random
 

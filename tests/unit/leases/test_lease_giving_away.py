@@ -1,7 +1,5 @@
 """What a manager gives away itself, what it waits for, and what it writes again [P16, P17, P18]."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.leases import commands as c
@@ -37,12 +35,15 @@ def halted(**fields):
     return life
 
 
+@pytest.fixture
+def life():
+    return halted()
+
+
 # Draining.
 
 
-def test_a_drain_with_others_in_sight_offers_what_has_no_process_to_whoever_comes():
-    life = halted()
-
+def test_a_drain_with_others_in_sight_offers_what_has_no_process_to_whoever_comes(life):
     life.say(e.DrainRequested("SIGTERM"))
     assert life.writes() == [offer(1)]
     life.apply(life.writes()[0])
@@ -84,8 +85,7 @@ def test_n8_a_take_that_lands_in_a_drain_is_offered_before_the_manager_exits():
     assert life.asked(c.Finish)
 
 
-def test_an_offer_of_unknown_outcome_is_known_by_its_giver_on_the_row():
-    life = halted()
+def test_an_offer_of_unknown_outcome_is_known_by_its_giver_on_the_row(life):
     life.say(e.DrainRequested("SIGTERM"))
     life.resolve(life.writes()[0], OutcomeUnknown("reset"))
 
@@ -95,8 +95,7 @@ def test_an_offer_of_unknown_outcome_is_known_by_its_giver_on_the_row():
     assert life.asked(c.Finish)
 
 
-def test_an_offer_of_unknown_outcome_that_somebody_took_already_is_no_loss():
-    life = halted()
+def test_an_offer_of_unknown_outcome_that_somebody_took_already_is_no_loss(life):
     life.say(e.DrainRequested("SIGTERM"))
     life.resolve(life.writes()[0], OutcomeUnknown("reset"))
 
@@ -109,9 +108,7 @@ def test_an_offer_of_unknown_outcome_that_somebody_took_already_is_no_loss():
 # Answering asks without a process.
 
 
-def test_a_renewal_that_shows_an_ask_is_answered_with_an_offer_to_the_asker():
-    life = halted()
-
+def test_a_renewal_that_shows_an_ask_is_answered_with_an_offer_to_the_asker(life):
     life.apply(life.renewal(), handoff=ASK)
 
     assert life.writes() == [offer(2, OTHER)]
@@ -119,8 +116,7 @@ def test_a_renewal_that_shows_an_ask_is_answered_with_an_offer_to_the_asker():
     assert life.core.held() == ()
 
 
-def test_a_halted_lease_travels_with_its_halt():
-    life = halted()
+def test_a_halted_lease_travels_with_its_halt(life):
     life.apply(life.renewal(), handoff=ASK)
 
     life.apply(life.writes()[0])
@@ -128,9 +124,7 @@ def test_a_halted_lease_travels_with_its_halt():
     assert life.rows["s0"].halt == Halt("poison", 1.0)
 
 
-def test_an_operators_release_is_answered_with_an_offer_to_whoever_comes():
-    life = halted()
-
+def test_an_operators_release_is_answered_with_an_offer_to_whoever_comes(life):
     life.apply(life.renewal(), handoff=Handoff(ANYBODY, 1.0))
 
     assert life.writes() == [offer(2)]
@@ -146,8 +140,7 @@ def test_resting_and_waiting_leases_are_given_to_who_asks(parents):
     assert [change.offered_to for change in life.writes(ch.Offer)] == [OTHER]
 
 
-def test_a_draining_manager_offers_an_asked_lease_to_the_asker():
-    life = halted()
+def test_a_draining_manager_offers_an_asked_lease_to_the_asker(life):
     change = life.renewal()
     life.say(e.DrainRequested("SIGTERM"))
 
@@ -196,7 +189,7 @@ def forced():
     return life, key
 
 
-def quarantine(life, key):
+def quarantine(life):
     """Let a failover pass, answering renewals; until the row is read again."""
     began = life.now
     while not life.asked(c.ReadRow) and life.now < began + 60:
@@ -213,7 +206,7 @@ def test_a_lease_taken_by_force_is_renewed_for_a_failover_then_read_and_only_the
     assert life.rows[key].taken_from == JAVA
     assert life.state(key) == "quarantined"
 
-    assert quarantine(life, key) == pytest.approx(10.0, abs=0.01)
+    assert quarantine(life) == pytest.approx(10.0, abs=0.01)
     assert life.asked(c.ReadRow) == [c.ReadRow(key)]
     assert life.core.next_deadline(life.now) > life.now
     life.say(e.RowRead(key, life.rows[key]))
@@ -230,7 +223,7 @@ def test_n2_who_takes_an_offered_row_whose_wait_was_cut_short_waits_again():
     life.take()
 
     assert life.state() == "quarantined"
-    assert quarantine(life, "s0") == pytest.approx(10.0, abs=0.01)
+    assert quarantine(life) == pytest.approx(10.0, abs=0.01)
 
 
 def test_n2_a_restarted_manager_that_takes_its_former_selfs_row_waits_again():
@@ -250,12 +243,12 @@ def test_an_adopted_row_with_the_mark_waits_a_failover_from_its_adoption():
     life.apply(life.writes(ch.Renew)[0])
 
     assert life.state() == "quarantined"
-    assert quarantine(life, "s0") == pytest.approx(10.0, abs=0.01)
+    assert quarantine(life) == pytest.approx(10.0, abs=0.01)
 
 
 def test_a_row_that_was_lost_during_the_wait_is_not_started():
     life, key = forced()
-    quarantine(life, key)
+    quarantine(life)
 
     life.say(e.RowRead(key, row(key, JAVA, 99)))
 
@@ -265,12 +258,12 @@ def test_a_row_that_was_lost_during_the_wait_is_not_started():
 
 def test_a_row_that_was_ended_or_halted_during_the_wait_is_not_started():
     life, key = forced()
-    quarantine(life, key)
+    quarantine(life)
     life.say(e.RowRead(key, replace(life.rows[key], checkpoint=SHARD_END)))
     assert life.state(key) is None
 
     life, key = forced()
-    quarantine(life, key)
+    quarantine(life)
     life.say(e.RowRead(key, replace(life.rows[key], halt=Halt("poison", 1.0))))
 
     assert life.state(key) == "halted"
@@ -288,7 +281,7 @@ def test_a_lease_that_is_outwaited_is_given_up_in_a_drain_and_to_who_asks():
 
 def test_a_second_start_needs_no_second_wait():
     life, key = forced()
-    quarantine(life, key)
+    quarantine(life)
     life.say(e.RowRead(key, life.rows[key]))
     for change in life.writes(ch.Renew):
         life.apply(change)
@@ -303,8 +296,7 @@ def test_a_second_start_needs_no_second_wait():
 # A row that vanished.
 
 
-def test_a_row_that_vanished_under_a_live_owner_is_written_again_as_it_was():
-    life = halted()
+def test_a_row_that_vanished_under_a_live_owner_is_written_again_as_it_was(life):
     change = life.renewal()
 
     life.resolve(change, ConditionFailed(None))
@@ -318,8 +310,7 @@ def test_a_row_that_vanished_under_a_live_owner_is_written_again_as_it_was():
     assert life.renewal().seen_counter == 1 + WRITTEN_AGAIN_AHEAD
 
 
-def test_a_row_that_vanishes_twice_is_lost():
-    life = halted()
+def test_a_row_that_vanishes_twice_is_lost(life):
     life.resolve(life.renewal(), ConditionFailed(None))
     life.resolve(life.writes()[0], Applied())
 
@@ -329,8 +320,9 @@ def test_a_row_that_vanishes_twice_is_lost():
     assert life.core.held() == ()
 
 
-def test_a_row_that_vanished_longer_than_a_failover_ago_is_lost_for_others_may_have_begun_anew():
-    life = halted()
+def test_a_row_that_vanished_longer_than_a_failover_ago_is_lost_for_others_may_have_begun_anew(
+    life,
+):
     change = life.renewal()
 
     life.resolve(change, ConditionFailed(None), after=7.0)
@@ -339,8 +331,7 @@ def test_a_row_that_vanished_longer_than_a_failover_ago_is_lost_for_others_may_h
     assert life.core.held() == ()
 
 
-def test_a_row_that_somebody_wrote_again_before_us_is_lost():
-    life = halted()
+def test_a_row_that_somebody_wrote_again_before_us_is_lost(life):
     life.resolve(life.renewal(), ConditionFailed(None))
 
     life.resolve(life.writes()[0], ConditionFailed(row()))
@@ -348,8 +339,7 @@ def test_a_row_that_somebody_wrote_again_before_us_is_lost():
     assert life.notes() == ["lease_lost"]
 
 
-def test_a_restored_row_of_unknown_outcome_is_read_back_and_written_with_the_same_counter():
-    life = halted()
+def test_a_restored_row_of_unknown_outcome_is_read_back_and_written_with_the_same_counter(life):
     life.resolve(life.renewal(), ConditionFailed(None))
     again = life.writes()[0]
     life.resolve(again, OutcomeUnknown("reset"))
@@ -361,8 +351,7 @@ def test_a_restored_row_of_unknown_outcome_is_read_back_and_written_with_the_sam
     assert life.notes() == ["row_restored"]
 
 
-def test_a_row_that_vanished_in_a_drain_is_written_again_and_given_away():
-    life = halted()
+def test_a_row_that_vanished_in_a_drain_is_written_again_and_given_away(life):
     life.say(e.DrainRequested("SIGTERM"))
 
     life.resolve(life.writes()[0], ConditionFailed(None))

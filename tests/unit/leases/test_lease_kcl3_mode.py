@@ -3,8 +3,6 @@
 The mode in the lease table itself is `test_lease_manager.py`'s.
 """
 
-from __future__ import annotations
-
 import itertools
 
 from kclrun.leases import commands as c

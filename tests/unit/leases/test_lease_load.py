@@ -1,7 +1,5 @@
 """How a manager exchanges heavy leases for light ones: from the scans to the asks."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.errors import InvariantViolation
@@ -75,17 +73,19 @@ def two_each(**policy):
     return LoadedLife(loads, *rows_of(OTHER, 2, "o"), **policy)
 
 
-def test_a_heavy_owner_asks_its_own_process_for_a_lease_in_the_name_of_the_light_one():
-    life = two_each()
+@pytest.fixture
+def life():
+    return two_each()
 
+
+def test_a_heavy_owner_asks_its_own_process_for_a_lease_in_the_name_of_the_light_one(life):
     (ask,) = life.exchange()
 
     assert (ask.owner, ask.asked, ask.seen) == (OTHER, ME, None)
     assert ask.key in {"m0", "m1"}
 
 
-def test_nothing_is_exchanged_before_leases_are_steady_and_the_exchange_was_watched_a_minute():
-    life = two_each()
+def test_nothing_is_exchanged_before_leases_are_steady_and_the_exchange_was_watched_a_minute(life):
     began = life.now
 
     life.exchange()
@@ -93,8 +93,7 @@ def test_nothing_is_exchanged_before_leases_are_steady_and_the_exchange_was_watc
     assert life.now - began >= STEADY_AFTER_S + WATCHED_S
 
 
-def test_once_the_first_ask_applied_the_light_lease_is_asked_for_and_the_exchange_is_logged():
-    life = two_each()
+def test_once_the_first_ask_applied_the_light_lease_is_asked_for_and_the_exchange_is_logged(life):
     (ask,) = life.exchange()
 
     life.apply(ask)
@@ -108,8 +107,7 @@ def test_once_the_first_ask_applied_the_light_lease_is_asked_for_and_the_exchang
     assert note.fields["reason"] == "our load is 1.80 of an owner's mean, its load 0.20"
 
 
-def test_an_unknown_outcome_counts_as_applied():
-    life = two_each()
+def test_an_unknown_outcome_counts_as_applied(life):
     (ask,) = life.exchange()
 
     life.resolve(ask, OutcomeUnknown("timed out"))
@@ -120,8 +118,7 @@ def test_an_unknown_outcome_counts_as_applied():
 @pytest.mark.parametrize(
     "outcome", [ConditionFailed(None), Throttled("slow"), Unavailable("no route")]
 )
-def test_an_ask_that_did_not_apply_ends_the_exchange_without_another_write(outcome):
-    life = two_each()
+def test_an_ask_that_did_not_apply_ends_the_exchange_without_another_write(life, outcome):
     (ask,) = life.exchange()
 
     life.resolve(ask, outcome)
@@ -130,8 +127,7 @@ def test_an_ask_that_did_not_apply_ends_the_exchange_without_another_write(outco
     assert life.pass_scans(STEADY_AFTER_S) == []
 
 
-def test_while_the_exchange_is_under_way_the_counts_ask_for_nothing_and_no_other_one_begins():
-    life = two_each()
+def test_while_the_exchange_is_under_way_the_counts_ask_for_nothing_and_no_other_one_begins(life):
     (ask,) = life.exchange()
     life.apply(ask)
     (asked_back,) = life.writes()
@@ -140,8 +136,7 @@ def test_while_the_exchange_is_under_way_the_counts_ask_for_nothing_and_no_other
     assert life.pass_scans(25.0) == []
 
 
-def test_after_the_exchange_nothing_moves_while_the_loads_are_even():
-    life = two_each()
+def test_after_the_exchange_nothing_moves_while_the_loads_are_even(life):
     (ask,) = life.exchange()
     life.apply(ask)
     (asked_back,) = life.writes()
@@ -159,8 +154,7 @@ def test_after_the_exchange_nothing_moves_while_the_loads_are_even():
     assert [x for x in life.pass_scans(900.0) if isinstance(x, ch.Ask)] == []
 
 
-def test_a_lease_that_our_process_does_not_give_ends_the_exchange_and_each_pause_is_longer():
-    life = two_each()
+def test_a_lease_that_our_process_does_not_give_ends_the_exchange_and_each_pause_is_longer(life):
     tries = []
     for _ in range(3):
         (ask,) = life.pass_scans(7200.0)
@@ -184,8 +178,7 @@ def test_a_lease_that_our_process_does_not_give_ends_the_exchange_and_each_pause
         ("without a figure", {"load": None}),
     ],
 )
-def test_a_lease_that_must_not_move_is_neither_given_nor_asked_for(what, fields):
-    life = two_each()
+def test_a_lease_that_must_not_move_is_neither_given_nor_asked_for(life, what, fields):
     if "halt" in fields:
         fields = {"halt": ch.Halt("poison", 1.0)}
     for key in ("o0", "o1"):
@@ -213,8 +206,7 @@ def test_counts_alone_decide_where_the_settings_say_so():
     assert life.pass_scans(900.0) == []
 
 
-def test_a_draining_manager_asks_for_no_lease_after_the_first_step():
-    life = two_each()
+def test_a_draining_manager_asks_for_no_lease_after_the_first_step(life):
     (ask,) = life.exchange()
 
     life.say(e.DrainRequested("SIGTERM"))
@@ -223,8 +215,7 @@ def test_a_draining_manager_asks_for_no_lease_after_the_first_step():
     assert life.writes(ch.Ask) == []
 
 
-def test_a_drain_waits_for_the_outcome_of_the_first_step():
-    life = two_each()
+def test_a_drain_waits_for_the_outcome_of_the_first_step(life):
     (ask,) = life.exchange()
     life.say(e.DrainRequested("SIGTERM"))
     for key in ("m0", "m1"):
@@ -237,14 +228,12 @@ def test_a_drain_waits_for_the_outcome_of_the_first_step():
     assert life.core.is_finished
 
 
-def test_an_outcome_of_no_exchange_cannot_come():
-    life = two_each()
+def test_an_outcome_of_no_exchange_cannot_come(life):
     with pytest.raises(InvariantViolation, match="no exchange under way"):
         life.say(e.WriteResolved(ch.Ask("m0", OTHER, ME, 1.0), Applied(None)))
 
 
-def test_an_exchange_that_stops_to_pay_while_it_is_watched_is_not_made():
-    life = two_each()
+def test_an_exchange_that_stops_to_pay_while_it_is_watched_is_not_made(life):
     life.pass_scans(STEADY_AFTER_S + 20.0)
 
     life.measure({"m0": 500.0, "m1": 500.0, "o0": 500.0, "o1": 500.0})

@@ -1,7 +1,5 @@
 """One manager, event by event: each test a page of its life."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 
@@ -92,6 +90,11 @@ class Life(Answers):
         return self.said
 
 
+@pytest.fixture
+def life():
+    return Life()
+
+
 def taken(life, before, *, parents_over=True):
     """Take `before` by a scan and let it apply; its parents, if any, are absent."""
     life.begin(before)
@@ -135,17 +138,14 @@ def restarted(life, image, key="s0"):
 # Beginning: an empty table, a first take.
 
 
-def test_a_manager_begins_with_a_scan_and_lists_from_the_start_when_the_table_is_empty():
-    life = Life()
-
+def test_a_manager_begins_with_a_scan_and_lists_from_the_start_when_the_table_is_empty(life):
     assert life.say(e.Started()) == (c.ScanTable(),)
     assert life.say(e.LeasesScanned(())) == ()
     assert life.say(e.Ticked(), after=0.15) == (c.ScanTable(),)
     assert life.say(e.LeasesScanned(())) == (c.ListShards(with_start=True),)
 
 
-def test_an_empty_table_that_somebody_else_filled_meanwhile_is_not_listed_from_the_start():
-    life = Life()
+def test_an_empty_table_that_somebody_else_filled_meanwhile_is_not_listed_from_the_start(life):
     life.say(e.Started())
     life.say(e.LeasesScanned(()))
 
@@ -173,8 +173,7 @@ def test_an_empty_table_is_filled_and_then_scanned_at_once():
     assert life.core.caught_up_blockers()
 
 
-def test_a_listing_that_leaves_hash_keys_out_creates_nothing_and_is_made_again_after_a_second():
-    life = Life()
+def test_a_listing_that_leaves_hash_keys_out_creates_nothing_and_is_made_again_after_a_second(life):
     life.begin()
 
     life.say(e.ShardsListed((), 1.0, (shard("a", HALVES[0]),)))
@@ -188,8 +187,7 @@ def test_a_listing_that_leaves_hash_keys_out_creates_nothing_and_is_made_again_a
 NATIVE = "CLIENT_VERSION_3X_WITH_ROLLBACK"
 
 
-def test_a_kcl_3_fleet_that_leaves_the_shared_protocol_is_reported_once_with_what_to_do():
-    life = Life()
+def test_a_kcl_3_fleet_that_leaves_the_shared_protocol_is_reported_once_with_what_to_do(life):
     mine = running(life)
 
     notes = []
@@ -204,8 +202,7 @@ def test_a_kcl_3_fleet_that_leaves_the_shared_protocol_is_reported_once_with_wha
     assert life.state() == "running"
 
 
-def test_a_fleet_that_was_rolled_back_is_silent_and_told_anew_when_it_leaves_again():
-    life = Life()
+def test_a_fleet_that_was_rolled_back_is_silent_and_told_anew_when_it_leaves_again(life):
     mine = running(life)
     for mode in (NATIVE, "CLIENT_VERSION_2X"):
         life.scan(mine, kcl3_mode=mode)
@@ -216,8 +213,7 @@ def test_a_fleet_that_was_rolled_back_is_silent_and_told_anew_when_it_leaves_aga
     assert "kcl3_native" in life.notes()
 
 
-def test_a_table_that_lost_all_rows_while_we_ran_is_not_filled_with_guessed_positions():
-    life = Life()
+def test_a_table_that_lost_all_rows_while_we_ran_is_not_filled_with_guessed_positions(life):
     life.begin(row(owner=OTHER))
     life.say(e.ShardsListed((shard(),), 1.0))
     life.scan()
@@ -239,8 +235,7 @@ def test_a_take_names_what_was_seen_and_publishes_failover_and_start():
     assert life.core.leases["s0"].counter == 41
 
 
-def test_a_start_carries_the_counter_of_the_take_and_expires_a_failover_after_its_sending():
-    life = Life()
+def test_a_start_carries_the_counter_of_the_take_and_expires_a_failover_after_its_sending(life):
     life.begin(row(counter=41))
     sent = life.now
 
@@ -249,8 +244,7 @@ def test_a_start_carries_the_counter_of_the_take_and_expires_a_failover_after_it
     assert life.asked(c.StartProcess) == [c.StartProcess("s0", 42, sent + 10.0)]
 
 
-def test_a_take_that_was_answered_late_is_renewed_before_the_start():
-    life = Life()
+def test_a_take_that_was_answered_late_is_renewed_before_the_start(life):
     life.begin(row(counter=41))
 
     life.resolve(life.writes()[0], Applied(row(owner=ME, counter=42)), after=5.0)
@@ -266,8 +260,7 @@ def test_a_take_that_was_answered_late_is_renewed_before_the_start():
 # Takes that do not simply apply.
 
 
-def test_a_take_with_an_unknown_outcome_is_read_back_and_found_applied():
-    life = Life()
+def test_a_take_with_an_unknown_outcome_is_read_back_and_found_applied(life):
     life.begin(row())
     take = life.writes()[0]
 
@@ -277,8 +270,7 @@ def test_a_take_with_an_unknown_outcome_is_read_back_and_found_applied():
     assert life.asked(c.StartProcess)[0].counter == 1
 
 
-def test_a_take_still_unknown_is_sent_again_with_the_counter_it_expected():
-    life = Life()
+def test_a_take_still_unknown_is_sent_again_with_the_counter_it_expected(life):
     life.begin(row())
     take = life.writes()[0]
     sent = life.now
@@ -293,8 +285,7 @@ def test_a_take_still_unknown_is_sent_again_with_the_counter_it_expected():
     assert life.asked(c.StartProcess) == [c.StartProcess("s0", 1, sent + 10.0)]
 
 
-def test_a_take_with_an_unknown_outcome_that_somebody_else_beat_is_dropped():
-    life = Life()
+def test_a_take_with_an_unknown_outcome_that_somebody_else_beat_is_dropped(life):
     life.begin(row())
     life.resolve(life.writes()[0], OutcomeUnknown("timed out"))
 
@@ -303,8 +294,7 @@ def test_a_take_with_an_unknown_outcome_that_somebody_else_beat_is_dropped():
     assert life.state() is None
 
 
-def test_a_take_whose_condition_failed_on_the_very_row_it_saw_is_left_to_the_next_scan():
-    life = Life()
+def test_a_take_whose_condition_failed_on_the_very_row_it_saw_is_left_to_the_next_scan(life):
     life.begin(row())
 
     life.resolve(life.writes()[0], ConditionFailed(row()))
@@ -313,8 +303,7 @@ def test_a_take_whose_condition_failed_on_the_very_row_it_saw_is_left_to_the_nex
 
 
 @pytest.mark.parametrize("outcome", [Throttled("slow"), Unavailable("no route")])
-def test_a_take_that_never_arrived_is_tried_three_times_and_left_to_the_next_scan(outcome):
-    life = Life()
+def test_a_take_that_never_arrived_is_tried_three_times_and_left_to_the_next_scan(life, outcome):
     life.begin(row())
     take = life.writes()[0]
 
@@ -326,8 +315,7 @@ def test_a_take_that_never_arrived_is_tried_three_times_and_left_to_the_next_sca
     assert life.writes(ch.Take)
 
 
-def test_a_refused_write_is_one_error_line_and_slow_repetition():
-    life = Life()
+def test_a_refused_write_is_one_error_line_and_slow_repetition(life):
     life.begin(row("a", hash_range=HALVES[0]), row("b", hash_range=HALVES[1]))
     first, second = life.writes(ch.Take)
 
@@ -341,8 +329,7 @@ def test_a_refused_write_is_one_error_line_and_slow_repetition():
 # Parents first.
 
 
-def test_a_child_is_started_only_on_the_word_of_consistent_reads():
-    life = Life()
+def test_a_child_is_started_only_on_the_word_of_consistent_reads(life):
     child = row("c", parents=frozenset({"q", "p"}))
     life.begin(child)
 
@@ -354,8 +341,7 @@ def test_a_child_is_started_only_on_the_word_of_consistent_reads():
     assert life.state("c") == "waiting"
 
 
-def test_a_waiting_child_asks_again_when_a_scan_says_that_its_parents_are_over():
-    life = Life()
+def test_a_waiting_child_asks_again_when_a_scan_says_that_its_parents_are_over(life):
     child = row("c", parents=frozenset({"p"}))
     mine = taken(life, child, parents_over=False)
     life.say(e.ParentsRead("c", (row("p"),)))
@@ -366,8 +352,7 @@ def test_a_waiting_child_asks_again_when_a_scan_says_that_its_parents_are_over()
     assert life.asked(c.ReadParents) == [c.ReadParents("c", ("p",))]
 
 
-def test_a_waiting_child_is_renewed_on_time():
-    life = Life()
+def test_a_waiting_child_is_renewed_on_time(life):
     taken(life, row("c", parents=frozenset({"p"})), parents_over=False)
 
     assert life.core.next_deadline(life.now) == pytest.approx(life.now + 1.0)  # the next scan
@@ -376,8 +361,7 @@ def test_a_waiting_child_is_renewed_on_time():
     assert life.writes(ch.Renew) == [ch.Renew("c", ME, 1)]
 
 
-def test_a_child_that_waits_here_asks_as_soon_as_its_parent_ends_here():
-    life = Life()
+def test_a_child_that_waits_here_asks_as_soon_as_its_parent_ends_here(life):
     rows = [row("p", hash_range=WHOLE), row("c", parents=frozenset({"p"}), owner=ME)]
     life.begin(*rows)
     parent = life.writes(ch.Take)[0]
@@ -392,8 +376,7 @@ def test_a_child_that_waits_here_asks_as_soon_as_its_parent_ends_here():
     assert life.asked(c.ScanTable)
 
 
-def test_an_answer_about_parents_that_nobody_waits_for_changes_nothing():
-    life = Life()
+def test_an_answer_about_parents_that_nobody_waits_for_changes_nothing(life):
     life.begin()
 
     assert life.say(e.ParentsRead("c", (None,))) == ()
@@ -402,8 +385,7 @@ def test_an_answer_about_parents_that_nobody_waits_for_changes_nothing():
 # A process dies.
 
 
-def test_between_two_starts_the_manager_renews():
-    life = Life()
+def test_between_two_starts_the_manager_renews(life):
     image = running(life)
     crash(life)
     image = restarted(life, image)
@@ -419,8 +401,7 @@ def test_between_two_starts_the_manager_renews():
     assert life.asked(c.StartProcess)[0].counter == image.counter
 
 
-def test_seven_deaths_without_progress_halt_the_lease_where_nobody_else_can_try():
-    life = Life()
+def test_seven_deaths_without_progress_halt_the_lease_where_nobody_else_can_try(life):
     image = running(life)
     for _ in range(6):
         crash(life)
@@ -437,8 +418,7 @@ def test_seven_deaths_without_progress_halt_the_lease_where_nobody_else_can_try(
     assert life.notes() == ["lease_halted"]
 
 
-def test_progress_between_deaths_keeps_the_lease_going():
-    life = Life()
+def test_progress_between_deaths_keeps_the_lease_going(life):
     image = running(life)
     for _ in range(7):
         life.say(e.ProcessReported("s0", reports.Checkpointed(ExtendedSequenceNumber("5"), 3)))
@@ -448,8 +428,7 @@ def test_progress_between_deaths_keeps_the_lease_going():
     assert life.state() == "starting"
 
 
-def test_a_process_that_gave_up_unclaimed_is_followed_by_a_look_at_the_row():
-    life = Life()
+def test_a_process_that_gave_up_unclaimed_is_followed_by_a_look_at_the_row(life):
     mine = taken(life, row())
     life.say(e.ProcessStarted("s0", 7))
 
@@ -478,8 +457,7 @@ def test_a_released_or_ended_lease_is_over_with_the_exit_of_its_process():
         assert life.asked(c.ReadRow) == []
 
 
-def test_what_a_dead_process_left_in_its_ring_is_ignored_but_for_the_reason_of_a_halt():
-    life = Life()
+def test_what_a_dead_process_left_in_its_ring_is_ignored_but_for_the_reason_of_a_halt(life):
     image = running(life)
     crash(life)
 
@@ -504,24 +482,21 @@ def test_what_a_dead_process_left_in_its_ring_is_ignored_but_for_the_reason_of_a
         e.WriteResolved(ch.DeleteEnded("s0"), Applied()),
     ],
 )
-def test_an_event_that_cannot_happen_is_our_bug(event):
-    life = Life()
+def test_an_event_that_cannot_happen_is_our_bug(life, event):
     life.begin()
 
     with pytest.raises(InvariantViolation):
         life.say(event)
 
 
-def test_an_outcome_of_another_write_than_the_one_under_way_is_our_bug():
-    life = Life()
+def test_an_outcome_of_another_write_than_the_one_under_way_is_our_bug(life):
     life.begin(row())
 
     with pytest.raises(InvariantViolation, match="no write under way"):
         life.resolve(ch.Renew("s0", ME, 1), Applied(row()))
 
 
-def test_a_success_without_the_row_is_our_bug():
-    life = Life()
+def test_a_success_without_the_row_is_our_bug(life):
     life.begin(row())
 
     with pytest.raises(InvariantViolation, match="without the row"):
@@ -531,8 +506,7 @@ def test_a_success_without_the_row_is_our_bug():
 # Halts.
 
 
-def test_a_failed_processor_halts_its_lease_and_the_halt_is_renewed():
-    life = Life()
+def test_a_failed_processor_halts_its_lease_and_the_halt_is_renewed(life):
     image = running(life)
     life.say(e.ProcessReported("s0", reports.ProcessorFailed("process_records", "KeyError", 1)))
     crash(life)
@@ -562,8 +536,7 @@ def test_a_halt_carries_since_when_its_records_wait_or_else_the_instant_of_the_h
     assert halt.waiting_since == halt.halted_at
 
 
-def test_a_checkpoint_forgets_since_when_records_waited_and_a_silent_death_does_not():
-    life = Life()
+def test_a_checkpoint_forgets_since_when_records_waited_and_a_silent_death_does_not(life):
     running(life)
     held_lease = life.core.held_lease("s0")
     held_lease.waiting_since = 900.5
@@ -575,8 +548,7 @@ def test_a_checkpoint_forgets_since_when_records_waited_and_a_silent_death_does_
     assert held_lease.waiting_since == 901.5
 
 
-def test_a_halt_with_an_unknown_outcome_that_did_not_land_is_written_again():
-    life = Life()
+def test_a_halt_with_an_unknown_outcome_that_did_not_land_is_written_again(life):
     image = running(life)
     life.say(e.ProcessReported("s0", reports.ProcessorFailed("process_records", "KeyError", 1)))
     crash(life)
@@ -589,8 +561,7 @@ def test_a_halt_with_an_unknown_outcome_that_did_not_land_is_written_again():
     assert life.writes()[0].seen_counter == moved.counter
 
 
-def test_a_halted_row_that_was_ours_all_along_stays_halted():
-    life = Life()
+def test_a_halted_row_that_was_ours_all_along_stays_halted(life):
     halted = row(owner=ME, counter=4, halt=Halt("poison", 1.0))
     life.begin(halted)
     assert life.asked(c.ReadRow)
@@ -610,8 +581,7 @@ def waiting(life):
     return mine, life.writes(ch.Renew)[0]
 
 
-def test_a_throttled_renewal_is_sent_again_slower():
-    life = Life()
+def test_a_throttled_renewal_is_sent_again_slower(life):
     _, renewal = waiting(life)
 
     assert life.resolve(renewal, Throttled("slow"))[0].not_before > life.now
@@ -621,8 +591,7 @@ def test_a_throttled_renewal_is_sent_again_slower():
     assert life.said[0].not_before - life.now > first
 
 
-def test_an_unmoved_counter_means_that_the_renewal_is_still_unknown():
-    life = Life()
+def test_an_unmoved_counter_means_that_the_renewal_is_still_unknown(life):
     mine, renewal = waiting(life)
     life.resolve(renewal, OutcomeUnknown("reset"))
 
@@ -631,8 +600,7 @@ def test_an_unmoved_counter_means_that_the_renewal_is_still_unknown():
     assert life.writes() == [renewal]
 
 
-def test_renewals_settled_by_the_row_alone_are_sent_slower_each_time():
-    life = Life()
+def test_renewals_settled_by_the_row_alone_are_sent_slower_each_time(life):
     mine, renewal = waiting(life)
     for counter in (2, 3, 4):
         life.resolve(renewal, OutcomeUnknown("reset"))
@@ -647,24 +615,21 @@ def test_renewals_settled_by_the_row_alone_are_sent_slower_each_time():
 # Scans: adoption, former owners, differences, rows that are not ours to judge.
 
 
-def test_a_row_that_says_me_and_runs_nothing_is_read_and_taken_up():
-    life = Life()
+def test_a_row_that_says_me_and_runs_nothing_is_read_and_taken_up(life):
     life.begin(row(owner=ME, counter=4))
 
     assert life.asked(c.ReadRow) == [c.ReadRow("s0")]
     assert restarted(life, row(owner=ME, counter=4)).counter == 5
 
 
-def test_a_row_that_said_me_in_a_stale_scan_only_is_dropped_without_a_word():
-    life = Life()
+def test_a_row_that_said_me_in_a_stale_scan_only_is_dropped_without_a_word(life):
     life.begin(row(owner=ME, counter=4))
 
     assert life.say(e.RowRead("s0", row(counter=5))) == ()
     assert life.state() is None
 
 
-def test_live_owners_with_other_settings_are_one_warning_each():
-    life = Life()
+def test_live_owners_with_other_settings_are_one_warning_each(life):
     theirs = row(owner=OTHER, failover_s=20.0, start="LATEST")
     life.begin(theirs)
     assert life.notes() == ["failover_differs", "start_differs"]
@@ -673,8 +638,7 @@ def test_live_owners_with_other_settings_are_one_warning_each():
     assert life.notes() == []
 
 
-def test_a_difference_that_went_away_and_came_back_is_noted_again():
-    life = Life()
+def test_a_difference_that_went_away_and_came_back_is_noted_again(life):
     theirs = row(owner=OTHER, failover_s=20.0)
     life.begin(theirs)
     life.scan(replace(theirs, counter=1, failover_s=10.0))
@@ -699,8 +663,7 @@ def test_leases_that_nobody_takes_because_all_are_full_are_named_once():
     assert "leases_left_unread" not in life.notes()
 
 
-def test_an_overdue_lease_that_is_being_taken_is_not_left_unread():
-    life = Life()
+def test_an_overdue_lease_that_is_being_taken_is_not_left_unread(life):
     mine = running(life, row("a", hash_range=HALVES[0]))
     theirs = row("b", owner=OTHER, hash_range=HALVES[1])
     life.scan(mine, theirs)
@@ -712,15 +675,13 @@ def test_an_overdue_lease_that_is_being_taken_is_not_left_unread():
     assert "leases_left_unread" not in life.notes()
 
 
-def test_java_rows_are_not_compared_with_our_settings():
-    life = Life()
+def test_java_rows_are_not_compared_with_our_settings(life):
     life.begin(row(owner="java", failover_s=20.0, start="LATEST"))
 
     assert life.notes() == []
 
 
-def test_broken_and_foreign_rows_are_noted_once_and_stop_nothing():
-    life = Life()
+def test_broken_and_foreign_rows_are_noted_once_and_stop_nothing(life):
     life.begin(row(), broken=("bad-1",), foreign=3)
     assert life.writes(ch.Take)
     assert "rows_broken" in life.notes()
@@ -732,8 +693,7 @@ def test_broken_and_foreign_rows_are_noted_once_and_stop_nothing():
 # Listing, creating and deleting.
 
 
-def test_alone_a_manager_lists_after_every_scan_and_never_twice_at_once():
-    life = Life()
+def test_alone_a_manager_lists_after_every_scan_and_never_twice_at_once(life):
     life.begin(row(owner="java"))
     assert life.asked(c.ListShards) == [c.ListShards(with_start=False)]
 
@@ -758,8 +718,7 @@ def crowd(**fields):
     ]
 
 
-def test_in_a_crowd_a_manager_lists_only_when_chance_or_the_table_says_so():
-    life = Life()
+def test_in_a_crowd_a_manager_lists_only_when_chance_or_the_table_says_so(life):
     life.begin(*crowd())
     assert life.asked(c.ListShards) == []
 
@@ -768,8 +727,7 @@ def test_in_a_crowd_a_manager_lists_only_when_chance_or_the_table_says_so():
     assert life.asked(c.ListShards)
 
 
-def test_a_missing_child_of_an_ended_parent_is_created_under_its_condition():
-    life = Life()
+def test_a_missing_child_of_an_ended_parent_is_created_under_its_condition(life):
     ended = row("p", checkpoint=SHARD_END)
     life.begin(ended)
     shards = (shard("p", WHOLE, ending="9"), shard("a", HALVES[0], "p"), shard("b", HALVES[1], "p"))
@@ -784,9 +742,8 @@ def test_a_missing_child_of_an_ended_parent_is_created_under_its_condition():
 
 
 @pytest.mark.parametrize("begun_at", [TRIM_HORIZON, ExtendedSequenceNumber("7"), SHARD_END])
-def test_a_shard_whose_children_have_begun_is_not_created_again(begun_at):
+def test_a_shard_whose_children_have_begun_is_not_created_again(life, begun_at):
     # Somebody deleted the row of `a`, which had ended: its records came before those of its child.
-    life = Life()
     begun = row("c", checkpoint=begun_at, hash_range=HALVES[0], parents=frozenset({"a"}))
     life.begin(row("p", checkpoint=SHARD_END), row("b", hash_range=HALVES[1], owner=OTHER), begun)
     shards = (
@@ -802,8 +759,7 @@ def test_a_shard_whose_children_have_begun_is_not_created_again(begun_at):
     assert created == (["a"] if begun_at == TRIM_HORIZON else [])
 
 
-def test_what_was_healed_is_reported_once_it_was_done():
-    life = Life()
+def test_what_was_healed_is_reported_once_it_was_done(life):
     life.begin(row("p", checkpoint=SHARD_END))
     shards = (shard("p", WHOLE, ending="9"), shard("a", HALVES[0], "p"), shard("b", HALVES[1], "p"))
     life.say(e.ShardsListed(shards, 1.0))
@@ -824,8 +780,7 @@ def test_children_beyond_the_end_of_a_time_range_get_no_rows():
 
 
 @pytest.mark.parametrize("outcome", [Refused("AccessDenied", "no"), Throttled("slow")])
-def test_a_creation_that_was_refused_or_put_off_asks_for_no_scan_of_its_own(outcome):
-    life = Life()
+def test_a_creation_that_was_refused_or_put_off_asks_for_no_scan_of_its_own(life, outcome):
     life.begin()
     life.say(e.ShardsListed((shard("a", WHOLE),), 1.0, (shard("a", WHOLE),)))
     creation = life.writes(ch.CreateLease)[0]
@@ -858,8 +813,7 @@ def test_ended_rows_are_deleted_once_and_only_if_cleanup_is_on():
     assert clean.writes(ch.DeleteEnded) == [ch.DeleteEnded("p")]
 
 
-def test_the_ended_row_of_a_process_that_still_lives_is_not_deleted():
-    life = Life()
+def test_the_ended_row_of_a_process_that_still_lives_is_not_deleted(life):
     mine = running(life)
     life.say(e.ProcessReported("s0", reports.ShardEnded(("a",))))
     rows = (
@@ -872,8 +826,7 @@ def test_the_ended_row_of_a_process_that_still_lives_is_not_deleted():
     assert life.writes() == []
 
 
-def test_a_trimmed_row_is_deleted_with_owner_and_counter_as_seen():
-    life = Life()
+def test_a_trimmed_row_is_deleted_with_owner_and_counter_as_seen(life):
     rows = (row("p", owner="java", counter=3), row("a", owner=OTHER))
     life.begin(*rows)
     life.say(e.ShardsListed((shard("a"),), 1.0))
@@ -896,8 +849,7 @@ def test_with_cleanup_off_not_even_a_trimmed_row_is_deleted():
         life.scan(*rows, after=20.0)
 
 
-def test_a_refused_creation_is_one_error_line():
-    life = Life()
+def test_a_refused_creation_is_one_error_line(life):
     life.begin()
     life.say(e.ShardsListed((shard(),), 1.0, (shard(),)))
 
@@ -933,8 +885,7 @@ def test_after_a_shard_end_the_children_are_taken_first_and_without_waiting_for_
     assert [take.key for take in life.writes(ch.Take)] == ["b"]
 
 
-def test_shard_ends_in_quick_succession_do_not_scan_more_than_four_times_a_second():
-    life = Life()
+def test_shard_ends_in_quick_succession_do_not_scan_more_than_four_times_a_second(life):
     running(life)
     life.say(e.ProcessReported("s0", reports.ShardEnded(("a",))), after=1.0)
     life.say(e.LeasesScanned(()), after=0.01)
@@ -965,8 +916,7 @@ def test_a_scan_that_began_before_the_end_does_not_make_us_forget_the_children()
 # Draining.
 
 
-def test_a_drain_tells_processes_releases_idle_rows_and_finishes_when_all_is_settled():
-    life = Life()
+def test_a_drain_tells_processes_releases_idle_rows_and_finishes_when_all_is_settled(life):
     before = [row("a", hash_range=HALVES[0]), row("b", hash_range=HALVES[1])]
     before[1] = replace(before[1], halt=Halt("poison", 1.0))
     life.begin(*before)
@@ -990,8 +940,7 @@ def test_a_drain_tells_processes_releases_idle_rows_and_finishes_when_all_is_set
     assert life.say(e.LeasesScanned((row(),))) == ()
 
 
-def test_a_process_that_dies_in_a_drain_leaves_its_row_to_be_released():
-    life = Life()
+def test_a_process_that_dies_in_a_drain_leaves_its_row_to_be_released(life):
     image = running(life)
     life.say(e.DrainRequested("SIGTERM"))
     crash(life)
@@ -1001,8 +950,7 @@ def test_a_process_that_dies_in_a_drain_leaves_its_row_to_be_released():
     assert life.writes() == [ch.Release("s0", ME, image.counter, TRIM_HORIZON, TRIM_HORIZON)]
 
 
-def test_a_broken_row_in_our_hands_is_looked_at_each_second_until_it_is_mended():
-    life = Life()
+def test_a_broken_row_in_our_hands_is_looked_at_each_second_until_it_is_mended(life):
     image = running(life)
     crash(life)
     assert life.asked(c.ReadRow)
@@ -1014,8 +962,7 @@ def test_a_broken_row_in_our_hands_is_looked_at_each_second_until_it_is_mended()
     assert life.state() == "starting"
 
 
-def test_a_broken_row_in_our_hands_ends_a_drain_at_once():
-    life = Life()
+def test_a_broken_row_in_our_hands_ends_a_drain_at_once(life):
     running(life)
     life.say(e.DrainRequested("SIGTERM"))
     crash(life)
@@ -1027,8 +974,7 @@ def test_a_broken_row_in_our_hands_ends_a_drain_at_once():
     assert life.core.is_finished
 
 
-def test_a_broken_row_found_before_the_drain_holds_it_up_until_the_next_look_alone():
-    life = Life()
+def test_a_broken_row_found_before_the_drain_holds_it_up_until_the_next_look_alone(life):
     running(life)
     crash(life)
     life.say(e.RowUnreadable("s0", "checkpoint: TRIM_HORIZN"))
@@ -1040,8 +986,7 @@ def test_a_broken_row_found_before_the_drain_holds_it_up_until_the_next_look_alo
     assert life.core.is_finished
 
 
-def test_a_renewal_refused_by_a_broken_row_is_tried_again_each_second():
-    life = Life()
+def test_a_renewal_refused_by_a_broken_row_is_tried_again_each_second(life):
     taken(life, row(parents=frozenset({"p"})), parents_over=False)
     life.say(e.Ticked(), after=4.0)
     renewal = life.writes(ch.Renew)[0]
@@ -1051,8 +996,7 @@ def test_a_renewal_refused_by_a_broken_row_is_tried_again_each_second():
     assert life.asked(c.WriteRow) == [c.WriteRow(renewal, life.now + 1.0)]
 
 
-def test_a_take_under_way_at_a_drain_is_resolved_and_released():
-    life = Life()
+def test_a_take_under_way_at_a_drain_is_resolved_and_released(life):
     life.begin(row())
     take = life.writes()[0]
     assert life.say(e.DrainRequested("SIGTERM"))[-1].event == "draining"
@@ -1062,8 +1006,7 @@ def test_a_take_under_way_at_a_drain_is_resolved_and_released():
     assert life.writes() == [ch.Release("s0", ME, 1, TRIM_HORIZON, TRIM_HORIZON)]
 
 
-def test_an_unknown_take_is_settled_before_the_end_of_a_drain():
-    life = Life()
+def test_an_unknown_take_is_settled_before_the_end_of_a_drain(life):
     life.begin(row())
     take = life.writes()[0]
     life.resolve(take, OutcomeUnknown("timed out"))
@@ -1078,8 +1021,7 @@ def test_an_unknown_take_is_settled_before_the_end_of_a_drain():
     assert life.asked(c.Finish)
 
 
-def test_a_throttled_take_is_given_up_in_a_drain():
-    life = Life()
+def test_a_throttled_take_is_given_up_in_a_drain(life):
     life.begin(row())
     take = life.writes()[0]
     life.say(e.DrainRequested("SIGTERM"))
@@ -1089,8 +1031,7 @@ def test_a_throttled_take_is_given_up_in_a_drain():
     assert life.asked(c.Finish)
 
 
-def test_a_release_whose_position_somebody_moved_is_issued_again_from_the_row():
-    life = Life()
+def test_a_release_whose_position_somebody_moved_is_issued_again_from_the_row(life):
     life.begin(row())
     life.resolve(life.writes()[0], Applied(row(owner=ME, counter=1, halt=Halt("x", 1.0))))
     life.say(e.DrainRequested("SIGTERM"))
@@ -1101,8 +1042,7 @@ def test_a_release_whose_position_somebody_moved_is_issued_again_from_the_row():
     assert life.writes() == [ch.Release("s0", ME, 1, late, late)]
 
 
-def test_a_drain_waits_for_creations_under_way():
-    life = Life()
+def test_a_drain_waits_for_creations_under_way(life):
     life.begin()
     life.say(e.ShardsListed((shard(),), 1.0, (shard(),)))
     creation = life.writes()[0]
@@ -1114,8 +1054,7 @@ def test_a_drain_waits_for_creations_under_way():
     assert life.asked(c.Finish)
 
 
-def test_a_drain_releases_a_row_that_a_scan_under_way_shows_as_ours():
-    life = Life()
+def test_a_drain_releases_a_row_that_a_scan_under_way_shows_as_ours(life):
     mine = running(life)
     life.say(e.Ticked(), after=10.0)
     life.say(e.DrainRequested("SIGTERM"))
@@ -1145,8 +1084,7 @@ def test_children_that_nobody_took_yet_stand_in_the_way():
     )
 
 
-def test_an_empty_table_is_filled_only_from_the_listing_made_for_it():
-    life = Life()
+def test_an_empty_table_is_filled_only_from_the_listing_made_for_it(life):
     life.begin()
 
     life.say(e.ShardsListed((shard(),), 1.0))
@@ -1154,8 +1092,7 @@ def test_an_empty_table_is_filled_only_from_the_listing_made_for_it():
     assert life.commands_but_notes() == []
 
 
-def test_nothing_blocks_once_every_lease_runs_or_ended():
-    life = Life()
+def test_nothing_blocks_once_every_lease_runs_or_ended(life):
     assert life.core.caught_up_blockers()
     assert life.core.owners == {ME}
     assert dict(life.core.leases) == {}
@@ -1188,8 +1125,7 @@ def test_what_stands_in_the_way_is_named():
     assert "b " not in words
 
 
-def test_two_writers_among_us_are_found_out():
-    life = Life()
+def test_two_writers_among_us_are_found_out(life):
     life.begin(row())
     life.core._audits._auditors[""].under_way["s0"] = ch.DeleteEnded("s0")
 
@@ -1197,8 +1133,7 @@ def test_two_writers_among_us_are_found_out():
         life.core.check()
 
 
-def test_finished_with_something_left_is_found_out():
-    life = Life()
+def test_finished_with_something_left_is_found_out(life):
     life.begin(row())
     life.core._is_finished = True
 

@@ -1,7 +1,5 @@
 """The small pure parts: timers, observation, lineage, the view of a scan, fates of writes."""
 
-from __future__ import annotations
-
 import random
 import time
 

@@ -72,6 +72,11 @@ def leave_unclaimed(life, count, after_s):
     return die(life, count, unclaimed, claims=False, after_s=after_s)
 
 
+@pytest.fixture
+def life():
+    return shared_fleet()
+
+
 def test_the_death_of_a_shared_process_does_not_count_and_the_next_one_is_not_shared():
     life = ManagerLife(row())
     life.take()
@@ -118,9 +123,7 @@ def starve(life, count):
     return die(life, count, broke)
 
 
-def test_start_commands_that_expire_are_failed_starts_and_the_third_gives_the_lease_away():
-    life = shared_fleet()
-
+def test_start_commands_that_expire_are_failed_starts_and_the_third_gives_the_lease_away(life):
     leave_unclaimed(life, 2, after_s=10.0)
     assert not life.writes(ch.Offer)
     notes = leave_unclaimed(life, 1, after_s=10.0)
@@ -131,17 +134,13 @@ def test_start_commands_that_expire_are_failed_starts_and_the_third_gives_the_le
     assert short.fields["reason"] == "it did not claim"
 
 
-def test_a_claim_that_is_refused_before_its_start_command_expires_is_no_failed_start():
-    life = shared_fleet()
-
+def test_a_claim_that_is_refused_before_its_start_command_expires_is_no_failed_start(life):
     leave_unclaimed(life, 6, after_s=1.0)
 
     assert life.writes(ch.Offer) == []
 
 
-def test_after_three_failed_starts_the_lease_is_offered_and_our_places_follow_what_runs():
-    life = shared_fleet()
-
+def test_after_three_failed_starts_the_lease_is_offered_and_our_places_follow_what_runs(life):
     fail_starts(life, 2)
     assert not life.writes(ch.Offer)
     fail_starts(life, 1)
@@ -214,9 +213,7 @@ def test_alone_it_keeps_the_lease_and_goes_on_trying():
     assert life.state() == "backing off"
 
 
-def test_five_deaths_give_the_lease_to_another_host_with_a_note_of_ours():
-    life = shared_fleet()
-
+def test_five_deaths_give_the_lease_to_another_host_with_a_note_of_ours(life):
     die(life, 5)
 
     offer = life.writes(ch.Offer)[0]
@@ -254,9 +251,7 @@ def test_a_lease_that_came_back_without_progress_halts_after_two_deaths_more():
     assert "died 7 times" in life.writes(ch.HaltLease)[0].halt.reason
 
 
-def test_a_process_that_its_host_or_a_bug_ended_is_a_failed_start_and_never_halts():
-    life = shared_fleet()
-
+def test_a_process_that_its_host_or_a_bug_ended_is_a_failed_start_and_never_halts(life):
     notes = die(
         life,
         3,
@@ -267,9 +262,7 @@ def test_a_process_that_its_host_or_a_bug_ended_is_a_failed_start_and_never_halt
     assert life.writes(ch.Offer)[0].died_on is None
 
 
-def test_what_a_host_lacks_at_records_is_left_to_another_host_after_five_tries():
-    life = shared_fleet()
-
+def test_what_a_host_lacks_at_records_is_left_to_another_host_after_five_tries(life):
     died = starve(life, 4)[-1]
     assert (died.event, died.fields["deaths"]) == ("process_died", 4)
     assert died.fields["reason"] == "process_records failed once: MemoryError"

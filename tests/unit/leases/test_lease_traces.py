@@ -4,8 +4,6 @@ Each test is named after its trace: H, N, C, R ids of the protocol's model. What
 any more is said in the assertion. C2, C4 and a part of R2 are played in the manager's tests.
 """
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

@@ -1,7 +1,5 @@
 """The writer of rows in our hands refuses what its one rule forbids."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.errors import InvariantViolation

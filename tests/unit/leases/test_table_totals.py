@@ -1,7 +1,5 @@
 """Leases, the shards that should have one, and those nobody has: the counts behind the alarms."""
 
-from __future__ import annotations
-
 from kclrun.leases.shard_sync import Listing, TableTotals, table_totals
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import OFFERED, Lease

@@ -46,6 +46,11 @@ def notes(commands):
     return [each.event for each in commands if isinstance(each, ec2.Note)]
 
 
+@pytest.fixture
+def one():
+    return life()
+
+
 # Notices.
 
 
@@ -70,9 +75,7 @@ def test_each_notice_drains_once_and_says_so_once(look, notice):
     assert second == ()
 
 
-def test_a_look_that_finds_nothing_does_nothing():
-    one = life()
-
+def test_a_look_that_finds_nothing_does_nothing(one):
     assert one.handle(ec2.Looked(InstanceLook(), WALL), 1.0) == ()
     assert (
         one.handle(ec2.Looked(InstanceLook(target_state=TargetState.IN_SERVICE), WALL), 6.0) == ()
@@ -112,8 +115,7 @@ def test_an_interruption_without_a_time_has_the_grace():
     assert acts(life().handle(look, 0.0)) == [ec2.Drain(NoticeKind.SPOT_INTERRUPTION, None)]
 
 
-def test_an_interruption_bounds_a_drain_that_a_recommendation_began():
-    one = life()
+def test_an_interruption_bounds_a_drain_that_a_recommendation_began(one):
     one.handle(RECOMMENDED, 0.0)
 
     assert acts(one.handle(interrupted(in_s=120.0), 30.0)) == [
@@ -124,9 +126,7 @@ def test_an_interruption_bounds_a_drain_that_a_recommendation_began():
 # The launch hook.
 
 
-def test_the_launch_hook_is_completed_when_the_machine_is_ready_and_not_before():
-    one = life()
-
+def test_the_launch_hook_is_completed_when_the_machine_is_ready_and_not_before(one):
     before = acts(one.handle(ec2.Ticked(), 1.0))
     ready = acts(one.handle(ec2.BecameReady(), 2.0))
 
@@ -144,15 +144,13 @@ def test_a_machine_that_was_ready_before_its_metadata_answered_is_put_into_servi
 
 
 @pytest.mark.parametrize("event", [ec2.StopBegan(), ENDED, interrupted()])
-def test_who_is_leaving_is_not_put_into_service(event):
-    one = life()
+def test_who_is_leaving_is_not_put_into_service(one, event):
     one.handle(event, 1.0)
 
     assert ec2.Complete(LAUNCH) not in one.handle(ec2.BecameReady(), 2.0)
 
 
-def test_a_manager_that_starts_again_finds_nothing_waiting_at_the_launch_hook_and_goes_on():
-    one = life()
+def test_a_manager_that_starts_again_finds_nothing_waiting_at_the_launch_hook_and_goes_on(one):
     one.handle(ec2.BecameReady(), 0.0)
 
     reported, now = [], 0.0
@@ -168,8 +166,7 @@ def test_a_manager_that_starts_again_finds_nothing_waiting_at_the_launch_hook_an
     assert not one.stays
 
 
-def test_a_machine_that_works_is_put_into_service_even_if_the_group_is_away_for_long():
-    one = life()
+def test_a_machine_that_works_is_put_into_service_even_if_the_group_is_away_for_long(one):
     one.handle(ec2.BecameReady(), 0.0)
 
     asked, now = 1, 0.0
@@ -184,8 +181,7 @@ def test_a_machine_that_works_is_put_into_service_even_if_the_group_is_away_for_
     assert asked < 250
 
 
-def test_a_group_that_is_away_for_an_hour_is_asked_no_more():
-    one = life()
+def test_a_group_that_is_away_for_an_hour_is_asked_no_more(one):
     one.handle(ec2.BecameReady(), 0.0)
 
     reported, now = [], 0.0
@@ -235,9 +231,7 @@ def test_the_group_may_be_known_from_the_tag_and_the_settings_go_first():
 # The termination hook.
 
 
-def test_the_termination_hook_is_completed_after_the_last_lease_and_never_before():
-    one = life()
-
+def test_the_termination_hook_is_completed_after_the_last_lease_and_never_before(one):
     first = acts(one.handle(ENDED, 0.0))
     draining = acts(one.handle(ec2.Ticked(), 0.5))
     said = one.handle(ec2.Drained(), 1.0)
@@ -252,8 +246,7 @@ def test_the_termination_hook_is_completed_after_the_last_lease_and_never_before
     assert not one.stays
 
 
-def test_a_drain_that_takes_long_asks_for_more_time_again_and_again():
-    one = life()
+def test_a_drain_that_takes_long_asks_for_more_time_again_and_again(one):
     one.handle(ENDED, 0.0)
     beats = []
     for half_seconds in range(1, 121):
@@ -270,8 +263,7 @@ def test_a_drain_that_takes_long_asks_for_more_time_again_and_again():
     assert [at for at, _ in beats] == [10.0 * each for each in range(1, 7)]
 
 
-def test_one_heartbeat_is_under_way_at_a_time_and_none_after_the_drain():
-    one = life()
+def test_one_heartbeat_is_under_way_at_a_time_and_none_after_the_drain(one):
     one.handle(ENDED, 0.0)
 
     assert acts(one.handle(ec2.Ticked(), 100.0)) == []
@@ -280,8 +272,7 @@ def test_one_heartbeat_is_under_way_at_a_time_and_none_after_the_drain():
     assert ec2.Heartbeat(TERMINATION) not in one.handle(ec2.Ticked(), 200.0)
 
 
-def test_a_refused_heartbeat_is_reported_once():
-    one = life()
+def test_a_refused_heartbeat_is_reported_once(one):
     one.handle(ENDED, 0.0)
     said = []
     for now in (1.0, 12.0, 23.0):
@@ -294,8 +285,7 @@ def test_a_refused_heartbeat_is_reported_once():
 
 
 @pytest.mark.parametrize("answer", [LATER, UNKNOWN, GONE])
-def test_a_heartbeat_that_had_no_effect_is_repeated_and_not_worth_a_line(answer):
-    one = life()
+def test_a_heartbeat_that_had_no_effect_is_repeated_and_not_worth_a_line(one, answer):
     one.handle(ENDED, 0.0)
 
     assert one.handle(ec2.HeartbeatAnswered(TERMINATION, answer), 1.0) == ()
@@ -303,8 +293,7 @@ def test_a_heartbeat_that_had_no_effect_is_repeated_and_not_worth_a_line(answer)
     assert acts(one.handle(ec2.Ticked(), 10.0)) == [ec2.Heartbeat(TERMINATION)]
 
 
-def test_a_heartbeat_that_the_group_took_is_a_line():
-    one = life()
+def test_a_heartbeat_that_the_group_took_is_a_line(one):
     one.handle(ENDED, 0.0)
 
     said = one.handle(ec2.HeartbeatAnswered(TERMINATION, DONE), 1.0)
@@ -312,8 +301,7 @@ def test_a_heartbeat_that_the_group_took_is_a_line():
     assert said == (ec2.Note("lifecycle_heartbeat", {"hook": "drained", "group": "orders"}),)
 
 
-def test_who_was_drained_by_a_notice_stays_until_the_group_ends_the_machine():
-    one = life()
+def test_who_was_drained_by_a_notice_stays_until_the_group_ends_the_machine(one):
     one.handle(RECOMMENDED, 0.0)
 
     drained = one.handle(ec2.Drained(), 1.0)
@@ -346,36 +334,24 @@ def test_nobody_stays_for_what_will_not_come(policy, event):
     assert not one.stays
 
 
-def test_whoever_was_asked_to_stop_before_the_notice_does_not_stay():
-    one = life()
-    one.handle(ec2.StopBegan(), 0.0)
-    one.handle(interrupted(), 1.0)
-    one.handle(ec2.Drained(), 2.0)
+@pytest.mark.parametrize(
+    ("happened", "stays"),
+    [
+        ([ec2.StopBegan(), interrupted()], False),
+        ([RECOMMENDED, ec2.StopBegan()], True),
+        ([RECOMMENDED, interrupted("stop")], True),
+        ([interrupted()], True),
+    ],
+    ids=["a stop, then the notice", "a notice, then the stop", "two notices", "one notice"],
+)
+def test_a_machine_that_is_replaced_stays_unless_it_was_asked_to_stop_before(one, happened, stays):
+    for at, event in enumerate([*happened, ec2.Drained()]):
+        one.handle(event, float(at))
 
-    assert not one.stays
-
-
-@pytest.mark.parametrize("notices", [(RECOMMENDED, interrupted("stop")), (interrupted(),)])
-def test_a_machine_that_is_replaced_stays_whatever_notice_follows(notices):
-    one = life()
-    for notice in notices:
-        one.handle(notice, 0.0)
-    one.handle(ec2.Drained(), 1.0)
-
-    assert one.stays
+    assert one.stays is stays
 
 
-def test_who_was_noticed_before_it_was_asked_to_stop_stays_for_its_machine():
-    one = life()
-    one.handle(RECOMMENDED, 0.0)
-    one.handle(ec2.StopBegan(), 1.0)
-    one.handle(ec2.Drained(), 2.0)
-
-    assert one.stays
-
-
-def test_whoever_is_leaving_by_now_asks_no_more_to_be_put_into_service():
-    one = life()
+def test_whoever_is_leaving_by_now_asks_no_more_to_be_put_into_service(one):
     one.handle(ec2.BecameReady(), 0.0)
     one.handle(ec2.CompletionAnswered(LAUNCH, LATER), 0.1)
     one.handle(RECOMMENDED, 0.5)
@@ -383,8 +359,7 @@ def test_whoever_is_leaving_by_now_asks_no_more_to_be_put_into_service():
     assert acts(one.handle(ec2.Ticked(), 10.0)) == []
 
 
-def test_a_stop_by_signal_completes_the_hook_that_the_group_waits_at():
-    one = life()
+def test_a_stop_by_signal_completes_the_hook_that_the_group_waits_at(one):
     one.handle(ec2.StopBegan(), 0.0)
     one.handle(ENDED, 1.0)
 

@@ -1,7 +1,5 @@
 """How many workers are needed: by CPU, by the slope of the lag, by the leases; and over a day."""
 
-from __future__ import annotations
-
 import math
 import random
 

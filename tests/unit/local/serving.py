@@ -1,7 +1,5 @@
 """An ASGI application on loopback, served by a thread of the test, and requests to it by hand."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

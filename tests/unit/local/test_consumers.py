@@ -1,7 +1,5 @@
 """Enhanced fan-out of the embedded Kinesis in virtual time: consumers, subscriptions, events."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 
@@ -62,6 +60,11 @@ def code_of(call, *arguments, **more):
     return refusal.value.code
 
 
+@pytest.fixture
+def service():
+    return Service()
+
+
 # Consumers.
 
 
@@ -101,8 +104,7 @@ def test_a_stream_has_at_most_twenty_consumers_and_five_being_created():
     assert len(service.consumers) == len(service.consumers.listed()) == 20
 
 
-def test_a_consumers_name_is_taken_once_and_free_again_after_it_was_deregistered():
-    service = Service()
+def test_a_consumers_name_is_taken_once_and_free_again_after_it_was_deregistered(service):
     assert code_of(service.consumers.register, "c", service.now) == "ResourceInUseException"
     service.consumers.deregister(service.consumer)
     service.now += 1.0
@@ -128,8 +130,7 @@ def test_a_stream_that_is_not_active_takes_no_consumer(after, status):
         kinesis.consumers_of(stream).register("c", START + after)
 
 
-def test_a_stream_with_consumers_is_deleted_only_if_the_request_says_so():
-    service = Service()
+def test_a_stream_with_consumers_is_deleted_only_if_the_request_says_so(service):
     subscription = service.subscribe()
     with pytest.raises(Unavailable, match="has 1 registered consumers"):
         service.kinesis.delete_stream(service.stream, service.now)
@@ -142,9 +143,7 @@ def test_a_stream_with_consumers_is_deleted_only_if_the_request_says_so():
         service.kinesis.consumers_by_arn(service.consumer.arn, service.now)
 
 
-def test_an_arn_of_a_stream_is_not_that_of_a_consumer():
-    service = Service()
-
+def test_an_arn_of_a_stream_is_not_that_of_a_consumer(service):
     with pytest.raises(InvalidRequest, match="ARN of a consumer"):
         service.kinesis.consumers_by_arn(service.stream.arn, service.now)
 
@@ -152,9 +151,7 @@ def test_an_arn_of_a_stream_is_not_that_of_a_consumer():
 # Events.
 
 
-def test_the_first_event_comes_at_once_and_says_where_the_subscription_is():
-    service = Service()
-
+def test_the_first_event_comes_at_once_and_says_where_the_subscription_is(service):
     (event,) = service.events(subscription := service.subscribe())
 
     assert (event.records, event.millis_behind_latest, event.children) == ([], 0, ())
@@ -165,8 +162,7 @@ def test_the_first_event_comes_at_once_and_says_where_the_subscription_is():
     assert service.data(again) == [b"1"]
 
 
-def test_a_record_is_announced_when_it_arrives():
-    service = Service()
+def test_a_record_is_announced_when_it_arrives(service):
     subscription = service.subscribe()
     service.events(subscription)
     changes = []
@@ -179,8 +175,7 @@ def test_a_record_is_announced_when_it_arrives():
     assert service.events(subscription) == []
 
 
-def test_a_subscription_without_records_says_where_it_is_every_five_seconds():
-    service = Service()
+def test_a_subscription_without_records_says_where_it_is_every_five_seconds(service):
     subscription = service.subscribe()
     service.events(subscription)
     assert subscription.due_at() == START + 5.0
@@ -204,8 +199,7 @@ def test_a_subscription_without_records_says_where_it_is_every_five_seconds():
         ("AT_TIMESTAMP", [b"2", b"late"]),
     ],
 )
-def test_a_subscription_begins_at_its_position(kind, expected):
-    service = Service()
+def test_a_subscription_begins_at_its_position(service, kind, expected):
     numbers = []
     for number in range(3):
         service.now = START + number
@@ -219,8 +213,7 @@ def test_a_subscription_begins_at_its_position(kind, expected):
     assert service.data(subscription) == expected
 
 
-def test_an_event_holds_a_mebibyte_and_says_how_far_behind_it_is():
-    service = Service()
+def test_an_event_holds_a_mebibyte_and_says_how_far_behind_it_is(service):
     for _ in range(3):
         service.put(b"x" * (MIB // 2 - 1))
     service.now += 2.5
@@ -231,16 +224,14 @@ def test_an_event_holds_a_mebibyte_and_says_how_far_behind_it_is():
     assert (one.millis_behind_latest, other.millis_behind_latest) == (2500, 0)
 
 
-def test_a_record_unread_in_its_own_millisecond_is_still_behind():
-    service = Service()
+def test_a_record_unread_in_its_own_millisecond_is_still_behind(service):
     for _ in range(3):
         service.put(b"x" * (MIB // 2 - 1))
 
     assert service.events(service.subscribe())[0].millis_behind_latest == 1
 
 
-def test_what_has_expired_is_not_sent():
-    service = Service()
+def test_what_has_expired_is_not_sent(service):
     service.put(b"old")
     service.now += 86_401.0
     service.put(b"new")
@@ -249,9 +240,8 @@ def test_what_has_expired_is_not_sent():
 
 
 @pytest.mark.parametrize("taken", range(6))
-def test_nothing_is_lost_and_nothing_comes_twice_after_any_continuation(taken):
+def test_nothing_is_lost_and_nothing_comes_twice_after_any_continuation(service, taken):
     """Records of one instant, an instant later, and an event without records between them."""
-    service = Service()
     subscription = service.subscribe()
     seen, continuations = [], []
 
@@ -275,8 +265,7 @@ def test_nothing_is_lost_and_nothing_comes_twice_after_any_continuation(taken):
     assert service.data(again) == rest
 
 
-def test_the_end_of_a_closed_shard_is_one_event_with_its_children_and_then_the_end():
-    service = Service()
+def test_the_end_of_a_closed_shard_is_one_event_with_its_children_and_then_the_end(service):
     subscription = service.subscribe()
     service.put(b"last")
     service.kinesis.split_shard(service.stream, FIRST, 2**127, service.now)
@@ -290,8 +279,7 @@ def test_the_end_of_a_closed_shard_is_one_event_with_its_children_and_then_the_e
     assert service.events(subscription) == []
 
 
-def test_the_close_of_a_shard_is_announced():
-    service = Service()
+def test_the_close_of_a_shard_is_announced(service):
     subscription = service.subscribe()
     service.events(subscription)
     changes = []
@@ -302,8 +290,7 @@ def test_the_close_of_a_shard_is_announced():
     assert changes == ["changed"]
 
 
-def test_a_subscription_lasts_five_minutes():
-    service = Service()
+def test_a_subscription_lasts_five_minutes(service):
     subscription = service.subscribe()
     service.now = START + 299.9
     assert not isinstance(service.events(subscription)[-1], SubscriptionEnd)
@@ -317,8 +304,7 @@ def test_a_subscription_lasts_five_minutes():
 # Two subscriptions of one consumer to one shard.
 
 
-def test_a_second_subscription_within_five_seconds_is_refused_and_the_first_goes_on():
-    service = Service()
+def test_a_second_subscription_within_five_seconds_is_refused_and_the_first_goes_on(service):
     first = service.subscribe()
     service.now += 4.999
 
@@ -328,8 +314,7 @@ def test_a_second_subscription_within_five_seconds_is_refused_and_the_first_goes
     assert service.data(first) == [b"1"]
 
 
-def test_a_second_subscription_after_five_seconds_takes_over():
-    service = Service()
+def test_a_second_subscription_after_five_seconds_takes_over(service):
     first = service.subscribe()
     service.events(first)
     service.now += 5.0
@@ -342,8 +327,7 @@ def test_a_second_subscription_after_five_seconds_takes_over():
     assert service.data(second) == [b"1"]
 
 
-def test_five_seconds_hold_although_the_first_client_has_gone():
-    service = Service()
+def test_five_seconds_hold_although_the_first_client_has_gone(service):
     service.subscribe().end()
     service.now += 1.0
     service.subscribe(consumer=service.consumers.register("d", service.now))
@@ -353,8 +337,7 @@ def test_five_seconds_hold_although_the_first_client_has_gone():
     service.subscribe()
 
 
-def test_a_live_subscription_is_taken_over_however_old_it_is():
-    service = Service()
+def test_a_live_subscription_is_taken_over_however_old_it_is(service):
     first = service.subscribe()
     service.now += 60.0
     service.subscribe(consumer=service.consumers.register("d", service.now))
@@ -364,9 +347,8 @@ def test_a_live_subscription_is_taken_over_however_old_it_is():
     assert service.events(first)[-1].error.code == "ResourceInUseException"
 
 
-def test_what_ended_five_seconds_ago_is_held_no_longer():
+def test_what_ended_five_seconds_ago_is_held_no_longer(service):
     """A subscription holds its shard, and that its records."""
-    service = Service()
     ended = weakref.ref(subscription := service.subscribe())
     subscription.end()
     del subscription
@@ -378,8 +360,7 @@ def test_what_ended_five_seconds_ago_is_held_no_longer():
     assert ended() is None
 
 
-def test_other_consumers_and_other_shards_are_not_concerned():
-    service = Service()
+def test_other_consumers_and_other_shards_are_not_concerned(service):
     other = service.consumers.register("d", service.now)
     service.kinesis.split_shard(service.stream, FIRST, 2**127, service.now)
 
@@ -392,8 +373,7 @@ def test_other_consumers_and_other_shards_are_not_concerned():
     assert not any(each.is_ended for each in subscriptions)
 
 
-def test_what_ended_is_forgotten_and_notified_of_nothing():
-    service = Service()
+def test_what_ended_is_forgotten_and_notified_of_nothing(service):
     for _ in range(3):
         service.subscribe().end()
         service.now += 5.0
@@ -413,8 +393,7 @@ def test_what_ended_is_forgotten_and_notified_of_nothing():
     assert not shard.watchers
 
 
-def test_a_deregistered_consumers_subscriptions_end_with_not_found():
-    service = Service()
+def test_a_deregistered_consumers_subscriptions_end_with_not_found(service):
     other = service.consumers.register("d", service.now)
     mine, others = service.subscribe(), service.subscribe(consumer=other)
     changes = []
@@ -427,8 +406,7 @@ def test_a_deregistered_consumers_subscriptions_end_with_not_found():
     assert not others.is_ended
 
 
-def test_a_shard_that_is_not_there_and_a_position_that_is_none_are_refused():
-    service = Service()
+def test_a_shard_that_is_not_there_and_a_position_that_is_none_are_refused(service):
     assert code_of(service.subscribe, shard="shardId-9") == "ResourceNotFoundException"
     assert code_of(service.subscribe, "AT_SEQUENCE_NUMBER") == "InvalidArgumentException"
 

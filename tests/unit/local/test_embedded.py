@@ -1,7 +1,5 @@
 """The running embedded AWS, by stock boto3 and by hand: real processes, real sockets."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The filler on the embedded AWS: what a source gives arrives, and arrives when it says."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess
@@ -9,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -39,7 +36,7 @@ PAUSE = timedelta(milliseconds=50)
 
 
 @pytest.fixture
-def stream() -> Iterator[tuple[WireEndpoint, WireClient]]:
+def stream():
     face = HttpFace(Kinesis(KinesisSettings(settle_s=0.02), b"s" * 32), None)
     with served(face) as url:
         endpoint = WireEndpoint(url, "eu-west-1", "eu-west-1")
@@ -50,9 +47,7 @@ def stream() -> Iterator[tuple[WireEndpoint, WireClient]]:
 
 
 # Fewer records than a packer holds back for a shard, and than a request waits for.
-def test_what_comes_before_a_pause_of_the_source_arrives_before_it(
-    stream: tuple[WireEndpoint, WireClient],
-):
+def test_what_comes_before_a_pause_of_the_source_arrives_before_it(stream):
     endpoint, client = stream
     filler = Filler(FillOrder(endpoint, "flights", "module:function", ()))
 
@@ -65,7 +60,7 @@ def test_what_comes_before_a_pause_of_the_source_arrives_before_it(
     assert after.arrived_at - also_before.arrived_at >= PAUSE - timedelta(milliseconds=1)
 
 
-def test_what_is_neither_a_record_nor_a_pause_is_refused(stream: tuple[WireEndpoint, WireClient]):
+def test_what_is_neither_a_record_nor_a_pause_is_refused(stream):
     filler = Filler(FillOrder(stream[0], "flights", "module:function", ()))
 
     with pytest.raises(
@@ -80,9 +75,7 @@ def _records(client: WireClient, shard_id: str = "shardId-000000000000") -> Sequ
     return reader.fetch(iterator, 100).records
 
 
-def test_a_fill_tells_how_far_it_is_and_its_total_where_its_source_was_counted(
-    stream: tuple[WireEndpoint, WireClient], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_fill_tells_how_far_it_is_and_its_total_where_its_source_was_counted(stream, monkeypatch):
     monkeypatch.setattr("kclrun.local.filling._REPORT_EVERY_S", 0.0)
     records = [("k", b"x")] * 1_200
     counted: list[Filling] = []
@@ -104,15 +97,13 @@ def open_ranges(client: WireClient) -> list[HashRange]:
     return sorted((each.hash_range for each in shards if each.is_open), key=lambda each: each.start)
 
 
-def test_a_stream_is_made_once_and_active_when_the_call_returns(
-    stream: tuple[WireEndpoint, WireClient],
-):
+def test_a_stream_is_made_once_and_active_when_the_call_returns(stream):
     assert WireStreamAdmin(stream[1], "flights").summary().status == "ACTIVE"
     assert not make_stream(stream[0], "flights", 1)
     assert len(open_ranges(stream[1])) == 1
 
 
-def test_a_stream_that_never_becomes_active_ends_the_wait(monkeypatch: pytest.MonkeyPatch):
+def test_a_stream_that_never_becomes_active_ends_the_wait(monkeypatch):
     monkeypatch.setattr("kclrun.local.filling._ACTIVE_MAX_S", 0.0)
 
     with served(HttpFace(Kinesis(KinesisSettings(settle_s=3600.0), b"s" * 32), None)) as url:
@@ -121,9 +112,7 @@ def test_a_stream_that_never_becomes_active_ends_the_wait(monkeypatch: pytest.Mo
             make_stream(endpoint, "slow", 1)
 
 
-def test_the_stream_is_resharded_after_the_named_shares_of_the_source(
-    stream: tuple[WireEndpoint, WireClient],
-):
+def test_the_stream_is_resharded_after_the_named_shares_of_the_source(stream):
     """A pause counts as an item of the source, and is not a record."""
     endpoint, client = stream
     steps = (
@@ -134,7 +123,7 @@ def test_the_stream_is_resharded_after_the_named_shares_of_the_source(
     )
     order = FillOrder(endpoint, "flights", "module:function", (), reshard=steps)
     source = [("k", b"%d" % number) for number in range(4)]
-    source.insert(1, PAUSE / 10)  # type: ignore[arg-type]
+    source.insert(1, PAUSE / 10)
 
     report = Filler(order).fill(lambda: source)
 
@@ -152,9 +141,7 @@ def test_the_stream_is_resharded_after_the_named_shares_of_the_source(
         (Reshard(0.0, merge=0), "cannot merge open shard 0: there are 1"),
     ],
 )
-def test_a_shard_that_is_not_there_cannot_be_resharded(
-    stream: tuple[WireEndpoint, WireClient], step: Reshard, said: str
-):
+def test_a_shard_that_is_not_there_cannot_be_resharded(stream, step, said):
     order = FillOrder(stream[0], "flights", "module:function", (), reshard=(step,))
 
     with pytest.raises(SettingsError, match=said):
@@ -165,11 +152,11 @@ def test_a_shard_that_is_not_there_cannot_be_resharded(
     ("whole", "at"),
     [(HashRange(0, HASH_KEY_MAX), 2**127), (HashRange(4, 7), 6), (HashRange(4, 8), 6)],
 )
-def test_a_range_is_cut_in_its_middle(whole: HashRange, at: int):
+def test_a_range_is_cut_in_its_middle(whole, at):
     assert middle(whole) == at
 
 
-def test_records_leave_at_their_rate_and_not_later(stream: tuple[WireEndpoint, WireClient]):
+def test_records_leave_at_their_rate_and_not_later(stream):
     endpoint, client = stream
     order = FillOrder(endpoint, "flights", "module:function", (), rate=100)
     began = time.monotonic()
@@ -188,9 +175,7 @@ def test_records_leave_at_their_rate_and_not_later(stream: tuple[WireEndpoint, W
     assert [record.data for record in _records(client)] == [b"%d" % n for n in range(20)]
 
 
-def test_user_records_travel_in_aggregates_where_that_is_asked_for(
-    stream: tuple[WireEndpoint, WireClient],
-):
+def test_user_records_travel_in_aggregates_where_that_is_asked_for(stream):
     order = FillOrder(stream[0], "flights", "module:function", (), aggregate=1.0)
 
     report = Filler(order).fill(lambda: [("k", b"x")] * 100)
@@ -211,19 +196,12 @@ GOOD, BAD = "def good():\n    return [('k', b'x')]\n", "def bad():\n    raise OS
         ("own:good", "http://127.0.0.1:1", 69, "The fill stopped: "),
     ],
 )
-def test_a_fill_is_a_process_that_says_how_it_ended(
-    stream: tuple[WireEndpoint, WireClient],
-    tmp_path: Path,
-    source: str,
-    endpoint: str | None,
-    code: int,
-    said: str,
-):
+def test_a_fill_is_a_process_that_says_how_it_ended(stream, tmp_path, source, endpoint, code, said):
     (tmp_path / "own.py").write_text(GOOD + BAD)
     target = stream[0] if endpoint is None else WireEndpoint(endpoint, "eu-west-1", "eu-west-1")
     order = msgspec.json.encode(FillOrder(target, "flights", source, (str(tmp_path),)))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-m", "kclrun.local.filling"], **pipes) as filling:  # type: ignore[call-overload]
+    with subprocess.Popen([sys.executable, "-m", "kclrun.local.filling"], **pipes) as filling:
         filling.stdin.write(order + b"\n")
         filling.stdin.flush()  # and stays open: its end would be the end of the run
 
@@ -236,13 +214,13 @@ def test_a_fill_is_a_process_that_says_how_it_ended(
     assert [json.loads(line) for line in lines] == ([report] if code == 0 else [])
 
 
-def test_a_fill_ends_when_its_run_does(tmp_path: Path):
+def test_a_fill_ends_when_its_run_does(tmp_path):
     (tmp_path / "own.py").write_text("import time\ndef endless():\n    time.sleep(600)\n")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     # It takes connections and answers nothing, so that only the end of the run ends the fill.
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        subprocess.Popen([sys.executable, "-m", "kclrun.local.filling"], **pipes) as filling,  # type: ignore[call-overload]
+        subprocess.Popen([sys.executable, "-m", "kclrun.local.filling"], **pipes) as filling,
     ):
         endpoint = WireEndpoint(f"http://127.0.0.1:{silent.getsockname()[1]}", "r", "r")
         order = FillOrder(endpoint, "s", "own:endless", (str(tmp_path),))

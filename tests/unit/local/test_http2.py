@@ -1,7 +1,5 @@
 """One port answers HTTP/1.1 and HTTP/2 without TLS, and holds no more than it says."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

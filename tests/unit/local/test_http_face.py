@@ -1,8 +1,6 @@
 """The endpoint of the embedded AWS over real sockets: by stock boto3 and by hand, Kinesis itself
 and what is forwarded."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client

@@ -1,7 +1,5 @@
 """The model stays pure, and light enough to be imported where no server is wanted."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """How requests reach the WSGI application behind: one at a time, or side by side."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

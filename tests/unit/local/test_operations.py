@@ -1,7 +1,5 @@
 """Whatever a request says, the answer is one of the service's."""
 
-from __future__ import annotations
-
 import base64
 import json
 
@@ -37,6 +35,11 @@ TIMES_AS_TAGS = {1: lambda value, _immutable: ("time", value)}
 def by_cbor(kinesis, operation, now=NOW, **request):
     given_answer = answer(kinesis, operation, encode_cbor(request), now, encoding=Encoding.CBOR)
     return given_answer.status, cbor2.loads(given_answer.body, semantic_decoders=TIMES_AS_TAGS)
+
+
+@pytest.fixture
+def kinesis():
+    return service()
 
 
 def test_cbor_carries_bytes_as_bytes_and_times_as_tagged_milliseconds():
@@ -98,8 +101,7 @@ def test_a_refusal_names_neither_data_nor_keys(entry):
     assert CANARY.encode() not in refusal.body
 
 
-def test_shards_are_listed_as_they_were_at_a_time():
-    kinesis = service()
+def test_shards_are_listed_as_they_were_at_a_time(kinesis):
     kinesis.split_shard(kinesis.stream("s", None, NOW), "shardId-000000000000", 2**126, NOW + 60)
 
     def listed(at):
@@ -118,8 +120,7 @@ def test_a_lone_surrogate_is_refused():
     assert answer(service(), "PutRecord", body, NOW).status == 400
 
 
-def test_a_request_above_ten_mebibytes_is_refused_whole():
-    kinesis = service()
+def test_a_request_above_ten_mebibytes_is_refused_whole(kinesis):
     records = [{"Data": "eHh4" * 250_000, "PartitionKey": "k"}] * 14
     body = json.dumps({"StreamName": "s", "Records": records}).encode()
 
@@ -145,8 +146,7 @@ def with_consumer(name="c"):
     return kinesis
 
 
-def test_a_consumer_is_registered_described_counted_and_deregistered():
-    kinesis = service()
+def test_a_consumer_is_registered_described_counted_and_deregistered(kinesis):
     consumer = {
         "ConsumerName": "c",
         "ConsumerARN": CONSUMER,
@@ -262,8 +262,7 @@ def test_a_stream_with_consumers_is_deleted_with_a_word_only():
     assert by_json(kinesis, "ListStreams")["StreamNames"] == []
 
 
-def test_the_limits_of_the_account_are_described():
-    kinesis = service()
+def test_the_limits_of_the_account_are_described(kinesis):
     on_demand = {"StreamMode": "ON_DEMAND"}
     by_json(kinesis, "CreateStream", StreamName="t", StreamModeDetails=on_demand)
     by_json(kinesis, "CreateStream", StreamName="u", ShardCount=1)
@@ -276,9 +275,7 @@ def test_the_limits_of_the_account_are_described():
     }
 
 
-def test_mode_encryption_and_monitoring_are_remembered():
-    kinesis = service()
-
+def test_mode_encryption_and_monitoring_are_remembered(kinesis):
     def described():
         body = by_json(kinesis, "DescribeStreamSummary", StreamName="s")["StreamDescriptionSummary"]
         metrics = body["EnhancedMonitoring"][0]["ShardLevelMetrics"]
@@ -322,8 +319,7 @@ def test_a_stream_is_made_with_what_its_request_says_and_else_with_four_shards()
     assert answer(kinesis, "ListStreams", b"", NOW).status == 200, "a body may be left out"
 
 
-def test_shards_are_split_merged_and_counted():
-    kinesis = service()
+def test_shards_are_split_merged_and_counted(kinesis):
     first, second = "shardId-000000000000", "shardId-000000000001"
 
     def shards():
@@ -349,9 +345,7 @@ def test_shards_are_split_merged_and_counted():
     assert refusal["__type"] == "ValidationException"
 
 
-def test_the_retention_is_lengthened_and_shortened_each_by_its_own_call():
-    kinesis = service()
-
+def test_the_retention_is_lengthened_and_shortened_each_by_its_own_call(kinesis):
     def change(direction, hours):
         operation = f"{direction}StreamRetentionPeriod"
         return by_json(kinesis, operation, StreamName="s", RetentionPeriodHours=hours).get("__type")
@@ -361,8 +355,7 @@ def test_the_retention_is_lengthened_and_shortened_each_by_its_own_call():
     assert [change(*call) for call in calls] == [refused, None, refused, None]
 
 
-def test_tags_are_added_removed_and_listed_by_name_and_by_arn():
-    kinesis = service()
+def test_tags_are_added_removed_and_listed_by_name_and_by_arn(kinesis):
     tags = {f"k{number:02}": str(number) for number in range(50)}
 
     def keys(**request):
@@ -385,8 +378,7 @@ def test_tags_are_added_removed_and_listed_by_name_and_by_arn():
         assert page["HasMoreTags"] is has_more
 
 
-def test_streams_and_shards_are_listed_in_pages():
-    kinesis = service()
+def test_streams_and_shards_are_listed_in_pages(kinesis):
     for name in ("t", "u"):
         by_json(kinesis, "CreateStream", StreamName=name, ShardCount=3)
 
@@ -451,8 +443,7 @@ def test_a_closed_shard_is_read_to_its_end_and_failed_records_are_counted():
     assert "NextShardIterator" not in end
 
 
-def test_a_request_of_just_ten_mebibytes_with_its_keys_is_taken():
-    kinesis = service()
+def test_a_request_of_just_ten_mebibytes_with_its_keys_is_taken(kinesis):
     kinesis.stream("s", None, NOW).record_bytes_max = 10 * 1024 * 1024
     half = base64.b64encode(b"x" * (5 * 1024 * 1024 - 1)).decode()
 

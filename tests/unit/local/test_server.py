@@ -1,8 +1,6 @@
 """The two processes of the embedded AWS: started, watched and ended. The second is one of Kinesis,
 too: it starts in a fifth of the time that moto takes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The verifying side of Signature Version 4, against the signer of botocore."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The rates of a shard, in virtual time."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.errors import Throttled

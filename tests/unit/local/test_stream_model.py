@@ -1,7 +1,5 @@
 """The Kinesis model in virtual time: retention, ends, pages, iterators, phases."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
@@ -63,14 +61,23 @@ def listed(kinesis, stream, at):
     return [shard.shard_id[-1] for shard in stream_shards(kinesis, stream, at)]
 
 
+@pytest.fixture
+def kinesis():
+    return service()
+
+
+@pytest.fixture
+def stream(kinesis):
+    """A stream of one shard."""
+    return made(kinesis)
+
+
 def test_the_hash_key_of_a_partition_key_is_its_md5():
     # RFC 1321's test suite: MD5 ("abc") = 900150983cd24fb0d6963f7d28e17f72.
     assert hash_key_of("abc") == 0x900150983CD24FB0D6963F7D28E17F72
 
 
-def test_records_older_than_the_retention_are_gone():
-    kinesis = service()
-    stream = made(kinesis)
+def test_records_older_than_the_retention_are_gone(kinesis, stream):
     put(kinesis, stream, b"old")
     put(kinesis, stream, b"new", at=START + 3600)
 
@@ -80,9 +87,7 @@ def test_records_older_than_the_retention_are_gone():
     assert data_of(page) == [b"new"]
 
 
-def test_an_iterator_into_what_was_trimmed_meanwhile_goes_on_at_the_horizon():
-    kinesis = service()
-    stream = made(kinesis)
+def test_an_iterator_into_what_was_trimmed_meanwhile_goes_on_at_the_horizon(kinesis, stream):
     put(kinesis, stream, b"old")
     put(kinesis, stream, b"new", at=START + 200)
     iterator = from_start(kinesis, stream, START + DAY - 1)
@@ -90,9 +95,7 @@ def test_an_iterator_into_what_was_trimmed_meanwhile_goes_on_at_the_horizon():
     assert data_of(read(kinesis, iterator, START + DAY + 100)) == [b"new"]
 
 
-def test_a_longer_retention_keeps_records_and_a_shorter_one_drops_them():
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_longer_retention_keeps_records_and_a_shorter_one_drops_them(kinesis, stream):
     kinesis.set_retention(stream, 48, START, longer=True)
     put(kinesis, stream, b"kept")
     later = START + 1.5 * DAY
@@ -103,10 +106,9 @@ def test_a_longer_retention_keeps_records_and_a_shorter_one_drops_them():
 
 
 @pytest.mark.parametrize(("hours", "longer"), [(8761, True), (23, False), (12, True), (48, False)])
-def test_a_retention_out_of_bounds_or_in_the_wrong_direction_is_refused(hours, longer):
-    kinesis = service()
-    stream = made(kinesis)
-
+def test_a_retention_out_of_bounds_or_in_the_wrong_direction_is_refused(
+    kinesis, stream, hours, longer
+):
     with pytest.raises(InvalidRequest) as refusal:
         kinesis.set_retention(stream, hours, START, longer=longer)
 
@@ -114,9 +116,9 @@ def test_a_retention_out_of_bounds_or_in_the_wrong_direction_is_refused(hours, l
     assert word.get(hours, "must be between") in str(refusal.value)
 
 
-def test_a_retention_may_be_set_to_what_it_is_and_is_never_shortened_by_its_longer_call():
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_retention_may_be_set_to_what_it_is_and_is_never_shortened_by_its_longer_call(
+    kinesis, stream
+):
     for hours, longer in ((24, True), (24, False), (8760, True), (48, False), (48, True)):
         kinesis.set_retention(stream, hours, START, longer=longer)
 
@@ -124,9 +126,7 @@ def test_a_retention_may_be_set_to_what_it_is_and_is_never_shortened_by_its_long
         kinesis.set_retention(stream, 47, START, longer=True)
 
 
-def test_what_has_expired_does_not_come_back_with_a_longer_retention():
-    kinesis = service()
-    stream = made(kinesis)
+def test_what_has_expired_does_not_come_back_with_a_longer_retention(kinesis, stream):
     put(kinesis, stream, b"old")
     later = START + DAY + 1
 
@@ -135,9 +135,7 @@ def test_what_has_expired_does_not_come_back_with_a_longer_retention():
     assert data_of(read(kinesis, from_start(kinesis, stream, later), later)) == []
 
 
-def test_a_closed_shard_is_listed_until_its_end_is_older_than_the_retention():
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_closed_shard_is_listed_until_its_end_is_older_than_the_retention(kinesis, stream):
     put(kinesis, stream)
     kinesis.split_shard(stream, FIRST, 2**127, START + 10)
 
@@ -148,9 +146,7 @@ def test_a_closed_shard_is_listed_until_its_end_is_older_than_the_retention():
     assert kinesis.storage.used_bytes == 0
 
 
-def test_a_shard_that_was_closed_by_a_clock_set_back_gives_its_storage_back():
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_shard_that_was_closed_by_a_clock_set_back_gives_its_storage_back(kinesis, stream):
     put(kinesis, stream, at=START + 100)
     kinesis.split_shard(stream, FIRST, 2**127, START + 10)
 
@@ -219,8 +215,7 @@ def test_a_range_is_cut_and_joined_by_halves():
     ]
 
 
-def test_trimming_gives_all_storage_back():
-    kinesis = service()
+def test_trimming_gives_all_storage_back(kinesis):
     stream = made(kinesis, shards=2)
     for index in range(3000):
         put(kinesis, stream, b"x" * 10, key=f"k{index}")
@@ -231,9 +226,7 @@ def test_trimming_gives_all_storage_back():
     assert kinesis.storage.used_bytes == 0
 
 
-def test_a_deleted_stream_gives_its_storage_back_and_its_iterators_find_nothing():
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_deleted_stream_gives_its_storage_back_and_its_iterators_find_nothing(kinesis, stream):
     put(kinesis, stream, b"x")
     iterator = from_start(kinesis, stream, START)
 
@@ -246,8 +239,7 @@ def test_a_deleted_stream_gives_its_storage_back_and_its_iterators_find_nothing(
         read(kinesis, iterator, START + 1)
 
 
-def test_an_iterator_lives_for_five_minutes():
-    kinesis = service()
+def test_an_iterator_lives_for_five_minutes(kinesis):
     iterator = from_start(kinesis, made(kinesis), START)
 
     read(kinesis, iterator, START + 300)
@@ -257,8 +249,7 @@ def test_an_iterator_lives_for_five_minutes():
 
 
 @pytest.mark.parametrize("position", range(0, 60, 7))
-def test_an_iterator_with_one_character_changed_is_refused(position):
-    kinesis = service()
+def test_an_iterator_with_one_character_changed_is_refused(kinesis, position):
     iterator = from_start(kinesis, made(kinesis), START)
     changed = "A" if iterator[position] != "A" else "B"
 
@@ -276,9 +267,7 @@ def test_an_iterator_of_another_service_is_refused():
         read(other, iterator, START)
 
 
-def test_the_last_page_of_a_closed_shard_carries_records_and_the_end_together():
-    kinesis = service()
-    stream = made(kinesis)
+def test_the_last_page_of_a_closed_shard_carries_records_and_the_end_together(kinesis, stream):
     put(kinesis, stream, b"last")
     kinesis.split_shard(stream, FIRST, 2**127, START + 1)
 
@@ -289,9 +278,7 @@ def test_the_last_page_of_a_closed_shard_carries_records_and_the_end_together():
     assert [child.parents for child in page.children] == [(FIRST,), (FIRST,)]
 
 
-def test_a_page_filled_to_its_limit_does_not_end_the_shard_yet():
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_page_filled_to_its_limit_does_not_end_the_shard_yet(kinesis, stream):
     put(kinesis, stream, b"last")
     kinesis.split_shard(stream, FIRST, 2**127, START + 1)
 
@@ -302,9 +289,7 @@ def test_a_page_filled_to_its_limit_does_not_end_the_shard_yet():
     assert (data_of(after), after.next_iterator, len(after.children)) == ([], None, 2)
 
 
-def test_a_page_is_bounded_by_ten_mebibytes():
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_page_is_bounded_by_ten_mebibytes(kinesis, stream):
     for _ in range(11):
         put(kinesis, stream, b"x" * (MIB - 1))
 
@@ -314,9 +299,7 @@ def test_a_page_is_bounded_by_ten_mebibytes():
     assert len(read(kinesis, page.next_iterator, START).records) == 1
 
 
-def test_a_page_is_bounded_by_ten_thousand_records():
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_page_is_bounded_by_ten_thousand_records(kinesis, stream):
     for _ in range(10_001):
         put(kinesis, stream)
 
@@ -327,9 +310,7 @@ def test_a_page_is_bounded_by_ten_thousand_records():
         read(kinesis, page.next_iterator, START, limit=10_001)
 
 
-def test_millis_behind_latest_is_the_age_of_the_oldest_unread_record():
-    kinesis = service()
-    stream = made(kinesis)
+def test_millis_behind_latest_is_the_age_of_the_oldest_unread_record(kinesis, stream):
     put(kinesis, stream, at=START)
     put(kinesis, stream, at=START + 10)
 
@@ -339,9 +320,7 @@ def test_millis_behind_latest_is_the_age_of_the_oldest_unread_record():
     assert read(kinesis, page.next_iterator, START + 15).millis_behind_latest == 0
 
 
-def test_a_record_unread_in_its_own_millisecond_is_still_behind():
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_record_unread_in_its_own_millisecond_is_still_behind(kinesis, stream):
     put(kinesis, stream)
     put(kinesis, stream)
 
@@ -350,9 +329,7 @@ def test_a_record_unread_in_its_own_millisecond_is_still_behind():
     assert page.millis_behind_latest == 1
 
 
-def test_a_clock_that_is_set_back_reorders_nothing():
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_clock_that_is_set_back_reorders_nothing(kinesis, stream):
     first = put(kinesis, stream, b"1", at=START + 100)
     second = put(kinesis, stream, b"2", at=START + 50)
 
@@ -365,9 +342,7 @@ def test_a_clock_that_is_set_back_reorders_nothing():
     assert data_of(read(kinesis, iterator, now)) == [b"1", b"2"]
 
 
-def test_children_made_in_the_second_of_their_parent_still_number_above_it():
-    kinesis = service()
-    stream = made(kinesis)
+def test_children_made_in_the_second_of_their_parent_still_number_above_it(kinesis, stream):
     old = put(kinesis, stream)
     for _ in range(6):  # 127 shards: more than the four bits of a number that tell shards apart.
         kinesis.update_shard_count(stream, 2 * len(stream.open_shards()), START)
@@ -385,9 +360,7 @@ def test_children_made_in_the_second_of_their_parent_still_number_above_it():
             assert ended < int(shard.starting_sequence_number)
 
 
-def test_the_bound_of_a_record_counts_data_and_key_and_may_be_raised():
-    kinesis = service()
-    stream = made(kinesis)
+def test_the_bound_of_a_record_counts_data_and_key_and_may_be_raised(kinesis, stream):
     put(kinesis, stream, b"x" * (MIB - 1))
     with pytest.raises(InvalidRequest):
         put(kinesis, stream, b"x" * MIB)
@@ -396,10 +369,7 @@ def test_the_bound_of_a_record_counts_data_and_key_and_may_be_raised():
     put(kinesis, stream, b"x" * (10 * MIB - 1))
 
 
-def test_put_records_takes_nothing_if_one_record_is_too_large():
-    kinesis = service()
-    stream = made(kinesis)
-
+def test_put_records_takes_nothing_if_one_record_is_too_large(kinesis, stream):
     with pytest.raises(InvalidRequest) as refusal:
         kinesis.put_many(stream, [PutEntry(b"", "k"), PutEntry(b"x" * MIB, "secret-key")], START)
 
@@ -410,17 +380,13 @@ def test_put_records_takes_nothing_if_one_record_is_too_large():
 @pytest.mark.parametrize(
     "hash_key", ["-1", str(HASH_KEY_MAX + 1), "", "1.5", "0" * 40, "9" * 5000, "¹", "\u0661"]
 )
-def test_an_explicit_hash_key_that_is_none_is_refused(hash_key):
-    kinesis = service()
-
+def test_an_explicit_hash_key_that_is_none_is_refused(kinesis, hash_key):
     with pytest.raises(InvalidRequest):
         kinesis.put(made(kinesis), PutEntry(b"", "k", hash_key), START)
 
 
 @pytest.mark.parametrize("key", ["", None, "k" * 257])
-def test_a_partition_key_has_one_to_256_characters(key):
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_partition_key_has_one_to_256_characters(kinesis, stream, key):
     put(kinesis, stream, key="é" * 256)
 
     with pytest.raises(InvalidRequest, match="PartitionKey of the record must have 1 to 256 char"):
@@ -513,10 +479,9 @@ ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/s"
         (None, ARN.replace("us-east-1", "eu-west-1"), NotFound),
     ],
 )
-def test_a_stream_is_found_by_its_name_or_arn_or_by_both_if_they_agree(name, arn, refusal):
-    kinesis = service()
-    stream = made(kinesis)
-
+def test_a_stream_is_found_by_its_name_or_arn_or_by_both_if_they_agree(
+    kinesis, stream, name, arn, refusal
+):
     if refusal is None:
         assert kinesis.stream(name, arn, START) is stream
     else:
@@ -524,8 +489,7 @@ def test_a_stream_is_found_by_its_name_or_arn_or_by_both_if_they_agree(name, arn
             kinesis.stream(name, arn, START)
 
 
-def test_an_iterator_is_of_the_stream_that_a_request_names():
-    kinesis = service()
+def test_an_iterator_is_of_the_stream_that_a_request_names(kinesis):
     iterator = from_start(kinesis, made(kinesis), START)
 
     kinesis.fetch(iterator, 1, START, arn=ARN)
@@ -537,8 +501,7 @@ def test_an_iterator_is_of_the_stream_that_a_request_names():
     ("current", "count", "is_refused"),
     [(4, 8, False), (4, 9, True), (4, 2, False), (5, 2, True), (5, 3, False), (3, 1, True)],
 )
-def test_shards_are_at_most_doubled_and_at_least_halved(current, count, is_refused):
-    kinesis = service()
+def test_shards_are_at_most_doubled_and_at_least_halved(kinesis, current, count, is_refused):
     stream = made(kinesis, shards=current)
 
     if is_refused:
@@ -563,8 +526,7 @@ def test_shards_are_at_most_doubled_and_at_least_halved(current, count, is_refus
         ),
     ],
 )
-def test_a_shard_is_cut_inside_of_its_range(shard, at, is_refused):
-    kinesis = service()
+def test_a_shard_is_cut_inside_of_its_range(kinesis, shard, at, is_refused):
     stream = made(kinesis, shards=2)
     shard_id = f"shardId-{shard:012d}"
 
@@ -576,8 +538,7 @@ def test_a_shard_is_cut_inside_of_its_range(shard, at, is_refused):
         assert at in {each.hash_range.start for each in stream.open_shards()}
 
 
-def test_an_iterator_begins_at_a_record_or_behind_it_and_takes_no_number_of_another_shard():
-    kinesis = service()
+def test_an_iterator_begins_at_a_record_or_behind_it_and_takes_no_number_of_another_shard(kinesis):
     stream = made(kinesis, shards=2)
     numbers = [put(kinesis, stream, data) for data in (b"a", b"b", b"c")]
     # MD5 ("k") begins with 8: the upper half of the keys.
@@ -598,10 +559,7 @@ def test_an_iterator_begins_at_a_record_or_behind_it_and_takes_no_number_of_anot
             )
 
 
-def test_a_time_may_be_as_far_ahead_as_an_arrival_is_rounded():
-    kinesis = service()
-    stream = made(kinesis)
-
+def test_a_time_may_be_as_far_ahead_as_an_arrival_is_rounded(kinesis, stream):
     def at(timestamp):
         kinesis.iterator(stream, FIRST, IteratorType.AT_TIMESTAMP, START, timestamp=timestamp)
 
@@ -653,8 +611,7 @@ def test_a_text_of_others_is_no_sequence_number(text):
     assert parse(text) is None
 
 
-def test_the_token_of_a_listing_lives_for_five_minutes():
-    kinesis = service()
+def test_the_token_of_a_listing_lives_for_five_minutes(kinesis):
     stream = made(kinesis, shards=3)
     page = kinesis.list_shards(stream, ShardQuery(), 2, START)
 
@@ -679,9 +636,7 @@ def test_the_token_of_a_listing_lives_for_five_minutes():
         ShardQuery("FROM_TRIM_HORIZON", shard_id=FIRST),
     ],
 )
-def test_a_filter_whose_fields_do_not_go_together_is_refused(query):
-    kinesis = service()
-
+def test_a_filter_whose_fields_do_not_go_together_is_refused(kinesis, query):
     with pytest.raises(InvalidRequest):
         kinesis.list_shards(made(kinesis), query, 10, START)
 
@@ -697,9 +652,9 @@ def test_a_filter_whose_fields_do_not_go_together_is_refused(query):
         ("FROM_TIMESTAMP", 11, "12"),
     ],
 )
-def test_a_shard_that_is_closed_at_a_time_is_listed_as_of_that_time(kind, after, listed):
-    kinesis = service()
-    stream = made(kinesis)
+def test_a_shard_that_is_closed_at_a_time_is_listed_as_of_that_time(
+    kinesis, stream, kind, after, listed
+):
     kinesis.split_shard(stream, FIRST, 2**127, START + 10)
 
     page = kinesis.list_shards(stream, ShardQuery(kind, timestamp=START + after), 9, START + 20)
@@ -707,9 +662,7 @@ def test_a_shard_that_is_closed_at_a_time_is_listed_as_of_that_time(kind, after,
     assert "".join(str(shard.number) for shard in page.shards) == listed
 
 
-def test_the_open_shards_at_the_trim_horizon_always_tile_the_hash_space():
-    kinesis = service()
-    stream = made(kinesis)
+def test_the_open_shards_at_the_trim_horizon_always_tile_the_hash_space(kinesis, stream):
     kinesis.split_shard(stream, FIRST, 2**127, START)  # In the very moment of creation.
     kinesis.split_shard(stream, "shardId-000000000001", 2**126, START + 60)
 

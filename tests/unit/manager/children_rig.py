@@ -4,8 +4,6 @@ A launcher of the test's own answers as it is told; what it "forks" is a program
 pidfd, a session and a death as real as any. The test speaks for it: in its ring, its slot.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

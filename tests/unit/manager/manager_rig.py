@@ -4,8 +4,6 @@ Only lease processes are stood in for, and the threads of the pool: a request is
 next turn. Time jumps to what is due next, so that a test of a minute takes some milliseconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -98,6 +96,24 @@ class Stream:
             Shard(f"s{at}", HashRange(at * width, (at + 1) * width - 1), str(at + 1))
             for at in range(self.shards)
         )
+
+
+class FailingRows(LeaseRows):
+    """`errors` are what the next calls raise: `FailingRows(scan=[error] * 2)`."""
+
+    def __init__(self, **errors):
+        super().__init__()
+        self.errors = {"read": [], "scan": []} | errors
+
+    def read(self, key):
+        if self.errors["read"]:
+            raise self.errors["read"].pop()
+        return super().read(key)
+
+    def scan(self, *, consistent=True):
+        if self.errors["scan"]:
+            raise self.errors["scan"].pop()
+        return super().scan(consistent=consistent)
 
 
 class LivingProcess:

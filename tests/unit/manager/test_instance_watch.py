@@ -1,7 +1,5 @@
 """The watch over an instance within a run, in virtual time: who is asked what, and when."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

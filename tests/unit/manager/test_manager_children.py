@@ -1,7 +1,5 @@
 """Lease processes as their manager keeps them: started, spoken to, forced, and proven dead."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

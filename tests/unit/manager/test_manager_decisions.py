@@ -184,7 +184,7 @@ def test_the_records_of_a_shard_that_is_gone_stay_in_the_total():
     assert report.besides({"a", "b"}) == (0, 0)
 
 
-def test_the_totals_of_a_report_are_the_sums_over_restarts_and_shards(tmp_path):
+def test_the_totals_of_a_report_are_the_sums_over_restarts_and_shards():
     report = ReportWriter()
     for key, number in (("a", 1), ("a", 2), ("b", 4)):
         report.started(key)

@@ -1,7 +1,5 @@
 """The launcher and what asks it: forks in their turn, its silence, its death, outside signals."""
 
-from __future__ import annotations
-
 import errno
 import os
 import select

@@ -1,7 +1,5 @@
 """What a manager measures and shows of itself while it runs, and the looks that may end its run."""
 
-from __future__ import annotations
-
 import os
 import signal
 from types import SimpleNamespace

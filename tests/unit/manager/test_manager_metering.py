@@ -1,7 +1,5 @@
 """When a manager measures and publishes, and what other threads see of it."""
 
-from __future__ import annotations
-
 import math
 import os
 

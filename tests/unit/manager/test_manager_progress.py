@@ -1,7 +1,5 @@
 """What a slot says of progress and lag: being busy is no progress, and lag grows unread."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.leases.held_lease import HeldLease, State

@@ -1,7 +1,5 @@
 """A manager's run, from its first process to its last word: how it begins and why it ends."""
 
-from __future__ import annotations
-
 import errno
 import signal
 

@@ -1,8 +1,6 @@
 """`run_fleet` put together, in this process: its first line, its last, its report; and small parts
 that only a whole run would meet."""
 
-from __future__ import annotations
-
 import json
 import resource
 import stat

@@ -1,7 +1,5 @@
 """What a lease process is told at its start: the settings, the row and the world, whole."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

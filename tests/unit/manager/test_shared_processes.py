@@ -1,7 +1,5 @@
 """Several leases in one process, as their manager keeps them: who joins, who leaves, who died."""
 
-from __future__ import annotations
-
 import select
 import signal
 import subprocess

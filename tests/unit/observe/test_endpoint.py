@@ -1,7 +1,5 @@
 """The HTTP server over a real socket: what it answers, what it refuses, and that it stays."""
 
-from __future__ import annotations
-
 import errno
 import http.client
 import socket

@@ -1,7 +1,5 @@
 """The verdict on a manager: progress, not existence; and only what another machine would mend."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.observe.health import HealthLimits, health_body, judge

@@ -1,7 +1,5 @@
 """Samples of a minute become one statistic set a metric: nothing lost, nothing counted twice."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 

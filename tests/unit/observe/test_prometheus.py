@@ -1,7 +1,5 @@
 """What Prometheus reads: names, units and labels; and no label that outlives its lease."""
 
-from __future__ import annotations
-
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -1,7 +1,5 @@
 """Metrics on their way out: sent once, never waited for, dropped with a count and one warning."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

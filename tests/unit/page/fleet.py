@@ -33,7 +33,7 @@ def key(number: int) -> LeaseKey:
 
 def lease(number: int, owner: OwnerId | None = A, **fields: object) -> Lease:
     fields = {"checkpoint": ExtendedSequenceNumber(NUMBER), "counter": 7} | fields
-    return Lease(key=key(number), owner=owner, **fields)  # type: ignore[arg-type]
+    return Lease(key=key(number), owner=owner, **fields)
 
 
 def shard(number: int, *parents: int) -> Shard:
@@ -43,7 +43,7 @@ def shard(number: int, *parents: int) -> Shard:
 
 def snapshot_of(*leases: Lease, **fields: object) -> Snapshot:
     given = {"taken_at": NOW, "leases": {each.key: each for each in leases}} | fields
-    return Snapshot(**given)  # type: ignore[arg-type]
+    return Snapshot(**given)
 
 
 def behind(number: int, seconds: float | None, state: str = "owned", note: str = "") -> object:

@@ -7,7 +7,7 @@ from kclrun.page.shards_view import lineage_of
 from tests.unit.page.fleet import key, lease, shard
 
 
-def test_the_levels_of_a_lag() -> None:
+def test_the_levels_of_a_lag():
     seconds = (None, 0.0, 10.0, 10.1, 60.0, 61.0, 600.0, 601.0, 3_600.0, 3_601.0)
 
     assert [level_of(each) for each in seconds] == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5]
@@ -29,12 +29,12 @@ def test_the_levels_of_a_lag() -> None:
     ],
 )
 def test_the_lag_of_many_shards_is_measured_so_seldom_that_it_takes_the_same_share_of_a_core(
-    scanned_every_s: float, shards: int, measured_s: float
-) -> None:
+    scanned_every_s, shards, measured_s
+):
     assert measured_every_s(scanned_every_s, shards) == pytest.approx(measured_s)
 
 
-def test_the_history_keeps_the_latest_samples_and_forgets_shards_that_are_gone() -> None:
+def test_the_history_keeps_the_latest_samples_and_forgets_shards_that_are_gone():
     history = LagHistory()
     for number in range(SAMPLES_MAX + 50):
         history.add({"old": 1.0, "late": 4_000.0} if number > 100 else {"old": 1.0})
@@ -49,7 +49,7 @@ def test_the_history_keeps_the_latest_samples_and_forgets_shards_that_are_gone()
     assert history.look()["late"][-2:] == bytes([5, 0])
 
 
-def test_a_split_and_a_merge_are_a_tree_in_which_each_shard_is_once() -> None:
+def test_a_split_and_a_merge_are_a_tree_in_which_each_shard_is_once():
     listed = {key(n): shard(n, *of) for n, of in {0: (), 1: (0,), 2: (0,), 3: (1, 2)}.items()}
 
     lineage = lineage_of({key(9): lease(9)}, listed, 100)
@@ -64,7 +64,7 @@ def test_a_split_and_a_merge_are_a_tree_in_which_each_shard_is_once() -> None:
     assert (lineage.alone, lineage.left_out) == (1, 0)
 
 
-def test_rows_alone_tell_the_tree_and_name_strangers_in_vain() -> None:
+def test_rows_alone_tell_the_tree_and_name_strangers_in_vain():
     rows = {
         key(0): lease(0, children=frozenset({key(1), "trimmed"})),
         key(1): lease(1),
@@ -77,7 +77,7 @@ def test_rows_alone_tell_the_tree_and_name_strangers_in_vain() -> None:
     assert lineage.alone == 1
 
 
-def test_a_circle_and_a_tree_beyond_the_limit_are_counted_and_left_out() -> None:
+def test_a_circle_and_a_tree_beyond_the_limit_are_counted_and_left_out():
     circle = {
         key(0): lease(0, parents=frozenset({key(1), key(0)})),
         key(1): lease(1, parents=frozenset({key(0)})),

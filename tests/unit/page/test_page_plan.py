@@ -18,7 +18,7 @@ output: {sql: "postgresql+psycopg://user@hidden-4/db", table: rows}
 """
 
 
-def test_the_plan_has_the_settings_and_of_options_only_the_names() -> None:
+def test_the_plan_has_the_settings_and_of_options_only_the_names():
     secrets = {"PASSWORD": "hidden-1", "TOKEN": "hidden-2"}
     settings = settings_of(TEXT, environment=secrets, now=WallTime(1.0))
 
@@ -33,7 +33,7 @@ def test_the_plan_has_the_settings_and_of_options_only_the_names() -> None:
     assert letters_of(settings) == "Dead letters are kept in: queue orders-dead."
 
 
-def test_an_application_that_halts_keeps_no_letters() -> None:
+def test_an_application_that_halts_keeps_no_letters():
     text = "application: orders\nstream: orders\nprocessor: a:B\naws: {region: us-east-1}\n"
 
     assert letters_of(settings_of(text, environment={}, now=WallTime(1.0))) == ""

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,7 @@ from tests.unit.cli.memory_site import A, B, Site, key, site_for
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Site:
+def site(monkeypatch, tmp_path):
     return site_for(monkeypatch, tmp_path)
 
 
@@ -31,7 +30,7 @@ def reader_of(site: Site, **changed: Any) -> FleetReader:
     return FleetReader(aws, every_s=10.0)
 
 
-def test_table_lag_and_findings_are_those_of_the_verbs(site: Site) -> None:
+def test_table_lag_and_findings_are_those_of_the_verbs(site):
     site.plant(0, A, halt=Halt("bad row", WallTime(site.clock.now)))
     site.live(A)
     site.put(0, after_s=5.0)
@@ -54,7 +53,7 @@ def test_table_lag_and_findings_are_those_of_the_verbs(site: Site) -> None:
     assert second.problems == ()
 
 
-def test_an_owner_that_stops_writing_is_silent_after_a_failover_and_not_before(site: Site) -> None:
+def test_an_owner_that_stops_writing_is_silent_after_a_failover_and_not_before(site):
     site.plant(0, A)
     site.plant(1, B)
     site.live(A)
@@ -69,7 +68,7 @@ def test_an_owner_that_stops_writing_is_silent_after_a_failover_and_not_before(s
     assert reader.look().owners.expired == {key(1)}
 
 
-def test_the_table_is_read_eventually_consistent_and_not_by_those_who_look(site: Site) -> None:
+def test_the_table_is_read_eventually_consistent_and_not_by_those_who_look(site):
     read: list[bool] = []
 
     class Noting:
@@ -85,7 +84,7 @@ def test_the_table_is_read_eventually_consistent_and_not_by_those_who_look(site:
     assert read == [False]
 
 
-def test_a_missing_table_is_reported_and_the_page_goes_on_when_it_is_there(site: Site) -> None:
+def test_a_missing_table_is_reported_and_the_page_goes_on_when_it_is_there(site):
     reader = reader_of(site)
     site.rows.is_there = False
     reader.read_table()
@@ -103,7 +102,7 @@ def test_a_missing_table_is_reported_and_the_page_goes_on_when_it_is_there(site:
 
 
 @pytest.mark.parametrize("error", [AccessDenied("no", operation="Scan"), RuntimeError("a secret")])
-def test_a_failed_reading_keeps_the_former_values_and_says_so(site: Site, error: Exception) -> None:
+def test_a_failed_reading_keeps_the_former_values_and_says_so(site, error):
     site.plant(0, A)
     reader = reader_of(site)
     reader.read_table()
@@ -111,7 +110,7 @@ def test_a_failed_reading_keeps_the_former_values_and_says_so(site: Site, error:
     def fail(**_: object) -> Any:
         raise error
 
-    site.rows.items = fail  # type: ignore[method-assign]
+    site.rows.items = fail
     reader.read_table()
 
     look = reader.look()
@@ -120,7 +119,7 @@ def test_a_failed_reading_keeps_the_former_values_and_says_so(site: Site, error:
     assert "a secret" not in look.problems[0].message
 
 
-def test_without_the_stream_the_table_is_shown_and_the_lag_is_a_problem(site: Site) -> None:
+def test_without_the_stream_the_table_is_shown_and_the_lag_is_a_problem(site):
     site.plant(0, A)
 
     def denied(_: str) -> Any:
@@ -138,9 +137,7 @@ def test_without_the_stream_the_table_is_shown_and_the_lag_is_a_problem(site: Si
     }
 
 
-def test_a_measurement_that_fails_comes_no_sooner_than_one_that_ends(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measurement_that_fails_comes_no_sooner_than_one_that_ends(site, monkeypatch):
     for number in range(2):
         site.plant(number, A)
     asked: list[int] = []
@@ -162,7 +159,7 @@ def test_a_measurement_that_fails_comes_no_sooner_than_one_that_ends(
     assert asked == [2]
 
 
-def test_a_stream_is_described_once_in_five_minutes(site: Site) -> None:
+def test_a_stream_is_described_once_in_five_minutes(site):
     described: list[str] = []
 
     def admin_of(name: str) -> Any:
@@ -180,7 +177,7 @@ def test_a_stream_is_described_once_in_five_minutes(site: Site) -> None:
     assert described == ["orders"] * 2
 
 
-def test_a_stream_that_was_made_anew_is_not_compared_with_the_one_before(site: Site) -> None:
+def test_a_stream_that_was_made_anew_is_not_compared_with_the_one_before(site):
     site.configure(
         "application: orders\nstreams: [{name: orders}]\nprocessor: a:B\n"
         "leases: {failover: 1s}\naws: {region: us-east-1}\n"
@@ -206,7 +203,7 @@ def test_a_stream_that_was_made_anew_is_not_compared_with_the_one_before(site: S
     assert reader.look().findings is not None
 
 
-def test_throttled_once_is_over_with_the_next_reading(site: Site) -> None:
+def test_throttled_once_is_over_with_the_next_reading(site):
     reader = reader_of(site)
     items, fails = site.rows.items, [Throttled("slow down", operation="Scan")]
 
@@ -215,7 +212,7 @@ def test_throttled_once_is_over_with_the_next_reading(site: Site) -> None:
             raise fails.pop()
         return items(consistent=consistent)
 
-    site.rows.items = sometimes  # type: ignore[method-assign]
+    site.rows.items = sometimes
     reader.read_table()
     assert len(reader.look().problems) == 1
     reader.read_table()

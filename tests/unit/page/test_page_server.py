@@ -4,7 +4,6 @@ import http.client
 import re
 import socket
 import threading
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -29,7 +28,7 @@ PATHS = (
 
 
 @pytest.fixture
-def server() -> Iterator[HttpEndpoint]:
+def server():
     made = serve_pages("127.0.0.1", 0, ABOUT, small_fleet)
     yield made
     made.close()
@@ -49,9 +48,7 @@ def ask(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_page_forbids_other_scripts_frames_and_other_origins(
-    server: HttpEndpoint, path: str
-) -> None:
+def test_every_page_forbids_other_scripts_frames_and_other_origins(server, path):
     status, headers, body = ask(server, path)
 
     assert (status, bool(body)) == (200, True)
@@ -67,7 +64,7 @@ def test_every_page_forbids_other_scripts_frames_and_other_origins(
     assert not any(name.lower().startswith("access-control") for name in headers)
 
 
-def test_a_page_loads_nothing_but_its_own_style_sheet_and_script(server: HttpEndpoint) -> None:
+def test_a_page_loads_nothing_but_its_own_style_sheet_and_script(server):
     for path in PATHS[:-2]:
         _, _, page = ask(server, path)
         assert page.count("<link ") == 1
@@ -84,9 +81,7 @@ def test_a_page_loads_nothing_but_its_own_style_sheet_and_script(server: HttpEnd
     "host",
     ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", ""],
 )
-def test_a_site_that_points_its_name_at_this_address_gets_nothing(
-    server: HttpEndpoint, host: str
-) -> None:
+def test_a_site_that_points_its_name_at_this_address_gets_nothing(server, host):
     status, _, body = ask(server, "/", Host=host)
 
     assert status == 403
@@ -94,7 +89,7 @@ def test_a_site_that_points_its_name_at_this_address_gets_nothing(
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1"])
-def test_a_script_of_another_site_gets_nothing(server: HttpEndpoint, origin: str) -> None:
+def test_a_script_of_another_site_gets_nothing(server, origin):
     status, _, body = ask(server, "/", Origin=origin)
 
     assert status == 403
@@ -102,7 +97,7 @@ def test_a_script_of_another_site_gets_nothing(server: HttpEndpoint, origin: str
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_only_get_and_head_are_served(server: HttpEndpoint, method: str) -> None:
+def test_only_get_and_head_are_served(server, method):
     assert ask(server, "/", method)[0] == 405
     assert ask(server, "/", "HEAD")[2] == ""
 
@@ -111,7 +106,7 @@ def test_only_get_and_head_are_served(server: HttpEndpoint, method: str) -> None
     ("host", "status"),
     [("192.0.2.7:8080", 200), ("[2001:db8::7]:8080", 200), ("evil.example", 403)],
 )
-def test_on_another_address_than_loopback_it_is_asked_by_an_address(host: str, status: int) -> None:
+def test_on_another_address_than_loopback_it_is_asked_by_an_address(host, status):
     made = serve_pages("0.0.0.0", 0, ABOUT, small_fleet)
     try:
         assert ask(made, "/", Host=host)[0] == status
@@ -120,7 +115,7 @@ def test_on_another_address_than_loopback_it_is_asked_by_an_address(host: str, s
 
 
 @pytest.mark.seconds
-def test_clients_that_say_nothing_do_not_keep_the_page_from_others(server: HttpEndpoint) -> None:
+def test_clients_that_say_nothing_do_not_keep_the_page_from_others(server):
     address = ("127.0.0.1", urlsplit(server.url).port or 0)
     silent = [socket.create_connection(address, timeout=HUNG_S) for _ in range(4)]
     try:
@@ -149,9 +144,7 @@ def until(connection: socket.socket, part: bytes) -> bytes:
     return received
 
 
-def test_a_host_without_a_thread_for_the_events_serves_the_pages_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_host_without_a_thread_for_the_events_serves_the_pages_all_the_same(monkeypatch):
     server = serve_pages("127.0.0.1", 0, ABOUT, lambda: snapshot_of(lease(0)))
     start = threading.Thread.start
 
@@ -174,7 +167,7 @@ def test_a_host_without_a_thread_for_the_events_serves_the_pages_all_the_same(
 
 
 @pytest.mark.seconds
-def test_listeners_are_told_of_news_take_no_thread_are_limited_and_end_with_the_server() -> None:
+def test_listeners_are_told_of_news_take_no_thread_are_limited_and_end_with_the_server():
     read_at = [WallTime(0.0)]
 
     def look() -> Snapshot:

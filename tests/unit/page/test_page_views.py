@@ -70,7 +70,7 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_pages_of_a_small_fleet_are_those_of_the_golden_files(name: str) -> None:
+def test_the_pages_of_a_small_fleet_are_those_of_the_golden_files(name):
     path, query = PAGES[name]
     page = shown(small_fleet(), path, **query)
     reported = re.sub(r"(?=<(?:tr|li|div|section|h2|main|header|footer|p|dt)\b)", "\n", page)
@@ -115,7 +115,7 @@ def hostile_fleet() -> Snapshot:
 
 @pytest.mark.parametrize("path", ["/", "/shards", "/shard", "/lineage", "/outputs", "/settings"])
 @pytest.mark.parametrize("asked", [f"shardId-{HOSTILE}", f"{HOSTILE}-not-there"])
-def test_no_text_of_others_becomes_markup_an_address_or_a_control(path: str, asked: str) -> None:
+def test_no_text_of_others_becomes_markup_an_address_or_a_control(path, asked):
     page = shown(hostile_fleet(), path, key=asked, state=HOSTILE, sort=HOSTILE, live=HOSTILE)
 
     read = Reader(page)
@@ -131,7 +131,7 @@ def test_no_text_of_others_becomes_markup_an_address_or_a_control(path: str, ask
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", page)
 
 
-def test_a_command_to_copy_holds_a_hostile_shard_as_one_word() -> None:
+def test_a_command_to_copy_holds_a_hostile_shard_as_one_word():
     import html
     import shlex
 
@@ -146,7 +146,7 @@ def test_a_command_to_copy_holds_a_hostile_shard_as_one_word() -> None:
     ]
 
 
-def test_a_text_and_a_page_of_huge_rows_are_of_limited_length() -> None:
+def test_a_text_and_a_page_of_huge_rows_are_of_limited_length():
     huge = "x" * 400_000
     rows = [
         lease(number, OwnerId(huge), halt=Halt(huge, NOW), children=frozenset({huge}))
@@ -156,7 +156,7 @@ def test_a_text_and_a_page_of_huge_rows_are_of_limited_length() -> None:
         assert len(shown(snapshot_of(*rows), path, key=key(1))) < 1_500_000
 
 
-def test_the_most_urgent_shards_come_first_and_by_id_on_demand() -> None:
+def test_the_most_urgent_shards_come_first_and_by_id_on_demand():
     fleet = small_fleet()
 
     def order(**query: str) -> list[int]:
@@ -171,7 +171,7 @@ def test_the_most_urgent_shards_come_first_and_by_id_on_demand() -> None:
     assert order(state="halted") == [1]
 
 
-def test_a_child_that_waits_for_its_parents_is_not_without_an_owner() -> None:
+def test_a_child_that_waits_for_its_parents_is_not_without_an_owner():
     waiting = lease(1, None, parents=frozenset({key(0)}))
 
     assert "0 shards without an owner" in shown(
@@ -180,7 +180,7 @@ def test_a_child_that_waits_for_its_parents_is_not_without_an_owner() -> None:
     assert "1 shards without an owner" in shown(snapshot_of(waiting), "/shards", state="idle")
 
 
-def test_a_large_stream_has_several_pages_of_shards() -> None:
+def test_a_large_stream_has_several_pages_of_shards():
     fleet = snapshot_of(*(lease(number) for number in range(2_001)))
 
     first, last = shown(fleet, "/shards"), shown(fleet, "/shards", **{"from": "2000"})
@@ -193,7 +193,7 @@ def test_a_large_stream_has_several_pages_of_shards() -> None:
         assert "<tr>" in shown(fleet, "/shards", **{"from": wrong})
 
 
-def test_it_loads_itself_again_unless_told_not_to_and_links_keep_that() -> None:
+def test_it_loads_itself_again_unless_told_not_to_and_links_keep_that():
     fleet = small_fleet()
 
     assert '<meta http-equiv="refresh" content="10">' in shown(fleet, "/")
@@ -202,7 +202,7 @@ def test_it_loads_itself_again_unless_told_not_to_and_links_keep_that() -> None:
     assert 'href="/shards?live=off"' in still
 
 
-def test_before_the_first_reading_every_page_says_that_it_knows_nothing() -> None:
+def test_before_the_first_reading_every_page_says_that_it_knows_nothing():
     empty = Snapshot(taken_at=NOW)
 
     for path in ("/", "/shards", "/lineage", "/outputs"):
@@ -210,12 +210,12 @@ def test_before_the_first_reading_every_page_says_that_it_knows_nothing() -> Non
     assert "Not known yet" in shown(empty, "/")
 
 
-def test_a_shard_that_is_nowhere_is_a_404() -> None:
+def test_a_shard_that_is_nowhere_is_a_404():
     assert routes(ABOUT, small_fleet)["/shard"]({"key": "x"}).status == 404
     assert routes(ABOUT, small_fleet)["/shard"]({}).status == 404
 
 
-def test_a_listed_shard_without_a_lease_is_shown_with_its_lag() -> None:
+def test_a_listed_shard_without_a_lease_is_shown_with_its_lag():
     line = behind(7, 90.0, "no lease", "no lease: a running manager makes one")
     fleet = snapshot_of(lease(0), lags={key(7): line})
 

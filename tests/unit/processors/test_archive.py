@@ -1,7 +1,5 @@
 """JsonLines: whatever happens, each record is in exactly one finished file, once."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import gzip
@@ -40,7 +38,7 @@ def places(folder: Path) -> list[tuple[str, int]]:
 ALL = sorted((record.sequence_number, record.sub_sequence_number) for record in RECORDS)
 
 
-def test_a_line_has_everything_of_its_record(tmp_path: Path):
+def test_a_line_has_everything_of_its_record(tmp_path):
     archive(tmp_path)
 
     rows = lines(tmp_path)
@@ -55,9 +53,7 @@ def test_a_line_has_everything_of_its_record(tmp_path: Path):
     assert "data" not in rows[1]
 
 
-def test_files_are_named_by_shard_and_first_position_and_checkpointed_at_their_last(
-    tmp_path: Path,
-):
+def test_files_are_named_by_shard_and_first_position_and_checkpointed_at_their_last(tmp_path):
     run = archive(tmp_path, options={"rotate_records": 8})
 
     firsts = [RECORDS[n] for n in (0, 8, 16)]
@@ -68,14 +64,14 @@ def test_files_are_named_by_shard_and_first_position_and_checkpointed_at_their_l
     assert places(tmp_path) == ALL
 
 
-def test_a_file_is_finished_before_the_cap_stops_the_shard(tmp_path: Path):
+def test_a_file_is_finished_before_the_cap_stops_the_shard(tmp_path):
     archive(tmp_path, uncheckpointed_max=10, batch_max=5)
 
     assert places(tmp_path) == ALL
 
 
 @pytest.mark.parametrize("crash_after", range(len(RECORDS) + 1))
-def test_a_crash_between_batches_leaves_each_line_once(tmp_path: Path, crash_after: int):
+def test_a_crash_between_batches_leaves_each_line_once(tmp_path, crash_after):
     archive(tmp_path, crash_after=crash_after, batch_max=3, options={"rotate_records": 4})
 
     assert places(tmp_path) == ALL
@@ -83,7 +79,7 @@ def test_a_crash_between_batches_leaves_each_line_once(tmp_path: Path, crash_aft
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_crash_between_rename_and_checkpoint_leaves_each_line_once(tmp_path: Path, nth: int):
+def test_a_crash_between_rename_and_checkpoint_leaves_each_line_once(tmp_path, nth):
     options = {"folder": str(tmp_path), "rotate_bytes": 900}
     first = run_processor(
         JsonLines, RECORDS, options=options, checkpoint="manual", crash_at_checkpoint=nth
@@ -103,7 +99,7 @@ def test_a_crash_between_rename_and_checkpoint_leaves_each_line_once(tmp_path: P
     assert places(tmp_path) == ALL
 
 
-def test_the_open_file_is_finished_when_the_lease_moves(tmp_path: Path):
+def test_the_open_file_is_finished_when_the_lease_moves(tmp_path):
     run = archive(tmp_path, end_of_shard=False)
 
     assert run.position == RECORDS[-1].position
@@ -111,9 +107,7 @@ def test_the_open_file_is_finished_when_the_lease_moves(tmp_path: Path):
 
 
 @pytest.mark.parametrize("call", ["pwrite", "ftruncate"])
-def test_a_disk_full_for_a_moment_costs_and_doubles_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-):
+def test_a_disk_full_for_a_moment_costs_and_doubles_nothing(tmp_path, monkeypatch, call):
     real, calls = getattr(os, call), iter(range(1000))
 
     def full_at_second(descriptor: int, *rest: Any) -> Any:
@@ -130,7 +124,7 @@ def test_a_disk_full_for_a_moment_costs_and_doubles_nothing(
 
 
 def test_without_a_free_descriptor_for_a_moment_a_file_is_finished_the_second_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     real, calls = os.open, iter(range(1000))
 
@@ -145,9 +139,7 @@ def test_without_a_free_descriptor_for_a_moment_a_file_is_finished_the_second_ti
     assert places(tmp_path) == ALL
 
 
-def test_a_failed_sync_is_not_taken_for_a_success_the_second_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failed_sync_is_not_taken_for_a_success_the_second_time(tmp_path, monkeypatch):
     real, calls = os.fsync, iter(range(1000))
 
     def failing_once(descriptor: int) -> None:
@@ -162,7 +154,7 @@ def test_a_failed_sync_is_not_taken_for_a_success_the_second_time(
     assert not list(tmp_path.glob("*.gz"))
 
 
-def test_a_lost_lease_leaves_no_unfinished_file(tmp_path: Path):
+def test_a_lost_lease_leaves_no_unfinished_file(tmp_path):
     processor = JsonLines()
     run_processor(
         processor, RECORDS, options={"folder": str(tmp_path)}, checkpoint="manual", crash_after=5
@@ -177,7 +169,7 @@ def test_a_lost_lease_leaves_no_unfinished_file(tmp_path: Path):
 @pytest.mark.parametrize(
     "options", [{}, {"folder": "x", "rotate_bytes": "a lot"}, {"folder": "x", "rotate_records": 0}]
 )
-def test_wrong_options_are_refused(options: dict[str, Any], tmp_path: Path):
+def test_wrong_options_are_refused(options, tmp_path):
     if "folder" in options:
         options = {**options, "folder": str(tmp_path)}
     with pytest.raises(ValueError, match=r"options\."):

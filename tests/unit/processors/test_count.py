@@ -1,7 +1,5 @@
 """ByKey: partial counts."""
 
-from __future__ import annotations
-
 import pytest
 
 from kclrun.testing import replay, run_processor
@@ -12,7 +10,7 @@ EXPECTED = {f"k{k}": Count(len(range(k, 60, 7)), sum(range(k, 60, 7))) for k in 
 
 
 @pytest.mark.parametrize("crash_after", [0, 1, 29, 60])
-def test_a_crash_and_a_replay_change_no_count(crash_after: int):
+def test_a_crash_and_a_replay_change_no_count(crash_after):
     run = replay(ByKey, RECORDS, crash_after=crash_after, batch_max=8, checkpoint="batch")
 
     assert merge(run.rows) == EXPECTED

@@ -1,7 +1,5 @@
 """config/demo.yaml: it loads, and all it names is there."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 
@@ -17,7 +15,7 @@ DEMO = Path(__file__).parents[3] / "config" / "demo.yaml"
 @pytest.mark.parametrize(
     ("environment", "folder"), [({}, "out/flights"), ({"KCLRUN_OUT": "/else"}, "/else")]
 )
-def test_the_demo_loads_and_its_names_exist(environment: dict[str, str], folder: str):
+def test_the_demo_loads_and_its_names_exist(environment, folder):
     settings = load_settings(DEMO, environment=environment, now=WallTime(1_800_000_000.0))
 
     assert settings.output is not None

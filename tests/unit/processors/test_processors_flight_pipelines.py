@@ -1,7 +1,5 @@
 """The flights as a stream, and what the Spark pipelines are measured against: plain Python."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools
@@ -103,7 +101,7 @@ def test_aircraft_never_late_and_flights_without_an_aircraft_have_no_chain():
 
 
 @pytest.mark.parametrize("late_minutes", [-1, "soon"])
-def test_minutes_out_of_range_are_refused_before_anything_is_planned(late_minutes: object):
+def test_minutes_out_of_range_are_refused_before_anything_is_planned(late_minutes):
     with pytest.raises(ValueError):
         late_chains.late_chains(None, {"late_minutes": late_minutes})
 

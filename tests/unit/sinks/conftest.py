@@ -1,7 +1,5 @@
 """A Kinesis stream of the pure model, in a time that only its users move."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

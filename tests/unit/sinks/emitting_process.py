@@ -5,8 +5,6 @@ that tells its place in the file. The file `acknowledged` stands in for the leas
 LAST 0 it runs until it is killed.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import queue

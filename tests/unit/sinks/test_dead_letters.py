@@ -1,7 +1,5 @@
 """Dead letters in a folder: each once, whole, under the name of its record."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -15,7 +13,7 @@ from kclrun.sinks.dead_letters import LetterFolder
 from tests.support.letters import letter
 
 
-def test_a_letter_is_one_line_of_json_in_a_file_named_by_its_record(tmp_path: Path) -> None:
+def test_a_letter_is_one_line_of_json_in_a_file_named_by_its_record(tmp_path):
     kept = letter(11, 4, stream_created_at=5.5, generation=1, token=7, owner_since=8.5)
     LetterFolder(tmp_path).keep(kept)
 
@@ -30,9 +28,7 @@ def test_a_letter_is_one_line_of_json_in_a_file_named_by_its_record(tmp_path: Pa
     }
 
 
-def test_a_letter_is_on_the_disk_with_its_name_before_it_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_letter_is_on_the_disk_with_its_name_before_it_counts(tmp_path, monkeypatch):
     synced: list[str] = []
     real = os.fsync
 
@@ -49,7 +45,7 @@ def test_a_letter_is_on_the_disk_with_its_name_before_it_counts(
     assert synced[2].startswith(".11-0.json.")
 
 
-def test_a_letter_that_cannot_be_kept_is_an_error_that_names_its_file(tmp_path: Path) -> None:
+def test_a_letter_that_cannot_be_kept_is_an_error_that_names_its_file(tmp_path):
     (tmp_path / "orders").write_text("not a folder")
 
     with pytest.raises(SinkError, match=r"cannot keep the dead letter .*/11-0\.json"):
@@ -68,9 +64,7 @@ def test_a_letter_that_cannot_be_kept_is_an_error_that_names_its_file(tmp_path: 
         (msgspec.json.encode(letter(sub=-1)).decode(), "it is not a dead letter"),
     ],
 )
-def test_a_file_that_is_not_a_letter_is_named(
-    tmp_path: Path, content: str | None, words: str
-) -> None:
+def test_a_file_that_is_not_a_letter_is_named(tmp_path, content, words):
     folder = tmp_path / "orders" / "a"
     folder.mkdir(parents=True)
     if content is None:
@@ -82,7 +76,7 @@ def test_a_file_that_is_not_a_letter_is_named(
         list(LetterFolder(tmp_path).kept())
 
 
-def test_a_letter_that_is_being_written_is_not_one_yet(tmp_path: Path) -> None:
+def test_a_letter_that_is_being_written_is_not_one_yet(tmp_path):
     folder = LetterFolder(tmp_path)
     folder.keep(letter())
     (tmp_path / "orders" / "shardId-000000000002" / ".12-0.json.aa.partial").write_text("{")

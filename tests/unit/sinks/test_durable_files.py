@@ -1,8 +1,6 @@
 """Files that survive a crash at any instruction: the order of the system calls, and what they leave
 behind when one of them fails. The lock of a file: who gets it, and who does not keep it."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -72,7 +70,7 @@ class Disk:
 
 @pytest.mark.parametrize(("bytes_max", "calls"), [(3, 4), (5, 2), (9, 2), (10, 1)])
 def test_a_write_that_the_kernel_takes_in_pieces_arrives_whole_at_its_offset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_max: int, calls: int
+    tmp_path, monkeypatch, bytes_max, calls
 ):
     path = tmp_path / "data"
     path.write_bytes(b"begin+end")
@@ -87,7 +85,7 @@ def test_a_write_that_the_kernel_takes_in_pieces_arrives_whole_at_its_offset(
 
 @writers
 def test_a_file_is_whole_on_disk_before_it_has_its_name_and_then_the_folder_is_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None]
+    tmp_path, monkeypatch, write
 ):
     path = tmp_path / "file"
     path.write_text("the one before")
@@ -114,7 +112,7 @@ def test_a_file_is_whole_on_disk_before_it_has_its_name_and_then_the_folder_is_s
 @writers
 @pytest.mark.parametrize("failing", range(1, len(CALLS) + 1))
 def test_whatever_call_fails_the_old_content_or_the_new_is_there_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path], None], failing: int
+    tmp_path, monkeypatch, write, failing
 ):
     path = tmp_path / "file"
     path.write_text("the one before")
@@ -132,7 +130,7 @@ def test_whatever_call_fails_the_old_content_or_the_new_is_there_whole(
 
 
 def test_a_report_makes_its_folders_and_leaves_nothing_beside_it_where_it_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     """S13: under a name that is another each time: a link there could not have been prepared."""
     with monkeypatch.context() as patch:
@@ -171,7 +169,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(durable_files, "time", clock)
     return clock
@@ -179,7 +177,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize(("wait_s", "sleeps"), [(0.0, 0), (0.01, 1), (0.99, 50)])
 def test_a_lock_is_tried_fifty_times_a_second_until_the_wait_is_over(
-    tmp_path: Path, clock: Clock, wait_s: float, sleeps: int
+    tmp_path, clock, wait_s, sleeps
 ):
     path = tmp_path / "data"
     holder = open_locked(path, 0.0)
@@ -197,7 +195,7 @@ def test_a_lock_is_tried_fifty_times_a_second_until_the_wait_is_over(
 
 @pytest.mark.parametrize("in_its_place", [True, False], ids=["another file", "no file"])
 def test_a_file_that_left_its_place_while_it_was_being_locked_is_not_the_one_that_is_opened(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, in_its_place: bool
+    tmp_path, clock, monkeypatch, in_its_place
 ):
     path = tmp_path / "data"
     path.write_text("old")
@@ -220,9 +218,7 @@ def test_a_file_that_left_its_place_while_it_was_being_locked_is_not_the_one_tha
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks"), KeyboardInterrupt()])
-def test_a_lock_that_cannot_be_tried_leaves_no_descriptor_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-):
+def test_a_lock_that_cannot_be_tried_leaves_no_descriptor_open(tmp_path, monkeypatch, error):
 
     def failing(*_: object) -> None:
         raise error
@@ -246,9 +242,7 @@ def in_a_child(claim: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_child_has_in_place_of_the_locked_file_one_that_accepts_no_bytes_and_only_there(
-    tmp_path: Path,
-):
+def test_a_child_has_in_place_of_the_locked_file_one_that_accepts_no_bytes_and_only_there(tmp_path):
     locked = open_locked(tmp_path / "data", 0.0)
 
     def takes_no_bytes() -> bool:

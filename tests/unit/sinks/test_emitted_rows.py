@@ -1,7 +1,5 @@
 """EmittedRows: what a crash, a retry, a full disk and a second process leave in the file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -58,20 +56,25 @@ def crash(rows: EmittedRows) -> None:
     rows._broken = "crashed"
 
 
-def test_rows_whose_checkpoint_was_acknowledged_survive_a_crash_and_no_others(tmp_path: Path):
+def numbers_after_a_crash(rows: EmittedRows, acknowledged: ExtendedSequenceNumber) -> list[int]:
+    """What the next process finds that begins at the acknowledged checkpoint."""
+    crash(rows)
+    with EmittedRows.open(rows.path.parent, SHARD, acknowledged):
+        return numbers_in(rows.path.parent)
+
+
+def test_rows_whose_checkpoint_was_acknowledged_survive_a_crash_and_no_others(tmp_path):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     batch(rows, 1, 2, 3)
     rows.make_durable(at(3))  # acknowledged
     batch(rows, 4, 5)
     rows.make_durable(at(5))  # never acknowledged
     batch(rows, 6)
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(3)):
-        assert numbers_in(tmp_path) == [1, 2, 3]
+    assert numbers_after_a_crash(rows, at(3)) == [1, 2, 3]
 
 
-def test_a_crash_before_the_first_checkpoint_takes_everything_back(tmp_path: Path):
+def test_a_crash_before_the_first_checkpoint_takes_everything_back(tmp_path):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     batch(rows, 1, 2)
     rows.make_durable(at(2))
@@ -83,7 +86,7 @@ def test_a_crash_before_the_first_checkpoint_takes_everything_back(tmp_path: Pat
     assert not list(tmp_path.glob("*.old-*"))
 
 
-def test_at_shard_end_all_that_was_made_durable_stays(tmp_path: Path):
+def test_at_shard_end_all_that_was_made_durable_stays(tmp_path):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         for number in (1, 2):
             batch(rows, number)
@@ -98,19 +101,17 @@ def test_at_shard_end_all_that_was_made_durable_stays(tmp_path: Path):
     assert numbers_in(tmp_path) == [1, 2, 3]
 
 
-def test_a_checkpoint_of_finished_batches_does_not_cover_the_running_one(tmp_path: Path):
+def test_a_checkpoint_of_finished_batches_does_not_cover_the_running_one(tmp_path):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     batch(rows, 1, 2)
     rows.begin_batch()
     rows.emit({"n": 3})
     rows.make_durable(at(2))  # the lease thread, by the clock
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(2)):
-        assert numbers_in(tmp_path) == [1, 2]
+    assert numbers_after_a_crash(rows, at(2)) == [1, 2]
 
 
-def test_a_users_checkpoint_covers_what_was_emitted_until_the_call(tmp_path: Path):
+def test_a_users_checkpoint_covers_what_was_emitted_until_the_call(tmp_path):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     rows.begin_batch()
     for number in (1, 2, 3):
@@ -118,13 +119,11 @@ def test_a_users_checkpoint_covers_what_was_emitted_until_the_call(tmp_path: Pat
     rows.cover(at(2))
     rows.make_durable(at(2))
     rows.emit({"n": 4})
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(2)):
-        assert numbers_in(tmp_path) == [1, 2, 3]
+    assert numbers_after_a_crash(rows, at(2)) == [1, 2, 3]
 
 
-def test_a_failed_batch_is_taken_back_even_when_it_was_written_already(tmp_path: Path):
+def test_a_failed_batch_is_taken_back_even_when_it_was_written_already(tmp_path):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         batch(rows, 1)
         rows.begin_batch()
@@ -139,7 +138,7 @@ def test_a_failed_batch_is_taken_back_even_when_it_was_written_already(tmp_path:
     assert numbers_in(tmp_path) == [1, 2, 3]
 
 
-def test_taking_back_leaves_what_the_acknowledged_checkpoint_covers(tmp_path: Path):
+def test_taking_back_leaves_what_the_acknowledged_checkpoint_covers(tmp_path):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         rows.begin_batch()
         rows.emit({"n": 1})
@@ -158,36 +157,30 @@ def test_taking_back_leaves_what_the_acknowledged_checkpoint_covers(tmp_path: Pa
     assert numbers_in(tmp_path) == [1]
 
 
-def test_a_checkpoint_of_an_earlier_batch_covers_all_of_it_though_later_ones_have_ended(
-    tmp_path: Path,
-):
+def test_a_checkpoint_of_an_earlier_batch_covers_all_of_it_though_later_ones_have_ended(tmp_path):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     for number in (1, 2, 3):
         batch(rows, number)
         if number < 3:
             rows.make_durable(at(1))
     rows.make_durable(at(2))
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(2)):
-        assert numbers_in(tmp_path) == [1, 2]
+    assert numbers_after_a_crash(rows, at(2)) == [1, 2]
 
 
-def test_a_checkpoint_after_a_batch_was_taken_back_covers_the_batches_before_it(tmp_path: Path):
+def test_a_checkpoint_after_a_batch_was_taken_back_covers_the_batches_before_it(tmp_path):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     batch(rows, 1)
     rows.begin_batch()
     rows.emit({"n": 2})
     rows.take_back_batch()
     rows.make_durable(at(1))
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(1)):
-        assert numbers_in(tmp_path) == [1]
+    assert numbers_after_a_crash(rows, at(1)) == [1]
 
 
 def test_a_checkpoint_at_the_end_of_the_batch_before_keeps_that_batch_when_its_own_is_taken_back(
-    tmp_path: Path,
+    tmp_path,
 ):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     batch(rows, 1, 2)
@@ -196,13 +189,11 @@ def test_a_checkpoint_at_the_end_of_the_batch_before_keeps_that_batch_when_its_o
     rows.cover(at(2))
     rows.take_back_batch()
     rows.make_durable(at(2))
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(2)):
-        assert numbers_in(tmp_path) == [1, 2]
+    assert numbers_after_a_crash(rows, at(2)) == [1, 2]
 
 
-def test_a_retry_that_emits_less_is_covered_as_it_is_and_not_as_the_first_try_was(tmp_path: Path):
+def test_a_retry_that_emits_less_is_covered_as_it_is_and_not_as_the_first_try_was(tmp_path):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     rows.begin_batch()
     rows.emit({"n": 1, "reason": "longer than what comes"})
@@ -210,15 +201,11 @@ def test_a_retry_that_emits_less_is_covered_as_it_is_and_not_as_the_first_try_wa
     rows.take_back_batch()
     batch(rows, 2)
     rows.make_durable(at(2))
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(2)):
-        assert numbers_in(tmp_path) == [2]
+    assert numbers_after_a_crash(rows, at(2)) == [2]
 
 
-def test_rows_emitted_after_the_checkpoint_of_their_batch_are_kept_by_an_orderly_end(
-    tmp_path: Path,
-):
+def test_rows_emitted_after_the_checkpoint_of_their_batch_are_kept_by_an_orderly_end(tmp_path):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         rows.begin_batch()
         rows.emit({"n": 1})
@@ -231,9 +218,7 @@ def test_rows_emitted_after_the_checkpoint_of_their_batch_are_kept_by_an_orderly
     assert numbers_in(tmp_path) == [1, 2]
 
 
-def test_an_orderly_end_takes_back_what_no_checkpoint_covers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_orderly_end_takes_back_what_no_checkpoint_covers(tmp_path, monkeypatch):
     monkeypatch.setattr(emitted_rows, "BUFFER_BYTES_MAX", 1)  # each row is written at once
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         batch(rows, 1)
@@ -243,9 +228,7 @@ def test_an_orderly_end_takes_back_what_no_checkpoint_covers(
     assert numbers_in(tmp_path) == [1]
 
 
-def test_a_checkpoint_without_new_rows_costs_no_sync(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_checkpoint_without_new_rows_costs_no_sync(tmp_path, monkeypatch):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         batch(rows, 1)
         rows.make_durable(at(1))
@@ -261,9 +244,7 @@ def test_a_checkpoint_without_new_rows_costs_no_sync(
     assert numbers_in(tmp_path) == [1]
 
 
-def test_the_bytes_are_synced_before_the_mark_that_speaks_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_bytes_are_synced_before_the_mark_that_speaks_of_them(tmp_path, monkeypatch):
     steps: list[str] = []
 
     def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -285,7 +266,7 @@ def test_the_bytes_are_synced_before_the_mark_that_speaks_of_them(
 
 
 def test_each_folder_that_is_made_for_the_rows_is_synced_into_the_one_above_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     synced: list[Path] = []
     fsync = os.fsync
@@ -303,7 +284,7 @@ def test_each_folder_that_is_made_for_the_rows_is_synced_into_the_one_above_it(
     ]
 
 
-def test_no_file_of_the_rows_can_be_executed_whatever_was_written_anew(tmp_path: Path):
+def test_no_file_of_the_rows_can_be_executed_whatever_was_written_anew(tmp_path):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     for number in (1, 2):
         batch(rows, number)
@@ -315,9 +296,7 @@ def test_no_file_of_the_rows_can_be_executed_whatever_was_written_anew(tmp_path:
     assert modes == {f"{SHARD}.jsonl": 0, f"{SHARD}.marks": 0}
 
 
-def test_marks_that_are_written_anew_leave_no_descriptor_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_marks_that_are_written_anew_leave_no_descriptor_open(tmp_path, monkeypatch):
     monkeypatch.setattr(marks, "MARKS_MAX", 4)
     monkeypatch.setattr(marks, "MARKS_KEPT", 2)
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
@@ -328,20 +307,18 @@ def test_marks_that_are_written_anew_leave_no_descriptor_open(
         assert len(open_descriptors() - before) <= 1, "the marks' own, and none of each writing"
 
 
-def test_positions_inside_an_aggregate_are_told_apart(tmp_path: Path):
+def test_positions_inside_an_aggregate_are_told_apart(tmp_path):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     for sub in (0, 1):
         rows.begin_batch()
         rows.emit({"n": sub})
         rows.end_batch(at(7, sub))
         rows.make_durable(at(7, sub))
-    crash(rows)
 
-    with EmittedRows.open(tmp_path, SHARD, at(7, 0)):
-        assert numbers_in(tmp_path) == [0]
+    assert numbers_after_a_crash(rows, at(7, 0)) == [0]
 
 
-def test_a_second_process_does_not_get_the_file(tmp_path: Path):
+def test_a_second_process_does_not_get_the_file(tmp_path):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON):
         code = (
             "import sys; from pathlib import Path\n"
@@ -361,7 +338,7 @@ def test_a_second_process_does_not_get_the_file(tmp_path: Path):
     assert "locked by another process" in second.stderr
 
 
-def test_a_child_that_user_code_forks_holds_no_lock_and_writes_nothing(tmp_path: Path):
+def test_a_child_that_user_code_forks_holds_no_lock_and_writes_nothing(tmp_path):
     go, done = os.pipe(), os.pipe()
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     rows.begin_batch()
@@ -390,13 +367,13 @@ def test_a_child_that_user_code_forks_holds_no_lock_and_writes_nothing(tmp_path:
 
 
 @pytest.mark.parametrize("shard_id", ["", "..", "../x", "a/b", "a\n", "x" * 129])
-def test_no_file_is_opened_outside_the_folder(tmp_path: Path, shard_id: str):
+def test_no_file_is_opened_outside_the_folder(tmp_path, shard_id):
     with pytest.raises(SinkError, match="not a shard id"):
         EmittedRows.open(tmp_path / "in", shard_id, TRIM_HORIZON)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rows_are_refused_outside_a_batch(tmp_path: Path):
+def test_rows_are_refused_outside_a_batch(tmp_path):
     with (
         EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows,
         pytest.raises(SinkError, match="while they run"),
@@ -404,7 +381,7 @@ def test_rows_are_refused_outside_a_batch(tmp_path: Path):
         rows.emit({})
 
 
-def test_a_batch_inside_a_batch_is_our_bug(tmp_path: Path):
+def test_a_batch_inside_a_batch_is_our_bug(tmp_path):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         rows.begin_batch()
         with pytest.raises(InvariantViolation):
@@ -425,7 +402,7 @@ def test_dates_and_decimals_are_rows():
         ({("a", "b"): 1}, "row: Only dicts with"),
     ],
 )
-def test_a_row_that_json_cannot_hold_is_refused_with_the_name_of_the_value(row: Any, words: str):
+def test_a_row_that_json_cannot_hold_is_refused_with_the_name_of_the_value(row, words):
     with pytest.raises(TypeError) as caught:
         encode_row(row)
 
@@ -435,14 +412,14 @@ def test_a_row_that_json_cannot_hold_is_refused_with_the_name_of_the_value(row: 
 @pytest.mark.parametrize(
     "row", [{"n": ["canary", object()]}, {"n": "canary\ud800"}, ["canary"], "canary"]
 )
-def test_what_json_cannot_hold_is_a_type_error_that_shows_no_value(row: Any):
+def test_what_json_cannot_hold_is_a_type_error_that_shows_no_value(row):
     with pytest.raises(TypeError) as refused:
         encode_row(row)
     assert "canary" not in str(refused.value)
     assert "ud800" not in str(refused.value)
 
 
-def test_a_row_that_is_too_large_leaves_no_byte_behind(tmp_path: Path):
+def test_a_row_that_is_too_large_leaves_no_byte_behind(tmp_path):
     largest = "x" * (ROW_BYTES_MAX - len(b'{"n":""}\n'))
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         rows.begin_batch()
@@ -453,7 +430,7 @@ def test_a_row_that_is_too_large_leaves_no_byte_behind(tmp_path: Path):
         assert rows.length == 16 * 2**20
 
 
-def test_rows_are_written_a_mebibyte_at_a_time(tmp_path: Path):
+def test_rows_are_written_a_mebibyte_at_a_time(tmp_path):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         rows.begin_batch()
         rows.emit({"n": "x" * (2**20 - len(b'{"n":""}\n') - len(b"{}\n") - 1)})
@@ -469,7 +446,7 @@ def test_rows_are_written_a_mebibyte_at_a_time(tmp_path: Path):
 
 
 def test_a_batch_is_taken_back_out_of_what_was_written_together_with_the_batch_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     monkeypatch.setattr(emitted_rows, "BUFFER_BYTES_MAX", 32)  # four rows
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
@@ -485,7 +462,7 @@ def test_a_batch_is_taken_back_out_of_what_was_written_together_with_the_batch_b
     assert numbers_in(tmp_path) == [1, 2, 3, 8]
 
 
-def test_what_a_durable_checkpoint_covers_needs_no_note_any_more(tmp_path: Path):
+def test_what_a_durable_checkpoint_covers_needs_no_note_any_more(tmp_path):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         for number in range(1, 20):
             batch(rows, number)
@@ -495,9 +472,7 @@ def test_what_a_durable_checkpoint_covers_needs_no_note_any_more(tmp_path: Path)
 
 
 @pytest.mark.parametrize("end", ["closed", "unknown until it is opened again"])
-def test_at_its_end_it_takes_nothing_and_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
-):
+def test_at_its_end_it_takes_nothing_and_changes_nothing(tmp_path, monkeypatch, end):
     rows = EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON)
     batch(rows, 1)
     rows.make_durable(at(1))
@@ -527,9 +502,7 @@ def test_at_its_end_it_takes_nothing_and_changes_nothing(
         assert numbers_in(tmp_path) == [1]
 
 
-def test_a_start_on_a_full_disk_fails_before_the_first_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_start_on_a_full_disk_fails_before_the_first_record(tmp_path, monkeypatch):
     """Else records would be processed, again and again, of which no row can be kept."""
     EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON).close()
     before = {path.name for path in tmp_path.iterdir()}
@@ -547,7 +520,7 @@ def test_a_start_on_a_full_disk_fails_before_the_first_record(
     EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON, lock_wait_s=0.0).close()
 
 
-def test_a_full_disk_can_be_waited_for(tmp_path: Path):
+def test_a_full_disk_can_be_waited_for(tmp_path):
     """A real limit of the kernel: files above 1.5 MiB are refused in the middle of a write."""
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -572,7 +545,7 @@ def test_a_full_disk_can_be_waited_for(tmp_path: Path):
 
 
 def test_of_a_row_that_failed_half_way_and_that_user_code_does_without_no_byte_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     with EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows:
         batch(rows, 1)
@@ -626,9 +599,7 @@ def life(folder: Path, acknowledged: int, last: int) -> Iterator[int]:
 
 
 @pytest.mark.seconds
-def test_whatever_single_system_call_fails_each_row_is_there_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_whatever_single_system_call_fails_each_row_is_there_once(tmp_path, monkeypatch):
     monkeypatch.setattr(marks, "MARKS_MAX", 4)  # so that the rewrite of the marks is among them
     monkeypatch.setattr(marks, "MARKS_KEPT", 2)
     failed = 0

@@ -1,7 +1,5 @@
 """A process that emits is killed again and again: the file must tell the truth every time."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
@@ -53,7 +51,7 @@ def await_a_checkpoint(acknowledged: Path, after: int) -> None:
 
 
 @pytest.mark.slow
-def test_no_row_is_lost_or_doubled_however_often_the_process_is_killed(tmp_path: Path):
+def test_no_row_is_lost_or_doubled_however_often_the_process_is_killed(tmp_path):
     seed = seed_of()
     chance = random.Random(seed)
     acknowledged = tmp_path / "acknowledged"

@@ -73,6 +73,12 @@ def assert_in_order(read, count, *, exactly=True):
         assert set(found.values()) <= {1}
 
 
+@pytest.fixture
+def stream(virtual_stream):
+    """One shard, without the limits of the service."""
+    return virtual_stream(1, limits=False)
+
+
 @pytest.mark.seconds
 @pytest.mark.parametrize("aggregates", [False, True])
 def test_a_hot_shard_loses_nothing_and_each_key_keeps_its_order(virtual_stream, aggregates):
@@ -122,8 +128,7 @@ def test_flush_returns_only_when_everything_is_in_the_stream(virtual_stream):
     sending.flush()  # again: there is nothing to do
 
 
-def test_nothing_is_held_longer_than_it_may_linger(virtual_stream):
-    stream = virtual_stream(1, limits=False)
+def test_nothing_is_held_longer_than_it_may_linger(stream):
     putter = Faulty(stream, lambda stream, entries: stream.put(entries))
     sending = producer(stream, putter)
     sending.add(PutEntry(b"0", "a"))
@@ -138,8 +143,7 @@ def test_nothing_is_held_longer_than_it_may_linger(virtual_stream):
     assert len(records_of(stream.read())) == 3
 
 
-def test_a_full_buffer_holds_add_until_there_is_room(virtual_stream):
-    stream = virtual_stream(1, limits=False)
+def test_a_full_buffer_holds_add_until_there_is_room(stream):
     held = []
 
     def count(stream, entries):
@@ -178,9 +182,7 @@ def test_a_request_of_unknown_fate_is_sent_again_before_anything_later(virtual_s
 
 
 @pytest.mark.parametrize("leaf", [Throttled, Unavailable, OutcomeUnknown])
-def test_it_raises_when_the_service_is_away_for_too_long_and_goes_on_raising(virtual_stream, leaf):
-    stream = virtual_stream(1, limits=False)
-
+def test_it_raises_when_the_service_is_away_for_too_long_and_goes_on_raising(stream, leaf):
     def refuse(stream, entries):
         stream.wait(0.02)
         raise leaf("away", operation="PutRecords", code="Away")
@@ -223,9 +225,7 @@ def test_outages_shorter_than_the_budget_lose_nothing(virtual_stream):
 
 
 @pytest.mark.parametrize("leaf", [AccessDenied, NotFound])
-def test_what_does_not_mend_itself_is_raised_at_once(virtual_stream, leaf):
-    stream = virtual_stream(1, limits=False)
-
+def test_what_does_not_mend_itself_is_raised_at_once(stream, leaf):
     def refuse(stream, entries):
         raise leaf("no", operation="PutRecords")
 
@@ -238,8 +238,7 @@ def test_what_does_not_mend_itself_is_raised_at_once(virtual_stream, leaf):
     assert putter.requests == 1
 
 
-def test_an_impossible_record_is_refused_and_the_others_go_on(virtual_stream):
-    stream = virtual_stream(1, limits=False)
+def test_an_impossible_record_is_refused_and_the_others_go_on(stream):
     sending = producer(stream)
     sending.add(PutEntry(b"0", "a"))
     with pytest.raises(LimitExceeded):
@@ -278,9 +277,7 @@ def test_a_split_while_sending_keeps_the_order_with_a_stale_map_too(
         assert FIRST not in sending.metrics().shards
 
 
-def test_a_listing_that_fails_does_no_harm(virtual_stream):
-    stream = virtual_stream(1, limits=False)
-
+def test_a_listing_that_fails_does_no_harm(stream):
     def relist():
         raise Throttled("not now", operation="ListShards")
 
@@ -319,9 +316,7 @@ def test_a_later_producer_of_the_process_starts_as_slow_as_the_earlier_one_ended
     assert sent[0] == (resume_at, reported.batch_records)
 
 
-def test_an_interrupt_ends_the_producer_and_does_not_hang_it(virtual_stream):
-    stream = virtual_stream(1, limits=False)
-
+def test_an_interrupt_ends_the_producer_and_does_not_hang_it(stream):
     def interrupt(stream, entries):
         raise KeyboardInterrupt
 

@@ -42,7 +42,7 @@ def test_a_line_of_marks_is_a_checksum_a_length_and_a_position():
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
-def test_a_bad_line_is_ignored_at_the_end_of_the_marks_and_damage_elsewhere(bad: bytes):
+def test_a_bad_line_is_ignored_at_the_end_of_the_marks_and_damage_elsewhere(bad):
     for torn in (b"", b"0", bad[:-1], bad):
         assert parse_marks(ONE + TWO + THREE + torn) == (MARKS, len(ONE + TWO + THREE))
     for more in (THREE, b"\n", b"0"):
@@ -50,7 +50,7 @@ def test_a_bad_line_is_ignored_at_the_end_of_the_marks_and_damage_elsewhere(bad:
             parse_marks(ONE + TWO + bad + more)
 
 
-def test_a_file_above_a_mebibyte_is_not_one_of_marks(tmp_path: Path):
+def test_a_file_above_a_mebibyte_is_not_one_of_marks(tmp_path):
     path = tmp_path / "s.marks"
     path.write_bytes(ONE.ljust(2**20, b"x"))
     assert MarksFile(path).marks == MARKS[:1]
@@ -60,7 +60,7 @@ def test_a_file_above_a_mebibyte_is_not_one_of_marks(tmp_path: Path):
         MarksFile(path)
 
 
-def test_the_marks_are_written_anew_with_their_last_256_once_they_are_1024(tmp_path: Path):
+def test_the_marks_are_written_anew_with_their_last_256_once_they_are_1024(tmp_path):
     path = tmp_path / "s.marks"
     marks = [Mark(ExtendedSequenceNumber(str(number)), number) for number in range(1, 1026)]
     path.write_bytes(b"".join(mark.line for mark in marks[:1023]))
@@ -74,7 +74,7 @@ def test_the_marks_are_written_anew_with_their_last_256_once_they_are_1024(tmp_p
     assert MarksFile(path).marks == file.marks == marks[-257:]
 
 
-def test_marks_that_stay_the_same_are_not_written_again_but_a_torn_line_is_cut(tmp_path: Path):
+def test_marks_that_stay_the_same_are_not_written_again_but_a_torn_line_is_cut(tmp_path):
     path = tmp_path / "s.marks"
     path.write_bytes(ONE + TWO)
     inode = path.stat().st_ino
@@ -90,7 +90,7 @@ def test_marks_that_stay_the_same_are_not_written_again_but_a_torn_line_is_cut(t
     assert path.read_bytes() == ONE + TWO + THREE
 
 
-def test_a_mark_added_to_marks_that_were_there_stands_behind_them(tmp_path: Path):
+def test_a_mark_added_to_marks_that_were_there_stands_behind_them(tmp_path):
     path = tmp_path / "s.marks"
     for mark in MARKS:
         file = MarksFile(path)
@@ -125,7 +125,7 @@ def opened(folder: Path, at: ExtendedSequenceNumber) -> tuple[list[Mark], Mark]:
     ],
 )
 def test_rows_are_cut_back_to_the_longest_mark_at_or_below_the_checkpoint_or_set_aside(
-    tmp_path: Path, marked: str, begun: str, kept: int | None
+    tmp_path, marked, begun, kept
 ):
     marks = [
         Mark(ExtendedSequenceNumber(position), int(length))
@@ -148,7 +148,7 @@ def test_rows_are_cut_back_to_the_longest_mark_at_or_below_the_checkpoint_or_set
     assert MarksFile(tmp_path / "s.marks").marks == found
 
 
-def test_the_marks_of_a_file_that_was_moved_away_are_void(tmp_path: Path):
+def test_the_marks_of_a_file_that_was_moved_away_are_void(tmp_path):
     (tmp_path / "s.marks").write_bytes(ONE + TWO)
 
     assert opened(tmp_path, MARKS[2].position) == ([base := Mark(MARKS[2].position, 0)], base)
@@ -162,7 +162,7 @@ def test_the_marks_of_a_file_that_was_moved_away_are_void(tmp_path: Path):
     ],
 )
 def test_rows_that_are_not_those_of_the_marks_are_refused_and_left_as_they_are(
-    tmp_path: Path, rows: bytes, words: str
+    tmp_path, rows, words
 ):
     (tmp_path / "s.jsonl").write_bytes(rows[:10])
     (tmp_path / "s.marks").write_bytes(ONE)
@@ -174,7 +174,7 @@ def test_rows_that_are_not_those_of_the_marks_are_refused_and_left_as_they_are(
 
 
 def test_a_thousand_times_rows_are_set_aside_and_durably_and_then_an_operator_must_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path, monkeypatch
 ):
     (tmp_path / "s.jsonl").write_bytes(b"{}\n")
     for number in range(1, 1000):
@@ -199,9 +199,7 @@ def test_a_thousand_times_rows_are_set_aside_and_durably_and_then_an_operator_mu
     assert (tmp_path / "s.jsonl").read_bytes() == b"{}\n"
 
 
-def test_a_start_proves_room_for_64_kib_and_frees_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_start_proves_room_for_64_kib_and_frees_it(tmp_path, monkeypatch):
     written = []
     pwrite = os.pwrite
 
@@ -226,5 +224,5 @@ def test_a_start_proves_room_for_64_kib_and_frees_it(
         (OSError("odd"), "cannot write f: odd (OSError)"),
     ],
 )
-def test_a_failure_names_the_file_the_attempt_and_the_remedy(error: OSError, words: str):
+def test_a_failure_names_the_file_the_attempt_and_the_remedy(error, words):
     assert str(failure(Path("f"), "write", error)) == words

@@ -59,6 +59,11 @@ def numbers(request):
     return [int(record.data) for record in open_aggregates(records)]
 
 
+@pytest.fixture
+def core():
+    return pending()
+
+
 def test_a_producer_that_has_sent_nothing_tells_of_no_pause_and_no_recovery():
     reported = pending().metrics(0.0)
 
@@ -69,8 +74,7 @@ def test_a_producer_that_has_sent_nothing_tells_of_no_pause_and_no_recovery():
     )
 
 
-def test_a_request_waits_until_it_is_full_or_has_lingered():
-    core = pending()
+def test_a_request_waits_until_it_is_full_or_has_lingered(core):
     for number in range(499):
         core.add(entry(number, f"key{number}"))
 
@@ -79,8 +83,7 @@ def test_a_request_waits_until_it_is_full_or_has_lingered():
     assert len(core.take(now=0.1).entries) == 499
 
 
-def test_a_full_request_goes_at_once():
-    core = pending()
+def test_a_full_request_goes_at_once(core):
     for number in range(600):
         core.add(entry(number, f"key{number}"))
 
@@ -89,8 +92,7 @@ def test_a_full_request_goes_at_once():
     assert len(core.take(now=0.0, hurried=True).entries) == 100
 
 
-def test_a_request_holds_one_record_of_a_key_and_the_next_waits_for_its_answer():
-    core = pending()
+def test_a_request_holds_one_record_of_a_key_and_the_next_waits_for_its_answer(core):
     for number in range(3):
         core.add(entry(number, "a"))
         core.add(entry(number, "b"))
@@ -105,8 +107,7 @@ def test_a_request_holds_one_record_of_a_key_and_the_next_waits_for_its_answer()
     assert sorted(numbers(second)) == [1, 1]
 
 
-def test_a_refused_record_holds_back_its_key_and_nothing_else():
-    core = pending()
+def test_a_refused_record_holds_back_its_key_and_nothing_else(core):
     for number in range(2):
         core.add(low(number, "refused"))
         core.add(high(number, "taken"))
@@ -224,8 +225,7 @@ def test_a_request_is_filled_to_the_last_byte(more, requests):
     assert taken_now == requests
 
 
-def test_a_slowed_shard_whose_only_request_failed_is_sent_it_again():
-    core = pending()
+def test_a_slowed_shard_whose_only_request_failed_is_sent_it_again(core):
     core.add(low(0))
     core.settle(request := core.take(now=0.0, hurried=True), refused(request), now=0.0)
     now = 0.0
@@ -238,8 +238,7 @@ def test_a_slowed_shard_whose_only_request_failed_is_sent_it_again():
 
 
 @pytest.mark.parametrize("order", [(low, high), (high, low)])
-def test_a_request_with_records_of_a_slowed_shard_is_not_sent_at_full_speed(order):
-    core = pending()
+def test_a_request_with_records_of_a_slowed_shard_is_not_sent_at_full_speed(core, order):
     core.add(low(0))
     core.settle(request := core.take(now=0.0, hurried=True), refused(request), now=0.0)
     assert request.is_full_speed
@@ -252,8 +251,7 @@ def test_a_request_with_records_of_a_slowed_shard_is_not_sent_at_full_speed(orde
     assert not together.is_full_speed
 
 
-def test_a_refusing_shard_slows_down_by_itself():
-    core = pending()
+def test_a_refusing_shard_slows_down_by_itself(core):
     for number in range(300):
         core.add(low(number, f"low{number}"))
     request = core.take(now=0.0, hurried=True)
@@ -275,8 +273,7 @@ def test_a_refusing_shard_slows_down_by_itself():
     assert (metrics.shards[HIGH].batch_records, metrics.shards[HIGH].pause_s) == (500, 0.0)
 
 
-def test_a_slowed_shard_has_one_request_under_way_whatever_the_others_do():
-    core = pending()
+def test_a_slowed_shard_has_one_request_under_way_whatever_the_others_do(core):
     for number in range(100):
         core.add(low(number, f"low{number}"))
         core.add(high(number, f"high{number}"))
@@ -303,8 +300,7 @@ def test_a_slowed_shard_has_one_request_under_way_whatever_the_others_do():
     assert no_low_yet is None or {shard_of(put) for put in no_low_yet.entries} == {HIGH}
 
 
-def test_a_shard_left_alone_for_long_is_sent_full_batches_again():
-    core = pending()
+def test_a_shard_left_alone_for_long_is_sent_full_batches_again(core):
     core.add(low(0))
     request = core.take(now=0.0, hurried=True)
     core.settle(request, refused(request), now=0.0)
@@ -357,8 +353,7 @@ def test_a_listing_without_the_lowest_range_does_no_harm():
         (2000, 0, (500, 0)),
     ],
 )
-def test_every_shard_gets_its_share_of_a_request(lows, highs, sent):
-    core = pending()
+def test_every_shard_gets_its_share_of_a_request(core, lows, highs, sent):
     for number in range(lows):
         core.add(low(number, f"low{number}"))
     for number in range(highs):
@@ -369,8 +364,7 @@ def test_every_shard_gets_its_share_of_a_request(lows, highs, sent):
     assert (shards.count(LOW), shards.count(HIGH)) == sent
 
 
-def test_a_key_that_is_under_way_makes_no_request_due_however_it_grows():
-    core = pending()
+def test_a_key_that_is_under_way_makes_no_request_due_however_it_grows(core):
     core.add(low(0))
     request = core.take(now=0.0, hurried=True)
     for number in range(1, 600):
@@ -383,8 +377,7 @@ def test_a_key_that_is_under_way_makes_no_request_due_however_it_grows():
     assert numbers(core.take(now=0.0)) == [1], "599 records wait, more than a request takes"
 
 
-def test_a_request_is_due_with_the_first_shard_whose_pause_ends():
-    core = pending()
+def test_a_request_is_due_with_the_first_shard_whose_pause_ends(core):
     core.add(low(0))
     core.add(high(1))
     request = core.take(now=0.0, hurried=True)
@@ -421,8 +414,7 @@ def test_each_shard_that_pauses_is_woken_at_the_end_of_its_own_pause():
         assert numbers(core.take(now=end + 0.001, hurried=True)) == [number]
 
 
-def test_the_pauses_after_failed_requests_begin_anew_after_an_answer():
-    core = pending()
+def test_the_pauses_after_failed_requests_begin_anew_after_an_answer(core):
     core.add(low(0))
     now, pauses = 0.0, []
     for outcome in ("failed", "failed", "failed", "refused", "failed"):
@@ -437,8 +429,7 @@ def test_the_pauses_after_failed_requests_begin_anew_after_an_answer():
     assert pauses == [0.15, 0.3, 0.6, 0.1, 0.15]
 
 
-def test_a_new_listing_moves_what_waits_and_forgets_the_turns_and_weights_of_the_old_one():
-    core = pending()
+def test_a_new_listing_moves_what_waits_and_forgets_the_turns_and_weights_of_the_old_one(core):
     for number in range(600):
         core.add(low(number, f"low{number}"))
         core.add(high(number, f"high{number}"))
@@ -539,8 +530,7 @@ def test_an_internal_failure_is_sent_again_and_is_unavailable_in_the_end():
         fail_for_ever()
 
 
-def test_a_record_refused_for_good_is_an_error_at_once():
-    core = pending()
+def test_a_record_refused_for_good_is_an_error_at_once(core):
     core.add(low(1))
     request = core.take(now=0.0, hurried=True)
 
@@ -565,8 +555,7 @@ def test_a_request_that_failed_as_a_whole_is_sent_again_in_order_after_a_pause(l
         core.fail(again, leaf("no", operation="PutRecords", code="X"), now=10.0, chance=0.5)
 
 
-def test_each_request_that_failed_as_a_whole_is_counted_once_and_its_records_are_not_refused():
-    core = pending()
+def test_each_request_that_failed_as_a_whole_is_counted_once_and_its_records_are_not_refused(core):
     core.add(low(0))
     core.add(high(1))
     now = 0.0
@@ -582,8 +571,7 @@ def test_each_request_that_failed_as_a_whole_is_counted_once_and_its_records_are
     assert (reported.failed_requests, reported.requests, reported.refused_records) == (3, 1, 1)
 
 
-def test_an_answer_from_an_unknown_shard_makes_the_map_stale_and_a_new_one_moves_what_waits():
-    core = pending()
+def test_an_answer_from_an_unknown_shard_makes_the_map_stale_and_a_new_one_moves_what_waits(core):
     for number in range(2):
         core.add(high(number))
     request = core.take(now=0.0, hurried=True)
@@ -605,8 +593,7 @@ def test_an_answer_from_an_unknown_shard_makes_the_map_stale_and_a_new_one_moves
     assert set(core.metrics(0.0).shards) == {LOW, "shardId-000000000003"}
 
 
-def test_an_answer_that_names_no_shard_says_nothing_about_the_map():
-    core = pending()
+def test_an_answer_that_names_no_shard_says_nothing_about_the_map(core):
     core.add(high(1))
     request = core.take(now=0.0, hurried=True)
 
@@ -633,8 +620,7 @@ def test_a_stream_without_an_open_shard_is_refused():
     ],
     ids=["empty key", "long key", "no UTF-8", "negative hash", "hash above", "too large"],
 )
-def test_an_impossible_record_is_refused_and_not_held(impossible):
-    core = pending()
+def test_an_impossible_record_is_refused_and_not_held(core, impossible):
     with pytest.raises(LimitExceeded):
         core.add(impossible)
 
@@ -653,17 +639,15 @@ def test_an_impossible_record_is_refused_and_not_held(impossible):
     ],
     ids=["one character", "256 characters", "lowest hash", "highest hash", "a whole mebibyte"],
 )
-def test_the_largest_and_the_smallest_record_that_the_service_takes_is_accepted(possible):
-    core = pending()
+def test_the_largest_and_the_smallest_record_that_the_service_takes_is_accepted(core, possible):
     core.add(possible)
 
     assert core.take(now=0.0, hurried=True).entries == (possible,)
 
 
 @pytest.mark.parametrize(("size_bytes", "fills"), [(10_485, 500), (20_969, 500), (20_970, 250)])
-def test_a_record_weighs_as_many_records_as_it_takes_the_place_of(size_bytes, fills):
+def test_a_record_weighs_as_many_records_as_it_takes_the_place_of(core, size_bytes, fills):
     """5 MiB are 500 records of 10,485 bytes. A request is due once what waits would fill it."""
-    core = pending()
     for number in range(fills - 1):
         core.add(PutEntry(b"x" * (size_bytes - 5), f"{number:05}"))
     assert core.take(now=0.0) is None

@@ -37,6 +37,12 @@ def hinted(world, position, **more):
     return Hint(iterator=token, iterator_at=world.now, **more)
 
 
+@pytest.fixture
+def world():
+    """A stream of one shard."""
+    return World()
+
+
 # Ends
 
 
@@ -53,8 +59,7 @@ def test_a_range_is_read_from_its_beginning_to_its_end_and_no_further(page_max):
     assert world.numbers(world.range(after(n[3]), before(n[4]))) == []
 
 
-def test_a_range_from_a_time_begins_with_the_first_record_that_arrived_by_then():
-    world = World()
+def test_a_range_from_a_time_begins_with_the_first_record_that_arrived_by_then(world):
     world.put(5, every_s=1)
     at_ms = int(world.now * 1000)
     n = world.put(5, every_s=1)
@@ -105,8 +110,7 @@ def test_neither_empty_pages_nor_zero_lag_nor_time_end_a_range(starts_at, lags_m
     assert f"has given no record for 120 s, still waiting for {n[5]}" in warning
 
 
-def test_a_null_iterator_before_the_bound_is_an_error():
-    world = World()
+def test_a_null_iterator_before_the_bound_is_an_error(world):
     n = world.put(4)
     world.stream.split(world.shard_ids[0], 2**127, world.wall())
     beyond = str(int(n[3]) + 1)
@@ -199,8 +203,7 @@ def test_a_record_that_is_still_to_be_read_is_lost_whenever_the_tip_was_seen():
         world.read(world.range(after(n[4], 2), after(n[8]), as_of_ms=tip_ms))
 
 
-def test_the_retention_is_asked_for_only_where_a_record_is_gone():
-    world = World()
+def test_the_retention_is_asked_for_only_where_a_record_is_gone(world):
     n = world.put(5)
 
     world.read(world.range(after(n[0]), after(n[3]), as_of_ms=int(world.now * 1000)))
@@ -229,8 +232,7 @@ def test_where_the_bound_is_gone_too_a_tolerant_reader_ends_before_the_first_rec
         world.read(world.range(TRIM_HORIZON, after(n[3])))
 
 
-def test_a_shard_that_is_trimmed_to_nothing_is_a_loss_and_no_endless_wait(caplog):
-    world = World()
+def test_a_shard_that_is_trimmed_to_nothing_is_a_loss_and_no_endless_wait(world, caplog):
     n = world.put(5)
     world.now += 30 * HOUR_S
     began = world.now
@@ -245,9 +247,8 @@ def test_a_shard_that_is_trimmed_to_nothing_is_a_loss_and_no_endless_wait(caplog
 
 @pytest.mark.parametrize("begin", [TRIM_HORIZON, at_timestamp(1_700_000_000_000)])
 def test_a_range_from_the_horizon_or_a_time_does_not_wait_for_ever_for_what_was_trimmed(
-    begin, caplog
+    world, begin, caplog
 ):
-    world = World()
     n = world.put(5)
     world.now += 30 * HOUR_S
 
@@ -259,8 +260,7 @@ def test_a_range_from_the_horizon_or_a_time_does_not_wait_for_ever_for_what_was_
 
 
 @pytest.mark.parametrize("count", [0, 5])
-def test_a_shard_that_ends_late_is_waited_for(count):
-    world = World()
+def test_a_shard_that_ends_late_is_waited_for(world, count):
     n = world.put(count)
     parent = world.shard_ids[0]
     closes_at = world.now + 600
@@ -275,8 +275,7 @@ def test_a_shard_that_ends_late_is_waited_for(count):
     assert world.now >= closes_at
 
 
-def test_a_shard_that_the_stream_has_forgotten_is_a_loss(caplog):
-    world = World()
+def test_a_shard_that_the_stream_has_forgotten_is_a_loss(world, caplog):
     n = world.put(5)
     parent = world.shard_ids[0]
     world.stream.split(parent, 2**127, world.wall())
@@ -300,8 +299,7 @@ def test_a_start_at_the_horizon_only_warns_when_the_horizon_has_moved(caplog):
     assert len(warnings_in(caplog)) == 1
 
 
-def test_a_closed_shard_of_which_nothing_is_left_ends_without_waiting():
-    world = World()
+def test_a_closed_shard_of_which_nothing_is_left_ends_without_waiting(world):
     n = world.put(5)
     parent = world.shard_ids[0]
     world.now += 23 * HOUR_S
@@ -347,8 +345,7 @@ def test_only_the_first_range_of_a_start_at_the_horizon_begins_there():
     assert begins == {"a": True, "b": False, "child": False}
 
 
-def test_a_closed_shard_that_is_trimmed_in_part_is_a_loss_too():
-    world = World()
+def test_a_closed_shard_that_is_trimmed_in_part_is_a_loss_too(world):
     n = world.put(5)
     parent = world.shard_ids[0]
     world.now += 23 * HOUR_S
@@ -359,8 +356,7 @@ def test_a_closed_shard_that_is_trimmed_in_part_is_a_loss_too():
         world.read(world.range(after(n[0]), SHARD_END, shard=parent))
 
 
-def test_losses_name_no_key_and_no_payload(caplog):
-    world = World()
+def test_losses_name_no_key_and_no_payload(world, caplog):
     n = world.put(3, data=b"SECRETPAYLOAD")
     world.now += 30 * HOUR_S
     world.put(1)
@@ -378,8 +374,7 @@ def test_losses_name_no_key_and_no_payload(caplog):
 
 
 @pytest.mark.parametrize("where", [after, before])
-def test_a_fresh_token_of_the_driver_is_read_at_once(where):
-    world = World()
+def test_a_fresh_token_of_the_driver_is_read_at_once(world, where):
     n = world.put(9)
     begin = where(n[2])
 
@@ -389,8 +384,7 @@ def test_a_fresh_token_of_the_driver_is_read_at_once(where):
     assert world.calls == ["fetch"]
 
 
-def test_a_token_that_expired_on_the_way_or_is_garbage_costs_only_a_call():
-    world = World()
+def test_a_token_that_expired_on_the_way_or_is_garbage_costs_only_a_call(world):
     n = world.put(9)
     for hint in (
         Hint(iterator=hinted(world, after(n[2])).iterator, iterator_at=world.now + 400),
@@ -405,10 +399,9 @@ def test_a_token_that_expired_on_the_way_or_is_garbage_costs_only_a_call():
 
 @pytest.mark.parametrize("begin_at", [after, before])
 @pytest.mark.parametrize("stands_at", [0, 1, 3, 5, 8])
-def test_a_token_that_stands_elsewhere_changes_no_row(begin_at, stands_at):
+def test_a_token_that_stands_elsewhere_changes_no_row(world, begin_at, stands_at):
     # A token a few records too far within the range is the one thing that cannot be told: the
     # driver's own rule is to hand over only the token it holds at the very position.
-    world = World()
     n = world.put(9)
     begin = begin_at(n[3])
     wrong = hinted(world, after(n[stands_at]))
@@ -418,8 +411,7 @@ def test_a_token_that_stands_elsewhere_changes_no_row(begin_at, stands_at):
     assert found == (n[4:6] if begin_at is after else n[3:6])
 
 
-def test_rows_of_the_driver_need_no_request():
-    world = World()
+def test_rows_of_the_driver_need_no_request(world):
     n = world.put(5)
     rows = tuple(world.read(world.range(after(n[0]), after(n[3]))))
     world.calls.clear()
@@ -431,8 +423,7 @@ def test_rows_of_the_driver_need_no_request():
     assert world.calls == []
 
 
-def test_an_expectation_that_was_too_low_is_exceeded_in_steps_and_then_given_up():
-    world = World()
+def test_an_expectation_that_was_too_low_is_exceeded_in_steps_and_then_given_up(world):
     n = world.put(2_000)
     last = 1_600
 
@@ -449,8 +440,7 @@ def aggregate(*payloads):
     return build_aggregate([("key", payload, None) for payload in payloads])
 
 
-def test_aggregates_are_opened_and_begin_inside_one_is_respected():
-    world = World()
+def test_aggregates_are_opened_and_begin_inside_one_is_respected(world):
     [first] = world.put(data=aggregate(b"a", b"b", b"c"))
     [second] = world.put(data=b"plain")
     [third] = world.put(data=aggregate(b"d", b"e"))
@@ -471,8 +461,7 @@ def test_aggregates_are_opened_and_begin_inside_one_is_respected():
         assert closed == [*left, aggregate(b"d", b"e")]
 
 
-def test_a_page_of_large_aggregates_is_opened_in_pieces():
-    world = World()
+def test_a_page_of_large_aggregates_is_opened_in_pieces(world):
     [first, *_, last] = world.put(6, data=aggregate(*[b"x" * 900_000]))
 
     found = list(world.pages(world.range(before(first), after(last))))
@@ -628,8 +617,7 @@ def test_throttling_by_the_service_is_waited_out():
     assert world.calls.count("fetch") > 20
 
 
-def test_an_outage_is_waited_out_without_end_and_said_once(caplog):
-    world = World()
+def test_an_outage_is_waited_out_without_end_and_said_once(world, caplog):
     n = world.put(10)
     up_at = world.now + 2 * HOUR_S
 
@@ -666,8 +654,7 @@ def test_an_outage_of_half_a_minute_is_said_each_time(outage_s, said, caplog):
     assert len(warnings_in(caplog)) == said
 
 
-def test_pauses_between_attempts_grow_to_their_bound():
-    world = World()
+def test_pauses_between_attempts_grow_to_their_bound(world):
     n = world.put(2)
     times = []
 
@@ -684,8 +671,7 @@ def test_pauses_between_attempts_grow_to_their_bound():
     assert pauses[-1] == pytest.approx(2.0 * 0.75)
 
 
-def test_attempts_can_be_bounded():
-    world = World()
+def test_attempts_can_be_bounded(world):
     n = world.put(2)
 
     def outage(call):
@@ -698,8 +684,7 @@ def test_attempts_can_be_bounded():
     assert world.calls == ["AT_SEQUENCE_NUMBER"] * 3
 
 
-def test_iterators_that_always_expire_are_bounded_too():
-    world = World()
+def test_iterators_that_always_expire_are_bounded_too(world):
     n = world.put(2)
 
     def broken(call):
@@ -713,8 +698,7 @@ def test_iterators_that_always_expire_are_bounded_too():
     assert world.calls.count("fetch") == 4
 
 
-def test_what_no_attempt_would_mend_is_raised_at_once_and_says_what_may():
-    world = World()
+def test_what_no_attempt_would_mend_is_raised_at_once_and_says_what_may(world):
     n = world.put(2)
 
     def denied(call):

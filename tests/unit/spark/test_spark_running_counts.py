@@ -45,7 +45,7 @@ def progress(
     } | more
 
 
-def test_a_first_batch_begins_where_its_end_offset_says() -> None:
+def test_a_first_batch_begins_where_its_end_offset_says():
     batch = read_progress(
         progress(
             0,
@@ -61,7 +61,7 @@ def test_a_first_batch_begins_where_its_end_offset_says() -> None:
     assert batch.bounds == {A: after("5"), B: after("9")}
 
 
-def test_a_shard_that_stood_still_is_no_part_of_the_batch() -> None:
+def test_a_shard_that_stood_still_is_no_part_of_the_batch():
     start, end = offset(a=after("5"), b=after("9")), offset(a=after("6"), b=after("9"))
 
     batch = read_progress(progress(1, start, end, {"records": 0, "bytes": None, "by_shard": []}))
@@ -71,7 +71,7 @@ def test_a_shard_that_stood_still_is_no_part_of_the_batch() -> None:
     assert (batch.records, batch.bytes) == (0, 0)
 
 
-def test_an_idle_trigger_is_no_batch_and_still_tells_the_lag() -> None:
+def test_an_idle_trigger_is_no_batch_and_still_tells_the_lag():
     idle = progress(1, offset(a=after("5")), offset(a=after("5")), durationMs={"latestOffset": 9})
     idle["sources"][1]["latestOffset"] = {"shards": {A: {"lagMs": 12.4}, B: {"lagMs": None}}}
 
@@ -99,7 +99,7 @@ def run_of_three_batches() -> RunCounts:
     return counts
 
 
-def test_the_report_adds_batches_up_by_shard_and_in_all() -> None:
+def test_the_report_adds_batches_up_by_shard_and_in_all():
     report = run_of_three_batches().report(
         application="x", stream="s", owner="o", exit_reason="drained", seconds=3.0
     )
@@ -112,7 +112,7 @@ def test_the_report_adds_batches_up_by_shard_and_in_all() -> None:
     assert (child.records, child.last_position, child.lag_ms) == (4, "7", 1_000)
 
 
-def test_the_picture_shows_living_shards_and_keeps_the_records_of_ended_ones() -> None:
+def test_the_picture_shows_living_shards_and_keeps_the_records_of_ended_ones():
     sample = run_of_three_batches().sample(
         application="x", stream="s", owner="o", is_draining=False, now=Instant(104.0)
     )
@@ -122,7 +122,7 @@ def test_the_picture_shows_living_shards_and_keeps_the_records_of_ended_ones() -
     assert sample.leases[0].records_per_s == 1.0  # four, in the four seconds of the run
 
 
-def test_a_rate_falls_to_nothing_when_nothing_comes() -> None:
+def test_a_rate_falls_to_nothing_when_nothing_comes():
     sample = run_of_three_batches().sample(
         application="x", stream="s", owner="o", is_draining=False, now=Instant(120.0)
     )
@@ -130,7 +130,7 @@ def test_a_rate_falls_to_nothing_when_nothing_comes() -> None:
     assert sample.records_per_s == 0.0
 
 
-def test_before_the_first_batch_a_person_is_told_what_is_waited_for() -> None:
+def test_before_the_first_batch_a_person_is_told_what_is_waited_for():
     place = {"application": "a", "stream": "s", "owner": "o", "is_draining": False}
 
     waiting = RunCounts(Instant(100.0)).sample(**place, now=Instant(101.0))
@@ -153,9 +153,7 @@ def counted(records: int, *, end: Position = SHARD_END, size: int | None = 10) -
 @pytest.mark.parametrize(
     ("now", "rate"), [(101.0, 10.0), (102.0, 5.0), (105.0, 2.0), (106.0, 2.0), (106.1, 0.0)]
 )
-def test_a_rate_is_that_of_the_last_five_seconds_or_of_the_whole_run(
-    now: float, rate: float
-) -> None:
+def test_a_rate_is_that_of_the_last_five_seconds_or_of_the_whole_run(now, rate):
     counts = RunCounts(Instant(100.0))
     counts.add(counted(10, end=after("7")), Instant(101.0))
 
@@ -176,7 +174,7 @@ def test_a_rate_is_that_of_the_last_five_seconds_or_of_the_whole_run(
     assert view.records_per_s == 1_000.0, "a run is at least a millisecond old"
 
 
-def test_a_run_that_nobody_looks_at_keeps_the_batches_of_five_seconds_only() -> None:
+def test_a_run_that_nobody_looks_at_keeps_the_batches_of_five_seconds_only():
     counts = RunCounts(Instant(100.0))
     for second in range(1, 1_000):
         counts.add(counted(10, end=after("7")), Instant(100.0 + second))
@@ -185,7 +183,7 @@ def test_a_run_that_nobody_looks_at_keeps_the_batches_of_five_seconds_only() -> 
     assert len(counts._recent) == 6
 
 
-def test_a_shard_whose_records_were_not_counted_once_has_no_count() -> None:
+def test_a_shard_whose_records_were_not_counted_once_has_no_count():
     counts, end = RunCounts(Instant(100.0)), after("7")
     for records, seconds in ((None, 0.25), (3, 0.5)):
         part = ShardBatch(begin=after("1"), end=end, records=records, processing_s=seconds)
@@ -214,13 +212,11 @@ def test_a_shard_whose_records_were_not_counted_once_has_no_count() -> None:
         (ShardCount(1, 5), ShardCount(2, 3, 0.5), ShardCount(3, 8, 0.5)),
     ],
 )
-def test_what_was_not_counted_adds_nothing(
-    one: ShardCount, other: ShardCount, both: ShardCount
-) -> None:
+def test_what_was_not_counted_adds_nothing(one, other, both):
     assert one.plus(other) == both
 
 
-def test_a_report_has_its_times_to_the_millisecond_and_unknown_counts_as_none() -> None:
+def test_a_report_has_its_times_to_the_millisecond_and_unknown_counts_as_none():
     counts = RunCounts(Instant(100.0))
     for _ in range(3):
         counts.add(counted(2, end=after("7")), Instant(101.0))
@@ -255,14 +251,14 @@ def test_a_report_has_its_times_to_the_millisecond_and_unknown_counts_as_none() 
         (f'{{"shards": {{"{A}": {{"lagMs": 5}}}}}}', {A: 5}),
     ],
 )
-def test_a_lag_is_a_number_of_the_sources_report(reported: Any, lags: dict[str, int]) -> None:
+def test_a_lag_is_a_number_of_the_sources_report(reported, lags):
     sources = [{"latestOffset": {"topic": 1}}, {"latestOffset": reported}]
 
     assert read_lags({"sources": sources}) == lags
     assert read_lags({}) == {}
 
 
-def test_a_batch_counts_what_its_metric_says_and_without_one_the_rows_of_spark() -> None:
+def test_a_batch_counts_what_its_metric_says_and_without_one_the_rows_of_spark():
     start, end = offset(a=after("5"), b=after("5")), offset(a=after("6"), b=after("6"))
     done = read_progress(progress(3, start, end, {"records": None, "bytes": None}))
     assert done is not None

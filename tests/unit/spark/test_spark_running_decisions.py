@@ -33,7 +33,7 @@ def source(more: str, stream: str = "orders") -> SourceSettings:
     return found
 
 
-def test_the_settings_of_the_file_are_those_of_the_source() -> None:
+def test_the_settings_of_the_file_are_those_of_the_source():
     assert source(
         "aws: {region: eu-west-1, role_arn: 'arn:aws:iam::1:role/r', endpoint: 'https://k.x'}\n"
         "fetch: {idle: 500ms}\n"
@@ -65,9 +65,7 @@ def test_the_settings_of_the_file_are_those_of_the_source() -> None:
         ("fetch: {consumer: mine}", None),
     ],
 )
-def test_the_mode_and_the_consumer_of_the_file_are_those_of_the_source(
-    more: str, consumer: str | None
-) -> None:
+def test_the_mode_and_the_consumer_of_the_file_are_those_of_the_source(more, consumer):
     found = source(more)
 
     assert found.consumer == consumer
@@ -82,19 +80,19 @@ def test_the_mode_and_the_consumer_of_the_file_are_those_of_the_source(
         ("spark: {checkpoint: /c, source: {targetBatchDuration: 30}}", "a duration such as 10s"),
     ],
 )
-def test_a_setting_that_the_source_refuses_is_named_as_its_option(more: str, reported: str) -> None:
+def test_a_setting_that_the_source_refuses_is_named_as_its_option(more, reported):
     with pytest.raises(SettingsError, match="the kclrun source cannot be used") as raised:
         source(more)
     assert reported in str(raised.value)
 
 
-def test_one_service_elsewhere_is_where_the_source_goes() -> None:
+def test_one_service_elsewhere_is_where_the_source_goes():
     given = source("aws: {endpoint: 'https://a.x', endpoints: {kinesis: 'https://k.x'}}")
 
     assert given.reached.endpoint_url == "https://k.x"
 
 
-def test_a_start_at_leases_finds_dynamodb_where_the_file_says() -> None:
+def test_a_start_at_leases_finds_dynamodb_where_the_file_says():
     elsewhere = source(
         "start: {leases: shop}\naws: {endpoint: 'https://a.x', endpoints: {dynamodb: 'https://d.x'}}"
     )
@@ -103,7 +101,7 @@ def test_a_start_at_leases_finds_dynamodb_where_the_file_says() -> None:
     assert elsewhere.start.leases == LeasesAt("shop", "https://d.x")
 
 
-def test_an_arn_says_its_region_itself() -> None:
+def test_an_arn_says_its_region_itself():
     arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
     assert source("aws: {region: us-east-1}", arn).reached == Reached(stream=arn)
@@ -117,13 +115,11 @@ def test_an_arn_says_its_region_itself() -> None:
         ("2026-03-01T06:00:00.25Z", StartKind.TIMESTAMP, 1_772_344_800_250),
     ],
 )
-def test_start_says_where_a_query_without_a_checkpoint_begins(
-    start: str, kind: StartKind, timestamp_ms: int
-) -> None:
+def test_start_says_where_a_query_without_a_checkpoint_begins(start, kind, timestamp_ms):
     assert source(f"start: {start}").start == Start(kind, timestamp_ms)
 
 
-def test_options_are_texts_as_spark_reads_them() -> None:
+def test_options_are_texts_as_spark_reads_them():
     assert as_option_texts({"a": True, "b": 3, "c": 0.5, "d": "x"}) == {
         "a": "true",
         "b": "3",
@@ -132,7 +128,7 @@ def test_options_are_texts_as_spark_reads_them() -> None:
     }
 
 
-def test_a_first_signal_lets_the_batch_finish_within_the_grace() -> None:
+def test_a_first_signal_lets_the_batch_finish_within_the_grace():
     plan = StopPlan(grace_s=60.0)
 
     assert plan.press(signal.SIGTERM, Instant(10.0)) is Stage.DRAINING
@@ -141,7 +137,7 @@ def test_a_first_signal_lets_the_batch_finish_within_the_grace() -> None:
     assert plan.is_over(Instant(70.0))
 
 
-def test_a_second_signal_shortens_the_grace_and_never_lengthens_it() -> None:
+def test_a_second_signal_shortens_the_grace_and_never_lengthens_it():
     plan = StopPlan(grace_s=60.0)
     plan.press(signal.SIGINT, Instant(10.0))
 
@@ -151,7 +147,7 @@ def test_a_second_signal_shortens_the_grace_and_never_lengthens_it() -> None:
     assert plan.is_over(Instant(22.0))
 
 
-def test_a_quit_ends_the_patience_at_once_and_for_good() -> None:
+def test_a_quit_ends_the_patience_at_once_and_for_good():
     plan = StopPlan(grace_s=60.0)
 
     assert plan.press(signal.SIGQUIT, Instant(10.0)) is Stage.QUITTING
@@ -160,7 +156,7 @@ def test_a_quit_ends_the_patience_at_once_and_for_good() -> None:
     assert plan.is_over(Instant(10.0))
 
 
-def test_without_a_signal_the_patience_has_no_end() -> None:
+def test_without_a_signal_the_patience_has_no_end():
     assert not StopPlan(grace_s=0.0).is_over(Instant(1e9))
 
 
@@ -178,5 +174,5 @@ def test_without_a_signal_the_patience_has_no_end() -> None:
         ("what the user's UDF printed", "warning"),
     ],
 )
-def test_what_spark_always_says_is_for_debugging(line: str, level: str) -> None:
+def test_what_spark_always_says_is_for_debugging(line, level):
     assert level_of_line(line) == level

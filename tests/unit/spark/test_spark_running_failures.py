@@ -55,16 +55,14 @@ def python_error(said: str) -> str:
         (Throttled("too fast", operation="GetRecords", code="X"), Throttled),
     ],
 )
-def test_an_error_that_is_made_of_other_arguments_comes_back_with_its_message(
-    raised: Exception, kind: type[Exception]
-) -> None:
+def test_an_error_that_is_made_of_other_arguments_comes_back_with_its_message(raised, kind):
     failure = failure_of(python_error(f"kclrun.errors.{type(raised).__name__}: {raised}"))
 
     assert type(failure) is kind
     assert str(failure) == str(raised)
 
 
-def test_an_error_of_ours_comes_back_with_its_whole_message() -> None:
+def test_an_error_of_ours_comes_back_with_its_whole_message():
     failure = failure_of(
         python_error("kclrun.errors.DataLoss: records are gone\n  from a to b\nTo go on: do x")
     )
@@ -85,14 +83,14 @@ def test_an_error_of_ours_comes_back_with_its_whole_message() -> None:
         ("kclrun.errors.NoSuchError: what", ProcessorError, 65),
     ],
 )
-def test_each_failure_has_its_exit_code(said: str, kind: type[Exception], code: int) -> None:
+def test_each_failure_has_its_exit_code(said, kind, code):
     failure = failure_of(python_error(said))
 
     assert type(failure) is kind
     assert exit_codes.exit_code_of(failure) == code
 
 
-def test_user_code_is_reported_with_its_place_and_what_it_raised() -> None:
+def test_user_code_is_reported_with_its_place_and_what_it_raised():
     reported = str(failure_of(python_error("ValueError: no number")))
 
     assert "did not help: ValueError: no number\n" in reported
@@ -100,7 +98,7 @@ def test_user_code_is_reported_with_its_place_and_what_it_raised() -> None:
     assert "Streaming Query" not in reported
 
 
-def test_a_cause_further_down_is_ours_too() -> None:
+def test_a_cause_further_down_is_ours_too():
     text = (
         HEAD + "Job aborted due to stage failure\n\tat org.apache.spark.Scheduler(X.scala:1)\n"
         "Caused by: org.apache.spark.api.python.PythonException: " + TRACE[TRACE.index("Trace") :]
@@ -113,7 +111,7 @@ def test_a_cause_further_down_is_ours_too() -> None:
     assert str(failure) == "gone"
 
 
-def test_a_value_that_does_not_fit_an_expression_is_user_code() -> None:
+def test_a_value_that_does_not_fit_an_expression_is_user_code():
     failure = failure_of(
         HEAD + "[CAST_INVALID_INPUT] The value cannot be cast to INT. SQLSTATE: 22018\n"
         "== SQL (line 1) ==\n SQLSTATE: XXKST\n"
@@ -123,7 +121,7 @@ def test_a_value_that_does_not_fit_an_expression_is_user_code() -> None:
     assert "[CAST_INVALID_INPUT] The value cannot be cast to INT" in str(failure)
 
 
-def test_what_is_left_is_the_engines_and_worth_a_restart() -> None:
+def test_what_is_left_is_the_engines_and_worth_a_restart():
     failure = failure_of(HEAD + "Job 3 cancelled because SparkContext was shut down" + TAIL)
 
     assert type(failure) is EngineFailed
@@ -133,7 +131,7 @@ def test_what_is_left_is_the_engines_and_worth_a_restart() -> None:
     assert exit_codes.exit_code_of(failure) == 75
 
 
-def test_a_message_has_two_thousand_characters_at_most() -> None:
+def test_a_message_has_two_thousand_characters_at_most():
     engine, ours = failure_of("x" * 3_000), failure_of(python_error("ValueError: " + "x" * 3_000))
 
     assert str(engine) == "Spark ended the query: " + "x" * 2_000

@@ -251,7 +251,7 @@ def test_arguments_that_no_processor_can_have_are_refused(monkeypatch, spark, gi
         job_of(monkeypatch, spark, **given)
 
 
-def test_rows_of_several_streams_keep_the_column_and_settings_make_the_same_job(monkeypatch, spark):
+def test_rows_of_several_streams_keep_the_column_and_settings_make_the_same_job(spark):
     registered = []
     spark.register = registered.append
     text = (

@@ -105,6 +105,11 @@ def until(query, start, is_there):
     return start
 
 
+@pytest.fixture
+def world():
+    return World()
+
+
 def test_the_option_takes_names_in_any_order_and_one_checkpoint_comes_of_it():
     one, other = (
         read_source_options({"streamName": text}, Use.STREAM).reached
@@ -117,8 +122,7 @@ def test_the_option_takes_names_in_any_order_and_one_checkpoint_comes_of_it():
     assert Reached(stream="orders").named(FIRST) == ("orders", FIRST)
 
 
-def test_one_batch_reads_both_streams_and_their_offset_stands_under_their_names():
-    world = World()
+def test_one_batch_reads_both_streams_and_their_offset_stands_under_their_names(world):
     numbers = {name: world.put(name) for name in NAMES}
     query = world.query(*NAMES)
 
@@ -131,8 +135,7 @@ def test_one_batch_reads_both_streams_and_their_offset_stands_under_their_names(
     assert logged(end) == end
 
 
-def test_each_part_is_the_offset_that_its_stream_has_alone():
-    world = World()
+def test_each_part_is_the_offset_that_its_stream_has_alone(world):
     world.put("orders")
     query = world.query("orders")
     alone = news(query, query.initial_offset())
@@ -154,8 +157,7 @@ def test_offsets_of_many_shards_are_packed_stream_by_stream():
     assert json.dumps(encode_offset(logged(initial))) == json.dumps(plain)
 
 
-def test_shards_of_the_same_id_split_on_their_own_and_parents_come_first():
-    world = World()
+def test_shards_of_the_same_id_split_on_their_own_and_parents_come_first(world):
     world.put("orders")
     world.split("orders")
     world.put("orders", 1)
@@ -169,8 +171,7 @@ def test_shards_of_the_same_id_split_on_their_own_and_parents_come_first():
     assert end.shards[R0] != SHARD_END
 
 
-def test_a_limit_is_one_of_all_streams():
-    world = World()
+def test_a_limit_is_one_of_all_streams(world):
     numbers = {O0: [], R0: []}
     for _ in range(300):
         for name in NAMES:
@@ -193,8 +194,7 @@ def test_a_limit_is_one_of_all_streams():
 
 
 @pytest.mark.parametrize("start", [StartKind.EARLIEST, StartKind.LATEST])
-def test_a_stream_is_added_to_the_checkpoint_of_one_by_a_batch_without_rows(start):
-    world = World()
+def test_a_stream_is_added_to_the_checkpoint_of_one_by_a_batch_without_rows(world, start):
     world.put("orders")
     first = world.query("orders")
     stood = logged(news(first, first.initial_offset()))
@@ -221,8 +221,7 @@ def test_a_stream_is_added_to_the_checkpoint_of_one_by_a_batch_without_rows(star
     assert until(again, end, lambda each: each.shards == ends).streams == entered.streams
 
 
-def test_rows_of_a_stream_that_is_added_with_a_backlog_come_in_the_order_of_time():
-    world = World()
+def test_rows_of_a_stream_that_is_added_with_a_backlog_come_in_the_order_of_time(world):
     arrived = {O0: {}, R0: {}}
 
     def put(shard):
@@ -260,8 +259,7 @@ def test_rows_of_a_stream_that_is_added_with_a_backlog_come_in_the_order_of_time
         assert max(one) < min(two) + 2
 
 
-def test_a_spark_that_asks_once_has_the_rows_of_a_stream_that_is_added():
-    world = World()
+def test_a_spark_that_asks_once_has_the_rows_of_a_stream_that_is_added(world):
     world.put("orders")
     first = world.query("orders")
     stood = logged(first.everything(first.initial_offset()))
@@ -275,8 +273,7 @@ def test_a_spark_that_asks_once_has_the_rows_of_a_stream_that_is_added():
     assert (only.shard_id, only.begin, only.end) == (R0, before(number), after(number))
 
 
-def test_a_batch_that_was_left_over_by_one_stream_is_read_as_it_was():
-    world = World()
+def test_a_batch_that_was_left_over_by_one_stream_is_read_as_it_was(world):
     number = world.put("orders")
     first = world.query("orders")
     start = first.initial_offset()
@@ -288,8 +285,7 @@ def test_a_batch_that_was_left_over_by_one_stream_is_read_as_it_was():
     assert (only.shard_id, only.begin, only.end) == (O0, before(number), after(number))
 
 
-def test_a_stream_left_out_or_made_again_is_refused_by_its_name():
-    world = World()
+def test_a_stream_left_out_or_made_again_is_refused_by_its_name(world):
     query = world.query(*NAMES)
     stood = query.initial_offset()
 
@@ -303,8 +299,7 @@ def test_a_stream_left_out_or_made_again_is_refused_by_its_name():
         world.query(*NAMES).known(stood)
 
 
-def test_one_stream_that_is_deleted_while_the_query_runs_is_named():
-    world = World()
+def test_one_stream_that_is_deleted_while_the_query_runs_is_named(world):
     world.kinesis.delete_stream(world.kinesis.stream("returns", None, world.at), world.at)
     world.wait(600)
 
@@ -312,8 +307,7 @@ def test_one_stream_that_is_deleted_while_the_query_runs_is_named():
         StreamsAdmin(world.ports).list_shards()
 
 
-def test_positions_are_given_by_stream_and_shard():
-    world = World()
+def test_positions_are_given_by_stream_and_shard(world):
     numbers = {name: [world.put(name) for _ in range(3)] for name in NAMES}
     second = after(numbers["orders"][1])
     start = Start(StartKind.POSITIONS, positions={O0: second, "*": TRIM_HORIZON})
@@ -326,8 +320,7 @@ def test_positions_are_given_by_stream_and_shard():
         world.query(*NAMES, start=unnamed).initial_offset()
 
 
-def test_leases_of_a_table_of_several_streams_are_each_their_own():
-    world = World()
+def test_leases_of_a_table_of_several_streams_are_each_their_own(world):
     numbers = {name: [world.put(name) for _ in range(2)] for name in NAMES}
     rows = LeaseRows()
     for name in NAMES:
@@ -353,8 +346,7 @@ def test_leases_of_a_table_of_several_streams_are_each_their_own():
     assert leased[R0].hash_range == StreamsAdmin(world.ports).list_shards()[1].hash_range
 
 
-def test_the_report_has_totals_of_each_stream():
-    world = World()
+def test_the_report_has_totals_of_each_stream(world):
     world.put("orders")
     query = world.query(*NAMES)
     start = query.initial_offset()
@@ -369,8 +361,7 @@ def test_the_report_has_totals_of_each_stream():
     }
 
 
-def test_a_summary_is_of_the_shards_own_stream():
-    world = World()
+def test_a_summary_is_of_the_shards_own_stream(world):
     admin = StreamsAdmin(world.ports)
 
     assert [summary_of(admin, each).name for each in (O0, R0)] == ["orders", "returns"]

@@ -1,7 +1,5 @@
 """The reader by fan-out: when a page comes from a subscription, and when it is polled."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

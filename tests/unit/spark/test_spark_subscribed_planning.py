@@ -1,7 +1,5 @@
 """The planner over a reader by fan-out: pushed records are in the next batch, at once and free."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -1,7 +1,5 @@
 """The source by fan-out over the wire: its consumers, several streams, and the end of a query."""
 
-from __future__ import annotations
-
 import time
 import uuid
 

@@ -1,7 +1,5 @@
 """What user code sees of the state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -32,7 +30,7 @@ class Kept:
             self.changes.append(made)
 
 
-def test_a_key_is_a_mapping_of_names_to_values() -> None:
+def test_a_key_is_a_mapping_of_names_to_values():
     kept = Kept()
     of_key = kept.state["a"]
     of_key["n"] = 1
@@ -58,7 +56,7 @@ def test_a_key_is_a_mapping_of_names_to_values() -> None:
         del of_key["n"]
 
 
-def test_a_value_is_stored_as_it_was_and_read_with_its_type() -> None:
+def test_a_value_is_stored_as_it_was_and_read_with_its_type():
     of_key = Kept().state["a"]
     order = Order(1, ["x"])
     of_key["order"] = order
@@ -71,7 +69,7 @@ def test_a_value_is_stored_as_it_was_and_read_with_its_type() -> None:
         of_key["order"] = object()
 
 
-def test_typed_views_share_the_state() -> None:
+def test_typed_views_share_the_state():
     state = Kept().state
     counts, orders = Counter(state, "n"), Table(state, "order", Order)
     assert (counts["a"], counts.add("a"), counts.add("a", 2), counts["a"]) == (0, 1, 3, 3)
@@ -87,7 +85,7 @@ def test_typed_views_share_the_state() -> None:
         orders["a"]
 
 
-def test_an_unchanged_value_is_no_change_and_every_change_can_be_taken_back() -> None:
+def test_an_unchanged_value_is_no_change_and_every_change_can_be_taken_back():
     kept = Kept()
     of_key = kept.state["a"]
     of_key["n"] = 1
@@ -104,7 +102,7 @@ def test_an_unchanged_value_is_no_change_and_every_change_can_be_taken_back() ->
     assert sizes > 0
 
 
-def test_a_shard_above_its_limit_halts_in_words_and_may_still_shrink() -> None:
+def test_a_shard_above_its_limit_halts_in_words_and_may_still_shrink():
     kept = Kept(max_bytes=20)
     kept.state["a"]["n"] = "x" * 15
     with pytest.raises(HaltShard, match=r"state\.max_bytes \(20 bytes\)"):
@@ -116,15 +114,13 @@ def test_a_shard_above_its_limit_halts_in_words_and_may_still_shrink() -> None:
 @pytest.mark.parametrize(
     ("key", "name"), [("", "n"), ("a", ""), ("a" * 257, "n"), ("a", "n" * 257)]
 )
-def test_keys_and_names_have_limits(key: str, name: str) -> None:
+def test_keys_and_names_have_limits(key, name):
     with pytest.raises(LimitExceeded, match="1 to 256 characters"):
         Kept().state[key][name] = 1
 
 
 @pytest.mark.parametrize(("key", "name"), [("a", "\ud83d"), ("\ud83d", "n")])
-def test_a_key_or_a_name_that_no_version_could_hold_is_refused_in_the_call(
-    key: str, name: str
-) -> None:
+def test_a_key_or_a_name_that_no_version_could_hold_is_refused_in_the_call(key, name):
     kept = Kept()
     kept.live.reserved.is_served = True
     with pytest.raises(LimitExceeded, match="lone surrogate"):
@@ -135,7 +131,7 @@ def test_a_key_or_a_name_that_no_version_could_hold_is_refused_in_the_call(
     assert len(kept.changes) == 1
 
 
-def test_a_timer_at_zero_stays_pending_whatever_the_sign_of_the_zero_is() -> None:
+def test_a_timer_at_zero_stays_pending_whatever_the_sign_of_the_zero_is():
     kept = Kept()
     kept.live.reserved.is_served = True
     kept.live.set_timer("a", 0.0)
@@ -147,7 +143,7 @@ def test_a_timer_at_zero_stays_pending_whatever_the_sign_of_the_zero_is() -> Non
     assert (earliest.key, earliest.at) == ("a", 0.0)
 
 
-def test_a_key_that_a_reshard_would_give_to_no_child_is_refused() -> None:
+def test_a_key_that_a_reshard_would_give_to_no_child_is_refused():
     middle = 2**127
     kept = Kept(HashRange(0, middle - 1))
     for key in "abcdefgh":
@@ -185,7 +181,7 @@ class Failing(Counting):
 RECORDS = [(key, "") for key in "abacaba"]
 
 
-def test_the_test_kit_has_the_state_in_memory_and_takes_back_what_a_failed_call_changed() -> None:
+def test_the_test_kit_has_the_state_in_memory_and_takes_back_what_a_failed_call_changed():
     expected = {"a": {"n": 4}, "b": {"n": 2}, "c": {"n": 1}}
     assert run_processor(Counting, RECORDS, batch_max=2).state == expected
     assert run_processor(Failing, RECORDS, batch_max=2, retries=1).state == expected
@@ -193,12 +189,12 @@ def test_the_test_kit_has_the_state_in_memory_and_takes_back_what_a_failed_call_
 
 
 @pytest.mark.parametrize("crash_after", range(1, 7))
-def test_after_a_crash_the_state_is_that_of_the_checkpoint(crash_after: int) -> None:
+def test_after_a_crash_the_state_is_that_of_the_checkpoint(crash_after):
     run = replay(Counting, RECORDS, crash_after=crash_after, batch_max=2, checkpoint="batch")
     assert run.state == {"a": {"n": 4}, "b": {"n": 2}, "c": {"n": 1}}
 
 
-def test_without_state_in_the_settings_its_use_is_an_error_in_words() -> None:
+def test_without_state_in_the_settings_its_use_is_an_error_in_words():
     from kclrun.processor import Context
 
     context = Context(

@@ -1,7 +1,5 @@
 """Versions of the state: names, bytes, chains, where a lease begins, and what may be deleted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -59,7 +57,7 @@ def encoded(number: int, base: int | None, *changes: Change, **given: Any) -> by
     return encode_version(msgspec.structs.replace(version, **given))
 
 
-def test_a_name_is_short_says_its_token_and_sorts_by_it() -> None:
+def test_a_name_is_short_says_its_token_and_sorts_by_it():
     names = [version_name(token, 1, "ffffffff") for token in (2, 10, 10**10)]
     assert names == sorted(names)
     assert [token_of(name) for name in names] == [2, 10, 10**10]
@@ -67,7 +65,7 @@ def test_a_name_is_short_says_its_token_and_sorts_by_it() -> None:
     assert [token_of(name) for name in ("probe", OF_PARENTS, "x" + V1, V1 + ".tmp")] == [None] * 4
 
 
-def test_a_version_reads_back_as_it_was_written() -> None:
+def test_a_version_reads_back_as_it_was_written():
     content = encoded(1, None, ("a", "n", b"\x01"), ("b", "n", None))
     version = decode_version(V1, content)
     assert (version.name, version.shard, version.base) == (V1, SHARD, None)
@@ -85,12 +83,12 @@ def test_a_version_reads_back_as_it_was_written() -> None:
         (encoded(1, None, format=FORMAT + 1), "a newer kclrun wrote it"),
     ],
 )
-def test_what_is_not_the_version_is_refused_in_words(content: bytes, words: str) -> None:
+def test_what_is_not_the_version_is_refused_in_words(content, words):
     with pytest.raises(SettingsError, match=words):
         decode_version(V1, content)
 
 
-def test_a_chain_is_its_snapshot_with_the_changes_of_its_deltas_in_order() -> None:
+def test_a_chain_is_its_snapshot_with_the_changes_of_its_deltas_in_order():
     stored = {
         name_of(1): encoded(1, None, ("a", "n", b"1"), ("b", "n", b"1")),
         name_of(2): encoded(2, 1, ("a", "n", b"2"), ("c", "n", b"1")),
@@ -103,20 +101,20 @@ def test_a_chain_is_its_snapshot_with_the_changes_of_its_deltas_in_order() -> No
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3])
-def test_a_chain_with_a_missing_version_is_no_state(missing: int) -> None:
+def test_a_chain_with_a_missing_version_is_no_state(missing):
     stored = {name_of(n): encoded(n, n - 1 or None) for n in (1, 2, 3) if n != missing}
     with pytest.raises(SettingsError, match=f"{name_of(missing)} of {SHARD}.* is missing"):
         read_chain(name_of(3), SHARD, stored.get)
 
 
-def test_a_chain_of_another_shard_or_without_an_end_is_refused() -> None:
+def test_a_chain_of_another_shard_or_without_an_end_is_refused():
     with pytest.raises(SettingsError, match="not of shardId-2"):
         read_chain(V1, "shardId-2", {V1: encoded(1, None)}.get)
     with pytest.raises(SettingsError, match=f"rests on more than {DELTAS_MAX}"):
         read_chain(V1, SHARD, {V1: encoded(1, 1)}.get)
 
 
-def test_the_next_version_is_a_snapshot_after_64_deltas_or_when_they_exceed_it() -> None:
+def test_the_next_version_is_a_snapshot_after_64_deltas_or_when_they_exceed_it():
     assert not Chain().takes_delta(0)
     chain = Chain((name_of(0),), 1000)
     assert chain.takes_delta(1000)
@@ -128,7 +126,7 @@ def test_the_next_version_is_a_snapshot_after_64_deltas_or_when_they_exceed_it()
     assert chain.followed_by("next", 5, is_delta=False) == Chain(("next",), 5)
 
 
-def test_a_snapshot_in_parts_reads_back_and_its_parts_are_no_deltas() -> None:
+def test_a_snapshot_in_parts_reads_back_and_its_parts_are_no_deltas():
     stored = {
         name_of(1): encoded(1, None, ("a", "n", b"1")),
         name_of(2): encoded(2, 1, ("b", "n", b"1"), is_part=True),
@@ -145,9 +143,7 @@ def test_a_snapshot_in_parts_reads_back_and_its_parts_are_no_deltas() -> None:
     assert not many.takes_delta(1001)
 
 
-def test_a_large_state_is_divided_into_parts_and_an_empty_one_has_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_large_state_is_divided_into_parts_and_an_empty_one_has_one(monkeypatch):
     monkeypatch.setattr(chains, "PART_BYTES", 4)
     changes: list[Change] = [(key, "n", b"12") for key in "abcde"]
     assert list(parts_of(changes)) == [
@@ -161,9 +157,7 @@ def test_a_large_state_is_divided_into_parts_and_an_empty_one_has_one(
 
 
 @pytest.mark.parametrize(("ages", "number"), [((100.0, 100.0), 2), ((100.0, 99.0), 0)])
-def test_versions_of_a_shard_without_a_row_go_once_all_are_old(
-    ages: tuple[float, ...], number: int
-) -> None:
+def test_versions_of_a_shard_without_a_row_go_once_all_are_old(ages, number):
     listed = [(name_of(at), age_s) for at, age_s in enumerate(ages, 1)]
     assert len(outlived([*listed, ("probe", 0.0)], 100.0)) == number
 
@@ -180,7 +174,7 @@ def test_versions_of_a_shard_without_a_row_go_once_all_are_old(
         ("probe", 100.0, False),
     ],
 )
-def test_only_what_no_row_can_name_is_deleted(name: str, age_s: float, is_garbage: bool) -> None:
+def test_only_what_no_row_can_name_is_deleted(name, age_s, is_garbage):
     chain = Chain((name_of(2), name_of(3)), 10, 5)
     assert garbage([(name, age_s)], chain, 9, 100.0) == ((name,) if is_garbage else ())
 
@@ -220,8 +214,8 @@ ENDED = {name: lease(SHARD_END, V1) for name in ("p", "q")}
     ],
 )
 def test_a_lease_begins_with_its_own_state_or_its_parents_and_empty_only_at_first(
-    row: Lease, parents: dict[str, Lease | None], begins: Any
-) -> None:
+    row, parents, begins
+):
     known = {key: parents.get(key) for key in parents_to_read(row)}
     if isinstance(begins, str):
         with pytest.raises(SettingsError, match=begins):
@@ -248,8 +242,8 @@ def test_a_lease_begins_with_its_own_state_or_its_parents_and_empty_only_at_firs
     ],
 )
 def test_state_that_is_added_to_an_application_begins_empty_only_where_no_row_names_a_version(
-    row: Lease, parents: dict[str, Lease | None], begins: Any
-) -> None:
+    row, parents, begins
+):
     known = {key: parents.get(key) for key in parents_to_read(row)}
     if isinstance(begins, str):
         with pytest.raises(SettingsError, match=begins):
@@ -258,7 +252,7 @@ def test_state_that_is_added_to_an_application_begins_empty_only_where_no_row_na
         assert beginning(row, known, may_begin_empty=True) == begins
 
 
-def test_a_split_gives_each_child_its_keys_and_a_merge_gives_them_back() -> None:
+def test_a_split_gives_each_child_its_keys_and_a_merge_gives_them_back():
     entries = {f"key-{n}": {"n": str(n).encode()} for n in range(40)}
     middle = 2**127
     halves = [HashRange(0, middle - 1), HashRange(middle, HASH_KEY_MAX)]
@@ -270,14 +264,14 @@ def test_a_split_gives_each_child_its_keys_and_a_merge_gives_them_back() -> None
     assert inherited([], halves[0]) == {}
 
 
-def test_keys_are_not_divided_without_a_range_nor_when_both_parents_have_one() -> None:
+def test_keys_are_not_divided_without_a_range_nor_when_both_parents_have_one():
     with pytest.raises(SettingsError, match="has no hash range"):
         inherited([{}], None)
     with pytest.raises(SettingsError, match="both parents have state for one key"):
         inherited([{"a": {"n": b"1"}}] * 2, HashRange(0, HASH_KEY_MAX))
 
 
-def test_only_a_version_with_timers_needs_a_release_that_knows_them() -> None:
+def test_only_a_version_with_timers_needs_a_release_that_knows_them():
     stored = Versions()
     written = StateVersions(MemoryVersions(stored), SHARD, 2, "ffffffff")
     written.begin(Cursor(TRIM_HORIZON))
@@ -293,7 +287,7 @@ def test_only_a_version_with_timers_needs_a_release_that_knows_them() -> None:
     assert formats == [1, FORMAT] == [1, 2]
 
 
-def test_timers_go_with_their_keys_and_of_two_watermarks_the_smaller_counts() -> None:
+def test_timers_go_with_their_keys_and_of_two_watermarks_the_smaller_counts():
     whole = HashRange(0, HASH_KEY_MAX)
     shard, name = WATERMARK
 

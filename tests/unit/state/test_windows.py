@@ -1,7 +1,5 @@
 """Windows against a model that looks at all records at once; and what a timer may do."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from datetime import UTC, datetime

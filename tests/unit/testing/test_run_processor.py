@@ -1,7 +1,5 @@
 """run_processor and replay: the contract of the runtime, in a unit test."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -97,7 +95,7 @@ def test_without_arguments_a_run_is_as_an_application_that_sets_nothing():
 
 
 @pytest.mark.parametrize("wrong", ["batch_max", "uncheckpointed_max"])
-def test_a_limit_below_one_is_refused(wrong: str):
+def test_a_limit_below_one_is_refused(wrong):
     with pytest.raises(ValueError, match="at least 1"):
         run_processor(Echo, "ab", **{wrong: 0})
     assert texts(run_processor(Echo, "ab", **{wrong: 1}).rows) == "ab"
@@ -175,7 +173,7 @@ def test_a_manual_shard_end_without_a_checkpoint_is_an_error():
 
 
 @pytest.mark.parametrize(("asked", "words"), [(0, "below the last"), (9, "above what was")])
-def test_a_checkpoint_out_of_bounds_is_stale(asked: int, words: str):
+def test_a_checkpoint_out_of_bounds_is_stale(asked, words):
     class Asks(Echo):
         def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
             checkpointer.checkpoint(batch[1])
@@ -270,7 +268,7 @@ def test_initialize_is_called_again_on_an_instance_of_its_own():
     ("method", "error"),
     [("shutdown_requested", OSError("gone")), ("process_records", SettingsError("mend it"))],
 )
-def test_what_production_does_not_repeat_is_not_repeated(method: str, error: Exception):
+def test_what_production_does_not_repeat_is_not_repeated(method, error):
     calls = []
 
     def fails(*_: object) -> None:
@@ -285,7 +283,7 @@ def test_what_production_does_not_repeat_is_not_repeated(method: str, error: Exc
 
 
 @pytest.mark.parametrize("method", ["initialize", "shutdown_requested"])
-def test_a_row_is_refused_outside_the_calls_that_may_emit(method: str):
+def test_a_row_is_refused_outside_the_calls_that_may_emit(method):
     def emits(self: Echo, given: Context | Checkpointer) -> None:
         if isinstance(given, Context):
             Echo.initialize(self, given)
@@ -298,7 +296,7 @@ def test_a_row_is_refused_outside_the_calls_that_may_emit(method: str):
 
 
 @pytest.mark.parametrize("crash_after", range(7))
-def test_a_replay_leaves_each_row_once(crash_after: int):
+def test_a_replay_leaves_each_row_once(crash_after):
     for mode, processor in (("auto", Echo), ("batch", Echo), ("manual", Manual)):
         run = replay(processor, "abcdef", crash_after=crash_after, batch_max=2, checkpoint=mode)
         assert texts(run.rows) == "abcdef"
@@ -306,7 +304,7 @@ def test_a_replay_leaves_each_row_once(crash_after: int):
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_crash_inside_a_checkpoint_leaves_each_row_once(nth: int):
+def test_a_crash_inside_a_checkpoint_leaves_each_row_once(nth):
     run = replay(Manual, "abcdef", crash_at_checkpoint=nth, checkpoint="manual")
 
     assert texts(run.rows) == "abcdef"
@@ -385,7 +383,7 @@ def test_values_are_decoded_and_rows_checked_as_in_production():
 
 
 @pytest.mark.parametrize("decode", ["json", dict[str, int], lambda data: {"n": int(data[6:-1])}])
-def test_a_test_names_a_decoder_by_a_word_a_type_or_a_function(decode: Any):
+def test_a_test_names_a_decoder_by_a_word_a_type_or_a_function(decode):
     assert run_processor(Orders, [ORDERS[0]], decode=decode).rows == [{"n": 1}]
 
 
@@ -409,13 +407,11 @@ def test_user_records_of_an_aggregate_share_a_number():
 
 def test_nothing_else_can_be_made_a_record():
     with pytest.raises(TypeError, match="int"):
-        list(make_records([3]))  # type: ignore[list-item]
+        list(make_records([3]))
 
 
 class Asynchronous(Echo):
-    async def process_records(  # type: ignore[override]
-        self, batch: RecordBatch, checkpointer: Checkpointer
-    ) -> None: ...
+    async def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None: ...
 
 
 class Returning(Echo):
@@ -431,13 +427,13 @@ def generated() -> Any:
 
 
 @pytest.mark.parametrize("processor", [Asynchronous, Asynchronous()], ids=["class", "instance"])
-def test_a_method_that_is_async_is_refused_before_the_first_call(processor: Any) -> None:
+def test_a_method_that_is_async_is_refused_before_the_first_call(processor):
     with pytest.raises(ProcessorLoadError, match="process_records is `async def`"):
         run_processor(processor, "abc")
 
 
 @pytest.mark.parametrize("make", [work, generated, lambda: 3], ids=["coroutine", "generator", "3"])
-def test_a_method_that_returns_something_fails_and_checkpoints_nothing(make: Any) -> None:
+def test_a_method_that_returns_something_fails_and_checkpoints_nothing(make):
     result = make()
     name = f"process_records returned a {type(result).__name__}, "
 

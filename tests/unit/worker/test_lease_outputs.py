@@ -1,10 +1,7 @@
 """The rows of a lease: which place they go to, and how the places are opened."""
 
-from __future__ import annotations
-
 import json
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,9 +122,7 @@ def lease(checkpoint: int, cursor: int) -> Lease:
     )
 
 
-def test_without_outputs_nothing_is_opened_and_a_row_is_refused_in_words(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_outputs_nothing_is_opened_and_a_row_is_refused_in_words(monkeypatch):
     stage = Stage(monkeypatch)
     row = lease(5, 5)
     assert stage.rows.open(row) is row
@@ -139,8 +134,8 @@ def test_without_outputs_nothing_is_opened_and_a_row_is_refused_in_words(
 
 
 def test_reading_begins_where_the_only_output_is_and_not_where_a_file_beside_it_needs_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch, tmp_path
+):
     alone = Stage(monkeypatch, ROLLED)
     alone.destination.cursor = Cursor(at(9))
     assert alone.rows.open(lease(5, 4)).checkpoint == at(9)
@@ -158,10 +153,8 @@ def test_reading_begins_where_the_only_output_is_and_not_where_a_file_beside_it_
 
 @pytest.mark.parametrize(("away", "opens"), [(2, True), (3, False)])
 def test_a_destination_that_is_away_is_tried_again_until_delivery_is_stopped(
-    monkeypatch: pytest.MonkeyPatch,
-    away: int,
-    opens: bool,
-) -> None:
+    monkeypatch, away, opens
+):
     stage = Stage(monkeypatch, ROLLED, away=away)
     if opens:
         stage.rows.open(lease(5, 5))
@@ -176,9 +169,7 @@ def test_a_destination_that_is_away_is_tried_again_until_delivery_is_stopped(
     stage.rows.close()
 
 
-def test_rows_go_to_the_file_and_to_the_output_that_they_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_rows_go_to_the_file_and_to_the_output_that_they_name(monkeypatch, tmp_path):
     stage = Stage(monkeypatch, OutputPlace(name="output", path=str(tmp_path)), ROLLED)
     stage.rows.open(Lease(key=LeaseKey(SHARD), checkpoint=TRIM_HORIZON, counter=1))
     stage.rows.begin_batch()
@@ -203,8 +194,8 @@ def test_rows_go_to_the_file_and_to_the_output_that_they_name(
 
 @pytest.mark.parametrize("buffer_bytes", [1, 1_000_000])
 def test_rows_beyond_the_buffer_of_their_output_hold_the_lease_until_they_are_sent(
-    monkeypatch: pytest.MonkeyPatch, buffer_bytes: int
-) -> None:
+    monkeypatch, buffer_bytes
+):
     place = OutputPlace(name="late", kinesis="k", buffer_bytes=buffer_bytes)
     stage = Stage(monkeypatch, place)
     stage.rows.open(Lease(key=LeaseKey(SHARD), checkpoint=TRIM_HORIZON, counter=1))
@@ -221,8 +212,8 @@ def test_rows_beyond_the_buffer_of_their_output_hold_the_lease_until_they_are_se
 
 
 def test_where_the_host_has_no_thread_left_the_outputs_are_closed_and_the_lease_ends_in_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     stage = Stage(monkeypatch, ROLLED)
 
     class NoThread(threading.Thread):
@@ -236,7 +227,7 @@ def test_where_the_host_has_no_thread_left_the_outputs_are_closed_and_the_lease_
     stage.rows.close()
 
 
-def test_an_output_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_breaks_ends_the_process(monkeypatch):
     stage = Stage(monkeypatch, ROLLED)
     bug = KeyError("a bug")
 
@@ -253,9 +244,7 @@ def test_an_output_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch)
     assert stage.broken == [bug]
 
 
-def test_after_a_reset_the_rows_begin_a_file_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_after_a_reset_the_rows_begin_a_file_of_their_own(monkeypatch, tmp_path):
     """The file before keeps its rows, wherever the checkpoint is now: LATEST would cut them off."""
     grown = OutputPlace(name="output", path=str(tmp_path))
     for generation, checkpoint in ((0, TRIM_HORIZON), (1, LATEST), (2, TRIM_HORIZON)):
@@ -275,8 +264,8 @@ def test_after_a_reset_the_rows_begin_a_file_of_their_own(
 
 
 def test_rows_of_a_comparison_are_in_one_file_with_their_record_whichever_method_emits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch, tmp_path
+):
     grown = OutputPlace(name="output", path=str(tmp_path), buffer_bytes=1_000)
     stage = Stage(monkeypatch, grown, compared=("output", "late"))
     rows = stage.rows

@@ -1,7 +1,5 @@
 """A lease process with keyed state: it begins with what its row names, or halts in words."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec
@@ -34,9 +32,7 @@ def stage_with_state(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Stage:
     return stage
 
 
-def test_the_next_process_begins_with_the_state_of_its_row(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_next_process_begins_with_the_state_of_its_row(monkeypatch, tmp_path):
     first = stage_with_state(monkeypatch, tmp_path)
     first.rows.open(ROW)
     assert isinstance(first.events[0], events.OutputsBegan)
@@ -75,9 +71,7 @@ def test_the_next_process_begins_with_the_state_of_its_row(
     assert third.events == [], "no batch starts"
 
 
-def test_a_store_that_is_away_is_tried_again_until_delivery_is_stopped(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_store_that_is_away_is_tried_again_until_delivery_is_stopped(monkeypatch, tmp_path):
     (tmp_path / "orders").write_text("a file where the folder should be")
     stage = stage_with_state(monkeypatch, tmp_path)
     row = msgspec.structs.replace(
@@ -93,9 +87,7 @@ def test_a_store_that_is_away_is_tried_again_until_delivery_is_stopped(
     assert {each.where for each in reported} == {STATE}
 
 
-def test_state_is_added_to_a_running_application_only_if_the_settings_say_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_state_is_added_to_a_running_application_only_if_the_settings_say_so(monkeypatch, tmp_path):
     row = msgspec.structs.replace(ROW, checkpoint=at(5))
     with pytest.raises(SettingsError, match=r"set state\.begin: empty"):
         stage_with_state(monkeypatch, tmp_path).rows.open(row)

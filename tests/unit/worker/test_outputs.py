@@ -1,7 +1,5 @@
 """Outputs of a lease: what waits, what leaves, and what the core is told."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -69,7 +67,7 @@ class Lease:
         return [there.rows for there in self.destinations]
 
 
-def test_rows_of_records_that_are_not_settled_wait() -> None:
+def test_rows_of_records_that_are_not_settled_wait():
     lease = Lease(AT_ONCE)
     lease.call(3, 1, 2)
     # A call for some records of a batch whose third failed: its rows belong to the batch's end.
@@ -82,7 +80,7 @@ def test_rows_of_records_that_are_not_settled_wait() -> None:
     assert lease.outputs.cursors() == {"a": Cursor(at(10))}
 
 
-def test_an_output_that_rolls_holds_the_checkpoint_back_until_its_roll_is_due() -> None:
+def test_an_output_that_rolls_holds_the_checkpoint_back_until_its_roll_is_due():
     lease = Lease(AT_ONCE, ROLLED)
     lease.call(1, 1, to="a")
     lease.now = Instant(2.0)
@@ -97,7 +95,7 @@ def test_an_output_that_rolls_holds_the_checkpoint_back_until_its_roll_is_due() 
 
 
 @pytest.mark.parametrize(("rows", "is_sent"), [(19, False), (20, True)])
-def test_a_roll_is_due_by_its_size(rows: int, is_sent: bool) -> None:
+def test_a_roll_is_due_by_its_size(rows, is_sent):
     lease = Lease(ROLLED)
     lease.call(1, *range(rows))
     lease.outputs.turn()
@@ -121,7 +119,7 @@ def test_a_checkpoint_that_user_code_waits_for_commits_every_output_in_the_order
     assert lease.rows == [[2, 4], [1]]
 
 
-def test_rows_emitted_after_the_checkpoint_of_their_batch_belong_to_the_next_position() -> None:
+def test_rows_emitted_after_the_checkpoint_of_their_batch_belong_to_the_next_position():
     lease = Lease(AT_ONCE)
     lease.outputs.begin_batch()
     lease.outputs.emit_to("a")({"n": 1})
@@ -139,7 +137,7 @@ def test_rows_emitted_after_the_checkpoint_of_their_batch_belong_to_the_next_pos
     assert (lease.rows, lease.reported[-1]) == ([[1, 2]], SHARD_END)
 
 
-def test_a_lower_checkpoint_voids_a_note_of_the_same_call() -> None:
+def test_a_lower_checkpoint_voids_a_note_of_the_same_call():
     lease = Lease(AT_ONCE)
     lease.outputs.begin_batch()
     lease.outputs.emit_to("a")({"n": 1})
@@ -150,7 +148,7 @@ def test_a_lower_checkpoint_voids_a_note_of_the_same_call() -> None:
     assert (lease.rows, lease.reported) == ([[1, 2]], [at(4)])
 
 
-def test_an_offer_leaves_a_large_roll_to_the_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offer_leaves_a_large_roll_to_the_next_owner(monkeypatch):
     monkeypatch.setattr(module, "OFFER_BYTES_MAX", 20)
     lease = Lease(ROLLED, ROLLED)
     lease.call(1, 1, to="a")
@@ -159,7 +157,7 @@ def test_an_offer_leaves_a_large_roll_to_the_next_owner(monkeypatch: pytest.Monk
     assert (lease.rows, lease.reported) == ([[1], []], [TRIM_HORIZON])
 
 
-def test_a_full_output_holds_delivery_until_half_of_its_buffer_is_free() -> None:
+def test_a_full_output_holds_delivery_until_half_of_its_buffer_is_free():
     lease = Lease(Pace(60.0, 10_000, 100))
     lease.fates[0] += ["refused", "", "refused"]
     lease.call(1, *range(10))
@@ -172,7 +170,7 @@ def test_a_full_output_holds_delivery_until_half_of_its_buffer_is_free() -> None
     assert (lease.held, lease.rows) == ([True, False], [list(range(10))])
 
 
-def test_with_manual_checkpoints_rows_leave_only_with_one() -> None:
+def test_with_manual_checkpoints_rows_leave_only_with_one():
     lease = Lease(Pace(0.0, 0, 50), is_manual=True)
     lease.call(1, 1)
     lease.call(2, 2)
@@ -182,13 +180,11 @@ def test_with_manual_checkpoints_rows_leave_only_with_one() -> None:
     lease.ask(1)
     assert (lease.rows, lease.reported[-1]) == ([[1]], at(1))
     lease.call(3, 3, 4, 5, 6)
-    assert "output.buffer" in lease.events[-1].message  # type: ignore[union-attr]
+    assert "output.buffer" in lease.events[-1].message
     assert lease.held == []
 
 
-def test_a_row_outside_a_call_or_beyond_the_bound_of_a_call_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_row_outside_a_call_or_beyond_the_bound_of_a_call_is_refused(monkeypatch):
     lease = Lease(AT_ONCE)
     with pytest.raises(SinkError, match="while they run"):
         lease.outputs.emit_to("a")({"n": 1})
@@ -207,11 +203,7 @@ def test_a_row_outside_a_call_or_beyond_the_bound_of_a_call_is_refused(
         (SettingsError("no column n"), events.OutputsRefused("no column n")),
     ],
 )
-def test_what_no_repetition_mends_ends_the_thread(
-    monkeypatch: pytest.MonkeyPatch,
-    raises: Exception,
-    posted: events.Event,
-) -> None:
+def test_what_no_repetition_mends_ends_the_thread(monkeypatch, raises, posted):
     lease = Lease(AT_ONCE)
 
     def commit() -> Cursor:
@@ -224,7 +216,7 @@ def test_what_no_repetition_mends_ends_the_thread(
     assert lease.events == [posted]
 
 
-def test_the_thread_serves_requests_and_due_rolls_and_ends_at_close() -> None:
+def test_the_thread_serves_requests_and_due_rolls_and_ends_at_close():
     lease = Lease(AT_ONCE, Pace(0.02, 10_000, 10_000))
     heard = threading.Event()
     clock = iter(range(1, 10**6))
@@ -247,7 +239,7 @@ def test_the_thread_serves_requests_and_due_rolls_and_ends_at_close() -> None:
     assert not thread.is_alive()
 
 
-def test_reading_begins_where_every_output_is_and_batches_end_where_one_of_them_is() -> None:
+def test_reading_begins_where_every_output_is_and_batches_end_where_one_of_them_is():
     lease = Lease(AT_ONCE, AT_ONCE, AT_ONCE)
     for there, cursor in zip(lease.destinations, (7, 5, 5), strict=True):
         there.cursor = Cursor(at(cursor))

@@ -1,12 +1,21 @@
-"""A small HTTP service on loopback, its answers made by one function, in threads of its own."""
+"""A small HTTP service on loopback: one function makes its answers, in threads of the service.
+
+An answer is (status, headers, content).
+"""
 
 import contextlib
+import http.client
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+from tests.patience import HUNG_S
+
+_HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
 
 
 class HttpService:
-    """`answer(method, path, headers, body)` gives (status, headers, body bytes)."""
+    """Answers each request with `answer(method, path, headers, body)`."""
 
     def __init__(self, answer):
         class Handler(BaseHTTPRequestHandler):
@@ -14,7 +23,7 @@ class HttpService:
             protocol_version = "HTTP/1.1"
 
             def handle(self):
-                # Whoever asked may end between two requests, as a machine does.
+                # The client may end between two requests, as a machine does.
                 with contextlib.suppress(ConnectionResetError):
                     super().handle()
 
@@ -27,21 +36,21 @@ class HttpService:
                         self.send_header(name, value)
                     self.send_header("Content-Length", str(len(content)))
                     self.end_headers()
-                    self.wfile.write(content)
+                    if self.command != "HEAD":
+                        self.wfile.write(content)
                 except OSError:
-                    # Whoever asked has lost patience.
+                    # The client has lost patience.
                     self.close_connection = True
 
-            do_GET = handle_any  # noqa: N815 - http.server's names
-            do_PUT = handle_any  # noqa: N815 - http.server's names
-            do_POST = handle_any  # noqa: N815 - http.server's names
+            do_GET = do_HEAD = do_PUT = do_POST = handle_any  # noqa: N815 - http.server's names
 
             def log_message(self, *_):
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
         )
@@ -51,3 +60,20 @@ class HttpService:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def forwarded(upstream, method, path, headers, body):
+    """The answer of the service at the URL `upstream`."""
+    connection = http.client.HTTPConnection(urlsplit(upstream).netloc, timeout=HUNG_S)
+    with contextlib.closing(connection):
+        sent = {name: value for name, value in headers.items() if name != "Expect"}
+        connection.request(method, path, body, sent)
+        answer = connection.getresponse()
+        kept = {n: value for n, value in answer.getheaders() if n.lower() not in _HOP_BY_HOP}
+        return answer.status, kept, answer.read()
