@@ -234,18 +234,21 @@ def _fleet(settings: Settings) -> Iterator[Problem]:
         yield Problem(("pipeline",), "is for engine: spark; the fleet runs a processor")
     if settings.spark != SparkSettings():
         yield Problem(("spark",), "is for engine: spark; remove it, or set that")
-    yield from _options(settings)
+    yield from _sent_at_each_start(settings)
     yield from _dead_letters(settings)
     yield from output_rules(settings)
     yield from state_rules(settings)
 
 
 # A start command has at most 64 KiB (`ipc/channel.py`). A quarter of it is left to its names,
-# addresses, credentials, paths and outputs, which take a few.
-_OPTIONS_BYTES_MAX: Final = 48 * 1024
+# addresses, credentials, paths and the keys of a replay, which take a few.
+_SENT_BYTES_MAX: Final = 48 * 1024
 
 
-def _options(settings: Settings) -> Iterator[Problem]:
+def _sent_at_each_start(settings: Settings) -> Iterator[Problem]:
+    """The options and the columns of the outputs, which may be large."""
+    schemas = [each.schema or "" for _, each in named_outputs(settings)]
+    columns_bytes = len("".join(schemas).encode(errors="replace"))
     for index, source in enumerate(settings.sources):
         path = ("streams", index, "options") if settings.streams else ("options",)
         try:
@@ -253,11 +256,17 @@ def _options(settings: Settings) -> Iterator[Problem]:
         except UnicodeEncodeError:
             yield Problem(path, "a text in it is not Unicode, and cannot be sent")
             continue
-        if size > _OPTIONS_BYTES_MAX:
+        if size > _SENT_BYTES_MAX:
             yield Problem(
                 path,
-                f"{size:,} bytes, at most {_OPTIONS_BYTES_MAX:,}: each start of a lease process"
+                f"{size:,} bytes, at most {_SENT_BYTES_MAX:,}: each start of a lease process"
                 " sends them. Put large values in a file, and give its path",
+            )
+        elif size + columns_bytes > _SENT_BYTES_MAX:
+            yield Problem(
+                ("outputs",) if settings.outputs else ("output",),
+                f"{columns_bytes:,} bytes of `schema` and {size:,} bytes of `options`, at most"
+                f" {_SENT_BYTES_MAX:,} together: each start of a lease process sends them",
             )
 
 

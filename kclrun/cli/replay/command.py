@@ -155,6 +155,7 @@ def _asked(said: dict[str, Any]) -> Asked:
         raise click.UsageError("--from is not before --to: the range is empty.")
     if said["label"]:
         plan.refuse_label(said["label"])
+    plan.refuse_keys(said["keys"])
     return Asked(
         start=start,
         until_at=until_at,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -37,6 +37,8 @@ from kclrun.model.time import WallTime
 _LABEL: Final = re.compile(r"[A-Za-z0-9_.]{1,64}\Z", re.ASCII)
 # DynamoDB's limit for the name of a table.
 _TABLE_CHARACTERS_MAX: Final = 255
+# Thirty keys of Kinesis' 256 characters. A start command has 16 KiB beside options and columns.
+_KEYS_BYTES_MAX: Final = 8 * 1024
 # For one range: two of a thousand sets of keys collide about once in ten thousand times.
 _KEYS_DIGITS: Final = 8
 
@@ -84,6 +86,16 @@ def refuse_label(label: str) -> None:
     if not _LABEL.match(label):
         raise SettingsError(
             f"--as: expected 1 to 64 of letters, digits, _ and ., got {label[:80]!r}"
+        )
+
+
+def refuse_keys(keys: Sequence[str]) -> None:
+    """Raises: SettingsError for more than a start command has room for (`config/rules.py`)."""
+    size = sum(len(key.encode(errors="replace")) for key in keys)
+    if size > _KEYS_BYTES_MAX:
+        raise SettingsError(
+            f"--key: {size:,} bytes, at most {_KEYS_BYTES_MAX:,}: each start of a lease process"
+            " sends them. Replay all keys, and let the processor choose"
         )
 
 

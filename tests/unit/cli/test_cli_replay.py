@@ -12,6 +12,7 @@ from kclrun.cli.replay.command import Comparison, _claim_folder, compare, place_
 from kclrun.cli.replay.plan import (
     Asked,
     plan_lines,
+    refuse_keys,
     refuse_label,
     replay_of,
     settings_of_replay,
@@ -127,6 +128,13 @@ def test_the_name_tells_ranges_keys_and_labels_apart_and_no_key_is_in_it():
         table_of(
             settings(TEXT.replace("application: orders", f"application: {'a' * 230}")), asked()
         )
+
+
+def test_more_keys_than_a_start_command_has_room_for_are_refused():
+    refuse_keys(["k" * 256] * 32)
+
+    with pytest.raises(SettingsError, match="--key: 8,193 bytes, at most 8,192: each start of a"):
+        refuse_keys(["k" * 256] * 32 + ["k"])
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from kclrun.model.time import WallTime
 
 NOW = WallTime(1_780_000_000.0)
 LEAST = "application: orders\nstream: orders\n"
+COLUMNS = ("a int, " * 3_333 + "b int").ljust(20_000)[:20_000]
 FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
 
 
@@ -62,6 +63,10 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
         ),
         ("summary: a:b", "summary: needs output.path"),
         (f"options: {{a: {'x' * 50_000}}}", "options: 50,006 bytes, at most 49,152: each start"),
+        (
+            f"options: {{a: {'x' * 30_000}}}\noutput: {{s3: 's3://bucket', schema: '{COLUMNS}'}}",
+            "output: 20,000 bytes of `schema` and 30,006 bytes of `options`, at most 49,152",
+        ),
         ('options: {a: "\\ud800"}', "options: a text in it is not Unicode"),
         ("output: {path: ''}", "output.path: expected a folder: a text that is not empty"),
         ('output: {path: "a\\0"}', "output.path: expected a folder: a text that is not empty"),
