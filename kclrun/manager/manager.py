@@ -6,7 +6,7 @@ It also runs the stop. It does not know how a process is made or how a row is wr
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -42,6 +42,11 @@ class _Past(msgspec.Struct):
     incarnations: int = 0
 
 
+# The report names so many shards, the last ones. A DynamoDB stream makes six new shards a day for
+# each of its partitions, and a manager may run for months.
+_NAMED_MAX: Final = 10_000
+
+
 class ReportWriter:
     """Counts the work of this manager's lease processes, per shard and in all, for `--report`.
 
@@ -53,19 +58,27 @@ class ReportWriter:
 
     def __init__(self) -> None:
         self._past: dict[LeaseKey, _Past] = {}
+        self._living: set[LeaseKey] = set()
         self._departed: set[LeaseKey] = set()
+        self._all = ShardReport()  # of all exited incarnations
+        self._shards_total = self._restarts_total = self._ended_total = 0
 
     def started(self, key: LeaseKey) -> None:
-        self._past.setdefault(key, _Past()).incarnations += 1
+        past = self._past_of(key)
+        past.incarnations += 1
+        self._restarts_total += past.incarnations > 1
+        self._living.add(key)
 
     def ended(self, key: LeaseKey) -> None:
-        past = self._past.setdefault(key, _Past())
+        past = self._past_of(key)
+        self._ended_total += not past.report.is_ended
         past.report = msgspec.structs.replace(past.report, is_ended=True)
 
     def departed(self, key: LeaseKey, status: LeaseStatus | None) -> None:
         """Add the last status of a process that has exited; None if it never published one."""
-        past = self._past.setdefault(key, _Past())
-        past.report = _with(past.report, status)
+        past = self._past_of(key)
+        past.report, self._all = _with(past.report, status), _with(self._all, status)
+        self._living.discard(key)
         self._departed.add(key)
 
     def take_departed(self) -> frozenset[LeaseKey]:
@@ -83,32 +96,64 @@ class ReportWriter:
     @property
     def records_total(self) -> int:
         """Records that exited processes processed; all records, once no process lives."""
-        return sum(past.report.records or 0 for past in self._past.values())
+        return self._all.records or 0
 
-    def besides(self, shown: Container[str]) -> tuple[int, int]:
+    def besides(self, shown: Iterable[LeaseKey]) -> tuple[int, int]:
         """Of exited processes of all other shards: records processed, and records given up."""
-        others = [past.report for key, past in self._past.items() if key not in shown]
-        given_up = sum((each.dead_letters or 0) + (each.skipped or 0) for each in others)
-        return sum(each.records or 0 for each in others), given_up
+        own = [self._past[key].report for key in shown if key in self._past]
+        records = self.records_total - sum(each.records or 0 for each in own)
+        return records, _given_up(self._all) - sum(map(_given_up, own))
 
     @property
     def ended_total(self) -> int:
-        return sum(past.report.is_ended for past in self._past.values())
+        return self._ended_total
 
     def report(
         self, *, application: str, stream: str, owner: str, exit_reason: str, seconds: float
     ) -> Report:
-        """The run's report, once every process has exited."""
-        shards = {str(key): self.shard(key, None) for key in sorted(self._past)}
+        """The run's report, once every process has exited. Shards that are not named count in the
+        totals."""
         return Report(
             application=application,
             stream=stream,
             owner=owner,
             exit_reason=exit_reason,
             seconds=round(seconds, 3),
-            totals=_totals(shards),
-            shards=shards,
+            totals=Totals(
+                shards=self._shards_total,
+                ended=self._ended_total,
+                records=self.records_total,
+                bytes=self._all.bytes or 0,
+                batches=self._all.batches,
+                processing_seconds=self._all.processing_seconds,
+                restarts=self._restarts_total,
+                retries=self._all.retries or 0,
+                dead_letters=self._all.dead_letters or 0,
+                skipped=self._all.skipped or 0,
+                passed_over=self._all.passed_over,
+            ),
+            shards={str(key): self.shard(key, None) for key in sorted(self._past)},
         )
+
+    def _past_of(self, key: LeaseKey) -> _Past:
+        past = self._past.get(key)
+        if past is None:
+            self._shards_total += 1
+            past = self._past[key] = _Past()
+            if len(self._past) > _NAMED_MAX:
+                self._forget_oldest()
+        return past
+
+    def _forget_oldest(self) -> None:
+        """Name the shard no more that came first, of those without a process."""
+        oldest = next((key for key in self._past if key not in self._living), None)
+        if oldest is not None:
+            del self._past[oldest]
+            self._departed.discard(oldest)
+
+
+def _given_up(report: ShardReport) -> int:
+    return (report.dead_letters or 0) + (report.skipped or 0)
 
 
 def _with(past: ShardReport, living: LeaseStatus | None) -> ShardReport:
@@ -132,23 +177,6 @@ def _with(past: ShardReport, living: LeaseStatus | None) -> ShardReport:
 
 def _shown(position: ExtendedSequenceNumber | None) -> str | None:
     return str(position) if position is not None else None
-
-
-def _totals(shards: Mapping[str, ShardReport]) -> Totals:
-    every = shards.values()
-    return Totals(
-        shards=len(shards),
-        ended=sum(shard.is_ended for shard in every),
-        records=sum(shard.records or 0 for shard in every),
-        bytes=sum(shard.bytes or 0 for shard in every),
-        batches=sum(shard.batches for shard in every),
-        processing_seconds=round(sum(shard.processing_seconds for shard in every), 6),
-        restarts=sum(shard.restarts for shard in every),
-        retries=sum(shard.retries or 0 for shard in every),
-        dead_letters=sum(shard.dead_letters or 0 for shard in every),
-        skipped=sum(shard.skipped or 0 for shard in every),
-        passed_over=sum(shard.passed_over or 0 for shard in every) or UNSET,
-    )
 
 
 # Only an operator ends these states, so their log lines name the command.

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from kclrun.manager import manager
 from kclrun.manager.launcher import lease_environment
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.ring_reader import exit_code_of, exit_words
@@ -182,6 +183,23 @@ def test_the_records_of_a_shard_that_is_gone_stay_in_the_total():
     assert report.besides({"b"}) == (5, 7)
     assert report.besides(()) == (12, 17)
     assert report.besides({"a", "b"}) == (0, 0)
+
+
+def test_a_report_names_the_last_shards_and_counts_all(monkeypatch):
+    monkeypatch.setattr(manager, "_NAMED_MAX", 3)
+    report = ReportWriter()
+    report.started("lives")
+    for key in "abcd":
+        report.started(key)
+        report.departed(key, status(records_total=5))
+        report.ended(key)
+
+    whole = report.report(application="", stream="", owner="", exit_reason="", seconds=1.0)
+
+    assert list(whole.shards) == ["c", "d", "lives"]
+    assert (whole.totals.shards, whole.totals.ended, whole.totals.records) == (5, 4, 20)
+    assert report.besides({"d"}) == (15, 0)
+    assert report.take_departed() == {"c", "d"}
 
 
 def test_the_totals_of_a_report_are_the_sums_over_restarts_and_shards():
