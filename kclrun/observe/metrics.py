@@ -21,6 +21,9 @@ SHARD: Final = "Shard"
 OF_MANAGER: Final = ("application",)
 OF_LEASE: Final = ("application", "shard")
 
+# The counts of the 10,000 shards that a report names (`manager.py`), ten metrics each.
+_COUNTED_MAX: Final = 100_000
+
 _Dimensions = tuple[tuple[str, str], ...]
 
 
@@ -41,7 +44,8 @@ class MetricWindow:
     ) -> None:
         self._common: _Dimensions = ((APPLICATION, application), *sorted(dimensions.items()))
         self._by_shard = by_shard
-        # Also kept for leases that left: if one comes back, its counts continue from there.
+        # Also kept for leases that left: if one comes back, its counts continue from there. The last
+        # one added is the last.
         self._counted: dict[tuple[str, str], int] = {}
         self._open: dict[tuple[str, _Dimensions], Statistics] = {}
 
@@ -63,9 +67,12 @@ class MetricWindow:
         """Add the totals of a lease, by metric. Call it for departed leases too, or their last
         counts would be lost."""
         for name, total in counted.items():
-            before = self._counted.get((shard, name), 0)
+            before = self._counted.pop((shard, name), 0)
             self._counted[shard, name] = total
-            self._add_of_lease(name, shard, total - before)
+            # A report that has forgotten the shard counts it from 0 again.
+            self._add_of_lease(name, shard, total - before if total >= before else total)
+        while len(self._counted) > _COUNTED_MAX:
+            del self._counted[next(iter(self._counted))]
 
     def close(self, now: WallTime) -> tuple[Measurement, ...]:
         """The values that were added since the last call."""

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from kclrun.model.record import Statistics
+from kclrun.observe import metrics
 from kclrun.observe.metrics import COUNTED, FLEET_EVERY_S, LEASE_EVERY_S, METRICS, MetricWindow
 from kclrun.observe.sample import (
     LeaseSample,
@@ -141,6 +142,17 @@ def test_a_lease_that_leaves_takes_nothing_along_and_comes_back_without_a_past()
     window.add_leases([lease("a", 20)])
 
     assert closed(window)["records", APPLICATION].total == 20
+
+
+def test_counts_of_the_last_shards_are_kept_and_a_forgotten_one_counts_from_zero(monkeypatch):
+    monkeypatch.setattr(metrics, "_COUNTED_MAX", 2)
+    window = MetricWindow("orders", {})
+    for shard in "abcd":
+        window.add_counts(shard, {"records": 10})
+    window.add_counts("c", {"records": 12})  # kept: two more
+    window.add_counts("a", {"records": 3})  # forgotten, and so by the report
+
+    assert closed(window)["records", APPLICATION].total == 45
 
 
 def test_failures_are_counted_for_the_application_and_never_billed_by_shard():
