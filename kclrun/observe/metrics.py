@@ -44,8 +44,8 @@ class MetricWindow:
     ) -> None:
         self._common: _Dimensions = ((APPLICATION, application), *sorted(dimensions.items()))
         self._by_shard = by_shard
-        # Also kept for leases that left: if one comes back, its counts continue from there. The last
-        # one added is the last.
+        # Also kept for leases that left: if one comes back, its counts continue from there. In the
+        # order in which they were last added.
         self._counted: dict[tuple[str, str], int] = {}
         self._open: dict[tuple[str, _Dimensions], Statistics] = {}
 
