@@ -7,6 +7,7 @@ never reach the terminal [S6].
 
 from __future__ import annotations
 
+import errno
 import platform
 import re
 import select
@@ -75,8 +76,15 @@ def naming_table(table: str) -> Iterator[None]:
 
 
 def echo(text: str = "", *, err: bool = False) -> None:
-    """Print a text for people, without control characters of whatever origin [S6]."""
-    click.echo(harmless(text), err=err)
+    """Print a text for people, without control characters of whatever origin [S6]. Once its
+    terminal is gone the text is dropped: it changes no exit code."""
+    try:
+        click.echo(harmless(text), err=err)
+    except OSError as error:
+        if error.errno != errno.EIO or not has_lost_reader(sys.stderr if err else sys.stdout):
+            raise
+        # Python must not flush it at the exit.
+        setattr(sys, "stderr" if err else "stdout", None)
 
 
 def columns_of(text: str) -> int:

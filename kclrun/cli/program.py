@@ -162,7 +162,8 @@ def run_program(arguments: Sequence[str]) -> int:
     verb = next(iter(ordered), _DEFAULT)
     try:
         code = program.main(ordered, prog_name="kclrun", standalone_mode=False)
-        sys.stdout.flush()  # Python's flush at the exit would report an error without advice
+        if sys.stdout is not None:  # else its terminal is gone
+            sys.stdout.flush()  # Python's flush at the exit would report an error without advice
     except click.Abort:
         return exit_codes.INTERRUPTED
     except click.ClickException as error:
@@ -187,6 +188,7 @@ def _drop_full_output() -> None:
     """Drop text that standard output does not take (its disk is full). Python's flush at the exit
     would fail again, and change the exit code to 120."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError:
         sys.stdout = None

@@ -1,5 +1,7 @@
 """Small decisions of verbs: what `simulate` prints and repeats, clients, signals, messages."""
 
+import contextlib
+import errno
 import json
 import os
 import signal
@@ -539,6 +541,32 @@ def test_a_tail_prints_what_fits_its_options_and_no_more(capfdbinary, monkeypatc
         many = [f"k{n}" for n in range(250)]
         assert shown(None, None, *many)[0].split(b"\n")[:-1] == [f"s {k}".encode() for k in many]
         monkeypatch.undo()
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_text_for_a_terminal_that_is_gone_is_dropped_and_changes_no_exit_code(monkeypatch, name):
+    master, slave = os.openpty()
+    terminal = os.fdopen(slave, "w")
+    monkeypatch.setattr(sys, name, terminal)
+    messages.echo("is read", err=name == "stderr")
+    os.close(master)
+
+    messages.echo("is not read", err=name == "stderr")
+    messages.echo("nor is this", err=name == "stderr")
+
+    assert getattr(sys, name) is None
+    with contextlib.suppress(OSError):  # what it was given is still in its buffer
+        terminal.close()
+
+
+def test_a_disk_that_fails_under_the_output_is_an_error(monkeypatch):
+    def fails(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(messages.click, "echo", fails)
+
+    with pytest.raises(OSError, match="Input/output error"):
+        messages.echo("lost")
 
 
 def test_a_reader_that_has_gone_is_noticed_without_a_write(monkeypatch):
