@@ -458,7 +458,9 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         """Every record of the shard was processed; its children wait for this call.
 
         Called once, after the last `process_records` returned, while the lease is held.
-        Guaranteed: no further record of this shard will come to any processor [I1, I3].
+        Guaranteed: no further record of this shard will come to any processor [I1, I3]. Its rows
+        and changes of the state are committed with the shard's end, once; before that a process
+        that ends has it called again.
         Must not: keep work in memory; after this the position cannot be read again. With
         `checkpoint: manual`, call `checkpointer.checkpoint()` here.
         Raises: whatever you like; it is called again after a back-off, as for a batch.

@@ -289,6 +289,7 @@ class Deliverer:
             case CallInitialize(row):
                 done = self._attempt_until_it_holds("initialize", lambda: self._begin(row))
             case CallShardEnded():
+                self._checkpoints.covers_rows = False
                 done = self._attempt_method("shard_ended", checkpointer, covers=SHARD_END)
             case CallShutdownRequested():
                 done = self._attempt_method("shutdown_requested", checkpointer)

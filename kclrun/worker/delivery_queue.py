@@ -82,7 +82,8 @@ class CheckpointCalls:
     `given` limits what a `checkpoint()` without a position covers: to the last record of a call
     that gets only a part of its batch, or to the last processed record once a batch was left
     undone. `before` is called first, in a call that gets a part of a batch; user code gets its
-    errors.
+    errors. `covers_rows` is cleared for `shard_ended`, which is called again until SHARD_END is on
+    the row: what it emits belongs to that checkpoint, and not to the one that it asks for.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class CheckpointCalls:
         self.durable: ExtendedSequenceNumber | None = None
         self.given: ExtendedSequenceNumber | None = None
         self.before: Callable[[], None] | None = None
+        self.covers_rows = True
         self._ask = ask
         self._cover = cover
         self._is_over = is_over
@@ -118,7 +120,8 @@ class CheckpointCalls:
         if self.before is not None:
             self.before()
         position = position or self.given
-        self._cover(position)
+        if self.covers_rows:
+            self._cover(position)
         with self._answered:
             request = next(self._numbers)
             self._waiting.add(request)

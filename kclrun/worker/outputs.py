@@ -585,7 +585,9 @@ class Outputs:
     def _box(self, upto: ExtendedSequenceNumber) -> None:
         """With an outbox: put the rows of all outputs into the version of this commit. The first
         output decides the commit, also if it has no rows of its own. It cannot decide a commit at
-        or below the cursor that it had before the settings had an outbox [K12]."""
+        or below the cursor that it had before the settings had an outbox [K12]. A commit without
+        rows and without a change of the state makes no version, and is not decided: the version
+        that it would name has the rows of an earlier commit, which would be sent again."""
         state = self._state
         if state is None or not state.is_boxed or self._whole is None or upto <= self._whole:
             return
@@ -597,7 +599,7 @@ class Outputs:
         state.versions.box(boxed)
         first = self._lanes[1]
         self._lanes[0].is_dirty |= bool(boxed)
-        if first.known is None or upto > first.known:
+        if self._lanes[0].is_dirty and (first.known is None or upto > first.known):
             self._boxed_at, first.is_dirty = upto, True
 
     def _decide(self, first: _Lane) -> None:

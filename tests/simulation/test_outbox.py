@@ -134,13 +134,15 @@ class Owner:
         self.outputs.change_state(*change)
 
     def run(self, last):
-        """Process the records up to `last`, each with a checkpoint. The second emits nothing."""
+        """Process the records up to `last`, each with a checkpoint. The second emits nothing, the
+        fourth does not change the state either."""
         first = 1 if self.at == TRIM_HORIZON else int(self.at.sequence_number) + 1
         state = State(self.live)
         for number in range(first, last + 1):
             mark = 100 * self.token + number
             self.outputs.begin_batch()
-            state["key"]["seen"] = [*state["key"].get("seen", []), mark]
+            if number != 4:
+                state["key"]["seen"] = [*state["key"].get("seen", []), mark]
             # What is emitted is not a function of the record: one owner's rows of the third record
             # go to the others.
             names = NAMES if number == 1 else NAMES[self.token % 2 :] if number == 3 else ()
@@ -188,7 +190,7 @@ def test_whichever_write_is_the_last_one_rows_and_state_are_of_one_execution(fat
                 deaths += 1
         whole += deaths == 0
         marks = seen(world)
-        assert [mark % 100 for mark in marks] == [1, 2, 3, 4], (first, second)
+        assert [mark % 100 for mark in marks] == [1, 2, 3], (first, second)
         for name, output in world.outputs.items():
             expected = [
                 mark

@@ -92,8 +92,12 @@ class Main(Stage):
         self.decoding = None if decode is None else decoding(decode)
         self.rows = Rows()
         self.initialize = list(initialize)
+        self.covered = []
         super().__init__(
-            ErrorPolicy(retries, 0.0, then, None, limit), time.monotonic, keep_letter=keep_letter
+            ErrorPolicy(retries, 0.0, then, None, limit),
+            time.monotonic,
+            store=self.covered.append,
+            keep_letter=keep_letter,
         )
 
     def prepare(self, row):
@@ -594,6 +598,20 @@ def test_shard_ended_is_repeated_and_its_rows_belong_to_the_end(start):
     main.wait_for(events.CallReturned, 2)
 
     assert main.processor.calls == ["shard_ended"] * 2
+    assert main.rows.calls[-1] == ("end", str(SHARD_END))
+
+
+def test_a_checkpoint_that_shard_ended_asks_for_covers_no_rows_of_it(start):
+    """Its process may end before SHARD_END is on the row: then it is called, and emits, again."""
+    save = lambda checkpointer, _: checkpointer.checkpoint()  # noqa: E731
+    main = start(save, save).begin(page(11, 12))
+    main.wait_for(events.BatchProcessed)
+    main.queue.call(commands.CallShardEnded())
+
+    main.wait_for(events.CallReturned, 2)
+
+    assert len(main.of(events.CheckpointRequested)) == 2
+    assert main.covered == [None], "of process_records alone"
     assert main.rows.calls[-1] == ("end", str(SHARD_END))
 
 
