@@ -102,9 +102,10 @@ def _offered_keys(client: WireClient, table: str) -> list[str]:
     }
     try:
         reply = call_json(client, operations.QUERY, request, _DECODER)
-    except InvalidRequest as error:
-        # Message: "does not have the specified index: …", or "cannot read from backfilling …".
-        if error.code == _INVALID and OWNER_INDEX in str(error):
+    except (InvalidRequest, NotFound) as error:
+        # Message: "does not have the specified index: …", or "cannot read from backfilling …"; of
+        # moto, with the code of a missing table: "Invalid index: …".
+        if OWNER_INDEX in str(error) and (error.code == _INVALID or isinstance(error, NotFound)):
             raise IndexMissing(
                 f"{operations.QUERY.name}: table {table} has no index {OWNER_INDEX} to query",
                 operation=operations.QUERY.name,

@@ -17,7 +17,7 @@ from typing import Any, Final
 from msgspec.structs import force_setattr, replace
 
 from kclrun.aws.rows import BrokenRow, Item, columns_of, decode_page, decode_row, encode_row
-from kclrun.errors import InvalidRequest, NotFound
+from kclrun.errors import IndexMissing, InvalidRequest
 from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.ports import ScanPage
 from kclrun.protocol import conditions, writes
@@ -115,7 +115,7 @@ class LeaseRows:
 
     `page_rows_max` bounds a page of a scan. As in DynamoDB, a scan is not a snapshot: a page has
     the rows as they are when the page is read. `has_owner_index`: a table that kclrun creates has
-    the index; without it `offered` raises NotFound. `choose` selects from too many offered rows
+    the index; without it `offered` raises IndexMissing. `choose` selects from too many offered rows
     (for example `random.Random.sample`); without it the first ones are returned.
     """
 
@@ -174,9 +174,9 @@ class LeaseRows:
             return self._rows.get(key)
 
     def offered(self, rows_max: int) -> tuple[Lease, ...]:
-        """At most `rows_max` offered rows. Raises: NotFound without an index."""
+        """At most `rows_max` offered rows. Raises: IndexMissing without an index."""
         if not self._has_owner_index:
-            raise NotFound("the table has no owner index", operation="Query")
+            raise IndexMissing("the table has no owner index", operation="Query")
         with self._lock:
             waiting = [self._rows[key] for key in sorted(self._offered)]
         return tuple(waiting if len(waiting) <= rows_max else self._choose(waiting, rows_max))

@@ -25,8 +25,16 @@ from kclrun.ports import Output
 from kclrun.processor import Row
 from kclrun.state.versions import checked, with_checksum
 
-# The rows of each output by its name, packed.
-Boxed = Mapping[str, Sequence[bytes]]
+
+class Box(msgspec.Struct, frozen=True, array_like=True):
+    """The packed rows of one output in one commit; `upto` is its cursor once it has them."""
+
+    upto: str
+    rows: tuple[bytes, ...]
+
+
+# The boxes of one commit, by the names of their outputs.
+Boxes = Mapping[str, Box]
 
 _MAGIC: Final = b"kclrun-rows\n"
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -54,12 +62,12 @@ _INT_MAX: Final = 2**63
 _pack: Final = msgspec.msgpack.Encoder().encode
 
 
-def encode_box(rows: Boxed) -> bytes:
+def encode_box(boxes: Boxes) -> bytes:
     """The bytes of the rows of one commit, with a checksum."""
-    return with_checksum(_MAGIC, _pack(rows))
+    return with_checksum(_MAGIC, _pack(boxes))
 
 
-def decode_box(name: str, content: bytes | None) -> dict[str, list[bytes]]:
+def decode_box(name: str, content: bytes | None) -> dict[str, Box]:
     """The rows of the commit whose box has this name. Raises: SettingsError, in words, if it is
     missing or damaged."""
     if content is None:
@@ -69,7 +77,7 @@ def decode_box(name: str, content: bytes | None) -> dict[str, list[bytes]]:
         )
     body = checked(_MAGIC, f"the rows {name} of a version", content)
     try:
-        return msgspec.msgpack.decode(body, type=dict[str, list[bytes]])
+        return msgspec.msgpack.decode(body, type=dict[str, Box])
     except msgspec.MsgspecError:
         raise SettingsError(f"the rows {name} of a version cannot be read") from None
 
@@ -112,12 +120,14 @@ def _unpacked(code: int, text: memoryview) -> Any:
 
 class Decided(msgspec.Struct, frozen=True):
     """The commit that the first output had decided beyond the checkpoint when the lease began:
-    `version` is the state at `at`, and `rows` are the rows of the commit, which other outputs may
-    lack."""
+    `version` is the state at `at`. `boxes` has the rows that other outputs may lack: those of this
+    commit, or of an earlier one if this one had no rows and no change of the state, and so no
+    version of its own. An output has the rows of its box if its cursor is at `Box.upto` or behind
+    it."""
 
     version: str
     at: Cursor
-    rows: Boxed
+    boxes: Boxes
 
 
 class DecidingOutput(Output, Protocol):
@@ -146,7 +156,7 @@ class BoxedOutput:
         self._upto: Cursor | None = None
         self._waiting_bytes = 0
         self._decision: tuple[str, Cursor] | None = None
-        self.packed: list[bytes] = []  # the rows of the next commit, until it is confirmed
+        self._packed: list[bytes] = []  # the rows of the next commit, until it is confirmed
 
     def encode(self, row: Row) -> tuple[Any, int]:
         """As `Output.encode`. The size is that of both forms."""
@@ -167,7 +177,7 @@ class BoxedOutput:
         """As `Output.add`."""
         for encoded, packed, size in rows:
             self._rows.append(encoded)
-            self.packed.append(packed)
+            self._packed.append(packed)
             self._waiting_bytes += size
         self._upto = upto
 
@@ -177,6 +187,16 @@ class BoxedOutput:
 
     def _encoded(self, packed: bytes) -> tuple[Any, bytes]:
         return self._output.encode(unpack_row(packed))[0], packed
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the next commit has rows of this output."""
+        return bool(self._packed)
+
+    def box(self) -> Box:
+        """The rows of the next commit."""
+        assert self._upto is not None, "rows were added up to a cursor"
+        return Box(str(self._upto), tuple(self._packed))
 
     @property
     def unsent_bytes(self) -> int:
@@ -195,7 +215,7 @@ class BoxedOutput:
         self._pass_on()
         cursor = self._output.commit()
         self._decision = None
-        self.packed.clear()
+        self._packed.clear()
         self._waiting_bytes = 0
         return cursor
 

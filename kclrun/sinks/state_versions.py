@@ -20,7 +20,7 @@ from kclrun.model.shard import HashRange
 from kclrun.model.stream import ONLY_STREAM, qualified, shard_id_of, stream_of
 from kclrun.ports import VersionStore
 from kclrun.processor import Row
-from kclrun.sinks.outbox import Boxed, decode_box, encode_box
+from kclrun.sinks.outbox import Boxes, decode_box, encode_box
 from kclrun.state.beginning import Empty, OwnVersion, ParentVersions, beginning, parents_to_read
 from kclrun.state.chain import Chain, ChainReader, garbage, outlived, parts_of
 from kclrun.state.kept import KeptEntries, MemoryEntries
@@ -80,7 +80,7 @@ class StateVersions:
         self._pending: dict[tuple[str, str], bytes | None] = {}
         self._pending_bytes = 0
         # The rows of the next version's commit, by their outputs; empty without an outbox.
-        self._box: Boxed = {}
+        self._boxes: Boxes = {}
         # A commit is under way, or failed: it is repeated with the same names and contents [K6].
         self._is_under_way = False
 
@@ -162,24 +162,23 @@ class StateVersions:
         """Never called: user code changes the state, and emits no rows to it."""
         raise TypeError("the state is changed with context.state")
 
-    def boxed(self, name: str) -> tuple[Cursor, Boxed]:
-        """The cursor of this version, and the rows of its commit. Raises: SinkError; SettingsError
-        if they are missing or damaged [K12]."""
+    def boxes(self, name: str) -> Boxes:
+        """The rows of the commit that wrote this version. Raises: SinkError; SettingsError if they
+        are missing or damaged [K12]."""
         content = self._store.read(self._shard_id, name)
         if content is None:
             raise SettingsError(
                 f"the state version {name} is missing, and an output names it: restore it"
             )
         version = decode_version(name, content)
-        at = Cursor.parse(version.cursor)
         if version.outbox is None:
-            return at, {}
-        return at, decode_box(version.outbox, self._store.read(self._shard_id, version.outbox))
+            return {}
+        return decode_box(version.outbox, self._store.read(self._shard_id, version.outbox))
 
-    def box(self, rows: Boxed) -> None:
+    def box(self, boxes: Boxes) -> None:
         """The next version also holds these rows of its commit. With an outbox, called before each
         `commit`, and again with the same rows if the commit is repeated."""
-        self._box = rows
+        self._boxes = boxes
 
     def begin(self, at: Cursor) -> Cursor:
         """As `Output.begin`: the cursor of the state is on the row only."""
@@ -205,7 +204,7 @@ class StateVersions:
     def commit(self) -> Cursor:
         """As `Output.commit`: `version` is durable and holds every change that was added."""
         assert self._at is not None, "begin() comes first"
-        if self._pending or self._box or self.must_write:
+        if self._pending or self._boxes or self.must_write:
             self._is_under_way = True
             changes = [(key, of, value) for (key, of), value in self._pending.items()]
             self._kept.apply(changes)
@@ -213,16 +212,16 @@ class StateVersions:
             self._kept.keep(chain)
             self._chain, self._attempt = chain, attempt
             self._pending.clear()
-            self._pending_bytes, self._is_under_way, self._box = 0, False, {}
+            self._pending_bytes, self._is_under_way, self._boxes = 0, False, {}
         return self._at
 
     def _written(self, at: Cursor, changes: list[Change]) -> tuple[Chain, int]:
         """Write the next version. Returns: its chain, and the number of its last attempt."""
         attempt, chain = self._attempt + 1, self._chain
         outbox = None
-        if self._box:
+        if self._boxes:
             outbox = version_name(self._token, attempt, self._nonce)
-            self._store.create(self._shard_id, outbox, encode_box(self._box))
+            self._store.create(self._shard_id, outbox, encode_box(self._boxes))
             attempt += 1
         name, delta = self._encoded(attempt, at, chain.newest, changes, outbox)
         if chain.takes_delta(len(delta)):

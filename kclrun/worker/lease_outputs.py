@@ -186,8 +186,8 @@ class LeaseOutputs:
     def _boxed(self, versions: StateVersions, row: Lease) -> Decided:
         name = row.state_version
         assert name is not None, "the first output named it"
-        _, rows = self.until_there(STATE, lambda: versions.boxed(name))
-        return Decided(name, Cursor.of(row.checkpoint), rows)
+        boxes = self.until_there(STATE, lambda: versions.boxes(name))
+        return Decided(name, Cursor.of(row.checkpoint), boxes)
 
     def _serve(self) -> None:
         assert self._outputs is not None, "the thread starts once they are open"

@@ -245,10 +245,11 @@ class Outputs:
         """Give the rows of the decided commit to the outputs that lack them. At the end of a shard
         `shard_ended` is called once more, and the rows that it emits are dropped."""
         for lane in self._lanes:
-            rows, at = decided.rows.get(lane.name), lane.committed
+            box, at = decided.boxes.get(lane.name), lane.committed
             lane.known = max(lane.known or decided.at.reached, decided.at.reached)
-            if rows and at is not None and at < decided.at and isinstance(lane.output, BoxedOutput):
-                lane.output.fill(rows, decided.at)
+            lacks_rows = box is not None and at is not None and at < Cursor.parse(box.upto)
+            if box is not None and lacks_rows and isinstance(lane.output, BoxedOutput):
+                lane.output.fill(box.rows, decided.at)
                 lane.is_dirty = True
 
     def cursors(self) -> dict[str, Cursor]:
@@ -586,20 +587,19 @@ class Outputs:
         """With an outbox: put the rows of all outputs into the version of this commit. The first
         output decides the commit, also if it has no rows of its own. It cannot decide a commit at
         or below the cursor that it had before the settings had an outbox [K12]. A commit without
-        rows and without a change of the state makes no version, and is not decided: the version
-        that it would name has the rows of an earlier commit, which would be sent again."""
+        rows and without a change of the state names the version of an earlier commit again."""
         state = self._state
         if state is None or not state.is_boxed or self._whole is None or upto <= self._whole:
             return
-        boxed = {
-            lane.name: lane.output.packed
+        boxes = {
+            lane.name: lane.output.box()
             for lane in self._lanes
-            if isinstance(lane.output, BoxedOutput) and lane.output.packed
+            if isinstance(lane.output, BoxedOutput) and lane.output.has_rows
         }
-        state.versions.box(boxed)
+        state.versions.box(boxes)
         first = self._lanes[1]
-        self._lanes[0].is_dirty |= bool(boxed)
-        if self._lanes[0].is_dirty and (first.known is None or upto > first.known):
+        self._lanes[0].is_dirty |= bool(boxes)
+        if first.known is None or upto > first.known:
             self._boxed_at, first.is_dirty = upto, True
 
     def _decide(self, first: _Lane) -> None:

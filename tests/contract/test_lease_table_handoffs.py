@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kclrun.aws.rows import encode_row
-from kclrun.errors import InvariantViolation, NotFound
+from kclrun.errors import IndexMissing, InvariantViolation
 from kclrun.model.lease import OFFERED, DiedOn, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import LATEST, SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
@@ -405,7 +405,7 @@ def test_more_offered_rows_than_one_request_may_name_are_all_read(indexed):
 
 
 def test_a_table_without_the_index_says_so(subject):
-    with pytest.raises(NotFound):
+    with pytest.raises(IndexMissing):
         subject.with_rows(OFFERED_ROW).offered(10)
 
 

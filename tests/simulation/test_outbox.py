@@ -17,7 +17,15 @@ from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors, sorted_cursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.sinks.outbox import BoxedOutput, Decided, decode_box, encode_box, pack_row, unpack_row
+from kclrun.sinks.outbox import (
+    Box,
+    BoxedOutput,
+    Decided,
+    decode_box,
+    encode_box,
+    pack_row,
+    unpack_row,
+)
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, State
 from kclrun.worker.outputs import Keyed, Outputs, Pace
@@ -120,7 +128,7 @@ class Owner:
         )
         decided = None
         if row is not self.row:
-            decided = Decided(first.decided, Cursor.of(there), versions.boxed(first.decided)[1])
+            decided = Decided(first.decided, Cursor.of(there), versions.boxes(first.decided))
         cursors = {} if self.row.outputs is None else dict(self.row.outputs.cursors)
         self.at, _ = self.outputs.begin(
             self.row.checkpoint, cursors, may_adopt=True, decided=decided
@@ -134,14 +142,15 @@ class Owner:
         self.outputs.change_state(*change)
 
     def run(self, last):
-        """Process the records up to `last`, each with a checkpoint. The second emits nothing, the
-        fourth does not change the state either."""
+        """Process the records up to `last`, each with a checkpoint, but for the third. The second
+        emits nothing; from the fourth on they do not change the state either: the checkpoint at the
+        fourth is behind the last rows, and that at the fifth has none."""
         first = 1 if self.at == TRIM_HORIZON else int(self.at.sequence_number) + 1
         state = State(self.live)
         for number in range(first, last + 1):
             mark = 100 * self.token + number
             self.outputs.begin_batch()
-            if number != 4:
+            if number <= 3:
                 state["key"]["seen"] = [*state["key"].get("seen", []), mark]
             # What is emitted is not a function of the record: one owner's rows of the third record
             # go to the others.
@@ -150,6 +159,8 @@ class Owner:
                 self.outputs.emit_to(name)({"n": mark})
             self.outputs.end_batch(at(number))
             self.outputs.settle(at(number))
+            if number == 3:
+                continue
             self.outputs.commit(CommitOutputs(at(number), must=True))
             self.outputs.turn()
             done = self.posted[-1]
@@ -185,7 +196,7 @@ def test_whichever_write_is_the_last_one_rows_and_state_are_of_one_execution(fat
         for token, last_write in ((1, first), (2, second), (3, None)):
             world.writes, world.last_write, world.fate = 0, last_write, fate
             try:
-                Owner(world, token).run(4)
+                Owner(world, token).run(5)
             except Crash:
                 deaths += 1
         whole += deaths == 0
@@ -219,8 +230,8 @@ def test_a_commit_that_fails_is_repeated_with_the_same_version_and_the_same_rows
 
 
 def test_rows_that_are_missing_or_damaged_are_an_error_in_words():
-    content = encode_box({"first": [b"x"]})
-    assert decode_box("name", content) == {"first": [b"x"]}
+    content = encode_box({"first": Box("12", (b"x",))})
+    assert decode_box("name", content) == {"first": Box("12", (b"x",))}
     for broken, words in ((None, "missing"), (content[:-1], "damaged"), (b"", "not one")):
         with pytest.raises(SettingsError, match=words):
             decode_box("name", broken)
