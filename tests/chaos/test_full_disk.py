@@ -119,7 +119,7 @@ def test_what_a_full_disk_holds_up_is_read_by_another_machine_and_nothing_is_los
     # They read ahead of their checkpoint as far as they may, and then stand still.
     assert sum(len(batch.records) for batch in waiting) <= 2 * 500
     assert complaints(other) == set()
-    assert full.of("capacity_short")
+    full.until(lambda: full.of("capacity_short"))
     source.stop()
     full.until_all_delivered(source)
 
