@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from kclrun.errors import InvalidRequest, NotFound
+from kclrun.errors import IndexMissing, InvalidRequest
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import OFFERED, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
@@ -87,7 +87,7 @@ def test_some_are_chosen_only_where_more_are_offered_than_are_wanted():
     assert [lease.key for lease in table.offered(2)] == ["a", "b"]
     assert [lease.key for lease in table.offered(1)] == ["b"]
     assert (chosen, table.has_offers) == ([1], True)
-    with pytest.raises(NotFound):
+    with pytest.raises(IndexMissing):
         LeaseRows(has_owner_index=False).offered(1)
 
 
