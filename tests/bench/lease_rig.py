@@ -230,7 +230,7 @@ class LeaseRig:
         deadline = time.monotonic() + _PATIENCE_S
         while time.monotonic() < deadline:
             select.select([launcher.fileno()], [], [], 1.0)
-            for report in launcher.hear():
+            for report in launcher.receive():
                 if isinstance(report, ProcessForked):
                     return report
         raise TimeoutError("the launcher has not forked")
