@@ -256,8 +256,8 @@ class KeyMeter:
     """Measures one shard. Call `took` for each page, then `opened` for its user records.
 
     Windows of `window_s` follow each other. A report covers the last whole window and the present
-    one so far: so a key is forgotten after two windows at most. Before the first whole window there
-    is no report.
+    one so far: so a key is forgotten after two windows at most. The first report comes behind the
+    first whole window.
     """
 
     def __init__(self, hash_range: HashRange | None, window_s: float, now: Instant) -> None:

@@ -134,7 +134,8 @@ class OutputCommits:
         saved: ExtendedSequenceNumber,
     ) -> ExtendedSequenceNumber:
         """`wanted`, if every output has its rows; else `otherwise`. With keyed state: the position
-        of its last version, or `saved`, because between two versions there is no state [K5]."""
+        of its last version, or `saved`, because a checkpoint needs a version at its position
+        [K5]."""
         if self._has_state:
             return self.confirmed if saved <= self.confirmed <= wanted else saved
         return wanted if not self.has_outputs or wanted <= self.confirmed else otherwise

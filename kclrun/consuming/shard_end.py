@@ -373,8 +373,8 @@ class GracefulRelease:
         return found is not None and state in ANSWERS_ASKS and self.asker(now) is not None
 
     def asker(self, now: Instant) -> OwnerId | None:
-        """The owner to whom the ask is answered, if any (ANYBODY: an operator asked for any
-        owner)."""
+        """The owner that the handoff request names, while it is to be answered; else None. ANYBODY:
+        an operator requested the lease for any owner."""
         ask = self.ask
         return None if ask is None or self.drops_ask(now) else ask.to
 

@@ -182,7 +182,7 @@ class TimerRun:
         self, done: ExtendedSequenceNumber, upcoming: ExtendedSequenceNumber | None
     ) -> ExtendedSequenceNumber | None:
         """The stored cursor whose timers fire now, regardless of the clock: at the record of the
-        cursor, or before the `upcoming` record behind it. None if there is no such cursor."""
+        cursor, or before the `upcoming` record behind it. None if no stored cursor is there."""
         while self._stored and self._stored[0] <= done:
             del self._stored[0]
         for each in self._stored:

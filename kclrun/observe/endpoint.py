@@ -157,11 +157,11 @@ class HttpEndpoint:
     """Serves `routes` (a path and the function that answers it) until `close`.
 
     It never disturbs the manager: it has threads of its own, and they serve a value that is already
-    made. Threads, bytes and time of a request are bounded. There is no password, so it listens for
-    this host only, unless the operator configures another address. A web page in a browser on this
-    host gets nothing by pointing its own host name at this address, and a script of another site
-    (its request has an `Origin`) gets nothing at all. A form is accepted only with the `Origin` of
-    our own pages, which a browser sends and no other site can forge.
+    made. Threads, bytes and time of a request are bounded. It asks for no password, and so listens
+    for this host only, unless the operator configures another address. A web page in a browser on
+    this host gets nothing by pointing its own host name at this address, and a script of another
+    site (its request has an `Origin`) gets nothing at all. A form is accepted only with the
+    `Origin` of our own pages, which a browser sends and no other site can forge.
 
     A route is called in a thread of the server. If it raises any error, the response is a 500.
     """

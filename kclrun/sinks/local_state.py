@@ -317,7 +317,7 @@ class LocalEntries:
         """Raises: SinkError, after a rollback, if the disk is full; and if the file is damaged,
         which ends the process."""
         try:
-            yield self._writer  # type: ignore[misc]  # None while there is no file
+            yield self._writer  # type: ignore[misc]  # None before the file is opened
         except OSError as error:
             raise SinkError(f"{self._root}: {error.strerror}") from error
         except sqlite3.Error as error:

@@ -1,7 +1,7 @@
 """The reports of a batch's tasks to the driver, and the driver's log line about them. Pure.
 
-There is no line while every shard accepts its records. There is one when flow control first slows a
-batch down, and one when it no longer does.
+The driver logs a line when flow control first slows a batch down, and another one when it no longer
+does. While every shard accepts its records, the driver logs nothing.
 """
 
 from __future__ import annotations

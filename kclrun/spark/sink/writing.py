@@ -172,9 +172,9 @@ def write(
       `order_by` (ascending), and the rows of a key go out in that order within each batch. For
       rows of the kclrun source: `[length("sequenceNumber"), "sequenceNumber",
       "subSequenceNumber"]`. A streaming DataFrame is then written through `foreachBatch`.
-    - With `keys_are_together` there is no shuffle: for rows that come from the kclrun source
-    through
-      select, filter and the like only, with the same keys. They go out as they were read.
+    - With `keys_are_together` Spark does not shuffle the rows, and writes them as they were read.
+      It is for rows of the kclrun source that passed select, filter and the like only, and kept
+      their keys.
 
     `partitions` is how many tasks write after the shuffle; by default as many as run at once.
 
