@@ -247,8 +247,9 @@ class Outputs:
         for lane in self._lanes:
             box, at = decided.boxes.get(lane.name), lane.committed
             lane.known = max(lane.known or decided.at.reached, decided.at.reached)
-            lacks_rows = box is not None and at is not None and at < Cursor.parse(box.upto)
-            if box is not None and lacks_rows and isinstance(lane.output, BoxedOutput):
+            if box is None or at is None or at >= Cursor.parse(box.upto):
+                continue  # without rows in that commit, or it has them
+            if isinstance(lane.output, BoxedOutput):
                 lane.output.fill(box.rows, decided.at)
                 lane.is_dirty = True
 
