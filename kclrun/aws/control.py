@@ -66,9 +66,12 @@ def from_botocore(operation: Operation, error: Exception) -> ServiceError:
         return AccessDenied(
             f"{operation.name}: no AWS credentials", operation=operation.name, code=NO_CREDENTIALS
         )
+    words = type(error).__name__
+    if isinstance(error, KeyError):
+        words = f"the answer has no {error.args[0]}: it was cut short, or a proxy sent it"
     return service_error(
         operation,
-        ErrorReply(message=type(error).__name__),
+        ErrorReply(message=words),
         None,
         was_sent=not isinstance(error, _NOT_SENT),
     )

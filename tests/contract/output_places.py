@@ -43,6 +43,7 @@ class Place:
     #   lost request   no answer; the request never arrives
     #   lost reply     no answer; the request was applied
     #   late           no answer; the request arrives when the test calls `land`
+    #   a proxy's page status 200 without what the service answers; the request never arrives
     faults = frozenset()
 
     def __init__(self, aws, folder):
@@ -113,6 +114,8 @@ class FaultyClient:
                 self._late.append(functools.partial(call, **arguments))
             case "lost request":
                 pass
+            case "a proxy's page":
+                return {"ResponseMetadata": {"HTTPStatusCode": 200}}
             case _:
                 code, status = REFUSALS[fault]
                 raise ClientError(
@@ -251,7 +254,7 @@ class Objects(Rolls):
     """A bucket, with a client in front that loses, delays and refuses requests."""
 
     needs_aws = True
-    faults = frozenset({*REFUSALS, "lost request", "lost reply", "late"})
+    faults = frozenset({*REFUSALS, "lost request", "lost reply", "late", "a proxy's page"})
 
     def __init__(self, aws, folder):
         super().__init__(aws, folder)

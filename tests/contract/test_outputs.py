@@ -173,7 +173,7 @@ def test_the_next_owner_learns_how_far_the_destination_is_and_goes_on_there(plac
     assert_holds(place, 7)
 
 
-@meets("throttled", "lost request", "lost reply", "conflict")
+@meets("throttled", "lost request", "lost reply", "conflict", "a proxy's page")
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_commit_that_is_repeated_writes_its_rows_once(place, fault, times):
     output = begun(place, OF)

@@ -58,6 +58,33 @@ def test_rows_are_not_taken_while_a_full_part_cannot_be_sent(parts):
     assert numbers(parts) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize(
+    "request_name",
+    ["upload_part", "create_multipart_upload", "put_object", "complete_multipart_upload"],
+)
+def test_a_proxys_page_with_status_200_is_not_a_part_a_record_or_an_object(parts, request_name):
+    output = begun(parts, OF)
+    emit(output, 1, 4)
+    parts.faulty.watch(request_name)
+    parts.fail("a proxy's page")
+    with pytest.raises(SinkError, match="a proxy sent it"):
+        output.commit()
+    assert parts.rows() == []
+    assert output.commit() == at(4)
+    assert numbers(parts) == [1, 2, 3, 4]
+
+
+def test_a_proxys_page_with_status_200_is_not_an_object_that_another_program_made(objects):
+    emit(first := begun(objects, OF), 1, 2)
+    first.commit()
+    objects.faulty.watch("head_object")
+    after = objects.open(owner(11))
+    objects.fail("a proxy's page")
+    with pytest.raises(SinkError, match="look for"):
+        after.begin(START)
+    assert after.begin(START) == at(2)
+
+
 def test_an_upload_whose_parts_are_gone_begins_again_from_the_row(parts):
     output = begun(parts, OF)
     emit(output, 1, 4)

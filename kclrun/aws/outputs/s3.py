@@ -84,7 +84,7 @@ class Bucket:
             )
         try:
             with doing(operations.HEAD_OBJECT, f"look for {url}"):
-                self.client().head_object(Bucket=self.bucket, Key=f"{key}-absent")
+                self.request("head_object", Key=f"{key}-absent")
         except AccessDenied as error:
             raise error.reworded(
                 f"{error}; S3 refuses this for an object that does not exist, too, unless"
@@ -104,7 +104,7 @@ class Bucket:
         """PutObject that creates; False if the name is taken. Raises: a ServiceError leaf."""
         try:
             with doing(operations.PUT_OBJECT, f"create {self.url(key)}"):
-                self.client().put_object(Bucket=self.bucket, Key=key, IfNoneMatch="*", Body=content)
+                self.request("put_object", Key=key, IfNoneMatch="*", Body=content)
         except ServiceError as error:
             if error.code == _REFUSED:
                 return False
@@ -114,8 +114,14 @@ class Bucket:
     def read(self, key: str) -> bytes:
         """The content of an object. Raises: a ServiceError leaf."""
         with doing(operations.GET_OBJECT, f"read {self.url(key)}"):
-            content: bytes = self.client().get_object(Bucket=self.bucket, Key=key)["Body"].read()
+            content: bytes = self.request("get_object", Key=key)["Body"].read()
             return content
+
+    def request(self, method: str, **arguments: Any) -> dict[str, Any]:
+        """Call a method of the client that is about one object, within `doing`. Each answer of S3
+        to it has an ETag. A page of a proxy has none, and is a failure of the service: KeyError."""
+        answer: dict[str, Any] = getattr(self.client(), method)(Bucket=self.bucket, **arguments)
+        return {**answer, "ETag": answer["ETag"]}
 
     def delete(self, keys: Sequence[str], what: str) -> None:
         """Delete objects; one that is gone already is not an error. Raises: a ServiceError leaf,
@@ -184,7 +190,7 @@ class ObjectRolls(Bucket):
         key = self.key(begin)
         try:
             with doing(operations.HEAD_OBJECT, f"look for {self.url(key)}"):
-                found = self.client().head_object(Bucket=self.bucket, Key=key)
+                found = self.request("head_object", Key=key)
         except ServiceError as error:
             if error.code in ABSENT:
                 return None
@@ -278,8 +284,8 @@ class ObjectUpload:
     def _put(self, record: RollRecord) -> ServiceError | None:
         """The failure of an attempt, which may have been applied nevertheless."""
         with self._attempt(operations.PUT_OBJECT) as failures:
-            self._rolls.client().put_object(
-                Bucket=self._rolls.bucket,
+            self._rolls.request(
+                "put_object",
                 Key=self._key,
                 Body=bytes(self._bytes),
                 IfNoneMatch="*",
@@ -296,13 +302,11 @@ class ObjectUpload:
         if not self._has_record:
             key = self._rolls.record_key(self._begin, self._commit)
             with doing(operations.PUT_OBJECT, f"write {self._rolls.url(key)}"):
-                self._rolls.client().put_object(
-                    Bucket=self._rolls.bucket, Key=key, Body=msgspec.json.encode(record)
-                )
+                self._rolls.request("put_object", Key=key, Body=msgspec.json.encode(record))
             self._has_record = True
         with self._attempt(operations.COMPLETE_MULTIPART_UPLOAD) as failures:
-            self._rolls.client().complete_multipart_upload(
-                Bucket=self._rolls.bucket,
+            self._rolls.request(
+                "complete_multipart_upload",
                 Key=self._key,
                 UploadId=self._upload,
                 MultipartUpload={"Parts": self._parts},
@@ -322,8 +326,8 @@ class ObjectUpload:
                 )["UploadId"]
         number = len(self._parts) + 1
         with doing(operations.UPLOAD_PART, f"upload part {number} of {url}"):
-            answer = rolls.client().upload_part(
-                Bucket=rolls.bucket,
+            answer = rolls.request(
+                "upload_part",
                 Key=self._key,
                 UploadId=self._upload,
                 PartNumber=number,
