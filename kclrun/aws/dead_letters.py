@@ -40,6 +40,7 @@ from kclrun.aws.put_records import batches, put_records, send_all
 from kclrun.aws.wire import WireClient
 from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, Unavailable
 from kclrun.model.letter import (
+    LETTERS_MAX,
     TAKEN_OVER,
     KeptLetter,
     Letter,
@@ -54,9 +55,6 @@ from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import LetterStore, next_page
 
-# The most letters of a queue or a stream that are listed at once: each may carry a payload, and all
-# are sorted in memory. Further letters are listed once these are removed.
-LETTERS_MAX: Final = 10_000
 # While letters are listed or put back, no other reader receives them: 10,000 take a minute.
 _HIDDEN_S: Final = 600
 # SQS takes ten messages a call. The answer to a call that waits is empty only if no part of the
@@ -106,7 +104,7 @@ class LetterBucket(Bucket):
     def _put(self, content: Letter | Takeover) -> None:
         key, body = self.prefix + content.name, msgspec.json.encode(content) + b"\n"
         with keeping(), doing(PUT_OBJECT, f"keep the dead letter {self.url_of(content)}"):
-            self.client().put_object(Bucket=self.bucket, Key=key, Body=body)
+            self.request("put_object", Key=key, Body=body)
 
     def url_of(self, content: Letter | Takeover) -> str:
         """The URL at which `keep` or `take_over` puts it."""

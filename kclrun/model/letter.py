@@ -17,6 +17,9 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 TAKEN_OVER: Final = ".taken-over"
 # The version of the format; readers refuse a higher one.
 LETTER_VERSION: Final = 1
+# The most letters that a reader takes at once: each may carry a payload, and they are sorted in
+# memory. Further letters are taken once these are removed.
+LETTERS_MAX: Final = 10_000
 # The message of an exception, and the last lines of a traceback, as in the log.
 _ERROR_CHARACTERS_MAX: Final = 2 * 1024
 _TRACEBACK_CHARACTERS_MAX: Final = 8 * 1024

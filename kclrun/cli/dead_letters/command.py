@@ -25,7 +25,7 @@ from kclrun.cli.messages import echo
 from kclrun.cli.user_code import dead_letter_folder
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
-from kclrun.model.letter import KeptLetter, Letter
+from kclrun.model.letter import LETTERS_MAX, KeptLetter, Letter
 from kclrun.model.stream import spelled_out
 from kclrun.model.text import escaped, harmless
 from kclrun.ports import LetterStore
@@ -87,6 +87,7 @@ def list_letters(config: ConfigChoice, **filters: Any) -> int:
     missing = f": the folder {folder} does not exist" if is_missing else ""
     echo(f"{len(kept)} dead letters{missing}", err=True)
     _print_left_out(chosen)
+    _print_more(chosen)
     return exit_codes.DRAINED
 
 
@@ -98,9 +99,8 @@ def show(position: str, config: ConfigChoice) -> int:
 
     POSITION is as `list` prints it. A payload that is not text is shown as base64.
     """
-    with _letters(config, {}) as chosen:
-        every = (*chosen.kept, *chosen.left_out)
-        found = [each for each in every if each.letter.position == position]
+    with _letters(config, {"position": position}) as chosen:
+        found = (*chosen.kept, *chosen.left_out)
     if not found:
         raise SettingsError(
             f"there is no dead letter at {position}\nShow them:  kclrun dead-letters list"
@@ -151,6 +151,7 @@ def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
             echo(done.words)
             left += done.left
         _print_left_out(chosen)
+        _print_more(chosen)
         if chosen.kept and not yes:
             echo("Do it with --yes.")
         if not chosen.kept:
@@ -171,6 +172,7 @@ def drop(config: ConfigChoice, *, yes: bool, **filters: Any) -> int:
             chosen.store.remove(chosen.kept)
         elif chosen.kept:
             echo("Do it with --yes.")
+        _print_more(chosen)
     return exit_codes.DRAINED
 
 
@@ -190,13 +192,15 @@ def letter_store(settings: Settings, *, read_max: int | None = None) -> LetterSt
 
 
 class _Chosen(msgspec.Struct, frozen=True):
-    """The letters that all filters fit, shard by shard in the order of their records."""
+    """The letters that all filters fit, shard by shard in the order of their records: as many as
+    are taken at once, and whether these are all."""
 
     configuration: Configuration
     store: LetterStore
     kept: Sequence[KeptLetter]
     left_out: Sequence[KeptLetter]
     leases: Leases
+    are_all: bool
 
 
 @contextmanager
@@ -208,19 +212,27 @@ def _letters(
 ) -> Iterator[_Chosen]:
     """Raises: SettingsError without a place of letters, or if it holds anything else;
     click.UsageError for a filter that would choose all."""
-    if (
-        filters.get("error") == ""
-    ):  # as of a variable that is not set: `drop` would drop every letter
+    if filters.get("error") == "":
+        # As of a variable that is not set: `drop` would drop every letter.
         raise click.UsageError("--error is empty, which is a part of every error.")
     configuration = config.load()
     store = letter_store(configuration.settings)
     wants_uncommitted = filters.get("uncommitted", False)
     try:
         leases = leases_now(configuration.settings) if reads_leases else {}
-        fitting = [each for each in store.kept() if _fits(each.letter, filters)]
-        kept = [each for each in fitting if each.is_uncommitted == wants_uncommitted]
-        left_out = [each for each in fitting if each.is_uncommitted != wants_uncommitted]
-        yield _Chosen(configuration, store, kept, left_out, leases)
+        kept: list[KeptLetter] = []
+        left_out: list[KeptLetter] = []
+        are_all = True
+        for each in store.kept():
+            if not _fits(each.letter, filters):
+                continue
+            these = kept if each.is_uncommitted == wants_uncommitted else left_out
+            if len(these) < LETTERS_MAX:
+                these.append(each)
+            elif these is kept:
+                are_all = False
+                break
+        yield _Chosen(configuration, store, kept, left_out, leases, are_all)
     finally:
         store.close()
 
@@ -241,11 +253,21 @@ def _print_left_out(chosen: _Chosen) -> None:
         )
 
 
+def _print_more(chosen: _Chosen) -> None:
+    if not chosen.are_all:
+        echo(
+            f"There are more: {LETTERS_MAX:,} letters are taken at once. Run it again for the next"
+            " once these are removed, or choose with --shard, --key, --error or --since",
+            err=True,
+        )
+
+
 def _fits(letter: Letter, filters: Mapping[str, Any]) -> bool:
     shard, key, error = filters.get("shard"), filters.get("key"), filters.get("error")
-    since = filters.get("since")
+    since, position = filters.get("since"), filters.get("position")
     return (
-        (shard is None or spelled_out(shard) == letter.shard_id)
+        (position is None or letter.position == position)
+        and (shard is None or spelled_out(shard) == letter.shard_id)
         and (key is None or letter.partition_key == key)
         and (error is None or error in letter.error)
         and (since is None or letter.given_up_at >= since.replace(tzinfo=UTC).timestamp())

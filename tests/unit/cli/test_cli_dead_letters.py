@@ -56,6 +56,26 @@ def test_a_line_says_where_when_and_why(config, capsys):
     assert reported.err == "3 dead letters\n"
 
 
+def test_letters_above_the_most_of_a_call_wait_for_the_next_one(config, capsys, monkeypatch):
+    monkeypatch.setattr("kclrun.cli.dead_letters.command.LETTERS_MAX", 2)
+    assert run_program(["dead-letters", "drop", "--yes", "--config", str(config)]) == 0
+    reported = capsys.readouterr()
+    assert left(config) == ["12"]
+    assert (reported.out, reported.err.split(":")[0]) == (
+        "Dropping 2 dead letters\n",
+        "There are more",
+    )
+
+    assert run_program(["dead-letters", "drop", "--yes", "--config", str(config)]) == 0
+    assert (left(config), capsys.readouterr().err) == ([], "")
+
+
+def test_a_letter_behind_the_most_of_a_call_is_shown(config, capsys, monkeypatch):
+    monkeypatch.setattr("kclrun.cli.dead_letters.command.LETTERS_MAX", 1)
+    assert run_program(["dead-letters", "show", "12/3", "--config", str(config)]) == 0
+    assert "KeyError: 'price'" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "numbers"),
     [
