@@ -6,7 +6,7 @@ writes, and this module sends them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -163,12 +163,15 @@ def _change(
         return exit_codes.DRAINED
     written: dict[LeaseKey, Outcome] = {}
     for _ in range(_PASSES_MAX):
-        due = [each for each in plans if each.change is not None and each.key not in written]
-        if not due:
+        if not (due := _due(plans, written)):
             break
         written |= write_all(aws, due)
         plans = planned()
-    return _print_written(aws, written)
+    return _print_written(aws, written, [each.key for each in _due(plans, written)])
+
+
+def _due(plans: Sequence[Plan], written: Container[LeaseKey]) -> list[Plan]:
+    return [each for each in plans if each.change is not None and each.key not in written]
 
 
 def write_all(aws: Aws, plans: Sequence[Plan]) -> dict[LeaseKey, Outcome]:
@@ -180,7 +183,9 @@ def write_all(aws: Aws, plans: Sequence[Plan]) -> dict[LeaseKey, Outcome]:
         )
 
 
-def _print_written(aws: Aws, written: dict[LeaseKey, Outcome]) -> int:
+def _print_written(
+    aws: Aws, written: dict[LeaseKey, Outcome], unwritten: Sequence[LeaseKey]
+) -> int:
     done = [key for key, outcome in written.items() if isinstance(outcome, Applied)]
     seen_s = renew_interval_s(float(aws.settings.leases.failover))
     if done:
@@ -192,7 +197,10 @@ def _print_written(aws: Aws, written: dict[LeaseKey, Outcome]) -> int:
             f"Changed by another operator just now, or gone, and left alone: {some_of(moved)}",
             err=True,
         )
-    codes = [exit_codes.UNMET] if moved else []
+    if unwritten:
+        names = some_of([called(key) for key in unwritten])
+        echo(f"Not changed, because they appeared meanwhile: {names}. Run it again", err=True)
+    codes = [exit_codes.UNMET] if moved or unwritten else []
     for key, outcome in written.items():
         if not isinstance(outcome, Applied | ConditionFailed):
             codes.append(print_failure(key, outcome))

@@ -86,6 +86,21 @@ def test_rows_that_appear_while_the_others_are_written_are_paused_too(site, call
     assert all(site.row(number).pause for number in (0, 1, 2))
 
 
+def test_rows_that_appear_faster_than_they_are_written_are_named(site, call, monkeypatch):
+    site.plant(0, A)
+    write, late = type(site.rows).write, list(range(6, 0, -1))
+
+    def write_and_create(rows, change):
+        if isinstance(change, ChangePause):
+            site.plant(late.pop(), None)
+        return write(rows, change)
+
+    monkeypatch.setattr(type(site.rows), "write", write_and_create)
+    code, said, reported = call("pause --all --yes")
+    assert (code, said[-1]) == (1, f"5 leases changed. {SEEN}")
+    assert reported == [f"Not changed, because they appeared meanwhile: {key(5)}. Run it again"]
+
+
 def test_a_resume_takes_every_mark_away_and_leaves_halts(site, call):
     standing, over = Pause(NOW, scope=Scope.ALL), Pause(WallTime(1.0), WallTime(2.0))
     site.plant(0, A, pause=standing, halt=Halt("bad row", WallTime(1.0)))
