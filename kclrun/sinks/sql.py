@@ -24,6 +24,9 @@ from kclrun.sinks import sql_tables
 
 # Rows of one statement: its arrays or its parameters are some megabytes at most.
 _ROWS_A_STATEMENT: Final = 10_000
+# PostgreSQL: an upsert has two rows of one key. Keys that differ here may be one to the table: of
+# citext, of char(4).
+_KEY_TWICE: Final = "21000"
 # Different orders of columns that are remembered: a program may make column names from data.
 _ORDERS_MAX: Final = 1_000
 # The size of a row without its texts: its tuple and its numbers.
@@ -149,7 +152,7 @@ class SqlOutput:
             # Without rows there is nothing to write exactly once: the cursor may stay.
             if self._sent.rows or self._sent.version:
                 with self._translating("write to"):
-                    self._move(self._sent)
+                    self._write(self._sent)
             self._confirmed, self._sent = self._sent.upto, None
         return self._confirmed
 
@@ -261,7 +264,16 @@ class SqlOutput:
             # Another owner may have inserted it meanwhile.
             connection.execute(self._cursors.insert().values(values))
 
-    def _move(self, batch: _Batch) -> None:
+    def _write(self, batch: _Batch) -> None:
+        try:
+            self._move(batch, _ROWS_A_STATEMENT)
+        except exc.ProgrammingError as error:
+            if sql_tables.code_of(error.orig) != _KEY_TWICE:
+                raise
+            # Nothing was applied. Row by row, the last row of such a key replaces the others.
+            self._move(batch, 1)
+
+    def _move(self, batch: _Batch, rows_a_statement: int) -> None:
         """One transaction: the cursor from where we began to `upto`, and the rows [K7]."""
         assert self._target is not None, "begin found it"
         upto = str(batch.upto)
@@ -280,8 +292,8 @@ class SqlOutput:
             )
             if moved.rowcount == 1:
                 for shape, values in self._target.statements(batch.rows):
-                    for at in range(0, len(values), _ROWS_A_STATEMENT):
-                        shape.insert(connection, values[at : at + _ROWS_A_STATEMENT])
+                    for at in range(0, len(values), rows_a_statement):
+                        shape.insert(connection, values[at : at + rows_a_statement])
             else:
                 row = connection.execute(self._read()).first()
                 # Only our own earlier send can have left our token with this position [K6].

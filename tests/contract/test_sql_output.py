@@ -534,6 +534,19 @@ def test_an_upsert_keeps_the_last_row_of_each_key_and_what_the_others_do_not_men
         output.encode({"text": "x"})
 
 
+@pytest.mark.parametrize(("kind", "keys"), [("citext", ("Zoo", "zoo")), ("char(4)", ("a", "a "))])
+def test_keys_that_only_the_table_takes_as_equal_keep_their_last_row(postgres, kind, keys):
+    database = new_database(postgres)
+    extension = ["CREATE EXTENSION citext"] if kind == "citext" else []
+    database.run(*extension, f"CREATE TABLE rides (k {kind} PRIMARY KEY, n BIGINT)")
+    place = place_at(database.url, schema=None, is_upsert=True, key=("k",))
+    with contextlib.closing(SqlOutput(place, rows_of())) as output:
+        output.begin(BEGIN)
+        output.add([output.encode({"k": key, "n": n})[0] for n, key in enumerate(keys)], at(2))
+        assert output.commit() == at(2)
+    assert database.numbers() == [1]
+
+
 def test_a_greater_token_is_reported_with_the_table_that_has_it(database, owner):
     owner(9).begin(BEGIN)
     with pytest.raises(
