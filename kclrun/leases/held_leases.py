@@ -24,28 +24,10 @@ from kclrun.leases.commands import (
     StartProcess,
     WriteRow,
 )
-from kclrun.leases.held_lease import (
-    WITH_PROCESS,
-    HeldLease,
-    State,
-    Step,
-    Verdict,
-)
-from kclrun.leases.policy import (
-    TAKE_ATTEMPTS_MAX,
-    UNREADABLE_PAUSE_S,
-    ManagerPolicy,
-)
+from kclrun.leases.held_lease import WITH_PROCESS, HeldLease, State, Step, Verdict
+from kclrun.leases.policy import TAKE_ATTEMPTS_MAX, UNREADABLE_PAUSE_S, ManagerPolicy
 from kclrun.leases.table_view import Observation, TableView, have_ended, parent_keys, seem_over
-from kclrun.model.lease import (
-    ANYBODY,
-    WRITTEN_AGAIN_AHEAD,
-    DiedOn,
-    Halt,
-    Lease,
-    LeaseKey,
-    Owner,
-)
+from kclrun.model.lease import ANYBODY, WRITTEN_AGAIN_AHEAD, DiedOn, Halt, Lease, LeaseKey, Owner
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import reports, writes
 from kclrun.protocol.in_flight import Change, Fate

@@ -10,16 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from kclrun.leases.lines import pause_words, shortened
-from kclrun.model.lease import (
-    ANYBODY,
-    OFFERED,
-    Lease,
-    LeaseKey,
-    Owner,
-    OwnerId,
-    Pause,
-    Scope,
-)
+from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, Owner, OwnerId, Pause, Scope
 from kclrun.model.stream import StreamKey, stream_of
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime

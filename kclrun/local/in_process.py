@@ -23,13 +23,7 @@ from kclrun.errors import Unavailable
 from kclrun.local.asgi import Receive, Scope, Send
 from kclrun.local.http2 import Http1Or2Protocol
 from kclrun.local.http_face import Forwarder, HttpFace
-from kclrun.local.server import (
-    MOTO,
-    START_MAX_S,
-    ProcessSettings,
-    ServiceProcess,
-    listen,
-)
+from kclrun.local.server import MOTO, START_MAX_S, ProcessSettings, ServiceProcess, listen
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.time import WallTime
 

@@ -29,13 +29,7 @@ from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.world import CredentialSource, World
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.state import PrefetchJob, StatePlace, is_own_version, version_folder
-from kclrun.model.stream import (
-    StreamKey,
-    qualified_shards,
-    shard_id_of,
-    stream_name_of,
-    stream_of,
-)
+from kclrun.model.stream import StreamKey, qualified_shards, shard_id_of, stream_name_of, stream_of
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireCredentials
 from kclrun.observe.logs import EventLog

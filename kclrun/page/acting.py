@@ -16,14 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kclrun.leases.operating import (
-    Plan,
-    Reach,
-    plan_move,
-    plan_pause,
-    plan_resume,
-    plan_unpause,
-)
+from kclrun.leases.operating import Plan, Reach, plan_move, plan_pause, plan_resume, plan_unpause
 from kclrun.model.lease import Lease, LeaseKey, Owner, OwnerId, Scope
 from kclrun.model.stream import StreamKey, called, stream_name_of, stream_of
 from kclrun.model.time import WallTime

@@ -20,12 +20,7 @@ from kclrun.consuming.concurrency import Concurrency, Order
 from kclrun.consuming.delivery import Attempts, ErrorPolicy, RetryAfter, Then, attempt
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
 from kclrun.consuming.timers import TimerRun
-from kclrun.errors import (
-    ProcessorError,
-    ProcessorLoadError,
-    RetryLater,
-    StaleCheckpoint,
-)
+from kclrun.errors import ProcessorError, ProcessorLoadError, RetryLater, StaleCheckpoint
 from kclrun.loading import load_decoding
 from kclrun.model.output import MAIN_OUTPUT, setting_of
 from kclrun.model.record import Decoding, Record, RecordBatch

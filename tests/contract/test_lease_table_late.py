@@ -17,17 +17,7 @@ from kclrun.model.sequence import (
 )
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import Applied, ConditionFailed, LateCheckpoint
-from tests.contract.lease_tables import (
-    AT_5,
-    AT_7_2,
-    AT_9,
-    HELD,
-    JAVA,
-    KEY,
-    ME,
-    OTHER,
-    changed,
-)
+from tests.contract.lease_tables import AT_5, AT_7_2, AT_9, HELD, JAVA, KEY, ME, OTHER, changed
 
 pytest_plugins = ("tests.contract.lease_table_fixtures",)
 

@@ -14,11 +14,7 @@ import pytest
 from kclrun.aws.rows import decode_row, encode_row
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.consuming import events, timers
-from kclrun.consuming.commands import (
-    AllowDelivery,
-    AnswerCheckpoint,
-    CheckpointAnswer,
-)
+from kclrun.consuming.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
 from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import ConfirmStop, ErrorPolicy
 from kclrun.consuming.timers import Quiet, TimerRun

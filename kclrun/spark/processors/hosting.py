@@ -63,10 +63,7 @@ from kclrun.spark.executor.reading import cuts
 from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.shard_state import ShardState
 from kclrun.spark.processors.event_timers import EventTimers, refuse_single_records
-from kclrun.spark.processors.range_progress import (
-    RangeProgress,
-    RangeReport,
-)
+from kclrun.spark.processors.range_progress import RangeProgress, RangeReport
 from kclrun.spark.processors.single_records import SingleRecords
 from kclrun.spark.stream_set import parted
 from kclrun.state.keyed import Undoable

@@ -29,14 +29,7 @@ from kclrun.record_calls.fitting import concurrency_of, require_fit
 from kclrun.sinks.dead_letters import letter_store
 from kclrun.spark.engine.versions import installed
 from kclrun.spark.executor.reading import ReadPage, read_ranges
-from kclrun.spark.keyed.names import (
-    BEGINS,
-    BatchState,
-    QueryPlace,
-    lineage_of,
-    marked,
-    unmarked,
-)
+from kclrun.spark.keyed.names import BEGINS, BatchState, QueryPlace, lineage_of, marked, unmarked
 from kclrun.spark.keyed.query_state import FleetState, QueryState
 from kclrun.spark.offsets import ShardRange, decode_offset
 from kclrun.spark.options import SourceSettings, Use, read_source_options, source_texts

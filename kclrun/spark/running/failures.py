@@ -12,13 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from kclrun import errors
-from kclrun.errors import (
-    EngineFailed,
-    KclrunError,
-    ProcessorError,
-    ProcessorVerdict,
-    ServiceError,
-)
+from kclrun.errors import EngineFailed, KclrunError, ProcessorError, ProcessorVerdict, ServiceError
 from kclrun.observe.logs import EventLog
 
 # The standard error of Spark's JVM and its Python workers becomes lines of our log.

@@ -1,12 +1,7 @@
 import click
 import pytest
 
-from kclrun.cli.leases.command import (
-    Explanation,
-    find_owner,
-    owners_alive,
-    print_explanations,
-)
+from kclrun.cli.leases.command import Explanation, find_owner, owners_alive, print_explanations
 from kclrun.leases.explaining import Explained
 from kclrun.leases.lines import line_of
 from kclrun.leases.operating import CannotAsk, plan_ask

@@ -9,12 +9,7 @@ import msgspec
 import pytest
 
 from kclrun.config.observing import ObserveSettings
-from kclrun.config.schema import (
-    FetchSettings,
-    LeaseSettings,
-    Settings,
-    ShutdownSettings,
-)
+from kclrun.config.schema import FetchSettings, LeaseSettings, Settings, ShutdownSettings
 from kclrun.config.units import Duration
 from kclrun.consuming.hot_keys import HotKey, ShardHeat
 from kclrun.consuming.subscribing import SILENCE_MAX_S

@@ -6,13 +6,7 @@ import pytest
 from kclrun.model.record import Statistics
 from kclrun.observe import metrics
 from kclrun.observe.metrics import COUNTED, FLEET_EVERY_S, LEASE_EVERY_S, METRICS, MetricWindow
-from kclrun.observe.sample import (
-    LeaseSample,
-    ManagerSample,
-    Outage,
-    ShardReport,
-    how_to_resume,
-)
+from kclrun.observe.sample import LeaseSample, ManagerSample, Outage, ShardReport, how_to_resume
 
 APPLICATION = (("Application", "orders"),)
 

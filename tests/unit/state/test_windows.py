@@ -17,12 +17,7 @@ from kclrun.errors import (
 )
 from kclrun.state import timers as state_timers
 from kclrun.state.timers import Timer
-from kclrun.testing import (
-    assert_any_order_gives_the_same,
-    make_record,
-    replay,
-    run_processor,
-)
+from kclrun.testing import assert_any_order_gives_the_same, make_record, replay, run_processor
 from kclrun.windows import Hopping, Session, Tumbling, Windows
 
 KINDS = [Tumbling(5.0), Hopping(6.0, 2.0), Session(3.0)]

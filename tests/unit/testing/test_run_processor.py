@@ -16,14 +16,7 @@ from kclrun.errors import (
     StaleCheckpoint,
     UndecodableRecord,
 )
-from kclrun.testing import (
-    Call,
-    make_aggregate,
-    make_record,
-    make_records,
-    replay,
-    run_processor,
-)
+from kclrun.testing import Call, make_aggregate, make_record, make_records, replay, run_processor
 
 TRIM_HORIZON = ExtendedSequenceNumber("TRIM_HORIZON")
 SHARD_END = ExtendedSequenceNumber("SHARD_END")

@@ -6,19 +6,8 @@ import time
 import pytest
 
 from kclrun import RecordProcessor
-from kclrun.errors import (
-    LimitExceeded,
-    ProcessorLoadError,
-    RetryLater,
-    SettingsError,
-    SinkError,
-)
-from kclrun.testing import (
-    assert_any_order_gives_the_same,
-    make_record,
-    replay,
-    run_processor,
-)
+from kclrun.errors import LimitExceeded, ProcessorLoadError, RetryLater, SettingsError, SinkError
+from kclrun.testing import assert_any_order_gives_the_same, make_record, replay, run_processor
 
 KEYS = "abacabad"
 RECORDS = [make_record(str(n), key=key, ordinal=n) for n, key in enumerate(KEYS)]
