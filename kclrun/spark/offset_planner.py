@@ -503,9 +503,13 @@ class OffsetPlanner:
 
     def _arm(self, positions: Mapping[str, Position]) -> None:
         """Make iterators at the tip, before the query is reported as begun."""
-        for shard_id, position in positions.items():
-            token = self._retried(partial(self._reader.iterator, shard_id, _TIP))
-            self._planner.adopt(shard_id, position, token, self._clock())
+
+        def armed(shard_id: str) -> tuple[str, float]:
+            return self._retried(partial(self._reader.iterator, shard_id, _TIP)), self._clock()
+
+        made = self._asking.all_of([partial(armed, shard_id) for shard_id in positions])
+        for (shard_id, position), (token, at) in zip(positions.items(), made, strict=True):
+            self._planner.adopt(shard_id, position, token, at)
 
     def _summarised(self) -> Streams:
         if self._streams is None:

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -258,6 +258,7 @@ def _region(reached: Reached) -> str | None:
 
 
 Ask = shard_cursor.AskPage | shard_cursor.AskListing
+T = TypeVar("T")
 
 
 class Asking:
@@ -311,6 +312,13 @@ class Asking:
         if isinstance(answer, BaseException):
             raise answer
         return ask, answer
+
+    def all_of(self, calls: Sequence[Callable[[], T]]) -> list[T]:
+        """Perform these calls; their results, in order. Raises: the error of a call; further calls
+        are not begun then."""
+        if self._pool is None:
+            return [call() for call in calls]
+        return list(self._pool.map(lambda call: call(), calls))
 
     def wake(self) -> None:
         """End a `receive` that waits, or the next one. For any thread."""

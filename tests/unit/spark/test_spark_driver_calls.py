@@ -25,7 +25,8 @@ ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/slow"
 
 class SlowKinesis(socketserver.ThreadingTCPServer):
     """Empty shards; a call for records takes 15 ms, as at AWS, and until `gathered` of them are
-    under way at once, if they come within a few seconds."""
+    under way at once, if they come within a few seconds. So does a call for an iterator at LATEST
+    once records were asked for: the first one is for the service's time."""
 
     daemon_threads = True
     request_queue_size = 512
@@ -45,6 +46,9 @@ class SlowKinesis(socketserver.ThreadingTCPServer):
             case "ListShards":
                 return {"Shards": [shard(number) for number in range(SHARDS)]}
             case "GetShardIterator":
+                if request["ShardIteratorType"] == "LATEST" and self.asked:
+                    self.gathered = CALLS_AT_ONCE
+                    self.be_slow(request["ShardId"])
                 return {"ShardIterator": request["ShardId"]}
             case "GetRecords":
                 self.be_slow(request["ShardIterator"])
@@ -115,9 +119,9 @@ def slow(monkeypatch):
         server.server_close()
 
 
-def settings_of(server):
+def settings_of(server, start=StartKind.EARLIEST):
     reached = Reached(stream="slow", region="us-east-1", endpoint_url=server.url)
-    return SourceSettings(reached=reached, start=Start(StartKind.EARLIEST))
+    return SourceSettings(reached=reached, start=Start(start))
 
 
 def test_the_source_asks_a_hundred_shards_in_two_rounds(slow):
@@ -131,6 +135,15 @@ def test_the_source_asks_a_hundred_shards_in_two_rounds(slow):
 
     assert server.at_once_max == CALLS_AT_ONCE
     assert 2 * CALLS_AT_ONCE >= SHARDS
+
+
+def test_a_start_at_latest_makes_the_iterators_of_a_hundred_shards_in_two_rounds(slow):
+    server = slow(0)
+    reader = StreamReader(settings_of(server, StartKind.LATEST))
+    reader.initialOffset()
+    reader.stop()
+
+    assert server.at_once_max == CALLS_AT_ONCE
 
 
 def test_connections_bound_the_calls_whoever_asks(slow):
