@@ -7,6 +7,7 @@ it [S13].
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import secrets
@@ -20,6 +21,8 @@ from kclrun.errors import OutputLocked, SettingsError
 
 # The former holder is a process that is being ended: its exit frees the lock within milliseconds.
 _LOCK_POLL_S: Final = 0.02
+# No write of a file takes a day.
+_UNFINISHED_S: Final = 86_400.0
 # Descriptors whose file is locked: forked children of user code must not keep the lock.
 _KEPT_FROM_CHILDREN: Final[set[int]] = set()
 # A descriptor that takes no bytes. Opened now: a child at its limit of descriptors could not.
@@ -196,6 +199,16 @@ def create_file(path: Path, content: bytes) -> bool:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
     return True
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove the files that a process left in `publish_file` or `create_file` when it was killed,
+    a day ago or longer. Raises: OSError."""
+    before = time.time() - _UNFINISHED_S
+    for path in folder.glob(".*.partial"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < before:
+                path.unlink()
 
 
 def write_report(path: Path, report: msgspec.Struct) -> None:

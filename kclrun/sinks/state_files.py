@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from kclrun.errors import SinkError
-from kclrun.sinks.durable_files import create_file, make_folder, publish_file
+from kclrun.sinks.durable_files import (
+    create_file,
+    make_folder,
+    publish_file,
+    remove_unfinished,
+)
 from kclrun.sinks.rolled_files import failing
 
 _SUFFIX: Final = ".state"
@@ -69,11 +74,15 @@ class StateFiles:
                     yield folder.name
 
     def delete(self, shard: str, names: Sequence[str]) -> None:
-        """As `VersionStore`."""
+        """As `VersionStore`; so are the files that killed processes left unfinished: each may be as
+        large as the state."""
         for name in names:
             path = self._path(shard, name)
             with failing(path, "remove"):
                 path.unlink(missing_ok=True)
+        folder = self._folder / shard
+        with failing(folder, "clean up"):
+            remove_unfinished(folder)
 
     def check(self) -> str:
         """As `VersionStore`: a file of our own is written, read and removed."""

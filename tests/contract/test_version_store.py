@@ -2,6 +2,8 @@
 other tests."""
 
 import itertools
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -257,6 +259,18 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_its_path(tmp_path):
         store.create(SHARD, NAMES[0], b"")
     with pytest.raises(SinkError, match="orders"):
         store.check()
+
+
+def test_what_killed_processes_left_unfinished_a_day_ago_goes_with_an_old_version(tmp_path):
+    store = StateFiles(tmp_path, FOLDER)
+    store.create(SHARD, NAMES[0], b"")
+    (written,) = tmp_path.glob(f"**/{NAMES[0]}.state")
+    old, new = (written.with_name(f".{name}.state.0011.partial") for name in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half a stat")
+    os.utime(old, (time.time() - 86_401, time.time() - 86_401))
+    store.delete(SHARD, NAMES[:1])
+    assert list(written.parent.iterdir()) == [new]
 
 
 LARGE = b"".join(number.to_bytes(4) for number in range(250_000))  # three items
