@@ -35,7 +35,7 @@ class Table(Place):
         reported = {"table": self.table(), "schema": SCHEMA, "creates_table": True} | changed
         output = SqlOutput(OutputPlace(name="output", sql=self.url(), **reported), of)
         move = output._move
-        output._move = lambda batch: self._meet(output, move, batch)
+        output._move = lambda batch, rows: self._meet(output, lambda one: move(one, rows), batch)
         output._engine = self._engine  # a connection for all: some tests have hundreds of owners
         return output
 
@@ -60,7 +60,7 @@ class Table(Place):
         late, self._late = self._late, []
         for output, batch in late:
             with contextlib.suppress(Superseded):
-                type(output)._move(output, batch)
+                type(output)._move(output, batch, len(batch.rows))
 
     def close(self):
         self._engine.dispose()

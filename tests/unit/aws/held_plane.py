@@ -5,13 +5,14 @@ from typing import Any
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.model.wire import WireCredentials
+from tests.patience import HUNG_S
 
 
 class HeldPlane(ControlPlane):
     """Remembers its clients, so that the test can close them."""
 
     def __init__(self, url: str) -> None:
-        settings = EndpointSettings(region="eu-west-1", endpoint_url=url, read_timeout_s=10.0)
+        settings = EndpointSettings(region="eu-west-1", endpoint_url=url, read_timeout_s=HUNG_S)
         super().__init__(open_session(settings), settings, WireCredentials("a", "b"))
         self.made: list[Any] = []
 

@@ -33,7 +33,7 @@ def make_outlet():
         namespace: str = "kclrun",
         credentials: Callable[[], WireCredentials] = lambda: KEYS,
     ) -> CloudWatchOutlet:
-        settings = EndpointSettings(region="eu-west-1", endpoint_url=url, read_timeout_s=10.0)
+        settings = EndpointSettings(region="eu-west-1", endpoint_url=url, read_timeout_s=HUNG_S)
         made.append(CloudWatchOutlet(settings, namespace, credentials))
         return made[-1]
 
