@@ -160,7 +160,7 @@ class BotoSubject:
             region_name="us-east-1",
             aws_access_key_id="test",
             aws_secret_access_key="test",
-            config=Config(retries={"total_max_attempts": 1}, read_timeout=20),
+            config=Config(retries={"total_max_attempts": 1}, read_timeout=HUNG_S),
         )
         self._use(name, client)
 

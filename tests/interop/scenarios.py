@@ -11,6 +11,7 @@ import time
 from collections import Counter
 
 from tests.interop.rig.peers import Rig
+from tests.patience import HUNG_S
 
 REST_S = 60
 
@@ -222,7 +223,7 @@ def native_arrives(folder, version):
         assert _shares(rig) == {"kclrun": 4}, "a lease that kclrun renews was taken"
         assert kclrun.stop() == 0
         kclrun.start()
-        assert kclrun.process.wait(60) == 78
+        assert kclrun.process.wait(HUNG_S) == 78
         who = "kclpy" if is_kclpy else "java"
         read_s = rig.until(lambda: _shares(rig) == {who: 4}, f"{who} has all")
         peer.stop()
@@ -245,7 +246,7 @@ def compat_alone(folder, version):
         )
         owners = rig.stream.owners()
         kclrun.start()
-        assert kclrun.process.wait(60) == 78
+        assert kclrun.process.wait(HUNG_S) == 78
         assert rig.stream.owners() == owners
         producer.stop()
         rig.until_all_given()

@@ -333,7 +333,7 @@ def test_an_interrupt_arrives():
     )
     started.stdout.readline()
     started.send_signal(signal.SIGINT)
-    assert started.wait(60) == -signal.SIGINT
+    assert started.wait(300) == -signal.SIGINT
 """
 
 

@@ -202,7 +202,7 @@ def test_a_host_that_can_start_no_lease_process_takes_no_lease_and_says_so(
     (app.folder / "sitecustomize.py").write_text(REFUSED.format(call=call, number=number))
     app.more_environment = {"PYTHONPATH": f"{app.folder}:{app.environment['PYTHONPATH']}"}
 
-    code = app.start().process.wait(30.0)
+    code = app.start().process.wait(HUNG_S)
 
     assert code == 78
     assert not app.of("lease_taken")

@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 
 from kclrun.local import server
-from tests.patience import until
+from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import Aws
 
@@ -90,13 +90,13 @@ def test_a_stream_that_is_made_again_stops_the_fleet_and_refuses_the_next_start(
 
     make_again(forgetful_aws, stream)
 
-    assert app.process.wait(60) == 78
+    assert app.process.wait(HUNG_S) == 78
     (refused,) = app.of("stream_recreated")
     assert "deleted and made again under its name" in refused["detail"]
     assert app.of("manager_stopped")[-1]["reason"] == "the stream was deleted and made again"
     assert all("leaseOwner" not in row for row in forgetful_aws.rows(app.table).values())
 
     start(stream, again=app)
-    assert app.process.wait(60) == 78
+    assert app.process.wait(HUNG_S) == 78
     assert "To go on: stop every manager" in app.last_words()
     assert len(app.of("lease_claimed")) == 2

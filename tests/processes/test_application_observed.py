@@ -86,7 +86,7 @@ def published(aws, namespace, name, application):
         region_name=REGION,
         aws_access_key_id="AKIAEXAMPLEEXAMPLE",
         aws_secret_access_key="secret",
-        config=Config(read_timeout=60),
+        config=Config(read_timeout=HUNG_S),
     )
     now = datetime.now(UTC)
     try:

@@ -5,6 +5,8 @@ import urllib.request
 
 import pytest
 
+from tests.patience import HUNG_S
+
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 pytestmark = pytest.mark.seconds
 
@@ -44,7 +46,7 @@ def test_a_paused_application_keeps_its_leases_over_a_restart_and_reads_nothing_
     listed = json.loads(app.cli("leases", "--config", str(app.config), "--json").stdout)
     assert {line["state"] for line in listed} == {"paused"}
     endpoint = app.of("endpoint_listening")[-1]["endpoint"]
-    with urllib.request.urlopen(f"{endpoint}/health", timeout=10) as answer:
+    with urllib.request.urlopen(f"{endpoint}/health", timeout=HUNG_S) as answer:
         health = json.load(answer)
     assert health["status"] == "degraded"
     assert {lease["state"] for lease in health["leases"]} == {"paused"}

@@ -207,7 +207,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly_also_on_a_silent_stream(s
 
     reported = process.stderr.read()
     process.stderr.close()
-    assert process.wait(20) == 0
+    assert process.wait(HUNG_S) == 0
     assert b"Error" not in reported
     assert b"Traceback" not in reported
 
@@ -230,7 +230,7 @@ def test_a_pager_that_never_reads_on_does_not_keep_it_from_ending(site_of):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(HUNG_S) == 130
     finally:
         process.kill()
         process.wait()

@@ -52,7 +52,7 @@ class JavaWorker:
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+        self.process.wait(HUNG_S)
 
     def kill(self):
         self.process.kill()
@@ -121,7 +121,7 @@ class KclpyDaemon:
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+        self.process.wait(HUNG_S)
 
     def close(self):
         """The daemon and its consumers, which are in the process group that was made for it."""

@@ -22,7 +22,7 @@ _CLIENT = {
     "aws_access_key_id": "AKIAEXAMPLE",
     "aws_secret_access_key": "secret",
     # A put that is sent twice would make the producer lie.
-    "config": Config(retries={"total_max_attempts": 1}, read_timeout=60),
+    "config": Config(retries={"total_max_attempts": 1}, read_timeout=HUNG_S),
 }
 _USER_RECORDS_AN_AGGREGATE = 50
 
@@ -288,7 +288,7 @@ class Producer:
 
     def stop(self):
         self._is_stopping.set()
-        self._thread.join(60)
+        self._thread.join(HUNG_S)
         assert not self._thread.is_alive()
         if self._error is not None:
             raise self._error

@@ -10,6 +10,7 @@ import boto3
 from botocore.config import Config
 
 from kclrun.local import server
+from tests.patience import HUNG_S
 
 QUICK = "tests.processes.ledger_rig.quick_dynamodb"
 MOTO = server.MOTO
@@ -19,7 +20,7 @@ _CLIENT = {
     "region_name": REGION,
     "aws_access_key_id": "AKIAEXAMPLEEXAMPLE",
     "aws_secret_access_key": "secret",
-    "config": Config(retries={"total_max_attempts": 1}, read_timeout=60),
+    "config": Config(retries={"total_max_attempts": 1}, read_timeout=HUNG_S),
 }
 
 

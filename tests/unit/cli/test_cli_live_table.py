@@ -20,6 +20,7 @@ from kclrun.cli.run import live_table
 from kclrun.cli.run.live_table import Bar, Bars, LiveDisplay, drawn_bars, render, wrapped
 from kclrun.local.filling import Filling
 from kclrun.observe.sample import LeaseSample, ManagerSample
+from tests.patience import HUNG_S
 
 SAMPLE = ManagerSample(
     application="flights",
@@ -474,7 +475,7 @@ def test_user_code_prints_on_after_its_terminal_is_lost():
     os.close(end_of_process)
     os.close(terminal)
     try:
-        process.communicate(timeout=60)
+        process.communicate(timeout=HUNG_S)
     finally:
         process.kill()
 

@@ -252,7 +252,7 @@ def test_the_starter_runs_on_the_local_aws_as_its_help_says(tmp_path):
             text=True,
             cwd=folder,
             env=environment,
-            timeout=60,
+            timeout=HUNG_S,
         )
         ran = subprocess.run(
             [*program, "app.yaml", *there],
@@ -260,11 +260,11 @@ def test_the_starter_runs_on_the_local_aws_as_its_help_says(tmp_path):
             text=True,
             cwd=folder,
             env=environment,
-            timeout=90,
+            timeout=HUNG_S,
         )
     finally:
         local.terminate()
-        local.communicate(timeout=20)
+        local.communicate(timeout=HUNG_S)
 
     assert streams == "Streams: hello (shards: 2)\n"
     assert (put.returncode, ran.returncode) == (0, 0), ran.stderr

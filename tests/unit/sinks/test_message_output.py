@@ -21,6 +21,7 @@ from kclrun.model.output import Cursor, MessageLimits, OutputPlace, RowsOf
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 from kclrun.sinks.message_output import CONCURRENCY, GIVE_UP_AFTER_S, MessageOutput
+from tests.patience import HUNG_S
 
 START = Cursor(TRIM_HORIZON)
 OF = RowsOf(
@@ -189,7 +190,7 @@ def test_rows_are_sent_ahead_by_a_bounded_number_of_requests_while_add_returns()
 
     def slow(self, messages):
         under_way.release()
-        assert go.wait(60)
+        assert go.wait(HUNG_S)
         return [None] * len(messages)
 
     service = Service(PLAIN)
@@ -197,7 +198,7 @@ def test_rows_are_sent_ahead_by_a_bounded_number_of_requests_while_add_returns()
     sending = output(service, PLAIN)
     add(sending, range(1000))
     for _ in range(CONCURRENCY):
-        assert under_way.acquire(timeout=60)
+        assert under_way.acquire(timeout=HUNG_S)
     assert not under_way.acquire(blocking=False)
     assert sending.unsent_bytes > 0
     go.set()

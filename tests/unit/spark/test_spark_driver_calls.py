@@ -25,7 +25,7 @@ ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/slow"
 
 class SlowKinesis(socketserver.ThreadingTCPServer):
     """Empty shards; a call for records takes 15 ms, as at AWS, and until `gathered` of them are
-    under way at once, if they come within a few seconds. So does a call for an iterator at LATEST
+    under way at once, if they come within a minute. So does a call for an iterator at LATEST
     once records were asked for: the first one is for the service's time."""
 
     daemon_threads = True
@@ -61,7 +61,7 @@ class SlowKinesis(socketserver.ThreadingTCPServer):
             self.under_way += 1
             self.at_once_max = max(self.at_once_max, self.under_way)
             self.changed.notify_all()
-            if not self.changed.wait_for(lambda: self.at_once_max >= self.gathered, timeout=5):
+            if not self.changed.wait_for(lambda: self.at_once_max >= self.gathered, timeout=60):
                 self.gathered = 0  # they will not come: the test fails, and need not take long
         time.sleep(0.015)
         with self.changed:
