@@ -85,7 +85,7 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
             yield EmbeddedRun(reached, None)
             return
         order = _order(configuration, embedded_settings, kinesis)
-        with _Filler(order) as filler, _stopping_early(filler):
+        with _filled(order) as filler:
             yield EmbeddedRun(reached, filler)
 
 
@@ -159,17 +159,21 @@ def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
 
 
 @contextmanager
-def _stopping_early(filler: _Filler) -> Iterator[None]:
-    """Let a SIGTERM end this process in good order before the manager has its handler."""
+def _filled(order: FillOrder) -> Iterator[_Filler]:
+    """A filler, and until the manager has its handler, one that lets a SIGTERM end this process in
+    good order: a filler that fails sends it, and may fail before `_Filler` returns."""
 
     def stop(*_: object) -> None:
         raise SystemExit(os.EX_OK)
 
     previous = signal.signal(signal.SIGTERM, stop)
+    filler = None
     try:
-        yield
+        with _Filler(order) as filler:
+            yield filler
     except SystemExit:
-        filler.result()  # if the filler failed, its error replaces the exit
+        if filler is not None:
+            filler.result()  # if the filler failed, its error replaces the exit
         raise
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -248,7 +252,7 @@ class _Filler:
         self.filling = Filling(0)
         # Set before the signal of a failure: a run that it ends finds the failure in `result`.
         self.is_done = False
-        self._is_ending = False
+        self._has_failed = self._is_ending = False
         assert self._process.stdin is not None
         self._process.stdin.write(msgspec.json.encode(order) + b"\n")
         self._process.stdin.flush()
@@ -256,10 +260,11 @@ class _Filler:
         self._watch.start()
 
     def result(self) -> FillReport | None:
-        """The report; None while the filler runs. Raises: SettingsError, Unavailable."""
+        """The report; None while the filler runs, or if it was ended first. Raises: SettingsError,
+        Unavailable."""
         if not self.is_done:
             return None
-        if self._report is not None:
+        if not self._has_failed:
             return self._report
         away = self._process.returncode == os.EX_UNAVAILABLE
         kind = Unavailable if away else SettingsError
@@ -269,9 +274,10 @@ class _Filler:
         try:
             self._take_in()
         finally:
+            # The filler writes the report last: a missing report is the failure, not the exit code.
+            self._has_failed = self._report is None and not self._is_ending
             self.is_done = True
-        # The filler writes the report last. A missing report means a failure, not the exit code.
-        if self._report is None and not self._is_ending:
+        if self._has_failed:
             # As an operator would do: the run drains, and then `result` raises the failure.
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -205,6 +206,28 @@ def test_a_filler_that_fails_ends_the_run_as_an_operator_would(filler, code, kin
     with pytest.raises(kind, match=r"embedded\.fill did not put all its records"):
         run()
     assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_a_filler_that_fails_at_once_finds_the_handler_of_its_signal(filler, monkeypatch):
+    """Without a handler the signal kills the run, without its message."""
+    former, install, found = signal.getsignal(signal.SIGTERM), signal.signal, []
+
+    def install_late(number: int, handler: Any) -> Any:
+        for thread in threading.enumerate():
+            if thread.name == "filler":
+                thread.join(HUNG_S)
+        return install(number, handler)
+
+    monkeypatch.setattr(embedded.signal, "signal", install_late)
+    monkeypatch.setattr(
+        embedded.os, "kill", lambda _, number: found.append(signal.getsignal(number))
+    )
+    with filler("sys.exit(1)") as run:
+        until(lambda: found)
+        monkeypatch.undo()
+        with pytest.raises(SettingsError):
+            run.report()
+    assert found[0] is not former
 
 
 def test_a_failure_is_known_before_its_signal_comes(filler, tmp_path, monkeypatch):
