@@ -94,6 +94,7 @@ def test_leases_go_on_without_their_launcher_and_a_later_crash_is_repaired(
     app = application(stream).start()
     source = producer(stream, 10**7, seed=8, rate=1000).start()
     app.until_delivered(500)
+    app.until(lambda: len(app.lease_pids()) == 2)
     leases = app.lease_pids()
     (launcher,) = app.launcher_pids()
     pidfd = os.pidfd_open(launcher)
@@ -119,6 +120,7 @@ def test_a_launcher_and_a_lease_process_killed_together_are_both_replaced(
     app = application(stream).start()
     source = producer(stream, 10**7, seed=9, rate=1000).start()
     app.until_delivered(500)
+    app.until(lambda: len(app.lease_pids()) == 2)
     victims = app.lease_pids()
 
     os.kill(app.launcher_pids()[0], signal.SIGKILL)
