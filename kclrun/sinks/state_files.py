@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kclrun.errors import SinkError
-from kclrun.sinks.durable_files import (
-    create_file,
-    make_folder,
-    publish_file,
-    remove_unfinished,
-)
+from kclrun.sinks.durable_files import create_file, make_folder, publish_file, remove_unfinished
 from kclrun.sinks.rolled_files import failing
 
 _SUFFIX: Final = ".state"
