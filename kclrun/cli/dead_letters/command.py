@@ -256,8 +256,8 @@ def _print_left_out(chosen: _Chosen) -> None:
 def _print_more(chosen: _Chosen) -> None:
     if not chosen.are_all:
         echo(
-            f"There are more: {LETTERS_MAX:,} letters are taken at once. Run it again once these are"
-            " removed, or choose with --shard, --key, --error or --since",
+            f"There are more: {LETTERS_MAX:,} letters are taken at once. Run it again once these"
+            " are removed, or choose with --shard, --key, --error or --since",
             err=True,
         )
 
