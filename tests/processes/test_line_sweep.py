@@ -94,9 +94,9 @@ def killed_at_each_line(app, source, is_poison=None, shares=SHARES):
     def rows():
         return sum(len(path.read_text().splitlines()) for path in app.folder.glob("rows/*.jsonl"))
 
-    # Generation after generation, each by new processes. A record that was only delivered may be
-    # that of the last process killed, whose lease has no other process yet.
-    app.until(lambda: source.is_done and rows() >= count, 240)
+    # Generation after generation, each by new processes. A row in the growing file may be that of
+    # the last process killed, whose lease has no other process yet.
+    app.until(lambda: source.is_done and rows() >= count and has_checkpoints(app, source), 240)
     assert app.stop() == 0
 
     killed = app.sweep.killed()
@@ -108,6 +108,18 @@ def killed_at_each_line(app, source, is_poison=None, shares=SHARES):
         assert verdict.faults == []
     assert rows() == count
     return len(killed) / len(chosen)
+
+
+def has_checkpoints(app, source):
+    """Whether the row of each shard is behind the shard's last record; that of an ended one may be
+    gone already."""
+    rows = app.aws.rows(app.table)
+    last = {shard: int(records[-1][0]) for shard, records in source.put.items() if records}
+    at = {shard: rows[shard]["checkpoint"] for shard in last if shard in rows}
+    return all(
+        checkpoint == "SHARD_END" or (checkpoint.isdigit() and int(checkpoint) >= last[shard])
+        for shard, checkpoint in at.items()
+    )
 
 
 def reshards_of_each_shard():

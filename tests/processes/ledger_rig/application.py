@@ -57,6 +57,7 @@ class Application:
     def __init__(self, folder, where, stream, /, *, machine="a", **settings):
         self.folder = folder / machine
         self.folder.mkdir(parents=True)
+        self.aws = where
         self.table = f"app-{stream}"
         self.state = self.folder / "state"
         self.ledger = LedgerFile(folder / "ledger")
