@@ -11,6 +11,7 @@ import sys
 import termios
 import time
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -173,20 +174,30 @@ def test_on_a_terminal_it_goes_on_until_it_is_interrupted(tmp_path):
             stdout=theirs,
             stderr=theirs,
             env=os.environ
-            | {"TERM": "xterm", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"},
+            | {"TERM": "xterm", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+            | {"PYTHONFAULTHANDLER": "1"},
         )
         os.close(theirs)
+
+        def read():
+            return os.read(ours, 65_536) if select.select([ours], [], [], 1.0)[0] else b""
 
         def until_drawn():
             shown, over = b"", time.monotonic() + HUNG_S
             while b"there is no lease table orders" not in shown:
-                assert time.monotonic() < over, shown
-                if select.select([ours], [], [], 1.0)[0]:
-                    shown += os.read(ours, 65_536)
+                if time.monotonic() > over:
+                    status = psutil.Process(process.pid).status()
+                    process.send_signal(signal.SIGABRT)
+                    pytest.fail(f"{status}, after {shown}: {read() + read()}")
+                shown += read()
 
-        until_drawn()
-        termios.tcsetwinsize(ours, (40, 132))
-        until_drawn()  # again what is new, such as the size of the terminal
-        process.send_signal(signal.SIGINT)
-        assert process.wait(HUNG_S) == 0
-        os.close(ours)
+        try:
+            until_drawn()
+            termios.tcsetwinsize(ours, (40, 132))
+            until_drawn()  # again what is new, such as the size of the terminal
+            process.send_signal(signal.SIGINT)
+            assert process.wait(HUNG_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours)
