@@ -118,10 +118,14 @@ class Bucket:
             return content
 
     def request(self, method: str, **arguments: Any) -> dict[str, Any]:
-        """Call a method of the client that is about one object, within `doing`. Each answer of S3
-        to it has an ETag. A page of a proxy has none, and is a failure of the service: KeyError."""
+        """Call a method of the client that is about one object, within `doing`.
+
+        Each answer of S3 to it has an ETag; a page of a proxy has none. Raises: KeyError for that,
+        which `doing` makes a failure of the service."""
         answer: dict[str, Any] = getattr(self.client(), method)(Bucket=self.bucket, **arguments)
-        return {**answer, "ETag": answer["ETag"]}
+        if "ETag" not in answer:
+            raise KeyError("ETag")
+        return answer
 
     def delete(self, keys: Sequence[str], what: str) -> None:
         """Delete objects; one that is gone already is not an error. Raises: a ServiceError leaf,

@@ -160,8 +160,8 @@ def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
 
 @contextmanager
 def _filled(order: FillOrder) -> Iterator[_Filler]:
-    """A filler, and until the manager has its handler, one that lets a SIGTERM end this process in
-    good order: a filler that fails sends it, and may fail before `_Filler` returns."""
+    """A filler. A SIGTERM ends this process in good order also before the manager has its handler:
+    a filler that fails sends one, and may fail before `_Filler` returns."""
 
     def stop(*_: object) -> None:
         raise SystemExit(os.EX_OK)
