@@ -21,7 +21,7 @@ def pids(app):
 
 def shared_pid(app, shards):
     """The one process of all shards, once all of them were begun in it."""
-    app.until(lambda: len(app.ledger.marks) >= shards)
+    app.until(lambda: len(pids(app)) == shards)
     (pid,) = set(pids(app).values())
     assert app.lease_pids() == [pid]
     return pid
@@ -144,24 +144,24 @@ def test_a_busy_shard_gets_a_process_of_its_own_at_a_commit_and_nothing_comes_tw
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_code_that_stands_still_ends_its_process_and_its_neighbours_are_not_fenced(
     embedded_aws, application, producer
 ):
     stream = embedded_aws.stream(shards=3)
-    source = producer(stream, 900, seed=94006).start()
-    source.join()
-    guilty = min(source.put)
-    key, n = middle(source, guilty)
     app = application(
         stream,
-        leases={**SHARED, "failover": "2s"},
-        stall="5s",
-        options={"wedges": {f"{key}:{n}": "sleep"}},
+        # The neighbours are given back within the failover: 2 s are too few on a busy machine.
+        leases={**SHARED, "failover": "6s"},
+        stall="15s",
+        options={"wedges": {"key-0:0": "sleep"}},
     ).start()
+    # Before there is a record: a lease that comes to a stalled process gets another one.
     pid = shared_pid(app, 3)
-    app.until(lambda: any(m["what"] == "wedged" for m in app.ledger.marks))
+    source = producer(stream, 900, seed=94006).start()
+    source.join()
+    wedged = app.until(lambda: [mark for mark in app.ledger.marks if mark["what"] == "wedged"])
     app.cure.touch()
+    guilty = wedged[0]["shard"]
 
     app.until(lambda: app.of("process_stalled"))
 
