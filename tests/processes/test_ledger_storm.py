@@ -5,6 +5,7 @@ On one machine, whose emitted rows are counted. Several machines and worse: `tes
 
 import os
 import random
+import re
 import signal
 import time
 
@@ -171,5 +172,7 @@ def test_a_storm_of_every_kind_loses_nothing(embedded_aws, application, producer
     rows = sum(len(path.read_text().splitlines()) for path in app.folder.glob("rows/*.jsonl"))
     assert rows == 40_000
     errors = [line for line in app.lines() if line["level"] == "error"]
-    # A start that was under way when the launcher was killed has failed, and is made again.
-    assert [x for x in errors if "launcher" not in x.get("reason", "")] == []
+    # A start fails, and is made again, if the launcher is killed meanwhile, or if a busy machine
+    # takes so long over it that another owner might have taken the lease.
+    excused = re.compile("launcher|its start command expired")
+    assert [x for x in errors if not excused.search(x.get("reason", ""))] == []

@@ -107,7 +107,8 @@ class Rig:
 
     def finish(self):
         """Read what is left with AvailableNow, which must end by itself."""
-        code = self.start(available_now=True).wait(HUNG_S)
+        # A whole query: half a minute on a quiet machine.
+        code = self.start(available_now=True).wait(TEST_S)
         assert code == 0, self.log.read_text()[-4000:]
 
 
@@ -134,7 +135,7 @@ RESHARDS = tuple(
 BY_FAN_OUT = {"consumerMode": "fan-out", "consumerName": "exactly-once"}
 
 
-@pytest.mark.timeout(2 * TEST_S + KILLS * HUNG_S)
+@pytest.mark.timeout(3 * TEST_S + KILLS * HUNG_S)
 @pytest.mark.parametrize(
     "source", [pytest.param({}, id="polling"), pytest.param(BY_FAN_OUT, id="fan-out")]
 )
@@ -147,7 +148,7 @@ def test_drivers_killed_again_and_again_read_every_record_exactly_once(aws, tmp_
     assert verdict.replayed > 0, "the batch that was held when it was written"
 
 
-@pytest.mark.timeout(2 * TEST_S + KILLS * HUNG_S)
+@pytest.mark.timeout(3 * TEST_S + KILLS * HUNG_S)
 def test_counts_in_keyed_state_are_right_whichever_drivers_and_tasks_were_killed(aws, tmp_path):
     # Each batch is read twice by each driver, and some of its tasks fail once: a version is
     # written by several attempts, and the next batch reads one of them.
@@ -198,7 +199,7 @@ def kill_within_a_batch(rig, driver, producer, kill, rng):
     driver.kill()
 
 
-@pytest.mark.timeout(2 * TEST_S)
+@pytest.mark.timeout(3 * TEST_S)
 def test_an_executor_killed_on_a_cluster_leaves_every_record_read_exactly_once(aws, tmp_path):
     seed = seed_of(20262)
     rig = Rig(aws, tmp_path, seed, master="local-cluster[2,1,1024]")

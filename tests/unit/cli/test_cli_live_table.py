@@ -200,7 +200,7 @@ def test_lines_printed_below_the_display_come_out_above_the_table(monkeypatch, c
         display.show(SAMPLE)
         os.write(1, b"from user code\n")
         os.write(2, b"from the log\n")
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + HUNG_S
         while display._drawn is None and time.monotonic() < deadline:
             time.sleep(0.01)
     os.write(2, b"afterwards\n")
@@ -323,7 +323,7 @@ class Shown:
         self.text = ""
 
     def until(self, holds: Callable[[str], bool]) -> str:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HUNG_S
         while not holds(self.text):
             assert time.monotonic() < deadline, self.text
             time.sleep(0.005)

@@ -211,7 +211,9 @@ def test_a_fill_is_a_process_that_says_how_it_ended(stream, tmp_path, source, en
 
     assert said in errors
     report = {"type": "report", "user_records": 1, "records": 1, "reshards": 0}
-    assert [json.loads(line) for line in lines] == ([report] if code == 0 else [])
+    # On a busy machine the one record takes long enough for a report of the progress.
+    reported = [each for each in map(json.loads, lines) if each["type"] != "filling"]
+    assert reported == ([report] if code == 0 else [])
 
 
 def test_a_fill_ends_when_its_run_does(tmp_path):
