@@ -20,7 +20,7 @@ from kclrun.cli.run import live_table
 from kclrun.cli.run.live_table import Bar, Bars, LiveDisplay, drawn_bars, render, wrapped
 from kclrun.local.filling import Filling
 from kclrun.observe.sample import LeaseSample, ManagerSample
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 
 SAMPLE = ManagerSample(
     application="flights",
@@ -200,9 +200,7 @@ def test_lines_printed_below_the_display_come_out_above_the_table(monkeypatch, c
         display.show(SAMPLE)
         os.write(1, b"from user code\n")
         os.write(2, b"from the log\n")
-        deadline = time.monotonic() + HUNG_S
-        while display._drawn is None and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: display._drawn is not None)
     os.write(2, b"afterwards\n")
 
     reported = capfd.readouterr().err

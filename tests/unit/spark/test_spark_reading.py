@@ -21,7 +21,7 @@ from kclrun.spark.executor.range_cursor import ReadPace
 from kclrun.spark.executor.reading import Clocks
 from kclrun.spark.offsets import Hint, Offset, ShardRange, StreamIs, ranges_between
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.unit.spark.reading_world import HOUR_S, World, empty, refusal
 
 
@@ -578,10 +578,7 @@ def _reading_threads():
 
 
 def _until_fetched(world, count):
-    deadline = time.monotonic() + HUNG_S
-    while world.calls.count("fetch") < count:
-        assert time.monotonic() < deadline, f"{count} fetches did not come"
-        time.sleep(0.001)
+    until(lambda: world.calls.count("fetch") >= count, every_s=0.001)
 
 
 # Pace, throttling, outages

@@ -31,7 +31,7 @@ from kclrun.protocol.reports import (
     RecordGivenUp,
 )
 from kclrun.worker.delivery_queue import CheckpointCalls, Page
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.unit.worker.main_stage import ROW, Stage, p, page
 
 
@@ -679,10 +679,7 @@ class Asked:
         threads = [threading.Thread(target=checkpoint, args=(n,)) for n in range(count)]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + HUNG_S
-        while len(self.requests) < count:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        until(lambda: len(self.requests) >= count, every_s=0.001)
         return threads, outcomes
 
 
