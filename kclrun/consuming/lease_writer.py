@@ -2,7 +2,7 @@
 
 Implements P2 (conditions), P4 (only a success claims), P7 (the fence counts from the earliest
 unresolved send), R8 (a KCL 3 leader's handover) and the repair of a vanished row, over the one
-write in flight (`protocol/in_flight.py`). Must not know: when a row is written, and how.
+write in flight (`protocol/writes.py`). Must not know: when a row is written, and how.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
 from kclrun.protocol.fence import FailoverTerms
-from kclrun.protocol.in_flight import Change, Fate, GivingAway, InFlight
 from kclrun.protocol.reports import GilHeld, ProcessWarned, Report
 
 # One attempt a back-off, and no back-off is below 25 ms: 400 fill a failover of 10 s.
@@ -51,7 +50,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """
 
     kind: VerdictKind
-    change: Change | None = None
+    change: writes.Change | None = None
     slower: bool = False
     reason: str = ""
     not_before: Instant | None = None
@@ -80,7 +79,7 @@ class LeaseWriter:
     ) -> None:
         self.key = key
         self.me = me
-        self.in_flight = InFlight()
+        self.in_flight = writes.InFlight()
         self.row: Lease | None = None
         self.counter = seen_counter
         # Why the write in flight has not succeeded yet, in words; empty after a success.
@@ -107,7 +106,7 @@ class LeaseWriter:
         return self._terms.failover_s
 
     @property
-    def pending(self) -> Change | None:
+    def pending(self) -> writes.Change | None:
         """The change in flight."""
         return self.in_flight.change
 
@@ -192,16 +191,16 @@ class LeaseWriter:
             return self._moved(row)
         if isinstance(change, writes.CreateLease):
             return self._judge_written_again(change, row, fate)
-        if fate is Fate.APPLIED and isinstance(change, writes.End | GivingAway):
+        if fate is writes.Fate.APPLIED and isinstance(change, writes.End | writes.GivingAway):
             self.row = row
             return self._settle(change)
-        if fate is Fate.LOST:
+        if fate is writes.Fate.LOST:
             if self._is_handed_over(row):
                 return self._hand_over(change, row)
             return self._lost(f"its row belongs to {row.owner or 'no owner'}")
-        if fate is Fate.UNMOVED:
+        if fate is writes.Fate.UNMOVED:
             return self._unmoved(change, row, answered=answered)
-        if fate is Fate.OTHER_WRITER:
+        if fate is writes.Fate.OTHER_WRITER:
             return self._lost(f"its counter is {row.counter}, {self.counter} was confirmed")
         if isinstance(change, writes.Claim):  # a row that was read does not claim: claim again [P4]
             self.counter = row.counter
@@ -209,11 +208,11 @@ class LeaseWriter:
             return Verdict(VerdictKind.AGAIN, self.in_flight.rebase(row))
         # Some write of ours applied: adopt the row, and send the missing values again [P6].
         self._confirm(row, min(self.in_flight.unresolved))
-        if fate is Fate.APPLIED:
+        if fate is writes.Fate.APPLIED:
             return self._settle(change)
         return Verdict(VerdictKind.AGAIN, self.in_flight.rebase(row))
 
-    def _is_moved(self, change: Change, row: Lease) -> bool:
+    def _is_moved(self, change: writes.Change, row: Lease) -> bool:
         """Whether the row's position is neither the confirmed one nor that of our change."""
         if self._adopts or self.row is None:
             return False
@@ -229,7 +228,7 @@ class LeaseWriter:
         )
         return Verdict(VerdictKind.MOVED, reason=reason)
 
-    def _write_again(self, change: Change) -> Verdict:
+    def _write_again(self, change: writes.Change) -> Verdict:
         """The row has vanished: its live owner writes it again, as last confirmed, once in a row.
 
         P2 does not let any write bring a row back. This is the one exception: the owner's fence
@@ -262,9 +261,11 @@ class LeaseWriter:
         flight.begin(creation)
         return Verdict(VerdictKind.AGAIN, creation)
 
-    def _judge_written_again(self, change: writes.CreateLease, row: Lease, fate: Fate) -> Verdict:
+    def _judge_written_again(
+        self, change: writes.CreateLease, row: Lease, fate: writes.Fate
+    ) -> Verdict:
         """A row exists where ours had vanished: ours if the reply was lost, else another's."""
-        if fate is Fate.APPLIED and self.in_flight.unresolved:
+        if fate is writes.Fate.APPLIED and self.in_flight.unresolved:
             self._confirm(row, min(self.in_flight.unresolved))
             return self._settle(change)
         return self._lost(
@@ -279,7 +280,7 @@ class LeaseWriter:
         is_mine_moved = row.counter == self.counter + 1 and bool(self.in_flight.unresolved)
         return row.counter == self.counter or is_mine_moved
 
-    def _hand_over(self, change: Change, row: Lease) -> Verdict:
+    def _hand_over(self, change: writes.Change, row: Lease) -> Verdict:
         """From here on only the handover can apply: all other writes expect us as the owner."""
         if row.counter != self.counter:  # an unresolved write of ours came before the leader's
             self._confirm(row, min(self.in_flight.unresolved))
@@ -290,7 +291,7 @@ class LeaseWriter:
         self.in_flight.end()
         return Verdict(VerdictKind.HANDED_OVER, reason=f"a KCL 3 leader gives it to {row.owner}")
 
-    def _unmoved(self, change: Change, row: Lease, *, answered: bool) -> Verdict:
+    def _unmoved(self, change: writes.Change, row: Lease, *, answered: bool) -> Verdict:
         """The counter is unchanged: no send has applied so far, but one may still arrive [P6]."""
         if isinstance(change, writes.Claim) or self.row is None:
             return self._again("the claim did not apply")
@@ -300,7 +301,7 @@ class LeaseWriter:
             self.row = row
         return self._rebase(change, row)
 
-    def _rebase(self, change: Change, row: Lease) -> Verdict:
+    def _rebase(self, change: writes.Change, row: Lease) -> Verdict:
         """Send the change for this row; slower if the row brought nothing new."""
         now_sent = self.in_flight.rebase(row)
         return Verdict(VerdictKind.AGAIN, now_sent, slower=now_sent == change)
@@ -328,7 +329,7 @@ class LeaseWriter:
         max_s = min(RETRY_PAUSE_MAX_S, self.failover_s / RETRY_PAUSES_PER_FAILOVER)
         return backoff_s(attempt, self._chance(), max_s=max_s)
 
-    def _settle(self, change: Change) -> Verdict:
+    def _settle(self, change: writes.Change) -> Verdict:
         self._was_written_again = isinstance(change, writes.CreateLease)
         self._retries = 0
         self.trouble = ""

@@ -36,7 +36,6 @@ from kclrun.model.shard import ChildShard, HashRange, Shard, is_too_new_for
 from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
-from kclrun.protocol.in_flight import GivingAway
 from kclrun.protocol.reports import LeaseReleased, RecordsExpired
 
 # The other parent gets its lease when its own parents have ended: that may take minutes, seldom.
@@ -387,7 +386,7 @@ class GracefulRelease:
 
     def last_write(
         self, final: ExtendedSequenceNumber, commits: OutputCommits, now: Instant
-    ) -> GivingAway:
+    ) -> writes.GivingAway:
         """The final checkpoint, at `final`, and the end of our ownership, in one write.
 
         A handover if a KCL 3 leader has named the next owner. An offer if another owner asked, or
@@ -407,7 +406,7 @@ class GracefulRelease:
         return writes.Offer(own.key, own.me, own.counter, position, row.checkpoint, to, None, *kept)
 
 
-def given_away(change: GivingAway) -> LeaseReleased:
+def given_away(change: writes.GivingAway) -> LeaseReleased:
     """The report that the last write applied, with the receiver of the lease in words."""
     match change:
         case writes.HandOver(next_owner=next_owner):

@@ -60,7 +60,6 @@ from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumbe
 from kclrun.model.time import Instant
 from kclrun.protocol import reports, writes
 from kclrun.protocol.fence import renew_interval_s
-from kclrun.protocol.in_flight import Change
 from kclrun.protocol.reports import OUTPUT, ProcessorFailed, Report
 
 Commands = tuple[commands.Command, ...]
@@ -299,7 +298,7 @@ class LeaseStateMachine:
             return ()
         return (commands.SendWrite(verdict.change, at),)
 
-    def _confirmed(self, change: Change, now: Instant) -> Commands:
+    def _confirmed(self, change: writes.Change, now: Instant) -> Commands:
         match change:
             case writes.Claim():
                 return self._claimed(now)
@@ -573,7 +572,7 @@ class LeaseStateMachine:
         own = self.own
         if own.next_owner is not None:
             return ()
-        change: Change | None = self._due_checkpoint(now)
+        change: writes.Change | None = self._due_checkpoint(now)
         is_last = self.state is State.RELEASING and not self._has_last_checkpoint_to_write
         if is_last and not self.commits.is_last_awaited(now):
             kept = reports.LeaseKept(self._is_paused)
@@ -597,7 +596,7 @@ class LeaseStateMachine:
         final = self._covered(self._requests.final_position(self.ledger))
         return final > self.own.confirmed.checkpoint
 
-    def _change_of_state(self, now: Instant) -> Change | None:
+    def _change_of_state(self, now: Instant) -> writes.Change | None:
         """The write that the current state waits for."""
         own = self.own
         match self.state:
@@ -640,7 +639,7 @@ class LeaseStateMachine:
         self._shard_end.begin_again(Instant(now + CHILDREN_RETRY_S))
         return self._warn_once(reason)
 
-    def _send(self, change: Change) -> Commands:
+    def _send(self, change: writes.Change) -> Commands:
         self.own.in_flight.begin(change)
         return (commands.SendWrite(change),)
 

@@ -21,7 +21,6 @@ from kclrun.leases.table_view import is_unowned
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol import reports, writes
-from kclrun.protocol.in_flight import Change, InFlight
 
 # L7 allows five restarts of a crash loop; the fifth death in a row is the last one that counts.
 DEATHS_MAX: Final = 5
@@ -287,7 +286,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
     key: LeaseKey
     state: State
     row: Lease | None = None
-    in_flight: InFlight = msgspec.field(default_factory=InFlight)
+    in_flight: writes.InFlight = msgspec.field(default_factory=writes.InFlight)
     attempts: int = 0
     sent_instant: Instant = Instant(0.0)
     is_reading: bool = False
@@ -435,7 +434,13 @@ class HeldLease(msgspec.Struct, kw_only=True):
         return notes
 
     def on_applied(
-        self, change: Change, row: Lease, now: Instant, renew_every_s: float, *, by_reply: bool
+        self,
+        change: writes.Change,
+        row: Lease,
+        now: Instant,
+        renew_every_s: float,
+        *,
+        by_reply: bool,
     ) -> list[Command]:
         """A write of ours applied. A reply (or a take) proves that a zombie did not write it."""
         sent_instant = self.sent_instant

@@ -30,7 +30,6 @@ from kclrun.leases.table_view import Observation, TableView, have_ended, parent_
 from kclrun.model.lease import ANYBODY, WRITTEN_AGAIN_AHEAD, DiedOn, Halt, Lease, LeaseKey, Owner
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import reports, writes
-from kclrun.protocol.in_flight import Change, Fate
 
 # States without a process and without a task of their own: a drain gives these leases up at once.
 _IDLE = frozenset(
@@ -244,7 +243,7 @@ class HeldLeases:
 
     # One write at a time, and its outcome.
 
-    def _write(self, held_lease: HeldLease, change: Change, now: Instant) -> WriteRow:
+    def _write(self, held_lease: HeldLease, change: writes.Change, now: Instant) -> WriteRow:
         """Send a first attempt; after failed ones slower and slower."""
         flight, has_process = held_lease.in_flight, held_lease.state in WITH_PROCESS
         if flight.change is not None or held_lease.is_reading or has_process:
@@ -259,7 +258,7 @@ class HeldLeases:
         return WriteRow(change, not_before)
 
     def _resolve(
-        self, held_lease: HeldLease, change: Change, outcome: writes.Outcome, now: Instant
+        self, held_lease: HeldLease, change: writes.Change, outcome: writes.Outcome, now: Instant
     ) -> list[Command]:
         match outcome:
             case writes.Applied(row):
@@ -325,20 +324,22 @@ class HeldLeases:
         so this send did not apply; else it was read because the outcome was unknown."""
         flight, change = held_lease.in_flight, held_lease.in_flight.required()
         if row is None:
-            fate = Fate.UNMOVED if isinstance(change, writes.CreateLease) else Fate.LOST
+            fate = (
+                writes.Fate.UNMOVED if isinstance(change, writes.CreateLease) else writes.Fate.LOST
+            )
         else:
             seen_counter = held_lease.row.counter if held_lease.row is not None else 0
             fate = flight.judge(row, self._policy.me, seen_counter)
-        if fate is Fate.UNMOVED and not answered:
+        if fate is writes.Fate.UNMOVED and not answered:
             return self._again(held_lease, now)
         # A late write of our ended process renewed the row as well [P5].
-        is_renewed = fate is Fate.OTHER_WRITER and isinstance(change, writes.Renew)
-        if row is not None and (fate is Fate.APPLIED or is_renewed):
+        is_renewed = fate is writes.Fate.OTHER_WRITER and isinstance(change, writes.Renew)
+        if row is not None and (fate is writes.Fate.APPLIED or is_renewed):
             return held_lease.on_applied(change, row, now, self._renew_every_s, by_reply=False)
         flight.end()
         if row is None and held_lease.row is not None and self._may_restore(held_lease, now):
             return self._restore(held_lease, held_lease.row, now)
-        if row is None or fate is Fate.LOST or isinstance(change, writes.Take):
+        if row is None or fate is writes.Fate.LOST or isinstance(change, writes.Take):
             return held_lease.lose(row)
         # The write never applied, but the row is ours: decide again from this row.
         held_lease.misses += 1

@@ -1,8 +1,8 @@
 """Address and credentials of a service: the plain values that a lease process needs to call it.
 
-The parent resolves them (`aws/endpoints.py`, `aws/signing.py`) and passes them over the control
-channel, so that a lease process loads none of botocore's service models. Rule: a repr holds no
-secret. These values cross a socket; they never reach a log or a message.
+The parent resolves them (`aws/endpoints.py`) and passes them over the control channel, so that a
+lease process loads none of botocore's service models. Rule: a repr holds no secret. These values
+cross a socket; they never reach a log or a message.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ from kclrun.aws.changes.stream import admin_of, reader_of, signing_service
 from kclrun.aws.fan_out import FanOutReader
 from kclrun.aws.http import CONNECTIONS_MAX
 from kclrun.aws.lease_table import DynamoLeaseTable
-from kclrun.aws.signing import HeldCredentials
-from kclrun.aws.wire import WireClient
+from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.codec.values import Decode
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.consuming.commands import ExitCause

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.aws.put_records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, ShardPacker, batches
-from kclrun.aws.signing import Signer
+from kclrun.aws.wire import Signer
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.model.record import PutEntry
 from kclrun.model.wire import WireCredentials

@@ -17,8 +17,7 @@ from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.leases import held_leases, table_view
 from kclrun.leases.table_view import Observation
 from kclrun.local import lease_rows
-from kclrun.protocol.in_flight import InFlight
-from kclrun.protocol.writes import Claim, ConditionFailed, Take
+from kclrun.protocol.writes import Claim, ConditionFailed, InFlight, Take
 
 
 class Bug(NamedTuple):

@@ -11,8 +11,7 @@ import pytest
 from werkzeug.serving import make_server
 
 from kclrun.aws.http import CONNECTIONS_MAX
-from kclrun.aws.signing import HeldCredentials
-from kclrun.aws.wire import WireClient
+from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.local.moto_process import dispatcher
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.patience import HUNG_S

@@ -11,8 +11,7 @@ import pytest
 from kclrun.aws import http
 from kclrun.aws.http import HEADERS_MAX, Answer, BrokenAnswer, encode_request, exchange, parse_head
 from kclrun.aws.operations import GET_RECORDS, UPDATE_ITEM
-from kclrun.aws.signing import HeldCredentials
-from kclrun.aws.wire import WireClient
+from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.errors import OutcomeUnknown, Unavailable
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from tests.patience import HUNG_S

@@ -1,6 +1,6 @@
 """Our signer against botocore's: the same headers, the same signature."""
 
-from kclrun.aws.signing import HeldCredentials, Signer
+from kclrun.aws.wire import HeldCredentials, Signer
 from kclrun.model.wire import WireCredentials
 
 

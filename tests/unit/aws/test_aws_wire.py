@@ -15,8 +15,7 @@ import pytest
 
 from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.operations import GET_RECORDS, OPERATIONS, PUT_ITEM, UPDATE_ITEM
-from kclrun.aws.signing import HeldCredentials
-from kclrun.aws.wire import WireClient
+from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.errors import (
     AccessDenied,
     ExpiredIterator,
@@ -386,7 +385,7 @@ def test_a_client_is_useless_in_a_forked_child_and_sound_in_its_parent():
     script = """
 import os, sys
 from kclrun.aws.operations import GET_RECORDS
-from kclrun.aws.signing import HeldCredentials
+from kclrun.aws.wire import HeldCredentials
 from kclrun.aws.wire import WireClient
 from kclrun.errors import InvariantViolation, Unavailable
 from kclrun.model.wire import WireCredentials, WireEndpoint

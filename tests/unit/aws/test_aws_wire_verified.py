@@ -5,8 +5,7 @@ import pytest
 
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
-from kclrun.aws.signing import HeldCredentials
-from kclrun.aws.wire import WireClient
+from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.errors import AccessDenied
 from kclrun.local.server import start_embedded
 from kclrun.model.lease import Lease, LeaseKey

@@ -28,8 +28,7 @@ from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import Instant
 from kclrun.protocol.fence import fence_instant, renew_interval_s
-from kclrun.protocol.in_flight import has_ended_ownership
-from kclrun.protocol.writes import HandOver
+from kclrun.protocol.writes import HandOver, has_ended_ownership
 from tests.unit.consuming.lease_driver import Driver, p
 
 DURABLE, LOST, STALE = CheckpointAnswer.DURABLE, CheckpointAnswer.LOST, CheckpointAnswer.STALE

@@ -6,8 +6,7 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases.held_lease import TRANSITIONS, WITH_PROCESS, HeldLease, State, Step
 from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.protocol.in_flight import InFlight
-from kclrun.protocol.writes import Renew
+from kclrun.protocol.writes import InFlight, Renew
 
 
 def test_every_state_can_be_reached_and_every_one_leads_to_gone():

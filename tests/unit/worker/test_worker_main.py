@@ -7,7 +7,7 @@ import threading
 import msgspec
 import pytest
 
-from kclrun.aws.signing import HeldCredentials
+from kclrun.aws.wire import HeldCredentials
 from kclrun.errors import HostFailed, LeaseLost, SettingsError
 from kclrun.ipc import exit_codes
 from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, Segment, StartSpec
