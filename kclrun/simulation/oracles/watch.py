@@ -355,6 +355,10 @@ class Oracles:
         was_trimmed = self._stream.is_expired(key) and self._row_of(LeaseKey(key)) is None
         return was_trimmed or self._shard(key).is_over
 
+    def lacks_a_parents_row(self, key: str) -> bool:
+        """Whether the row of one of its parents was deleted from outside and not written again."""
+        return any(map(self._lives.is_vanished, self._stream.parents_of(key)))
+
     def require_all_read(self, patience_s: float) -> None:
         """L1: all records from before the last `patience_s` are processed, on every shard."""
         then = self._now() - patience_s

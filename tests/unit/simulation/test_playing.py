@@ -11,11 +11,13 @@ import pytest
 
 from kclrun.errors import InvariantViolation
 from kclrun.simulation.delivery_queue import SimulatedDeliveryQueue
+from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.table import FaultRates
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
+from tests.support.storms.calm import Calm
 from tests.support.storms.playing import play
 from tests.support.storms.profile import Profile, Strike, StrikeKind
 
@@ -115,6 +117,49 @@ def test_what_breaks_is_reported_with_its_rule_its_seed_the_story_and_how_to_rep
     assert "\nseed 1: at 00:0" in reported
     assert "Renew(" in reported
     assert reported.endswith("\nreplay: bin/prove storms --seeds 1:2")
+
+
+def demanded(fleet, *, in_the_calm, after_s=90.0):
+    """What the calm of this fleet says, where something happens within it."""
+    calm = Calm(fleet)
+    calm.begin()
+    fleet.after(after_s, in_the_calm)
+    return calm.demand_all()
+
+
+def resharded_fleet():
+    """Two hosts with eight children."""
+    fleet = Fleet(1, shards=4, records_per_s=8.0, settings=FleetSettings(poll_s=1.0))
+    hosts = [fleet.add_host("a", "one"), fleet.add_host("a", "two")]
+    fleet.run_for(60.0)
+    for shard_id in fleet.stream.open_ids():
+        fleet.split(shard_id)
+    fleet.run_for(60.0)
+    return fleet, hosts
+
+
+def test_children_that_are_read_soon_in_the_calm_keep_its_promise():
+    fleet, _ = resharded_fleet()
+    began_s = fleet.scheduler.now
+
+    assert demanded(fleet, in_the_calm=lambda: fleet.split(fleet.stream.open_ids()[0]))
+
+    assert [gap.key for gap in fleet.oracles.gaps.since(began_s)]
+
+
+def test_a_shard_that_no_process_reads_for_a_failover_in_the_calm_breaks_its_promise():
+    fleet, hosts = resharded_fleet()
+
+    with pytest.raises(InvariantViolation, match=r"^L3: .*unread for 1\d\.\d s"):
+        demanded(fleet, in_the_calm=hosts[0].kill)
+
+
+def test_a_shard_whose_parents_row_was_deleted_by_hand_may_wait_for_a_failover():
+    fleet, hosts = resharded_fleet()
+    for row in [row for row in fleet.table.leases() if row.is_ended]:
+        fleet.table.delete_by_hand(row)
+
+    assert demanded(fleet, in_the_calm=hosts[0].kill)
 
 
 def busy_storm(seed):
