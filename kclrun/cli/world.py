@@ -23,6 +23,7 @@ from kclrun.cli.services import (
 )
 from kclrun.config.schema import Settings
 from kclrun.errors import Throttled, Unavailable
+from kclrun.ipc.board import boottime
 from kclrun.manager.world import InstanceServices, SourceStream, World
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, backoff_s
@@ -93,7 +94,7 @@ def _described(
 
     def patient(call: Callable[[], T]) -> T:
         def once() -> T:
-            began = Instant(time.clock_gettime(time.CLOCK_BOOTTIME))
+            began = boottime()
             answer = call()
             asked.append(began)
             return answer

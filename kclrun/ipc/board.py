@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 import threading
+import time
 from typing import Any, Final, Literal
 from zlib import crc32
 
@@ -160,6 +161,12 @@ _LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?dd?dqqqdq")
 # A cache line for the instant of the last send, so that no other store shares its line.
 _SEND_BYTES: Final = 64
 SLOT_BYTES: Final = _SEND_BYTES + SeqlockCell.size_bytes(_LAYOUT.size)
+
+
+def boottime() -> Instant:
+    """Now on the clock of fences and of the status: seconds on CLOCK_BOOTTIME [P7]. It runs through
+    suspend and is the same for all processes of the host."""
+    return Instant(time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 class StatusSlot:

@@ -13,12 +13,12 @@ import queue
 import selectors
 import signal
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Final, TypeVar
 
 from kclrun.errors import HostRefused, KclrunError, Unavailable, is_host_shortage
+from kclrun.ipc.board import boottime
 from kclrun.model.time import Instant
 
 Result = TypeVar("Result")
@@ -192,7 +192,7 @@ class Loop:
 
     @staticmethod
     def now() -> Instant:
-        return Instant(time.clock_gettime(time.CLOCK_BOOTTIME))
+        return boottime()
 
     def watch(self, fd: int, callback: _Callback) -> None:
         """Call back whenever `fd` is readable, until `unwatch`."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from kclrun.consuming.hot_keys import ShardHeat
 from kclrun.errors import MalformedFrame
-from kclrun.ipc.board import StatusSlot
+from kclrun.ipc.board import StatusSlot, boottime
 from kclrun.ipc.channel import Channel
 from kclrun.ipc.exit_codes import FAILED, LOST, NAMES, UNCLAIMED
 from kclrun.ipc.messages import Left, RingReport, ToWorker, decode_report
@@ -40,7 +40,7 @@ def waiting_since(status: LeaseStatus | None) -> WallTime | None:
         return status.unprocessed_since
     if not 0 < status.millis_behind_latest < _RETENTION_MS_MAX:
         return None
-    read_s = time.clock_gettime(time.CLOCK_BOOTTIME) - status.last_fetch_instant
+    read_s = boottime() - status.last_fetch_instant
     return WallTime(time.time() - max(0.0, read_s) - status.millis_behind_latest / 1000)
 
 

@@ -34,6 +34,7 @@ from kclrun.consuming.delivery import (
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
 from kclrun.consuming.timers import Quiet, TimerRun
 from kclrun.errors import FailedRecords, HostFailed, SinkError
+from kclrun.ipc.board import boottime
 from kclrun.model.lease import Lease
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
@@ -44,7 +45,6 @@ from kclrun.protocol.reports import OUTPUT, ProcessorFailed, ProcessorRecovered,
 from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Records, Stop
 from kclrun.record_calls.runners import PROCESS_RECORD, MakeThread
 from kclrun.state.keyed import Undoable
-from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import (
     Batch,
     CheckpointCalls,

@@ -16,7 +16,7 @@ from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import ServiceError, SettingsError, SinkError
-from kclrun.ipc.board import StartSpec
+from kclrun.ipc.board import StartSpec, boottime
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import MAIN_OUTPUT, Cursor, OutputPlace, RowsOf, file_name
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -31,7 +31,6 @@ from kclrun.sinks.emitted_rows import CursorRows, EmittedRows
 from kclrun.sinks.outbox import BoxedOutput, Decided
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, MakeChange, Undoable
-from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import DeliveryQueue
 from kclrun.worker.opening import open_kept, open_output, open_versions
 from kclrun.worker.outputs import STATE_BUFFER_BYTES, Keyed, Outputs, Pace

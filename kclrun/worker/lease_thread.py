@@ -21,7 +21,7 @@ from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import WORKER_STATES
 from kclrun.errors import ServiceError, SinkError
 from kclrun.ipc import messages
-from kclrun.ipc.board import StatusSlot
+from kclrun.ipc.board import StatusSlot, boottime
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.ring import EventRing
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
@@ -32,7 +32,6 @@ from kclrun.ports import LeaseTable, Pump, StreamAdmin
 from kclrun.protocol import reports, writes
 from kclrun.protocol.status import LeaseStatus
 from kclrun.record_calls.runners import MakeThread
-from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
 from kclrun.worker.sharing import LEASE_THREAD, RestS, daemon_thread

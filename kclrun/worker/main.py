@@ -40,7 +40,7 @@ from kclrun.consuming.states import State
 from kclrun.consuming.timers import TimerRun
 from kclrun.errors import HostFailed, SinkError
 from kclrun.ipc import exit_codes, messages
-from kclrun.ipc.board import Segment, StartSpec, TraceSpec
+from kclrun.ipc.board import Segment, StartSpec, TraceSpec, boottime
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.ring import EventRing
 from kclrun.loading import load_decoding, load_function, load_processor
@@ -61,7 +61,6 @@ from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
 from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.fitting import require_fit
 from kclrun.sinks.durable_files import keep_from_children
-from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s

@@ -17,11 +17,11 @@ from kclrun.consuming import events
 from kclrun.consuming.delivery import RowScope
 from kclrun.consuming.timers import Quiet, TimerRun, is_of_idle
 from kclrun.errors import LeaseLost
+from kclrun.ipc.board import boottime
 from kclrun.model.sequence import IDLE_TICKS, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.processor import RecordProcessor, call_method
 from kclrun.state.timers import Timer
-from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import Batch, CheckpointCalls
 
 NextTimer = Callable[[], Timer | None]

@@ -10,6 +10,7 @@ from bench.measuring import interleaved, timed
 from kclrun.consuming import commands, events
 from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.ipc.board import boottime
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -17,7 +18,6 @@ from kclrun.model.time import Instant
 from kclrun.processor import Checkpointer, Context, KeptRow, RecordContext, RecordProcessor
 from kclrun.record_calls.calls import CallTerms
 from kclrun.state.keyed import Undoable
-from kclrun.worker.clock import boottime
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Page, QueueLimits
 from kclrun.worker.sharing import daemon_thread

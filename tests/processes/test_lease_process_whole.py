@@ -19,7 +19,15 @@ from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.rows import encode_row
 from kclrun.aws.wire import WireClient
 from kclrun.ipc import exit_codes
-from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, Segment, StartSpec
+from kclrun.ipc.board import (
+    CheckpointSpec,
+    FetchSpec,
+    LogSpec,
+    OnErrorSpec,
+    Segment,
+    StartSpec,
+    boottime,
+)
 from kclrun.ipc.channel import Channel, Doorbell
 from kclrun.ipc.messages import Begin, Drain, OthersInSight, channel_to_worker, decode_report
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey
@@ -29,7 +37,6 @@ from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.protocol.writes import Applied
-from kclrun.worker.clock import boottime
 from tests.patience import until
 
 FIRST = "shardId-000000000000"

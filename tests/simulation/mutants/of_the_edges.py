@@ -68,12 +68,12 @@ OF_THE_EDGES = (
     ),
     Mutant(
         name="wall-clock-in-the-fence",
-        file="kclrun/worker/clock.py",
+        file="kclrun/ipc/board.py",
         old="    return Instant(time.clock_gettime(time.CLOCK_BOOTTIME))",
         new="    return Instant(time.clock_gettime(time.CLOCK_REALTIME))",
         breaks="a step of the wall clock prolongs the permission to read",
         source="D.7, T1",
-        layer="tests/unit/worker/test_worker_clock.py",
+        layer="tests/unit/ipc/test_status_slot.py",
     ),
     Mutant(
         name="pinned-latest-not-used",

@@ -2,11 +2,12 @@
 
 import math
 import struct
+import time
 
 import msgspec
 import pytest
 
-from kclrun.ipc.board import SLOT_BYTES, StatusSlot
+from kclrun.ipc.board import SLOT_BYTES, StatusSlot, boottime
 from kclrun.ipc.seqlock import NoValue, SeqlockCell
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
@@ -95,3 +96,11 @@ def test_a_cleared_slot_tells_nothing_of_the_former_lease():
     slot.clear()
     assert slot.read() is NoValue.EMPTY
     assert slot.last_send_instant() == 0
+
+
+def test_its_clock_counts_through_suspend_and_knows_nothing_of_the_wall_clock():
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    between = boottime()
+    after = time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    assert before <= between <= after

@@ -16,7 +16,7 @@ from kclrun.consuming.lease_writer import LeaseWriter
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.errors import SinkError, Unavailable
-from kclrun.ipc.board import Segment
+from kclrun.ipc.board import Segment, boottime
 from kclrun.ipc.channel import Channel, Doorbell
 from kclrun.ipc.messages import (
     Drain,
@@ -34,7 +34,6 @@ from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
 from kclrun.protocol.status import WorkerState
 from kclrun.protocol.writes import Applied, Throttled
-from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import LOOK_S_MAX, FetchView, FetchWatch, silence_max_s
 from kclrun.worker.lease_thread import LeaseThread, ManagerLine, Reporter

@@ -10,7 +10,15 @@ import pytest
 from kclrun.aws.wire import HeldCredentials
 from kclrun.errors import HostFailed, LeaseLost, SettingsError
 from kclrun.ipc import exit_codes
-from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, Segment, StartSpec
+from kclrun.ipc.board import (
+    CheckpointSpec,
+    FetchSpec,
+    LogSpec,
+    OnErrorSpec,
+    Segment,
+    StartSpec,
+    boottime,
+)
 from kclrun.ipc.channel import Channel, Doorbell
 from kclrun.ipc.messages import Begin, Drain, channel_of_worker, channel_to_worker, decode_report
 from kclrun.local.lease_rows import LeaseRows
@@ -23,7 +31,6 @@ from kclrun.protocol import writes as changes
 from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker import lease_thread, main
 from kclrun.worker import main as assembly
-from kclrun.worker.clock import boottime
 from tests.patience import HUNG_S, until
 from tests.unit.worker.one_shard import FIRST, Shard
 

@@ -6,14 +6,13 @@ import msgspec
 import pytest
 
 from kclrun.consuming import events
-from kclrun.ipc.board import Segment
+from kclrun.ipc.board import Segment, boottime
 from kclrun.ipc.channel import Doorbell
 from kclrun.ipc.messages import decode_report
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.ports import Outage
 from kclrun.protocol import reports
 from kclrun.protocol.status import WorkerState
-from kclrun.worker.clock import boottime
 from kclrun.worker.delivery_queue import DeliveryQueue, QueueLimits
 from kclrun.worker.fetching import FetchView
 from kclrun.worker.lease_thread import Reporter
