@@ -255,7 +255,7 @@ class ShardConsumer:
                 yield from self._end_shard()
                 return
             arrives = stream.arrival_of(self.key, self._processed + 1)
-            polls = min(math.ceil(max(0.0, arrives - now_s) / poll_s), _IDLE_POLLS_MAX)
+            polls = math.ceil(min(max(0.0, arrives - now_s) / poll_s, _IDLE_POLLS_MAX))
             yield from sleep(self._jvm, max(1, polls) * poll_s)
 
     def _process_batch(self, last: int) -> Steps[None]:

@@ -59,6 +59,15 @@ def beside_java_s(seed):
     return fleet.oracles.overlaps.kclrun_beside_java_s
 
 
+def test_a_java_worker_waits_at_a_shard_that_gets_no_records():
+    fleet = mixed_fleet(1, java=1, shards=2, each_per_s=0.0)
+
+    fleet.run_for(240)
+
+    assert owners(fleet) == {fleet.java_workers[0].owner: 2}
+    assert fleet.oracles.gaps.unread() == {}
+
+
 @pytest.mark.parametrize("count", [12, 4])
 def test_a_rolling_migration_with_a_reshard_in_its_middle_loses_nothing(count):
     fleet = mixed_fleet(1, java=3, shards=8)
