@@ -21,12 +21,7 @@ from botocore.exceptions import BotoCoreError, NoRegionError, ProfileNotFound
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
-from kclrun.aws.operations import (
-    DESCRIBE_STREAM,
-    DESCRIBE_STREAM_SUMMARY,
-    DESCRIBE_TABLE,
-    Operation,
-)
+from kclrun.aws import operations
 from kclrun.errors import SettingsError
 from kclrun.model.stream import is_aws_region, is_loopback
 from kclrun.model.wire import WireEndpoint
@@ -35,11 +30,11 @@ from kclrun.model.wire import WireEndpoint
 # an address that is not this host's own.
 LOOPBACK_REGION: Final = "us-east-1"
 
-_PROBES: Final[dict[str, tuple[Operation, dict[str, str]]]] = {
-    "kinesis": (DESCRIBE_STREAM_SUMMARY, {"StreamName": "probe"}),
-    "dynamodb": (DESCRIBE_TABLE, {"TableName": "probe"}),
+_PROBES: Final[dict[str, tuple[operations.Operation, dict[str, str]]]] = {
+    "kinesis": (operations.DESCRIBE_STREAM_SUMMARY, {"StreamName": "probe"}),
+    "dynamodb": (operations.DESCRIBE_TABLE, {"TableName": "probe"}),
     "dynamodbstreams": (
-        DESCRIBE_STREAM,
+        operations.DESCRIBE_STREAM,
         {"StreamArn": "arn:aws:dynamodb:us-east-1:000000000000:table/probe/stream/probe"},
     ),
 }

@@ -21,14 +21,10 @@ import botocore.session
 import msgspec
 from botocore import xform_name
 
+from kclrun.aws import operations
 from kclrun.aws.control import BOTO_FAILURES, NO_CREDENTIALS, Client, ControlPlane, from_botocore
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session
-from kclrun.aws.operations import (
-    COMPLETE_LIFECYCLE_ACTION,
-    RECORD_LIFECYCLE_ACTION_HEARTBEAT,
-    Operation,
-)
 from kclrun.errors import AccessDenied, NotFound, SettingsError, Unavailable
 from kclrun.model.instance import (
     InstanceIdentity,
@@ -264,13 +260,13 @@ class BotoLifecycleActions:
 
     def heartbeat(self, action: LifecycleAction) -> None:
         """RecordLifecycleActionHeartbeat. Raises: as `ports.LifecycleActions` says."""
-        self._call(RECORD_LIFECYCLE_ACTION_HEARTBEAT, action)
+        self._call(operations.RECORD_LIFECYCLE_ACTION_HEARTBEAT, action)
 
     def complete(self, action: LifecycleAction) -> None:
         """CompleteLifecycleAction with CONTINUE. Raises: as `ports.LifecycleActions` says."""
-        self._call(COMPLETE_LIFECYCLE_ACTION, action, LifecycleActionResult="CONTINUE")
+        self._call(operations.COMPLETE_LIFECYCLE_ACTION, action, LifecycleActionResult="CONTINUE")
 
-    def _call(self, operation: Operation, action: LifecycleAction, **more: str) -> None:
+    def _call(self, operation: operations.Operation, action: LifecycleAction, **more: str) -> None:
         arguments = {
             "AutoScalingGroupName": action.group,
             "LifecycleHookName": action.hook,

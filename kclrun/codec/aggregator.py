@@ -11,14 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from kclrun.codec.kpl import (
-    MAGIC,
-    MD5_BYTES,
-    RECORD_BYTES_MAX,
-    USER_RECORDS_MAX,
-    new_aggregate,
-    parse_hash_key,
-)
+from kclrun.codec import kpl
 from kclrun.errors import LimitExceeded, MalformedAggregate
 
 # PutRecords takes 1 MiB a record, partition key included, unless the stream is set to take more.
@@ -55,8 +48,10 @@ class Aggregator:
     """
 
     def __init__(self, size_max: int = _SIZE_MAX_DEFAULT) -> None:
-        if not 0 < size_max <= RECORD_BYTES_MAX:
-            raise LimitExceeded(f"size_max is {size_max}; expected 1 to {RECORD_BYTES_MAX} bytes")
+        if not 0 < size_max <= kpl.RECORD_BYTES_MAX:
+            raise LimitExceeded(
+                f"size_max is {size_max}; expected 1 to {kpl.RECORD_BYTES_MAX} bytes"
+            )
         self._size_max = size_max
         self._clear()
 
@@ -74,7 +69,7 @@ class Aggregator:
     @property
     def size_bytes(self) -> int:
         """Its current size as the service counts it: magic, message, MD5 and partition key."""
-        return len(MAGIC) + self._message_bytes + MD5_BYTES + self._outer_key_bytes
+        return len(kpl.MAGIC) + self._message_bytes + kpl.MD5_BYTES + self._outer_key_bytes
 
     def add(self, partition_key: str, data: bytes, explicit_hash_key: str | None = None) -> bool:
         """Add a user record; False, and nothing changed, if it does not fit.
@@ -84,12 +79,12 @@ class Aggregator:
         """
         key_bytes = _checked_key_bytes(partition_key)
         if explicit_hash_key is not None:
-            parse_hash_key(explicit_hash_key)
+            kpl.parse_hash_key(explicit_hash_key)
         outer_key_bytes = self._outer_key_bytes if self._records else key_bytes
         growth = self._growth(partition_key, key_bytes, explicit_hash_key, len(data))
         message_bytes = self._message_bytes + growth.message_bytes
-        size = len(MAGIC) + message_bytes + MD5_BYTES + outer_key_bytes
-        if size > self._size_max or len(self._records) == USER_RECORDS_MAX:
+        size = len(kpl.MAGIC) + message_bytes + kpl.MD5_BYTES + outer_key_bytes
+        if size > self._size_max or len(self._records) == kpl.USER_RECORDS_MAX:
             return False
         self._keys.setdefault(partition_key, growth.key_index)
         if explicit_hash_key is not None and growth.hash_key_index is not None:
@@ -113,7 +108,7 @@ class Aggregator:
         return AggregatedData(partition_key, explicit_hash_key, data)
 
     def _serialized(self) -> bytes:
-        aggregate = new_aggregate(list(self._keys), list(self._hash_keys))
+        aggregate = kpl.new_aggregate(list(self._keys), list(self._hash_keys))
         for key_index, hash_key_index, data in self._records:
             # protobuf takes None for a field left out.
             aggregate.records.add(
@@ -121,7 +116,7 @@ class Aggregator:
             )
         message = aggregate.SerializeToString()
         assert len(message) == self._message_bytes, "the size of an aggregate was miscounted"
-        return MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
+        return kpl.MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
 
     def _growth(
         self, partition_key: str, key_bytes: int, explicit_hash_key: str | None, data_bytes: int
@@ -148,12 +143,12 @@ def build_aggregate(user_records: Iterable[tuple[str, bytes, str | None]]) -> by
     Raises: LimitExceeded if they do not fit `RECORD_BYTES_MAX`; MalformedAggregate if there are
     none.
     """
-    aggregator = Aggregator(size_max=RECORD_BYTES_MAX)
+    aggregator = Aggregator(size_max=kpl.RECORD_BYTES_MAX)
     for partition_key, data, explicit_hash_key in user_records:
         if not aggregator.add(partition_key, data, explicit_hash_key):
             raise LimitExceeded(
                 f"user record {len(aggregator)} does not fit: an aggregate takes at most"
-                f" {RECORD_BYTES_MAX} bytes and {USER_RECORDS_MAX} user records"
+                f" {kpl.RECORD_BYTES_MAX} bytes and {kpl.USER_RECORDS_MAX} user records"
             )
     return aggregator.finish().data
 

@@ -15,18 +15,8 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import Throttled
+from kclrun.local import iterators
 from kclrun.local.consumers import StreamConsumers
-from kclrun.local.iterators import (
-    PageToken,
-    Place,
-    ShardQuery,
-    open_iterator,
-    open_page_token,
-    position_of,
-    seal_iterator,
-    seal_page_token,
-    select,
-)
 from kclrun.local.limits import STORED_BYTES_MAX, ShardLimits, Storage
 from kclrun.local.stream import (
     PAGE_RECORDS_MAX,
@@ -267,10 +257,12 @@ class Kinesis:
     ) -> str:
         """GetShardIterator. Raises: NotFound (no such shard), InvalidRequest."""
         shard = stream.shard(shard_id, now)
-        position = position_of(
+        position = iterators.position_of(
             shard, kind, now, sequence_number=sequence_number, timestamp=timestamp
         )
-        return seal_iterator(self._secret, Place(stream.stream_id, shard.number, position), now)
+        return iterators.seal_iterator(
+            self._secret, iterators.Place(stream.stream_id, shard.number, position), now
+        )
 
     def fetch(
         self,
@@ -283,7 +275,7 @@ class Kinesis:
         """GetRecords. Raises: ExpiredIterator, InvalidRequest, NotFound, Throttled."""
         if not 1 <= limit <= PAGE_RECORDS_MAX:
             raise invalid_argument(f"Limit {limit} must be between 1 and {PAGE_RECORDS_MAX}.")
-        place = open_iterator(self._secret, token, now)
+        place = iterators.open_iterator(self._secret, token, now)
         stream = self._by_id.get(place.stream_id)
         if stream is None:
             raise resource_not_found(
@@ -295,28 +287,28 @@ class Kinesis:
         page = stream.read(place.shard, place.position, limit, now)
         following = None
         if page.next_position is not None:
-            after = Place(place.stream_id, place.shard, page.next_position)
-            following = seal_iterator(self._secret, after, now)
+            after = iterators.Place(place.stream_id, place.shard, page.next_position)
+            following = iterators.seal_iterator(self._secret, after, now)
         return ReadPage(page.records, following, page.millis_behind_latest, page.children)
 
     # Shards
 
     def list_shards(
-        self, stream: Stream, query: ShardQuery, count_max: int, now: WallTime
+        self, stream: Stream, query: iterators.ShardQuery, count_max: int, now: WallTime
     ) -> ShardPage:
         """One page, with the token of the next one if there are more. Raises: InvalidRequest."""
         query.check()
-        named = select(stream.shards(now), query, stream.horizon(now))
+        named = iterators.select(stream.shards(now), query, stream.horizon(now))
         if len(named) <= count_max:
             return ShardPage(named, None)
         page = named[:count_max]
         following = msgspec.structs.replace(query, after=page[-1].shard_id)
-        token = PageToken(stream.stream_id, now, following)
-        return ShardPage(page, seal_page_token(self._secret, token))
+        token = iterators.PageToken(stream.stream_id, now, following)
+        return ShardPage(page, iterators.seal_page_token(self._secret, token))
 
     def list_more_shards(self, token: str, count_max: int, now: WallTime) -> ShardPage:
         """The next page. Raises: InvalidRequest (token expired or not ours), NotFound."""
-        opened = open_page_token(self._secret, token, now)
+        opened = iterators.open_page_token(self._secret, token, now)
         self._forget_deleted(now)
         stream = self._by_id.get(opened.stream_id)
         if stream is None:

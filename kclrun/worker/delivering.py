@@ -13,13 +13,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 from kclrun.codec.kpl import drop_until
-from kclrun.consuming import events
-from kclrun.consuming.commands import (
-    CallInitialize,
-    CallLeaseLost,
-    CallShardEnded,
-    CallShutdownRequested,
-)
+from kclrun.consuming import commands, events
 from kclrun.consuming.delivery import (
     Attempts,
     Call,
@@ -286,14 +280,14 @@ class Deliverer:
     def _call(self, call: Call) -> None:
         checkpointer = self._checkpoints.checkpointer
         match call:
-            case CallInitialize(row):
+            case commands.CallInitialize(row):
                 done = self._attempt_until_it_holds("initialize", lambda: self._begin(row))
-            case CallShardEnded():
+            case commands.CallShardEnded():
                 self._checkpoints.covers_rows = False
                 done = self._attempt_method("shard_ended", checkpointer, covers=SHARD_END)
-            case CallShutdownRequested():
+            case commands.CallShutdownRequested():
                 done = self._attempt_method("shutdown_requested", checkpointer)
-            case CallLeaseLost():
+            case commands.CallLeaseLost():
                 done = self._attempt_method("lease_lost")
         if done:
             self._post(events.CallReturned())

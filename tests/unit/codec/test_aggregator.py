@@ -2,7 +2,7 @@
 
 import pytest
 
-from kclrun.codec import aggregator as room
+from kclrun.codec import kpl
 from kclrun.codec.aggregator import Aggregator, build_aggregate
 from kclrun.codec.kpl import RECORD_BYTES_MAX, open_aggregates
 from kclrun.errors import LimitExceeded, MalformedAggregate
@@ -84,7 +84,7 @@ def test_there_is_no_aggregate_of_nothing():
 
 
 def test_it_takes_no_more_user_records_than_can_be_opened(monkeypatch):
-    monkeypatch.setattr(room, "USER_RECORDS_MAX", 2)
+    monkeypatch.setattr(kpl, "USER_RECORDS_MAX", 2)
     aggregator = Aggregator()
 
     assert [aggregator.add("a", b"") for _ in range(3)] == [True, True, False]
