@@ -8,7 +8,15 @@ import pytest
 from kclrun.aws.expressions import CREATE, BoundWrite, bind
 from kclrun.errors import InvariantViolation
 from kclrun.model.lease import OFFERED, LeaseKey, OwnerId
-from kclrun.model.sequence import SENTINELS, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import (
+    AT_TIMESTAMP,
+    LATEST,
+    SENTINELS,
+    SEQUENCE_DIGITS_MAX,
+    SHARD_END,
+    TRIM_HORIZON,
+    ExtendedSequenceNumber,
+)
 from kclrun.protocol.conditions import WRITES, When
 from kclrun.protocol.writes import (
     Ask,
@@ -190,6 +198,26 @@ def test_a_late_checkpoint_never_writes_a_sentinel(position):
     """With SHARD_END the children could start before the parent is read [P19]."""
     with pytest.raises(InvariantViolation, match="late checkpoint"):
         bind(LateCheckpoint(KEY, ME, TRIM_HORIZON, position))
+
+
+@pytest.mark.parametrize(
+    ("last", "above", "digits"),
+    [
+        (AT_TIMESTAMP, (TRIM_HORIZON, LATEST), 0),
+        (TRIM_HORIZON, (LATEST, SHARD_END), 0),
+        (LATEST, (SHARD_END, SHARD_END), 0),
+        (ExtendedSequenceNumber("907"), (SHARD_END, SHARD_END), 3),
+        (SHARD_END, (SHARD_END, SHARD_END), SEQUENCE_DIGITS_MAX),
+    ],
+    ids=str,
+)
+def test_a_late_checkpoint_is_below_what_is_above_the_position_last_seen(last, above, digits):
+    """Sentinels by their names, numbers by their digits first."""
+    values = bind(LateCheckpoint(KEY, ME, last, ExtendedSequenceNumber("9"))).values
+
+    named = (values[":after"]["S"], values[":afterThat"]["S"])
+    assert named == tuple(each.sequence_number for each in above)
+    assert values[":lastDigits"] == {"N": str(digits)}
 
 
 def test_lengths_and_times_go_as_numbers_and_names_as_text():

@@ -104,3 +104,11 @@ def test_its_clock_counts_through_suspend_and_knows_nothing_of_the_wall_clock():
     after = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     assert before <= between <= after
+
+
+@pytest.mark.parametrize(("now", "lag_ms"), [(102.5, 2500), (100.0, 0), (99.0, 0)])
+def test_the_lag_of_outputs_is_in_milliseconds_and_never_below_zero(now, lag_ms):
+    waiting = msgspec.structs.replace(STATUS, output_waiting_since_instant=Instant(100.0))
+
+    assert waiting.output_lag_ms(Instant(now)) == lag_ms
+    assert STATUS.output_lag_ms(Instant(now)) is None
