@@ -94,6 +94,21 @@ def test_a_bug_is_not_planted_after_its_module_is_imported():
     assert "comes too late" in failed.value.stderr
 
 
+def test_a_test_that_does_not_end_in_time_has_caught_nothing_and_ends_no_hunt(monkeypatch):
+    def endless(command, **given):
+        raise subprocess.TimeoutExpired(command, given["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", endless)
+    mutant = MUTANTS["turn-kept-by-a-fenced-lease"]
+
+    caught = hunt(mutant, seconds_max=20.0)
+
+    assert (caught.is_caught, caught.words) == (
+        False,
+        "tests/unit/worker/test_worker_delivery_queue.py is not over after 200 s",
+    )
+
+
 def test_all_shares_together_are_all_bugs_of_which_it_is_known_where_to_look():
     shares = [share_of(QUICK, number, SHARES) for number in range(1, SHARES + 1)]
 

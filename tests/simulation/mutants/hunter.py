@@ -23,7 +23,8 @@ PLAY_S_MAX = 120
 
 
 class Catch(msgspec.Struct, frozen=True, kw_only=True):
-    """How a hunt went. `rule` and `words` are of the violation; empty if nothing was caught."""
+    """How a hunt went. `rule` and `words` are of the violation. If nothing was caught, `rule` is
+    empty, and `words` say why the hunt was given up, if it was."""
 
     name: str
     is_caught: bool

@@ -28,14 +28,19 @@ _A_FAILURE = re.compile(r"E  |FAILED |[ILP][0-9]+[a-z]?: ")
 def hunt(
     mutant: Mutant, *, first: int = 0, seeds_max: int = SEEDS_MAX, seconds_max: float = 3_600.0
 ) -> Catch:
-    """Hunt one mutant in its layer. Raises: RuntimeError if the hunt itself goes wrong."""
-    match mutant.layer:
-        case ground if is_ground(ground):
-            return _in_storms(mutant, ground, first, seeds_max, seconds_max)
-        case world if world.startswith(WORLDS):
-            return _in_tiny_worlds(mutant, world.removeprefix(WORLDS), seconds_max)
-        case test:
-            return _by_test(mutant, test, seconds_max)
+    """Hunt one mutant in its layer. A layer that does not end in time has not caught it. Raises:
+    RuntimeError if the hunt itself goes wrong."""
+    try:
+        match mutant.layer:
+            case ground if is_ground(ground):
+                return _in_storms(mutant, ground, first, seeds_max, seconds_max)
+            case world if world.startswith(WORLDS):
+                return _in_tiny_worlds(mutant, world.removeprefix(WORLDS), seconds_max)
+            case test:
+                return _by_test(mutant, test, seconds_max)
+    except subprocess.TimeoutExpired as late:
+        words = f"{mutant.layer} is not over after {late.timeout:g} s"
+        return Catch(name=mutant.name, is_caught=False, seeds=0, seconds=late.timeout, words=words)
 
 
 def replay_line(mutant: Mutant, caught: Catch) -> str:

@@ -62,7 +62,7 @@ def _line(mutant: Mutant, caught: Catch) -> str:
     how = (
         f"{caught.rule:<4} {caught.words[:90]}"
         if caught.is_caught
-        else f"SURVIVED: {mutant.breaks}"
+        else f"SURVIVED: {caught.words or mutant.breaks}"
     )
     seeds = f"{caught.seeds} seeds" if caught.seeds else ""
     return f"{mutant.name:<42} {layer:<12} {seeds:>10} {caught.seconds:>6.0f} s  {how}"

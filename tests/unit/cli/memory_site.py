@@ -64,9 +64,6 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def clock_gettime(self, _: int) -> float:
-        return self.now
-
     def sleep(self, pause_s: float) -> None:
         self.slept.append(pause_s)
         over = self.now + pause_s

@@ -283,6 +283,7 @@ def opened_world(monkeypatch: pytest.MonkeyPatch, text: str, **aws: Any) -> tupl
 
     monkeypatch.setattr(world, "Aws", lambda _: fake)
     monkeypatch.setattr(world, "time", Clock())
+    monkeypatch.setattr(world, "boottime", lambda: Clock().now)
     monkeypatch.setattr(world, "ensure_table", ensure)
     monkeypatch.setattr(
         world, "refuse_other_kind", lambda _, created: calls.append(("kind", dict(created)))
