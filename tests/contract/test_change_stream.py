@@ -317,6 +317,18 @@ def test_reading_from_a_time_leaves_out_what_is_older_and_nothing_else():
     assert numbers(read(changes, shard, cursor.start)[0]) == numbers(found)
 
 
+def test_a_closed_shard_whose_records_are_all_older_than_the_start_is_read_to_its_end():
+    changes = ModelChanges()
+    shard = changes.put("a", 1)
+    changes.roll()
+    changes.pause(60.0)
+
+    start = StartPoint(IteratorType.AT_TIMESTAMP, timestamp=changes.now - 30.0)
+    records, page = read(changes, shard, start)
+
+    assert (records, page.is_end) == ([], True)
+
+
 def test_lag_is_the_age_of_the_last_record_and_no_lag_means_that_the_service_had_no_more():
     changes = ModelChanges()
     shard = changes.put("a")

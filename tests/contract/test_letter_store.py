@@ -229,6 +229,20 @@ def test_a_letter_above_the_limit_without_a_bucket_is_refused_in_words(kind, aws
     assert place.kept() == []
 
 
+def test_a_letter_of_just_the_limit_is_kept_and_one_byte_more_is_refused(
+    aws, tmp_path, monkeypatch
+):
+    place = Place("stream", aws, tmp_path)
+    size = len(dead_letters._ascii(letter(1))) + len(letter(1).partition_key)
+
+    monkeypatch.setattr(dead_letters, "_RECORD_BYTES_MAX", size)
+    place.store().keep(letter(1))
+    monkeypatch.setattr(dead_letters, "_RECORD_BYTES_MAX", size - 1)
+    with pytest.raises(LetterTooLarge):
+        place.store().keep(letter(1))
+    assert place.kept() == [letter(1)]
+
+
 @pytest.mark.parametrize("kind", ["sqs", "stream"])
 def test_a_message_cannot_make_its_reader_open_another_object(kind, aws, tmp_path):
     place = Place(kind, aws, tmp_path, large=True)
