@@ -70,6 +70,13 @@ def test_offsets_count_bytes_so_that_letters_beyond_ascii_move_nothing(spots):
 
 
 @pytest.mark.slow
+def test_bugs_are_drawn_from_each_package_of_the_product():
+    code = {path.parent.name for path in (ROOT / "kclrun").glob("*/__init__.py")}
+
+    # Fixtures, which pytest has loaded before a bug is planted; and a list of folders.
+    assert set(PACKAGES) == code - {"pytest_plugin", "samples"}
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_each_package_has_spots_that_parse_and_change_something(package):
     asked = AskedRandom(number=5, seed=1, packages=(package,), is_wider=False, processes=1)

@@ -60,7 +60,19 @@ QUICK: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/unit/model/test_values.py",
         "tests/scenarios",
     ),
+    "record_calls": (
+        "tests/unit/worker/test_worker_single_records.py",
+        "tests/unit/worker/test_worker_delivering.py",
+        "tests/unit/testing",
+        "tests/unit/spark/test_spark_single_records.py",
+    ),
     "simulation": ("tests/unit/cli/test_cli_simulate.py",),
+    "state": (
+        "tests/unit/consuming/test_timers.py",
+        "tests/unit/worker/test_lease_state.py",
+        "tests/unit/sinks/test_local_state.py",
+        "tests/unit/cli/test_cli_state.py",
+    ),
 }
 # Tests for what the quick ones let live. Cheap first.
 WIDER: Final[Mapping[str, tuple[str, ...]]] = {
@@ -100,11 +112,22 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/processes/test_application_stops.py",
         "tests/processes/test_application_stalls.py",
     ),
+    "page": ("tests/processes/test_page_incident.py",),
     "protocol": ("tests/contract", "tests/simulation/test_tiny_worlds.py"),
+    "record_calls": (
+        "tests/properties/test_single_records.py",
+        "tests/simulation/test_tiny_record_state.py",
+    ),
     "simulation": ("tests/simulation/test_storms.py",),
     "sinks": (
         "tests/properties/test_sinks_emitted_rows.py",
         "tests/properties/test_sinks_pending_records.py",
+    ),
+    "state": (
+        "tests/properties/test_worker_state.py",
+        "tests/properties/test_worker_timers.py",
+        "tests/contract/test_version_store.py",
+        "tests/processes/test_application_state.py",
     ),
     "worker": (
         "tests/processes/test_lease_process_whole.py",
@@ -114,7 +137,8 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
 }
 PACKAGES: Final = (
     "aws", "cli", "codec", "compat", "config", "consuming", "ipc", "leases", "lifecycle", "local",
-    "manager", "model", "observe", "protocol", "simulation", "sinks", "spark", "testing", "worker",
+    "manager", "model", "observe", "page", "protocol", "record_calls", "simulation", "sinks",
+    "spark", "state", "testing", "worker",
 )  # fmt: skip
 KEPT: Final = ROOT / "build" / "mutants"
 # Far above what a package's unit tests take (the slowest, spark, 100 s on two cores). A bug that
@@ -338,7 +362,8 @@ def _recorded(copy: Path, package: str) -> Mapping[str, Recorded] | str:
 
 
 def _quick_tests(package: str) -> tuple[str, ...]:
-    return (f"tests/unit/{package}", *QUICK.get(package, ()))
+    own = f"tests/unit/{package}"
+    return (*((own,) if (ROOT / own).is_dir() else ()), *QUICK.get(package, ()))
 
 
 def _outcome(
