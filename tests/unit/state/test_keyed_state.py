@@ -9,7 +9,16 @@ from kclrun import RecordProcessor
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import HaltShard, LimitExceeded, SettingsError, SinkError
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
-from kclrun.state.keyed import Counter, KeyState, LiveEntries, MakeChange, State, Table, Undoable
+from kclrun.state.keyed import (
+    Counter,
+    KeyState,
+    LiveEntries,
+    MakeChange,
+    OwnKey,
+    State,
+    Table,
+    Undoable,
+)
 from kclrun.testing import make_record, replay, run_processor
 
 
@@ -207,3 +216,23 @@ def test_without_state_in_the_settings_its_use_is_an_error_in_words():
     for use in (lambda: context.state, lambda: context.counter("n")):
         with pytest.raises(SettingsError, match=r"set state\.store in the configuration"):
             use()
+
+
+@pytest.mark.parametrize(
+    "reach",
+    [
+        lambda own: own.values_of("b"),
+        lambda own: own.put("b", "n", b"1"),
+        lambda own: own.set_timer("b", 9.0, "t", "event"),
+        lambda own: own.delete_timer("b", "t"),
+    ],
+    ids=["read", "write", "set a timer", "delete a timer"],
+)
+def test_the_call_of_one_record_reaches_its_own_key_only(reach):
+    kept = Kept()
+    own = OwnKey(kept.live, "a", kept._journal)
+    own.put("a", "n", b"1")
+
+    with pytest.raises(LimitExceeded, match="another key"):
+        reach(own)
+    assert own.values_of("a") == {"n": b"1"}

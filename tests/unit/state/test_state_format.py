@@ -307,3 +307,19 @@ def test_timers_go_with_their_keys_and_of_two_watermarks_the_smaller_counts():
     split = inherited([ahead | parent("b", Step(7.0, 7.0))], HashRange(a_half, a_half))
     assert split.keys() == {shard, "a"}
     assert shard not in inherited([parent("a", None)], whole)
+
+
+@pytest.mark.parametrize(
+    ("position", "then"),
+    [
+        (("6", 0), Step(3.0, 5.0, 9.0, "7", 1)),
+        (("7", 0), Step(3.0, 5.0, 9.0, "7", 1)),
+        (("7", 1), Step(9.0, 5.0)),
+        (("8", 0), Step(9.0, 9.0)),
+    ],
+    ids=["before", "an earlier part", "its record", "after"],
+)
+def test_the_next_watermark_holds_from_its_record_on_and_its_timers_fire_behind_it(position, then):
+    step = Step(3.0, 5.0, 9.0, "7", 1)
+
+    assert step.at(ExtendedSequenceNumber(*position)) == then
