@@ -1,7 +1,6 @@
 """What bin/environment shows while it installs, and the three ends of bin/audit, with a Python that
 only does what the test says."""
 
-import contextlib
 import json
 import os
 import pty
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import HUNG_S
+from tests.support.descriptors import everything_on
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,15 +40,6 @@ def script(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(0o755)
-
-
-def everything_on(terminal):
-    """What was written on a terminal that is closed on its other side; one read may have a part."""
-    parts = []
-    with contextlib.suppress(OSError):  # EIO: the end
-        while part := os.read(terminal, 65536):
-            parts.append(part)
-    return b"".join(parts)
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import psutil
 
 from tests.processes.ledger_rig.application import Application
 
-# A line that came while lines were gathered and in none of so many tries came by chance.
-_TRIES_MAX = 3
+# A line that came while lines were gathered and in none of so many tries came by chance. With three
+# tries, six of 59 lines counted as such at a load of 17.
+_TRIES_MAX = 6
 _TRACED = Path(__file__).parent / "traced"
 
 

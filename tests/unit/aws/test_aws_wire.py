@@ -385,8 +385,7 @@ def test_a_client_is_useless_in_a_forked_child_and_sound_in_its_parent():
     script = """
 import os, sys
 from kclrun.aws.operations import GET_RECORDS
-from kclrun.aws.wire import HeldCredentials
-from kclrun.aws.wire import WireClient
+from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.errors import InvariantViolation, Unavailable
 from kclrun.model.wire import WireCredentials, WireEndpoint
 endpoint = WireEndpoint("http://127.0.0.1:9", "r", "r")

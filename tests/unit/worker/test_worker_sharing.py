@@ -60,7 +60,8 @@ def test_cpu_and_name_of_a_lease_are_those_of_its_own_threads(channels):
     until(lambda: seen)
     assert seen == ["shard-1"]
     assert shard_here() == ""
-    assert busy.cpu_s() >= 0.1 > idle.cpu_s() > 0
+    assert busy.cpu_s() >= 0.1
+    assert busy.cpu_s() > 10 * idle.cpu_s() > 0
     assert (busy.may_write, idle.may_write) == (True, False)
     may_end.set()
     for thread in threads:
