@@ -1,4 +1,4 @@
-"""Measures the shape of the code: sizes, headers, importers, words, calls that leave their file.
+"""Measures the shape of the code: sizes, words, calls that leave their file.
 
     bin/shape            prints the table that the ratchets are about
 
@@ -32,7 +32,7 @@ ENTRIES = (
     "kclrun.testing",
     "kclrun.windows",
 )
-# A file is a subject, not a paragraph: 150 to 450 lines are usual, and 700 the most.
+# A file is a subject. Above 600 lines it is probably two; 700 is the most.
 MODULE_LINES_MAX = 700
 # The pure packages, between whose files a call is counted as crossing.
 PURE = ("leases", "consuming", "protocol", "lifecycle", "model")
@@ -61,11 +61,6 @@ class Module:
         self.tree = source.tree
         self.nodes = source.nodes
         self.lines = self.text.count("\n")
-
-    @property
-    def package(self):
-        folder = self.path.relative_to(ROOT / "kclrun").parent
-        return folder.parts[0] if folder.parts else "(top)"
 
     @functools.cached_property
     def docstring_lines(self):
@@ -96,11 +91,6 @@ class Module:
         )
 
     @functools.cached_property
-    def header_lines(self):
-        """Imports, `__all__` and the module's docstring, blank lines between them not counted."""
-        return sum(node.end_lineno - node.lineno + 1 for node in self.tree.body if _is_header(node))
-
-    @functools.cached_property
     def function_lines(self):
         return [
             node.end_lineno - node.lineno + 1
@@ -113,11 +103,6 @@ class Module:
         """The modules of `kclrun` that this one names: imports at any depth, and texts of names."""
         return self._named_by(self.nodes)
 
-    @functools.cached_property
-    def imports_at_once(self):
-        """Those that are imported as soon as this one is."""
-        return self._named_by(self.tree.body)
-
     def _named_by(self, nodes):
         named = set()
         for node in nodes:
@@ -129,11 +114,6 @@ class Module:
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 named |= set(re.findall(r"kclrun(?:\.\w+)+", node.value))
         return (named & _names()) - {self.name}
-
-    @property
-    def is_program(self):
-        """Whether it is started as a process of its own."""
-        return '\nif __name__ == "__main__":' in self.text
 
     @property
     def prose(self):
@@ -155,65 +135,10 @@ def _dotted(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _is_header(node):
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return True
-    if isinstance(node, ast.Expr):
-        return isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    return isinstance(node, ast.Assign) and any(
-        isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets
-    )
-
-
 @functools.cache
 def modules():
     """Every module of `kclrun/`, sorted by path."""
     return tuple(Module(source) for source in our_modules())
-
-
-def header_share_by_package():
-    """Package to the share of its lines that are file headers, in per cent."""
-    header, lines = Counter(), Counter()
-    for module in modules():
-        header[module.package] += module.header_lines
-        lines[module.package] += module.lines
-    return {package: 100 * header[package] / lines[package] for package in sorted(lines)}
-
-
-def one_importer_modules():
-    """Modules that exactly one module imports, one of the same package, each with its importer."""
-    importers = {}
-    for module in modules():
-        for name in module.imports:
-            importers.setdefault(name, set()).add(module)
-    by_name = {module.name: module for module in modules()}
-    single = {
-        by_name[name]: next(iter(found)) for name, found in importers.items() if len(found) == 1
-    }
-    return {
-        module: importer
-        for module, importer in single.items()
-        if module.path.name != "__init__.py"
-        and importer.package == module.package
-        and importer.path.name != "__init__.py"
-    }
-
-
-def foldable_modules():
-    """The one-importer modules that could be a paragraph of their importer. Left out are:
-
-    - a verb, or a program of its own: it is found by its name;
-    - a module whose name is that of another library (`amazon_kclpy`);
-    - one that is imported within a function: its own imports are not to run before it is needed;
-    - one that does not fit: with it the file of its importer would be longer than a file may be.
-    """
-    return sorted(
-        module.name
-        for module, importer in one_importer_modules().items()
-        if not (module.name in ENTRIES or module.is_program or ".amazon_kclpy." in module.name)
-        and module.name in importer.imports_at_once
-        and module.lines - module.header_lines + importer.lines <= MODULE_LINES_MAX
-    )
 
 
 def unreached():
@@ -270,20 +195,11 @@ def figures():
     everything = modules()
     functions = sorted(lines for module in everything for lines in module.function_lines)
     tests = [path.read_text().count("\n") for path in (ROOT / "tests").rglob("*.py")]
-    shares = header_share_by_package()
     result = {
         "lines in kclrun/": sum(module.lines for module in everything),
-        "files in kclrun/": len(everything),
         "code lines a file": sum(m.code_lines for m in everything) / len(everything),
-        "header share, %": 100
-        * sum(m.header_lines for m in everything)
-        / sum(m.lines for m in everything),
-        "header share of the worst package, %": max(shares.values()),
         "longest file": max(module.lines for module in everything),
-        "files in the fullest folder": max(Counter(m.path.parent for m in everything).values()),
         "function lines, p95": functions[len(functions) * 95 // 100],
-        "one-importer modules": len(one_importer_modules()),
-        "one-importer modules that fit into their importer": len(foldable_modules()),
         "modules that no entry point reaches": len(unreached()),
         "lines in tests/": sum(tests),
         "README lines": (ROOT / "README.md").read_text().count("\n"),
