@@ -13,6 +13,7 @@ import pytest
 
 from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.deliveries import judge
+from tests.support.programs import needs
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +64,8 @@ class SmallDisk:
 @pytest.fixture
 def small_disk():
     made = []
+
+    needs("mount", "umount")
 
     def make(place):
         made.append(SmallDisk(place))

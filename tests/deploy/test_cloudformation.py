@@ -20,6 +20,9 @@ from kclrun.observe.metrics import APPLICATION, METRICS
 from tests.deploy.templates import Stack, read_template
 from tests.patience import HUNG_S
 
+# In the environment for development, as moto's part that reads templates.
+pytest.importorskip("cfnlint")
+
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "config" / "deploy" / "cloudformation.yaml"
 REGION = "eu-west-1"

@@ -5,7 +5,6 @@ So the two directives that could hurt most are tried with the tools that they st
 """
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import psutil
 import pytest
 
 from tests.patience import HUNG_S
+from tests.support.programs import needs
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
@@ -42,6 +42,7 @@ def wrapped(application):
 def test_without_capabilities_and_over_a_read_only_system_all_is_processed(
     tmp_path, embedded_aws, producer, wrapped
 ):
+    needs("mount", "setpriv", "unshare")
     confine = ["unshare", "--mount", "--propagation=private", "bash", "-ec", CONFINED, "confined"]
     tried = subprocess.run([*confine, tmp_path, "true"], capture_output=True, text=True)
     if tried.returncode != 0:
@@ -71,9 +72,7 @@ def _rights(pid):
 
 @pytest.mark.slow
 def test_every_system_call_is_one_that_the_unit_allows(tmp_path, embedded_aws, producer, wrapped):
-    for tool in ("strace", "systemd-analyze"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"there is no {tool} here")
+    needs("strace", "systemd-analyze")
     traced = tmp_path / "calls"
     stream = embedded_aws.stream(shards=2)
     app = wrapped(["strace", "-f", "-qq", "-o", traced], stream).start()

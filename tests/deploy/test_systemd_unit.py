@@ -1,17 +1,16 @@
 """The systemd unit: systemd takes it, and it says of kclrun what kclrun says of itself."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 from botocore.session import Session
 
 from kclrun.cli import exit_codes
 from kclrun.config.schema import Settings
 from kclrun.manager import metering
 from tests.patience import HUNG_S
+from tests.support.programs import needs
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "config" / "deploy" / "kclrun.service"
@@ -26,8 +25,7 @@ def setting(name):
 
 
 def analyze(*arguments):
-    if shutil.which("systemd-analyze") is None:
-        pytest.skip("there is no systemd-analyze here")
+    needs("systemd-analyze")
     return subprocess.run(
         ["systemd-analyze", *arguments], capture_output=True, text=True, timeout=HUNG_S
     )

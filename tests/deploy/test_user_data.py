@@ -12,6 +12,7 @@ import pytest
 
 from tests.deploy.templates import Stack, read_template
 from tests.patience import HUNG_S
+from tests.support.programs import needs
 
 DEPLOY = Path(__file__).parents[2] / "config" / "deploy"
 NAMES = {
@@ -71,6 +72,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path):
+    needs("mount", "unshare")
     tried = subprocess.run(
         ["unshare", "--mount", "--propagation=private", "mount", "--bind", tmp_path, "/opt"],
         capture_output=True,

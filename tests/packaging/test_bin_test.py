@@ -367,7 +367,8 @@ def test_what_fails_is_given_one_second_try_and_more_than_three_are_not_chance(
     assert ran.returncode == code, ran.stdout
     assert ran.stdout.count("E           AssertionError: the machine stood still") == many
     failed = many + (not passes)
-    assert (f"{failed} given a second try" in ran.stdout) == (failed <= 3)
+    assert (f"{failed} failed at first and had a second try" in ran.stdout) == (failed <= 3)
+    assert ("this checkout can be trusted" in ran.stdout) == (code == 0)
     assert ran.stdout.count("FAILED tests/test_small.py::test_always") == (not passes) * 4
     assert checkout.reported("failures-noted").count("test_always") == (not passes)
     assert "test_an_interrupt_arrives" not in ran.stdout

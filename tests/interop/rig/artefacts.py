@@ -8,10 +8,11 @@ import fcntl
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.support.programs import missing
 
 # Of SQLite's native library there are builds for these alone.
 _SQLITE_MACHINES = {"x86_64": "libsqlite4java-linux-amd64"}
@@ -65,9 +66,8 @@ def _built(profile, version):
 
 def _kept(kind, version, fingerprint, make):
     """A folder that `make(kind, version, folder)` has filled, now or for the same fingerprint."""
-    missing = [tool for tool in ("java", "javac", "mvn") if shutil.which(tool) is None]
-    if missing:
-        raise NotToBeHad(f"not installed: {', '.join(missing)} (a JDK of 17 or newer, and Maven)")
+    if absent := missing("java", "javac", "mvn"):
+        raise NotToBeHad(f"not installed: {', '.join(absent)} (a JDK of 17 or newer, and Maven)")
     root = Path(
         os.environ.get("KCLRUN_INTEROP_BUILD", Path.home() / ".m2" / "kclrun-interop")
     ).resolve()

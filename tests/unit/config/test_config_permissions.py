@@ -1,6 +1,7 @@
 import grp
 import os
 import pwd
+import stat
 
 import pytest
 
@@ -21,20 +22,40 @@ def test_a_file_that_only_we_can_write_is_read(file):
     assert read_trusted(file) == "stream: s\n"
 
 
+@pytest.fixture
+def the_group_is(monkeypatch):
+    """The file's group is what the test says, whichever user runs it: root's groups are shared, and
+    a user of Debian, Fedora or Amazon Linux has one alone."""
+
+    def say(name, members=()):
+        user = pwd.struct_passwd(("me", "x", os.geteuid(), 0, "", "/", "/bin/sh"))
+        monkeypatch.setattr(pwd, "getpwuid", lambda _: user)
+
+        def group_of(gid):
+            if name is None:
+                raise KeyError(gid)
+            return grp.struct_group((name, "x", gid, list(members)))
+
+        monkeypatch.setattr(grp, "getgrgid", group_of)
+
+    return say
+
+
 @pytest.mark.parametrize(
     ("mode", "group", "who"),
     [
-        (0o664, 100, "its group"),
-        (0o664, 54_321, "its group"),  # a group without a name
-        (0o646, 100, "everybody"),
-        (0o666, 0, "everybody"),
+        (0o664, "users", "its group"),
+        (0o664, None, "its group"),  # a group without a name
+        (0o646, "users", "everybody"),
+        (0o666, "users", "everybody"),
+        (0o666, "me", "everybody"),  # a group of one does not help here
     ],
 )
-def test_a_file_that_others_can_write_is_refused_with_the_remedy(file, mode, group, who):
+def test_a_file_that_others_can_write_is_refused_with_the_remedy(
+    file, the_group_is, mode, group, who
+):
     file.chmod(mode)
-    # A group of several users: for root any other, for a user the test needs no change.
-    if os.geteuid() == 0:
-        os.chown(file, -1, group)
+    the_group_is(group)
 
     with pytest.raises(SettingsError, match=f"written by {who}") as caught:
         read_trusted(file)
@@ -42,12 +63,25 @@ def test_a_file_that_others_can_write_is_refused_with_the_remedy(file, mode, gro
     assert f"chmod go-w {file}" in str(caught.value)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_a_file_of_another_user_is_refused(file):
-    os.chown(file, 1, -1)
+@pytest.mark.parametrize(("owner", "is_trusted"), [("us", True), ("root", True), ("other", False)])
+def test_a_file_is_trusted_that_is_ours_or_roots(file, monkeypatch, owner, is_trusted):
+    us = 4_711
+    number = {"us": us, "root": 0, "other": 815}[owner]
+    monkeypatch.setattr(os, "geteuid", lambda: us)
+    seen = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result(_owned(seen(file), number)))
 
-    with pytest.raises(SettingsError, match="belongs to user 1,"):
-        read_trusted(file)
+    if is_trusted:
+        assert read_trusted(file) == "stream: s\n"
+    else:
+        with pytest.raises(SettingsError, match=f"belongs to user 815, and we run as user {us}"):
+            read_trusted(file)
+
+
+def _owned(status, owner):
+    fields = list(status)
+    fields[stat.ST_UID] = owner
+    return fields
 
 
 def test_a_file_is_read_up_to_a_million_bytes_and_left_closed(file):
@@ -133,11 +167,9 @@ def test_a_secret_from_the_environment_may_be_named_and_a_name_that_ends_like_on
     ("name", "members", "is_private"),
     [("me", [], True), ("me", ["me"], True), ("me", ["me", "you"], False), ("staff", [], False)],
 )
-def test_a_group_may_write_that_is_its_owners_alone(file, monkeypatch, name, members, is_private):
+def test_a_group_may_write_that_is_its_owners_alone(file, the_group_is, name, members, is_private):
     """Amazon Linux and Fedora: a umask of 002, and a group of one's own for every user."""
-    user = pwd.struct_passwd(("me", "x", os.geteuid(), 0, "", "/", "/bin/sh"))
-    monkeypatch.setattr(pwd, "getpwuid", lambda _: user)
-    monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((name, "x", gid, members)))
+    the_group_is(name, members)
     file.chmod(0o664)
 
     if is_private:

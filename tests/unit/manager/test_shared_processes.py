@@ -2,8 +2,8 @@
 
 import select
 import signal
-import subprocess
 
+import psutil
 import pytest
 
 from kclrun.ipc.channel import Quiet
@@ -22,7 +22,7 @@ from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import ProcessExited, ProcessStarted, StartFailed
 from kclrun.protocol import reports
 from kclrun.protocol.status import LeaseStatus, WorkerState
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.unit.manager.children_rig import ChildrenRig
 
 
@@ -225,7 +225,7 @@ def test_what_an_ended_lease_leaves_running_ends_its_process_after_the_batches_o
     rig.begin("s0", "s1")
     first, second = rig.admitted().values()
     if what == "a program":
-        _until_it_has_a_child(rig.launcher.processes[0].pid)
+        until(psutil.Process(rig.launcher.processes[0].pid).children)
     first.leave(code, remains="threads (poller)" if what == "a thread" else "")
     rig.turn()
 
@@ -239,11 +239,6 @@ def test_what_an_ended_lease_leaves_running_ends_its_process_after_the_batches_o
     assert len(list(rig.processes.living())) == 2
     rig.loop.run_to(rig.loop.now() + 0.6)
     rig.launcher.processes[0].await_death()
-
-
-def _until_it_has_a_child(pid):
-    while not subprocess.run(["pgrep", "-P", str(pid)], capture_output=True).stdout:
-        pass
 
 
 def test_a_busy_lease_is_asked_to_leave_after_a_whole_window_and_one_alone_is_not(rig):

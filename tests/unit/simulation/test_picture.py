@@ -209,9 +209,10 @@ def digests(parts):
     ],
 )
 def test_a_picture_shows_what_it_showed_before(name, figures, suffix, monkeypatch, tmp_path):
-    # Here, not above: each of pytest's workers imports each file of tests.
-    from matplotlib import rcParams
-    from matplotlib.figure import Figure
+    # Here, not above: each of pytest's workers imports each file of tests. In the environment for
+    # development; the quick tests of a checkout do without.
+    rcParams = pytest.importorskip("matplotlib").rcParams  # noqa: N806 - matplotlib's name
+    Figure = pytest.importorskip("matplotlib.figure").Figure  # noqa: N806
 
     saved = []
     monkeypatch.setattr(
