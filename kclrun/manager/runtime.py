@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from kclrun.config.rules import unused_settings
 from kclrun.config.schema import Settings
 from kclrun.config.state import state_place
 from kclrun.config.units import parse_start
@@ -366,6 +367,8 @@ class _Run:
             stall_s=float(settings.stall),
             processor=", ".join(self._processors()),
         )
+        if unused := unused_settings(settings):
+            self._log.note("settings_unused", keys=", ".join(unused))
         self._warn_of_few_descriptors()
         if self._metering is not None:
             self._metering.introduce()

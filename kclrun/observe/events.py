@@ -175,7 +175,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "batch_committed": EventKind("a micro-batch is committed", "debug"),
     "query_stopped": EventKind("the last line on Spark: why it ended"),
     "query_failed": EventKind("the query ended with an error", "error"),
-    "settings_unused": EventKind("settings that mean nothing on this engine"),
+    "settings_unused": EventKind("settings that have no effect with this engine"),
     "engine_said": EventKind("Spark wrote to standard error", "warning"),
     # User code.
     "printed": EventKind("user code printed a line"),

@@ -12,6 +12,7 @@ import pkgutil
 import textwrap
 
 import kclrun
+from tests.support.programs import needs_spark
 
 # Machinery of the language: it sets names on each class made with it, the same for all.
 SET_ON_CLASSES = {"_abc_impl", "_is_protocol", "_is_runtime_protocol"}
@@ -73,6 +74,7 @@ def taken_names(cls):
     ]
 
 
+@needs_spark
 def test_a_class_takes_no_private_name_of_what_it_inherits_from():
     classes = {cls for cls in classes_of_the_package() if foreign_bases(cls)}
     found = sorted(line for cls in classes for line in taken_names(cls))

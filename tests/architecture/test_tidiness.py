@@ -23,6 +23,7 @@ from tests.architecture.sources import (
     our_modules,
     sample_processors,
 )
+from tests.support.programs import needs_spark
 
 FUNCTION_LINES_MAX = 60
 BLOB_BYTES_MAX = 200_000
@@ -134,7 +135,9 @@ def everywhere():
         pytest.param(too_many_lines, everywhere, id="a module fits into a head"),
         pytest.param(long_functions, everywhere, id="a function fits on a screen"),
         pytest.param(missing_docstring, everywhere, id="a module says what it is"),
-        pytest.param(disordered_exports, our_modules, id="exports are sorted and public"),
+        pytest.param(
+            disordered_exports, our_modules, id="exports are sorted and public", marks=needs_spark
+        ),
         pytest.param(silent_public_classes, our_modules, id="public classes have a docstring"),
         pytest.param(swallowed_wholesale, everywhere, id="all is caught only for a reason"),
         pytest.param(dangerous_things, everywhere, id="what is dangerous does not occur"),

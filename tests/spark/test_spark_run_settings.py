@@ -46,7 +46,7 @@ def test_settings_without_a_meaning_on_spark_are_named(reported):
     code, said = reported(GOOD + "leases: {max: 8}\nstall: 5m", *CHECK)
 
     assert code == 0
-    assert "without meaning on it: leases, stall" in said
+    assert "no effect with engine: spark: leases, stall" in said
 
 
 @pytest.mark.parametrize("verb", [CHECK, ("run",)], ids=["check", "run"])

@@ -1,8 +1,13 @@
-"""Programs of the machine that a test starts: a slim image has few, and an ordinary user fewer."""
+"""Programs and packages that a test needs: a slim image has few, and an ordinary user fewer."""
 
 import shutil
+from importlib.util import find_spec
 
 import pytest
+
+# `bin/test --quick` does without: PySpark is a source of 450 MB that pip builds.
+HAS_SPARK = find_spec("pyspark") is not None
+needs_spark = pytest.mark.skipif(not HAS_SPARK, reason="needs PySpark; bin/test installs it")
 
 
 def missing(*programs):

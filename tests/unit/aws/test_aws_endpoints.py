@@ -187,6 +187,10 @@ def test_a_ca_bundle_comes_from_the_environment_and_must_exist(monkeypatch, tmp_
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A self-signed certificate for 127.0.0.1, with its key, in one file."""
+    return certificate_for("127.0.0.1", tmp_path_factory.mktemp("tls"))
+
+
+def certificate_for(address, folder):
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
     now = datetime.datetime.now(datetime.UTC)
@@ -199,13 +203,13 @@ def certificate(tmp_path_factory):
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(hours=1))
         .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]),
             critical=False,
         )
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    path = tmp_path_factory.mktemp("tls") / "loopback.pem"
+    path = folder / f"{address}.pem"
     path.write_bytes(
         key.private_bytes(
             serialization.Encoding.PEM,
@@ -219,6 +223,10 @@ def certificate(tmp_path_factory):
 
 @pytest.fixture
 def tls(certificate):
+    return presenting(certificate)
+
+
+def presenting(certificate):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     return context
@@ -255,10 +263,10 @@ def test_an_unknown_certificate_is_refused_before_anything_is_sent(tls_server, m
     assert tls_server.requests == []
 
 
-def test_a_certificate_for_another_name_is_refused(tls_server, make_client, certificate):
-    client = make_client(
-        f"https://localhost:{tls_server.port}", ca_bundle=str(certificate), read_timeout_s=60.0
-    )
+def test_a_certificate_for_another_name_is_refused(serve, make_client, tmp_path):
+    elsewhere = certificate_for("127.0.0.2", tmp_path)
+    server = serve(presenting(elsewhere))
+    client = make_client(server.url, ca_bundle=str(elsewhere), read_timeout_s=60.0)
     with pytest.raises(Unavailable, match="certificate refused"):
         client.call(UPDATE_ITEM, b"{}")
 

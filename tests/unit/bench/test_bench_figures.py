@@ -10,6 +10,8 @@ from bench.figures import NotMeasured, Sample, Target, figure, paired_ratios, pe
 from bench.showing import show
 from bench.spark_whole import Mark, whole
 
+from tests.support.programs import needs_spark
+
 
 def test_a_ratio_is_taken_within_a_round():
     # Given a machine that was half as fast in the second round, for both.
@@ -83,6 +85,7 @@ def test_every_row_can_be_loaded():
     } == set()
 
 
+@needs_spark  # its version is a line of the report
 def test_a_row_that_fails_is_reported_and_is_an_error(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("bench.record_path.fetch", lambda rounds: 1 / 0)
     path = tmp_path / "figures.json"
@@ -98,6 +101,7 @@ def test_a_row_that_fails_is_reported_and_is_an_error(monkeypatch, tmp_path, cap
     assert "not measured: ZeroDivisionError" in capsys.readouterr().out
 
 
+@needs_spark
 def test_what_this_machine_does_not_have_is_left_out_and_no_error(monkeypatch, capsys):
     absent = NotMeasured("spark-whole", "no jar", is_left_out=True)
     monkeypatch.setattr("bench.spark_whole.whole", lambda rounds, **_: [absent])

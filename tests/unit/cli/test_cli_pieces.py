@@ -458,19 +458,26 @@ def test_only_kclruns_own_sink_on_spark_is_put_into():
         assert iam._sink(settings(text), None) is None  # type: ignore[arg-type]
 
 
-def test_a_check_says_what_spark_leaves_out_and_which_streams_there_are(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_check_names_what_has_no_effect_with_the_engine(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "kclrun.cli.run.spark.require_spark", lambda _: SimpleNamespace(version="4.1.0")
     )
-    spark = settings(LEAST.replace("processor", "engine: spark\nspark: {checkpoint: c}\nprocessor"))
-    assert check._spark(spark) == "PySpark 4.1.0"
-    limited = settings(
-        LEAST.replace("processor", "engine: spark\nspark: {checkpoint: c}\nprocessor")
-        + "leases: {max: 7}\n"
-    )
-    assert check._spark(limited).startswith("PySpark 4.1.0; without meaning on it: leases")
+    path = tmp_path / "app.yaml"
+    spark, hello = "spark: {checkpoint: c}\n", "processor: kclrun.samples.hello:Hello\n"
+    common = f"application: orders\nstream: orders\naws: {{region: us-east-1}}\n{hello}{spark}"
+    for more, words in (
+        ("engine: spark\n", None),
+        ("engine: spark\nleases: {max: 7}\n", "no effect with engine: spark: leases"),
+        ("engine: fleet\n", "no effect with engine: fleet: spark"),
+    ):
+        path.write_text(common + more)
+        path.chmod(0o600)
+        assert run_program(["check", "--config", str(path), "--no-environment"]) == 0
+        said = [line for line in capsys.readouterr().out.splitlines() if "no effect" in line]
+        assert said == ([words] if words else [])
+
+
+def test_a_check_prints_the_schema_for_editors(capsys):
     assert run_program(["check", "--schema"]) == 0
     schema = capsys.readouterr().out
     assert '\n  "' in schema

@@ -19,7 +19,6 @@ def loaded(more: str) -> Settings:
     ("more", "said"),
     [
         ("pipeline: a:b", "pipeline: is for engine: spark"),
-        ("spark: {master: local}", "spark: is for engine: spark"),
         ("on_error: {then: dead-letter}", "on_error.dead_letter: is missing"),
         (
             "on_error: {then: halt, dead_letter: {s3: 's3://b-1/d'}}",
@@ -140,11 +139,28 @@ def test_settings_of_spark_keep_numbers_and_switches():
     assert conf == {"a": 4, "b": True, "c": "4g"}
 
 
-def test_one_file_serves_both_engines_and_what_means_nothing_is_named():
-    settings = loaded(SPARK + "leases: {max: 8}\nstall: 5m\ncheckpoint: {every: 2s}")
+# One file for both engines: `engine: ${ENGINE:-fleet}`.
+BOTH = (
+    "processor: a:B\nspark: {checkpoint: /c}\nleases: {max: 8}\nstall: 5m\n"
+    "checkpoint: {every: 2s}\n"
+    "output: {path: out, format: parquet, schema: n long, roll: {every: 5m}, buffer: 1MB}\n"
+)
 
-    assert unused_settings(settings) == ("checkpoint.every", "leases", "stall")
-    assert unused_settings(loaded(SPARK)) == ()
+
+@pytest.mark.parametrize(
+    ("more", "unused"),
+    [
+        ("processor: a:B", ()),
+        (SPARK, ()),
+        (f"engine: fleet\n{BOTH}", ("spark",)),
+        (
+            f"engine: spark\n{BOTH}",
+            ("checkpoint.every", "leases", "output.buffer", "output.roll", "stall"),
+        ),
+    ],
+)
+def test_one_file_serves_both_engines_and_what_has_no_effect_is_named(more, unused):
+    assert unused_settings(loaded(more)) == unused
 
 
 @pytest.mark.parametrize(

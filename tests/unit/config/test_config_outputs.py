@@ -84,7 +84,7 @@ def test_an_output_that_contradicts_itself_is_refused(output, said):
         ),
         (SPARK + "outputs: {a: {sqs: q}}", "outputs: is for engine: fleet"),
         (SPARK + "output: {format: jdbc, sql: 'a://b'}", "output.sql: is for engine: fleet"),
-        (SPARK + "output: {path: o, roll: {}}", "output.roll: is for engine: fleet"),
+        (SPARK + "output: {path: o, key: [a]}", "output.key: is for engine: fleet"),
     ],
 )
 def test_outputs_that_contradict_each_other_or_the_engine_are_refused(more, said):

@@ -10,6 +10,9 @@ from kclrun.simulation.picture import _group_totals, _rate_of, _steps, _tick_pla
 from kclrun.simulation.what_if import Figures, OwnerSeries, PhaseFigures, Series
 from tests.unit.simulation.golden import require_as_before
 
+# In the environment for development; the quick tests of a checkout do without.
+pytest.importorskip("matplotlib")
+
 
 @pytest.mark.parametrize("shortest_s", [1.0, 3.0, 10.0])
 def test_the_bars_of_a_rate_add_up_to_the_total_whatever_their_width(shortest_s):
@@ -209,10 +212,9 @@ def digests(parts):
     ],
 )
 def test_a_picture_shows_what_it_showed_before(name, figures, suffix, monkeypatch, tmp_path):
-    # Here, not above: each of pytest's workers imports each file of tests. In the environment for
-    # development; the quick tests of a checkout do without.
-    rcParams = pytest.importorskip("matplotlib").rcParams  # noqa: N806 - matplotlib's name
-    Figure = pytest.importorskip("matplotlib.figure").Figure  # noqa: N806
+    # Here, not above: each of pytest's workers imports each file of tests.
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
 
     saved = []
     monkeypatch.setattr(

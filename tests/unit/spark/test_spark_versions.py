@@ -8,6 +8,7 @@ import kclrun.spark
 import kclrun.spark.engine.session
 from kclrun.errors import SettingsError
 from kclrun.spark.engine.versions import capabilities, installed
+from tests.support.programs import needs_spark
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,7 @@ def test_an_older_spark_is_refused_by_its_version(version):
     assert f"kclrun needs PySpark 4.0 or later; found {version}" in str(caught.value)
 
 
+@needs_spark
 def test_the_installed_one_is_asked(monkeypatch):
     import pyspark
 
@@ -59,6 +61,7 @@ def test_without_pyspark_the_message_says_how_to_get_it(monkeypatch):
         installed()
 
 
+@needs_spark
 def test_the_room_has_its_public_functions_and_no_others():
     assert {name: getattr(kclrun.spark, name).__name__ for name in kclrun.spark.__all__} == {
         "LagListener": "LagListener",
