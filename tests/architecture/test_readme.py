@@ -9,7 +9,7 @@ from tests.architecture.sources import ROOT, our_modules, text_of_tests
 GUARANTEE = r"I\d+b?|A\d+"
 README = (ROOT / "README.md").read_text()
 GUARANTEES = (ROOT / "docs" / "explanation" / "guarantees.md").read_text()
-LINES_MAX = 250
+LINES_MAX = 200
 
 
 def promised(text):
@@ -24,16 +24,16 @@ def test_the_readme_is_one_page():
     assert len(README.splitlines()) <= LINES_MAX
 
 
-def test_every_guarantee_of_the_readme_is_named_in_the_code_and_in_a_test():
+def test_every_guarantee_is_named_in_the_code_and_in_a_test():
     in_code = "\n".join(each.text for each in our_modules())
 
     proven = named(in_code) & named(text_of_tests())
-    assert promised(README)
-    assert [each for each in promised(README) if each not in proven] == []
+    assert len(promised(GUARANTEES)) > len(promised(README)) > 0
+    assert [each for each in promised(GUARANTEES) if each not in proven] == []
 
 
 def test_the_page_of_guarantees_has_those_of_the_readme_in_full():
-    assert promised(GUARANTEES) == promised(README)
+    assert [each for each in promised(README) if each not in promised(GUARANTEES)] == []
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)]+)\)", README))))

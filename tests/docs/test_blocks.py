@@ -17,9 +17,11 @@ HOW_TO = [
 RUN = [pages.README, *TUTORIAL, *HOW_TO]
 # (page, first line) of each block that cannot run here; its comment says why.
 NOT_RUN = {
-    ("README.md", "git clone … kclrun"),
-    ("first-processor.md", "git clone … kclrun"),
-    ("on-spark.md", "pip install './kclrun[local,spark]'"),
+    ("README.md", "bin/kclrun --config config/demo.yaml"),
+    ("README.md", "bin/test"),
+    ("README.md", "python3 -m venv ~/kclrun-env"),
+    ("first-processor.md", "python3 -m venv ~/kclrun-env"),
+    ("on-spark.md", "pip install '.[local,spark]'"),
 }
 PORT = "4567"
 # Spark waits ten seconds for a Python worker of its planner, and has no setting for that.
