@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -169,11 +170,16 @@ def _start(
 ) -> SparkSession:
     from pyspark.sql import SparkSession
 
+    _require_localhost()
     submitted = SUBMITTED in os.environ
     settled = settled_master(master, conf, submitted=submitted)
     cores = _cores(settled)
     if not submitted:
         os.environ["JAVA_HOME"] = str(provide_java(os.environ, version))
+    if cores is not None:
+        # Spark asks for the address of the machine's name before it reads `spark.driver.host`, and
+        # ends with UnknownHostException where the name has none, as in a slim container.
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
     _use_this_python(conf)
     warehouse = None
     if cores is not None and "spark.sql.warehouse.dir" not in conf:
@@ -188,6 +194,17 @@ def _start(
         if name != "spark.master":
             builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def _require_localhost() -> None:
+    """PySpark opens its own sockets on that name, and would end with a traceback."""
+    try:
+        socket.getaddrinfo("localhost", None)
+    except OSError as error:
+        raise SettingsError(
+            f"this machine does not know the name localhost, which PySpark needs: {error.strerror}\n"
+            "Add the line `127.0.0.1 localhost` to /etc/hosts"
+        ) from None
 
 
 def _cores(master: str | None) -> int | None:

@@ -3,6 +3,7 @@
 import atexit
 import os
 import re
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -150,6 +151,35 @@ class Starting(dict):
         assert chosen == self.settings, "the JVM starts with what the session has"
         partitions = chosen.get("spark.sql.shuffle.partitions")
         return chosen.get("spark.master"), partitions, chosen.get("spark.sql.warehouse.dir")
+
+
+@pytest.mark.parametrize(
+    ("master", "environment", "address"),
+    [
+        ("local[2]", {}, "127.0.0.1"),
+        (None, {}, "127.0.0.1"),
+        ("local[2]", {"SPARK_LOCAL_IP": "10.0.0.7"}, "10.0.0.7"),
+        ("spark://there:7077", {}, None),
+    ],
+)
+def test_a_local_session_starts_on_a_machine_whose_name_has_no_address(
+    monkeypatch, tmp_path, master, environment, address
+):
+    starting = Starting(monkeypatch, tmp_path)
+    starting.of(master, **environment)
+
+    assert starting.get("SPARK_LOCAL_IP") == address
+
+
+def test_a_machine_without_localhost_is_told_what_to_add(monkeypatch, tmp_path):
+    def unknown(name, port):
+        raise socket.gaierror(socket.EAI_NONAME, f"{name} is not known")
+
+    starting = Starting(monkeypatch, tmp_path)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+
+    with pytest.raises(SettingsError, match=r"localhost is not known\n.*127.0.0.1 localhost"):
+        starting.of("local[2]")
 
 
 OTHERS = {"spark.sql.warehouse.dir": "/data", "spark.pyspark.python": "/theirs"}
