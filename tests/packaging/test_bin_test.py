@@ -58,7 +58,8 @@ class Checkout:
         # No test of these asks AWS, and botocore is half of what a start of pytest imports.
         (tests / "support").mkdir()
         (tests / "support" / "quick_botocore.py").write_text("def make_quick(): ...\n")
-        shutil.copy(ROOT / "tests" / "support" / "spark_archive.py", tests / "support")
+        for name in ["programs.py", "spark_archive.py"]:
+            shutil.copy(ROOT / "tests" / "support" / name, tests / "support")
         (self.folder / "pytest.ini").write_text(
             "[pytest]\npythonpath = .\naddopts = --import-mode=importlib\n"
             "markers =\n  slow\n  long\n  each_value\n"

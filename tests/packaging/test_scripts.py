@@ -1,6 +1,7 @@
 """The scripts of bin/ on machines that lack something: a clear message, never a traceback."""
 
 import fcntl
+import os
 import shlex
 import shutil
 import subprocess
@@ -122,6 +123,70 @@ def test_the_launcher_works_from_a_folder_that_holds_one_named_kclrun(tmp_path):
 
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("kclrun ")
+
+
+# As pip prints it; the last line stands until the script has said that it builds.
+PIP = """
+echo 'Collecting aiolib>=1 (from kclrun==0.1.0)'
+echo '  Downloading aiolib-1.2-py3-none-any.whl (90 kB)'
+echo '  Downloading pyspark-4.2.0.tar.gz (434.2 MB)'
+echo 'Building wheel for pyspark (pyproject.toml): started'
+until grep -q PySpark "$1"; do sleep 0.01; done
+echo 'Installing collected packages: aiolib, pyspark'
+"""
+
+
+@pytest.fixture
+def environment_functions(tmp_path):
+    """A copy of bin/environment in a checkout of its own that only defines its functions."""
+    (tmp_path / "bin").mkdir()
+    for name in ("config", "pyproject.toml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    *functions, last = (ROOT / "bin" / "environment").read_text().splitlines()
+    assert last == 'main "$@"'
+    path = tmp_path / "bin" / "environment"
+    path.write_text("\n".join(functions))
+    return path
+
+
+def test_an_installation_says_what_it_fetched_and_what_it_builds_while_pip_is_silent(
+    tmp_path, environment_functions
+):
+    shown, log = tmp_path / "shown", tmp_path / "log"
+    script = f"pip_prints() {{ {PIP} }}; SAY_EVERY_S=1; pip_prints {shown} | show_progress {log}"
+    with shown.open("wb") as file:
+        ran = subprocess.run(
+            ["bash", "-c", f'. "$1"; {script}', "bash", environment_functions],
+            stderr=file,
+            timeout=HUNG_S,
+        )
+
+    assert ran.returncode == 0, shown.read_text()
+    first, *_, last = shown.read_text().splitlines()
+    assert first.startswith("kclrun: building PySpark from its source: the package index has no")
+    assert "(2 files, 434 MB so far)" in first
+    assert last == "kclrun: fetched 434 MB in 2 files"
+    assert log.read_text().count("\n") == 5
+
+
+def test_an_environment_has_the_versions_of_the_lock(tmp_path, environment_functions):
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+
+    ran = subprocess.run(
+        ["bash", "-c", '. "$1"; pinned', "bash", environment_functions],
+        env={"PATH": os.environ["PATH"], "KCLRUN_VENV": str(tmp_path / "venv")},
+        capture_output=True,
+        text=True,
+        timeout=HUNG_S,
+    )
+
+    lock = (ROOT / "config" / "requirements" / "everything.lock").read_text()
+    pins = ran.stdout.splitlines()
+    assert ran.returncode == 0, ran.stderr
+    assert len(pins) == sum("==" in line for line in lock.splitlines() if line[0].isalnum())
+    assert [pin for pin in pins if "--hash" in pin or "==" not in pin] == []
+    assert any(pin.startswith("boto3==") for pin in pins)
 
 
 def test_a_second_program_says_that_it_waits_for_the_environment(bare_machine, tmp_path):

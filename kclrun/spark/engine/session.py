@@ -202,7 +202,7 @@ def _require_localhost() -> None:
         socket.getaddrinfo("localhost", None)
     except OSError as error:
         raise SettingsError(
-            f"this machine does not know the name localhost, which PySpark needs: {error.strerror}\n"
+            f"this machine does not know localhost, which PySpark needs: {error.strerror}\n"
             "Add the line `127.0.0.1 localhost` to /etc/hosts"
         ) from None
 
