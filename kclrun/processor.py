@@ -21,6 +21,7 @@ from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import (
     Counter,
     LiveEntries,
@@ -109,6 +110,7 @@ class Context:
         schemas: Mapping[str, RowSchema] | None = None,
         prepare: Callable[[Row, str], KeptRow] | None = None,
         no_state: str | None = None,
+        times: EventTimes | None = None,
     ) -> None:
         self.application = application
         self.stream = stream
@@ -126,6 +128,7 @@ class Context:
         self._prepare = prepare
         self._entries = entries
         self._watermark = watermark
+        self._times = times or EventTimes()
         self._no_state = no_state or (
             "context.state needs a place that survives this machine: set state.store in the"
             " configuration to a folder or to s3://bucket/prefix (engine: fleet)"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
 from kclrun.errors import LimitExceeded, SettingsError
+from kclrun.model.names import nearest
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
@@ -29,6 +30,27 @@ _ROLL_NAME: Final = re.compile(
 def setting_of(name: str) -> str:
     """The setting of an output, as messages name it."""
     return MAIN_OUTPUT if name == MAIN_OUTPUT else f"outputs.{name}"
+
+
+def no_output(to: str, known: Iterable[str]) -> str:
+    """Why a row has no place: `to` is not one of the `known` outputs of the settings."""
+    names = sorted(known)
+    if not names:
+        return (
+            "context.emit() needs a place for the rows: set `output` in the settings, such as"
+            " output: {path: rows}"
+        )
+    if to == MAIN_OUTPUT:
+        return (
+            "context.emit(row) without `to` is for `output`, which the settings do not have; name"
+            f" one of their outputs: {', '.join(names)}"
+        )
+    near = nearest(to, names)
+    meant = "" if near is None else f"; did you mean {near!r}?"
+    return (
+        f"context.emit(…, to={to!r}): there is no outputs.{to} in the settings{meant}\nThe outputs"
+        f" are: {', '.join(names)}"
+    )
 
 
 class Cursor(msgspec.Struct, frozen=True, gc=False):
