@@ -43,8 +43,8 @@ def warn_of_times(times: EventTimes, watermark: Step) -> None:
         )
     if times.unusable and watermark.watermark is None and watermark.upcoming is None:
         _warn(
-            f"the event_time of {_records(times.unusable)} raised, or was not a time, and that of no"
-            " record moved the watermark: event timers do not fire, and windows stay open"
+            f"the event_time of {_records(times.unusable)} raised, or was not a time, and none"
+            " moved the watermark: event timers do not fire, and windows stay open"
         )
 
 
