@@ -33,23 +33,23 @@ def setting_of(name: str) -> str:
 
 
 def no_output(to: str, known: Iterable[str]) -> str:
-    """Why a row has no place: `to` is not one of the `known` outputs of the settings."""
+    """Why a row has no place: `to` is not one of the `known` outputs of the settings, by name."""
     names = sorted(known)
-    if not names:
+    listed = f"The outputs are: {', '.join(names)}" if names else "They have no output"
+    if to != MAIN_OUTPUT:
+        near = nearest(to, names)
+        meant = "" if near is None else f"; did you mean {near!r}?"
         return (
-            "context.emit() needs a place for the rows: set `output` in the settings, such as"
-            " output: {path: rows}"
+            f"context.emit(…, to={to!r}): there is no outputs.{to} in the settings{meant}\n{listed}"
         )
-    if to == MAIN_OUTPUT:
+    if names:
         return (
-            "context.emit(row) without `to` is for `output`, which the settings do not have; name"
-            f" one of their outputs: {', '.join(names)}"
+            "context.emit(row) without `to` is for `output`, which the settings do not have\n"
+            f"{listed}"
         )
-    near = nearest(to, names)
-    meant = "" if near is None else f"; did you mean {near!r}?"
     return (
-        f"context.emit(…, to={to!r}): there is no outputs.{to} in the settings{meant}\nThe outputs"
-        f" are: {', '.join(names)}"
+        "context.emit() needs a place for the rows: set output.path, or another `output`, in the"
+        " settings"
     )
 
 
