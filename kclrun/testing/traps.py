@@ -3,7 +3,6 @@ events from after their arrival."""
 
 from __future__ import annotations
 
-import itertools
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -53,8 +52,8 @@ def _records(number: int) -> str:
 
 
 def _warn(words: str) -> None:
-    frame, level = sys._getframe(1), itertools.count(2)  # noqa: SLF001 - the public way costs more
-    stacklevel = next(level)
+    # The line of the test, however many functions of the kit are between.
+    frame, level = sys._getframe(1), 2  # noqa: SLF001 - there is no public way
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_KIT):
-        frame, stacklevel = frame.f_back, next(level)
-    warnings.warn(words, EventTimeWarning, stacklevel=stacklevel - 1)
+        frame, level = frame.f_back, level + 1
+    warnings.warn(words, EventTimeWarning, stacklevel=level)
