@@ -190,20 +190,16 @@ def run_processor(
     >>> str(run.position)
     'SHARD_END'
     """
-    known = None if outputs is None else known_outputs(outputs, schema)
-    ledger = Ledger(position, TestedState(state, after), known)
-    run = Run(ledger.rows, ledger.checkpoints, position, outputs=ledger.outputs)
+    ledger = Ledger(position, TestedState(state, after), known_outputs(outputs, schema))
     life = _Life(
-        *(run, ledger, _decoding(processor, decode)),
+        *(ledger, _decoding(processor, decode)),
         concurrency=None if concurrency is None else Concurrency(concurrency, order, timeout_s),
         seed=seed,
         mode=checkpoint,
         batch_max=batch_max,
         uncheckpointed_max=uncheckpointed_max,
-        retries=retries,
-        then=then,
-        crash_after=crash_after,
-        crash_at_checkpoint=crash_at_checkpoint,
+        policy=ErrorPolicy(retries, 0.0, then),
+        crashes=_Crashes(crash_after, crash_at_checkpoint),
         timing=Timing(lateness_s, every_s, wall_until, idle_s),
     )
     context = Context(
@@ -219,20 +215,18 @@ def run_processor(
         **life.given,
         schemas=_schemas(schema),
     )
-    kept = list(make_records(records, first_arrival_s=first_arrival_s))
-    _live(life, processor, context, kept, end_of_shard=end_of_shard)
-    warn_of_times(life.times, run.watermark)
-    return run
+    made = make_records(records, first_arrival_s=first_arrival_s)
+    return _lived(life, processor, context, made, end_of_shard=end_of_shard)
 
 
-def _live(
+def _lived(
     life: _Life,
     processor: type[RecordProcessor] | RecordProcessor,
     context: Context,
     records: Iterable[Record],
     *,
     end_of_shard: bool,
-) -> None:
+) -> Run:
     run, ledger = life.run, life.ledger
     try:
         life.start(processor, context)
@@ -246,6 +240,8 @@ def _live(
         run.position, run.state = ledger.position, ledger.state.values()
         run.timers, run.watermark = ledger.state.timers(), ledger.state.watermark
         run.late, run.ahead = life.times.late, life.times.ahead
+    warn_of_times(life.times, run.watermark)
+    return run
 
 
 def replay(
@@ -336,12 +332,18 @@ def _schemas(schema: str | Mapping[str, str] | None) -> Mapping[str, RowSchema]:
     return {name: RowSchema.parse(text, setting_of(name)) for name, text in named.items()}
 
 
+class _Crashes(NamedTuple):
+    """Where the process ends: after so many records, and in which call of `checkpoint()`."""
+
+    after: int | None
+    at_checkpoint: int | None
+
+
 class _Life:
     """One processor instance from `initialize` to its end."""
 
     def __init__(
         self,
-        run: Run,
         ledger: Ledger,
         decoding: Decoding | None,
         *,
@@ -350,21 +352,19 @@ class _Life:
         mode: Mode,
         batch_max: int,
         uncheckpointed_max: int,
-        retries: int,
-        then: Then,
-        crash_after: int | None,
-        crash_at_checkpoint: int | None,
+        policy: ErrorPolicy,
+        crashes: _Crashes,
         timing: Timing,
     ) -> None:
         if batch_max < 1 or uncheckpointed_max < 1:
             raise ValueError("batch_max and uncheckpointed_max are at least 1")
-        self.run = run
+        self.run = Run(ledger.rows, ledger.checkpoints, ledger.position, outputs=ledger.outputs)
         self.ledger = ledger
         self._mode = mode
         self._batch_max = batch_max
         self._uncheckpointed_max = uncheckpointed_max
-        self._policy = ErrorPolicy(retries, 0.0, then)
-        self._breaker = Breaker(self._policy.limit)
+        self._policy = policy
+        self._breaker = Breaker(policy.limit)
         self._rests = 0
         self._decoding = decoding
         self._concurrency = concurrency
@@ -376,8 +376,7 @@ class _Life:
         self.times = EventTimes(self._event_time)
         self._quiet_since: float | None = None  # the arrival of the last record
         self._returned = 0
-        self._crash_after = crash_after
-        self._crash_at_checkpoint = crash_at_checkpoint
+        self._crash_after, self._crash_at_checkpoint = crashes
         self._checkpoint_calls = itertools.count(1)
         self._uncheckpointed: list[ExtendedSequenceNumber] = []
 

@@ -22,8 +22,13 @@ class EventTimeWarning(UserWarning):
     does not follow it, and windows stay open."""
 
 
-def known_outputs(outputs: Iterable[str], schema: str | Mapping[str, str] | None) -> frozenset[str]:
-    """The outputs of a test that names them. Raises: SettingsError for the schema of another."""
+def known_outputs(
+    outputs: Iterable[str] | None, schema: str | Mapping[str, str] | None
+) -> frozenset[str] | None:
+    """The outputs of a test that names them; None if it does not. Raises: SettingsError for the
+    schema of another."""
+    if outputs is None:
+        return None
     names = {MAIN_OUTPUT, *([outputs] if isinstance(outputs, str) else outputs)}
     for name in () if schema is None or isinstance(schema, str) else schema:
         if name not in names:
