@@ -447,13 +447,14 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         """
 
     def event_time(self, record: Record) -> float:
-        """When the record happened, in seconds since the epoch, for the watermark: its arrival in
-        the stream, unless you override it. Only with `on_timer`.
+        """When the record happened, in seconds since the epoch, for the watermark and for
+        `Windows`: its arrival in the stream, unless you override it. Only with `on_timer`.
 
-        Called before user code gets a record that may move the watermark.
-        A time after the arrival counts as the arrival, so that one producer with a wrong clock does
-        not close the windows of all others. Must not: depend on anything but the record, nor change
-        anything. Raises: whatever you like; such a record does not move the watermark.
+        Called before user code gets a record that may move the watermark, and by `Windows.add`.
+        For the watermark a time after the arrival counts as the arrival, so that one producer with
+        a wrong clock does not close the windows of all others; the log says how many there were.
+        Must not: depend on anything but the record, nor change anything. Raises: whatever you like;
+        such a record does not move the watermark.
         """
         return record.approximate_arrival_timestamp
 
