@@ -123,7 +123,7 @@ def test_a_class_without_a_source_has_no_calls_and_is_not_refused():
         ("self.context.emit({})", ["late"], ["without `to` is for `output`", "are: late"]),
         ("self.context.emit({})", [], ["set output.path"]),
         ("self.context.emit({}, to='late')", [], ["outputs.late", "They have no output"]),
-        ("self.context.emit({}, to=helpers.NAME)", [], ["set output.path"]),
+        ("self.context.emit({}, to=helpers.NAME)", [], []),
         ("self.context.emit({}, to=helpers.NAME)", ["late"], []),
         ("self.context.emit({}, to='late')", ["late"], []),
         ("pass", [], []),
