@@ -224,7 +224,9 @@ def read_progress(progress: Mapping[str, Any]) -> BatchDone | None:
         bounds=bounds,
         dead_letters=observed.get("deadLetters") or 0,
         skipped=observed.get("skipped") or 0,
-        late=sum(of.get("numRowsDroppedByWatermark", 0) for of in progress.get("stateOperators", ())),
+        late=sum(
+            of.get("numRowsDroppedByWatermark", 0) for of in progress.get("stateOperators", ())
+        ),
     )
 
 
