@@ -8,7 +8,6 @@ lease processes and by `kclrun check`, which runs this module in a process of it
 
 from __future__ import annotations
 
-import dis
 import importlib
 import importlib.util
 import inspect
@@ -18,10 +17,12 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import CodeType
 from typing import Any, Final
 
+import msgspec
+
 from kclrun.codec.values import BY_NAME, Decode, decoder_of_type, decoding, is_value_type
+from kclrun.emit_calls import emit_calls
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.model.record import Decoding
 from kclrun.processor import (
@@ -41,15 +42,13 @@ _EX_CONFIG: Final = 78
 _KCLPY: Final = "kclpy:"
 # Separates the output of user code on standard error from our message.
 MARK: Final = "\x1e"
-# Before the line of a processor that calls `context.emit()`, on standard error.
+# Before each call of `context.emit()` in a processor's source, as JSON, on standard error.
 EMITS: Final = "\x1demits "
 # Before the setting and the kind of each processor, on standard error.
 KIND: Final = "\x1dkind "
 BATCHES: Final = "process_records"
 RECORDS: Final = "process_record"
 ASYNC_RECORDS: Final = "async process_record"
-# The usual names of a context, as in `self.context` and `ctx`.
-_CONTEXT: Final = re.compile(r"context|ctx", re.IGNORECASE)
 
 
 def import_paths(path: str | None, config_folder: Path) -> tuple[Path, ...]:
@@ -90,34 +89,6 @@ def kind_of(processor: type[RecordProcessor]) -> str:
     if not takes_records(processor, processor.__qualname__):
         return BATCHES
     return ASYNC_RECORDS if is_asynchronous(processor) else RECORDS
-
-
-def emitting_line(processor: type) -> str | None:
-    """The line where a processor's own code calls `emit()` of an object named as a context, if
-    found.
-
-    A look at the code, which cannot see every call and may see one that is never reached: good for
-    a warning, not for a refusal.
-    """
-    classes = [each for each in processor.__mro__ if each.__module__.partition(".")[0] != "kclrun"]
-    for function in [each for kind in classes for each in vars(kind).values()]:
-        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-        if code is not None and (line := _emitting_line(code)) is not None:
-            return f"{code.co_filename} line {line}"
-    return None
-
-
-def _emitting_line(code: CodeType) -> int | None:
-    holder = ""
-    for instruction in dis.get_instructions(code):
-        name = instruction.argval if isinstance(instruction.argval, str) else ""
-        is_read = instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD"))
-        if is_read and name == "emit" and _CONTEXT.search(holder):
-            positions = instruction.positions
-            return (positions.lineno if positions else None) or code.co_firstlineno
-        holder = name
-    inner = (each for each in code.co_consts if isinstance(each, CodeType))
-    return next((found for each in inner if (found := _emitting_line(each)) is not None), None)
 
 
 def _check_signatures(setting: str, reference: str, processor: type[RecordProcessor]) -> None:
@@ -382,9 +353,8 @@ def _main(arguments: Sequence[str]) -> int:
                 processor = load_processor(reference, folders, setting)
                 load_decoding(None, processor, folders, _unopened)
                 sys.stderr.write(f"\n{KIND}{setting} {kind_of(processor)}\n")
-                line = emitting_line(processor)
-                if line is not None:
-                    sys.stderr.write(f"\n{EMITS}{line}\n")
+                for call in emit_calls(processor):
+                    sys.stderr.write(f"\n{EMITS}{msgspec.json.encode(call).decode()}\n")
                 if _SCRIPT.match(reference.removeprefix(_KCLPY)):
                     _try_script(setting, reference.removeprefix(_KCLPY), folders)
             elif setting == "pipeline":

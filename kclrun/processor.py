@@ -21,6 +21,7 @@ from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.row_schema import RowSchema, row_mapping
 from kclrun.model.sequence import ExtendedSequenceNumber
+from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import (
     Counter,
     LiveEntries,
@@ -109,6 +110,7 @@ class Context:
         schemas: Mapping[str, RowSchema] | None = None,
         prepare: Callable[[Row, str], KeptRow] | None = None,
         no_state: str | None = None,
+        times: EventTimes | None = None,
     ) -> None:
         self.application = application
         self.stream = stream
@@ -126,6 +128,7 @@ class Context:
         self._prepare = prepare
         self._entries = entries
         self._watermark = watermark
+        self._times = times or EventTimes()
         self._no_state = no_state or (
             "context.state needs a place that survives this machine: set state.store in the"
             " configuration to a folder or to s3://bucket/prefix (engine: fleet)"
@@ -444,13 +447,14 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         """
 
     def event_time(self, record: Record) -> float:
-        """When the record happened, in seconds since the epoch, for the watermark: its arrival in
-        the stream, unless you override it. Only with `on_timer`.
+        """When the record happened, in seconds since the epoch, for the watermark and for
+        `Windows`: its arrival in the stream, unless you override it. Only with `on_timer`.
 
-        Called before user code gets a record that may move the watermark.
-        A time after the arrival counts as the arrival, so that one producer with a wrong clock does
-        not close the windows of all others. Must not: depend on anything but the record, nor change
-        anything. Raises: whatever you like; such a record does not move the watermark.
+        Called before user code gets a record that may move the watermark, and by `Windows.add`.
+        For the watermark a time after the arrival counts as the arrival, so that one producer with
+        a wrong clock does not close the windows of all others; the log says how many there were.
+        Must not: depend on anything but the record, nor change anything. Raises: whatever you like;
+        such a record does not move the watermark.
         """
         return record.approximate_arrival_timestamp
 

@@ -86,8 +86,12 @@ class Windows(Generic[T]):
     """The windows of one processor, by `name` in its state.
 
     `of` is the type of a value, and `merge` makes one of two: that of the window so far, and that
-    of a record (or of another session, if a record joins two). `time_of` is the time of a record:
-    the processor's `event_time`, if it has one of its own.
+    of a record (or of another session, if a record joins two).
+
+    The time of a record is the processor's `event_time`, its arrival if it defines none. It counts
+    here as it is, also after the arrival. `time_of` is another one for these windows alone. The
+    watermark, which closes them, follows `event_time` nevertheless: a record whose `time_of` is far
+    before its `event_time` is late.
     """
 
     def __init__(
@@ -113,10 +117,11 @@ class Windows(Generic[T]):
         `process_records`; in `process_record` give it the `context` of the call.
 
         Returns: False for a late record, of which no window is open any more: the watermark has
-        passed their ends, and nothing was changed. Raises: as `context.state` and `set_timer`.
+        passed their ends, and nothing was changed. The log says how many were late, and so does
+        `late` of a test's run. Raises: as `context.state`, `set_timer` and `event_time`.
         """
-        time_of = self._time_of
-        at = record.approximate_arrival_timestamp if time_of is None else time_of(record)
+        times = self._context._times  # noqa: SLF001 - the two are one interface
+        at = times.of(record) if self._time_of is None else self._time_of(record)
         of = context or self._context
         known = self._open(record.partition_key, of)
         watermark = of.watermark
@@ -125,6 +130,7 @@ class Windows(Generic[T]):
         else:
             changed = self._with_value(known, self._kind.of(at), value, watermark)
         if changed is None:
+            times.note_late(self._name)
             return False
         self._keep(record.partition_key, changed, of)
         return True

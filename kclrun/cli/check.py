@@ -105,9 +105,8 @@ def _spark(settings: Settings) -> str:
 def _user_code(configuration: Configuration) -> str:
     from kclrun.cli.user_code import named_user_code, require_user_code
 
-    warnings = require_user_code(configuration)
-    named = ", ".join(named_user_code(configuration).values())
-    return "\n".join([named, *(f"warning: {each}" for each in warnings)])
+    require_user_code(configuration)
+    return ", ".join(named_user_code(configuration).values())
 
 
 def _identity(aws: Aws) -> str:

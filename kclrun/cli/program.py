@@ -111,7 +111,7 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in _VERBS:
-            from kclrun.config.convert import nearest
+            from kclrun.model.names import nearest
 
             near = nearest(args[0], _VERBS)
             meant = f" Did you mean '{near}'?" if near is not None else ""

@@ -28,13 +28,13 @@ from kclrun.aws.kinesis import stream_names
 from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
 from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import ConfigChoice
-from kclrun.config.convert import nearest
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.config.state import state_place
 from kclrun.leases.auditing import why_another_stream
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.names import nearest
 from kclrun.model.output import OutputPlace, RowsOf, setting_of
 from kclrun.model.record import Measurement
 from kclrun.model.stream import (

@@ -17,6 +17,7 @@ from kclrun.cli.messages import echo
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.config.outputs import named_outputs
 from kclrun.config.schema import OutputSettings, Settings
+from kclrun.emit_calls import EmitCall, refuse_unknown_outputs
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import ASYNC_RECORDS, BATCHES, EMITS, GLUE, KIND, MARK, import_paths
 from kclrun.manager.launcher import lease_environment
@@ -155,17 +156,18 @@ def _carrier(settings: Settings) -> dict[str, str]:
     return {TRACE_CONTEXT: context} if context is not None and ":" in context else {}
 
 
-def require_user_code(configuration: Configuration) -> tuple[str, ...]:
-    """Import all user code once in other processes. Returns warnings as sentences.
+def require_user_code(configuration: Configuration, outputs: Sequence[str] | None = None) -> None:
+    """Import all user code once in other processes. `outputs` are the names that `emit` may
+    use; left out, those of the settings.
 
-    Raises: SettingsError, ProcessorLoadError.
+    Raises: SettingsError, ProcessorLoadError; SettingsError also for an output that the source of
+    a processor names and the settings do not have.
 
     The processor is imported with the environment of a lease process. Otherwise it could load here
     and halt every shard there. Other code is imported with this process's environment, which
     Spark's workers on this machine have too.
     """
     named = dict(named_user_code(configuration))
-    said: list[str] = []
     printed: list[str] = []
     if configuration.settings.engine == "fleet":
         of_leases = {
@@ -176,17 +178,15 @@ def require_user_code(configuration: Configuration) -> tuple[str, ...]:
         processors = {setting: named.pop(setting) for setting in of_leases}
         only = configuration.settings.environment.only
         printed += _import(configuration, processors, lease_environment(os.environ, only))
-        if not named_outputs(configuration.settings):
-            said = list(dict.fromkeys(_marked(printed, EMITS)))
     if named:
         printed += _import(configuration, named, os.environ)
     _require_fit(
         configuration.settings, dict(each.split(" ", 1) for each in _marked(printed, KIND))
     )
-    return tuple(
-        f"{where} calls context.emit(), and output.path is not set: such a call halts its shard"
-        for where in said
-    )
+    if outputs is None:
+        outputs = [name for name, _ in named_outputs(configuration.settings)]
+    calls = [msgspec.json.decode(call, type=EmitCall) for call in _marked(printed, EMITS)]
+    refuse_unknown_outputs(calls, outputs)
 
 
 def _marked(printed: Sequence[str], mark: str) -> list[str]:

@@ -8,10 +8,9 @@ files or the environment.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import (
     Annotated,
     Any,
@@ -30,24 +29,7 @@ import yaml
 from kclrun.config.schema import Settings
 from kclrun.config.units import DURATION_PATTERN, SIZE_PATTERN, ByteSize, Duration, OutOfRange
 from kclrun.config.yaml_reader import Expanded, Path, dotted
-
-
-def hint(unknown: str, known: Iterable[str]) -> str:
-    """The end of a sentence: `; did you mean region?`, or `; known: region, …` in their order.
-
-    Names are compared without regard to case: some come lower-cased.
-    """
-    names = list(known)
-    near = nearest(unknown, names)
-    return f"; did you mean {near}?" if near is not None else f"; known: {', '.join(names)}"
-
-
-def nearest(unknown: str, known: Iterable[str]) -> str | None:
-    """The known name with the most similar spelling; None if no name is similar."""
-    names = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(unknown.lower(), names)
-    return names[close[0]] if close else None
-
+from kclrun.model.names import hint, nearest
 
 _MISSING: Final = object()
 # The result of a value that does not fit: its setting keeps its default, so that the rules for the

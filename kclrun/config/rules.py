@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.config.changes import change_rules
-from kclrun.config.convert import Problem, nearest
+from kclrun.config.convert import Problem
 from kclrun.config.observing import ObserveSettings
 from kclrun.config.outputs import (
     URL,
@@ -37,6 +37,7 @@ from kclrun.config.state import spark_state_rules, state_rules
 from kclrun.config.units import parse_listen, parse_start
 from kclrun.errors import SettingsError
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
+from kclrun.model.names import nearest
 from kclrun.model.output import setting_of
 from kclrun.model.stream import is_aws_region, is_loopback, why_no_endpoint
 from kclrun.model.time import WallTime

@@ -10,7 +10,7 @@ by which their rows appear once [K18, R2].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -19,13 +19,12 @@ from kclrun.model.reading import RANGE_SETTLED_S
 from kclrun.model.record import Record
 from kclrun.model.sequence import IDLE_TICKS, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
+from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import LiveEntries
 from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 
 # Timers of one call of the shell: fast ones take some 3 ms between two checks of the fence.
 GROUP_MAX: Final = 256
-# The years 1 to 9999. `event_time` may return any number of a payload, and -1.7e308 / 0.5 is -inf.
-_TIMES: Final = (-62_135_596_800.0, 253_402_300_800.0)
 
 
 class Quiet(NamedTuple):
@@ -39,8 +38,8 @@ class Quiet(NamedTuple):
 class TimerRun:
     """The timers and the watermark of one lease that begins at `position`.
 
-    `time_of` returns the time of a record. A time after the arrival counts as the arrival, so that
-    one wrong clock among the producers does not move the watermark for all. `stored` are the
+    `times` has the time of a record. A time after the arrival counts as the arrival, so that one
+    wrong clock among the producers does not move the watermark for all. `stored` are the
     cursors that outputs had ahead of the row. Up to the last of them, timers of the wall clock fire
     only at the record of a cursor, and as many as its tick counts. The watermark moves without a
     record after `idle_s` (None: never), in rounds that are `round_every_s` apart at least.
@@ -53,7 +52,7 @@ class TimerRun:
         *,
         lateness_s: float,
         every_s: float,
-        time_of: Callable[[Record], float],
+        times: EventTimes,
         stored: Iterable[ExtendedSequenceNumber] = (),
         idle_s: float | None = None,
         round_every_s: float = 0.0,
@@ -61,7 +60,7 @@ class TimerRun:
         self._live = live
         self._lateness_s = lateness_s
         self._every_s = every_s
-        self._time_of = time_of
+        self._times = times
         self._stored = sorted(stored)
         self._idle_s = idle_s
         # If rounds are further apart than steps, one step a round would fall behind the clock.
@@ -78,13 +77,13 @@ class TimerRun:
         self._upcoming = None
         known, every_s, lateness_s = self.watermark, self._every_s, self._lateness_s
         least = -math.inf if known is None else known + every_s + lateness_s
-        time_of = self._time_of
+        seen = self._times.seen_at
         # This is the hot path of every record.
         for index in range(start, len(records)):
             record = records[index]
             if record.approximate_arrival_timestamp < least:
                 continue
-            seen_at = _seen_at(record, time_of)
+            seen_at = seen(record)
             if seen_at >= least and seen_at != -math.inf:
                 watermark = math.floor((seen_at - lateness_s) / every_s) * every_s
                 self._upcoming = self._step(watermark, record.position)
@@ -235,18 +234,3 @@ def is_of_idle(stored: ExtendedSequenceNumber, done: ExtendedSequenceNumber) -> 
     checkpoint."""
     begun = done.tick if done.of_record == stored.of_record else 0
     return stored.tick // IDLE_TICKS > begun // IDLE_TICKS
-
-
-def _seen_at(record: Record, time_of: Callable[[Record], float]) -> float:
-    """The time of a record, not after its arrival; before all others if it has no usable one."""
-    try:
-        seen_at = float(time_of(record))
-    except Exception:  # noqa: BLE001 - user code; process_records will meet this record
-        return -math.inf
-    seen_at = min(seen_at, record.approximate_arrival_timestamp)
-    return seen_at if _TIMES[0] <= seen_at < _TIMES[1] else -math.inf  # also NaN
-
-
-def arrival_of(record: Record) -> float:
-    """The time of a record for a processor without `event_time`."""
-    return record.approximate_arrival_timestamp

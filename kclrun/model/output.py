@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
 from kclrun.errors import LimitExceeded, SettingsError
+from kclrun.model.names import nearest
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
@@ -29,6 +30,27 @@ _ROLL_NAME: Final = re.compile(
 def setting_of(name: str) -> str:
     """The setting of an output, as messages name it."""
     return MAIN_OUTPUT if name == MAIN_OUTPUT else f"outputs.{name}"
+
+
+def no_output(to: str, known: Iterable[str]) -> str:
+    """Why a row has no place: `to` is not one of the `known` outputs of the settings, by name."""
+    names = sorted(known)
+    listed = f"The outputs are: {', '.join(names)}" if names else "They have no output"
+    if to != MAIN_OUTPUT:
+        near = nearest(to, names)
+        meant = "" if near is None else f"; did you mean {near!r}?"
+        return (
+            f"context.emit(…, to={to!r}): there is no outputs.{to} in the settings{meant}\n{listed}"
+        )
+    if names:
+        return (
+            "context.emit(row) without `to` is for `output`, which the settings do not have\n"
+            f"{listed}"
+        )
+    return (
+        "context.emit() needs a place for the rows: set output.path, or another `output`, in the"
+        " settings"
+    )
 
 
 class Cursor(msgspec.Struct, frozen=True, gc=False):

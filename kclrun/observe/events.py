@@ -173,6 +173,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "engine_starting": EventKind("Spark is being started, which takes up to half a minute"),
     "query_started": EventKind("the first line on Spark: what runs, where, from which checkpoint"),
     "batch_committed": EventKind("a micro-batch is committed", "debug"),
+    "rows_late": EventKind("Spark dropped rows that came after the watermark", "warning"),
     "query_stopped": EventKind("the last line on Spark: why it ended"),
     "query_failed": EventKind("the query ended with an error", "error"),
     "settings_unused": EventKind("settings that have no effect with this engine"),

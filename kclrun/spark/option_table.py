@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Generic, TypeVar
 
-from kclrun.config.convert import hint
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
+from kclrun.model.names import hint
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from kclrun.config.convert import hint
 from kclrun.errors import OffsetRefused
+from kclrun.model.names import hint
 from kclrun.model.stream import why_no_endpoint
 from kclrun.spark import option_table
 from kclrun.spark.positions import TRIM_HORIZON, Position, parse_position

@@ -13,10 +13,12 @@ from kclrun.testing.contracts import (
 )
 from kclrun.testing.records import make_aggregate, make_record, make_records
 from kclrun.testing.runs import Call, Crash, Run, replay, run_processor
+from kclrun.testing.traps import EventTimeWarning
 
 __all__ = [
     "Call",
     "Crash",
+    "EventTimeWarning",
     "Run",
     "assert_any_order_gives_the_same",
     "assert_idempotent",

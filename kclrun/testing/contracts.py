@@ -74,7 +74,7 @@ def assert_any_order_gives_the_same(
     ...         context.emit({"text": record.data.decode().upper()})
     >>> assert_any_order_gives_the_same(Shout, ["a", "b", "c"])
     """
-    kept, of = list(make_records(records)), result or _result
+    kept, of = _made(records, settings), result or _result
     expected = of(run_processor(processor, kept, **settings))
     for seed in seeds:
         run = run_processor(processor, kept, concurrency=concurrency, seed=seed, **settings)
@@ -116,7 +116,7 @@ def assert_idempotent(
     AssertionError: with crash_after=2 the result is another
     ...
     """
-    kept, of = list(make_records(records)), result or _result
+    kept, of = _made(records, settings), result or _result
     defaults: dict[str, Any] = {"checkpoint": "batch", "batch_max": max(1, len(kept) // 4)}
     settings = defaults | settings
     _call(fresh)
@@ -158,7 +158,7 @@ def assert_order_independent(
     ...         context.emit({"text": record.data.decode().upper()})
     >>> assert_order_independent(Shout, [("k", "a"), ("k", "b"), ("l", "c")])
     """
-    kept, of = list(make_records(records)), result or _unordered
+    kept, of = _made(records, settings), result or _unordered
     _call(fresh)
     expected = of(run_processor(processor, kept, **settings))
     for seed in seeds:
@@ -167,6 +167,11 @@ def assert_order_independent(
         given = {"batch_max": 1 + seed % max(1, len(kept)), **settings}
         run = run_processor(processor, mixed, **given)
         _require_same(f"with seed={seed}", expected, of(run))
+
+
+def _made(records: Iterable[RecordLike], settings: dict[str, Any]) -> list[Record]:
+    """The records, which all runs get; `first_arrival_s` is of them and leaves the settings."""
+    return list(make_records(records, first_arrival_s=settings.pop("first_arrival_s", None)))
 
 
 def _spread(count: int, most: int) -> list[int]:

@@ -7,6 +7,7 @@ only inside aggregates.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -16,8 +17,10 @@ RecordLike = Record | bytes | str | tuple[str, bytes | str] | Mapping[str, Any]
 
 # Sequence numbers of Kinesis have 56 digits today and start with 49.
 _FIRST_NUMBER: Final = 49 * 10**54
-# 2013-01-01T00:00:00Z, and a record each second: any fixed instant makes tests repeatable.
-_FIRST_ARRIVAL_S: Final = 1_356_998_400.0
+_DAY_S: Final = 86_400
+# Events of today, in every time zone, are from before their arrival, as in production. A midnight,
+# because windows of the arrival then begin at the same record on every day.
+_FIRST_ARRIVAL_S: Final = float((int(time.time()) // _DAY_S + 2) * _DAY_S)
 
 
 def make_record(
@@ -31,7 +34,10 @@ def make_record(
 ) -> Record:
     """One record. `ordinal` is its place: sequence number and arrival time grow with it.
 
-    `data` as text is encoded as UTF-8; `arrived_at_s` is in seconds since the epoch.
+    `data` as text is encoded as UTF-8. `arrived_at_s` is in seconds since the epoch. Left out, the
+    first record arrives at the end of tomorrow (midnight in UTC, as of the start of the tests), and
+    one more each second: so events of today have happened before they arrive, and windows of the
+    arrival begin at the same records every day.
 
     >>> make_record("hello", ordinal=2).sequence_number[-4:]
     '0002'
@@ -47,34 +53,45 @@ def make_record(
     )
 
 
-def make_records(items: Iterable[RecordLike]) -> Iterator[Record]:
+def make_records(
+    items: Iterable[RecordLike], *, first_arrival_s: float | None = None
+) -> Iterator[Record]:
     """Records from records, bytes, text, `(key, data)` pairs or mappings, numbered in order.
 
-    A mapping holds arguments of `make_record`. A `Record` stays as it is.
+    A mapping holds arguments of `make_record`. A `Record` stays as it is. The first arrives at
+    `first_arrival_s`, in seconds since the epoch, and one more each second; left out, they arrive
+    as those of `make_record`.
 
     >>> [bytes(r.data) for r in make_records(["a", b"b", ("key-7", "c"), {"data": "d"}])]
     [b'a', b'b', b'c', b'd']
     """
+    first_s = _FIRST_ARRIVAL_S if first_arrival_s is None else first_arrival_s
     for ordinal, item in enumerate(items):
+        given: dict[str, Any] = {"ordinal": ordinal, "arrived_at_s": first_s + ordinal}
         match item:
             case Record():
                 yield item
             case bytes() | str():
-                yield make_record(item, ordinal=ordinal)
+                yield make_record(item, **given)
             case (str() as key, (bytes() | str()) as data):
-                yield make_record(data, key, ordinal=ordinal)
+                yield make_record(data, key, **given)
             case Mapping():
-                yield make_record(**{"ordinal": ordinal, **item})
+                given["arrived_at_s"] += item.get("ordinal", ordinal) - ordinal
+                yield make_record(**{**given, **item})
             case _:
                 raise TypeError(f"no record can be made of a {type(item).__name__}")
 
 
-def make_aggregate(items: Iterable[RecordLike], *, ordinal: int = 0) -> list[Record]:
-    """The user records of one KPL aggregate: one sequence number, sub-sequence numbers from 0.
+def make_aggregate(
+    items: Iterable[RecordLike], *, ordinal: int = 0, arrived_at_s: float | None = None
+) -> list[Record]:
+    """The user records of one KPL aggregate: one sequence number, sub-sequence numbers from 0. They
+    arrive together, as a `make_record` does.
 
     >>> [str(r.position)[-2:] for r in make_aggregate(["a", "b", "c"])]
     ['00', '/1', '/2']
     """
+    arrival = _FIRST_ARRIVAL_S + ordinal if arrived_at_s is None else arrived_at_s
     opened = zip(itertools.count(), make_records(items), strict=False)
     return [
         Record(
@@ -82,7 +99,7 @@ def make_aggregate(items: Iterable[RecordLike], *, ordinal: int = 0) -> list[Rec
             partition_key=record.partition_key,
             sequence_number=str(_FIRST_NUMBER + ordinal),
             sub_sequence_number=sub,
-            approximate_arrival_timestamp=_FIRST_ARRIVAL_S + ordinal,
+            approximate_arrival_timestamp=arrival,
             aggregated=True,
         )
         for sub, record in opened

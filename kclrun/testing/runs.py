@@ -38,10 +38,12 @@ from kclrun.processor import (
 )
 from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.fitting import NO_ORDER, require_fit
+from kclrun.state.event_times import EventTimes
 from kclrun.state.timers import Step, Timer
 from kclrun.testing.record_runs import RESTS_MAX, RecordKit
 from kclrun.testing.records import RecordLike, make_records
 from kclrun.testing.states import Ledger, TestedState, Timing
+from kclrun.testing.traps import known_outputs, warn_of_times
 
 Mode = Literal["auto", "batch", "manual"]
 Returned = TypeVar("Returned")
@@ -71,14 +73,15 @@ class Run:
     """The result of a run.
 
     `rows` are the emitted rows that are left, in order, and `outputs` those of each output by its
-    name (`rows` are those of `output`); `checkpoints` the positions written;
-    `position` the last of them, from which a restart would read; `calls` the calls made;
-    `state` what `context.state` holds at the end, as key → name → value, after a crash as of the
-    last checkpoint, `timers` the timers that are pending then, and `watermark` the time of the
-    shard; `delivered` the number of records delivered, repetitions included; `crashed`
-    and `released` how it ended; `given_up` the records that `then` made dead letters of, or
-    skipped; `last_error` what a call for them raised last; `processors` the instances, one for each
-    life; `row_counts` how many rows each output had after each batch.
+    name (`rows` are those of `output`); `checkpoints` the positions written; `position` the last of
+    them, from which a restart would read; `calls` the calls made; `state` what `context.state`
+    holds at the end, as key → name → value, after a crash as of the last checkpoint, `timers` the
+    timers that are pending then, and `watermark` the time of the shard; `delivered` the number of
+    records delivered, repetitions included; `late` how many records `Windows.add` took into no
+    window, and `ahead` how many had an `event_time` of more than a second after their arrival, both
+    with repetitions; `crashed` and `released` how it ended; `given_up` the records that `then` made
+    dead letters of, or skipped; `last_error` what a call for them raised last; `processors` the
+    instances, one for each life; `row_counts` how many rows each output had after each batch.
     """
 
     rows: list[dict[str, Any]]
@@ -96,6 +99,8 @@ class Run:
     state: dict[str, dict[str, Any]] = field(default_factory=dict)
     timers: list[Timer] = field(default_factory=list)
     watermark: Step = field(default_factory=Step)
+    late: int = 0
+    ahead: int = 0
 
 
 def run_processor(
@@ -128,6 +133,8 @@ def run_processor(
     every_s: float = 1.0,
     wall_until: float | None = None,
     idle_s: float | None = None,
+    outputs: Iterable[str] | None = None,
+    first_arrival_s: float | None = None,
 ) -> Run:
     """Run a processor over the records of one shard, as the runtime would.
 
@@ -135,11 +142,12 @@ def run_processor(
     `batch` writes one after each batch; `auto` only where the runtime must (at the end, and before
     `uncheckpointed_max` is exceeded); with `manual` only the processor does. After the last record
     the shard ends, or, with `end_of_shard=False`, the lease is given away. A call that raises is
-    repeated `retries` times, with its rows taken back and without the records it checkpointed;
-    then the error is raised to you, or with `then` as in `on_error.then` the records at fault are
-    given up. As in production `shutdown_requested` is called once, `initialize` again with a new
-    instance, and an error of the settings is not repeated. `schema` is `output.schema`,
-    or a schema for each output by its name; `decode` is
+    repeated `retries` times, with its rows taken back and without the records it checkpointed; then
+    the error is raised to you, or with `then` as in `on_error.then` the records at fault are given
+    up. As in production `shutdown_requested` is called once, `initialize` again with a new
+    instance, and an error of the settings is not repeated. `schema` is `output.schema`, or a schema
+    for each output by its name; `outputs` are the names in the setting `outputs`, and with them a
+    row for another name is refused, as in production; left out, every name has rows. `decode` is
     the setting, or a type or a function itself (for `glue` a function); without it `decode_as`.
     `state` is what `context.state` holds at first, as key → name → value. The timers that are
     pending `after` another run, and its watermark, are there at first, too.
@@ -147,7 +155,10 @@ def run_processor(
     Timers fire as they would in production, with `watermark: {lateness, every, idle}` as
     `lateness_s`, `every_s` and `idle_s`. The test has the clock of the machine, and of Kinesis: it
     is the arrival time of the record that is given next, and goes on to `wall_until` (seconds since
-    the epoch) behind the last one. Between two records the shard is read to its end.
+    the epoch) behind the last one. Between two records the shard is read to its end. A record
+    without an arrival of its own arrives at the end of tomorrow, and one more each second, or from
+    `first_arrival_s` on: see `make_records`. An `event_time` of after the arrival counts as the
+    arrival, as in production, and is an EventTimeWarning.
 
     A `process_record` gets the records one by one, or with `concurrency` (and `order`, `timeout_s`)
     as the setting does: the `seed` says in which order the calls return. `async def` runs in a time
@@ -158,7 +169,8 @@ def run_processor(
     returned and before anything is checkpointed for it. `crash_at_checkpoint=n` ends it in the
     processor's n-th call of `checkpoint()`, before it is written. No further method is called then.
 
-    Raises: the errors of the processor; StaleCheckpoint into the processor, as in production;
+    Raises: the errors of the processor; SettingsError for a row to an output that `outputs` does
+    not name; StaleCheckpoint into the processor, as in production;
     ProcessorLoadError for a method that is `async def` or a generator, or returns anything but
     None; ProcessorError if it returns from `shard_ended` without a checkpoint under `manual`, or
     never checkpoints and `uncheckpointed_max` stops the shard for good.
@@ -178,19 +190,16 @@ def run_processor(
     >>> str(run.position)
     'SHARD_END'
     """
-    ledger = Ledger(position, TestedState(state, after))
-    run = Run(ledger.rows, ledger.checkpoints, position, outputs=ledger.outputs)
+    ledger = Ledger(position, TestedState(state, after), known_outputs(outputs, schema))
     life = _Life(
-        *(run, ledger, _decoding(processor, decode)),
+        *(ledger, _decoding(processor, decode)),
         concurrency=None if concurrency is None else Concurrency(concurrency, order, timeout_s),
         seed=seed,
         mode=checkpoint,
         batch_max=batch_max,
         uncheckpointed_max=uncheckpointed_max,
-        retries=retries,
-        then=then,
-        crash_after=crash_after,
-        crash_at_checkpoint=crash_at_checkpoint,
+        policy=ErrorPolicy(retries, 0.0, then),
+        crashes=_Crashes(crash_after, crash_at_checkpoint),
         timing=Timing(lateness_s, every_s, wall_until, idle_s),
     )
     context = Context(
@@ -206,21 +215,22 @@ def run_processor(
         **life.given,
         schemas=_schemas(schema),
     )
-    return _lived(life, processor, context, records, end_of_shard=end_of_shard)
+    made = make_records(records, first_arrival_s=first_arrival_s)
+    return _lived(life, processor, context, made, end_of_shard=end_of_shard)
 
 
 def _lived(
     life: _Life,
     processor: type[RecordProcessor] | RecordProcessor,
     context: Context,
-    records: Iterable[RecordLike],
+    records: Iterable[Record],
     *,
     end_of_shard: bool,
 ) -> Run:
     run, ledger = life.run, life.ledger
     try:
         life.start(processor, context)
-        life.deliver([each for each in make_records(records) if each.position > context.position])
+        life.deliver([each for each in records if each.position > context.position])
         life.end(end_of_shard=end_of_shard)
     except Crash:
         ledger.crash()
@@ -229,6 +239,8 @@ def _lived(
         life.close()
         run.position, run.state = ledger.position, ledger.state.values()
         run.timers, run.watermark = ledger.state.timers(), ledger.state.watermark
+        run.late, run.ahead = life.times.late, life.times.ahead
+    warn_of_times(life.times, run.watermark)
     return run
 
 
@@ -239,6 +251,7 @@ def replay(
     crash_after: int | None = None,
     crash_at_checkpoint: int | None = None,
     position: ExtendedSequenceNumber = TRIM_HORIZON,
+    first_arrival_s: float | None = None,
     **settings: Any,
 ) -> Run:
     """Run, crash, and run again from the last checkpoint with a new instance.
@@ -260,7 +273,7 @@ def replay(
 
     Raises: ValueError when the crash never came.
     """
-    kept = list(make_records(records))
+    kept = list(make_records(records, first_arrival_s=first_arrival_s))
     first = run_processor(
         processor,
         kept,
@@ -285,6 +298,8 @@ def replay(
         state=second.state,
         timers=second.timers,
         watermark=second.watermark,
+        late=first.late + second.late,
+        ahead=first.ahead + second.ahead,
         checkpoints=first.checkpoints + second.checkpoints,
         position=second.position,
         calls=first.calls + second.calls,
@@ -317,12 +332,18 @@ def _schemas(schema: str | Mapping[str, str] | None) -> Mapping[str, RowSchema]:
     return {name: RowSchema.parse(text, setting_of(name)) for name, text in named.items()}
 
 
+class _Crashes(NamedTuple):
+    """Where the process ends: after so many records, and in which call of `checkpoint()`."""
+
+    after: int | None
+    at_checkpoint: int | None
+
+
 class _Life:
     """One processor instance from `initialize` to its end."""
 
     def __init__(
         self,
-        run: Run,
         ledger: Ledger,
         decoding: Decoding | None,
         *,
@@ -331,21 +352,19 @@ class _Life:
         mode: Mode,
         batch_max: int,
         uncheckpointed_max: int,
-        retries: int,
-        then: Then,
-        crash_after: int | None,
-        crash_at_checkpoint: int | None,
+        policy: ErrorPolicy,
+        crashes: _Crashes,
         timing: Timing,
     ) -> None:
         if batch_max < 1 or uncheckpointed_max < 1:
             raise ValueError("batch_max and uncheckpointed_max are at least 1")
-        self.run = run
+        self.run = Run(ledger.rows, ledger.checkpoints, ledger.position, outputs=ledger.outputs)
         self.ledger = ledger
         self._mode = mode
         self._batch_max = batch_max
         self._uncheckpointed_max = uncheckpointed_max
-        self._policy = ErrorPolicy(retries, 0.0, then)
-        self._breaker = Breaker(self._policy.limit)
+        self._policy = policy
+        self._breaker = Breaker(policy.limit)
         self._rests = 0
         self._decoding = decoding
         self._concurrency = concurrency
@@ -353,10 +372,11 @@ class _Life:
         self._kit: RecordKit | None = None
         self._timing = timing
         self._timers: TimerRun | None = None
+        # Each attempt of `initialize` has an instance of its own.
+        self.times = EventTimes(self._event_time)
         self._quiet_since: float | None = None  # the arrival of the last record
         self._returned = 0
-        self._crash_after = crash_after
-        self._crash_at_checkpoint = crash_at_checkpoint
+        self._crash_after, self._crash_at_checkpoint = crashes
         self._checkpoint_calls = itertools.count(1)
         self._uncheckpointed: list[ExtendedSequenceNumber] = []
 
@@ -381,8 +401,8 @@ class _Life:
         self.run.processors[:] = [self._processor]
         self.run.calls.append(Call("initialize"))
         if fires_timers(self._processor):
-            time_of = self._processor.event_time
-            self._timers = self.ledger.state.run_timers(context.position, self._timing, time_of)
+            at, timing = context.position, self._timing
+            self._timers = self.ledger.state.run_timers(at, timing, self.times)
         call_method(self._processor, "initialize", context)
         if self._is_single:
             self._kit = self._make_kit(context)
@@ -404,10 +424,17 @@ class _Life:
     def given(self) -> dict[str, Any]:
         """Its part of a context."""
         several = self._concurrency
-        ours: dict[str, Any] = {"release": self.release, "watermark": self._watermark}
+        ours: dict[str, Any] = {
+            "release": self.release,
+            "watermark": self._watermark,
+            "times": self.times,
+        }
         if several is not None and not several.keeps_keys_in_order:
             ours |= {"entries": None, "no_state": NO_ORDER}
         return self.ledger.given | ours
+
+    def _event_time(self, record: Record) -> float:
+        return self._processor.event_time(record)
 
     def _watermark(self) -> float | None:
         return None if self._timers is None else self._timers.watermark

@@ -3,18 +3,18 @@ the runtime for calls that raise, and for crashes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from kclrun.consuming.timers import TimerRun
-from kclrun.errors import SinkError, StaleCheckpoint
-from kclrun.model.output import MAIN_OUTPUT
-from kclrun.model.record import Record
+from kclrun.errors import SettingsError, SinkError, StaleCheckpoint
+from kclrun.model.output import MAIN_OUTPUT, no_output
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.processor import KeptRow
 from kclrun.state.chain import Entries
+from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import LiveEntries, MakeChange, Undoable
 from kclrun.state.timers import WATERMARK, Step, Timer, entry_of
 
@@ -85,7 +85,7 @@ class TestedState:
         self,
         position: ExtendedSequenceNumber,
         timing: Timing,
-        time_of: Callable[[Record], float],
+        times: EventTimes,
     ) -> TimerRun:
         """The rules by which the timers fire, from `position` on."""
         self.live.reserved.is_served = True
@@ -94,7 +94,7 @@ class TestedState:
             position,
             lateness_s=timing.lateness_s,
             every_s=timing.every_s,
-            time_of=time_of,
+            times=times,
             idle_s=timing.idle_s,
         )
 
@@ -149,6 +149,7 @@ class Ledger:
         self,
         position: ExtendedSequenceNumber,
         state: TestedState,
+        outputs: Iterable[str] | None = None,
     ) -> None:
         self.state = state
         self.position = position  # the last checkpoint: a restart reads from here
@@ -156,6 +157,9 @@ class Ledger:
         self.checkpoints: list[ExtendedSequenceNumber] = []
         self.rows: list[dict[str, Any]] = []
         self.outputs = {MAIN_OUTPUT: self.rows}
+        self._has_all_outputs = outputs is not None
+        for name in outputs or ():
+            self.outputs.setdefault(name, [])
         self._covered: dict[str, int] = {}
         self._batch_start: dict[str, int] | None = None  # None outside a call that may emit
 
@@ -169,6 +173,7 @@ class Ledger:
             raise SinkError(
                 "emit() is for process_records, on_timer and shard_ended, while they run"
             )
+        self._require(to)
         if not isinstance(row, Mapping):
             raise TypeError(f"a row is a mapping of names to values, not {type(row).__name__}")
         msgspec.json.encode(dict(row))  # a row that raises TypeError here raises it in production
@@ -179,8 +184,13 @@ class Ledger:
         self._batch_start = self.lengths()
 
     def prepare(self, row: Mapping[str, Any], to: str) -> KeptRow:
-        """A row that a record keeps until it is done."""
+        """A row that a record keeps until it is done. Raises: SettingsError."""
+        self._require(to)
         return KeptRow(to, dict(row), len(msgspec.json.encode(dict(row))))
+
+    def _require(self, to: str) -> None:
+        if self._has_all_outputs and to not in self.outputs:
+            raise SettingsError(no_output(to, self.outputs))
 
     def settle(
         self,

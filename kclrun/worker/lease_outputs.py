@@ -18,7 +18,7 @@ from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import ServiceError, SettingsError, SinkError
 from kclrun.ipc.board import StartSpec, boottime
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.output import MAIN_OUTPUT, Cursor, OutputPlace, RowsOf, file_name
+from kclrun.model.output import MAIN_OUTPUT, Cursor, OutputPlace, RowsOf, file_name, no_output
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.state import StatePlace, version_folder
 from kclrun.model.time import Instant, WallTime
@@ -270,14 +270,14 @@ class LeaseOutputs:
         """As `Context.emit`."""
         emit = self._emit_to.get(to)
         if emit is None:
-            raise self._unknown(to)
+            raise SettingsError(no_output(to, self._emit_to))
         emit(row)
 
     def prepare(self, row: Row, to: str) -> KeptRow:
         """The row in the form of its output. Its record keeps it until the record is done. Raises:
         as `emit`, except for a full disk."""
         if to not in self._emit_to:
-            raise self._unknown(to)
+            raise SettingsError(no_output(to, self._emit_to))
         if to in self._dropped:
             return KeptRow(to, b"", 0)
         if self._file is not None and (to == MAIN_OUTPUT or to in self._compared):
@@ -303,15 +303,6 @@ class LeaseOutputs:
         if changes:
             assert self._outputs is not None, "the state is the first of them"
             self._outputs.place_changes(changes)
-
-    def _unknown(self, to: str) -> SettingsError:
-        if to == MAIN_OUTPUT:
-            return SettingsError(
-                "context.emit() needs a place for the rows: set output.path in the configuration"
-            )
-        return SettingsError(
-            f"context.emit(…, to={to!r}): there is no outputs.{to} in the settings"
-        )
 
     def begin_batch(self) -> None:
         """As `RowScope`."""

@@ -61,6 +61,7 @@ from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
 from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.fitting import require_fit
 from kclrun.sinks.durable_files import keep_from_children
+from kclrun.state.event_times import EventTimes
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
@@ -469,15 +470,18 @@ class LeaseProcess:
         claimed, row = row, self._rows.open(row)
         reached = max((row.checkpoint, *self._rows.cuts))
         self._rows.until_there(DEAD_LETTER, lambda: self._letters.begin(claimed, reached))
-        timers = self._take_timers(processor, row)
-        context = self._context(row, timers, is_single=is_single)
+        times = EventTimes(processor.event_time, self._reporter.warn)
+        timers = self._take_timers(processor, times, row)
+        context = self._context(row, times, timers, is_single=is_single)
         call_method(processor, "initialize", context)
         if is_single:
             self._take_records(processor, context, decoding)
         self._begin_fetching(row, claimed)
         return processor, self._rows, decoding
 
-    def _take_timers(self, processor: RecordProcessor, row: Lease) -> TimerRun | None:
+    def _take_timers(
+        self, processor: RecordProcessor, times: EventTimes, row: Lease
+    ) -> TimerRun | None:
         place, live = self._spec.state, self._rows.entries
         if place is None or live is None or not fires_timers(processor):
             return None
@@ -487,7 +491,7 @@ class LeaseProcess:
             row.checkpoint,
             lateness_s=place.watermarks.lateness_s,
             every_s=place.watermarks.every_s,
-            time_of=processor.event_time,
+            times=times,
             stored=self._rows.cuts,
             idle_s=place.watermarks.idle_s,
             round_every_s=self._rows.round_every_s or 0.0,
@@ -529,7 +533,9 @@ class LeaseProcess:
         spec = self._spec
         return open_registry(spec.kinesis.region, spec.glue_url, self._services.credentials)
 
-    def _context(self, row: Lease, timers: TimerRun | None, *, is_single: bool) -> Context:
+    def _context(
+        self, row: Lease, times: EventTimes, timers: TimerRun | None, *, is_single: bool
+    ) -> Context:
         spec = self._spec
         return Context(
             application=spec.application,
@@ -545,6 +551,7 @@ class LeaseProcess:
             prepare=self._rows.prepare,
             entries=self._rows.entries,
             watermark=lambda: None if timers is None else timers.watermark,
+            times=times,
             release=self._release,
             pending_checkpoint=row.pending,
             schemas={

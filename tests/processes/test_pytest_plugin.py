@@ -98,7 +98,13 @@ def test_a_halted_shard_and_settings_that_cannot_be_fail_the_test_with_the_reaso
         "    assert run.halted == kclrun_stream.shards()\n"
         "    run_application({'processor': Poison}, 'on_error.retries=0')\n\n\n"
         "def test_settings(run_application):\n"
-        "    run_application({'processor': Poison, 'check_point': 1})\n"
+        "    run_application({'processor': Poison, 'check_point': 1})\n\n\n"
+        "class Lost(RecordProcessor):\n"
+        "    def process_record(self, record, context):\n"
+        "        context.emit({'n': 1}, to='lat')\n\n\n"
+        "def test_name(run_application):\n"
+        "    late = {'path': 'late', 'roll': {'every': '10s'}}\n"
+        "    run_application({'processor': Lost, 'outputs': {'late': late}})\n"
     )
 
     code, output = run_pytest(project)
@@ -106,7 +112,8 @@ def test_a_halted_shard_and_settings_that_cannot_be_fail_the_test_with_the_reaso
     assert code == 1
     assert "kclrun ended with 65, not 0; halted: ['shardId-000000000000']" in output
     assert "SettingsError: check_point:" in output
-    assert "2 failed" in output
+    assert "there is no outputs.lat in the settings; did you mean 'late'?" in output
+    assert "3 failed" in output
 
 
 EVERYWHERE = """

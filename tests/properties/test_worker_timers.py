@@ -26,6 +26,7 @@ from kclrun.processor import Checkpointer, Context, RecordProcessor
 from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.runners import Ended
 from kclrun.sinks.state_versions import StateVersions
+from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import Counter, LiveEntries, State
 from kclrun.state.timers import WATERMARK, Timer
 from kclrun.testing.record_runs import SeededRunner
@@ -245,7 +246,7 @@ class Life(test_worker_state.WithRow):
             row.checkpoint,
             lateness_s=LATENESS_S,
             every_s=1.0,
-            time_of=processor.event_time,
+            times=EventTimes(processor.event_time),
             stored=self.cuts,
             idle_s=self.world.idle_s,
         )

@@ -148,6 +148,8 @@ def _run(
         end_of_shard=False,
         decode=decode,
         schema=job.schemas,
+        # With places, `LetterRows` refuses the rows of the letter at fault alone.
+        outputs=None if job.places else (),
         seed=None,
     )
 

@@ -31,6 +31,7 @@ from kclrun.cli.messages import echo
 from kclrun.cli.replay import plan
 from kclrun.cli.replay.plan import Asked
 from kclrun.config.changes import refuse_changes
+from kclrun.config.outputs import named_outputs
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import NotFound, SettingsError
 from kclrun.model.lease import replay_tables
@@ -287,7 +288,7 @@ def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], f
         echo(f"{side}: {place.settings.processor}", err=True)
     echo("  A call gets one record, so that each row is known by its record.", err=True)
     for place in sides.values():  # a version that cannot be loaded is refused before hours are read
-        require_user_code(place.configuration)
+        require_user_code(place.configuration, [name for name, _ in named_outputs(settings)])
     for place in sides.values():
         code = _run(place)
         if code != exit_codes.DRAINED:

@@ -66,8 +66,7 @@ def run(config: ConfigChoice, until: str | None, report: Path | None) -> int:
         from kclrun.cli.run.spark import require_spark
 
         require_spark(configuration.settings)
-    for warning in require_user_code(configuration):
-        echo(f"warning: {warning}", err=True)
+    require_user_code(configuration)
     folder = output_folder(configuration.settings)
     if folder is not None:
         require_folder("output.path", folder)
@@ -93,8 +92,7 @@ def run(config: ConfigChoice, until: str | None, report: Path | None) -> int:
 
 def run_replay(configuration: Configuration, report: Path, replay: Replay) -> int:
     """Run a replay with its own settings, as the fleet runs; the exit code. `report` is written."""
-    for warning in require_user_code(configuration):
-        echo(f"warning: {warning}", err=True)
+    require_user_code(configuration, replay.row_names or None)
     return _run_fleet(configuration, report, lambda: True, replay=replay)
 
 

@@ -17,6 +17,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.state import Watermarks
 from kclrun.processor import Checkpointer, RecordProcessor, call_method
 from kclrun.spark.keyed.shard_state import ShardState
+from kclrun.state.event_times import EventTimes
 
 
 class TimersHost(Protocol):
@@ -46,7 +47,9 @@ class EventTimers:
         checkpointer: Checkpointer,
         state: ShardState,
         begin: ExtendedSequenceNumber,
+        *,
         watermarks: Watermarks,
+        times: EventTimes,
     ) -> None:
         self._processor = processor
         self._checkpointer = checkpointer
@@ -56,7 +59,7 @@ class EventTimers:
             begin,
             lateness_s=watermarks.lateness_s,
             every_s=watermarks.every_s,
-            time_of=processor.event_time,
+            times=times,
         )
 
     @property

@@ -42,7 +42,7 @@ from kclrun.errors import (
 )
 from kclrun.loading import load_decoding, load_processor
 from kclrun.model.letter import Letter, LetterPlace
-from kclrun.model.output import MAIN_OUTPUT
+from kclrun.model.output import MAIN_OUTPUT, no_output
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
@@ -66,6 +66,7 @@ from kclrun.spark.processors.event_timers import EventTimers, refuse_single_reco
 from kclrun.spark.processors.range_progress import RangeProgress, RangeReport
 from kclrun.spark.processors.single_records import SingleRecords
 from kclrun.spark.stream_set import parted
+from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import Undoable
 
 # Emitted rows on their way into the DataFrame: JSON lines, then Arrow batches.
@@ -141,7 +142,9 @@ class EmittedBatches:
     def prepare(self, row: Mapping[str, Any], to: str) -> KeptRow:
         """A row to keep until its record is done. Raises: as `emit`."""
         if to != MAIN_OUTPUT:
-            raise SettingsError(f"on Spark rows go to one DataFrame: there is no output {to!r}")
+            raise SettingsError(
+                f"{no_output(to, [MAIN_OUTPUT])}; on Spark rows go to one DataFrame"
+            )
         line = encode_row(row)[:-1]  # one line of a file, without its newline
         return KeptRow(to, line, len(line))
 
@@ -452,6 +455,7 @@ class ProcessorHost:
     def _initialize(self, user_code: type[RecordProcessor], begin: ExtendedSequenceNumber) -> None:
         # Each attempt gets a fresh instance: a half-initialised one is not usable.
         self._processor = user_code()
+        times = EventTimes(self._processor.event_time, self._warn)
         self._context = Context(
             application=self._job.application,
             stream=self._stream,
@@ -466,6 +470,7 @@ class ProcessorHost:
             entries=None if self.state is None else self.state.live,
             no_state=NO_STATE,
             watermark=lambda: None if self._timers is None else self._timers.watermark,
+            times=times,
             prepare=self.rows.prepare,
             release=self._release,
             schemas=None
@@ -476,7 +481,8 @@ class ProcessorHost:
             assert self._job.state is not None, "a job with state has its place"
             self._timers = EventTimers(
                 *(self._processor, self._checkpointer, self.state, begin),
-                self._job.state.place.watermarks,
+                watermarks=self._job.state.place.watermarks,
+                times=times,
             )
         call_method(self._processor, "initialize", self._context)
         concurrency = self._job.concurrency
@@ -495,6 +501,9 @@ class ProcessorHost:
                 place=self._place,
             )
             self._stop_calls = self._single.calls.close
+
+    def _warn(self, words: str) -> None:
+        _log.warning("%s: %s", self._shard_id, words)
 
     def _place(
         self,

@@ -20,9 +20,11 @@ from kclrun.config.schema import CheckpointSettings, DeadLetterSettings, Setting
 from kclrun.config.state import state_place
 from kclrun.consuming.concurrency import Concurrency, Order
 from kclrun.consuming.delivery import ErrorPolicy, Then
+from kclrun.emit_calls import emit_calls, refuse_unknown_outputs
 from kclrun.errors import SettingsError
 from kclrun.loading import load_decoding, load_processor
 from kclrun.model.letter import LetterPlace
+from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.row_schema import RowSchema
 from kclrun.ports import LetterStore
 from kclrun.record_calls.fitting import concurrency_of, require_fit
@@ -169,6 +171,7 @@ def process(
     folders = [Path(each) for each in paths]
     user_code = load_processor(processor, folders)
     load_decoding(decode, user_code, folders, lambda: bytes)  # only to check it
+    refuse_unknown_outputs(emit_calls(user_code), [MAIN_OUTPUT])
     if not 1 <= batch_max <= 100_000:
         raise SettingsError(f"batch_max: expected 1 to 100000, got {batch_max}")
     on_error = ErrorPolicy(retries, backoff_s, then, None, limit)

@@ -40,7 +40,7 @@ class RunCounts:
         self._lags: dict[str, int] = {}
         self._recent: deque[tuple[Instant, BatchDone]] = deque()
         self.records = 0
-        self.batches = self.dead_letters = self.skipped = 0
+        self.batches = self.dead_letters = self.skipped = self.late = 0
         self._bytes: int | None = 0
         self._seconds = 0.0
 
@@ -50,6 +50,7 @@ class RunCounts:
         self.batches += 1
         self.dead_letters += batch.dead_letters
         self.skipped += batch.skipped
+        self.late += batch.late
         self._seconds += batch.seconds
         self._bytes = _sum(self._bytes, batch.bytes)
         self._recent.append((now, batch))
@@ -195,6 +196,7 @@ class BatchDone(msgspec.Struct, frozen=True, kw_only=True):
     bounds: Mapping[str, Position]
     dead_letters: int = 0
     skipped: int = 0
+    late: int = 0
 
 
 def read_progress(progress: Mapping[str, Any]) -> BatchDone | None:
@@ -222,6 +224,9 @@ def read_progress(progress: Mapping[str, Any]) -> BatchDone | None:
         bounds=bounds,
         dead_letters=observed.get("deadLetters") or 0,
         skipped=observed.get("skipped") or 0,
+        late=sum(
+            of.get("numRowsDroppedByWatermark", 0) for of in progress.get("stateOperators", ())
+        ),
     )
 
 

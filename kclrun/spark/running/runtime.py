@@ -326,6 +326,7 @@ class SparkRun:
         batch = read_progress(progress)
         if batch is None:
             return
+        late = self._counts.late
         ended = self._counts.add(batch, Instant(time.monotonic()))
         self._log.note(
             "batch_committed",
@@ -335,6 +336,9 @@ class SparkRun:
             seconds=batch.seconds,
             shards=len(batch.shards),
         )
+        # At the first, and where their number has a digit more: few lines, however many there are.
+        if batch.late and (not late or len(str(self._counts.late)) > len(str(late))):
+            self._log.note("rows_late", count=self._counts.late)
         for shard_id in ended:
             self._log.note("shard_ended", shard=shard_id)
 

@@ -20,6 +20,7 @@ from kclrun.model.time import Instant
 from kclrun.protocol import reports
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.chain import read_chain
+from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import LiveEntries, State
 from kclrun.state.timers import Timer, is_reserved, timer_of
 from kclrun.worker.outputs import Keyed, Outputs
@@ -119,7 +120,7 @@ class StatefulOwner(Owner):
 
     def began(self, start, cuts) -> None:
         self.timer_run = TimerRun(
-            self.live, start, lateness_s=0.0, every_s=1.0, time_of=_time_of, stored=cuts
+            self.live, start, lateness_s=0.0, every_s=1.0, times=EventTimes(), stored=cuts
         )
         self.timers = TimerDelivery(
             *(self.timer_run, Fold(self), self.outputs, Calls(self)),
@@ -208,10 +209,6 @@ class StatefulOwner(Owner):
 
 def _time_at(number) -> float:
     return number * _SECONDS_APART
-
-
-def _time_of(record) -> float:
-    return record.approximate_arrival_timestamp
 
 
 class StateWorld(OutputWorld):

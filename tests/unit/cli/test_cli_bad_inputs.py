@@ -399,27 +399,58 @@ class Quiet(RecordProcessor):
 """
 
 
-def test_rows_without_a_place_are_warned_of_where_the_code_shows_them_and_nothing_is_refused(
-    project, capsys
-):
+def test_rows_without_a_place_are_refused_where_the_code_shows_them(project, capsys):
     file = project(code=EMITTING)
 
-    assert check(file) == 0
-    reported = capsys.readouterr().out
-    assert f"warning: {file.parent / 'mine.py'} line 7 calls context.emit(), and" in reported
-    assert "output.path is not set" in reported
+    assert check(file) == 78
+    reported = capsys.readouterr().err
+    assert f"{file.parent / 'mine.py'}:7: context.emit() needs a place for the rows" in reported
+    assert "set output.path" in reported
     assert check(file, "--set", "output.path=rows") == 0
-    assert "warning" not in capsys.readouterr().out
     assert check(file, "--set", "processor=mine:Quiet") == 0
-    assert "warning" not in capsys.readouterr().out
 
 
-def test_a_start_warns_of_rows_without_a_place_as_check_does(project, capsys, out_of_reach):
+NAMING = """
+from kclrun import RecordProcessor
+class Mine(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+    def process_records(self, batch, checkpointer):
+        self.context.emit({"n": len(batch)}, to=NAME)
+"""
+
+
+@pytest.mark.parametrize("engine", ["fleet", "spark"])
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ('"late"', 0, []),
+        ('"lat"', 78, ["mine.py:7: context.emit(…, to='lat'): there is no outputs.lat", "'late'?"]),
+        ("self.context.options['to']", 0, []),
+    ],
+)
+def test_an_output_that_the_code_names_and_the_settings_do_not_have_is_refused(
+    project, capsys, engine, name, code, words
+):
+    file = project(code=NAMING.replace("NAME", name))
+    outputs = ["--set", "outputs.late={path: late, roll: {every: 10s}}", "--set", "output.path=o"]
+    if engine == "spark":
+        outputs = ["--set", "engine=spark", "--set", "output.path=o"]
+        # Its rows go to one DataFrame.
+        code, words = (78, ["mine.py:7: context.emit(…, to="]) if name[0] == '"' else (0, [])
+
+    assert check(file, *outputs) == code
+    reported = capsys.readouterr().err
+    for each in words:
+        assert each in reported
+
+
+@pytest.mark.parametrize("command", [["--config"], ["run", "--config"]])
+def test_a_start_refuses_rows_without_a_place_as_check_does(project, capsys, out_of_reach, command):
     file = project(out_of_reach, code=EMITTING)
 
-    assert run_program(["--config", str(file)]) == 69
-    reported = capsys.readouterr().err
-    assert f"warning: {file.parent / 'mine.py'} line 7 calls context.emit(), and" in reported
+    assert run_program([*command, str(file)]) == 78
+    assert f"{file.parent / 'mine.py'}:7: context.emit() needs" in capsys.readouterr().err
 
 
 # Real processes: the encoding of the output, and readers that go away, are of the process.

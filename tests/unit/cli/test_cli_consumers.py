@@ -20,8 +20,7 @@ from kclrun.model.time import Instant, WallTime
 from tests.patience import HUNG_S
 
 pytestmark = pytest.mark.seconds
-REPOSITORY = Path(__file__).parents[3]
-PROCESSOR = ["--set", "processor=processors.hello:Hello", "--set", f"path={REPOSITORY}"]
+PROCESSOR = ["--set", "processor=kclrun.samples.hello:Hello"]
 
 
 @pytest.fixture

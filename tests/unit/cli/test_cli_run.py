@@ -37,7 +37,7 @@ class Ran(SimpleNamespace):
 @pytest.fixture
 def ran(monkeypatch, tmp_path):
     """Everything below the verb in place of the real: no process, no AWS, no JVM."""
-    seen = Ran(code=0, warnings=[], stopped=0, started=0, fails=None, world=None, spark=None)
+    seen = Ran(code=0, stopped=0, started=0, fails=None, world=None, spark=None)
     monkeypatch.chdir(tmp_path)
 
     class Launcher:
@@ -69,7 +69,7 @@ def ran(monkeypatch, tmp_path):
     monkeypatch.setattr(forks, "Launcher", Launcher)
     monkeypatch.setattr(runtime, "run_fleet", run_fleet)
     monkeypatch.setattr("kclrun.cli.world.open_world", open_world)
-    monkeypatch.setattr(command, "require_user_code", lambda _: seen.warnings)
+    monkeypatch.setattr(command, "require_user_code", lambda _: None)
     monkeypatch.setattr(spark, "spark_run", spark_run)
     monkeypatch.setattr(spark, "require_spark", lambda settings: setattr(seen, "spark", settings))
     return seen
@@ -85,11 +85,11 @@ def test_a_fleet_is_run_with_the_settings_the_places_of_the_code_and_the_command
 ):
     write(LEAST + "path: code\n")
     (tmp_path / "code").mkdir()
-    ran.code, ran.warnings = 75, ["look \x1b here"]
+    ran.code = 75
 
     assert run_program(["run", "--set", "stream=s", "--set", "leases.max=3"]) == 75
 
-    assert capsys.readouterr().err == "warning: look � here\n"
+    assert capsys.readouterr().err == ""
     assert (ran.settings.stream, ran.opened, ran.entry) == ("s", "the world", runtime.WORKER_ENTRY)
     assert (ran.started, ran.stopped, ran.spark) == (1, 0, None)
     more = ran.more
@@ -362,7 +362,7 @@ def test_an_import_that_hangs_or_dies_is_reported(tmp_path, monkeypatch):
         user_code.require_user_code(configuration(LEAST, tmp_path))
     # What the import prints is not the terminal's, and it has nothing to read.
     program("import sys; print('out'); assert sys.stdin.read() == ''")
-    assert user_code.require_user_code(configuration(LEAST, tmp_path)) == ()
+    user_code.require_user_code(configuration(LEAST, tmp_path))
 
 
 def test_a_variable_that_is_withheld_is_named(monkeypatch):

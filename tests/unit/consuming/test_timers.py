@@ -3,10 +3,11 @@
 import sys
 from typing import Any
 
-from kclrun.consuming.timers import TimerRun, arrival_of
+from kclrun.consuming.timers import TimerRun
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.state.chain import Entries
+from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import LiveEntries
 from kclrun.state.timers import WATERMARK, Timer, entry_of
 
@@ -24,7 +25,7 @@ class Shard:
         live.reserved.is_served = True
         self.live = live
         given = {"lateness_s": 0.0, "every_s": 1.0, **settings}
-        return TimerRun(live, at, **{"time_of": arrival_of, **given})
+        return TimerRun(live, at, **{"times": EventTimes(), **given})
 
     def _keep(self, change: Any, *of: Any) -> None:
         if (made := change(*of)) is None:
@@ -97,7 +98,9 @@ def test_a_time_in_a_payload_that_is_no_time_moves_no_watermark_and_ends_no_proc
     times = {"1": -1.7e308, "2": float("nan"), "3": float("-inf"), "4": 99.0, "5": 1e308}
     shard = Shard()
     run = shard.begin(
-        TRIM_HORIZON, every_s=0.25, time_of=lambda record: times[record.sequence_number]
+        TRIM_HORIZON,
+        every_s=0.25,
+        times=EventTimes(lambda record: times[record.sequence_number]),
     )
     give(run, [record(number, 100.0) for number in (1, 2, 3)])
     give(run, [record(5, 1e308)])

@@ -15,7 +15,10 @@ from processors.archive import JsonLines
 
 RECORDS = [
     *make_aggregate(["a", b"\xff\xfe", "c"], ordinal=0),
-    *(make_record(f"text {n}", f"key {n}", ordinal=n) for n in range(1, 20)),
+    *(
+        make_record(f"text {n}", f"key {n}", ordinal=n, arrived_at_s=1_356_998_400.0 + n)
+        for n in range(1, 20)
+    ),
 ]
 
 

@@ -30,6 +30,7 @@ from kclrun.spark.processors.source import ProcessorReader
 from kclrun.spark.processors.tasks import Keyed, ProcessorTask
 from kclrun.state.kept import MemoryEntries
 from kclrun.testing import run_processor
+from tests.support.dated import LATE_WORDS, ROWS, TIMES
 from tests.support.memory_versions import MemoryVersions, Versions
 
 MARKS = """
@@ -142,11 +143,12 @@ class World:
         self.token += 1
         settings = {"retries": 0, "then": "halt", "limit": 100, "processor": "Marks"} | job
         policy = ErrorPolicy(settings["retries"], 0.0, settings["then"], None, settings["limit"])
+        processor = settings["processor"]
         task = ProcessorTask(
             ProcessorJob(
                 application="app",
                 stream="orders",
-                processor=f"marks:{settings['processor']}",
+                processor=processor if ":" in processor else f"marks:{processor}",
                 paths=(str(self.folder),),
                 options={"code": self.code, "wrong": self.wrong},
                 batch_max=100,
@@ -360,6 +362,16 @@ def test_timers_of_event_time_fire_alike_however_the_records_are_cut(world, cuts
     )
     assert rows == [tuple(row.values()) for row in expected.rows]
     assert len(rows) > 5
+
+
+def test_windows_of_old_records_close_by_event_time_and_a_late_one_is_in_the_log(world, caplog):
+    world.begin()
+    records = [(A, str(at).encode(), 1.5e9 + number) for number, at in enumerate(TIMES)]
+
+    rows = world.task(PARENT, TRIM_HORIZON, AT[1], *records, processor="tests.support.dated:Dated")
+
+    assert rows == [tuple(row.values()) for row in ROWS]
+    assert LATE_WORDS in caplog.text
 
 
 def test_a_timer_that_raised_is_called_again_and_its_changes_count_once(world):

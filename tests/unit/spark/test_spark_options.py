@@ -2,8 +2,8 @@
 
 import pytest
 
-from kclrun.config.convert import hint
 from kclrun.errors import SettingsError
+from kclrun.model.names import hint
 from kclrun.spark.option_table import default_texts
 from kclrun.spark.options import (
     ALIASES,

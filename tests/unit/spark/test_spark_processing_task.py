@@ -14,6 +14,7 @@ from kclrun.errors import (
     LimitExceeded,
     ProcessorError,
     ProcessorLoadError,
+    SettingsError,
     SinkError,
 )
 from kclrun.model.record import Record
@@ -26,6 +27,7 @@ from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after
 from kclrun.spark.processors import hosting as emitting
 from kclrun.spark.processors.hosting import ProcessorHost, ProcessorJob
 from kclrun.spark.processors.range_progress import ProcessorCache
+from kclrun.spark.processors.source import process
 from kclrun.spark.processors.tasks import ProcessorTask
 
 A, B = "shardId-000000000000", "shardId-000000000001"
@@ -670,3 +672,24 @@ def test_what_is_not_a_records_fault_fails_the_task_and_gives_nothing_up(world, 
     with pytest.raises(ProcessorError, match=words):
         world.run((FIRST, list(range(1, 20))), then="dead-letter", **more)
     assert letters_of(world) == []
+
+
+def test_an_output_that_the_source_names_is_refused_before_a_stream_of_rows_is_made(
+    tmp_path, monkeypatch
+):
+    code = DIARY.replace('self.context.emit({"n": number})', 'self.context.emit({}, to="late")')
+    (tmp_path / "diary_of_names.py").write_text(code)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "diary_of_names", raising=False)
+
+    with pytest.raises(SettingsError, match=r"diary_of_names\.py:\d+: .*there is no outputs\.late"):
+        process(None, "diary_of_names:Diary", {"streamName": "s"}, paths=[tmp_path])
+
+
+def test_a_row_for_another_output_is_refused_in_the_task_in_the_words_of_the_fleet():
+    rows = emitting.EmittedBatches(A)
+    rows.begin_batch()
+
+    with pytest.raises(SettingsError, match=r"there is no outputs\.late in the settings") as said:
+        rows.emit({"n": 1}, to="late")
+    assert "on Spark rows go to one DataFrame" in str(said.value)

@@ -415,3 +415,17 @@ def test_a_run_introduces_itself_and_tells_its_batches_and_the_ends_of_shards(ru
     assert named == ("orders", "s", "spark:app-1")
     assert (report["exit_reason"], report["totals"]["records"]) == ("caught up", 4)
     assert 0 <= report["seconds"] < 600
+
+
+def test_rows_that_spark_drops_as_late_are_in_the_log_at_the_first_and_at_each_further_digit(
+    run_of,
+):
+    run, log = run_of(Started())
+    for number, late in enumerate([0, 3, 4, 0, 5, 80, 9]):
+        operators = [{"numRowsDroppedByWatermark": late}, {"numRowsTotal": 1}]
+        run._progressed(
+            {"batchId": number, "durationMs": {"addBatch": 1}, "stateOperators": operators}
+        )
+
+    counts = [values["count"] for name, values in log.events if name == "rows_late"]
+    assert counts == [3, 12, 101]

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 import pytest
 
 from kclrun import RecordProcessor
-from kclrun.consuming.timers import arrival_of
 from kclrun.errors import (
     LimitExceeded,
     ProcessorError,
@@ -16,8 +15,15 @@ from kclrun.errors import (
     SinkError,
 )
 from kclrun.state import timers as state_timers
+from kclrun.state.event_times import arrival_of
 from kclrun.state.timers import Timer
-from kclrun.testing import assert_any_order_gives_the_same, make_record, replay, run_processor
+from kclrun.testing import (
+    EventTimeWarning,
+    assert_any_order_gives_the_same,
+    make_record,
+    replay,
+    run_processor,
+)
 from kclrun.windows import Hopping, Session, Tumbling, Windows
 
 KINDS = [Tumbling(5.0), Hopping(6.0, 2.0), Session(3.0)]
@@ -323,7 +329,8 @@ def test_a_wrong_clock_of_a_producer_or_a_broken_record_does_not_move_the_waterm
     seen = []
     records = [make_record(ordinal=at, arrived_at_s=START + at) for at in (0, 1, 2, 3, 4)]
     plan = {"plan": lambda context, _: seen.append(context.watermark)}
-    run_processor(Own, records, options=plan, lateness_s=0)
+    with pytest.warns(EventTimeWarning, match="1 record is after"):
+        run_processor(Own, records, options=plan, lateness_s=0)
     assert seen == [None, START, START + 1, START + 1, START + 2]
 
 

@@ -79,7 +79,11 @@ class Shard:
             return trouble
         page = self._kinesis.fetch(iterator, limit, self._now())
         records = [
-            Record(each.data, each.partition_key, each.sequence_number) for each in page.records
+            Record(
+                *(each.data, each.partition_key, each.sequence_number),
+                approximate_arrival_timestamp=each.arrived_at,
+            )
+            for each in page.records
         ]
         children = () if self.silent_end else page.children
         behind = page.millis_behind_latest if self.behind is None else self.behind

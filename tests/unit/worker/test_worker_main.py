@@ -25,6 +25,7 @@ from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, OwnerId
 from kclrun.model.output import OutputPlace
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
@@ -32,6 +33,7 @@ from kclrun.sinks.emitted_rows import EmittedRows
 from kclrun.worker import lease_thread, main
 from kclrun.worker import main as assembly
 from tests.patience import HUNG_S, until
+from tests.support.dated import LATE_WORDS, ROWS, TIMES
 from tests.unit.worker.one_shard import FIRST, Shard
 
 ME = OwnerId("kclrun::host:a")
@@ -447,3 +449,25 @@ def test_a_fault_of_the_host_at_the_start_is_reported_and_is_not_called_a_bug(
     (broke,) = stage.reported(reports.ProcessBroke)
     assert missing in broke.reason
     assert not broke.reason.startswith("a bug")
+
+
+@pytest.mark.parametrize("kind", ["Dated", "DatedSingly"])
+def test_windows_of_old_records_close_by_event_time_and_a_late_one_is_in_the_log(
+    stage, tmp_path, kind
+):
+    for at in TIMES:
+        stage.shard.put(str(at).encode())
+
+    stage.start(
+        processor=f"tests.support.dated:{kind}",
+        checkpoint=msgspec.structs.replace(stage.spec.checkpoint, mode="auto"),
+        outputs=(OutputPlace(name="output", path=str(tmp_path / "rows")),),
+        state=StatePlace(path=str(tmp_path / "state")),
+    )
+    until(lambda: getattr(stage.status(), "records_total", 0) == len(TIMES))
+    assert stage.drain() == exit_codes.DONE
+
+    file = tmp_path / "rows" / f"{FIRST}.jsonl"
+    assert [msgspec.json.decode(line) for line in file.read_bytes().splitlines()] == ROWS
+    (warned,) = stage.reported(reports.ProcessWarned)
+    assert LATE_WORDS in warned.detail

@@ -1,0 +1,183 @@
+"""The `emit` calls of a processor's source, and the outputs that they name.
+
+The source is read and nothing of it runs: the processor's class, its bases, and those functions and
+classes of their modules that they use by name. It finds calls of `emit` on a context, which is an
+argument of the runtime's, or is named or annotated as one. It must not know the settings.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Collection, Iterator
+from typing import Final
+
+import msgspec
+
+from kclrun.errors import SettingsError
+from kclrun.model.output import MAIN_OUTPUT, no_output
+
+# The usual names of a context, as in `self.context` and `ctx`.
+_CONTEXT: Final = re.compile(r"context|ctx", re.IGNORECASE)
+_TYPES: Final = frozenset({"Context", "RecordContext"})
+# Which argument of a method is a context, `self` counted.
+_ARGUMENTS: Final = {"initialize": 1, "process_record": 2}
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class EmitCall(msgspec.Struct, frozen=True):
+    """A call in user code. `to` is the output that it names; None if the source does not say."""
+
+    file: str
+    line: int
+    to: str | None
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def emit_calls(processor: type) -> list[EmitCall]:
+    """Every call that is found, in the order of files and lines. A class whose source is not there
+    has none."""
+    found: set[tuple[str, int, str | None]] = set()
+    by_module: dict[str, list[str]] = {}
+    for kind in processor.__mro__:
+        if kind.__module__.partition(".")[0] not in {"kclrun", "builtins", "abc"}:
+            by_module.setdefault(kind.__module__, []).append(kind.__qualname__)
+    for name, classes in by_module.items():
+        module = sys.modules.get(name)
+        try:
+            tree = ast.parse(inspect.getsource(module)) if module is not None else None
+        except (OSError, TypeError, SyntaxError, ValueError):
+            continue
+        if tree is not None:
+            file = getattr(module, "__file__", None) or name
+            found |= {(file, line, to) for line, to in _calls_of(tree, classes)}
+    return [EmitCall(*call) for call in sorted(found, key=lambda call: (call[0], call[1]))]
+
+
+def refuse_unknown_outputs(calls: Collection[EmitCall], known: Collection[str]) -> None:
+    """Refuse calls whose rows would have no place: their first row would halt a shard, perhaps days
+    after the start. `known` are the outputs of the settings.
+
+    Raises: SettingsError with the file and line of each.
+    """
+    words: dict[str, list[str]] = {}
+    for call in calls:
+        # A name that only the run would say may be of a call that is never reached.
+        if call.to is not None and call.to not in known:
+            words.setdefault(no_output(call.to, known), []).append(call.where)
+    if words:
+        raise SettingsError(
+            "\n".join(f"{', '.join(places)}: {why}" for why, places in words.items())
+        )
+
+
+def _calls_of(tree: ast.Module, classes: Collection[str]) -> Iterator[tuple[int, str | None]]:
+    used = _used(tree, classes)
+    names = _names_of_contexts(used)
+    emits = {
+        name
+        for name, value in _assignments(used)
+        if isinstance(value, ast.Attribute) and value.attr == "emit"
+        if _is_context(value.value, names)
+    }
+    for node in _walked(used):
+        if isinstance(node, ast.Call) and _is_emit(node.func, names, emits):
+            yield node.lineno, _named(node)
+
+
+def _used(tree: ast.Module, classes: Collection[str]) -> list[ast.stmt]:
+    """The classes, and the functions and classes of the module that they use, and so on: another
+    processor of the module may be for other settings."""
+    tops = {node.name: node for node in tree.body if isinstance(node, _Function | ast.ClassDef)}
+    waiting = [name.partition(".")[0] for name in classes]
+    used: dict[str, ast.stmt] = {}
+    while waiting:
+        name = waiting.pop()
+        node = tops.get(name)
+        if node is None or name in used:
+            continue
+        used[name] = node
+        waiting += [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+    return list(used.values())
+
+
+def _walked(nodes: Collection[ast.stmt]) -> Iterator[ast.AST]:
+    for node in nodes:
+        yield from ast.walk(node)
+
+
+def _names_of_contexts(nodes: Collection[ast.stmt]) -> set[str]:
+    """The names, as `self.c`, that hold a context without being named so."""
+    names: set[str] = set()
+    for node in _walked(nodes):
+        if isinstance(node, _Function):
+            arguments = [*node.args.posonlyargs, *node.args.args]
+            at = _ARGUMENTS.get(node.name)
+            if at is not None and at < len(arguments):
+                names.add(arguments[at].arg)
+            names |= {argument.arg for argument in arguments if _is_annotated(argument)}
+    names |= {name for name, value in _assignments(nodes) if _is_context(value, names)}
+    return names
+
+
+def _is_annotated(argument: ast.arg) -> bool:
+    said = argument.annotation
+    text = said.value if isinstance(said, ast.Constant) else said and _dotted(said)
+    return isinstance(text, str) and text.rpartition(".")[2] in _TYPES
+
+
+def _assignments(nodes: Collection[ast.stmt]) -> list[tuple[str, ast.expr]]:
+    """The name of each assignment, and its value; `a, b = c, d` as two."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    for node in _walked(nodes):
+        if isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            pairs.append((node.target, node.value))
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs += zip(target.elts, node.value.elts, strict=False)
+            else:
+                pairs.append((target, node.value))
+    return [(name, value) for target, value in pairs if (name := _dotted(target))]
+
+
+def _dotted(node: ast.expr) -> str:
+    """`self.context` as a text; empty for any other expression than names and their attributes."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        inner = _dotted(node.value)
+        return f"{inner}.{node.attr}" if inner else ""
+    return ""
+
+
+def _is_context(node: ast.expr, names: Collection[str]) -> bool:
+    last = node.attr if isinstance(node, ast.Attribute) else _dotted(node)
+    return bool(_CONTEXT.search(last)) or _dotted(node) in names
+
+
+def _is_emit(function: ast.expr, names: Collection[str], emits: Collection[str]) -> bool:
+    if isinstance(function, ast.Attribute) and function.attr == "emit":
+        return _is_context(function.value, names) or _dotted(function) in emits
+    return _dotted(function) in emits
+
+
+def _named(call: ast.Call) -> str | None:
+    """The output that a call names; None if only its run would say."""
+    if any(isinstance(given, ast.Starred) for given in call.args):
+        return None
+    said = call.args[1] if len(call.args) > 1 else None
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            return None
+        if keyword.arg == "to":
+            said = keyword.value
+    if said is None:
+        return MAIN_OUTPUT
+    return said.value if isinstance(said, ast.Constant) and isinstance(said.value, str) else None
