@@ -21,32 +21,11 @@ import click
 import msgspec
 
 from kclrun.cli.messages import echo
-from kclrun.config.units import Duration, StartPosition, parse_start
 from kclrun.errors import SettingsError
-from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
-
-
-class _DurationType(click.ParamType[Duration]):
-    """Seconds, parsed by `config.units.Duration`."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Duration:
-        if isinstance(value, Duration):
-            return value
-        try:
-            return Duration.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-DURATION: Final = _DurationType()
 
 
 class FiniteRange(click.FloatRange):
@@ -94,6 +73,28 @@ yes_option = click.option("--yes", is_flag=True, help="Do it; without, only show
 shards_option = click.option(
     "--shard", "shards", multiple=True, metavar="SHARD", help="This shard alone; may be repeated."
 )
+keys_option = click.option(
+    "--key", "keys", multiple=True, metavar="KEY", help="This partition key alone; may be repeated."
+)
+stream_option = click.option(
+    "--stream", metavar="NAME|ARN", help="One of several streams of the application."
+)
+
+
+class RenamedOption(click.Option):
+    """An option with an older name, which is still accepted, and not shown."""
+
+    def __init__(self, param_decls: Sequence[str], *, older: str, **attributes: Any) -> None:
+        super().__init__(param_decls, **attributes)
+        self.older = older
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        shown = self.opts
+        self.opts = [*shown, self.older]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = shown
 
 
 class ConfigChoice(msgspec.Struct, frozen=True):
@@ -170,19 +171,6 @@ def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
-def start_option(
-    text: str,
-    now: WallTime,
-    name: str,
-    sentinels: Sequence[ExtendedSequenceNumber] = (TRIM_HORIZON, LATEST),
-) -> StartPosition:
-    """As `parse_start`, for an option. Raises: click.UsageError."""
-    try:
-        return parse_start(text, now, name, sentinels)
-    except SettingsError as error:
-        raise click.UsageError(str(error)) from None
-
-
 def _configured(settings: Settings, stream: str | None) -> Settings:
     """The file's settings, narrowed to the named stream."""
     if stream is None:
@@ -252,7 +240,8 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ends_with_plan(*, is_confirmed: bool, has_changes: bool = True) -> bool:
-    """Whether a verb ends after it showed its plan: there is nothing to do, or no `--yes`."""
+    """Whether a verb ends after it showed its plan on standard output: there is nothing to do, or
+    no `--yes`. It then ends with 0; only `doctor` and moves answer a question with their code."""
     if not has_changes:
         echo("Nothing to do.")
     elif not is_confirmed:
@@ -325,7 +314,7 @@ def _places(
         name
         for param in command.params
         if isinstance(param, click.Option) and not (param.is_flag or param.count)
-        for name in param.opts
+        for name in (*param.opts, getattr(param, "older", ""))
     }
     places: list[int] = []
     configs: list[str] = []

@@ -22,7 +22,13 @@ import msgspec
 from kclrun.aws.rows import BrokenRow, Item, decode_row, kcl3_mode_of
 from kclrun.aws.table_setup import refuse_kcl3
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.config_options import (
+    ConfigChoice,
+    ConfigCommand,
+    config_options,
+    ends_with_plan,
+    yes_option,
+)
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.services import Aws, OpenStream, fleet_aws, open_streams
 from kclrun.config.units import parse_start
@@ -339,7 +345,7 @@ def _problem(outcome: writes.Outcome) -> str:
 @click.command(cls=ConfigCommand)
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: findings, mends, the rest.")
-@click.option("--yes", is_flag=True, help="Mend what can be mended; without, only show the plan.")
+@yes_option
 @click.option(
     "--accept",
     "accepted",
@@ -400,7 +406,7 @@ def _print_examination(examined: Examination, *, as_json: bool) -> int:
     else:
         print_findings(examined)
         if any(finding.mend for finding in examined.findings):
-            echo("Nothing was changed. To back up all rows and mend, add --yes")
+            ends_with_plan(is_confirmed=False)
     return _code(examined)
 
 

@@ -54,8 +54,8 @@ def local(
     \b
     kclrun local --stream hello:2
     kclrun local --config app.yaml
-    kclrun app.yaml --set aws.endpoint=http://127.0.0.1:4567
-    kclrun put app.yaml FILE --set aws.endpoint=http://127.0.0.1:4567
+    kclrun --config app.yaml --set aws.endpoint=http://127.0.0.1:4567
+    kclrun put FILE --config app.yaml --set aws.endpoint=http://127.0.0.1:4567
     aws --endpoint-url http://127.0.0.1:4567 kinesis list-streams
     """
     from kclrun.local.server import run_local

@@ -18,8 +18,9 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.messages import command_of, echo
+from kclrun.cli.times import DURATION
 from kclrun.config.file_permissions import read_secret
 from kclrun.config.outputs import named_outputs
 from kclrun.config.schema import OutputSettings, Settings, StreamSettings, stream_name
@@ -217,7 +218,7 @@ def _actions(aws: Aws, token: str, reader: FleetReader, letters: PageLetters) ->
         return () if lease is None else (lease,)
 
     def write(plans: Sequence[Plan]) -> Mapping[LeaseKey, Outcome]:
-        outcomes = write_all(aws, plans)
+        outcomes = {key: outcome for (key, _), outcome in write_all(aws, plans).items()}
         reader.read_table()
         return outcomes
 

@@ -8,7 +8,7 @@ import pytest
 
 from kclrun.aws.operations import LIST_STREAMS
 from kclrun.cli.config_options import ConfigChoice, StreamChoice
-from kclrun.cli.leases.command import lease_of
+from kclrun.cli.leases.rows import lease_of
 from kclrun.cli.services import (
     OpenStream,
     advising_on_streams,
