@@ -128,6 +128,6 @@ def _streams(aws: Aws) -> Iterator[tuple[StreamSummary, StreamConsumers]]:
 def _aws(config: ConfigChoice) -> Aws:
     from kclrun.cli.services import Aws
 
-    settings = config.load().settings
+    settings = config.load_for().settings
     refuse_changes(settings, "consumers", "that of a DynamoDB table is read by polling alone")
     return Aws(settings)

@@ -344,14 +344,14 @@ def _problem(outcome: writes.Outcome) -> str:
 
 @click.command(cls=ConfigCommand)
 @config_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: findings, mends, the rest.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: findings, repairs, rest.")
 @yes_option
 @click.option(
     "--accept",
     "accepted",
     multiple=True,
     metavar="KIND",
-    help="With --yes: also mend findings of a kind whose mend is a decision (marked `only`).",
+    help="With --yes: also repair findings of a kind whose repair is a decision (marked `only`).",
 )
 @click.option(
     "--backup",
@@ -367,15 +367,15 @@ def doctor(
     as_json: bool,
     yes: bool,
 ) -> int:
-    """Find what is wrong with the lease table, and mend what can be mended safely.
+    """Find what is wrong with the lease table, and repair what can be repaired safely.
 
     It takes one failover (40 s if a lease is being asked for): a single look proves nothing.
-    Exit code 0: healthy; 1: there are findings, which --yes mends or which only you can decide.
-    A mend that repeats records, gives some up or deletes rows is made only with --accept KIND.
+    Exit code 0: healthy; 1: there are findings, which --yes repairs or which only you can decide.
+    A repair that repeats records, gives some up or deletes rows is made only with --accept KIND.
 
     \b
     kclrun doctor --config app.yaml                   look, explain, change nothing
-    kclrun doctor --config app.yaml --yes             back up all rows, mend, look again
+    kclrun doctor --config app.yaml --yes             back up all rows, repair, look again
     """
     _refuse_unknown(accepted)
     if accepted and not yes:

@@ -17,11 +17,11 @@ from kclrun.cli.config_options import ConfigChoice, ConfigCommand, RenamedOption
 from kclrun.cli.messages import echo
 from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
+from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 
 if TYPE_CHECKING:
     from kclrun.aws.policies import Policy, Sink, Site
-    from kclrun.config.schema import Settings
 
 
 @click.command(cls=ConfigCommand)
@@ -46,7 +46,9 @@ def iam(config: ConfigChoice, purpose: str, account: str | None) -> int:
     aws iam put-role-policy --role-name orders --policy-name kclrun \\
         --policy-document file://policy.json
     """
-    settings = config.load().settings
+    settings = config.load_for(*Settings.__struct_fields__).settings
+    if settings.engine == "spark":  # there the options of the output name a stream
+        settings = config.load().settings
     if settings.aws.endpoint == EMBEDDED:
         raise SettingsError("aws.endpoint: embedded needs no permission; leave it out")
     echo(json.dumps(_policy(purpose, settings, _site(settings, account)), indent=2))
@@ -57,7 +59,7 @@ def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
     from kclrun.aws import policies
 
     if purpose in {"put", "consumers", "replay"}:
-        refuse_changes(settings, f"--purpose {purpose}", "that of a DynamoDB table has no such verb")
+        refuse_changes(settings, f"--purpose {purpose}", "that of a table has no such verb")
     if purpose in {"provision", "replay"} and settings.engine == "spark":
         raise SettingsError("engine: spark keeps no leases, and so has no lease table to make")
     if purpose == "run":

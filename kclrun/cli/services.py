@@ -300,9 +300,10 @@ class Aws:
         )
 
 
-def fleet_aws(config: ConfigChoice) -> Aws:
-    """Table and stream of the configuration. Raises: SettingsError, also on Spark: no leases."""
-    settings = config.load().settings
+def fleet_aws(config: ConfigChoice, *used: str) -> Aws:
+    """Table and stream of the configuration, and the sections `used` (`ConfigChoice.load_for`).
+    Raises: SettingsError, also on Spark: no leases."""
+    settings = config.load_for(*used).settings
     if settings.engine == "spark":
         raise errors.SettingsError(
             "engine: spark keeps no leases: positions are in the query's checkpoint,"

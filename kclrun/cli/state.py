@@ -231,7 +231,7 @@ def _line(kept: Kept, key: str, values: Mapping[str, bytes]) -> bytes:
 def _leases(config: ConfigChoice) -> Iterator[tuple[Lease, VersionStore]]:
     from kclrun.cli.services import Aws
 
-    aws = Aws(config.load().settings)
+    aws = Aws(config.load_for("state").settings)
     rows = [lease for page in aws.table.scan() for lease in page.leases]
     return with_stores(aws, sorted(rows, key=lambda row: row.key))
 

@@ -75,6 +75,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity
 
 
+# Sections with services of AWS that are paid for.
+_USED: Final = ("output", "outputs", "state", "checkpoint", "spark", "observe")
+
+
 @click.command(cls=ConfigCommand)
 @config_options
 @click.option("--shards", type=click.IntRange(min=1), help="Plan for so many; asks no AWS.")
@@ -103,8 +107,8 @@ def cost(config: ConfigChoice, *, as_json: bool, **given: Any) -> int:
     kclrun cost --config app.yaml --shards 20 --records-per-second 5000      without AWS
     kclrun cost --config app.yaml --set fetch.mode=fan-out    the difference that it makes
     """
-    before = ConfigChoice(config.named).load().settings
-    after = config.load().settings if config.overrides else None
+    before = ConfigChoice(config.named).load_for(*_USED).settings
+    after = config.load_for(*_USED).settings if config.overrides else None
     asked = Asked(**given)
     if asked.shards is not None:
         traffic = _planned(asked)

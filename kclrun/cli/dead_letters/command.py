@@ -142,7 +142,7 @@ def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
     A letter waits until the checkpoint of its shard has passed it, and is left out if its owner was
     lost before its checkpoint and the next one judged the record again.
     """
-    with _letters(config, filters, reads_leases=yes) as chosen:
+    with _letters(config, filters, reads_leases=yes, processes=True) as chosen:
         left = 0
         for each in redrives_of(chosen.configuration, chosen.kept, to):
             if not yes:
@@ -205,13 +205,14 @@ def _letters(
     filters: Mapping[str, Any],
     *,
     reads_leases: bool = False,
+    processes: bool = False,
 ) -> Iterator[_Chosen]:
     """Raises: SettingsError without a place of letters, or if it holds anything else;
     click.UsageError for a filter that would choose all."""
     if filters.get("error") == "":
         # As of a variable that is not set: `drop` would drop every letter.
         raise click.UsageError("--error is empty, which is a part of every error.")
-    configuration = config.load()
+    configuration = config.load() if processes else config.load_for("on_error")
     store = letter_store(configuration.settings)
     wants_uncommitted = filters.get("uncommitted", False)
     try:

@@ -20,12 +20,14 @@ from kclrun.cli.config_options import (
     ConfigCommand,
     config_options,
     ends_with_plan,
+    stream_option,
     yes_option,
 )
 from kclrun.cli.leases import views
 from kclrun.cli.leases.rows import aws_of, lease_of, print_failure
 from kclrun.cli.messages import echo, some_of
 from kclrun.cli.times import DURATION
+from kclrun.config.schema import stream_name
 from kclrun.config.units import Duration
 from kclrun.leases.operating import Change, Plan, Reach, plan_going_on, plan_pause
 from kclrun.model.lease import Lease, LeaseKey, Scope
@@ -46,14 +48,13 @@ _PASSES_MAX: Final = 5
 _PLANS_SHOWN_MAX: Final = 20
 
 _shards = click.argument("shards", nargs=-1, metavar="[SHARD]...")
-_stream = click.option("--stream", metavar="NAME", help="Every shard of this stream.")
 _all = click.option("--all", "is_all", is_flag=True, help="Every shard of the application.")
 
 
 @click.command(cls=ConfigCommand)
 @_shards
 @config_options
-@_stream
+@stream_option
 @_all
 @click.option(
     "--for", "lasting", type=DURATION, metavar="DURATION", help="Ends by itself after so long."
@@ -88,7 +89,7 @@ def pause(
 @click.command(cls=ConfigCommand)
 @_shards
 @config_options
-@_stream
+@stream_option
 @_all
 @yes_option
 def resume(
@@ -136,6 +137,7 @@ def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: boo
 
 def _stream_named(aws: Aws, name: str) -> StreamKey:
     """By the rows, whose keys name their streams; an application of one stream has bare keys."""
+    name = stream_name(name)  # also of an ARN
     if not aws.settings.streams:
         if name != aws.settings.stream_names:
             raise click.UsageError(f"--stream: the stream is {aws.settings.stream_names}.")

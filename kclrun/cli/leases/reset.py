@@ -176,7 +176,7 @@ def reset(
     from kclrun.cli.services import fleet_aws
 
     asked = _asked(to, streams, shards, drops_state=state == "drop")
-    return _reset(fleet_aws(config), asked, is_confirmed=yes)
+    return _reset(fleet_aws(config, "state"), asked, is_confirmed=yes)
 
 
 def _asked(

@@ -69,7 +69,7 @@ def why(
     from kclrun.cli.leases.rows import lease_of
     from kclrun.cli.services import fleet_aws
 
-    aws = fleet_aws(config)
+    aws = fleet_aws(config, "observe")
     until = None if at is None else at.at
     lease = lease_of(aws, shard)
     found = gathered(aws, folders)

@@ -115,8 +115,10 @@ def page(
     from kclrun.local.server import signal_event
     from kclrun.page.server import serve_pages
 
-    aws = fleet_aws(config)
-    letters = PageLetters(config.load())
+    # An action may process letters again, with all that a run needs.
+    configuration = config.load() if has_actions else config.load_for("observe", "on_error")
+    aws = fleet_aws(config, "observe", "on_error")
+    letters = PageLetters(configuration)
     about = _about(aws, config.file, config.overrides, every_s=float(every))
     about = msgspec.structs.replace(about, has_actions=has_actions)
     # Credentials that are missing end the start, not each reading.

@@ -115,7 +115,8 @@ def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
     kclrun replay --list
     kclrun replay --remove NAME --yes
     """
-    configuration = config.load()
+    runs = not said["lists"] and said["remove"] is None
+    configuration = config.load() if runs else config.load_for()
     if said["stream"] is not None:
         narrowed = configuration.settings.of_stream(said["stream"])
         configuration = msgspec.structs.replace(configuration, settings=narrowed)

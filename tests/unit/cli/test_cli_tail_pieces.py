@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.cli.tail.command import for_people, json_line
-from kclrun.cli.tail.command import tail
+from kclrun.cli.tail.command import for_people, json_line, tail
 from kclrun.cli.tail.readers import ShardTail, TailLineage, first_listing, shard_starts, start_point
 from kclrun.errors import ExpiredIterator, NotFound, SettingsError, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
@@ -21,6 +20,7 @@ from kclrun.model.stream import spelled_out
 from kclrun.model.text import escaped, escaped_in_json, harmless
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardReader
+from tests.unit.cli.memory_site import Clock
 
 NOW = WallTime(1_800_000_000.0)
 ALL = HashRange(0, HASH_KEY_MAX)
