@@ -133,7 +133,12 @@ def parse_time(
         return StartPosition(AT_TIMESTAMP, WallTime(now - Duration.parse(text)))
     expected = ", ".join([*by_name, TIME_FORMS])
     whole = f"{text}T00:00:00Z" if _DATE.fullmatch(text) else text
-    return StartPosition(AT_TIMESTAMP, _instant(whole, now, expected))
+    try:
+        return StartPosition(AT_TIMESTAMP, _instant(whole, now, expected))
+    except OutOfRange as error:
+        if LATEST not in sentinels:
+            raise
+        raise OutOfRange(f"{error}; records that are yet to come are read with LATEST") from None
 
 
 def _instant(text: str, now: WallTime, expected: str) -> WallTime:

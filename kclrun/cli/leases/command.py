@@ -71,7 +71,10 @@ _OWNER_HELP = "With --explain: only this owner (or a part of its id); `new` for 
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, positions in full.")
 @click.option("--by", type=click.Choice(["owner", "group"]), help="Totals by owner or group.")
 @click.option(
-    "--age", "with_age", is_flag=True, help="Watch the counters for one failover: who renews?"
+    "--age",
+    "with_age",
+    is_flag=True,
+    help="Watch the counters for one failover: who renews.",
 )
 @click.option(
     "--explain", is_flag=True, help="Show what each owner would do next, and why; changes nothing."

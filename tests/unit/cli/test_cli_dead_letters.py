@@ -16,8 +16,10 @@ from kclrun.model.letter import LetterOwner, Takeover
 from kclrun.model.record import PutEntry
 from kclrun.sinks.dead_letters import LetterFolder
 from tests.support.letters import letter
+from tests.unit.cli.memory_site import Clock
 
 SECOND = "shardId-000000000001"
+UNCHANGED = "Nothing was changed. To do it, add --yes\n"
 
 
 @pytest.fixture(autouse=True)
@@ -89,8 +91,9 @@ def test_a_letter_behind_the_most_of_a_call_is_shown(config, capsys, monkeypatch
     ],
 )
 def test_letters_are_chosen_by_all_that_is_asked_and_dropped_with_yes(
-    config, capsys, options, numbers
+    config, capsys, monkeypatch, options, numbers
 ):
+    monkeypatch.setattr("kclrun.cli.times.time", Clock(1_900_000_000.0))
     before = left(config)
 
     assert run_program(["dead-letters", "drop", "--config", str(config), *options]) == 0
@@ -160,7 +163,7 @@ def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
 
     monkeypatch.setattr(put_records, "batches", one_by_one)
     assert run_program(line) == 0
-    plan = "Would put 3 letters of orders back\nDo it with --yes.\n"
+    plan = f"Would put 3 letters of orders back\n{UNCHANGED}"
     assert (capsys.readouterr().out, len(left(config)), sent) == (plan, 3, [])
 
     assert run_program([*line, "--yes"]) == 69
@@ -248,7 +251,7 @@ def test_a_redrive_processes_letters_in_order_and_keeps_those_that_fail_again(sh
     more = ("--set", "options={emits: true}", "--set", f"output.path={rows}")
 
     assert redrive(shop, *more) == 0
-    assert capfd.readouterr().out == "Would process 5 letters of orders\nDo it with --yes.\n"
+    assert capfd.readouterr().out == f"Would process 5 letters of orders\n{UNCHANGED}"
     assert redrive(shop, *more, "--yes", "--set", "on_error.retries=0") == 65
 
     reported = capfd.readouterr()
