@@ -308,7 +308,7 @@ def fleet_aws(config: ConfigChoice, *used: str) -> Aws:
         raise errors.SettingsError(
             "engine: spark keeps no leases: positions are in the query's checkpoint,"
             f" {settings.spark.checkpoint or 'made by each run'}\n"
-            "Lag and progress by shard:  kclrun --config … on a terminal, or --report FILE"
+            "Lag and progress by shard:  kclrun --config …  on a terminal, or with --report FILE"
         )
     return Aws(settings)
 
@@ -393,7 +393,9 @@ def _advice(aws: Aws) -> Iterator[str]:
     url = aws.kinesis.url.rstrip("/")
     for name in missing:
         yield "It is made on this emulator with:"
-        yield f"  kclrun put --create 2 --stream {name} --endpoint {url} FILE"
+        yield (
+            f"  echo hello | kclrun put --format text --create 2 --stream {name} --endpoint {url}"
+        )
         yield f"or when kclrun's own emulator starts:  kclrun local --stream {name}:2"
 
 
