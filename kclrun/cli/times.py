@@ -69,9 +69,12 @@ class TimeType(click.ParamType[GivenTime]):
         self,
         *sentinels: ExtendedSequenceNumber,
         is_other: Callable[[str], bool] = lambda _: False,
+        older: re.Pattern[str] | None = None,
     ) -> None:
+        """`older`: a form without a zone that the option took as UTC, and still takes."""
         self._sentinels = sentinels
         self._is_other = is_other
+        self._older = older
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -80,6 +83,8 @@ class TimeType(click.ParamType[GivenTime]):
             return value
         if self._is_other(value):
             return GivenTime(value)
+        if self._older is not None and self._older.fullmatch(value):
+            value = f"{value}Z"
         try:
             start = parse_time(value, WallTime(time.time()), self._sentinels)
         except ValueError as error:

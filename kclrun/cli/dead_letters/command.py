@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.dead_letters.redrive import Leases, carry_out, leases_now, redrives_of
 from kclrun.cli.messages import echo
-from kclrun.cli.times import time_option
+from kclrun.cli.times import TimeType, time_option
 from kclrun.cli.user_code import dead_letter_folder
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
@@ -50,13 +51,16 @@ def dead_letters() -> None:
     """
 
 
+_SINCE: Final = TimeType(older=re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}"))
+
+
 def _filters(command: click.decorators.FC) -> click.decorators.FC:
     """The options that choose letters; all of them must fit."""
     for option in (
         shards_option,
         keys_option,
         click.option("--error", metavar="TEXT", help="Only those whose error contains this."),
-        time_option("--since", help_text="Only those given up then or later."),
+        time_option("--since", kind=_SINCE, help_text="Only those given up then or later."),
     ):
         command = option(command)
     return command

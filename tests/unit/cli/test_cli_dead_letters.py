@@ -86,6 +86,10 @@ def test_a_letter_behind_the_most_of_a_call_is_shown(config, capsys, monkeypatch
         (["--key", "other"], ["12"]),
         (["--error", "KeyError"], ["12"]),
         (["--since", "2027-01-15"], ["11"]),
+        (["--since", "2027-01-15T00:00:00Z"], ["11"]),
+        (["--since", "2027-01-15 00:00:00"], ["11"]),
+        (["--since", "36500d"], ["11", "12", "13"]),
+        (["--shard", "1", "--shard", "2", "--key", "k"], ["11", "13"]),
         (["--shard", "2", "--key", "k"], ["11"]),
         (["--shard", "7"], []),
     ],
@@ -103,7 +107,8 @@ def test_letters_are_chosen_by_all_that_is_asked_and_dropped_with_yes(
     assert ("--yes" in plan) == bool(numbers)
 
     assert run_program(["dead-letters", "drop", "--config", str(config), *options, "--yes"]) == 0
-    assert capsys.readouterr().out == f"Dropping {len(numbers)} dead letters\n"
+    done = f"Dropping {len(numbers)} dead letters\n"
+    assert capsys.readouterr().out == (done if numbers else f"{done}Nothing to do.\n")
     assert left(config) == [number for number in before if number not in numbers]
 
 

@@ -145,7 +145,7 @@ def test_what_else_is_wrong_with_the_file_is_still_reported():
     assert found.output.sql == "${DATABASE}"
     for wrong, named in (
         ("options: {a: '${A}'}\nleases: {max: 0}\n", "leases.max"),
-        ("outputs: {one: {sql: '${A}'}, two: {sql: nothing}}\n", "outputs.two.sql"),
+        ("outputs: {one: {sql: '${A}'}, two: {sql: nothing}}\n", "outputs.two"),
         ("outputs: {one: {sqll: '${A}'}}\nlog: {level: loud}\n", "log.level"),
     ):
         with pytest.raises(SettingsError, match=named):
