@@ -10,7 +10,7 @@ if sys.platform != "linux" or sys.version_info < (3, 11):
     raise ImportError(
         "kclrun runs on Linux (x86-64, aarch64) with CPython 3.11 or later; this is"
         f" {sys.implementation.name} {sys.version_info[0]}.{sys.version_info[1]} on {sys.platform}."
-        " Elsewhere, run it in a container: config/deploy/Dockerfile"
+        ' Elsewhere, run it in a container: the page "Run in Docker" of the documentation'
     )
 
 from typing import TYPE_CHECKING, Any

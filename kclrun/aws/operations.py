@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 # For messages about the lease table.
-HOW_TO_PROVISION: Final = "the policy that `kclrun iam --for provision` prints"
+HOW_TO_PROVISION: Final = "the policy that `kclrun iam --purpose provision` prints"
 
 _KINESIS: Final = "Kinesis_20131202"
 _DYNAMODB: Final = "DynamoDB_20120810"

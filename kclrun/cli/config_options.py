@@ -15,38 +15,17 @@ import os.path
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import msgspec
 
 from kclrun.cli.messages import echo
-from kclrun.config.units import Duration, StartPosition, parse_start
 from kclrun.errors import SettingsError
-from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
-
-
-class _DurationType(click.ParamType[Duration]):
-    """Seconds, parsed by `config.units.Duration`."""
-
-    name = "duration"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Duration:
-        if isinstance(value, Duration):
-            return value
-        try:
-            return Duration.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-DURATION: Final = _DurationType()
 
 
 class FiniteRange(click.FloatRange):
@@ -61,17 +40,21 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+C = TypeVar("C", bound=Callable[..., Any])
 DEFAULT_CONFIG: Final = Path("app.yaml")
 _ENDINGS: Final = (".yaml", ".yml")
 _CONFIG: Final = ("--config", "-c")
 _SET: Final = "--set"
+
+
+def _config_option(help_text: str) -> Callable[[C], C]:
+    return click.option(*_CONFIG, metavar="FILE", type=click.Path(path_type=Path), help=help_text)
+
+
+# The options that a verb without settings does not know.
+CONFIG_NAMES: Final = (*_CONFIG, _SET)
 _CONFIG_OPTIONS: Final = (
-    click.option(
-        *_CONFIG,
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="The configuration file; without, app.yaml here.",
-    ),
+    _config_option("The configuration file; without, app.yaml here."),
     click.option(
         _SET,
         "overrides",
@@ -80,12 +63,13 @@ _CONFIG_OPTIONS: Final = (
         help="Override one setting, such as leases.max=8 (repeatable).",
     ),
 )
+_OPTIONAL_CONFIG: Final = _config_option("The configuration file; without, none is read.")
 _STREAM_OPTIONS: Final = (
     *_CONFIG_OPTIONS,
     click.option(
         "--stream",
         metavar="NAME|ARN",
-        help="The stream: one of several of --config, or without it.",
+        help="One of several streams of the application; without --config, any stream.",
     ),
     click.option("--endpoint", metavar="URL", help="With --stream: where, if not AWS."),
     click.option("--region", metavar="NAME", help="With --stream: the region."),
@@ -94,6 +78,28 @@ yes_option = click.option("--yes", is_flag=True, help="Do it; without, only show
 shards_option = click.option(
     "--shard", "shards", multiple=True, metavar="SHARD", help="This shard alone; may be repeated."
 )
+keys_option = click.option(
+    "--key", "keys", multiple=True, metavar="KEY", help="This partition key alone; may be repeated."
+)
+stream_option = click.option(
+    "--stream", metavar="NAME|ARN", help="One of several streams of the application."
+)
+
+
+class RenamedOption(click.Option):
+    """An option with an older name, which is still accepted, and not shown."""
+
+    def __init__(self, param_decls: Sequence[str], *, older: str, **attributes: Any) -> None:
+        super().__init__(param_decls, **attributes)
+        self.older = older
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        shown = self.opts
+        self.opts = [*shown, self.older]
+        try:
+            super().add_to_parser(parser, ctx)
+        finally:
+            self.opts = shown
 
 
 class ConfigChoice(msgspec.Struct, frozen=True):
@@ -108,10 +114,20 @@ class ConfigChoice(msgspec.Struct, frozen=True):
         return self.named or DEFAULT_CONFIG
 
     def load(self) -> Configuration:
-        """Load and check the file.
+        """Load and check the file, for a verb that runs the processor or opens its outputs.
 
         Raises: SettingsError; click.UsageError if none is named and app.yaml does not exist.
         """
+        return self._loaded(None)
+
+    def load_for(self, *used: str) -> Configuration:
+        """Load and check the file for a verb that uses the streams, the lease table and the
+        sections `used`. A variable or a secret that is missing elsewhere (the password of an
+        output's database) is not an error. Raises: as `load`.
+        """
+        return self._loaded(used)
+
+    def _loaded(self, used: Collection[str] | None) -> Configuration:
         from kclrun.config.load import load_settings
 
         if self.named is None and not _has_default():
@@ -120,7 +136,7 @@ class ConfigChoice(msgspec.Struct, frozen=True):
                 " as in  --config FILE"
             )
         file, now = self.file, WallTime(time.time())
-        settings = load_settings(file, self.overrides, environment=os.environ, now=now)
+        settings = load_settings(file, self.overrides, environment=os.environ, now=now, used=used)
         return Configuration(settings, file.resolve().parent, file, self.overrides)
 
 
@@ -141,7 +157,7 @@ class StreamChoice(msgspec.Struct, frozen=True):
         if self.config.named is None and self.stream is None and not _has_default():
             raise click.UsageError("Which stream? Name it with --stream NAME or by --config FILE.")
         if self.config.named is not None or self.stream is None:
-            return _configured(self.config.load().settings, self.stream)
+            return _configured(self.config.load_for().settings, self.stream)
         from kclrun.config.load import settings_of
 
         given = {"stream": self.stream, "aws.endpoint": self.endpoint, "aws.region": self.region}
@@ -164,23 +180,7 @@ def stream_options(command: Callable[..., Any]) -> Callable[..., Any]:
         place = {name: more.pop(name) for name in ("stream", "endpoint", "region")}
         return command(*given, of=StreamChoice(ConfigChoice(config, overrides), **place), **more)
 
-    chosen: Callable[..., Any] = choosing
-    for option in reversed(_STREAM_OPTIONS):
-        chosen = option(chosen)
-    return chosen
-
-
-def start_option(
-    text: str,
-    now: WallTime,
-    name: str,
-    sentinels: Sequence[ExtendedSequenceNumber] = (TRIM_HORIZON, LATEST),
-) -> StartPosition:
-    """As `parse_start`, for an option. Raises: click.UsageError."""
-    try:
-        return parse_start(text, now, name, sentinels)
-    except SettingsError as error:
-        raise click.UsageError(str(error)) from None
+    return _with_options(choosing, _STREAM_OPTIONS)
 
 
 def _configured(settings: Settings, stream: str | None) -> Settings:
@@ -245,14 +245,30 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def choosing(*given: Any, config: Any, overrides: Any, **more: Any) -> Any:
         return command(*given, config=ConfigChoice(config, overrides), **more)
 
-    chosen: Callable[..., Any] = choosing
-    for option in reversed(_CONFIG_OPTIONS):
-        chosen = option(chosen)
-    return chosen
+    return _with_options(choosing, _CONFIG_OPTIONS)
+
+
+def optional_config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """As `config_options`, for a verb that also works without a file: then it reads no app.yaml."""
+
+    @functools.wraps(command)
+    def choosing(*given: Any, config: Any, overrides: Any, **more: Any) -> Any:
+        if config is None and overrides:
+            raise click.UsageError("--set goes with --config here.")
+        return command(*given, config=ConfigChoice(config, overrides), **more)
+
+    return _with_options(choosing, (_OPTIONAL_CONFIG, *_CONFIG_OPTIONS[1:]))
+
+
+def _with_options(command: Callable[..., Any], options: Sequence[Any]) -> Callable[..., Any]:
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def ends_with_plan(*, is_confirmed: bool, has_changes: bool = True) -> bool:
-    """Whether a verb ends after it showed its plan: there is nothing to do, or no `--yes`."""
+    """Whether a verb ends after it showed its plan on standard output: there is nothing to do, or
+    no `--yes`. It then ends with 0; only `doctor` and moves answer a question with their code."""
     if not has_changes:
         echo("Nothing to do.")
     elif not is_confirmed:
@@ -325,7 +341,7 @@ def _places(
         name
         for param in command.params
         if isinstance(param, click.Option) and not (param.is_flag or param.count)
-        for name in param.opts
+        for name in (*param.opts, getattr(param, "older", ""))
     }
     places: list[int] = []
     configs: list[str] = []

@@ -13,7 +13,13 @@ import click
 
 from kclrun.aws.fan_out import consumer_of, registered, require_room
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options, yes_option
+from kclrun.cli.config_options import (
+    ConfigChoice,
+    ConfigGroup,
+    config_options,
+    ends_with_plan,
+    yes_option,
+)
 from kclrun.cli.messages import echo
 from kclrun.config.changes import refuse_changes
 from kclrun.errors import NotFound, Unavailable
@@ -66,14 +72,13 @@ def remove(name: str, config: ConfigChoice, *, yes: bool) -> int:
             f"no stream of this application has a consumer {name}\n"
             "Show them:  kclrun consumers list"
         )
+    for stream, _, consumer in found:
+        echo(f"Would remove consumer {consumer.name} of stream {stream}: {consumer.arn}")
+    if ends_with_plan(is_confirmed=yes):
+        return exit_codes.DRAINED
     for stream, of_stream, consumer in found:
-        if yes:
-            of_stream.deregister(consumer.arn)
-            echo(f"Removed consumer {consumer.name} of stream {stream}.")
-        else:
-            echo(f"Would remove consumer {consumer.name} of stream {stream}: {consumer.arn}")
-    if not yes:
-        echo("Do it with --yes.")
+        of_stream.deregister(consumer.arn)
+        echo(f"Removed consumer {consumer.name} of stream {stream}.")
     return exit_codes.DRAINED
 
 
@@ -123,6 +128,6 @@ def _streams(aws: Aws) -> Iterator[tuple[StreamSummary, StreamConsumers]]:
 def _aws(config: ConfigChoice) -> Aws:
     from kclrun.cli.services import Aws
 
-    settings = config.load().settings
+    settings = config.load_for().settings
     refuse_changes(settings, "consumers", "that of a DynamoDB table is read by polling alone")
     return Aws(settings)

@@ -22,7 +22,13 @@ import msgspec
 from kclrun.aws.rows import BrokenRow, Item, decode_row, kcl3_mode_of
 from kclrun.aws.table_setup import refuse_kcl3
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.config_options import (
+    ConfigChoice,
+    ConfigCommand,
+    config_options,
+    ends_with_plan,
+    yes_option,
+)
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.services import Aws, OpenStream, fleet_aws, open_streams
 from kclrun.config.units import parse_start
@@ -338,14 +344,14 @@ def _problem(outcome: writes.Outcome) -> str:
 
 @click.command(cls=ConfigCommand)
 @config_options
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: findings, mends, the rest.")
-@click.option("--yes", is_flag=True, help="Mend what can be mended; without, only show the plan.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: findings, repairs, rest.")
+@yes_option
 @click.option(
     "--accept",
     "accepted",
     multiple=True,
     metavar="KIND",
-    help="With --yes: also mend findings of a kind whose mend is a decision (marked `only`).",
+    help="With --yes: also repair findings of a kind whose repair is a decision (marked `only`).",
 )
 @click.option(
     "--backup",
@@ -361,15 +367,15 @@ def doctor(
     as_json: bool,
     yes: bool,
 ) -> int:
-    """Find what is wrong with the lease table, and mend what can be mended safely.
+    """Find what is wrong with the lease table, and repair what can be repaired safely.
 
     It takes one failover (40 s if a lease is being asked for): a single look proves nothing.
-    Exit code 0: healthy; 1: there are findings, which --yes mends or which only you can decide.
-    A mend that repeats records, gives some up or deletes rows is made only with --accept KIND.
+    Exit code 0: healthy; 1: there are findings, which --yes repairs or which only you can decide.
+    A repair that repeats records, gives some up or deletes rows is made only with --accept KIND.
 
     \b
     kclrun doctor --config app.yaml                   look, explain, change nothing
-    kclrun doctor --config app.yaml --yes             back up all rows, mend, look again
+    kclrun doctor --config app.yaml --yes             back up all rows, repair, look again
     """
     _refuse_unknown(accepted)
     if accepted and not yes:
@@ -400,7 +406,7 @@ def _print_examination(examined: Examination, *, as_json: bool) -> int:
     else:
         print_findings(examined)
         if any(finding.mend for finding in examined.findings):
-            echo("Nothing was changed. To back up all rows and mend, add --yes")
+            ends_with_plan(is_confirmed=False)
     return _code(examined)
 
 

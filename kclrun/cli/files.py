@@ -73,7 +73,7 @@ def _print_faults(shards: Iterable[Sequence[RollFile]]) -> int:
 
 def _rolled(config: ConfigChoice) -> list[Path]:
     """The folders of the outputs with rolled files. Raises: SettingsError if there is none."""
-    settings = config.load().settings
+    settings = config.load_for("output", "outputs").settings
     outputs = [each for _, each in named_outputs(settings)]
     found = [Path(each.path) for each in outputs if each.path is not None and each.roll is not None]
     if settings.engine == "spark" or not found:

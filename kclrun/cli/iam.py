@@ -13,22 +13,23 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, RenamedOption, config_options
 from kclrun.cli.messages import echo
 from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
+from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 
 if TYPE_CHECKING:
     from kclrun.aws.policies import Policy, Sink, Site
-    from kclrun.config.schema import Settings
 
 
 @click.command(cls=ConfigCommand)
 @config_options
 @click.option(
-    "--for",
-    "purpose",
+    "--purpose",
+    cls=RenamedOption,
+    older="--for",
     type=click.Choice(["run", "provision", "put", "consumers", "dead-letters", "replay", "caller"]),
     default="run",
     show_default=True,
@@ -41,11 +42,13 @@ def iam(config: ConfigChoice, purpose: str, account: str | None) -> int:
     """Print the IAM policy that the application needs, for the resources that it names.
 
     \b
-    kclrun iam app.yaml --account 123456789012 > policy.json
+    kclrun iam --config app.yaml --account 123456789012 > policy.json
     aws iam put-role-policy --role-name orders --policy-name kclrun \\
         --policy-document file://policy.json
     """
-    settings = config.load().settings
+    settings = config.load_for(*Settings.__struct_fields__).settings
+    if settings.engine == "spark":  # there the options of the output name a stream
+        settings = config.load().settings
     if settings.aws.endpoint == EMBEDDED:
         raise SettingsError("aws.endpoint: embedded needs no permission; leave it out")
     echo(json.dumps(_policy(purpose, settings, _site(settings, account)), indent=2))
@@ -56,7 +59,7 @@ def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
     from kclrun.aws import policies
 
     if purpose in {"put", "consumers", "replay"}:
-        refuse_changes(settings, f"--for {purpose}", "that of a DynamoDB table has no such verb")
+        refuse_changes(settings, f"--purpose {purpose}", "that of a table has no such verb")
     if purpose in {"provision", "replay"} and settings.engine == "spark":
         raise SettingsError("engine: spark keeps no leases, and so has no lease table to make")
     if purpose == "run":
@@ -64,7 +67,7 @@ def _policy(purpose: str, settings: Settings, site: Site) -> Policy:
     if purpose == "caller":
         role_arn = settings.aws.role_arn
         if role_arn is None:
-            raise SettingsError("--for caller is for a role that is assumed: set aws.role_arn")
+            raise SettingsError("--purpose caller is for a role that is assumed: set aws.role_arn")
         return policies.caller_policy(role_arn, settings, site)
     made = {
         "put": policies.put_policy,

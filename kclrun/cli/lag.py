@@ -18,9 +18,10 @@ import msgspec
 
 from kclrun import errors
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.leases.views import print_table, scan_leases
 from kclrun.cli.messages import echo, some_of
+from kclrun.cli.times import DURATION
 from kclrun.codec.kpl import drop_until, open_aggregates
 from kclrun.config.units import Duration, StartPosition, parse_start
 from kclrun.consuming.policy import first_start

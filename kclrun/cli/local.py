@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import click
 
-from kclrun.cli.config_options import ConfigChoice, ConfigCommand
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, optional_config_options
 from kclrun.config.schema import SHARDS_MAX
 
 # The service's rule for names.
@@ -17,14 +16,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 @click.command(cls=ConfigCommand)
-@click.option(
-    "--config",
-    "-c",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Make what this application needs: its streams with the records of embedded.fill, and the"
-    " streams, buckets, queues and topics of its outputs.",
-)
+@optional_config_options
 @click.option("--port", type=click.IntRange(0, 65535), default=4567, show_default=True)
 @click.option("--limits", is_flag=True, help="Enforce the per-shard limits of the service.")
 @click.option(
@@ -40,7 +32,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
     help="Make this stream, with so many shards or one (repeatable).",
 )
 def local(
-    config: Path | None,
+    config: ConfigChoice,
     port: int,
     credentials: str | None,
     streams: tuple[str, ...],
@@ -49,25 +41,26 @@ def local(
 ) -> int:
     """Serve Kinesis, DynamoDB with its streams, CloudWatch, S3, SQS, SNS and Firehose on 127.0.0.1.
 
-    It runs until Ctrl-C.
+    It runs until Ctrl-C. With --config it makes what that application needs: its streams with the
+    records of embedded.fill, and the streams, buckets, queues and topics of its outputs.
 
     \b
     kclrun local --stream hello:2
     kclrun local --config app.yaml
-    kclrun app.yaml --set aws.endpoint=http://127.0.0.1:4567
-    kclrun put app.yaml FILE --set aws.endpoint=http://127.0.0.1:4567
+    kclrun --config app.yaml --set aws.endpoint=http://127.0.0.1:4567
+    kclrun put FILE --config app.yaml --set aws.endpoint=http://127.0.0.1:4567
     aws --endpoint-url http://127.0.0.1:4567 kinesis list-streams
     """
     from kclrun.local.server import run_local
 
     named = dict(_stream(each) for each in streams)
-    if config is None:
+    if config.named is None:
         return run_local(port, limits=limits, credentials=_pair(credentials), streams=named)
     if credentials is not None:
         raise click.UsageError("--credentials and --config exclude each other.")
     from kclrun.cli.run.embedded import embedded_streams, furnished
 
-    configuration = ConfigChoice(config).load()
+    configuration = config.load_for("embedded", "output", "outputs", "state", "path")
     return run_local(
         port,
         limits=limits,

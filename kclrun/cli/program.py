@@ -16,46 +16,52 @@ from typing import Any, Final
 import click
 
 from kclrun.cli import exit_codes, messages
-from kclrun.cli.config_options import with_verb_first
+from kclrun.cli.config_options import CONFIG_NAMES, with_verb_first
 from kclrun.cli.messages import echo
 from kclrun.model.text import harmless
 
 _DEFAULT: Final = "run"
 _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
-    "Begin": {
-        "init": "Write a starter project that runs at once.",
-        "local": "Serve Kinesis, DynamoDB, S3, SQS and more on this machine.",
-        "migrate": "Move from amazon_kclpy, or from a Spark query, to kclrun.",
-        "simulate": "Show what a fleet would do when hosts are lost, deployed, or shards double.",
-    },
     "Run": {
         "run": "Run the application (the default verb).",
-        "put": "Put records from a file or a pipe into a stream.",
-        "tail": "Print the records of a stream as they arrive.",
-        "lag": "Show how far each shard is behind; answer a monitor.",
-        "page": "Show the whole fleet as a web page; with --actions, change leases there.",
-        "top": "Show the whole fleet as a live table in the terminal.",
-        "consumers": "Show and remove the consumers of enhanced fan-out.",
-        "dead-letters": "Show, put back and drop the records that were given up.",
-        "state": "Show, check and export what the processors remember.",
-        "leases": "Show who has which shard, and how far; move, release, resume them.",
+        "check": "Check settings, processor and AWS; change nothing.",
         "pause": "Stop reading a shard, a stream or all of them for a while.",
-        "resume": "End a pause.",
+        "resume": "Go on with what is paused, or with a shard that is halted.",
+        "iam": "Print the IAM policy that the application needs.",
+        "consumers": "Show and remove the consumers of enhanced fan-out.",
+    },
+    "Look": {
+        "lag": "Show how far each shard is behind; answer a monitor.",
+        "leases": "Show who has which shard, and how far; give leases to other owners.",
+        "top": "Show the whole fleet as a live table in the terminal.",
+        "page": "Show the whole fleet as a web page; with --actions, change leases there.",
+        "why": "Explain a shard: its owners so far, and why it stands still.",
+        "tail": "Print the records of a stream as they arrive.",
+        "cost": "Estimate what the application costs a month, and what a setting changes.",
+        "dashboards": "Print a Grafana dashboard, or alert rules for Prometheus.",
+    },
+    "Repair": {
+        "doctor": "Find what is wrong with the lease table; repair it with --yes.",
+        "dead-letters": "Show, process again and drop the records that were given up.",
+        "state": "Show, check, export and rebuild what the processors remember.",
+        "files": "Find files of rows that are there twice, missing or unfinished.",
+    },
+    "Move": {
         "reset": "Read a stream again from a time on, or skip to its tip.",
         "replay": "Run the processor over a time range, beside the fleet.",
+        "migrate": "Move from amazon_kclpy, or from a Spark query, to kclrun.",
     },
-    "Find what is wrong": {
-        "why": "Explain a shard: its owners so far, and why it stands still.",
-        "check": "Check settings, processor and AWS; change nothing.",
-        "doctor": "Find what is wrong with the lease table; mend it with --yes.",
-        "files": "Find files of rows that are there twice, missing or unfinished.",
-        "iam": "Print the IAM policy that the application needs.",
-        "cost": "Estimate what the application costs a month, and what a setting changes.",
+    "Develop": {
+        "init": "Write a starter project that runs at once.",
+        "local": "Serve Kinesis, DynamoDB, S3, SQS and more on this machine.",
+        "put": "Put records from a file or a pipe into a stream.",
+        "simulate": "Show what a fleet would do when hosts are lost, deployed, or shards double.",
         "completion": "Print the completion of commands for your shell.",
-        "dashboards": "Print a Grafana dashboard, or alert rules for Prometheus.",
         "version": "Show versions.",
     },
 }
+_EXIT_CODES: Final = 'Exit codes (more in the page "Exit codes and signals" of the documentation)'
+_READS_NO_SETTINGS: Final = "This verb reads no settings: leave --config and --set out."
 _VERBS: Final = tuple(verb for lines in _HEADINGS.values() for verb in lines)
 # Verbs that share a folder with another one, and their modules.
 _SHARING: Final = {
@@ -122,7 +128,7 @@ class _Verbs(click.Group):
         for heading, lines in _HEADINGS.items():
             with formatter.section(heading):
                 formatter.write_dl(list(lines.items()))
-        with formatter.section("Exit codes"):
+        with formatter.section(_EXIT_CODES):
             formatter.write_dl([(str(code), text) for code, text in exit_codes.MEANINGS.items()])
 
 
@@ -167,6 +173,8 @@ def run_program(arguments: Sequence[str]) -> int:
     except click.Abort:
         return exit_codes.INTERRUPTED
     except click.ClickException as error:
+        if isinstance(error, click.NoSuchOption) and error.option_name in CONFIG_NAMES:
+            error = click.UsageError(_READS_NO_SETTINGS, error.ctx)
         error.message = harmless(error.message)  # type: ignore[misc]
         error.show()
         return exit_codes.USAGE

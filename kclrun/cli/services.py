@@ -300,14 +300,15 @@ class Aws:
         )
 
 
-def fleet_aws(config: ConfigChoice) -> Aws:
-    """Table and stream of the configuration. Raises: SettingsError, also on Spark: no leases."""
-    settings = config.load().settings
+def fleet_aws(config: ConfigChoice, *used: str) -> Aws:
+    """Table and stream of the configuration, and the sections `used` (`ConfigChoice.load_for`).
+    Raises: SettingsError, also on Spark: no leases."""
+    settings = config.load_for(*used).settings
     if settings.engine == "spark":
         raise errors.SettingsError(
             "engine: spark keeps no leases: positions are in the query's checkpoint,"
             f" {settings.spark.checkpoint or 'made by each run'}\n"
-            "Lag and progress by shard:  kclrun --config … on a terminal, or --report FILE"
+            "Lag and progress by shard:  kclrun --config …  on a terminal, or with --report FILE"
         )
     return Aws(settings)
 
@@ -392,7 +393,9 @@ def _advice(aws: Aws) -> Iterator[str]:
     url = aws.kinesis.url.rstrip("/")
     for name in missing:
         yield "It is made on this emulator with:"
-        yield f"  kclrun put --create 2 --stream {name} --endpoint {url} FILE"
+        yield (
+            f"  echo hello | kclrun put --format text --create 2 --stream {name} --endpoint {url}"
+        )
         yield f"or when kclrun's own emulator starts:  kclrun local --stream {name}:2"
 
 

@@ -14,8 +14,9 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION, FiniteRange
+from kclrun.cli.config_options import FiniteRange, RenamedOption
 from kclrun.cli.messages import echo
+from kclrun.cli.times import DURATION
 from kclrun.config.units import Duration
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 _LETTERS: Final = 26
 _WORKERS_MAX: Final = 2_000
+
+
+_SHORTEST_S: Final = 30.0
+_LONGEST_S: Final = 86_400.0
 
 
 @click.command()
@@ -50,25 +55,29 @@ _WORKERS_MAX: Final = 2_000
 )
 @click.option("--reshard", type=click.Choice(["double", "halve"]), help="UpdateShardCount.")
 @click.option(
-    "--minutes",
-    type=FiniteRange(0.5, 24 * 60),
-    default=10.0,
+    "--for",
+    "lasting",
+    type=DURATION,
+    default="10m",
     show_default=True,
     help="Virtual time in all, shared evenly by the start and each event.",
 )
+@click.option("--minutes", type=FiniteRange(0.5, 24 * 60), hidden=True)  # the older --for
 @click.option("--seed", type=int, default=1, show_default=True, help="Another seed, another run.")
 @click.option(
-    "--records",
+    "--records-per-second",
     "records_per_s",
+    cls=RenamedOption,
+    older="--records",
     type=FiniteRange(min=0),
-    help="Records a second of the whole stream; default: 10 for each shard.",
+    help="Of the whole stream.  [default: 10 for each shard]",
 )
 @click.option(
     "--record-bytes",
     type=click.IntRange(1, 10_000_000),
     default=200,
     show_default=True,
-    help="The size of a record: what a shard's load is measured by.",
+    help="Mean size of a record.",
 )
 @click.option(
     "--skew",
@@ -120,6 +129,8 @@ def simulate(
     records_per_s: float | None,
     failover: Duration,
     idle: Duration,
+    lasting: Duration,
+    minutes: float | None,
     leases_max: int,
     balance: Balance,
     **others: object,
@@ -133,7 +144,7 @@ def simulate(
     kclrun simulate --workers 40 --shards 600 --groups 3 --lose-group a
     kclrun simulate --workers 12 --shards 96 --deploy rolling --reshard double --json
     kclrun simulate --group-sizes 8,4,4 --shards 75 --plot groups.png
-    kclrun simulate --workers 8 --shards 64 --skew 1 --record-bytes 50000 --minutes 30
+    kclrun simulate --workers 8 --shards 64 --skew 1 --record-bytes 50000 --for 30m
     """
     from kclrun.simulation.what_if import WhatIf, run_what_if
     from kclrun.simulation.world import FleetSettings
@@ -147,6 +158,7 @@ def simulate(
             "group_sizes": sizes,
             "shards": shards,
             "lose_group": lose_group,
+            "minutes": _minutes(lasting) if minutes is None else minutes,
             "records_per_s": 10.0 * shards if records_per_s is None else records_per_s,
             "settings": FleetSettings(
                 failover_s=float(failover),
@@ -187,6 +199,13 @@ def _group_sizes(sizes: str | None, groups: int | None, workers: int | None) -> 
             f" {_LETTERS} of them and {_WORKERS_MAX} workers in all, such as 8,4,4"
         )
     return counts
+
+
+def _minutes(lasting: Duration) -> float:
+    """Raises: click.UsageError for a time in which nothing happens, or that takes hours to run."""
+    if not _SHORTEST_S <= lasting <= _LONGEST_S:
+        raise click.UsageError(f"--for {lasting.text}: expected 30s to 1d")
+    return lasting / 60
 
 
 def _refuse_impossible(lost: str | None, sizes: tuple[int, ...]) -> None:
@@ -231,8 +250,8 @@ def _replay(asked: WhatIf, *, is_brief: bool = False) -> str:
         "groups": (len(sizes) if is_even else None, 1),
         "group-sizes": (None if is_even else ",".join(map(str, sizes)), None),
         "shards": (asked.shards, None),
-        "minutes": (f"{asked.minutes:g}", "10"),
-        "records": (f"{asked.records_per_s:g}", f"{10.0 * asked.shards:g}"),
+        "for": (Duration(asked.minutes * 60).text, "10m"),
+        "records-per-second": (f"{asked.records_per_s:g}", f"{10.0 * asked.shards:g}"),
         "record-bytes": (asked.record_bytes, 200),
         "skew": (f"{asked.skew:g}", "0"),
         "balance": (settings.balance, "load"),

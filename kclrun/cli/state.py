@@ -19,12 +19,15 @@ from kclrun.cli.config_options import (
     ConfigGroup,
     config_options,
     shards_option,
+    stream_option,
     yes_option,
 )
 from kclrun.cli.messages import echo
+from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.config.state import state_place
 from kclrun.errors import SettingsError
 from kclrun.model.output import Cursor
+from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.state import OF_PARENTS, is_own_version, version_folder
 from kclrun.model.stream import called, shard_id_of, stream_of
 from kclrun.model.text import escaped_in_json
@@ -149,13 +152,14 @@ def export(config: ConfigChoice, shards: tuple[str, ...], output: Path | None) -
 @click.option(
     "--all", "is_all", is_flag=True, help="Every shard, also those that have their state."
 )
-@click.option(
+@time_option(
     "--from",
     "begin",
-    metavar="TIME",
-    help="Where the replay begins, or TRIM_HORIZON: the state lacks what earlier records left.",
+    kind=TimeType(TRIM_HORIZON),
+    metavar="TRIM_HORIZON|TIME",
+    help_text="Where the replay begins: the state lacks what earlier records left.",
 )
-@click.option("--stream", metavar="NAME|ARN", help="One of several streams.")
+@stream_option
 @click.option(
     "--folder",
     metavar="DIR",
@@ -168,7 +172,7 @@ def rebuild(
     *,
     shards: tuple[str, ...],
     is_all: bool,
-    begin: str | None,
+    begin: GivenTime | None,
     stream: str | None,
     folder: Path | None,
     yes: bool,
@@ -188,7 +192,8 @@ def rebuild(
     from kclrun.cli.replay.rebuild import Wish, rebuild_state
 
     configuration = config.load()
-    wish = Wish(shards=shards, is_all=is_all, begin=begin, stream=stream, folder=folder)
+    start = None if begin is None else begin.start
+    wish = Wish(shards=shards, is_all=is_all, begin=start, stream=stream, folder=folder)
     return rebuild_state(configuration, wish, is_confirmed=yes)
 
 
@@ -226,7 +231,7 @@ def _line(kept: Kept, key: str, values: Mapping[str, bytes]) -> bytes:
 def _leases(config: ConfigChoice) -> Iterator[tuple[Lease, VersionStore]]:
     from kclrun.cli.services import Aws
 
-    aws = Aws(config.load().settings)
+    aws = Aws(config.load_for("state").settings)
     rows = [lease for page in aws.table.scan() for lease in page.leases]
     return with_stores(aws, sorted(rows, key=lambda row: row.key))
 

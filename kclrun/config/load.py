@@ -6,7 +6,7 @@ problems are reported at once, each with its path, and with its line if it has o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,13 +30,16 @@ def load_settings(
     *,
     environment: Mapping[str, str],
     now: WallTime,
+    used: Collection[str] | None = None,
 ) -> Settings:
     """The settings of a file, `--set` overrides applied, `${VAR}` replaced.
 
-    `now` judges `start:`. Raises: SettingsError, naming every problem found.
+    `now` judges `start:`. `used` names the sections that the caller uses, besides those of the
+    streams and the lease table; None: all. What else the file has may lack its variables.
+    Raises: SettingsError, naming every problem found.
     """
     return settings_of(
-        read_trusted(path), overrides, environment=environment, now=now, name=path.name
+        read_trusted(path), overrides, environment=environment, now=now, name=path.name, used=used
     )
 
 
@@ -47,6 +50,7 @@ def settings_of(
     environment: Mapping[str, str],
     now: WallTime,
     name: str = "the file",
+    used: Collection[str] | None = None,
 ) -> Settings:
     """The same for a text; messages call it `name`. Raises: SettingsError."""
     document = _document(text, name)
@@ -59,20 +63,60 @@ def settings_of(
             lines.pop(overridden, None)
     refuse_secrets(tree)
     problems: list[Problem] = list(missing_stream(tree))
-    settings = settle(Settings, _expanded(tree, environment), problems, _STAND_INS)
+    left = _Left(used)
+    settings = settle(Settings, _expanded(tree, environment, left), problems, _STAND_INS)
+    problems = left.others(problems)
     # Rules between settings are checked once each setting fits its type.
     rules = [*value_rules(settings, now), *(relation_rules(settings) if not problems else ())]
-    problems.extend(rules)
+    problems.extend(left.others(rules))
     if problems:
         raise SettingsError(summary(problems, lines, name))
     return settings
 
 
-def _expanded(tree: dict[str, Any], environment: Mapping[str, str]) -> Any:
+# What a verb needs that looks at the streams and the lease table. The others name the sections that
+# they use, too.
+_COMMON: Final = frozenset(
+    {"application", "stream", "streams", "engine", "start", "aws", "leases", "fetch", "until"}
+)
+# What is used only by a verb that runs user code or opens an output: the processor's own options,
+# the address of a database, and the options of Spark. None of them names a resource in AWS.
+_OF_A_RUN: Final = frozenset({"options", "sql", "conf"})
+
+
+class _Left:
+    """The values that are not used, and whose variable or secret is missing: they are left as they
+    are in the file, and no rule judges their section."""
+
+    def __init__(self, used: Collection[str] | None) -> None:
+        self._used = used
+        self._sections: set[yaml_reader.Path] = set()
+
+    def take(self, path: yaml_reader.Path) -> bool:
+        """Whether the value at this path is not used."""
+        if self._used is None:
+            return False
+        is_of_run = any(step in _OF_A_RUN for step in path)
+        if not is_of_run and (path[0] in _COMMON or path[0] in self._used):
+            return False
+        self._sections.add(_section(path))
+        return True
+
+    def others(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Those of the problems that are not of such a section."""
+        return [each for each in problems if _section(each.path) not in self._sections]
+
+
+def _section(path: yaml_reader.Path) -> yaml_reader.Path:
+    """One output, one setting of a stream, or a section at the top."""
+    return path[: {"outputs": 2, "streams": 3}.get(str(path[0]), 1)] if path else path
+
+
+def _expanded(tree: dict[str, Any], environment: Mapping[str, str], left: _Left) -> Any:
     """Secrets are files of one folder: that of systemd's credentials, or that of containers."""
     named = environment.get("KCLRUN_SECRETS") or environment.get("CREDENTIALS_DIRECTORY")
     folder = Path(named or _SECRETS)
-    return expand(tree, environment, lambda name: read_secret(folder / name))
+    return expand(tree, environment, lambda name: read_secret(folder / name), unknown=left.take)
 
 
 def _document(text: str, name: str) -> yaml_reader.Document:

@@ -17,7 +17,7 @@ import msgspec
 
 from kclrun.errors import SettingsError
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.time import WallTime
+from kclrun.model.time import WallTime, utc_text
 
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES: Final = {"": 1, "B": 1, "kB": 10**3, "KiB": 2**10, "MB": 10**6, "MiB": 2**20, "GiB": 2**30}
@@ -28,6 +28,9 @@ _DURATION_MAX_S: Final = 36_500 * 86_400.0
 # The largest size that a lease process can receive: it fits into 63 bits.
 _SIZE_MAX: Final = 2**63 - 1
 _DURATION_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+# What a time of the command line may be, for help texts and errors.
+TIME_FORMS: Final = "2026-03-01T06:00:00Z, 2026-03-01 (UTC), 10m for ten minutes ago, or now"
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\Z")
 
 
@@ -97,37 +100,62 @@ def parse_start(
     name: str = "start",
     sentinels: Sequence[ExtendedSequenceNumber] = (TRIM_HORIZON, LATEST),
 ) -> StartPosition:
-    """Read one of `sentinels` or an ISO-8601 instant in the past; `name` is the setting or the
-    option, for errors. Raises: SettingsError."""
+    """Read one of `sentinels` or an ISO-8601 instant in the past; `name` is the setting, for
+    errors. Raises: SettingsError."""
     for sentinel in sentinels:
         if text == sentinel.sequence_number:
             return StartPosition(sentinel)
-    moment = _instant(text, name, sentinels)
-    if moment.timestamp() > now:
-        setting = f"{name} LATEST" if name.startswith("--") else f"{name}: LATEST"
-        hint = (
-            f"\nRecords that are yet to come are read with {setting}" if LATEST in sentinels else ""
-        )
-        shown = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        raise SettingsError(f"{name}: {text} is in the future (it is now {shown}){hint}")
-    return StartPosition(AT_TIMESTAMP, WallTime(moment.timestamp()))
+    names = ", ".join(each.sequence_number for each in sentinels)
+    expected = f"{names}{' or ' if names else ''}an instant such as 2026-03-01T06:00:00Z"
+    try:
+        moment = _instant(text, now, expected)
+    except ValueError as error:
+        hint = ""
+        if isinstance(error, OutOfRange) and LATEST in sentinels:
+            hint = f"\nRecords that are yet to come are read with {name}: LATEST"
+        raise SettingsError(f"{name}: {error}{hint}") from None
+    return StartPosition(AT_TIMESTAMP, moment)
 
 
-def _instant(text: str, name: str, sentinels: Sequence[ExtendedSequenceNumber]) -> datetime:
+def parse_time(
+    text: str, now: WallTime, sentinels: Sequence[ExtendedSequenceNumber] = ()
+) -> StartPosition:
+    """Read a time of the command line: one of `sentinels` in any case, an instant in the past, a
+    date (its first instant in UTC), a duration for so long ago, or `now`, which is LATEST if that
+    is one of them. Raises: ValueError that names the accepted forms."""
+    by_name = {each.sequence_number: each for each in sentinels}
+    if text.upper() in by_name:
+        return StartPosition(by_name[text.upper()])
+    if text == "now":
+        is_tip = LATEST in sentinels
+        return StartPosition(LATEST) if is_tip else StartPosition(AT_TIMESTAMP, now)
+    if re.fullmatch(DURATION_PATTERN[1:-1], text):
+        return StartPosition(AT_TIMESTAMP, WallTime(now - Duration.parse(text)))
+    expected = ", ".join([*by_name, TIME_FORMS])
+    whole = f"{text}T00:00:00Z" if _DATE.fullmatch(text) else text
+    try:
+        return StartPosition(AT_TIMESTAMP, _instant(whole, now, expected))
+    except OutOfRange as error:
+        if LATEST not in sentinels:
+            raise
+        raise OutOfRange(f"{error}; records that are yet to come are read with LATEST") from None
+
+
+def _instant(text: str, now: WallTime, expected: str) -> WallTime:
+    """An instant that is not in the future. Raises: ValueError; OutOfRange for the future."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        names = ", ".join(each.sequence_number for each in sentinels)
-        raise SettingsError(
-            f"{name}: expected {names}{' or ' if names else ''}an instant such as"
-            f" 2026-03-01T06:00:00Z, got {text[:60]!r}"
-        ) from None
+        raise ValueError(f"expected {expected}, got {text[:60]!r}") from None
     if moment.tzinfo is None:
-        raise SettingsError(f"{name}: {text} has no time zone; add Z for UTC, or +01:00")
+        raise ValueError(f"{text} has no time zone; add Z for UTC, or +01:00")
     try:
-        return moment.astimezone(UTC)
+        at = moment.astimezone(UTC).timestamp()
     except OverflowError:  # a first day of the year 1 that is still in the year 0 in UTC
-        raise SettingsError(f"{name}: {text} is before the year 1 in UTC") from None
+        raise ValueError(f"{text} is before the year 1 in UTC") from None
+    if at > now:
+        raise OutOfRange(f"{text} is in the future (it is now {utc_text(now)})")
+    return WallTime(at)
 
 
 _LOOPBACK: Final = "127.0.0.1"

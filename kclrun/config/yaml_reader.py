@@ -187,21 +187,37 @@ def expand(
     environment: Mapping[str, str],
     secret: Callable[[str], str],
     path: Path = (),
+    unknown: Callable[[Path], bool] = lambda _: False,
 ) -> Any:
     """Replace `${NAME}`, `${env:NAME}` and `${secret:NAME}` in every text below `value`; keys are
     left alone.
 
     A variable that is unset or empty takes its default. `secret` gives the secret of a name; it is
-    percent-encoded if it is a part of an URL.
+    percent-encoded if it is a part of an URL. `unknown` is called with the path of a text whose
+    variable or secret is missing: if it answers yes, the text stays as it is in the file.
     Raises: SettingsError naming variable and path if there is no default.
     """
+
+    def below(item: Any, step: str | int) -> Any:
+        return expand(item, environment, secret, (*path, step), unknown)
+
     if isinstance(value, dict):
-        return {k: expand(item, environment, secret, (*path, k)) for k, item in value.items()}
+        return {key: below(item, key) for key, item in value.items()}
     if isinstance(value, list):
-        return [expand(item, environment, secret, (*path, at)) for at, item in enumerate(value)]
+        return [below(item, at) for at, item in enumerate(value)]
     if not isinstance(value, str) or "${" not in value:
         return value
+    try:
+        return Expanded.of(_replaced(value, environment, secret, path), value)
+    except SettingsError:
+        if not unknown(path):
+            raise
+        return Expanded.of(value, value)
 
+
+def _replaced(
+    value: str, environment: Mapping[str, str], secret: Callable[[str], str], path: Path
+) -> str:
     def replaced(match: re.Match[str]) -> str:
         if match[1]:
             return "${"
@@ -218,7 +234,7 @@ def expand(
         # Inside of an URL, `@`, `:` or `/` of a password would end it.
         return quote(found, safe="") if "://" in value else found
 
-    return Expanded.of(_REFERENCE.sub(replaced, value), value)
+    return _REFERENCE.sub(replaced, value)
 
 
 def _look_up(inside: str, environment: Mapping[str, str], path: Path) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from kclrun.leases.lines import pause_words, shortened
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, Owner, OwnerId, Pause, Scope
-from kclrun.model.stream import StreamKey, stream_of
+from kclrun.model.stream import StreamKey, called, stream_of
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
 from kclrun.protocol.writes import Ask, ChangePause, ResumeLease
@@ -23,13 +23,16 @@ class CannotAsk(msgspec.Struct, frozen=True):
     why: str
 
 
+Change = Ask | ResumeLease | ChangePause
+
+
 class Plan(msgspec.Struct, frozen=True):
     """What an operator's change would do to one lease. `change` None: nothing can be done, and
     `words` say why. `basis` is what the plan rests on: a plan with the same basis does the same."""
 
     key: LeaseKey
     words: str
-    change: Ask | ResumeLease | ChangePause | None = None
+    change: Change | None = None
     basis: str = ""
 
 
@@ -142,22 +145,44 @@ def plan_unpause(leases: Iterable[Lease], reach: Reach, now: WallTime) -> tuple[
     """End the pauses of these leases. A halt stays: `plan_resume` ends it."""
     plans = []
     for lease in _in_order(leases, reach):
-        if lease.pause is None:
-            if reach.scope is Scope.SHARD:
-                plans.append(Plan(lease.key, f"{lease.key}: is not paused{_halted(lease)}"))
-            continue
-        is_over = lease.is_ended or not lease.pause.stands_at(now)
-        words = f"{lease.key}: goes on after {shortened(str(lease.checkpoint))}"
-        if is_over:
-            words = f"{lease.key}: the pause is over already, and its mark goes"
-        change = ChangePause(lease.key, None, lease.pause)
-        basis = f"unpause {lease.key} {lease.pause}"
-        plans.append(Plan(lease.key, words + _halted(lease), change, basis))
+        if lease.pause is not None:
+            plans.append(_unpaused(lease, lease.pause, now, _halted(lease)))
+        elif reach.scope is Scope.SHARD:
+            plans.append(Plan(lease.key, f"{lease.key}: is not paused{_halted(lease)}"))
     return tuple(plans)
 
 
+def plan_going_on(leases: Iterable[Lease], reach: Reach, now: WallTime) -> tuple[Plan, ...]:
+    """End the pauses of these leases, and the halts of shards that are named: a halt has a reason
+    of its own, which an operator looks at first."""
+    is_named = reach.scope is Scope.SHARD
+    plans = []
+    for lease in _in_order(leases, reach):
+        stays = "" if is_named else _halted(lease)
+        if lease.halt is not None and is_named:
+            plans.append(plan_resume(lease))
+        if lease.pause is not None:
+            plans.append(_unpaused(lease, lease.pause, now, stays))
+        elif stays:
+            plans.append(Plan(lease.key, f"{lease.key}: is not paused{stays}"))
+        elif is_named and lease.halt is None:
+            plans.append(Plan(lease.key, f"{lease.key}: is neither halted nor paused"))
+    return tuple(plans)
+
+
+def _unpaused(lease: Lease, pause: Pause, now: WallTime, stays: str) -> Plan:
+    is_over = lease.is_ended or not pause.stands_at(now)
+    words = f"{lease.key}: goes on after {shortened(str(lease.checkpoint))}"
+    if is_over:
+        words = f"{lease.key}: the pause is over already, and its mark goes"
+    change = ChangePause(lease.key, None, pause)
+    return Plan(lease.key, words + stays, change, f"unpause {lease.key} {pause}")
+
+
 def _halted(lease: Lease) -> str:
-    return "; it stays halted: kclrun leases resume ends that" if lease.halt is not None else ""
+    if lease.halt is None:
+        return ""
+    return f"; it stays halted: kclrun resume {called(lease.key)} ends that"
 
 
 def _in_order(leases: Iterable[Lease], reach: Reach) -> Sequence[Lease]:

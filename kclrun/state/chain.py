@@ -106,7 +106,7 @@ class ChainReader:
             rests = "" if name == self._newest else f", which {self._newest} rests on,"
             raise SettingsError(
                 f"the state version {name} of {self._shard}{rests} is missing from state.store:"
-                " restore it, or make it again with  kclrun state rebuild, and resume the lease"
+                " restore it, or make it again with  kclrun state rebuild  and resume the lease"
             )
         version = decode_version(name, content)
         if version.shard != self._shard:

@@ -4,6 +4,7 @@ A comment directly above a block says it:
 
     <!-- run -->                  commands after `$ `, in one shell a page; the rest is output
     <!-- run: digits differ -->   the same; where the page shows digits, any digits will do
+    <!-- run --> above a block of `sh`: the whole is typed as it stands, for here-documents
     <!-- file: app.yaml -->       the block is this file, in the folder where the shell is then
     <!-- not run: why -->         it cannot run here; test_blocks.py lists each
 
@@ -59,6 +60,8 @@ def blocks_of(page):
 
 def commands_of(block):
     """The commands of a block that is run."""
+    if block.language == "sh":
+        return [Command(block.text.rstrip("\n"), (), block.line + 3, digits_differ=False)]
     found, shown = [], []
     for number, line in enumerate(block.text.splitlines()):
         if line.startswith("$ "):

@@ -1,6 +1,8 @@
 """Every command and code block of README and tutorial runs as it stands on the page."""
 
+import re
 import socket
+import subprocess
 
 import pytest
 
@@ -9,6 +11,7 @@ from tests.docs.blocks import Block, Command, blocks_of, commands_of, is_as_show
 from tests.docs.shell import Session
 from tests.patience import TEST_S
 
+TEMPLATES = pages.ROOT / "kclrun" / "cli" / "templates"
 TUTORIAL = sorted((pages.DOCS / "tutorial").glob("*.md"))
 # How-to pages that begin with a stream of their own, and so run as a tutorial does.
 HOW_TO = [
@@ -109,3 +112,28 @@ def test_a_command_may_go_on_in_the_next_line():
 
     assert (first.text, first.shown) == ("echo a \\\n  b", ("a b",))
     assert (second.text, second.shown) == ("true", ())
+
+
+PAGES = [pages.README, *sorted(pages.DOCS.rglob("*.md")), *sorted(TEMPLATES.rglob("*.md"))]
+HERE_DOCUMENT = re.compile(r"<<-?\s*['\"]?([A-Za-z_]\w*)['\"]?")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.name}")
+def test_a_here_document_can_be_pasted_into_a_shell_as_it_stands(path):
+    """No prompt stands in it, and its end is at the begin of a line: each block is read by bash."""
+    for block in blocks_of(path.read_text()):
+        if not HERE_DOCUMENT.search(block.text) or block.language == "yaml":
+            continue
+        assert block.language in {"sh", "bash"}, f"line {block.line}: prompts would be pasted, too"
+        for name in HERE_DOCUMENT.findall(block.text):
+            assert name in block.text.splitlines(), f"line {block.line}: no end of {name}"
+        read = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True)
+        assert (read.returncode, read.stderr) == (0, ""), f"line {block.line}"
+
+
+def test_a_block_of_sh_is_typed_as_it_stands():
+    text = "cat > a <<'END'\n$ b\nEND\n"
+
+    (command,) = commands_of(Block("run", "sh", text, 0))
+
+    assert (command.text, command.shown) == (text.rstrip("\n"), ())

@@ -34,7 +34,8 @@ def _section(command, path):
     parts = [f"## {path}", *_paragraphs(command.help or "")]
     if arguments:
         parts.insert(1, f"`{path} [OPTIONS] {arguments}`")
-    rows = [_row(each) for each in command.params if isinstance(each, click.Option)]
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    rows = [_row(each) for each in options if not each.hidden]
     if rows:
         parts.append(table(("option", "meaning"), rows))
     return "\n\n".join(parts)

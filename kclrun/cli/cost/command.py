@@ -75,6 +75,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Capacity
 
 
+# Sections with services of AWS that are paid for.
+_USED: Final = ("output", "outputs", "state", "checkpoint", "spark", "observe")
+
+
 @click.command(cls=ConfigCommand)
 @config_options
 @click.option("--shards", type=click.IntRange(min=1), help="Plan for so many; asks no AWS.")
@@ -84,7 +88,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="Mean size of a record, as it is put.",
+    help="Mean size of a record.",
 )
 @click.option("--machines", type=click.IntRange(min=1), help="Machines of the fleet.")
 @click.option(
@@ -94,17 +98,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="The mode of the stream.",
 )
-@click.option("--json", "as_json", is_flag=True, help="The lines as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object: the traffic and the lines.")
 def cost(config: ConfigChoice, *, as_json: bool, **given: Any) -> int:
     """Estimate what the application costs a month, and what a setting changes.
 
     \b
-    kclrun cost app.yaml                                       by the traffic of the last minutes
-    kclrun cost app.yaml --shards 20 --records-per-second 5000 without AWS
-    kclrun cost app.yaml --set fetch.mode=fan-out              the difference that it makes
+    kclrun cost --config app.yaml                             by the traffic of the last minutes
+    kclrun cost --config app.yaml --shards 20 --records-per-second 5000      without AWS
+    kclrun cost --config app.yaml --set fetch.mode=fan-out    the difference that it makes
     """
-    before = ConfigChoice(config.named).load().settings
-    after = config.load().settings if config.overrides else None
+    before = ConfigChoice(config.named).load_for(*_USED).settings
+    after = config.load_for(*_USED).settings if config.overrides else None
     asked = Asked(**given)
     if asked.shards is not None:
         traffic = _planned(asked)

@@ -10,8 +10,8 @@ import json
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION
 from kclrun.cli.messages import echo
+from kclrun.cli.times import DURATION
 from kclrun.config.units import Duration
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import UTC
 from typing import Any, Final
 
 import click
@@ -18,10 +18,14 @@ from kclrun.cli.config_options import (
     ConfigGroup,
     Configuration,
     config_options,
+    ends_with_plan,
+    keys_option,
+    shards_option,
     yes_option,
 )
 from kclrun.cli.dead_letters.redrive import Leases, carry_out, leases_now, redrives_of
 from kclrun.cli.messages import echo
+from kclrun.cli.times import TimeType, time_option
 from kclrun.cli.user_code import dead_letter_folder
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
@@ -47,15 +51,16 @@ def dead_letters() -> None:
     """
 
 
+_SINCE: Final = TimeType(older=re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}"))
+
+
 def _filters(command: click.decorators.FC) -> click.decorators.FC:
     """The options that choose letters; all of them must fit."""
     for option in (
-        click.option("--shard", metavar="SHARD", help="Only those of this shard."),
-        click.option("--key", metavar="KEY", help="Only those with this partition key."),
+        shards_option,
+        keys_option,
         click.option("--error", metavar="TEXT", help="Only those whose error contains this."),
-        click.option(
-            "--since", type=click.DateTime(), help="Only those given up at this time or later, UTC."
-        ),
+        time_option("--since", kind=_SINCE, help_text="Only those given up then or later."),
     ):
         command = option(command)
     return command
@@ -141,7 +146,7 @@ def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
     A letter waits until the checkpoint of its shard has passed it, and is left out if its owner was
     lost before its checkpoint and the next one judged the record again.
     """
-    with _letters(config, filters, reads_leases=yes) as chosen:
+    with _letters(config, filters, reads_leases=yes, processes=True) as chosen:
         left = 0
         for each in redrives_of(chosen.configuration, chosen.kept, to):
             if not yes:
@@ -152,10 +157,7 @@ def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
             left += done.left
         _print_left_out(chosen)
         _print_more(chosen)
-        if chosen.kept and not yes:
-            echo("Do it with --yes.")
-        if not chosen.kept:
-            echo("No letters.")
+        ends_with_plan(is_confirmed=yes, has_changes=bool(chosen.kept))
     return exit_codes.HALTED if left else exit_codes.DRAINED
 
 
@@ -168,11 +170,9 @@ def drop(config: ConfigChoice, *, yes: bool, **filters: Any) -> int:
     """Remove letters for good: their records are lost."""
     with _letters(config, filters) as chosen:
         echo(f"{'Dropping' if yes else 'Would drop'} {len(chosen.kept)} dead letters")
-        if yes:
-            chosen.store.remove(chosen.kept)
-        elif chosen.kept:
-            echo("Do it with --yes.")
         _print_more(chosen)
+        if not ends_with_plan(is_confirmed=yes, has_changes=bool(chosen.kept)):
+            chosen.store.remove(chosen.kept)
     return exit_codes.DRAINED
 
 
@@ -209,13 +209,14 @@ def _letters(
     filters: Mapping[str, Any],
     *,
     reads_leases: bool = False,
+    processes: bool = False,
 ) -> Iterator[_Chosen]:
     """Raises: SettingsError without a place of letters, or if it holds anything else;
     click.UsageError for a filter that would choose all."""
     if filters.get("error") == "":
         # As of a variable that is not set: `drop` would drop every letter.
         raise click.UsageError("--error is empty, which is a part of every error.")
-    configuration = config.load()
+    configuration = config.load() if processes else config.load_for("on_error")
     store = letter_store(configuration.settings)
     wants_uncommitted = filters.get("uncommitted", False)
     try:
@@ -263,14 +264,14 @@ def _print_more(chosen: _Chosen) -> None:
 
 
 def _fits(letter: Letter, filters: Mapping[str, Any]) -> bool:
-    shard, key, error = filters.get("shard"), filters.get("key"), filters.get("error")
+    shards, keys, error = filters.get("shards"), filters.get("keys"), filters.get("error")
     since, position = filters.get("since"), filters.get("position")
     return (
         (position is None or letter.position == position)
-        and (shard is None or spelled_out(shard) == letter.shard_id)
-        and (key is None or letter.partition_key == key)
+        and (not shards or letter.shard_id in map(spelled_out, shards))
+        and (not keys or letter.partition_key in keys)
         and (error is None or error in letter.error)
-        and (since is None or letter.given_up_at >= since.replace(tzinfo=UTC).timestamp())
+        and (since is None or letter.given_up_at >= since.at)
     )
 
 

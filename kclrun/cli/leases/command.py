@@ -17,21 +17,23 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import (
-    DURATION,
     ConfigChoice,
     ConfigGroup,
+    RenamedOption,
     config_options,
     ends_with_plan,
     yes_option,
 )
 from kclrun.cli.leases import views
-from kclrun.cli.leases.views import failover_of, scan_leases, scan_table
-from kclrun.cli.messages import command_of, echo, naming_table
+from kclrun.cli.leases.pause import pause, resume
+from kclrun.cli.leases.rows import aws_of, lease_of, print_failure
+from kclrun.cli.leases.views import failover_of, scan_leases
+from kclrun.cli.messages import command_of, echo
+from kclrun.cli.times import DURATION
 from kclrun.config.units import Duration
-from kclrun.errors import NotFound
 from kclrun.leases import explaining
 from kclrun.leases.lines import LeaseLine
-from kclrun.leases.operating import plan_move, plan_resume
+from kclrun.leases.operating import plan_move
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.model.lease import (
     ANYBODY,
@@ -39,11 +41,10 @@ from kclrun.model.lease import (
     OWNER_PREFIX,
     Handoff,
     Lease,
-    LeaseKey,
     Owner,
     OwnerId,
 )
-from kclrun.model.stream import ONLY_STREAM, StreamKey, called, shard_id_of, spelled_out
+from kclrun.model.stream import ONLY_STREAM, StreamKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol import writes
 
@@ -70,7 +71,10 @@ _OWNER_HELP = "With --explain: only this owner (or a part of its id); `new` for 
 @click.option("--json", "as_json", is_flag=True, help="One JSON array, positions in full.")
 @click.option("--by", type=click.Choice(["owner", "group"]), help="Totals by owner or group.")
 @click.option(
-    "--age", "with_age", is_flag=True, help="Watch the counters for one failover: who renews?"
+    "--age",
+    "with_age",
+    is_flag=True,
+    help="Watch the counters for one failover: who renews.",
 )
 @click.option(
     "--explain", is_flag=True, help="Show what each owner would do next, and why; changes nothing."
@@ -80,8 +84,10 @@ _OWNER_HELP = "With --explain: only this owner (or a part of its id); `new` for 
     "--hot", is_flag=True, help="The traffic of each shard, its heaviest keys, and what to do."
 )
 @click.option(
-    "--endpoint",
+    "--manager",
     "endpoints",
+    cls=RenamedOption,
+    older="--endpoint",
     multiple=True,
     metavar="URL",
     help="With --hot: ask this manager, not the one of this host; may be repeated.",
@@ -113,7 +119,7 @@ def leases(
     kclrun leases --config app.yaml --by group        totals by availability zone
     kclrun leases --config app.yaml --explain         what each owner would do next, and why
     kclrun leases --config app.yaml --hot             which shards are hot, and what would help
-    kclrun leases --config app.yaml resume SHARD      what resuming a halted lease would do
+    kclrun leases --config app.yaml resume SHARD      as `kclrun resume`
     kclrun leases --config app.yaml move SHARD --to OWNER --yes
     """
     if context.invoked_subcommand is not None:
@@ -121,7 +127,7 @@ def leases(
     if owner is not None and not explain:
         raise click.UsageError("--owner goes with --explain.")
     if (endpoints or show_keys) and not hot:
-        raise click.UsageError("--endpoint and --show-keys go with --hot.")
+        raise click.UsageError("--manager and --show-keys go with --hot.")
     aws = aws_of(config)
     if hot:
         from kclrun.cli.leases.hot import show_hot
@@ -134,18 +140,6 @@ def leases(
     if by is None and not as_json:
         views.print_remedy(lines, command_of("leases", config.file, config.overrides))
     return exit_codes.DRAINED
-
-
-@leases.command()
-@click.argument("shards", nargs=-1, required=True, metavar="SHARD...")
-@config_options
-@yes_option
-def resume(shards: tuple[str, ...], config: ConfigChoice, *, yes: bool) -> int:
-    """Let halted leases go on: the failed batch is given to the processor again.
-
-    Nothing is skipped: mend the processor (or the record's cause) first.
-    """
-    return resume_leases(aws_of(config), shards, is_confirmed=yes)
 
 
 @leases.command()
@@ -188,6 +182,11 @@ def move(
     return give_away(aws, shard, to=to, wait_s=wait, is_confirmed=yes)
 
 
+# The same verbs as without `leases`.
+leases.add_command(pause)
+leases.add_command(resume)
+
+
 @leases.command()
 @config_options
 @yes_option
@@ -199,13 +198,6 @@ def add_index(config: ConfigChoice, *, yes: bool) -> int:
     kclrun leases add-index --config app.yaml --yes
     """
     return _add_index(aws_of(config), is_confirmed=yes)
-
-
-def aws_of(config: ConfigChoice) -> Aws:
-    """As `fleet_aws`, whose module is imported when it is needed."""
-    from kclrun.cli.services import fleet_aws
-
-    return fleet_aws(config)
 
 
 def _add_index(aws: Aws, *, is_confirmed: bool) -> int:
@@ -361,39 +353,6 @@ def _policy(owner: OwnerId, settings: Settings, streams: tuple[StreamKey, ...]) 
     )
 
 
-def resume_leases(aws: Aws, shards: Sequence[str], *, is_confirmed: bool) -> int:
-    """Show the plan for resuming these leases, or resume them; returns the exit code.
-
-    Raises: NotFound for a shard without a lease (before anything is written); a ServiceError leaf.
-    """
-    # By lease key: the operator may name both `2` and the full id.
-    rows = {lease.key: lease for lease in (lease_of(aws, shard) for shard in shards)}.values()
-    plans = [plan_resume(lease) for lease in rows]
-    changes = [
-        (each.key, each.change) for each in plans if isinstance(each.change, writes.ResumeLease)
-    ]
-    for each in plans:
-        echo(each.words)
-    if ends_with_plan(is_confirmed=is_confirmed, has_changes=bool(changes)):
-        return exit_codes.DRAINED
-    codes = [_write(aws, key, change) for key, change in changes]
-    return next((code for code in codes if code), exit_codes.DRAINED)
-
-
-def _write(aws: Aws, key: LeaseKey, change: writes.ResumeLease) -> int:
-    """Remove the halt of a lease and print the outcome; the exit code."""
-    outcome = aws.table.write(change)
-    match outcome:
-        case writes.Applied():
-            echo(f"{key}: resumed")
-            return exit_codes.DRAINED
-        case writes.ConditionFailed():
-            echo(f"{key}: was not halted any more")
-            return exit_codes.DRAINED
-        case _:
-            return print_failure(key, outcome)
-
-
 # The owner sees the request in the answer to its next renewal, within some three seconds.
 _LOOK_EVERY_S: Final = 0.5
 _NAMED_MAX: Final = 20
@@ -533,49 +492,3 @@ def _gave_up(lease: Lease, ask: writes.Ask, wait_s: float) -> int:
 def _now() -> WallTime:
     """To the millisecond, as the row keeps it, so that our own request is recognized."""
     return WallTime(round(time.time(), 3))
-
-
-def lease_of(aws: Aws, shard: str) -> Lease:
-    """The row of a shard, read consistently. It is found by its lease key or its number (`2`). With
-    several streams it is also found by `stream:shard`, or by a shard that only one stream has.
-
-    Raises: NotFound; click.UsageError for a shard of several streams; a ServiceError leaf.
-    """
-    named = spelled_out(shard)
-    with naming_table(aws.settings.table):
-        lease = aws.table.read(LeaseKey(named))
-    if lease is None and aws.settings.streams:
-        lease = _meant(named, scan_table(aws).leases)
-    if lease is None:
-        raise NotFound(
-            f"table {aws.settings.table} has no lease for {named}\nThose it has:  kclrun leases"
-        )
-    return lease
-
-
-def _meant(shard: str, leases: Iterable[Lease]) -> Lease | None:
-    """The only lease with this part of a key."""
-    found = [lease for lease in leases if shard in (called(lease.key), shard_id_of(lease.key))]
-    if len(found) > 1:
-        # The same name twice: the stream was deleted and created again, and its old rows remain.
-        names = {called(lease.key) for lease in found}
-        exact = sorted(names if len(names) == len(found) else (lease.key for lease in found))
-        raise click.UsageError(f"Several streams have a shard {shard}: name {' or '.join(exact)}.")
-    return found[0] if found else None
-
-
-Failure = writes.OutcomeUnknown | writes.Throttled | writes.Unavailable | writes.Refused
-
-
-def print_failure(key: LeaseKey, outcome: Failure) -> int:
-    """Print why a write did not apply, for every reason except its condition; the exit code."""
-    match outcome:
-        case writes.OutcomeUnknown(message=message):
-            echo(f"{key}: no answer; look again before repeating ({message})", err=True)
-            return exit_codes.UNAVAILABLE
-        case writes.Throttled(message=message) | writes.Unavailable(message=message):
-            echo(f"{key}: nothing happened, try again ({message})", err=True)
-            return exit_codes.UNAVAILABLE
-        case writes.Refused(message=message):
-            echo(f"{key}: refused: {message}", err=True)
-            return exit_codes.PERMISSION

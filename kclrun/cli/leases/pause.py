@@ -1,4 +1,5 @@
-"""`kclrun pause` and `kclrun resume`: leases that are kept and renewed, and not read for a while.
+"""`kclrun pause` and `kclrun resume`: leases that are kept and renewed, and not read for a while;
+and the end of a pause or a halt. `kclrun leases` has the same two verbs.
 
 A pause is kept on the rows, so that it survives restarts and moves. `leases/operating.py` plans the
 writes, and this module sends them.
@@ -15,18 +16,20 @@ import click
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import (
-    DURATION,
     ConfigChoice,
     ConfigCommand,
     config_options,
     ends_with_plan,
+    stream_option,
     yes_option,
 )
 from kclrun.cli.leases import views
-from kclrun.cli.leases.command import aws_of, lease_of, print_failure
+from kclrun.cli.leases.rows import aws_of, lease_of, print_failure
 from kclrun.cli.messages import echo, some_of
+from kclrun.cli.times import DURATION
+from kclrun.config.schema import stream_name
 from kclrun.config.units import Duration
-from kclrun.leases.operating import Plan, Reach, plan_pause, plan_unpause
+from kclrun.leases.operating import Change, Plan, Reach, plan_going_on, plan_pause
 from kclrun.model.lease import Lease, LeaseKey, Scope
 from kclrun.model.stream import ONLY_STREAM, StreamKey, called, stream_name_of, stream_of
 from kclrun.model.time import WallTime
@@ -45,14 +48,13 @@ _PASSES_MAX: Final = 5
 _PLANS_SHOWN_MAX: Final = 20
 
 _shards = click.argument("shards", nargs=-1, metavar="[SHARD]...")
-_stream = click.option("--stream", metavar="NAME", help="Every shard of this stream.")
 _all = click.option("--all", "is_all", is_flag=True, help="Every shard of the application.")
 
 
 @click.command(cls=ConfigCommand)
 @_shards
 @config_options
-@_stream
+@stream_option
 @_all
 @click.option(
     "--for", "lasting", type=DURATION, metavar="DURATION", help="Ends by itself after so long."
@@ -87,7 +89,7 @@ def pause(
 @click.command(cls=ConfigCommand)
 @_shards
 @config_options
-@_stream
+@stream_option
 @_all
 @yes_option
 def resume(
@@ -98,16 +100,24 @@ def resume(
     is_all: bool,
     yes: bool,
 ) -> int:
-    """End a pause: reading goes on after the checkpoint, and nothing is skipped.
+    """Let leases go on that are paused or halted: after the checkpoint; nothing is skipped.
 
-    A lease that is halted stays halted: `kclrun leases resume` ends that.
+    A shard that is named goes on, whatever stopped it: after a halt, the failed batch is given to
+    the processor again, so repair the processor (or the record's cause) first. --stream and --all
+    end pauses alone, and show which leases stay halted.
 
     \b
-    kclrun resume --config app.yaml --all                    what would happen
-    kclrun resume --config app.yaml --all --yes
-    kclrun resume --config app.yaml 2 --yes                  one shard of those paused
+    kclrun resume --config app.yaml 2                        what would happen
+    kclrun resume --config app.yaml 2 --yes                  one shard, halted or paused
+    kclrun resume --config app.yaml --all --yes              every shard that is paused
     """
-    return _change(aws_of(config), (shards, stream, is_all), plan_unpause, is_confirmed=yes)
+    return _change(aws_of(config), (shards, stream, is_all), plan_going_on, is_confirmed=yes)
+
+
+def resume_shards(aws: Aws, shards: Sequence[str]) -> int:
+    """Resume these leases now; the exit code. Raises: NotFound for a shard without a lease; a
+    ServiceError leaf."""
+    return _change(aws, (shards, None, False), plan_going_on, is_confirmed=True)
 
 
 def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: bool) -> Reach:
@@ -127,6 +137,7 @@ def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: boo
 
 def _stream_named(aws: Aws, name: str) -> StreamKey:
     """By the rows, whose keys name their streams; an application of one stream has bare keys."""
+    name = stream_name(name)  # also of an ARN
     if not aws.settings.streams:
         if name != aws.settings.stream_names:
             raise click.UsageError(f"--stream: the stream is {aws.settings.stream_names}.")
@@ -161,7 +172,7 @@ def _change(
         is_confirmed=is_confirmed, has_changes=any(each.change is not None for each in plans)
     ):
         return exit_codes.DRAINED
-    written: dict[LeaseKey, Outcome] = {}
+    written: Written = {}
     for _ in range(_PASSES_MAX):
         if not (due := _due(plans, written)):
             break
@@ -170,28 +181,36 @@ def _change(
     return _print_written(aws, written, [each.key for each in _due(plans, written)])
 
 
-def _due(plans: Sequence[Plan], written: Container[LeaseKey]) -> list[Plan]:
-    return [each for each in plans if each.change is not None and each.key not in written]
+# A lease may be halted and paused: these are two changes of its row.
+Written = dict[tuple[LeaseKey, type[Change]], Outcome]
 
 
-def write_all(aws: Aws, plans: Sequence[Plan]) -> dict[LeaseKey, Outcome]:
+def _due(plans: Sequence[Plan], written: Container[tuple[LeaseKey, type[Change]]]) -> list[Plan]:
+    return [
+        each
+        for each in plans
+        if each.change is not None and (each.key, type(each.change)) not in written
+    ]
+
+
+def write_all(aws: Aws, plans: Sequence[Plan]) -> Written:
     """Write the changes of these plans; the outcome of each."""
     changes = [each.change for each in plans if each.change is not None]
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(
-            zip((each.key for each in changes), pool.map(aws.table.write, changes), strict=True)
-        )
+        outcomes = pool.map(aws.table.write, changes)
+        return {
+            (change.key, type(change)): outcome
+            for change, outcome in zip(changes, outcomes, strict=True)
+        }
 
 
-def _print_written(
-    aws: Aws, written: dict[LeaseKey, Outcome], unwritten: Sequence[LeaseKey]
-) -> int:
-    done = [key for key, outcome in written.items() if isinstance(outcome, Applied)]
+def _print_written(aws: Aws, written: Written, unwritten: Sequence[LeaseKey]) -> int:
+    done = {key for (key, _), outcome in written.items() if isinstance(outcome, Applied)}
     seen_s = renew_interval_s(float(aws.settings.leases.failover))
     if done:
         leases = "1 lease" if len(done) == 1 else f"{len(done)} leases"
         echo(f"{leases} changed. Owners see it with their next renewal, within {seen_s:.1f} s")
-    moved = [called(key) for key, each in written.items() if isinstance(each, ConditionFailed)]
+    moved = [called(key) for (key, _), each in written.items() if isinstance(each, ConditionFailed)]
     if moved:
         echo(
             f"Changed by another operator just now, or gone, and left alone: {some_of(moved)}",
@@ -201,7 +220,7 @@ def _print_written(
         names = some_of([called(key) for key in unwritten])
         echo(f"Not changed, because they appeared meanwhile: {names}. Run it again", err=True)
     codes = [exit_codes.UNMET] if moved or unwritten else []
-    for key, outcome in written.items():
+    for (key, _), outcome in written.items():
         if not isinstance(outcome, Applied | ConditionFailed):
             codes.append(print_failure(key, outcome))
     return max(codes, default=exit_codes.DRAINED)

@@ -21,15 +21,16 @@ from kclrun.cli.config_options import (
     ConfigChoice,
     ConfigCommand,
     config_options,
+    ends_with_plan,
     shards_option,
-    start_option,
     yes_option,
 )
 from kclrun.cli.lag import lag_of_lease
 from kclrun.cli.leases import views
-from kclrun.cli.leases.command import Failure, lease_of, print_failure
+from kclrun.cli.leases.rows import Failure, lease_of, print_failure
 from kclrun.cli.messages import echo
 from kclrun.cli.services import refuse_expired, utc
+from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import stream_name
@@ -58,7 +59,7 @@ from kclrun.leases.reset import (
 from kclrun.leases.shard_sync import Listing
 from kclrun.model.lease import Halt, Lease, LeaseKey
 from kclrun.model.output import OutputPlace, file_name, setting_of
-from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.stream import StreamKey, called, qualified_shards, stream_of
 from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.ports import LeaseTable, ShardFilter
@@ -117,13 +118,13 @@ class _Reset(msgspec.Struct, frozen=True):
 
 @click.command(cls=ConfigCommand)
 @config_options
-@click.option(
+@time_option(
     "--to",
-    "to",
-    required=True,
+    kind=TimeType(TRIM_HORIZON, LATEST, is_other=lambda text: text.endswith(_KEPT_SUFFIX)),
     metavar="TRIM_HORIZON|LATEST|TIME|FILE.json",
-    help="All that the stream has, nothing up to now, from a time on (2026-03-01T06:00:00Z), or the"
-    " positions that `kclrun leases --json` printed into a file.",
+    required=True,
+    help_text="All that the stream has, nothing up to now, from a time on, or the positions that"
+    " `kclrun leases --json` printed into a file.",
 )
 @shards_option
 @click.option(
@@ -131,7 +132,7 @@ class _Reset(msgspec.Struct, frozen=True):
     "streams",
     multiple=True,
     metavar="NAME|ARN",
-    help="This one of several streams; may be repeated. Without it all of them.",
+    help="One of several streams of the application; may be repeated.",
 )
 @click.option(
     "--outputs",
@@ -149,7 +150,7 @@ class _Reset(msgspec.Struct, frozen=True):
 def reset(
     config: ConfigChoice,
     *,
-    to: str,
+    to: GivenTime,
     shards: tuple[str, ...],
     streams: tuple[str, ...],
     outputs: str,
@@ -175,25 +176,25 @@ def reset(
     from kclrun.cli.services import fleet_aws
 
     asked = _asked(to, streams, shards, drops_state=state == "drop")
-    return _reset(fleet_aws(config), asked, is_confirmed=yes)
+    return _reset(fleet_aws(config, "state"), asked, is_confirmed=yes)
 
 
 def _asked(
-    to: str, streams: tuple[str, ...], shards: tuple[str, ...], *, drops_state: bool
+    to: GivenTime, streams: tuple[str, ...], shards: tuple[str, ...], *, drops_state: bool
 ) -> _Asked:
-    """Raises: SettingsError for a `--to` that is neither a start nor a file of positions."""
-    if not to.endswith(_KEPT_SUFFIX):
-        start = start_option(to, WallTime(time.time()), "--to")
-        return _Asked(start, to, streams, shards, drops_state)
+    """Raises: SettingsError for a file that does not hold positions."""
+    name = to.text
+    if to.start is not None:
+        return _Asked(to.start, name, streams, shards, drops_state)
     try:
-        with Path(to).open("rb") as file:
+        with Path(name).open("rb") as file:
             text = file.read(KEPT_BYTES_MAX + 1)
     except OSError as error:
-        raise SettingsError(f"--to: {to} cannot be read: {error.strerror}") from None
+        raise SettingsError(f"--to: {name} cannot be read: {error.strerror}") from None
     if len(text) > KEPT_BYTES_MAX:
-        raise SettingsError(f"--to: {to} is larger than the positions of any table")
+        raise SettingsError(f"--to: {name} is larger than the positions of any table")
     start = StartPosition(TRIM_HORIZON)
-    return _Asked(start, to, streams, shards, drops_state, parse_kept(text, to))
+    return _Asked(start, name, streams, shards, drops_state, parse_kept(text, name))
 
 
 def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
@@ -221,7 +222,8 @@ def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
         _show(each, aws.settings, asked.text)
     _show_what_stays(aws.settings, rows)
     if not is_confirmed:
-        echo("Nothing was changed. To do it, stop the fleet and add --yes")
+        echo("Stop the fleet first.")
+    if ends_with_plan(is_confirmed=is_confirmed):
         return exit_codes.DRAINED
     for each in resets:
         code = _write(aws, each, asked.text)

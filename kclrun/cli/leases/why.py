@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options, start_option
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.messages import echo
+from kclrun.cli.times import GivenTime, time_option
 from kclrun.leases.story import Story, present, story_of
 from kclrun.manager.locks import state_folder
 from kclrun.manager.story import FOLDER
@@ -36,7 +36,7 @@ _LINES_MAX: Final = 40
 @click.command(cls=ConfigCommand)
 @click.argument("shard", metavar="SHARD")
 @config_options
-@click.option("--at", "at", metavar="TIME", help="As it was then: 2026-03-01T06:00:00Z.")
+@time_option("--at", help_text="As it was then.")
 @click.option(
     "--story",
     "folders",
@@ -51,7 +51,7 @@ def why(
     shard: str,
     config: ConfigChoice,
     *,
-    at: str | None,
+    at: GivenTime | None,
     folders: tuple[Path, ...],
     shows_all: bool,
     as_json: bool,
@@ -66,11 +66,11 @@ def why(
     kclrun why 2 --at 2026-03-01T06:00:00Z
     kclrun why 2 --story copied/host-1 --story copied/host-2
     """
-    from kclrun.cli.leases.command import lease_of
+    from kclrun.cli.leases.rows import lease_of
     from kclrun.cli.services import fleet_aws
 
-    aws = fleet_aws(config)
-    until = None if at is None else start_option(at, WallTime(time.time()), "--at", ()).at
+    aws = fleet_aws(config, "observe")
+    until = None if at is None else at.at
     lease = lease_of(aws, shard)
     found = gathered(aws, folders)
     story = story_of(lease.key, found.entries.values(), until)

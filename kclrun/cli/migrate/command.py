@@ -83,7 +83,7 @@ def spark(checkpoint: str, config: ConfigChoice, *, yes: bool) -> int:
     """
     from kclrun.cli.migrate.spark import import_leases
 
-    settings = config.load().settings
+    settings = config.load_for().settings
     return import_leases(settings, checkpoint, is_confirmed=yes)
 
 

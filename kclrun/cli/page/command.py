@@ -18,8 +18,9 @@ import click
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.messages import command_of, echo
+from kclrun.cli.times import DURATION
 from kclrun.config.file_permissions import read_secret
 from kclrun.config.outputs import named_outputs
 from kclrun.config.schema import OutputSettings, Settings, StreamSettings, stream_name
@@ -114,8 +115,10 @@ def page(
     from kclrun.local.server import signal_event
     from kclrun.page.server import serve_pages
 
-    aws = fleet_aws(config)
-    letters = PageLetters(config.load())
+    # An action may process letters again, with all that a run needs.
+    configuration = config.load() if has_actions else config.load_for("observe", "on_error")
+    aws = fleet_aws(config, "observe", "on_error")
+    letters = PageLetters(configuration)
     about = _about(aws, config.file, config.overrides, every_s=float(every))
     about = msgspec.structs.replace(about, has_actions=has_actions)
     # Credentials that are missing end the start, not each reading.
@@ -217,7 +220,7 @@ def _actions(aws: Aws, token: str, reader: FleetReader, letters: PageLetters) ->
         return () if lease is None else (lease,)
 
     def write(plans: Sequence[Plan]) -> Mapping[LeaseKey, Outcome]:
-        outcomes = write_all(aws, plans)
+        outcomes = {key: outcome for (key, _), outcome in write_all(aws, plans).items()}
         reader.read_table()
         return outcomes
 

@@ -25,11 +25,15 @@ from kclrun.cli.config_options import (
     ConfigCommand,
     Configuration,
     config_options,
-    start_option,
+    ends_with_plan,
+    keys_option,
+    stream_option,
+    yes_option,
 )
 from kclrun.cli.messages import echo
 from kclrun.cli.replay import plan
 from kclrun.cli.replay.plan import Asked
+from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import named_outputs
 from kclrun.config.rules import EMBEDDED
@@ -70,10 +74,16 @@ class Place(msgspec.Struct, frozen=True):
 
 @click.command(cls=ConfigCommand)
 @config_options
-@click.option("--from", "begin", metavar="TIME", help="The first arrival time, or TRIM_HORIZON.")
-@click.option("--to", "end", metavar="TIME", help="Records that arrived at this time are left out.")
-@click.option("--key", "keys", multiple=True, metavar="KEY", help="This partition key alone.")
-@click.option("--stream", metavar="NAME|ARN", help="One of several streams.")
+@time_option(
+    "--from",
+    "begin",
+    kind=TimeType(TRIM_HORIZON),
+    metavar="TRIM_HORIZON|TIME",
+    help_text="Where it begins: the oldest record, or the first arrival time.",
+)
+@time_option("--to", "end", help_text="Where it ends: records of this time are left out.")
+@keys_option
+@stream_option
 @click.option("--as", "label", default="", metavar="NAME", help="A name besides the range.")
 @click.option(
     "--folder", metavar="DIR", type=click.Path(path_type=Path), help="For rows; else replay-NAME."
@@ -83,7 +93,7 @@ class Place(msgspec.Struct, frozen=True):
     type=click.Choice(["redirected", "same"]),
     default="redirected",
     show_default=True,
-    help="redirected: JSON lines in --folder. same: those of the settings; needs --yes.",
+    help="redirected: JSON lines in --folder. same: those of the settings, with --yes.",
 )
 @click.option(
     "--compare",
@@ -92,12 +102,8 @@ class Place(msgspec.Struct, frozen=True):
     help="Show how its rows differ from the processor's; twice: of these two.",
 )
 @click.option("--list", "lists", is_flag=True, help="Show the replays that there are.")
-@click.option("--remove", metavar="NAME", help="Delete the leases of a replay; needs --yes.")
-@click.option(
-    "--yes",
-    is_flag=True,
-    help="With --outputs same, and with --remove: do it; without, only show the plan.",
-)
+@click.option("--remove", metavar="NAME", help="Delete the leases of a replay, with --yes.")
+@yes_option
 def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
     """Run the processor over the records of a time range, beside the fleet; ends by itself.
 
@@ -110,7 +116,8 @@ def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
     kclrun replay --list
     kclrun replay --remove NAME --yes
     """
-    configuration = config.load()
+    runs = not said["lists"] and said["remove"] is None
+    configuration = config.load() if runs else config.load_for()
     if said["stream"] is not None:
         narrowed = configuration.settings.of_stream(said["stream"])
         configuration = msgspec.structs.replace(configuration, settings=narrowed)
@@ -131,26 +138,29 @@ def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
     if said["compare"]:
         return _compare(configuration, asked, said["compare"], folder)
     place = place_of(configuration, asked, folder)
+    is_plan = asked.has_same_outputs and not yes
     for line in plan.plan_lines(configuration.settings, place.settings, asked):
-        echo(line, err=True)
-    if asked.has_same_outputs and not yes:
-        echo("Nothing was done. To write to these outputs again, add --yes", err=True)
+        echo(line, err=not is_plan)
+    begin, end = said["begin"], said["end"]
+    if begin.is_relative or end.is_relative:  # the same command would mean another range later
+        echo(f"  To go on with it later:  --from {begin.text} --to {end.text}", err=not is_plan)
+    if is_plan and ends_with_plan(is_confirmed=False):
         return exit_codes.DRAINED
     return _run(place)
 
 
 def _asked(said: dict[str, Any]) -> Asked:
     """Raises: click.UsageError, SettingsError."""
-    now = WallTime(time.time())
-    if said["begin"] is None or said["end"] is None:
+    begin: GivenTime | None = said["begin"]
+    end: GivenTime | None = said["end"]
+    if begin is None or end is None:
         raise click.UsageError("Which time range? Name it with --from TIME and --to TIME.")
     if said["compare"] and said["outputs"] == "same":
         raise click.UsageError("--compare keeps rows in files of its own: leave --outputs out.")
     if len(said["compare"]) > 2:
         raise click.UsageError("--compare names one processor, or two.")
-    # A replay ends by itself, so its range is in the past.
-    start = start_option(said["begin"], now, "--from", (TRIM_HORIZON,))
-    until_at = start_option(said["end"], now, "--to", ()).at
+    start, until_at = begin.start, end.at
+    assert start is not None, "it takes no other form"
     assert until_at is not None, "without a sentinel it is an instant"
     if start.at is not None and start.at >= until_at:
         raise click.UsageError("--from is not before --to: the range is empty.")
@@ -207,12 +217,12 @@ def leases_of(place: Place, aws: Aws) -> tuple[Lease, ...] | None:
 
 def run_on(place: Place, aws: Aws, leases: Iterable[Lease]) -> tuple[int, Report]:
     """Run it until it is caught up or stopped; the exit code and the report."""
-    from kclrun.cli.leases.command import resume_leases
+    from kclrun.cli.leases.pause import resume_shards
     from kclrun.cli.run.command import run_replay
 
-    for lease in leases:
-        if lease.halt is not None:  # the code that gave up may be mended by now
-            resume_leases(aws, [lease.key], is_confirmed=True)
+    # The code that gave up may be repaired by now.
+    if halted := [lease.key for lease in leases if lease.halt is not None]:
+        resume_shards(aws, halted)
     path = place.folder / _REPORT
     code = run_replay(place.configuration, path, place.replay)
     return code, msgspec.json.decode(path.read_bytes(), type=Report)
@@ -363,7 +373,8 @@ def _remove(settings: Settings, name: str, *, is_confirmed: bool) -> int:
     if table not in _tables(settings):
         raise NotFound(f"there is no replay {name}\nShow them:  kclrun replay --list")
     if not is_confirmed:
-        echo(f"Would delete lease table {table}. Its rows in files stay. Do it with --yes.")
+        echo(f"Lease table {table} is deleted. Its rows in files stay.")
+    if ends_with_plan(is_confirmed=is_confirmed):
         return exit_codes.DRAINED
     delete_leases(settings, table)
     echo(f"Deleted lease table {table}. Its rows in files stay.")

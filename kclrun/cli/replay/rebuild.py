@@ -19,8 +19,8 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ends_with_plan
-from kclrun.cli.leases.command import print_failure
 from kclrun.cli.leases.reset import rows_to_change, watched_rows
+from kclrun.cli.leases.rows import print_failure
 from kclrun.cli.messages import echo
 from kclrun.cli.replay import command
 from kclrun.cli.replay.plan import Asked, table_of
@@ -28,13 +28,13 @@ from kclrun.cli.services import open_streams, refuse_expired, utc
 from kclrun.cli.state import read_state, with_stores
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import stream_name
-from kclrun.config.units import StartPosition, parse_start
+from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError
 from kclrun.leases.lines import shortened
 from kclrun.leases.reset import refuse_owners
 from kclrun.model.lease import Lease, Owner
 from kclrun.model.output import Cursor
-from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import ShardGraph
 from kclrun.model.state import is_own_version, version_folder
 from kclrun.model.stream import called, shard_id_of, stream_of
@@ -59,7 +59,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
     shards: tuple[str, ...] = ()
     is_all: bool = False
-    begin: str | None = None
+    begin: StartPosition | None = None
     stream: str | None = None
     folder: Path | None = None
 
@@ -159,7 +159,7 @@ def _targets(wish: Wish, rows: Iterable[tuple[Lease, VersionStore]]) -> list[_Ta
 
 
 def _start(
-    begin: str | None,
+    begin: StartPosition | None,
     stops: Mapping[str, ExtendedSequenceNumber],
     rows: Mapping[str, Lease],
     shards: ShardGraph,
@@ -167,11 +167,8 @@ def _start(
 ) -> StartPosition:
     now, summary = WallTime(time.time()), stream.summary
     if begin is not None:
-        start = parse_start(begin, now, "--from")
-        if start.sentinel == LATEST:
-            raise SettingsError("--from: the replay ends at the checkpoints, so it is in the past")
-        refuse_expired(summary, start.at, now, "--from")
-        return start
+        refuse_expired(summary, begin.at, now, "--from")
+        return begin
     kept = KeptSince(WallTime(now - summary.retention_hours * 3600.0), summary.created_at)
     began = beginning_of(stops, rows, shards, kept)
     return StartPosition(TRIM_HORIZON if began is None else AT_TIMESTAMP, began)

@@ -82,7 +82,9 @@ def run(config: ConfigChoice, until: str | None, report: Path | None) -> int:
     if configuration.settings.embedded is not None:
         echo(
             f"embedded: is not used with aws.endpoint {configuration.settings.aws.endpoint}, which"
-            " has its own streams; records get there with  kclrun put  or  kclrun local --config",
+            " has its own streams; records get there with"
+            f"  {command_of('put', configuration.file, configuration.overrides)} FILE  or"
+            f"  {command_of('local', configuration.file, ())}",
             err=True,
         )
     if configuration.settings.engine == "spark":

@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf
@@ -23,13 +23,22 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import DURATION, ConfigCommand, StreamChoice, stream_options
+from kclrun.cli.config_options import (
+    ConfigCommand,
+    RenamedOption,
+    StreamChoice,
+    keys_option,
+    shards_option,
+    stream_options,
+)
 from kclrun.cli.messages import columns_of, echo, has_lost_reader
+from kclrun.cli.times import DURATION, GivenTime, TimeType, is_sequence_number, time_option
 from kclrun.config.changes import refuse_changes
 from kclrun.model.record import IteratorType, Record
+from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.model.stream import short_name, spelled_out
 from kclrun.model.text import escaped, escaped_in_json
-from kclrun.model.time import Instant, WallTime
+from kclrun.model.time import Instant
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
@@ -37,31 +46,40 @@ if TYPE_CHECKING:
     from kclrun.config.units import Duration
 
 
-_FROM_HELP: Final = (
-    "LATEST (the default), TRIM_HORIZON, an instant such as 2026-03-01T06:00:00Z, 10m for ten"
-    " minutes ago, or with one --shard a sequence number."
-)
-_SHARD_HELP: Final = "Only this shard, as shardId-000000000007 or 7 (repeatable)."
 # Aggregates of so many records are opened at a time: one of 1 MiB may hold thousands.
 _OPENED_AT_ONCE: Final = 100
 
 
 @click.command(cls=ConfigCommand)
 @stream_options
-@click.option("--from", "begin", metavar="WHERE", default="LATEST", help=_FROM_HELP)
-@click.option("--shard", "shards", multiple=True, metavar="ID", help=_SHARD_HELP)
-@click.option("--key", metavar="KEY", help="Only records of this partition key.")
+@time_option(
+    "--from",
+    "begin",
+    kind=TimeType(TRIM_HORIZON, LATEST, is_other=is_sequence_number),
+    metavar="TRIM_HORIZON|LATEST|TIME|NUMBER",
+    default="LATEST",
+    help_text="Where it begins: the oldest record, now (the default), a time, or with one --shard a"
+    " sequence number.",
+)
+@shards_option
+@keys_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @click.option(
-    "--max", "records_max", type=click.IntRange(min=1), metavar="N", help="End after N records."
+    "--limit",
+    "records_max",
+    cls=RenamedOption,
+    older="--max",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="End after N records.",
 )
 @click.option("--timeout", type=DURATION, metavar="DURATION", help="End after so long, as 30s.")
 def tail(
     *,
     of: StreamChoice,
-    begin: str,
+    begin: GivenTime,
     shards: tuple[str, ...],
-    key: str | None,
+    keys: tuple[str, ...],
     as_json: bool,
     records_max: int | None,
     timeout: Duration | None,
@@ -75,7 +93,7 @@ def tail(
     \b
     kclrun tail --config app.yaml                         from now on
     kclrun tail --config app.yaml --from 10m --key UA     one key, from ten minutes ago
-    kclrun tail --stream logs --region eu-west-1 --from TRIM_HORIZON --json --max 1000
+    kclrun tail --stream logs --region eu-west-1 --from TRIM_HORIZON --json --limit 1000
     """
     from kclrun.cli.services import Aws
 
@@ -87,13 +105,13 @@ def tail(
         if is_stopped():
             return exit_codes.DRAINED
         count = "1 shard" if len(starts) == 1 else f"{len(starts)} shards"
-        view = _View(_line_maker(begin, as_json=as_json), key, records_max)
+        view = _View(_line_maker(begin.text, as_json=as_json), keys, records_max)
         return _follow(
             aws,
             starts,
             view,
             follows=not shards,
-            said=f"{settings.only_stream}: {count} from {begin}",
+            said=f"{settings.only_stream}: {count} from {begin.text}",
             is_over=lambda: is_stopped() or time.monotonic() >= until,
         )
 
@@ -143,9 +161,9 @@ def _take_in(event: TailEvent, view: _View, said: str, *, follows: bool) -> None
 class _View:
     """Prints records, and knows how many more it may print."""
 
-    def __init__(self, line_of: LineMaker, key: str | None, records_max: int | None) -> None:
+    def __init__(self, line_of: LineMaker, keys: Collection[str], records_max: int | None) -> None:
         self._line_of = line_of
-        self._key = key
+        self._keys = keys
         self._left = records_max
 
     @property
@@ -158,8 +176,8 @@ class _View:
 
         for first in range(0, len(records), _OPENED_AT_ONCE):
             opened = open_aggregates(records[first : first + _OPENED_AT_ONCE])
-            if self._key is not None:
-                opened = [record for record in opened if record.partition_key == self._key]
+            if self._keys:
+                opened = [record for record in opened if record.partition_key in self._keys]
             if self._left is not None:
                 opened = opened[: self._left]
                 self._left -= len(opened)
@@ -168,12 +186,12 @@ class _View:
             sys.stdout.buffer.flush()
 
 
-def _starts(aws: Aws, begin: str, shards: Sequence[str]) -> Mapping[str, ShardStart]:
+def _starts(aws: Aws, begin: GivenTime, shards: Sequence[str]) -> Mapping[str, ShardStart]:
     from kclrun.cli.services import advising_on_streams
-    from kclrun.cli.tail.readers import first_listing, parse_from, shard_starts
+    from kclrun.cli.tail.readers import first_listing, shard_starts, start_point
     from kclrun.cli.world import patiently
 
-    start = parse_from(begin, WallTime(time.time()))
+    start = start_point(begin)
     if start.kind is IteratorType.AT_TIMESTAMP:
         refuse_changes(
             aws.settings,
@@ -199,7 +217,7 @@ def _line_maker(begin: str, *, as_json: bool) -> LineMaker:
     return for_people(
         columns_max=shutil.get_terminal_size().columns if is_terminal else None,
         # Records from now on need no date.
-        with_date=begin.upper() != "LATEST",
+        with_date=begin != "LATEST",
         with_colours=is_terminal and "NO_COLOR" not in os.environ,
     )
 

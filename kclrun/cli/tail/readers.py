@@ -5,23 +5,20 @@ from __future__ import annotations
 import heapq
 import queue
 import random
-import re
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Self
 
-import click
 import msgspec
 
 from kclrun import errors
 from kclrun.cli.messages import some_of
-from kclrun.config.units import Duration, parse_start
+from kclrun.cli.times import GivenTime
 from kclrun.consuming.policy import Pacing
 from kclrun.model.reading import FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import Shard
-from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, next_page
 
 
@@ -120,9 +117,6 @@ class ShardTail:
         return self._pacing.after_error(random.random())
 
 
-_NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,128})\Z")
-
-
 class ShardStart(msgspec.Struct, frozen=True):
     """A shard to read: its parents and its start point."""
 
@@ -130,29 +124,13 @@ class ShardStart(msgspec.Struct, frozen=True):
     start: StartPoint
 
 
-def parse_from(text: str, now: WallTime) -> StartPoint:
-    """Read TRIM_HORIZON, LATEST, an instant, `10m` for ten minutes ago, or a sequence number.
-
-    Raises: click.UsageError.
-    """
-    if text.upper() in {"TRIM_HORIZON", "LATEST"}:
-        return StartPoint(IteratorType(text.upper()))
-    if _NUMBER.match(text):
-        return StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number=text)
-    try:
-        ago_s = Duration.parse(text)
-    except ValueError:
-        return StartPoint(IteratorType.AT_TIMESTAMP, timestamp=_instant(text, now))
-    return StartPoint(IteratorType.AT_TIMESTAMP, timestamp=WallTime(now - ago_s))
-
-
-def _instant(text: str, now: WallTime) -> WallTime | None:
-    try:
-        return parse_start(text, now, "--from").at
-    except errors.SettingsError as error:
-        raise click.UsageError(
-            f"{error}\nAlso possible: 10m (ten minutes ago), and with --shard a sequence number"
-        ) from None
+def start_point(given: GivenTime) -> StartPoint:
+    """The first record of `--from`: a position, an instant, or a sequence number."""
+    if given.start is None:
+        return StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number=given.text)
+    if given.at is None:
+        return StartPoint(IteratorType(given.text))
+    return StartPoint(IteratorType.AT_TIMESTAMP, timestamp=given.at)
 
 
 def first_listing(start: StartPoint) -> ShardFilter | None:

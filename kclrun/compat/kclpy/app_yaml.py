@@ -73,7 +73,7 @@ def app_yaml(properties: Mapping[str, str], script: Script, source: str, now: Wa
         raise SettingsError(f"{source}: {error}") from None
     lines = [
         f"# From {source}, by kclrun migrate kclpy. Check it:  kclrun check --config app.yaml",
-        "# Moving the fleet, and what is different:  docs/how-to/from-amazon-kclpy.md",
+        '# What is different:  the page "Come from amazon_kclpy" of the documentation',
         "",
     ]
     lines += _sections(entries, script)
@@ -364,7 +364,8 @@ def _metrics(known: Known) -> Iterator[Converted]:
     level = known.get("metricslevel", "").upper()
     if level in {"SUMMARY", "DETAILED"}:
         namespace = "observe.cloudwatch.namespace"
-        yield namespace, known["applicationname"], "other metrics: docs/reference/metrics.md"
+        remark = 'other metrics: the page "Metrics" of the documentation'
+        yield namespace, known["applicationname"], remark
     if level == "DETAILED":
         yield "observe.cloudwatch.detail", "shard", "CloudWatch bills each metric of each shard"
 

@@ -227,7 +227,7 @@ def test_a_missing_permission_names_the_policy_that_has_it(server, scripted):
     server.refuse(400, "AccessDeniedException", "not authorized to perform: dynamodb:UpdateTable")
     server.reply(body=described(None))
 
-    with pytest.raises(AccessDenied, match=r"kclrun iam --for provision") as raised:
+    with pytest.raises(AccessDenied, match=r"kclrun iam --purpose provision") as raised:
         Adding().run(scripted, "leases")
     assert "dynamodb:UpdateTable" in str(raised.value)
 

@@ -317,7 +317,7 @@ def test_a_missing_permission_names_the_policy_that_has_it(server, scripted):
     server.refuse(400, "ResourceNotFoundException")
     server.refuse(400, "AccessDeniedException", "not authorized to perform: dynamodb:CreateTable")
 
-    with pytest.raises(AccessDenied, match=r"kclrun iam --for provision") as raised:
+    with pytest.raises(AccessDenied, match=r"kclrun iam --purpose provision") as raised:
         ensured(scripted, "leases")
     assert "dynamodb:CreateTable" in str(raised.value)
     assert len(server.requests) == 2

@@ -38,6 +38,7 @@ CLOCKED = (
     "leases.views",
     "migrate.spark",
     "page.reading",
+    "times",
     "world",
 )
 CONFIG = "application: orders\nstream: orders\nleases: {failover: 1s}\naws: {region: us-east-1}\n"

@@ -123,7 +123,7 @@ def test_a_consumer_is_removed_only_on_request_and_by_its_name(config, capsys):
     assert run_program(["consumers", "remove", "shop", str(config)]) == 0
     plan = capsys.readouterr().out
     assert plan.startswith("Would remove consumer shop")
-    assert plan.endswith("Do it with --yes.\n")
+    assert plan.endswith("Nothing was changed. To do it, add --yes\n")
     assert names(aws) == ["shop"]
 
     assert run_program(["consumers", "remove", "shop", str(config), "--yes"]) == 0

@@ -282,5 +282,5 @@ def test_the_page_shows_what_the_verb_prints(ask):
     command, shown = block.text.split("\n", 1)
     words = command.split()
 
-    assert words[:4] == ["$", "kclrun", "cost", "app.yaml"]
-    assert ask(*words[4:])[1].out == shown
+    assert words[:5] == ["$", "kclrun", "cost", "--config", "app.yaml"]
+    assert ask(*words[5:])[1].out == shown

@@ -16,8 +16,10 @@ from kclrun.model.letter import LetterOwner, Takeover
 from kclrun.model.record import PutEntry
 from kclrun.sinks.dead_letters import LetterFolder
 from tests.support.letters import letter
+from tests.unit.cli.memory_site import Clock
 
 SECOND = "shardId-000000000001"
+UNCHANGED = "Nothing was changed. To do it, add --yes\n"
 
 
 @pytest.fixture(autouse=True)
@@ -84,13 +86,18 @@ def test_a_letter_behind_the_most_of_a_call_is_shown(config, capsys, monkeypatch
         (["--key", "other"], ["12"]),
         (["--error", "KeyError"], ["12"]),
         (["--since", "2027-01-15"], ["11"]),
+        (["--since", "2027-01-15T00:00:00Z"], ["11"]),
+        (["--since", "2027-01-15 00:00:00"], ["11"]),
+        (["--since", "36500d"], ["11", "12", "13"]),
+        (["--shard", "1", "--shard", "2", "--key", "k"], ["11", "13"]),
         (["--shard", "2", "--key", "k"], ["11"]),
         (["--shard", "7"], []),
     ],
 )
 def test_letters_are_chosen_by_all_that_is_asked_and_dropped_with_yes(
-    config, capsys, options, numbers
+    config, capsys, monkeypatch, options, numbers
 ):
+    monkeypatch.setattr("kclrun.cli.times.time", Clock(1_900_000_000.0))
     before = left(config)
 
     assert run_program(["dead-letters", "drop", "--config", str(config), *options]) == 0
@@ -100,7 +107,8 @@ def test_letters_are_chosen_by_all_that_is_asked_and_dropped_with_yes(
     assert ("--yes" in plan) == bool(numbers)
 
     assert run_program(["dead-letters", "drop", "--config", str(config), *options, "--yes"]) == 0
-    assert capsys.readouterr().out == f"Dropping {len(numbers)} dead letters\n"
+    done = f"Dropping {len(numbers)} dead letters\n"
+    assert capsys.readouterr().out == (done if numbers else f"{done}Nothing to do.\n")
     assert left(config) == [number for number in before if number not in numbers]
 
 
@@ -160,7 +168,7 @@ def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
 
     monkeypatch.setattr(put_records, "batches", one_by_one)
     assert run_program(line) == 0
-    plan = "Would put 3 letters of orders back\nDo it with --yes.\n"
+    plan = f"Would put 3 letters of orders back\n{UNCHANGED}"
     assert (capsys.readouterr().out, len(left(config)), sent) == (plan, 3, [])
 
     assert run_program([*line, "--yes"]) == 69
@@ -248,7 +256,7 @@ def test_a_redrive_processes_letters_in_order_and_keeps_those_that_fail_again(sh
     more = ("--set", "options={emits: true}", "--set", f"output.path={rows}")
 
     assert redrive(shop, *more) == 0
-    assert capfd.readouterr().out == "Would process 5 letters of orders\nDo it with --yes.\n"
+    assert capfd.readouterr().out == f"Would process 5 letters of orders\n{UNCHANGED}"
     assert redrive(shop, *more, "--yes", "--set", "on_error.retries=0") == 65
 
     reported = capfd.readouterr()

@@ -77,7 +77,7 @@ def test_findings_are_shown_with_their_mends_and_nothing_is_changed(site, call):
         f"WARNING  stuck-offer {key(0)}",
         "NOTE  no-live-owner",
         "3 findings, of which --yes can mend 2.",
-        "Nothing was changed. To back up all rows and mend, add --yes",
+        "Nothing was changed. To do it, add --yes",
     ]
     assert "no owner took it within 1 s" in "".join(said)
     assert sum(line.startswith("  mend:     ") for line in said) == 3

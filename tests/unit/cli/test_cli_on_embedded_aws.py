@@ -89,10 +89,8 @@ def test_a_stream_that_is_not_there_is_66(config, capsys):
     assert run_program(["--config", str(config)]) == 66
     reported = capsys.readouterr().err
     assert "Cannot start: " in reported
-    assert (
-        "It is made on this emulator with:\n    kclrun put --create 2 --stream test-a-stream"
-        in reported
-    )
+    assert "It is made on this emulator with:\n    echo hello | kclrun put" in reported
+    assert "--create 2 --stream test-a-stream" in reported
 
 
 LETTERS = "on_error: {then: dead-letter, dead_letter: {%s}}"

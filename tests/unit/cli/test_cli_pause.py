@@ -112,15 +112,16 @@ def test_a_resume_takes_every_mark_away_and_leaves_halts(site, call):
 
     assert (code, reported) == (0, [])
     assert said == [
-        f"{ZERO}: goes on after TRIM_HORIZON; it stays halted: kclrun leases resume ends that",
+        f"{ZERO}: goes on after TRIM_HORIZON; it stays halted: kclrun resume {ZERO} ends that",
         f"{ONE}: the pause is over already, and its mark goes",
         f"{key(2)}: the pause is over already, and its mark goes",
         f"3 leases changed. {SEEN}",
     ]
     assert [site.row(number).pause for number in range(4)] == [None] * 4
     assert site.row(0).halt is not None
-    assert call("resume --all") == (0, ["Nothing to do."], [])
-    assert call("resume 3")[1] == [f"{key(3)}: is not paused", "Nothing to do."]
+    stays = f"{ZERO}: is not paused; it stays halted: kclrun resume {ZERO} ends that"
+    assert call("resume --all") == (0, [stays, "Nothing to do."], [])
+    assert call("resume 3")[1] == [f"{key(3)}: is neither halted nor paused", "Nothing to do."]
 
 
 def test_one_shard_of_a_paused_application_can_be_resumed(site, call):

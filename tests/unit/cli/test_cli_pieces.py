@@ -21,9 +21,12 @@ from kclrun.cli import check, exit_codes, iam, local, messages, services, simula
 from kclrun.cli.program import program, run_program
 from kclrun.cli.tail import command as tail
 from kclrun.cli.tail.readers import AllBegun, Arrived, Ended, Trouble
+from kclrun.cli.times import GivenTime
 from kclrun.config.load import settings_of
+from kclrun.config.units import StartPosition
 from kclrun.errors import AccessDenied, NotFound, SettingsError, Throttled, Unavailable
 from kclrun.model.record import Record
+from kclrun.model.sequence import LATEST
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import StreamSummary
 from kclrun.simulation import what_if
@@ -79,8 +82,8 @@ SUM = "10 shards, 4 workers: 2 to 3 each (even: 2.5); 600 records, 4 repeated"
 USUAL = "--skew 0 --balance load --failover 10s --idle 5s --leases-max 64"
 UNUSUAL = "--skew 1.5 --balance counts --failover 3s --idle 1s --leases-max 9"
 BEFALLS = "--lose-group b --deploy rolling --reshard halve"
-TEN = "--minutes 10 --records"
-OTHERS = "--minutes 2 --records 9 --record-bytes 5"
+TEN = "--for 10m --records-per-second"
+OTHERS = "--for 2m --records-per-second 9 --record-bytes 5"
 
 
 def test_figures_are_a_line_for_each_event_and_a_sum(capsys):
@@ -635,7 +638,7 @@ def test_shards_are_listed_for_as_long_as_a_start_is_patient(monkeypatch):
     monkeypatch.setattr(tail, "time", clock)
     monkeypatch.setattr(world, "patiently", patiently)
     aws: Any = SimpleNamespace(settings=settings(), stream=stream)
-    assert tail._starts(aws, "LATEST", ()) == {}
+    assert tail._starts(aws, GivenTime("LATEST", StartPosition(LATEST)), ()) == {}
     assert given == [(clock.now + 60.0, 60.0), "AT_LATEST"]
 
 
@@ -644,7 +647,7 @@ def test_a_tail_is_over_at_its_time_or_its_signal(monkeypatch):
     signals = iter(())
 
     def follow(_aws: object, _starts: object, view: Any, **more: Any) -> int:
-        seen.append((more["said"], more["follows"], view._left, view._key))
+        seen.append((more["said"], more["follows"], view._left, view._keys))
         first, clock.now = more["is_over"](), clock.now + 30.0
         second = more["is_over"]()
         signal.raise_signal(signal.SIGTERM)
@@ -652,21 +655,22 @@ def test_a_tail_is_over_at_its_time_or_its_signal(monkeypatch):
         return 5
 
     monkeypatch.setattr(tail, "time", clock)
+    monkeypatch.setattr("kclrun.cli.times.time", Clock())
     monkeypatch.setattr(tail, "_starts", lambda *_: next(signals, None) or starts)
     monkeypatch.setattr(tail, "_follow", follow)
     monkeypatch.setattr("kclrun.cli.services.Aws", lambda _: None)
     line = ["tail", "--stream", "orders", "--region", "eu-west-1"]
 
     assert run_program(line) == 5
-    assert run_program([*line, "--timeout", "30s", "--max", "7", "--key", "k"]) == 5
+    assert run_program([*line, "--timeout", "30s", "--limit", "7", "--key", "k"]) == 5
     starts["t"] = None
     assert run_program([*line, "--timeout", "31s", "--shard", "1", "--from", "10m"]) == 5
     assert seen == [
-        ("orders: 1 shard from LATEST", True, None, None),
+        ("orders: 1 shard from LATEST", True, None, ()),
         (False, False, True),
-        ("orders: 1 shard from LATEST", True, 7, "k"),
+        ("orders: 1 shard from LATEST", True, 7, ("k",)),
         (False, True, True),
-        ("orders: 2 shards from 10m", False, None, None),
+        ("orders: 2 shards from 2023-11-14T22:03:20.000Z", False, None, ()),
         (False, False, True),
     ]
     # A signal that comes before it reads.
@@ -677,7 +681,7 @@ def test_a_tail_is_over_at_its_time_or_its_signal(monkeypatch):
 @pytest.mark.parametrize(
     ("is_terminal", "begin", "no_colour", "made"),
     [
-        (True, "latest", False, (77, False, True)),
+        (True, "LATEST", False, (77, False, True)),
         (True, "TRIM_HORIZON", True, (77, True, False)),
         (False, "LATEST", False, (None, False, False)),
     ],

@@ -16,7 +16,7 @@ from kclrun.model.time import WallTime
 from kclrun.protocol.writes import Applied, CreateLease, OutcomeUnknown, Refused, Take
 from tests.unit.cli.memory_site import CONFIG, JAVA, A, Called, Site, caller, key, site_for
 
-UNCHANGED = "Nothing was changed. To do it, stop the fleet and add --yes"
+UNCHANGED = "Nothing was changed. To do it, add --yes"
 DONE = "The next fleet to start begins there."
 MID = ExtendedSequenceNumber("49500000000000000000000000000000000000000000000000000007")
 Call = Callable[..., Called]
@@ -74,6 +74,7 @@ def test_without_yes_the_plan_names_every_row_and_nothing_is_written(site, call)
         f"  {key(3)}: TRIM_HORIZON, {removed}",
         "What the processor itself did elsewhere, it does again for records read again.",
         "Leases have owners: with --yes nothing is written while one of them renews.",
+        "Stop the fleet first.",
         UNCHANGED,
     ]
     assert rows(site) == before
@@ -245,9 +246,9 @@ def test_a_shard_whose_children_have_begun_is_not_reset_alone(site, call):
             78,
             "other is not a stream of this application: orders",
         ),
-        ("reset --to yesterday", 64, "--to: expected TRIM_HORIZON, LATEST or an instant"),
+        ("reset --to yesterday", 64, "'--to': expected TRIM_HORIZON, LATEST, 2026-03-01T06:00:00Z"),
         ("reset --to 2023-11-01T00:00:00Z", 78, "orders keeps records for 24 h, and was created"),
-        ("reset --to 2923-11-01T00:00:00Z", 64, "to come are read with --to LATEST"),
+        ("reset --to 2923-11-01T00:00:00Z", 64, "to come are read with LATEST"),
     ],
 )
 def test_what_cannot_be_reset_is_reported(call, line, code, words):

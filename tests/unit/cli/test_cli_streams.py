@@ -8,7 +8,7 @@ import pytest
 
 from kclrun.aws.operations import LIST_STREAMS
 from kclrun.cli.config_options import ConfigChoice, StreamChoice
-from kclrun.cli.leases.command import lease_of
+from kclrun.cli.leases.rows import lease_of
 from kclrun.cli.services import (
     OpenStream,
     advising_on_streams,
@@ -212,6 +212,7 @@ def advice(text, url, names):
 
 
 IN_AWS = "https://kinesis.eu-west-1.amazonaws.com"
+HERE = "http://127.0.0.1:4567"
 CHECK = "Check the name, aws.region, and the account of the credentials"
 
 
@@ -221,12 +222,12 @@ def test_a_missing_stream_in_aws_is_answered_with_the_name_that_may_be_meant():
 
 
 def test_a_missing_stream_of_an_emulator_is_answered_with_how_it_is_made():
-    reported = advice(SEVERAL, "http://127.0.0.1:4567/", ["orders"])
+    reported = advice(SEVERAL, f"{HERE}/", ["orders"])
 
     assert reported == [
         "not there",
         "It is made on this emulator with:",
-        "  kclrun put --create 2 --stream audits --endpoint http://127.0.0.1:4567 FILE",
+        f"  echo hello | kclrun put --format text --create 2 --stream audits --endpoint {HERE}",
         "or when kclrun's own emulator starts:  kclrun local --stream audits:2",
     ]
 

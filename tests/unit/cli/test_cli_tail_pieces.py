@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.cli.tail.command import for_people, json_line
-from kclrun.cli.tail.readers import ShardTail, TailLineage, first_listing, parse_from, shard_starts
+from kclrun.cli.tail.command import for_people, json_line, tail
+from kclrun.cli.tail.readers import ShardTail, TailLineage, first_listing, shard_starts, start_point
 from kclrun.errors import ExpiredIterator, NotFound, SettingsError, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
@@ -20,6 +20,7 @@ from kclrun.model.stream import spelled_out
 from kclrun.model.text import escaped, escaped_in_json, harmless
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardReader
+from tests.unit.cli.memory_site import Clock
 
 NOW = WallTime(1_800_000_000.0)
 ALL = HashRange(0, HASH_KEY_MAX)
@@ -50,14 +51,23 @@ def record(data: bytes, key: str = "key", **more: object) -> Record:
         ),
     ],
 )
-def test_where_to_begin_is_a_sentinel_a_time_or_a_position(text, start):
-    assert parse_from(text, NOW) == start
+def test_where_to_begin_is_a_sentinel_a_time_or_a_position(text, start, monkeypatch):
+    monkeypatch.setattr("kclrun.cli.times.time", Clock(NOW))
+
+    assert start_point(from_option(text)) == start
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2999-01-01T00:00:00Z", "2026-03-01T06:00:00", "-5"])
 def test_a_beginning_that_is_none_is_refused_by_the_options_name(text):
-    with pytest.raises(click.UsageError, match=r"^--from: (?!.*start)"):
-        parse_from(text, NOW)
+    with pytest.raises(click.BadParameter) as refused:
+        from_option(text)
+
+    assert refused.value.format_message().startswith("Invalid value for '--from': ")
+
+
+def from_option(text):
+    option = next(each for each in tail.params if each.name == "begin")
+    return option.type.convert(text, option, click.Context(tail))
 
 
 def test_only_shards_that_can_hold_a_record_are_listed():
