@@ -251,6 +251,11 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return chosen
 
 
+def json_option(words: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """The option `--json` of a verb that lists something, as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help=words)
+
+
 def ends_with_plan(*, is_confirmed: bool, has_changes: bool = True) -> bool:
     """Whether a verb ends after it showed its plan: there is nothing to do, or no `--yes`."""
     if not has_changes:

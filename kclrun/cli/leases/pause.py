@@ -25,6 +25,7 @@ from kclrun.cli.config_options import (
 from kclrun.cli.leases import views
 from kclrun.cli.leases.command import aws_of, lease_of, print_failure
 from kclrun.cli.messages import echo, some_of
+from kclrun.cli.tables import most_on_terminal
 from kclrun.config.units import Duration
 from kclrun.leases.operating import Plan, Reach, plan_pause, plan_unpause
 from kclrun.model.lease import Lease, LeaseKey, Scope
@@ -153,10 +154,11 @@ def _change(
         return plan(views.scan_leases(aws), reach, aws.dynamodb_client.service_time())
 
     plans = planned()
-    for each in plans[:_PLANS_SHOWN_MAX]:
+    shown = plans[: most_on_terminal(_PLANS_SHOWN_MAX)]
+    for each in shown:
         echo(each.words)
-    if len(plans) > _PLANS_SHOWN_MAX:
-        echo(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases")
+    if len(shown) < len(plans):
+        echo(f"… and {len(plans) - len(shown)} more leases")
     if ends_with_plan(
         is_confirmed=is_confirmed, has_changes=any(each.change is not None for each in plans)
     ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import json
 import os
 import shutil
 import time
@@ -25,11 +26,13 @@ from kclrun.cli.config_options import (
     ConfigCommand,
     Configuration,
     config_options,
+    json_option,
     start_option,
 )
 from kclrun.cli.messages import echo
 from kclrun.cli.replay import plan
 from kclrun.cli.replay.plan import Asked
+from kclrun.cli.tables import most_on_terminal
 from kclrun.config.changes import refuse_changes
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import NotFound, SettingsError
@@ -91,13 +94,14 @@ class Place(msgspec.Struct, frozen=True):
     help="Show how its rows differ from the processor's; twice: of these two.",
 )
 @click.option("--list", "lists", is_flag=True, help="Show the replays that there are.")
+@json_option("With --list: one JSON array.")
 @click.option("--remove", metavar="NAME", help="Delete the leases of a replay; needs --yes.")
 @click.option(
     "--yes",
     is_flag=True,
     help="With --outputs same, and with --remove: do it; without, only show the plan.",
 )
-def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
+def replay(config: ConfigChoice, *, yes: bool, as_json: bool, **said: Any) -> int:
     """Run the processor over the records of a time range, beside the fleet; ends by itself.
 
     The same command goes on with a replay that was interrupted.
@@ -109,6 +113,8 @@ def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
     kclrun replay --list
     kclrun replay --remove NAME --yes
     """
+    if as_json and not said["lists"]:
+        raise click.UsageError("--json goes with --list.")
     configuration = config.load()
     if said["stream"] is not None:
         narrowed = configuration.settings.of_stream(said["stream"])
@@ -122,7 +128,7 @@ def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
             "Use one that stays:  kclrun local --config app.yaml"
         )
     if said["lists"]:
-        return _list(configuration.settings)
+        return _list(configuration.settings, as_json=as_json)
     if said["remove"] is not None:
         return _remove(configuration.settings, said["remove"], is_confirmed=yes)
     asked = _asked(said)
@@ -327,25 +333,38 @@ def _line(each: Difference) -> str:
 
 def _short(value: Any) -> str:
     text = msgspec.json.encode(value).decode()
-    return text if len(text) <= _VALUE_CHARACTERS_MAX else f"{text[:_VALUE_CHARACTERS_MAX]}…"
+    most = most_on_terminal(_VALUE_CHARACTERS_MAX)
+    return text if most is None or len(text) <= most else f"{text[:most]}…"
 
 
-def _list(settings: Settings) -> int:
+def _list(settings: Settings, *, as_json: bool) -> int:
     from kclrun.cli.leases.views import scan_leases
     from kclrun.cli.services import Aws
 
-    names = _tables(settings)
-    for table in names:
+    found: list[dict[str, Any]] = []
+    for table in _tables(settings):
         of_table = msgspec.structs.replace(settings.leases, table=table)
         try:
             rows = scan_leases(Aws(msgspec.structs.replace(settings, leases=of_table)))
         except NotFound:  # another operator has just removed it
             continue
         ended = sum(row.is_ended for row in rows)
-        state = "complete" if rows and ended == len(rows) else "not complete"
-        name = table.removeprefix(replay_tables(settings.application))
-        echo(f"{name}  {state}: {ended} of {len(rows)} shards have ended")
-    if not names:
+        found.append(
+            {
+                "name": table.removeprefix(replay_tables(settings.application)),
+                "table": table,
+                "is_complete": bool(rows) and ended == len(rows),
+                "ended": ended,
+                "shards": len(rows),
+            }
+        )
+    if as_json:
+        echo(json.dumps(found, indent=2))
+        return exit_codes.DRAINED
+    for each in found:
+        state = "complete" if each["is_complete"] else "not complete"
+        echo(f"{each['name']}  {state}: {each['ended']} of {each['shards']} shards have ended")
+    if not found:
         echo("There are no replays.")
     return exit_codes.DRAINED
 
