@@ -37,6 +37,7 @@ from kclrun.model.stream import short_name
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
 from kclrun.page.lag_history import measured_every_s
+from kclrun.page.layout import lag_text
 from kclrun.page.snapshot import URGENT, Row, Snapshot, most_urgent_first, rows_of
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def _figures(rows: Sequence[Row], snapshot: Snapshot) -> str:
     counted = ", ".join(
         f"{n:,} {state}" for state, n in Counter(r.state for r in rows).most_common()
     )
-    lags = tuple(snapshot.lags.values())
+    lags = tuple(row.lag for row in rows if row.lag is not None)
     furthest, first = worst(lags), soonest(lags)
     behind = "lag not known" if furthest is None else f"at most {spelled(furthest.behind_s)} behind"
     lost = "" if first is None else f", {spelled(first.loss_in_s)} to the first loss"
@@ -297,7 +298,7 @@ def _cells(row: Row, snapshot: Snapshot) -> tuple[str, ...]:
     cells = (
         short_name(row.key),
         row.state,
-        "-" if row.lag is None else spelled(row.lag.behind_s),
+        lag_text(row),
         "-" if loss_in_s is None else spelled(loss_in_s),
         "-" if load is None else f"{load.kbps:.1f}",
         "-" if load is None else f"{load.cpu:.3f}",
