@@ -92,7 +92,7 @@ class Details(Protocol):
         ...
 
     def warned(self) -> Mapping[str, Warned]:
-        """The last warning of the process of each lease, by the stories; none while they are read."""
+        """The last warning of each lease's process, by the stories; none while they are read."""
         ...
 
     def ended(self) -> frozenset[str]:

@@ -74,8 +74,8 @@ def verdict_of(
     late = _held_up(about, snapshot)
     unexplained = [row for row in late if not _names_other(row, snapshot, place, about, warned)]
     if unexplained:
-        first = unexplained[0]
-        behind = spelled(first.lag.behind_s if first.lag is not None else None)
+        lag = unexplained[0].lag
+        behind = spelled(lag.behind_s if lag is not None else None)
         why = (
             f"a checkpoint is {behind} behind: rows wait for an output, or the processor is slow;"
             " nothing that this page can read says which"
