@@ -333,7 +333,7 @@ def _letters(about: About, letters: LettersRead) -> Html:
     if not lines:
         return element("p", "There are none.")
     is_open = any(line.payload is not None for line in lines)
-    heads = ("given up", "stream", "shard", "position", "error", "calls")
+    heads = ("given up", "stream", "shard", "position", "calls")
     more = " These are the first; there are more." if letters.are_more else ""
     count = "1 dead letter" if len(lines) == 1 else f"{len(lines)} dead letters"
     caption = f"{count}, read at {layout.instant(letters.read_at)}.{more}"
@@ -341,25 +341,27 @@ def _letters(about: About, letters: LettersRead) -> Html:
         layout.table(
             caption,
             (*heads, "partition key", "payload") if is_open else heads,
-            map(_letter, lines),
+            [row for line in lines for row in _letter(line)],
             label="Dead letters",
         ),
         letter_actions(None, what="redrive all") if about.has_actions else None,
     )
 
 
-def _letter(line: LetterLine) -> Html:
+def _letter(line: LetterLine) -> Iterator[Html]:
+    """A row; below it the error, where a window of any width shows it."""
     data = (line.partition_key, line.payload) if line.payload is not None else ()
-    return element(
+    yield element(
         "tr",
         element("th", layout.instant(line.given_up_at), scope="row", class_="id"),
         element("td", short(line.stream)),
         element("td", short_name(line.shard_id), class_="id"),
         element("td", short(shortened(line.position)), class_="id one"),
-        element("td", _letter_error(line), class_="note"),
         element("td", line.calls, class_="n"),
         [element("td", text, class_="words") for text in data],
     )
+    error = element("div", _letter_error(line))
+    yield element("tr", element("td", error, colspan=5 + len(data)), class_="why")
 
 
 def _letter_error(line: LetterLine) -> Html:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from kclrun.leases.doctor.findings import Finding, Gravity, Kind
-from kclrun.leases.lines import LagLine, soonest, spelled, worst
+from kclrun.leases.lines import LagLine, soonest, spelled, with_short_positions, worst
 from kclrun.model.lease import OFFERED, Halt, Lease, Owner
 from kclrun.page.layout import facts, instant, shard_link, shard_links, state, table
 from kclrun.page.markup import Child, Html, element, joined, link, short
@@ -118,7 +118,7 @@ def halt_box(about: About, row: Row, halt: Halt, *, named: bool = True) -> Html:
         element("p", element("strong", shard_link(row.key)), f" is h{since}")
         if named
         else element("p", element("strong", f"H{since}")),
-        element("p", halt.reason, class_="words"),
+        element("p", with_short_positions(halt.reason) if named else halt.reason, class_="words"),
         element("p", "Its owner keeps and renews it, and reads nothing. ", *_waiting(row)),
         element("p", "Mend the cause, then: ", element("code", resume_command(about, row.key))),
         class_="box bad",
@@ -259,6 +259,8 @@ def _groups(snapshot: Snapshot, lags: Mapping[str, LagLine]) -> Html:
         )
         for each in held[:_OWNERS_MAX]
     ]
+    if len(held) < 2:  # the figures are those of the fleet
+        return joined()
     heads = ("group", "owners", "leases", "halted", "KiB/s", "CPU", "behind")
     caption = "Groups: availability zones or clusters, by leases.group."
     return joined(element("h2", "Groups"), table(caption, heads, rows, label="Groups"))

@@ -252,7 +252,8 @@ def _place(name: str, output: OutputSettings) -> OutputPlace:
 
     kind, where = next(iter(_output(output)))
     roll_s = float(output.roll.every) if output.roll is not None else 0.0
-    return OutputPlace(name, setting_of(name), f"{kind} {where}", roll_s)
+    place = where if "://" in where else f"{kind} {where}"
+    return OutputPlace(name, setting_of(name), place, roll_s)
 
 
 # The settings as the page shows them: only those that are named here, none of which can hold a
