@@ -59,7 +59,7 @@ def _figures(snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
         states[row.state] = states.get(row.state, 0) + 1
     lags = tuple(row.lag for row in rows if row.lag is not None)
     furthest, first_lost = worst(lags), soonest(lags)
-    unknown = sum(row.urgency != OVER and _is_unknown(row) for row in rows)
+    unknown = sum(map(_is_unknown, rows))
     counted = (
         (states.get("halted", 0), "halted", "bad", "halted"),
         (states.get("unreadable", 0), "unreadable", "bad", "unreadable"),
@@ -87,6 +87,8 @@ def _figures(snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
 
 
 def _is_unknown(row: Row) -> bool:
+    if row.urgency == OVER or row.state == "unreadable":
+        return False
     return row.lag is None or row.lag.behind_s is None
 
 

@@ -131,12 +131,14 @@ def _stands(row: Row, snapshot: Snapshot, warned: Warned | None) -> bool:
 
 def outputs_body(about: About, snapshot: Snapshot, warned: Mapping[str, Warned]) -> Html:
     """The outputs with their verdicts, and their cursors on the rows."""
-    return joined(element("h2", "Outputs"), _verdicts(about, snapshot, warned), _cursors(snapshot))
+    return joined(
+        element("h2", "Outputs"), _verdicts(about, snapshot, warned), _cursors(about, snapshot)
+    )
 
 
 def _verdicts(about: About, snapshot: Snapshot, warned: Mapping[str, Warned]) -> Html:
     if not about.outputs:
-        return element("p", "The application has no output.")
+        return joined()
     rows = [_verdict(place, verdict_of(about, snapshot, place, warned)) for place in about.outputs]
     caption = (
         "No checkpoint passes a row that an output lacks: while checkpoints advance, every output"
@@ -164,11 +166,16 @@ def _verdict(place: OutputPlace, verdict: Verdict) -> Html:
     )
 
 
-def _cursors(snapshot: Snapshot) -> Html:
+def _cursors(about: About, snapshot: Snapshot) -> Html:
     leases = sorted(snapshot.leases.values(), key=lambda lease: lease.key)
     rows = [row for lease in leases for row in _of_lease(lease)]
     if not rows:
-        return element("p", "No row of the lease table has the cursor of an output.")
+        return element(
+            "p",
+            "No row of the lease table has the cursor of an output."
+            if about.outputs
+            else "The application has no output.",
+        )
     more = f" The first {_ROWS_MAX} are shown." if len(rows) > _ROWS_MAX else ""
     caption = (
         "How far each output has the rows of each shard, where its cursor is on the lease row: all"
@@ -183,7 +190,7 @@ def _of_lease(lease: Lease) -> Sequence[Html]:
         return ()
     at: dict[str, list[str]] = {}
     for name, cursor in lease.outputs.cursors:
-        at.setdefault(shortened(str(cursor)), []).append(name)
+        at.setdefault(with_short_positions(str(cursor)), []).append(name)
     cursors = "; ".join(f"{', '.join(names)}: {cursor}" for cursor, names in at.items())
     return (
         element(

@@ -196,7 +196,10 @@ def render_fleet(
         _line(f"{each.about}: {each.message.partition(chr(10))[0]}", "red")
         for each in snapshot.problems
     ]
-    foot = [*_trouble(living, width), _line(_cost(len(rows), len(living), every_s), "dim")]
+    foot = [
+        *_trouble(living, snapshot, width),
+        _line(_cost(len(rows), len(living), every_s), "dim"),
+    ]
     # Besides: the titles, and the count of the rows that are hidden.
     room = len(living) if height is None else max(1, height - len(head) - len(foot) - 2)
     hidden = Counter(row.state for row in living[room:])
@@ -213,13 +216,15 @@ def _filled(text: str, width: int | None, lines_max: int | None = None) -> list[
     )
 
 
-def _trouble(rows: Sequence[Row], width: int | None) -> list[Text]:
-    """The note of the first shard that needs an operator, where its column is too narrow for it."""
+def _trouble(rows: Sequence[Row], snapshot: Snapshot, width: int | None) -> list[Text]:
+    """The note of the first shard that needs an operator, if its column is too narrow for it."""
     urgent = [row for row in rows if row.urgency == URGENT and row.note]
     if width is None or not urgent:
         return []
     first = min(urgent, key=most_urgent_first)
     story = with_short_positions(on_one_line(first.note))
+    if len(on_one_line(first.note)) <= _room_of_note(rows, snapshot, width):
+        return []
     lines = _filled(f"{short_name(first.key)} {first.state}: {story}", width, _TROUBLE_LINES_MAX)
     return [_line(line, _STYLES.get(first.state, "")) for line in lines]
 
@@ -265,17 +270,7 @@ def _table(rows: Sequence[Row], snapshot: Snapshot, width: int | None) -> Table:
     """The columns that fit: a figure that is cut would be a wrong one. The shard, its state and its
     lag are always shown."""
     cells = [_cells(row, snapshot) for row in rows]
-    wide = {
-        title: max(len(title), *(len(line[at]) for line in cells), 0)
-        for at, title in enumerate(_COLUMNS)
-    }
-    wide["owner"], wide["note"] = min(wide["owner"], _OWNER_WIDE), min(wide["note"], _NOTE_LEAST)
-    left_out: set[str] = set()
-    for title in ("", *_LEFT_OUT_FIRST):
-        left_out.add(title)
-        shown = [wide[each] + _GAP for each in _COLUMNS if each not in left_out]
-        if width is None or sum(shown) - _GAP <= width:
-            break
+    left_out = _left_out(cells, width)
     table = Table(expand=width is not None, box=None, pad_edge=False, header_style="bold")
     for title, justify in _COLUMNS.items():
         if title not in left_out:
@@ -288,6 +283,41 @@ def _table(rows: Sequence[Row], snapshot: Snapshot, width: int | None) -> Table:
         named = zip(_COLUMNS, line, strict=True)
         table.add_row(*(Text(cell) for title, cell in named if title not in left_out), style=style)
     return table
+
+
+def _widths(cells: Sequence[tuple[str, ...]]) -> dict[str, int]:
+    """Of each column; of the note the least."""
+    wide = {
+        title: max(len(title), *(len(line[at]) for line in cells), 0)
+        for at, title in enumerate(_COLUMNS)
+    }
+    return wide | {
+        "owner": min(wide["owner"], _OWNER_WIDE),
+        "note": min(wide["note"], _NOTE_LEAST),
+    }
+
+
+def _left_out(cells: Sequence[tuple[str, ...]], width: int | None) -> set[str]:
+    """The columns that find no room."""
+    wide = _widths(cells)
+    left_out: set[str] = set()
+    for title in ("", *_LEFT_OUT_FIRST):
+        left_out.add(title)
+        shown = [wide[each] + _GAP for each in _COLUMNS if each not in left_out]
+        if width is None or sum(shown) - _GAP <= width:
+            break
+    return left_out
+
+
+def _room_of_note(rows: Sequence[Row], snapshot: Snapshot, width: int) -> int:
+    """The columns that a note has; 0 if it is left out."""
+    cells = [_cells(row, snapshot) for row in rows]
+    left_out = _left_out(cells, width)
+    if "note" in left_out:
+        return 0
+    wide = _widths(cells)
+    others = [wide[title] + _GAP for title in _COLUMNS if title not in {*left_out, "note"}]
+    return width - sum(others)
 
 
 def _cells(row: Row, snapshot: Snapshot) -> tuple[str, ...]:

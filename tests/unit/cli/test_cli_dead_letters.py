@@ -96,19 +96,20 @@ def test_letters_are_chosen_by_all_that_is_asked_and_dropped_with_yes(
     assert run_program(["dead-letters", "drop", "--config", str(config), *options]) == 0
     assert left(config) == before
     plan = capsys.readouterr().out
-    assert plan.startswith(f"Would drop {len(numbers)} dead letters\n")
+    count = "1 dead letter" if len(numbers) == 1 else f"{len(numbers)} dead letters"
+    assert plan.startswith(f"Would drop {count}\n")
     assert ("--yes" in plan) == bool(numbers)
 
     assert run_program(["dead-letters", "drop", "--config", str(config), *options, "--yes"]) == 0
-    assert capsys.readouterr().out == f"Dropping {len(numbers)} dead letters\n"
+    assert capsys.readouterr().out == f"Dropping {count}\n"
     assert left(config) == [number for number in before if number not in numbers]
 
 
-def test_an_error_is_cut_in_the_list_and_not_in_the_letter(config, capsys):
+def test_an_error_is_whole_in_the_list_and_in_the_letter(config, capsys):
     trace = "Traceback:\n  in \x1b price\n"
     LetterFolder(config.parent / "letters").keep(letter(14, error="x" * 61, traceback=trace))
     assert run_program(["dead-letters", "list", "--config", str(config), "--error", "xx"]) == 0
-    assert capsys.readouterr().out.split()[-1] == "x" * 60
+    assert capsys.readouterr().out.split()[-1] == "x" * 61
     assert run_program(["dead-letters", "show", "14", "--config", str(config)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert f"error          {'x' * 61}, after 3 calls" in lines
@@ -346,5 +347,5 @@ def test_letters_of_uncommitted_work_are_left_out_and_told(config, capsys):
     assert [line.split()[3] for line in run("list", "--uncommitted").splitlines()] == ["14"]
     assert run("redrive").startswith("Would process 3 letters of orders")
     assert "uncommitted    it does not count" in run("show", "14")
-    assert run("drop", "--uncommitted", "--yes") == "Dropping 1 dead letters\n"
+    assert run("drop", "--uncommitted", "--yes") == "Dropping 1 dead letter\n"
     assert left(config) == ["13", "11", "12"]
