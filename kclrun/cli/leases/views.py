@@ -13,8 +13,15 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kclrun.cli.messages import echo, naming_table
-from kclrun.cli.tables import print_table
-from kclrun.leases.lines import LeaseLine, host_of, line_of, on_one_line, shortened
+from kclrun.cli.tables import NOTE, print_table
+from kclrun.leases.lines import (
+    LeaseLine,
+    host_of,
+    line_of,
+    on_one_line,
+    shortened,
+    with_short_positions,
+)
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.stream import called, short_name
 from kclrun.model.time import WallTime
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
 # As many as fit in a line of a terminal.
 _SHARDS_NAMED_MAX: Final = 3
 # How the columns of leases are shortened for a person; `owner` and `shard` in a narrow terminal.
-ON_TERMINAL: Final = {"checkpoint": shortened}
+ON_TERMINAL: Final = {"checkpoint": shortened, NOTE: with_short_positions}
 IF_NARROW: Final = {"owner": host_of, "shard": short_name}
 
 

@@ -125,6 +125,52 @@ def test_an_empty_text_of_an_error_chooses_no_letter(config, capsys, verb):
     assert len(left(config)) == 3
 
 
+@pytest.mark.parametrize("named", ["49680…608018", "49680...608018", "1608018"])
+@pytest.mark.parametrize("verb", ["show {}", "drop --position {}", "redrive --position {}"])
+def test_a_short_form_of_a_position_names_one_letter(config, capsys, verb, named):
+    folder = LetterFolder(config.parent / "letters")
+    folder.keep(letter(int(f"49680{'1' * 45}608018"), error="the one"))
+    folder.keep(letter(int(f"49680{'2' * 45}608019")))
+
+    code = run_program(["dead-letters", *verb.format(named).split(), "--config", str(config)])
+
+    assert code == 0
+    out = capsys.readouterr().out
+    assert any(part in out for part in ("the one", "Would drop 1 dead letter\n", "1 letter"))
+
+
+def test_a_short_form_of_several_positions_names_them_and_does_nothing(config, capsys):
+    folder = LetterFolder(config.parent / "letters")
+    positions = [f"49680{digit * 45}608018" for digit in "12"]
+    for position in positions:
+        folder.keep(letter(int(position)))
+    before = left(config)
+
+    for verb in (["show"], ["drop", "--yes", "--position"], ["redrive", "--yes", "--position"]):
+        code = run_program(["dead-letters", *verb, "49680…608018", "--config", str(config)])
+
+        assert code == 64
+        reported = capsys.readouterr().err
+        assert "49680…608018 is short for several positions" in reported
+        assert all(position in reported for position in positions)
+    assert left(config) == before
+
+
+def test_a_whole_position_is_no_short_form_of_a_longer_one(config, capsys):
+    LetterFolder(config.parent / "letters").keep(letter(112))
+
+    assert run_program(["dead-letters", "show", "11", "--config", str(config)]) == 0
+    assert capsys.readouterr().out.count("position ") == 1
+
+
+def test_an_empty_position_chooses_no_letter(config, capsys):
+    code = run_program(["dead-letters", "drop", "--yes", "--position", "", "--config", str(config)])
+
+    assert code == 64
+    assert "The position is empty" in capsys.readouterr().err
+    assert len(left(config)) == 3
+
+
 def test_a_letter_is_one_line_of_the_list_whatever_its_text(config, capsys):
     folder = LetterFolder(config.parent / "letters")
     folder.keep(letter(14, error="a\nb\x1b[2J", partition_key="k\nerror          none"))

@@ -28,7 +28,7 @@ def test_in_a_pipe_nothing_is_cut():
         assert all(cell in line for cell in row)
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_on_a_terminal_no_line_is_wider_and_every_note_is_whole(width):
     lines = list(table_lines(TITLES, ROWS, width, **SHORTER))
 
@@ -45,7 +45,7 @@ def test_a_table_that_fits_has_its_ids_in_full_and_short_positions():
 def test_a_table_without_a_note_cuts_its_widest_column_first():
     rows = [("2026-03-01T06:00:00Z", "1", "ValueError: " + "x" * 90)]
 
-    head, line = table_lines(("given up", "shard", "error"), rows, 60)
+    _, line = table_lines(("given up", "shard", "error"), rows, 60)
 
     assert len(line) == 60
     assert line.startswith("2026-03-01T06:00:00Z  1      ValueError: xxx")
