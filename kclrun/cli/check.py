@@ -6,12 +6,18 @@ import json
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kclrun.cli import exit_codes, messages
-from kclrun.cli.config_options import ConfigChoice, ConfigCommand, Configuration, config_options
+from kclrun.cli.config_options import (
+    ConfigChoice,
+    ConfigCommand,
+    Configuration,
+    config_options,
+    json_option,
+)
 from kclrun.cli.messages import echo
 from kclrun.errors import KclrunError, NotFound, ServiceError, TableRefused
 from kclrun.model.time import Instant
@@ -28,7 +34,8 @@ Stage = Callable[[], str]
 @config_options
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of the file, for editors.")
 @click.option("--no-environment", is_flag=True, help="Settings and processor only; no AWS.")
-def check(config: ConfigChoice, *, schema: bool, no_environment: bool) -> int:
+@json_option("One JSON array: each check, whether it is ok, and what was found.")
+def check(config: ConfigChoice, *, schema: bool, no_environment: bool, as_json: bool) -> int:
     """Check settings, processor and AWS; change nothing.
 
     \b
@@ -41,14 +48,25 @@ def check(config: ConfigChoice, *, schema: bool, no_environment: bool) -> int:
 
         echo(json.dumps(json_schema(), indent=2))
         return exit_codes.DRAINED
+    configuration = config.load()
+    checks: list[dict[str, Any]] | None = [] if as_json else None
+    code = _check(configuration, checks, no_environment=no_environment)
+    if checks is not None:
+        echo(json.dumps(checks, indent=2))
+    return code
+
+
+def _check(
+    configuration: Configuration, checks: list[dict[str, Any]] | None, *, no_environment: bool
+) -> int:
+    """All checks, printed, or added to `checks`; the exit code of the first that failed."""
     from kclrun.config.rules import unused_settings
 
-    configuration = config.load()
     settings = configuration.settings
     streams = "streams" if settings.streams else "stream"
     # The names of outputs may be the longest.
     width = max(map(len, ("user code ", *(f"outputs.{name} " for name in settings.outputs))))
-    stage = partial(_stage, width)
+    stage = partial(_stage, width) if checks is None else partial(_noted, checks)
     read = f"application {settings.application}, {streams} {settings.stream_names}"
     if unused := unused_settings(settings):
         read += f"\nno effect with engine: {settings.engine}: {', '.join(unused)}"
@@ -93,6 +111,16 @@ def _stage(width: int, name: str, stage: Stage) -> int:
     except KclrunError as error:
         echo(f"{name:<{width}} --  wrong")
         return messages.report_error(error, "check")
+    return exit_codes.DRAINED
+
+
+def _noted(checks: list[dict[str, Any]], name: str, stage: Stage) -> int:
+    """As `_stage`, for JSON: the result is added to `checks`."""
+    try:
+        checks.append({"check": name, "is_ok": True, "words": stage()})
+    except KclrunError as error:
+        checks.append({"check": name, "is_ok": False, "words": str(error)})
+        return exit_codes.exit_code_of(error)
     return exit_codes.DRAINED
 
 

@@ -266,6 +266,11 @@ def _with_options(command: Callable[..., Any], options: Sequence[Any]) -> Callab
     return command
 
 
+def json_option(words: str) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """The option `--json` of a verb that lists something, as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help=words)
+
+
 def ends_with_plan(*, is_confirmed: bool, has_changes: bool = True) -> bool:
     """Whether a verb ends after it showed its plan on standard output: there is nothing to do, or
     no `--yes`. It then ends with 0; only `doctor` and moves answer a question with their code."""

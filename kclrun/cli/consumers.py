@@ -6,8 +6,9 @@ is billed by the hour, so removal is a verb of its own.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,6 +19,7 @@ from kclrun.cli.config_options import (
     ConfigGroup,
     config_options,
     ends_with_plan,
+    json_option,
     yes_option,
 )
 from kclrun.cli.messages import echo
@@ -42,17 +44,34 @@ def consumers() -> None:
 
 @consumers.command(name="list")
 @config_options
-def list_consumers(config: ConfigChoice) -> int:
+@json_option("One JSON array.")
+def list_consumers(config: ConfigChoice, *, as_json: bool) -> int:
     """Show every consumer of the application's streams; its own is marked."""
     aws = _aws(config)
     reads = aws.settings.fetch.mode == "fan-out"
+    plain: list[dict[str, Any]] = []
     for summary, of_stream in _streams(aws):
         found = of_stream.listed()
         own = own_consumer(aws, summary) if reads else None
+        plain += [
+            {
+                "stream": summary.name,
+                "name": each.name,
+                "status": each.status,
+                "arn": each.arn,
+                "created_at": each.created_at,
+                "is_own": each.name == own,
+            }
+            for each in found
+        ]
+        if as_json:
+            continue
         echo(f"{summary.name}: {len(found)} registered consumers")
         for each in found:
             mark = "  (this application's)" if each.name == own else ""
             echo(f"  {each.name:<32} {each.status:<8} {each.arn}{mark}")
+    if as_json:
+        echo(json.dumps(plain, indent=2))
     return exit_codes.DRAINED
 
 

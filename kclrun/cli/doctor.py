@@ -31,6 +31,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.services import Aws, OpenStream, fleet_aws, open_streams
+from kclrun.cli.tables import most_on_terminal
 from kclrun.config.units import parse_start
 from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
 from kclrun.leases.doctor.diagnosis import diagnose, is_healthy
@@ -264,7 +265,7 @@ def _plain(finding: Finding) -> dict[str, Any]:
 
 
 def _keys(keys: Sequence[str]) -> str:
-    shown = [called(key) for key in keys[:_KEYS_SHOWN_MAX]]
+    shown = [called(key) for key in keys[: most_on_terminal(_KEYS_SHOWN_MAX)]]
     more = len(keys) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 import click
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options
+from kclrun.cli.config_options import ConfigChoice, ConfigGroup, config_options, json_option
 from kclrun.cli.messages import echo
 from kclrun.config.outputs import named_outputs
 from kclrun.errors import SettingsError
@@ -37,7 +38,8 @@ def files() -> None:
     type=click.Path(path_type=Path, exists=True, file_okay=False),
 )
 @config_options
-def verify(folders: Sequence[Path], config: ConfigChoice) -> int:
+@json_option("One JSON object: the counts, and every fault with its advice.")
+def verify(folders: Sequence[Path], config: ConfigChoice, *, as_json: bool) -> int:
     """Find rolls that are there twice, missing, without record, or unfinished; change nothing.
 
     It looks at everything below each FOLDER, or below the folders of the configuration, and gives
@@ -53,7 +55,24 @@ def verify(folders: Sequence[Path], config: ConfigChoice) -> int:
     for folder in sorted(each for each in named if named.isdisjoint(each.parents)):
         for shard, found in rolls_below(folder, now):
             shards[shard] += found
-    return _print_faults(shards.values())
+    return (_print_json if as_json else _print_faults)(shards.values())
+
+
+def _print_json(shards: Iterable[Sequence[RollFile]]) -> int:
+    every = list(shards)
+    faults = [
+        {
+            "kind": finding.kind,
+            "path": str(finding.path),
+            "words": finding.words,
+            "advice": ADVICE[finding.kind],
+        }
+        for found in every
+        for finding in findings_of(found)
+    ]
+    rolls = sum(map(count_rolls, every))
+    echo(json.dumps({"rolls": rolls, "shards": len(every), "faults": faults}, indent=2))
+    return exit_codes.UNMET if faults else exit_codes.DRAINED
 
 
 def _print_faults(shards: Iterable[Sequence[RollFile]]) -> int:

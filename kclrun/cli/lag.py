@@ -19,8 +19,9 @@ import msgspec
 from kclrun import errors
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
-from kclrun.cli.leases.views import print_table, scan_leases
+from kclrun.cli.leases.views import IF_NARROW, ON_TERMINAL, scan_leases
 from kclrun.cli.messages import echo, some_of
+from kclrun.cli.tables import print_table
 from kclrun.cli.times import DURATION
 from kclrun.codec.kpl import drop_until, open_aggregates
 from kclrun.config.units import Duration, StartPosition, parse_start
@@ -30,7 +31,7 @@ from kclrun.leases.lines import (
     LagLine,
     lag_line,
     line_of,
-    shortened,
+    on_one_line,
     soonest,
     spelled,
     waiting_for,
@@ -235,16 +236,16 @@ def print_lag(lines: Sequence[LagLine], *, retention_s: float) -> None:
             called(line.shard),
             line.state,
             line.owner or "-",
-            shortened(line.checkpoint) or "-",
+            line.checkpoint or "-",
             spelled(line.behind_s),
             "-" if line.loss_in_s is None else spelled(line.loss_in_s),
-            line.note.partition("\n")[0],
+            on_one_line(line.note),
         ]
         for line in lines
     ]
     if not any(line.note for line in lines):
         titles, rows = titles[:-1], [row[:-1] for row in rows]
-    print_table(titles, rows)
+    print_table(titles, rows, on_terminal=ON_TERMINAL, if_narrow=IF_NARROW)
     echo("")
     echo(_summary(lines, retention_s))
 

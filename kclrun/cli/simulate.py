@@ -271,7 +271,7 @@ def _replay(asked: WhatIf, *, is_brief: bool = False) -> str:
 
 
 def _print(figures: Figures) -> None:
-    from kclrun.cli.leases.views import print_table
+    from kclrun.cli.tables import print_table
 
     titles = (
         "what", "balanced after", "gaps", "p50", "p99", "max", "moves", "repeated", "WCU/s", "RCU/s"

@@ -18,6 +18,7 @@ from kclrun.cli.config_options import (
     ConfigChoice,
     ConfigGroup,
     config_options,
+    json_option,
     shards_option,
     stream_option,
     yes_option,
@@ -91,13 +92,18 @@ def show(config: ConfigChoice, *, as_json: bool) -> int:
 
 @state.command()
 @config_options
-def verify(config: ConfigChoice) -> int:
+@json_option("One JSON document a shard; `wrong` is empty where nothing is.")
+def verify(config: ConfigChoice, *, as_json: bool) -> int:
     """Read and check every version that a lease would begin with.
 
     Exit code 1 if one is missing or damaged, or a row names none for its checkpoint.
     """
     found = [read_state(row, store)[0] for row, store in _leases(config)]
     wrong = [each for each in found if each.wrong]
+    if as_json:
+        for each in found:
+            echo(escaped_in_json(msgspec.json.encode(each).decode()))
+        return exit_codes.UNMET if wrong else exit_codes.DRAINED
     for each in wrong:
         echo(f"{each.shard}: {each.wrong}", err=True)
     echo(f"{len(found) - len(wrong)} of {len(found)} shards have their state")

@@ -6,13 +6,17 @@ They hold only values that were read. A checkpoint has no time, and none is gues
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner, Pause, Scope
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST
 from kclrun.model.time import WallTime, utc_text
+
+_LONG_NUMBER: Final = re.compile(r"\b(\d{5})\d{20,}(\d{6})\b")
 
 
 class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +118,36 @@ def shortened(checkpoint: str) -> str:
     if not digits.isdecimal() or len(digits) <= 12:
         return checkpoint
     return f"{digits[:5]}…{digits[-6:]}{slash}{sub}"
+
+
+def names_position(named: str, position: str) -> bool:
+    """Whether `named` is a short form of a position, or of its sequence number: `49671…8322` as in
+    lists (three dots do as well), its beginning, or its end."""
+    head, dots, tail = named.replace("...", "…").partition("…")
+    forms = {position, position.partition("/")[0]}
+    if dots:
+        return any(
+            len(head) + len(tail) <= len(form) and form.startswith(head) and form.endswith(tail)
+            for form in forms
+        )
+    return any(form.startswith(named) or form.endswith(named) for form in forms)
+
+
+def with_short_positions(text: str) -> str:
+    """A sentence with its sequence numbers in short: they have 56 digits, and say nothing more to a
+    reader."""
+    return _LONG_NUMBER.sub(r"\1…\2", text)
+
+
+def host_of(owner: str) -> str:
+    """Group and host slot of one of our owners; of another, its id."""
+    parsed = Owner.parse(owner)
+    return owner if parsed is None else f"{parsed.group} {parsed.slot}".lstrip()
+
+
+def on_one_line(text: str) -> str:
+    """A text of several lines as one, in which none of its words is missing."""
+    return " ".join(text.split())
 
 
 def waiting_for(lease: Lease, leases: Mapping[str, Lease]) -> tuple[str, ...]:

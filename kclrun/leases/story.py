@@ -95,10 +95,13 @@ RECORDED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 # A reason is a sentence of ours; beyond this it explains nothing more, and an entry stays small.
 TEXT_CHARACTERS_MAX: Final = 200
-_TYPE: Final = re.compile(r"[A-Za-z_][\w.]*")
-# A text of `reason_of` (protocol/reports.py): behind the type follows a message of user code.
+_TYPE: Final = re.compile(r"[A-Za-z_][\w.]*(?=:|\Z)")
+# A text of `reason_of` (protocol/reports.py): behind the type, if there is one, is a message of
+# user code. HaltShard has a message alone.
 _OF_USER_CODE: Final = re.compile(
-    r"((?:the processor|\w[\w ]{0,40}?) failed (?:once|\d+ times): [A-Za-z_][\w.]*).*", re.DOTALL
+    r"((?:the processor|\w[\w ]{0,40}?) failed (?:once|\d+ times)"
+    r"(?:: [A-Za-z_][\w.]*(?=:|\n| \(|\Z))?).*",
+    re.DOTALL,
 )
 
 
@@ -292,11 +295,17 @@ def story_of(shard: str, entries: Iterable[Entry], until: WallTime | None = None
     return writer.story()
 
 
+def finished_words(children: Iterable[str] = ()) -> str:
+    """That a shard was read to its end, and which shards came after it."""
+    after = " and ".join(map(short_name, children))
+    return f"finished: the shard was read to its end{f'; after it came {after}' if after else ''}."
+
+
 def present(lease: Lease, story: Story) -> Iterator[str]:
     """The present state by the row, and whether the story shows how its owner got the lease."""
     place = shortened(str(lease.checkpoint))
     if lease.is_ended:
-        yield "Now: the shard has ended."
+        yield f"Now: {finished_words(sorted(lease.children))}"
         return
     if lease.halt is not None:
         yield f"Now: halted at {place}, by {who(lease.owner)}: {lease.halt.reason}"

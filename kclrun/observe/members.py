@@ -43,6 +43,7 @@ _ERRORS: Final = frozenset(
         "process_died",
         "process_stalled",
         "lease_halted",
+        "lease_process_warned",
     }
 )
 
@@ -130,7 +131,7 @@ def _error_of(event: str, fields: Mapping[str, Value]) -> ErrorBody:
     return ErrorBody(
         at=WallTime(round(time.time(), 3)),
         event=event,
-        error=text("error") or text("reason"),
+        error=text("error") or text("reason") or text("detail"),
         raised_at=text("raised_at"),
         position=text("position"),
         attempts=attempts if isinstance(attempts, int) else 0,

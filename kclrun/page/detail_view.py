@@ -3,20 +3,22 @@ the dead letters. Pure; `Details` reads them while the page is open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 import msgspec
 
 from kclrun.consuming.hot_shards import traffic_in_words
-from kclrun.leases.lines import spelled
+from kclrun.leases.lines import shortened, spelled
 from kclrun.leases.story import Sentence
 from kclrun.model.lease import Lease, Owner
+from kclrun.model.stream import short_name
 from kclrun.model.time import WallTime
 from kclrun.observe.members import ErrorBody, LeaseDetail
 from kclrun.page import layout
 from kclrun.page.acting import letter_actions
 from kclrun.page.markup import Child, Html, element, joined, short
+from kclrun.page.outputs_view import Warned
 from kclrun.page.snapshot import About
 
 # A story that is longer fills several screens: `kclrun why SHARD --all` has the whole.
@@ -30,6 +32,7 @@ _EVENTS: Final = {
     "process_died": "the process died",
     "process_stalled": "the process stood still",
     "lease_halted": "the lease was halted",
+    "lease_process_warned": "its process warned",
 }
 
 
@@ -88,6 +91,14 @@ class Details(Protocol):
         """The story of a lease; in a quiet fleet a minute old at the most."""
         ...
 
+    def warned(self) -> Mapping[str, Warned]:
+        """The last warning of each lease's process, by the stories; none while they are read."""
+        ...
+
+    def ended(self) -> frozenset[str]:
+        """The shards that the stories show as read to their end; none while they are read."""
+        ...
+
     def asked(self, lease: Lease) -> AskedOwner | None:
         """The detail that the owner of the lease gives, some seconds old at the most."""
         ...
@@ -100,7 +111,7 @@ class Details(Protocol):
 def detail_body(about: About, details: Details, lease: Lease) -> Html:
     """The sections of one lease."""
     return joined(
-        _owner(details.asked(lease)) if not lease.is_ended else None,
+        _owner(details.asked(lease), lease) if not lease.is_ended else None,
         _story(about, lease, details.story(lease)),
     )
 
@@ -125,7 +136,7 @@ def _story(about: About, lease: Lease, story: StoryRead | None) -> Html:
         if story.before
         else None,
         element("ol", list(_lines(story.sentences)), class_="story") if story.sentences else None,
-        [element("p", line, class_="words") for line in story.now],
+        [element("p", line, class_="words") for line in story.now if not _is_of_halt(line, lease)],
         element(
             "p",
             "By the clock of each machine, from the records of this machine and those in S3."
@@ -137,6 +148,11 @@ def _story(about: About, lease: Lease, story: StoryRead | None) -> Html:
             class_="quiet",
         ),
     )
+
+
+def _is_of_halt(line: str, lease: Lease) -> bool:
+    """Whether it says again what the box above says."""
+    return lease.halt is not None and lease.halt.reason in line
 
 
 def _lines(sentences: Sequence[Sentence]) -> Iterator[Html]:
@@ -158,7 +174,7 @@ def _lines(sentences: Sequence[Sentence]) -> Iterator[Html]:
 # The detail that the owner gives.
 
 
-def _owner(asked: AskedOwner | None) -> Html:
+def _owner(asked: AskedOwner | None, lease: Lease) -> Html:
     title = element("h2", "Live, from its owner", id="live")
     if asked is None:
         return joined(title, element("p", "Its owner is being asked.", class_="quiet"))
@@ -167,9 +183,9 @@ def _owner(asked: AskedOwner | None) -> Html:
         return joined(title, element("p", asked.why, class_="quiet"))
     return joined(
         title,
-        layout.facts(_rates(detail)),
+        layout.facts(_rates(detail, lease)),
         _traffic(detail),
-        _errors(detail.errors),
+        _errors(_once(detail.errors)),
         element("p", f"Asked at {layout.instant(asked.read_at)}.", class_="quiet"),
     )
 
@@ -186,9 +202,10 @@ def why_not_asked(lease: Lease) -> str:
     return ""
 
 
-def _rates(detail: LeaseDetail) -> Iterator[tuple[str, Child]]:
+def _rates(detail: LeaseDetail, lease: Lease) -> Iterator[tuple[str, Child]]:
     yield "it is", layout.state(detail.state)
-    if detail.note:
+    # The reason of a halt is above.
+    if detail.note and not (detail.state == "halted" and lease.halt is not None):
         yield "because", element("span", detail.note, class_="words")
     yield "read", f"{detail.records_per_s:.1f} records/s"
     yield "since its manager started", f"{detail.records_total} records, {detail.bytes_total} bytes"
@@ -244,6 +261,16 @@ def _traffic(detail: LeaseDetail) -> Html | None:
         )
         if rows
         else None,
+    )
+
+
+def _once(errors: Sequence[ErrorBody]) -> tuple[ErrorBody, ...]:
+    """Without the halt by an error that is there with its stack, too."""
+    failed = {each.error for each in errors if each.event == "processor_failed"}
+    return tuple(
+        each
+        for each in errors
+        if each.event != "lease_halted" or not any(one in each.error for one in failed)
     )
 
 
@@ -306,7 +333,7 @@ def _letters(about: About, letters: LettersRead) -> Html:
     if not lines:
         return element("p", "There are none.")
     is_open = any(line.payload is not None for line in lines)
-    heads = ("given up", "stream", "shard", "position", "error", "calls")
+    heads = ("given up", "stream", "shard", "position", "calls")
     more = " These are the first; there are more." if letters.are_more else ""
     count = "1 dead letter" if len(lines) == 1 else f"{len(lines)} dead letters"
     caption = f"{count}, read at {layout.instant(letters.read_at)}.{more}"
@@ -314,25 +341,27 @@ def _letters(about: About, letters: LettersRead) -> Html:
         layout.table(
             caption,
             (*heads, "partition key", "payload") if is_open else heads,
-            map(_letter, lines),
+            [row for line in lines for row in _letter(line)],
             label="Dead letters",
         ),
         letter_actions(None, what="redrive all") if about.has_actions else None,
     )
 
 
-def _letter(line: LetterLine) -> Html:
+def _letter(line: LetterLine) -> Iterator[Html]:
+    """A row; below it the error, where a window of any width shows it."""
     data = (line.partition_key, line.payload) if line.payload is not None else ()
-    return element(
+    yield element(
         "tr",
         element("th", layout.instant(line.given_up_at), scope="row", class_="id"),
         element("td", short(line.stream)),
-        element("td", short(line.shard_id), class_="id"),
-        element("td", short(line.position), class_="id"),
-        element("td", _letter_error(line), class_="note"),
+        element("td", short_name(line.shard_id), class_="id"),
+        element("td", short(shortened(line.position)), class_="id one"),
         element("td", line.calls, class_="n"),
         [element("td", text, class_="words") for text in data],
     )
+    error = element("div", _letter_error(line))
+    yield element("tr", element("td", error, colspan=5 + len(data)), class_="why")
 
 
 def _letter_error(line: LetterLine) -> Html:

@@ -1,19 +1,19 @@
-"""The page of the fleet: figures, halted leases, findings, owners and groups; and the pages of its
-outputs and settings. Pure."""
+"""The page of the fleet: figures, halted leases, findings, owners and groups; and the page of its
+settings. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
-from kclrun.leases.doctor.findings import Finding, Gravity
-from kclrun.leases.lines import LagLine, soonest, spelled, worst
-from kclrun.model.lease import OFFERED, Lease, Owner
+from kclrun.leases.doctor.findings import Finding, Gravity, Kind
+from kclrun.leases.lines import LagLine, soonest, spelled, with_short_positions, worst
+from kclrun.model.lease import OFFERED, Halt, Lease, Owner
 from kclrun.page.layout import facts, instant, shard_link, shard_links, state, table
 from kclrun.page.markup import Child, Html, element, joined, link, short
-from kclrun.page.snapshot import About, Row, Snapshot, is_idle, rows_of
+from kclrun.page.snapshot import OVER, About, Row, Snapshot, is_idle, rows_of
 
 # Of further halts and findings only the number is shown: many of them have one cause.
 _HALTS_MAX: Final = 20
@@ -42,73 +42,69 @@ def resume_command(about: About, key: str) -> str:
 def fleet_body(about: About, snapshot: Snapshot) -> Html:
     """The fleet's page without its frame."""
     rows = rows_of(snapshot)
+    lags = {row.key: row.lag for row in rows if row.lag is not None}
     return joined(
         _figures(snapshot, rows),
         _halts(about, snapshot, rows),
         _findings(about, snapshot),
-        _owners(snapshot),
-        _groups(snapshot),
+        _owners(snapshot, lags),
+        _groups(snapshot, lags),
     )
 
 
 def _figures(snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
+    """What the fleet has, and what is wrong with it: a figure that is 0 says nothing."""
     states: dict[str, int] = {}
     for row in rows:
         states[row.state] = states.get(row.state, 0) + 1
-    lags = tuple(snapshot.lags.values())
+    lags = tuple(row.lag for row in rows if row.lag is not None)
     furthest, first_lost = worst(lags), soonest(lags)
-    unknown = sum(line.behind_s is None for line in lags)
-    lost = "-" if first_lost is None else spelled(first_lost.loss_in_s)
+    unknown = sum(map(_is_unknown, rows))
+    counted = (
+        (states.get("halted", 0), "halted", "bad", "halted"),
+        (states.get("unreadable", 0), "unreadable", "bad", "unreadable"),
+        (states.get("paused", 0), "paused", "warn", "paused"),
+        (sum(map(is_idle, rows)), "without an owner", "warn", "idle"),
+        (len(snapshot.owners.expired), "with a silent owner", "warn", "silent"),
+        (unknown, "with unknown lag", "warn", None),
+        (states.get("owned", 0), "owned", "", "owned"),
+        (states.get("ended", 0), "ended", "", "ended"),
+    )
     behind = "?" if furthest is None else spelled(furthest.behind_s)
-    halted = states.get("halted", 0)
-    idle = sum(map(is_idle, rows))
     items = [
         _figure(len(rows) - states.get("ended", 0), "shards to read", "/shards"),
-        _figure(states.get("owned", 0), "owned", "/shards", state="owned"),
-        _figure(halted, "halted", "/shards", tone="bad" if halted else "", state="halted"),
-        *(
-            [_figure(paused, "paused", "/shards", tone="warn", state="paused")]
-            if (paused := states.get("paused", 0))
-            else []
-        ),
-        _figure(idle, "without an owner", "/shards", tone="warn" if idle else "", state="idle"),
-        _figure(
-            len(snapshot.owners.expired),
-            "with a silent owner",
-            "/shards",
-            tone="warn" if snapshot.owners.expired else "",
-            state="silent",
-        ),
         _figure(behind, "at most behind", "/shards"),
-        _figure(lost, "to the first loss", "/shards"),
-        _figure(unknown, "with unknown lag", "/shards", tone="warn" if unknown else ""),
-        _figure(states.get("ended", 0), "ended", "/shards", state="ended"),
+        _figure(spelled(first_lost.loss_in_s), "to the first loss", "/shards")
+        if first_lost is not None
+        else None,
+        *(
+            _figure(number, name, "/shards", tone=tone, state=state)
+            for number, name, tone, state in counted
+            if number
+        ),
     ]
     return element("ul", items, class_="figures", aria_label="Figures")
 
 
-def _figure(value: int | str, text: str, path: str, *, tone: str = "", **query: str) -> Html:
-    return element("li", element("b", value), link(path, text, query), class_=tone or None)
+def _is_unknown(row: Row) -> bool:
+    if row.urgency == OVER or row.state == "unreadable":
+        return False
+    return row.lag is None or row.lag.behind_s is None
+
+
+def _figure(
+    value: int | str, text: str, path: str, *, tone: str = "", state: str | None = None
+) -> Html:
+    named = link(path, text, {"state": state})
+    return element("li", element("b", value), named, class_=tone or None)
 
 
 def _halts(about: About, snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
     halted = [row for row in rows if row.state == "halted"]
     if not halted:
         return joined()
-    boxes = []
-    for row in halted[:_HALTS_MAX]:
-        halt = snapshot.leases[row.key].halt
-        since = instant(halt.halted_at) if halt is not None else "not known"
-        command = resume_command(about, row.key)
-        boxes.append(
-            element(
-                "div",
-                element("p", element("strong", shard_link(row.key)), f" is halted since {since}."),
-                element("p", halt.reason if halt is not None else "", class_="words"),
-                element("p", "Mend the cause, then: ", element("code", command)),
-                class_="box bad",
-            )
-        )
+    halts = [(row, snapshot.leases[row.key].halt) for row in halted[:_HALTS_MAX]]
+    boxes = [halt_box(about, row, halt) for row, halt in halts if halt is not None]
     more = len(halted) - _HALTS_MAX
     left = element(
         "p", f"{more} more are halted: see ", link("/shards", "Shards", {"state": "halted"})
@@ -116,9 +112,51 @@ def _halts(about: About, snapshot: Snapshot, rows: tuple[Row, ...]) -> Html:
     return joined(element("h2", "Halted"), boxes, left if more > 0 else None)
 
 
+def halt_box(about: About, row: Row, halt: Halt, *, named: bool = True) -> Html:
+    """A halt: its reason in full, what waits, and the one command that repairs it."""
+    since = f"alted since {instant(halt.halted_at)}."
+    return element(
+        "div",
+        element("p", element("strong", shard_link(row.key)), f" is h{since}")
+        if named
+        else element("p", element("strong", f"H{since}")),
+        element("p", with_short_positions(halt.reason) if named else halt.reason, class_="words"),
+        element("p", "Its owner keeps and renews it, and reads nothing. ", *_waiting(row)),
+        element("p", "Mend the cause, then: ", element("code", resume_command(about, row.key))),
+        class_="box bad",
+    )
+
+
+def _waiting(row: Row) -> Iterator[str]:
+    """How long its records wait, and when they are lost, as far as that is known."""
+    lag = row.lag
+    if lag is None or lag.behind_s is None:
+        yield "How long its oldest record waits is not known."
+    elif row.is_lag_least:
+        yield f"A record has waited for {spelled(lag.behind_s)}; older ones may wait, too."
+    elif lag.oldest_at is None:
+        yield "No record waited at the last reading of its lag."
+    else:
+        yield f"Its oldest unread record has waited for {spelled(lag.behind_s)}"
+        yield "." if lag.loss_in_s is None else f", and is lost in {spelled(lag.loss_in_s)}."
+
+
+def findings_besides_halts(snapshot: Snapshot) -> tuple[Finding, ...] | None:
+    """The findings of the doctor, without halts: the page has those from the rows."""
+    if snapshot.findings is None:
+        return None
+    halted = {key for key, lease in snapshot.leases.items() if lease.halt is not None}
+    return tuple(
+        each
+        for each in snapshot.findings
+        if each.kind is not Kind.HALTED or not halted.issuperset(each.keys)
+    )
+
+
 def _findings(about: About, snapshot: Snapshot) -> Html:
     title = element("h2", "Findings of the doctor")
-    if snapshot.findings is None:
+    found = findings_besides_halts(snapshot)
+    if found is None:
         return joined(
             title,
             element(
@@ -135,13 +173,15 @@ def _findings(about: About, snapshot: Snapshot) -> Html:
         element("code", about.doctor_command),
         class_="quiet",
     )
-    if not snapshot.findings:
-        good = element("div", element("p", "The lease table is healthy."), class_="box good")
+    if not found:
+        is_healthy = not snapshot.findings
+        words = "The lease table is healthy." if is_healthy else "Nothing but the halts above."
+        good = element("div", element("p", words), class_="box good" if is_healthy else "box")
         return joined(title, good, looked_at)
-    more = len(snapshot.findings) - _FINDINGS_MAX
+    more = len(found) - _FINDINGS_MAX
     return joined(
         title,
-        [finding_box(about, each) for each in snapshot.findings[:_FINDINGS_MAX]],
+        [finding_box(about, each) for each in found[:_FINDINGS_MAX]],
         element("p", f"{more} more: the command prints all of them.") if more > 0 else None,
         looked_at,
     )
@@ -174,14 +214,14 @@ def finding_box(about: About, finding: Finding) -> Html:
     )
 
 
-def _owners(snapshot: Snapshot) -> Html:
+def _owners(snapshot: Snapshot, lags: Mapping[str, LagLine]) -> Html:
     by_owner: dict[str, list[Lease]] = {}
     for lease in snapshot.leases.values():
         if not lease.is_ended:
             name = "" if lease.owner in (None, OFFERED) else str(lease.owner)
             by_owner.setdefault(name, []).append(lease)
     held = sorted(
-        (_held(name, leases, snapshot) for name, leases in by_owner.items() if name),
+        (_held(name, leases, lags) for name, leases in by_owner.items() if name),
         key=lambda each: each.name,
     )
     rows = [
@@ -195,20 +235,21 @@ def _owners(snapshot: Snapshot) -> Html:
         for each in held[:_OWNERS_MAX]
     ]
     heads = ("owner", "group", "its rows", "leases", "halted", "KiB/s", "CPU", "behind")
+    count = "1 owner" if len(held) == 1 else f"{len(held)} owners"
     caption = (
-        f"{len(held)} owners. Silent: none of its rows was written for a failover. KiB/s and CPU"
+        f"{count}. Silent: none of its rows was written for a failover. KiB/s and CPU"
         " (share of one core) are means over two minutes, as the owners measured them."
     )
     return joined(element("h2", "Owners"), table(caption, heads, rows, label="Owners"))
 
 
-def _groups(snapshot: Snapshot) -> Html:
+def _groups(snapshot: Snapshot, lags: Mapping[str, LagLine]) -> Html:
     by_group: dict[str, list[Lease]] = {}
     for lease in snapshot.leases.values():
         if not lease.is_ended and lease.owner not in (None, OFFERED):
             by_group.setdefault(_group_of(str(lease.owner)), []).append(lease)
     held = sorted(
-        (_held(name, leases, snapshot) for name, leases in by_group.items()),
+        (_held(name, leases, lags) for name, leases in by_group.items()),
         key=lambda each: each.name,
     )
     rows = [
@@ -220,6 +261,8 @@ def _groups(snapshot: Snapshot) -> Html:
         )
         for each in held[:_OWNERS_MAX]
     ]
+    if len(held) < 2:  # the figures are those of the fleet
+        return joined()
     heads = ("group", "owners", "leases", "halted", "KiB/s", "CPU", "behind")
     caption = "Groups: availability zones or clusters, by leases.group."
     return joined(element("h2", "Groups"), table(caption, heads, rows, label="Groups"))
@@ -236,7 +279,7 @@ def _numbers(held: _Held) -> list[Html]:
     return [element("td", value, class_="n") for value in values]
 
 
-def _held(name: str, leases: list[Lease], snapshot: Snapshot) -> _Held:
+def _held(name: str, leases: list[Lease], lags: Mapping[str, LagLine]) -> _Held:
     loads = [lease.load for lease in leases if lease.load is not None]
     return _Held(
         name=name,
@@ -245,7 +288,7 @@ def _held(name: str, leases: list[Lease], snapshot: Snapshot) -> _Held:
         owners=len({lease.owner for lease in leases}),
         kbps=sum(load.kbps for load in loads) if loads else None,
         cpu=sum(load.cpu for load in loads) if loads else None,
-        behind_s=_furthest(leases, snapshot.lags),
+        behind_s=_furthest(leases, lags),
     )
 
 
@@ -259,37 +302,6 @@ def _group_of(owner: str) -> str:
     if parsed is None:
         return "(not kclrun)"
     return short(parsed.group) or "(none)"
-
-
-# The pages of outputs and dead letters, and of the settings.
-
-_ROWS_MAX: Final = 1_000
-
-
-def outputs_body(snapshot: Snapshot) -> Html:
-    """The cursors of the outputs on the rows."""
-    with_cursors = [lease for lease in snapshot.leases.values() if lease.outputs is not None]
-    rows = [
-        element(
-            "tr",
-            element("th", shard_link(lease.key), scope="row", class_="id"),
-            element("td", short(name)),
-            element("td", short(str(cursor)), class_="id"),
-            element("td", short(str(lease.checkpoint)), class_="id"),
-        )
-        for lease in sorted(with_cursors, key=lambda lease: lease.key)
-        if lease.outputs is not None
-        for name, cursor in lease.outputs.cursors
-    ]
-    more = f" The first {_ROWS_MAX} are shown." if len(rows) > _ROWS_MAX else ""
-    caption = f"{len(rows)} cursors: how far each output has the rows of each shard.{more}"
-    heads = ("shard", "output", "cursor", "checkpoint")
-    return joined(
-        element("h2", "Outputs"),
-        table(caption, heads, rows[:_ROWS_MAX], label="Outputs")
-        if rows
-        else element("p", "No row of the lease table has the cursor of an output."),
-    )
 
 
 def settings_body(about: About) -> Html:

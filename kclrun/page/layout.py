@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from kclrun.leases.lines import spelled
+from kclrun.leases.lines import on_one_line, spelled, with_short_positions
 from kclrun.model.lease import Lease
 from kclrun.model.stream import called
 from kclrun.model.time import WallTime
 from kclrun.page.lag_history import LEVELS, SAMPLES_MAX, measured_every_s
 from kclrun.page.markup import Child, Html, element, joined, link, short
-from kclrun.page.snapshot import About, Problem, Row, Snapshot
+from kclrun.page.snapshot import OVER, About, Problem, Row, Snapshot
 
 PAGES: Final = (
     ("/", "Fleet"),
@@ -23,7 +23,7 @@ PAGES: Final = (
     ("/settings", "Settings"),
 )
 # Characters of a text in a list; the page of the shard shows the rest.
-_LINE_MAX: Final = 110
+_LINE_MAX: Final = 400
 _NAMED_MAX: Final = 4
 # Columns of numbers, which are aligned at the right.
 _NUMBERS: Final = frozenset(
@@ -53,6 +53,9 @@ _TONES: Final[Mapping[str, str]] = {
     "no lease": "warn",
     "silent": "warn",
     "owned": "good",
+    "ok": "good",
+    "behind": "warn",
+    "failing": "bad",
     "renewing": "good",
 }
 
@@ -259,13 +262,18 @@ def _number_of(key: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """A text from a row or from user code, in a list: one line of it."""
-    return short(text, _LINE_MAX)
+    """A text from a row or from user code, in a list: without its lines, and with its sequence
+    numbers in short."""
+    return short(with_short_positions(on_one_line(text)), _LINE_MAX)
 
 
 def lag_text(row: Row) -> str:
-    """How far a row is behind: `4m 10s`, `?` if it could not be measured, `-` where it is over."""
-    return "-" if row.lag is None else spelled(row.lag.behind_s)
+    """How far a row is behind: `4m 10s`, `≥ 4m 10s` where only that is known, `?` if it was not
+    measured, `-` where it is over."""
+    if row.urgency == OVER:
+        return "-"
+    least = "≥ " if row.is_lag_least else ""
+    return f"{least}{spelled(row.lag.behind_s if row.lag is not None else None)}"
 
 
 def loss_text(row: Row) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,9 +11,10 @@ from kclrun.model.stream import called, is_loopback_host
 from kclrun.observe.endpoint import Answer, Feed, HttpEndpoint, Query, Route
 from kclrun.page.acting import PATH, Actions, act, fleet_actions, plan_body, plan_of, wish_of
 from kclrun.page.detail_view import Details, letters_body
-from kclrun.page.fleet_view import fleet_body, outputs_body, settings_body
+from kclrun.page.fleet_view import fleet_body, settings_body
 from kclrun.page.layout import page
 from kclrun.page.markup import Html, element, joined, short
+from kclrun.page.outputs_view import Warned, leases_to_ask, outputs_body
 from kclrun.page.shards_view import lineage_body, shard_body, shards_body
 from kclrun.page.snapshot import About, Snapshot
 
@@ -99,6 +100,21 @@ def forms(about: About, look: Callable[[], Snapshot], actions: Actions) -> dict[
     return {PATH: done}
 
 
+def _warned(about: About, snapshot: Snapshot, details: Details | None) -> Mapping[str, Warned]:
+    """The last warning of each lease: as its owner has it, for those that an output may hold up;
+    of the others, as the stories have it."""
+    if details is None:
+        return {}
+    warned = dict(details.warned())
+    for lease in leases_to_ask(about, snapshot):
+        asked = details.asked(lease)
+        errors = asked.detail.errors if asked is not None and asked.detail is not None else ()
+        for each in errors[::-1]:  # the last one first
+            if each.event == "lease_process_warned":
+                warned[lease.key] = Warned(each.at, each.error)
+    return warned
+
+
 def routes(
     about: About,
     look: Callable[[], Snapshot],
@@ -140,7 +156,11 @@ def routes(
 
     def outputs(snapshot: Snapshot, _: Query) -> Html:
         letters = details.letters() if details is not None else None
-        return joined(outputs_body(snapshot), letters_body(about, letters))
+        warned = _warned(about, snapshot, details)
+        return joined(outputs_body(about, snapshot, warned), letters_body(about, letters))
+
+    def lineage(snapshot: Snapshot, _: Query) -> Html:
+        return lineage_body(snapshot, details.ended() if details is not None else frozenset())
 
     here = Path(__file__)
     style = Answer(here.with_name("style.css").read_bytes(), "text/css; charset=utf-8")
@@ -152,7 +172,7 @@ def routes(
             "/shards", "Shards", lambda snapshot, query: shards_body(about, snapshot, query)
         ),
         "/shard": one_shard,
-        "/lineage": titled("/lineage", "Lineage", lambda snapshot, _: lineage_body(snapshot)),
+        "/lineage": titled("/lineage", "Lineage", lineage),
         "/outputs": titled("/outputs", "Outputs and dead letters", outputs),
         "/settings": titled("/settings", "Settings", lambda _, __: settings_body(about)),
         "/style.css": lambda _: style,

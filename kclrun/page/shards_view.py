@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from kclrun.leases.lines import pause_words, shortened, spelled
+from kclrun.leases.finished import Finished
+from kclrun.leases.lines import host_of, pause_words, shortened, spelled
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
@@ -15,7 +16,7 @@ from kclrun.model.stream import called
 from kclrun.page import layout
 from kclrun.page.acting import kclrun_owners, letter_actions, shard_actions
 from kclrun.page.detail_view import Details, detail_body
-from kclrun.page.fleet_view import finding_box, resume_command
+from kclrun.page.fleet_view import finding_box, findings_besides_halts, halt_box
 from kclrun.page.markup import Child, Html, as_title, element, joined, link, short
 from kclrun.page.snapshot import About, Row, Snapshot, is_idle, most_urgent_first, rows_of
 
@@ -33,7 +34,6 @@ _HEADS: Final = (
     "checkpoint",
     "parents",
     "children",
-    "note",
 )
 
 Query = Mapping[str, str]
@@ -50,7 +50,7 @@ def shards_body(about: About, snapshot: Snapshot, query: Query) -> Html:
     order = "in the order of their ids" if by_id else "the most urgent first"
     part = f", rows {first + 1} to {first + len(shown)}" if len(shown) < len(rows) else ""
     caption = f"{len(rows)} shards{_which(query)}, {order}{part}."
-    lines = [_line(row, snapshot) for row in shown]
+    lines = [line for row in shown for line in _lines(row, snapshot)]
     return joined(
         _choices(query),
         layout.table(caption, _HEADS, lines, label="Shards"),
@@ -105,6 +105,14 @@ def _number(text: str | None) -> int:
     return int(text)
 
 
+def _lines(row: Row, snapshot: Snapshot) -> Iterator[Html]:
+    """A row; below it its note, where a window of any width shows it."""
+    yield _line(row, snapshot)
+    if row.note:
+        note = element("div", layout.one_line(row.note))
+        yield element("tr", element("td", note, colspan=len(_HEADS)), class_="why")
+
+
 def _line(row: Row, snapshot: Snapshot) -> Html:
     return element(
         "tr",
@@ -113,30 +121,26 @@ def _line(row: Row, snapshot: Snapshot) -> Html:
         element("td", layout.lag_text(row), class_="n"),
         element("td", layout.loss_text(row), class_="n"),
         element("td", layout.strip(snapshot.history.get(row.key)) if row.state != "ended" else "-"),
-        element("td", _host(row.owner), class_="id one"),
+        element("td", short(host_of(row.owner), 40) or "-", class_="id one"),
         element("td", short(shortened(row.checkpoint), 40) or "-", class_="id one"),
         element("td", layout.shard_links(row.parents, in_short=True), class_="id one"),
         element("td", layout.shard_links(row.children, in_short=True), class_="id one"),
-        element("td", layout.one_line(row.note), class_="note"),
     )
 
 
-def _host(owner: str) -> str:
-    """Group and host slot of an owner; the page of the shard has the whole id."""
-    parsed = Owner.parse(owner)
-    if parsed is None:
-        return short(owner, 40) or "-"
-    return short(f"{parsed.group} {parsed.slot}".lstrip(), 40)
-
-
-def lineage_body(snapshot: Snapshot) -> Html:
-    """The tree of splits and merges."""
+def lineage_body(snapshot: Snapshot, ended: Collection[str] = frozenset()) -> Html:
+    """The tree of splits and merges. `ended` are the shards that the recorded stories show as read
+    to their end."""
     lineage = lineage_of(snapshot.leases, snapshot.shards, ROWS_MAX)
     states = {row.key: row for row in rows_of(snapshot)}
     alone = f"{lineage.alone} shards have neither a parent nor a child here."
     if not lineage.descents:
         return element("p", f"No split and no merge is in the table or the stream. {alone}")
-    rows = [_descent(each, states.get(each.key)) for each in lineage.descents]
+    judge = Finished(snapshot.leases, snapshot.shards, ended)
+    words = {
+        each.key: _standing(states.get(each.key), judge, each.key) for each in lineage.descents
+    }
+    rows = [_descent(each, states.get(each.key), words[each.key]) for each in lineage.descents]
     left = (
         f" {lineage.left_out} more are not shown: beyond {ROWS_MAX}, or rows that name each other"
         " as parents."
@@ -145,13 +149,42 @@ def lineage_body(snapshot: Snapshot) -> Html:
     )
     caption = (
         "A shard is below its parent; one that was merged of two is below the first of them."
-        f" {alone}{left}"
+        f" {alone}{left}{_explained(words.values())}"
     )
     heads = ("shard", "generation", "state", "behind", "came from", "became")
     return layout.table(caption, heads, rows, label="Lineage")
 
 
-def _descent(of: Descent, row: Row | None) -> Html:
+_FINISHED: Final = "finished"
+_UNKNOWN: Final = "not known"
+
+
+def _standing(row: Row | None, judge: Finished, key: str) -> str:
+    """The state of a shard, which may have no row any more."""
+    if row is not None:
+        return row.state
+    is_finished = judge.is_finished(key)
+    if is_finished is None:
+        return _UNKNOWN
+    return _FINISHED if is_finished else "no lease"
+
+
+def _explained(words: Collection[str]) -> str:
+    finished = (
+        " Finished: it was read to its end, and its row was deleted since."
+        if _FINISHED in words
+        else ""
+    )
+    unknown = (
+        " Not known: it has no row, and nothing here shows whether it was read to its end or is"
+        " from before the start of the application."
+        if _UNKNOWN in words
+        else ""
+    )
+    return finished + unknown
+
+
+def _descent(of: Descent, row: Row | None, standing: str) -> Html:
     depth = min(of.depth, _INDENT_MAX)
     began = {0: "oldest known", 1: "split of "}.get(len(of.parents), "merge of ")
     became = {0: "", 1: "merged or replaced: "}.get(len(of.children), "split: ")
@@ -165,7 +198,7 @@ def _descent(of: Descent, row: Row | None) -> Html:
             class_=f"id i{depth}" if depth else "id",
         ),
         element("td", of.depth + 1, class_="n"),
-        element("td", layout.state(row.state if row is not None else "not in the table")),
+        element("td", layout.state(standing)),
         element("td", layout.lag_text(row) if row is not None else "-", class_="n"),
         element(
             "td",
@@ -249,9 +282,10 @@ def shard_body(
     lease = snapshot.leases.get(key)
     if row is None and key not in snapshot.shards:
         return None
-    findings = [finding_box(about, each) for each in snapshot.findings or () if key in each.keys]
+    found = findings_besides_halts(snapshot)
+    findings = [finding_box(about, each) for each in found or () if key in each.keys]
     return joined(
-        _halt(about, lease),
+        _halt(about, lease, row),
         _pause(about, lease, snapshot),
         _actions(about, lease, snapshot) if about.has_actions else None,
         element("h2", "Now"),
@@ -268,24 +302,10 @@ def shard_body(
     )
 
 
-def _halt(about: About, lease: Lease | None) -> Html | None:
-    if lease is None or lease.halt is None:
+def _halt(about: About, lease: Lease | None, row: Row | None) -> Html | None:
+    if lease is None or lease.halt is None or row is None:
         return None
-    halt = lease.halt
-    return element(
-        "div",
-        element("p", element("strong", f"Halted since {layout.instant(halt.halted_at)}.")),
-        element("p", halt.reason, class_="words"),
-        element(
-            "p",
-            "Its owner keeps and renews it, and reads nothing. The oldest record that is known to"
-            f" wait arrived at {layout.instant(halt.waiting_since)}; older ones may wait, too."
-            if halt.waiting_since is not None
-            else "Its owner keeps and renews it, and reads nothing.",
-        ),
-        element("p", "Mend the cause, then: ", element("code", resume_command(about, lease.key))),
-        class_="box bad",
-    )
+    return halt_box(about, row, lease.halt, named=False)
 
 
 def _pause(about: About, lease: Lease | None, snapshot: Snapshot) -> Html | None:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from kclrun.leases.doctor.findings import Finding
-from kclrun.leases.lines import LagLine, LeaseLine, line_of, waiting_for
+from kclrun.leases.lines import Lag, LagLine, LeaseLine, lag_line, line_of, waiting_for
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.shard import Shard
@@ -20,6 +20,16 @@ from kclrun.model.time import Instant, WallTime
 # How urgent a row of a list is: an operator is needed; the lease does not move; it works; it ended.
 URGENT, IDLE, WORKING, OVER = range(4)
 _NOBODY: Final = OwnerId("kclrun::page:0")
+
+
+class OutputPlace(msgspec.Struct, frozen=True):
+    """An output of the settings: its name, its setting as errors name it, its destination without
+    secrets, and how long a roll is open."""
+
+    name: str
+    setting: str
+    where: str
+    roll_s: float = 0.0
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +52,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     letters: str = ""
     has_actions: bool = False
     refresh_s: int = 10
+    outputs: tuple[OutputPlace, ...] = ()
     plan: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
 
     def of_shard(self, command: str, key: str) -> str:
@@ -66,7 +77,8 @@ class Owners(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the list of shards: a lease, a shard without one, or a row that is broken."""
+    """One line of the list of shards: a lease, a shard without one, or a row that is broken. The
+    lag is that of `taken_at`; with `is_lag_least` it may be larger."""
 
     key: str
     state: str
@@ -77,6 +89,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     children: tuple[str, ...] = ()
     note: str = ""
     lag: LagLine | None = None
+    is_lag_least: bool = False
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +144,7 @@ def rows_of(snapshot: Snapshot) -> tuple[Row, ...]:
 
 
 def _of_lease(line: LeaseLine, lease: Lease, snapshot: Snapshot) -> Row:
-    lag = snapshot.lags.get(line.shard)
+    lag, is_lag_least = _lag_now(line, lease, snapshot)
     waits = waiting_for(lease, snapshot.leases)
     is_expired = lease.key in snapshot.owners.expired
     if line.state == "ended":
@@ -162,6 +175,45 @@ def _of_lease(line: LeaseLine, lease: Lease, snapshot: Snapshot) -> Row:
         children=line.children,
         note="; ".join(note for note in notes if note),
         lag=lag if line.state != "ended" else None,
+        is_lag_least=is_lag_least,
+    )
+
+
+def _lag_now(line: LeaseLine, lease: Lease, snapshot: Snapshot) -> tuple[LagLine | None, bool]:
+    """The lag of a lease at `taken_at`, and whether that is only the least that it can be.
+
+    The checkpoint of a shard that is not read stands still: its oldest unread record grows older
+    from one measurement to the next, and also while none succeeds. A halt whose lag is not known
+    counts from the oldest record that is known to wait.
+    """
+    lag = snapshot.lags.get(line.shard)
+    is_read = line.state == "owned" and lease.key not in snapshot.owners.expired
+    if lag is not None and lag.behind_s is not None:
+        is_known = is_read or lag.oldest_at is None or snapshot.lags_at is None
+        return (lag if is_known else _aged(lag, snapshot)), False
+    halt = lease.halt
+    since = (halt.waiting_since or halt.halted_at) if halt is not None else None
+    if not since:
+        return lag, False
+    waits = Lag(max(0.0, snapshot.taken_at - since), None, note=lag.note if lag else "")
+    return lag_line(
+        shard=line.shard,
+        state=line.state,
+        owner=line.owner,
+        checkpoint=line.checkpoint,
+        lag=waits,
+        retention_s=0.0,
+        note="",
+    ), True
+
+
+def _aged(lag: LagLine, snapshot: Snapshot) -> LagLine:
+    past_s = max(0.0, snapshot.taken_at - (snapshot.lags_at or snapshot.taken_at))
+    left_s = lag.loss_in_s
+    return msgspec.structs.replace(
+        lag,
+        behind_s=(lag.behind_s or 0.0) + past_s,
+        loss_in_s=None if left_s is None else max(0.0, left_s - past_s),
     )
 
 

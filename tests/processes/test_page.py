@@ -93,7 +93,7 @@ def test_it_begins_before_the_first_start_and_shows_the_fleet_and_a_split_as_the
     site.put([(f"key{n}", "x") for n in range(100)])
     output = site.config.with_name("rows")
     fleet = programs("run", "--config", site.config, "--set", f"output.path={output}")
-    until_shown(url, "/", r"1 owners\.", "renewing", ">2</b><a[^>]*>owned", "table is healthy")
+    until_shown(url, "/", r"1 owner\.", "renewing", ">2</b><a[^>]*>owned", "table is healthy")
     until_shown(url, "/shards", "<svg", r"2 shards, the most urgent first")
 
     site.split(site.open_shards()[0])
@@ -112,7 +112,7 @@ def test_a_manager_serves_the_page_while_it_runs(site, programs):
     fleet.until_reported("The page of the fleet: ")
     found = re.search(r"page of the fleet: (http://127\.0\.0\.1:\d+)/", " ".join(fleet.reported))
 
-    page = until_shown(found[1], "/", r"1 owners\.", ">2</b><a[^>]*>owned")
+    page = until_shown(found[1], "/", r"1 owner\.", ">2</b><a[^>]*>owned")
 
     assert "This page only reads" in page
     assert fetched(found[1], "/act?do=pause")[0] == 404

@@ -17,8 +17,8 @@ import msgspec
 
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, FiniteRange, config_options
-from kclrun.cli.leases.views import print_table
 from kclrun.cli.messages import echo
+from kclrun.cli.tables import print_table
 from kclrun.config.changes import is_of_changes
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,24 +20,28 @@ from kclrun.cli.config_options import (
     Configuration,
     config_options,
     ends_with_plan,
+    json_option,
     keys_option,
     shards_option,
     yes_option,
 )
 from kclrun.cli.dead_letters.redrive import Leases, carry_out, leases_now, redrives_of
 from kclrun.cli.messages import echo
+from kclrun.cli.tables import print_table, terminal_width
 from kclrun.cli.times import TimeType, time_option
 from kclrun.cli.user_code import dead_letter_folder
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
+from kclrun.leases.lines import names_position, on_one_line, shortened
 from kclrun.model.letter import LETTERS_MAX, KeptLetter, Letter
-from kclrun.model.stream import spelled_out
+from kclrun.model.stream import short_name, spelled_out
 from kclrun.model.text import escaped, harmless
 from kclrun.ports import LetterStore
 from kclrun.sinks.dead_letters import LetterFolder
 
-# Of an error, in a table: the whole is in `show`.
-_ERROR_CHARACTERS_MAX: Final = 60
+# The candidates for a short position that a message names.
+_CANDIDATES_MAX: Final = 8
+_LIST_TITLES: Final = ("given up", "stream", "shard", "position", "error")
 
 
 @click.group(name="dead-letters", cls=ConfigGroup)
@@ -58,6 +63,11 @@ def _filters(command: click.decorators.FC) -> click.decorators.FC:
     """The options that choose letters; all of them must fit."""
     for option in (
         shards_option,
+        click.option(
+            "--position",
+            metavar="POSITION",
+            help="Only the one at this position, in full or in short as `list` prints it.",
+        ),
         keys_option,
         click.option("--error", metavar="TEXT", help="Only those whose error contains this."),
         time_option("--since", kind=_SINCE, help_text="Only those given up then or later."),
@@ -78,22 +88,66 @@ _uncommitted = click.option(
 @config_options
 @_filters
 @_uncommitted
-def list_letters(config: ConfigChoice, **filters: Any) -> int:
-    """One line for each letter: where it was, when it was given up, and why."""
+@json_option("One JSON array: every field but the payload.")
+@click.option("--payload", "with_payload", is_flag=True, help="With --json: the payload as base64.")
+def list_letters(config: ConfigChoice, *, as_json: bool, with_payload: bool, **filters: Any) -> int:
+    """One line for each letter: where it was, when it was given up, and why.
+
+    On a terminal positions and errors are as long as the width allows; in a pipe they are whole.
+    """
+    if with_payload and not as_json:
+        raise click.UsageError("--payload goes with --json.")
     with _letters(config, filters) as chosen:
         kept = chosen.kept
-    for each in kept:
-        letter = each.letter
-        given_up = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(letter.given_up_at))
-        error = escaped(letter.error)[:_ERROR_CHARACTERS_MAX]
-        echo(f"{given_up}  {letter.stream}  {letter.shard_id}  {letter.position}  {error}")
+    if as_json:
+        echo(json.dumps([_plain(each, with_payload=with_payload) for each in kept], indent=2))
+    else:
+        _print_list([each.letter for each in kept])
     folder = dead_letter_folder(chosen.configuration.settings)
     is_missing = folder is not None and not folder.exists()
     missing = f": the folder {folder} does not exist" if is_missing else ""
-    echo(f"{len(kept)} dead letters{missing}", err=True)
+    count = "1 dead letter" if len(kept) == 1 else f"{len(kept)} dead letters"
+    echo(f"{count}{missing}", err=True)
     _print_left_out(chosen)
     _print_more(chosen)
     return exit_codes.DRAINED
+
+
+def _print_list(letters: Sequence[Letter]) -> None:
+    """A table on a terminal; elsewhere a line for each letter, which programs may cut."""
+    width = terminal_width()
+    rows = [
+        (
+            time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(letter.given_up_at)),
+            letter.stream,
+            letter.shard_id,
+            letter.position,
+            letter.error,
+        )
+        for letter in letters
+    ]
+    if width is None:
+        for row in rows:
+            echo("  ".join(map(escaped, row)))
+    elif rows:
+        on_terminal = {"shard": short_name, "position": shortened, "error": on_one_line}
+        print_table(_LIST_TITLES, rows, on_terminal=on_terminal)
+
+
+def _plain(kept: KeptLetter, *, with_payload: bool) -> dict[str, Any]:
+    """A letter for JSON, with its place; times in seconds since 1970."""
+    plain: dict[str, Any] = {
+        name: getattr(kept.letter, name)
+        for name in kept.letter.__struct_fields__
+        if name != "data" or with_payload
+    }
+    if with_payload:
+        plain["data"] = base64.b64encode(kept.letter.data).decode()
+    return plain | {
+        "position": kept.letter.position,
+        "kept_in": kept.where,
+        "is_uncommitted": kept.is_uncommitted,
+    }
 
 
 @dead_letters.command()
@@ -102,14 +156,13 @@ def list_letters(config: ConfigChoice, **filters: Any) -> int:
 def show(position: str, config: ConfigChoice) -> int:
     """Everything about one letter, its payload included.
 
-    POSITION is as `list` prints it. A payload that is not text is shown as base64.
+    POSITION is as `list` prints it, in full or in short (49680…506658, three dots do as well), or
+    its beginning or its end. A payload that is not text is shown as base64.
     """
     with _letters(config, {"position": position}) as chosen:
         found = (*chosen.kept, *chosen.left_out)
     if not found:
-        raise SettingsError(
-            f"there is no dead letter at {position}\nShow them:  kclrun dead-letters list"
-        )
+        raise _no_letter_at(position)
     for each in found:
         letter = each.letter
         echo(f"stream         {letter.stream}, {letter.shard_id}")
@@ -169,7 +222,8 @@ def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
 def drop(config: ConfigChoice, *, yes: bool, **filters: Any) -> int:
     """Remove letters for good: their records are lost."""
     with _letters(config, filters) as chosen:
-        echo(f"{'Dropping' if yes else 'Would drop'} {len(chosen.kept)} dead letters")
+        count = "1 dead letter" if len(chosen.kept) == 1 else f"{len(chosen.kept)} dead letters"
+        echo(f"{'Dropping' if yes else 'Would drop'} {count}")
         _print_more(chosen)
         if not ends_with_plan(is_confirmed=yes, has_changes=bool(chosen.kept)):
             chosen.store.remove(chosen.kept)
@@ -216,6 +270,8 @@ def _letters(
     if filters.get("error") == "":
         # As of a variable that is not set: `drop` would drop every letter.
         raise click.UsageError("--error is empty, which is a part of every error.")
+    if filters.get("position") == "":
+        raise click.UsageError("The position is empty, which is a short form of every position.")
     configuration = config.load() if processes else config.load_for("on_error")
     store = letter_store(configuration.settings)
     wants_uncommitted = filters.get("uncommitted", False)
@@ -227,15 +283,46 @@ def _letters(
         for each in store.kept():
             if not _fits(each.letter, filters):
                 continue
-            these = kept if each.is_uncommitted == wants_uncommitted else left_out
-            if len(these) < LETTERS_MAX:
-                these.append(each)
-            elif these is kept:
+            group = kept if each.is_uncommitted == wants_uncommitted else left_out
+            if len(group) < LETTERS_MAX:
+                group.append(each)
+            elif group is kept:
                 are_all = False
                 break
-        yield _Chosen(configuration, store, kept, left_out, leases, are_all)
+        these, others = _at_one_position(filters.get("position"), kept, left_out)
+        yield _Chosen(configuration, store, these, others, leases, are_all)
     finally:
         store.close()
+
+
+def _no_letter_at(position: str) -> SettingsError:
+    return SettingsError(
+        f"there is no dead letter at {position}\nShow them:  kclrun dead-letters list"
+    )
+
+
+def _at_one_position(
+    named: str | None, kept: Sequence[KeptLetter], left_out: Sequence[KeptLetter]
+) -> tuple[Sequence[KeptLetter], Sequence[KeptLetter]]:
+    """These letters, if they are of one record, or those whose whole position is named.
+
+    Raises: click.UsageError with the candidates for a short form of several positions.
+    """
+    if named is None:
+        return kept, left_out
+    if any(each.letter.position == named for each in (*kept, *left_out)):
+        exact = (
+            [each for each in these if each.letter.position == named] for these in (kept, left_out)
+        )
+        return next(exact), next(exact)
+    places = sorted({each.letter.order for each in (*kept, *left_out)})
+    if len(places) <= 1:
+        return kept, left_out
+    letters = {each.letter.order: each.letter for each in (*kept, *left_out)}
+    found = [letters[place] for place in places]
+    lines = [f"{each.position}  {each.shard_id}" for each in found[:_CANDIDATES_MAX]]
+    more = [f"… {len(found)} in all"] if len(found) > _CANDIDATES_MAX else []
+    raise click.UsageError("\n  ".join([f"{named} is short for several positions:", *lines, *more]))
 
 
 def _print_left_out(chosen: _Chosen) -> None:
@@ -267,7 +354,7 @@ def _fits(letter: Letter, filters: Mapping[str, Any]) -> bool:
     shards, keys, error = filters.get("shards"), filters.get("keys"), filters.get("error")
     since, position = filters.get("since"), filters.get("position")
     return (
-        (position is None or letter.position == position)
+        (position is None or names_position(position, letter.position))
         and (not shards or letter.shard_id in map(spelled_out, shards))
         and (not keys or letter.partition_key in keys)
         and (error is None or error in letter.error)

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kclrun.cli import exit_codes
-from kclrun.cli.leases.views import print_table
 from kclrun.cli.messages import echo
+from kclrun.cli.tables import print_table
 from kclrun.codec.kpl import effective_hash_key, open_aggregates
 from kclrun.config.units import parse_listen
 from kclrun.consuming.hot_shards import traffic_in_words

@@ -26,6 +26,7 @@ from kclrun.cli.config_options import (
 from kclrun.cli.leases import views
 from kclrun.cli.leases.rows import aws_of, lease_of, print_failure
 from kclrun.cli.messages import echo, some_of
+from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import DURATION
 from kclrun.config.schema import stream_name
 from kclrun.config.units import Duration
@@ -164,10 +165,11 @@ def _change(
         return plan(views.scan_leases(aws), reach, aws.dynamodb_client.service_time())
 
     plans = planned()
-    for each in plans[:_PLANS_SHOWN_MAX]:
+    shown = plans[: most_on_terminal(_PLANS_SHOWN_MAX)]
+    for each in shown:
         echo(each.words)
-    if len(plans) > _PLANS_SHOWN_MAX:
-        echo(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases")
+    if len(shown) < len(plans):
+        echo(f"… and {len(plans) - len(shown)} more leases")
     if ends_with_plan(
         is_confirmed=is_confirmed, has_changes=any(each.change is not None for each in plans)
     ):

@@ -30,6 +30,7 @@ from kclrun.cli.leases import views
 from kclrun.cli.leases.rows import Failure, lease_of, print_failure
 from kclrun.cli.messages import echo
 from kclrun.cli.services import refuse_expired, utc
+from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
@@ -394,10 +395,11 @@ def _show(each: _Reset, settings: Settings, to: str) -> None:
 
 def _show_rows(lines: Iterable[str]) -> None:
     rows = list(lines)
-    for line in rows[:_ROWS_SHOWN_MAX]:
+    shown = rows[: most_on_terminal(_ROWS_SHOWN_MAX)]
+    for line in shown:
         echo(f"  {line}")
-    if len(rows) > _ROWS_SHOWN_MAX:
-        echo(f"  … and {len(rows) - _ROWS_SHOWN_MAX} more")
+    if len(shown) < len(rows):
+        echo(f"  … and {len(rows) - len(shown)} more")
 
 
 def _begun(each: _Reset, write: ResetLease | CreateLease, to: str) -> str:

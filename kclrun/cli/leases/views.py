@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kclrun.cli.messages import columns_of, echo, naming_table
-from kclrun.leases.lines import LeaseLine, line_of, shortened
+from kclrun.cli.messages import echo, naming_table
+from kclrun.cli.tables import NOTE, print_table
+from kclrun.leases.lines import (
+    LeaseLine,
+    host_of,
+    line_of,
+    on_one_line,
+    shortened,
+    with_short_positions,
+)
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.stream import called
-from kclrun.model.text import escaped
+from kclrun.model.stream import called, short_name
 from kclrun.model.time import WallTime
 from kclrun.observe.sample import how_to_resume
 from kclrun.ports import ScanPage
@@ -26,6 +33,9 @@ if TYPE_CHECKING:
 
 # As many as fit in a line of a terminal.
 _SHARDS_NAMED_MAX: Final = 3
+# How the columns of leases are shortened for a person; `owner` and `shard` in a narrow terminal.
+ON_TERMINAL: Final = {"checkpoint": shortened, NOTE: with_short_positions}
+IF_NARROW: Final = {"owner": host_of, "shard": short_name}
 
 
 def lease_lines(aws: Aws, *, with_age: bool) -> tuple[LeaseLine, ...]:
@@ -97,7 +107,7 @@ def totals(lines: Sequence[LeaseLine], by: str) -> dict[str, dict[str, int]]:
 
 
 def print_lines(lines: Sequence[LeaseLine]) -> None:
-    """Print the table. If the output is not a terminal, its width is not limited."""
+    """Print the table: whole in a pipe, as wide as the terminal on one."""
     has_age = any(line.is_renewed is not None for line in lines)
     has_load = any(line.load_kbps is not None for line in lines)
     titles = ["shard", "state", "owner", "checkpoint", "counter", "switches"]
@@ -111,7 +121,7 @@ def print_lines(lines: Sequence[LeaseLine]) -> None:
         ]
         for line in lines
     ]
-    print_table(titles, rows)
+    print_table(titles, rows, on_terminal=ON_TERMINAL, if_narrow=IF_NARROW)
 
 
 def print_remedy(lines: Sequence[LeaseLine], leases_command: str) -> None:
@@ -127,7 +137,7 @@ def _cells(line: LeaseLine) -> list[str]:
         called(line.shard),
         line.state,
         line.owner or "-",
-        shortened(line.checkpoint),
+        line.checkpoint,
         str(line.counter),
         str(line.owner_switches),
     ]
@@ -143,7 +153,7 @@ def _note(line: LeaseLine) -> str:
     notes = [line.halt_reason, line.note]
     if line.is_hopping:
         notes.append("hopping: passed on again and again without a checkpoint")
-    return "; ".join(note.partition("\n")[0] for note in notes if note)
+    return "; ".join(on_one_line(note) for note in notes if note)
 
 
 def print_totals(counted: Mapping[str, Mapping[str, int]], by: str) -> None:
@@ -154,14 +164,3 @@ def print_totals(counted: Mapping[str, Mapping[str, int]], by: str) -> None:
         for name, states_of in counted.items()
     ]
     print_table([by, *states], rows)
-
-
-def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows below their titles, each column as wide as necessary, foreign text escaped."""
-    safe = [[escaped(cell) for cell in row] for row in [titles, *rows]]
-    widths = [max(columns_of(row[column]) for row in safe) for column in range(len(titles))]
-    for row in safe:
-        cells = (
-            cell + " " * (width - columns_of(cell)) for cell, width in zip(row, widths, strict=True)
-        )
-        echo("  ".join(cells).rstrip())

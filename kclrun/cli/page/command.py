@@ -27,6 +27,7 @@ from kclrun.config.schema import OutputSettings, Settings, StreamSettings, strea
 from kclrun.config.units import Duration, parse_listen
 from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.output import setting_of
 from kclrun.model.stream import is_loopback_host
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from kclrun.cli.services import Aws
     from kclrun.leases.operating import Plan
     from kclrun.page.acting import Actions
-    from kclrun.page.snapshot import About
+    from kclrun.page.snapshot import About, OutputPlace
     from kclrun.protocol.writes import Outcome
 
 # More often it would take too much of the reads that a shard's applications share (`reading.py`).
@@ -245,7 +246,17 @@ def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) ->
         letters=letters_of(settings),
         refresh_s=round(every_s),
         plan=plan_of(settings),
+        outputs=tuple(_place(name, each) for name, each in named_outputs(settings)),
     )
+
+
+def _place(name: str, output: OutputSettings) -> OutputPlace:
+    from kclrun.page.snapshot import OutputPlace
+
+    kind, where = next(iter(_output(output)))
+    roll_s = float(output.roll.every) if output.roll is not None else 0.0
+    place = where if "://" in where else f"{kind} {where}"
+    return OutputPlace(name, setting_of(name), place, roll_s)
 
 
 # The settings as the page shows them: only those that are named here, none of which can hold a

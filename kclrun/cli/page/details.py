@@ -11,11 +11,12 @@ import ipaddress
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from kclrun.cli.leases.why import gathered
 from kclrun.errors import KclrunError
+from kclrun.leases.finished import ended_in_stories
 from kclrun.leases.story import Entry, Story, present, story_of
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import WallTime
@@ -29,6 +30,7 @@ from kclrun.page.detail_view import (
     unread_words,
     why_not_asked,
 )
+from kclrun.page.outputs_view import Warned
 
 if TYPE_CHECKING:
     from kclrun.aws.outputs.story_objects import StoryObjects
@@ -161,6 +163,12 @@ class _Stories:
         self._of_shard: dict[str, list[Entry]] = {}
         for entry in found.entries.values():
             self._of_shard.setdefault(entry.shard, []).append(entry)
+        self.warned = {
+            entry.shard: Warned(entry.at, str(entry.fields.get("detail")))
+            for entry in sorted(found.entries.values(), key=lambda entry: entry.at)
+            if entry.event == "lease_process_warned" and entry.shard
+        }
+        self.ended = ended_in_stories(found.entries.values())
         self._problem = problem.strip()
         self._read_at = WallTime(time.time())
         self._stories: dict[str, Story] = {}
@@ -197,6 +205,16 @@ class DetailReader:
         """The story as of some seconds ago, beside the present state of the row."""
         stories = self._stories.look("", self._read_stories)
         return None if stories is None else stories.story_of(lease)
+
+    def warned(self) -> Mapping[str, Warned]:
+        """The last warning of each shard, as the stories have it."""
+        stories = self._stories.look("", self._read_stories)
+        return {} if stories is None else stories.warned
+
+    def ended(self) -> frozenset[str]:
+        """The shards that were read to their end, as the stories have it."""
+        stories = self._stories.look("", self._read_stories)
+        return frozenset() if stories is None else stories.ended
 
     def asked(self, lease: Lease) -> AskedOwner | None:
         """The owner's answer; or why the owner cannot be asked, which the page shows."""

@@ -5,30 +5,40 @@ It reads as the page does, through the same reader, and only reads.
 
 from __future__ import annotations
 
+import json
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from kclrun.cli import exit_codes
-from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
+from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options, json_option
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.page.command import every_option, refuse_interval
 from kclrun.config.units import Duration
-from kclrun.leases.lines import soonest, spelled, worst
-from kclrun.model.lease import Owner
+from kclrun.leases.lines import (
+    host_of,
+    on_one_line,
+    soonest,
+    spelled,
+    with_short_positions,
+    worst,
+)
 from kclrun.model.stream import short_name
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime
 from kclrun.page.lag_history import measured_every_s
-from kclrun.page.snapshot import Row, Snapshot, most_urgent_first, rows_of
+from kclrun.page.layout import lag_text
+from kclrun.page.snapshot import URGENT, Row, Snapshot, most_urgent_first, rows_of
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
@@ -37,8 +47,8 @@ if TYPE_CHECKING:
 # Whether there is a new reading, or another size of the terminal. To draw costs 20 ms, to look
 # nothing.
 _LOOK_EVERY_S: Final = 0.5
-# Without a terminal everything is printed, as wide as it is.
-_WIDE: Final = 200
+# Without a terminal everything is printed, as wide as it is: rich is asked for the width.
+_ANY_WIDTH: Final = 1_000_000
 # A row of ours has some 400 bytes, and half a unit reads 4 KB, eventually consistent.
 _UNITS_A_ROW: Final = 400 / 4096 / 2
 _STYLES: Final = {
@@ -62,9 +72,14 @@ _COLUMNS: Final[Mapping[str, JustifyMethod]] = {
 # In a narrow terminal.
 _LEFT_OUT_FIRST: Final = ("CPU", "KiB/s", "note", "owner", "loss in")
 _OWNER_WIDE: Final = 32
+_ON_TERMINAL: Final[Mapping[str, dict[str, Any]]] = {
+    "owner": {"max_width": _OWNER_WIDE},
+    "note": {"ratio": 1},
+}
 # Fewer characters of a note are of no use.
 _NOTE_LEAST: Final = 12
 _GAP: Final = 2
+_TROUBLE_LINES_MAX: Final = 3
 _SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
     "urgency": most_urgent_first,
     "lag": lambda row: (-((row.lag and row.lag.behind_s) or 0.0), row.key),
@@ -82,7 +97,8 @@ _SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
 )
 @click.option("--sort", type=click.Choice(list(_SORTS)), default="urgency", show_default=True)
 @every_option
-def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration) -> int:
+@json_option("As --once: one JSON array of the shards.")
+def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration, as_json: bool) -> int:
     """Show the whole fleet as a live table: shards, states, owners, lag, time to loss.
 
     It only reads, as `kclrun page`, and its last line shows what the reads cost. Ctrl-C ends it.
@@ -100,12 +116,15 @@ def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration) -> int:
     aws.credentials.current()
     reader = FleetReader(aws, every_s=float(every))
     console = Console()
-    if once or not sys.stdout.isatty() or console.is_dumb_terminal:
-        width = console.width if console.is_terminal else _WIDE
+    if once or as_json or not sys.stdout.isatty() or console.is_dumb_terminal:
+        width = console.width if console.is_terminal else None
         reader.read_table()
         reader.read_lags()
-        shown = render_fleet(aws.settings, reader.look(), sort=sort, every_s=None, width=width)
-        _print_once(Console(width=width), shown)
+        if as_json:
+            echo(json.dumps(_plain(reader.look(), sort), indent=2))
+        else:
+            shown = render_fleet(aws.settings, reader.look(), sort=sort, every_s=None, width=width)
+            _print_once(console, shown, width)
         if reader.look().table_at is None:
             _raise_why(aws)
         return exit_codes.DRAINED
@@ -134,8 +153,17 @@ def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration) -> int:
     return exit_codes.DRAINED
 
 
-def _print_once(console: Console, shown: RenderableType) -> None:
-    """Without the blanks that fill a line up."""
+def _plain(snapshot: Snapshot, sort: str) -> list[Any]:
+    """The shards for JSON, also those that have ended, in full."""
+    return [msgspec.to_builtins(row) for row in sorted(rows_of(snapshot), key=_SORTS[sort])]
+
+
+def _print_once(console: Console, shown: RenderableType, width: int | None) -> None:
+    """On a terminal in colours; in a pipe without the blanks that fill a line up."""
+    if width is not None:
+        console.print(shown)
+        return
+    console = Console(width=max(1, Console(width=_ANY_WIDTH).measure(shown).maximum))
     with console.capture() as capture:
         console.print(shown)
     echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
@@ -153,27 +181,52 @@ def render_fleet(
     *,
     sort: str,
     every_s: float | None,
-    width: int = _WIDE,
+    width: int | None = None,
     height: int | None = None,
 ) -> RenderableType:
     """The fleet of a snapshot. `every_s` None: read once. `height` None: every row is shown; else
-    the rows that do not fit are counted in one line. Columns that do not fit are left out.
+    the rows that do not fit are counted in one line. Columns that do not fit are left out, but of
+    no `width` (None) everything is shown whole.
     Ended shards are only counted. Every foreign text is escaped."""
     rows = sorted(rows_of(snapshot), key=_SORTS[sort])
     living = [row for row in rows if row.state != "ended"]
     head = [_line(f"{settings.application} on {settings.stream_names}, table {settings.table}")]
-    head += [_line(_figures(rows, snapshot)), _line(_times(snapshot))]
+    head += [*map(_line, _filled(_figures(rows, snapshot), width)), _line(_times(snapshot))]
     head += [
         _line(f"{each.about}: {each.message.partition(chr(10))[0]}", "red")
         for each in snapshot.problems
     ]
-    foot = _line(_cost(len(rows), len(living), every_s), "dim")
+    foot = [
+        *_trouble(living, snapshot, width),
+        _line(_cost(len(rows), len(living), every_s), "dim"),
+    ]
     # Besides: the titles, and the count of the rows that are hidden.
-    room = len(living) if height is None else max(1, height - len(head) - 3)
+    room = len(living) if height is None else max(1, height - len(head) - len(foot) - 2)
     hidden = Counter(row.state for row in living[room:])
     more = ", ".join(f"{count:,} {state}" for state, count in hidden.most_common())
     left = [_line(f"… and {len(living) - room:,} more: {more}", "dim")] if hidden else []
-    return Group(*head, _table(living[:room], snapshot, width), *left, foot)
+    return Group(*head, _table(living[:room], snapshot, width), *left, *foot)
+
+
+def _filled(text: str, width: int | None, lines_max: int | None = None) -> list[str]:
+    if width is None:
+        return [text]
+    return textwrap.wrap(
+        harmless(text), width, max_lines=lines_max, placeholder=" …", break_on_hyphens=False
+    )
+
+
+def _trouble(rows: Sequence[Row], snapshot: Snapshot, width: int | None) -> list[Text]:
+    """The note of the first shard that needs an operator, if its column is too narrow for it."""
+    urgent = [row for row in rows if row.urgency == URGENT and row.note]
+    if width is None or not urgent:
+        return []
+    first = min(urgent, key=most_urgent_first)
+    story = with_short_positions(on_one_line(first.note))
+    if len(on_one_line(first.note)) <= _room_of_note(rows, snapshot, width):
+        return []
+    lines = _filled(f"{short_name(first.key)} {first.state}: {story}", width, _TROUBLE_LINES_MAX)
+    return [_line(line, _STYLES.get(first.state, "")) for line in lines]
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -184,7 +237,7 @@ def _figures(rows: Sequence[Row], snapshot: Snapshot) -> str:
     counted = ", ".join(
         f"{n:,} {state}" for state, n in Counter(r.state for r in rows).most_common()
     )
-    lags = tuple(snapshot.lags.values())
+    lags = tuple(row.lag for row in rows if row.lag is not None)
     furthest, first = worst(lags), soonest(lags)
     behind = "lag not known" if furthest is None else f"at most {spelled(furthest.behind_s)} behind"
     lost = "" if first is None else f", {spelled(first.loss_in_s)} to the first loss"
@@ -213,32 +266,58 @@ def _cost(rows: int, shards: int, every_s: float | None) -> str:
     )
 
 
-def _table(rows: Sequence[Row], snapshot: Snapshot, width: int) -> Table:
+def _table(rows: Sequence[Row], snapshot: Snapshot, width: int | None) -> Table:
     """The columns that fit: a figure that is cut would be a wrong one. The shard, its state and its
     lag are always shown."""
     cells = [_cells(row, snapshot) for row in rows]
-    wide = {
-        title: max(len(title), *(len(line[at]) for line in cells), 0)
-        for at, title in enumerate(_COLUMNS)
-    }
-    wide["owner"], wide["note"] = min(wide["owner"], _OWNER_WIDE), min(wide["note"], _NOTE_LEAST)
-    left_out: set[str] = set()
-    for title in ("", *_LEFT_OUT_FIRST):
-        left_out.add(title)
-        shown = [wide[each] + _GAP for each in _COLUMNS if each not in left_out]
-        if sum(shown) - _GAP <= width:
-            break
-    table = Table(expand=True, box=None, pad_edge=False, header_style="bold")
+    left_out = _left_out(cells, width)
+    table = Table(expand=width is not None, box=None, pad_edge=False, header_style="bold")
     for title, justify in _COLUMNS.items():
         if title not in left_out:
-            more: dict[str, Any] = {"max_width": _OWNER_WIDE} if title == "owner" else {}
-            more |= {"ratio": 1} if title == "note" else {}
+            more: dict[str, Any] = {}
+            if width is not None and title in _ON_TERMINAL:
+                more = _ON_TERMINAL[title]
             table.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", **more)
     for row, line in zip(rows, cells, strict=True):
         style = "yellow" if row.key in snapshot.owners.expired else _STYLES.get(row.state, "")
         named = zip(_COLUMNS, line, strict=True)
         table.add_row(*(Text(cell) for title, cell in named if title not in left_out), style=style)
     return table
+
+
+def _widths(cells: Sequence[tuple[str, ...]]) -> dict[str, int]:
+    """Of each column; of the note the least."""
+    wide = {
+        title: max(len(title), *(len(line[at]) for line in cells), 0)
+        for at, title in enumerate(_COLUMNS)
+    }
+    return wide | {
+        "owner": min(wide["owner"], _OWNER_WIDE),
+        "note": min(wide["note"], _NOTE_LEAST),
+    }
+
+
+def _left_out(cells: Sequence[tuple[str, ...]], width: int | None) -> set[str]:
+    """The columns that find no room."""
+    wide = _widths(cells)
+    left_out: set[str] = set()
+    for title in ("", *_LEFT_OUT_FIRST):
+        left_out.add(title)
+        shown = [wide[each] + _GAP for each in _COLUMNS if each not in left_out]
+        if width is None or sum(shown) - _GAP <= width:
+            break
+    return left_out
+
+
+def _room_of_note(rows: Sequence[Row], snapshot: Snapshot, width: int) -> int:
+    """The columns that a note has; 0 if it is left out."""
+    cells = [_cells(row, snapshot) for row in rows]
+    left_out = _left_out(cells, width)
+    if "note" in left_out:
+        return 0
+    wide = _widths(cells)
+    others = [wide[title] + _GAP for title in _COLUMNS if title not in {*left_out, "note"}]
+    return width - sum(others)
 
 
 def _cells(row: Row, snapshot: Snapshot) -> tuple[str, ...]:
@@ -249,17 +328,11 @@ def _cells(row: Row, snapshot: Snapshot) -> tuple[str, ...]:
     cells = (
         short_name(row.key),
         row.state,
-        "-" if row.lag is None else spelled(row.lag.behind_s),
+        lag_text(row),
         "-" if loss_in_s is None else spelled(loss_in_s),
         "-" if load is None else f"{load.kbps:.1f}",
         "-" if load is None else f"{load.cpu:.3f}",
-        _host(row.owner),
-        row.note.partition("\n")[0],
+        host_of(row.owner) or "-",
+        on_one_line(row.note),
     )
     return tuple(map(harmless, cells))
-
-
-def _host(owner: str) -> str:
-    """Group and host slot of one of our owners; of another, its id."""
-    parsed = Owner.parse(owner)
-    return owner or "-" if parsed is None else f"{parsed.group} {parsed.slot}".lstrip()

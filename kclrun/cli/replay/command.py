@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import json
 import os
 import shutil
 import time
@@ -26,6 +27,7 @@ from kclrun.cli.config_options import (
     Configuration,
     config_options,
     ends_with_plan,
+    json_option,
     keys_option,
     stream_option,
     yes_option,
@@ -33,6 +35,7 @@ from kclrun.cli.config_options import (
 from kclrun.cli.messages import echo
 from kclrun.cli.replay import plan
 from kclrun.cli.replay.plan import Asked
+from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import named_outputs
@@ -102,9 +105,10 @@ class Place(msgspec.Struct, frozen=True):
     help="Show how its rows differ from the processor's; twice: of these two.",
 )
 @click.option("--list", "lists", is_flag=True, help="Show the replays that there are.")
+@json_option("One JSON array, with --list.")
 @click.option("--remove", metavar="NAME", help="Delete the leases of a replay, with --yes.")
 @yes_option
-def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
+def replay(config: ConfigChoice, *, yes: bool, as_json: bool, **said: Any) -> int:
     """Run the processor over the records of a time range, beside the fleet; ends by itself.
 
     The same command goes on with a replay that was interrupted.
@@ -116,6 +120,8 @@ def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
     kclrun replay --list
     kclrun replay --remove NAME --yes
     """
+    if as_json and not said["lists"]:
+        raise click.UsageError("--json goes with --list.")
     runs = not said["lists"] and said["remove"] is None
     configuration = config.load() if runs else config.load_for()
     if said["stream"] is not None:
@@ -130,7 +136,7 @@ def replay(config: ConfigChoice, *, yes: bool, **said: Any) -> int:
             "Use one that stays:  kclrun local --config app.yaml"
         )
     if said["lists"]:
-        return _list(configuration.settings)
+        return _list(configuration.settings, as_json=as_json)
     if said["remove"] is not None:
         return _remove(configuration.settings, said["remove"], is_confirmed=yes)
     asked = _asked(said)
@@ -338,25 +344,38 @@ def _line(each: Difference) -> str:
 
 def _short(value: Any) -> str:
     text = msgspec.json.encode(value).decode()
-    return text if len(text) <= _VALUE_CHARACTERS_MAX else f"{text[:_VALUE_CHARACTERS_MAX]}…"
+    most = most_on_terminal(_VALUE_CHARACTERS_MAX)
+    return text if most is None or len(text) <= most else f"{text[:most]}…"
 
 
-def _list(settings: Settings) -> int:
+def _list(settings: Settings, *, as_json: bool) -> int:
     from kclrun.cli.leases.views import scan_leases
     from kclrun.cli.services import Aws
 
-    names = _tables(settings)
-    for table in names:
+    found: list[dict[str, Any]] = []
+    for table in _tables(settings):
         of_table = msgspec.structs.replace(settings.leases, table=table)
         try:
             rows = scan_leases(Aws(msgspec.structs.replace(settings, leases=of_table)))
         except NotFound:  # another operator has just removed it
             continue
         ended = sum(row.is_ended for row in rows)
-        state = "complete" if rows and ended == len(rows) else "not complete"
-        name = table.removeprefix(replay_tables(settings.application))
-        echo(f"{name}  {state}: {ended} of {len(rows)} shards have ended")
-    if not names:
+        found.append(
+            {
+                "name": table.removeprefix(replay_tables(settings.application)),
+                "table": table,
+                "is_complete": bool(rows) and ended == len(rows),
+                "ended": ended,
+                "shards": len(rows),
+            }
+        )
+    if as_json:
+        echo(json.dumps(found, indent=2))
+        return exit_codes.DRAINED
+    for each in found:
+        state = "complete" if each["is_complete"] else "not complete"
+        echo(f"{each['name']}  {state}: {each['ended']} of {each['shards']} shards have ended")
+    if not found:
         echo("There are no replays.")
     return exit_codes.DRAINED
 

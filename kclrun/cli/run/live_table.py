@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 import sys
 import textwrap
@@ -19,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from kclrun.leases.lines import with_short_positions
 from kclrun.model.stream import short_name
 from kclrun.model.text import harmless
 from kclrun.observe.sample import LeaseSample, ManagerSample, how_to_resume
@@ -48,7 +48,6 @@ _STYLES: Final = {
     "paused": "cyan",
     "running": "green",
 }
-_LONG_NUMBER: Final = re.compile(r"\b(\d{5})\d{20,}(\d{6})\b")
 _UNKNOWN: Final = "-"
 
 
@@ -129,7 +128,7 @@ def _trouble(sample: ManagerSample, width: int) -> list[Text]:
     counted = ", ".join(f"{states[state]:,} {state}" for state in _TROUBLES if states[state])
     first = min(troubled, key=lambda lease: (_TROUBLES.index(lease.state), lease.shard))
     # Sequence numbers of 56 digits fill a line; the log has all digits.
-    story = _LONG_NUMBER.sub(r"\1…\2", first.note)
+    story = with_short_positions(first.note)
     lines = _filled(f"{counted}. {short_name(first.shard)}: {story}", width, _STORY_LINES_MAX)
     if first.state == "halted" and sample.has_leases:
         remedy = how_to_resume(sample.leases_command, first.shard)

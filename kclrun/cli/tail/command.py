@@ -290,7 +290,10 @@ def for_people(*, columns_max: int | None, with_date: bool, with_colours: bool) 
         moment = _moment(record)
         time_text = f"{moment.strftime(pattern)}.{moment.microsecond // 1000:03d}"
         shard = escaped(short_name(shard_id)).rjust(_SHARD_COLUMN)
-        key = _cut(escaped(record.partition_key), _KEY_CHARS_MAX).ljust(_KEY_COLUMN)
+        key = escaped(record.partition_key)
+        if columns_max is not None:
+            key = _cut(key, _KEY_CHARS_MAX)
+        key = key.ljust(_KEY_COLUMN)
         data = escaped(record.data.decode("utf-8", "backslashreplace"))
         if record.malformed:
             data = f"(a malformed aggregate) {data}"

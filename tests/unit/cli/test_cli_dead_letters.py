@@ -103,20 +103,21 @@ def test_letters_are_chosen_by_all_that_is_asked_and_dropped_with_yes(
     assert run_program(["dead-letters", "drop", "--config", str(config), *options]) == 0
     assert left(config) == before
     plan = capsys.readouterr().out
-    assert plan.startswith(f"Would drop {len(numbers)} dead letters\n")
+    count = "1 dead letter" if len(numbers) == 1 else f"{len(numbers)} dead letters"
+    assert plan.startswith(f"Would drop {count}\n")
     assert ("--yes" in plan) == bool(numbers)
 
     assert run_program(["dead-letters", "drop", "--config", str(config), *options, "--yes"]) == 0
-    done = f"Dropping {len(numbers)} dead letters\n"
+    done = f"Dropping {count}\n"
     assert capsys.readouterr().out == (done if numbers else f"{done}Nothing to do.\n")
     assert left(config) == [number for number in before if number not in numbers]
 
 
-def test_an_error_is_cut_in_the_list_and_not_in_the_letter(config, capsys):
+def test_an_error_is_whole_in_the_list_and_in_the_letter(config, capsys):
     trace = "Traceback:\n  in \x1b price\n"
     LetterFolder(config.parent / "letters").keep(letter(14, error="x" * 61, traceback=trace))
     assert run_program(["dead-letters", "list", "--config", str(config), "--error", "xx"]) == 0
-    assert capsys.readouterr().out.split()[-1] == "x" * 60
+    assert capsys.readouterr().out.split()[-1] == "x" * 61
     assert run_program(["dead-letters", "show", "14", "--config", str(config)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert f"error          {'x' * 61}, after 3 calls" in lines
@@ -129,6 +130,52 @@ def test_an_empty_text_of_an_error_chooses_no_letter(config, capsys, verb):
     line = ["dead-letters", verb, "--config", str(config), "--error", ""]
     assert run_program([*line, "--yes"] if verb != "list" else line) == 64
     assert "--error is empty" in capsys.readouterr().err
+    assert len(left(config)) == 3
+
+
+@pytest.mark.parametrize("named", ["49680…608018", "49680...608018", "1608018"])
+@pytest.mark.parametrize("verb", ["show {}", "drop --position {}", "redrive --position {}"])
+def test_a_short_form_of_a_position_names_one_letter(config, capsys, verb, named):
+    folder = LetterFolder(config.parent / "letters")
+    folder.keep(letter(int(f"49680{'1' * 45}608018"), error="the one"))
+    folder.keep(letter(int(f"49680{'2' * 45}608019")))
+
+    code = run_program(["dead-letters", *verb.format(named).split(), "--config", str(config)])
+
+    assert code == 0
+    out = capsys.readouterr().out
+    assert any(part in out for part in ("the one", "Would drop 1 dead letter\n", "1 letter"))
+
+
+def test_a_short_form_of_several_positions_names_them_and_does_nothing(config, capsys):
+    folder = LetterFolder(config.parent / "letters")
+    positions = [f"49680{digit * 45}608018" for digit in "12"]
+    for position in positions:
+        folder.keep(letter(int(position)))
+    before = left(config)
+
+    for verb in (["show"], ["drop", "--yes", "--position"], ["redrive", "--yes", "--position"]):
+        code = run_program(["dead-letters", *verb, "49680…608018", "--config", str(config)])
+
+        assert code == 64
+        reported = capsys.readouterr().err
+        assert "49680…608018 is short for several positions" in reported
+        assert all(position in reported for position in positions)
+    assert left(config) == before
+
+
+def test_a_whole_position_is_no_short_form_of_a_longer_one(config, capsys):
+    LetterFolder(config.parent / "letters").keep(letter(112))
+
+    assert run_program(["dead-letters", "show", "11", "--config", str(config)]) == 0
+    assert capsys.readouterr().out.count("position ") == 1
+
+
+def test_an_empty_position_chooses_no_letter(config, capsys):
+    code = run_program(["dead-letters", "drop", "--yes", "--position", "", "--config", str(config)])
+
+    assert code == 64
+    assert "The position is empty" in capsys.readouterr().err
     assert len(left(config)) == 3
 
 
@@ -354,5 +401,5 @@ def test_letters_of_uncommitted_work_are_left_out_and_told(config, capsys):
     assert [line.split()[3] for line in run("list", "--uncommitted").splitlines()] == ["14"]
     assert run("redrive").startswith("Would process 3 letters of orders")
     assert "uncommitted    it does not count" in run("show", "14")
-    assert run("drop", "--uncommitted", "--yes") == "Dropping 1 dead letters\n"
+    assert run("drop", "--uncommitted", "--yes") == "Dropping 1 dead letter\n"
     assert left(config) == ["13", "11", "12"]

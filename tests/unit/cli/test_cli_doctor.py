@@ -203,7 +203,9 @@ def test_the_reason_of_a_halt_stays_below_its_title(site, call):
     assert said[at + 1] == f"{'':12}second� line"
 
 
-def test_many_keys_are_counted():
+def test_many_keys_are_counted_on_a_terminal_and_whole_in_a_pipe(monkeypatch):
+    assert verb._keys([key(number) for number in range(7)]).count("shardId") == 7
+    monkeypatch.setattr("kclrun.cli.tables.terminal_width", lambda: 80)
     assert verb._keys([key(number) for number in range(5)]).count("shardId") == 5
     assert "more" not in verb._keys([key(number) for number in range(5)])
     assert verb._keys([key(number) for number in range(7)]).endswith(f"{key(4)} and 2 more")

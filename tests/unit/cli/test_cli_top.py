@@ -74,7 +74,7 @@ def test_one_snapshot_without_a_terminal_has_every_lease_its_lag_and_its_cost(si
         "note",
     ]
     assert said[4].split()[:5] == ["0", "halted", "1m", "23h", "59m"]
-    assert said[4].rstrip().endswith("ValueError: bad row")
+    assert said[4].rstrip().endswith("ValueError: bad row line 7")
     assert said[5].split()[:2] == ["1", "paused"]
     assert "paused since" in said[5]
     assert said[6] == "cost: one scan, about 0.5 read units; a read of 2 shards"
@@ -139,10 +139,14 @@ def test_in_a_narrow_terminal_whole_columns_are_left_out_and_no_figure_is_cut(si
 
     lines = lines_of(shown, site, width=width)
 
-    assert lines[3].split() == titles
-    assert lines[4].split()[:4] == ["5", "halted", "1h", "1m"]
-    assert lines[5].split()[:4] == ["7", "owned", "1h", "1m"]
+    at = next(at for at, line in enumerate(lines) if line.startswith("shard"))
+    assert lines[at].split() == titles
+    assert lines[at + 1].split()[:4] == ["5", "halted", "1h", "1m"]
+    assert lines[at + 2].split()[:4] == ["7", "owned", "1h", "1m"]
     assert all(len(line) <= width for line in lines)
+    # Whole once: beside its row, or below the table.
+    words = " ".join(" ".join(lines).split())
+    assert words.count("ValueError: column 'amount' is not a number") == 1
 
 
 @pytest.mark.parametrize(("no_color", "has_color"), [("1", False), ("", True)])

@@ -149,7 +149,7 @@ def test_the_story_at_a_time_ends_there_and_says_what_the_shard_was_doing():
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"checkpoint": SHARD_END}, ["Now: the shard has ended."]),
+        ({"checkpoint": SHARD_END}, ["Now: finished: the shard was read to its end."]),
         ({"owner": OWNERS["A"]}, ["Now: at 7, owned by a/1111."]),
         ({}, ["Now: at 7, without an owner."]),
         ({"owner": OFFERED, "offered_by": OWNERS["B"]}, ["Now: at 7, offered by b/2222."]),

@@ -54,6 +54,12 @@ class Given:
     def letters(self):
         return None
 
+    def ended(self):
+        return frozenset()
+
+    def warned(self):
+        return {}
+
     def asked(self, lease):
         self.calls.append(("asked", lease.key))
         return self.answer

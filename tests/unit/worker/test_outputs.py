@@ -199,8 +199,8 @@ def test_a_row_outside_a_call_or_beyond_the_bound_of_a_call_is_refused(monkeypat
 @pytest.mark.parametrize(
     ("raises", "posted"),
     [
-        (Superseded("another owner"), events.OutputsSuperseded("another owner")),
-        (SettingsError("no column n"), events.OutputsRefused("no column n")),
+        (Superseded("another owner"), events.OutputsSuperseded("outputs.a: another owner")),
+        (SettingsError("no column n"), events.OutputsRefused("outputs.a: no column n")),
     ],
 )
 def test_what_no_repetition_mends_ends_the_thread(monkeypatch, raises, posted):
