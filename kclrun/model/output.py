@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
-from kclrun.errors import LimitExceeded, SettingsError
+from kclrun.errors import LimitExceeded, SettingsError, SinkError
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
 
@@ -29,6 +30,15 @@ _ROLL_NAME: Final = re.compile(
 def setting_of(name: str) -> str:
     """The setting of an output, as messages name it."""
     return MAIN_OUTPUT if name == MAIN_OUTPUT else f"outputs.{name}"
+
+
+@contextmanager
+def naming_output(name: str) -> Iterator[None]:
+    """Raises: the error of an output, with its setting: an application may have several."""
+    try:
+        yield
+    except (SinkError, SettingsError) as error:
+        raise type(error)(f"{setting_of(name)}: {error}") from error
 
 
 class Cursor(msgspec.Struct, frozen=True, gc=False):
