@@ -34,10 +34,13 @@ def setting_of(name: str) -> str:
 
 @contextmanager
 def naming_output(name: str) -> Iterator[None]:
-    """Raises: the error of an output, with its setting: an application may have several."""
+    """Raises: the error of an output, with its setting: an application may have several. The state,
+    which has no name, says itself what it is."""
     try:
         yield
     except (SinkError, SettingsError) as error:
+        if not name:
+            raise
         raise type(error)(f"{setting_of(name)}: {error}") from error
 
 

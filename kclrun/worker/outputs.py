@@ -444,8 +444,7 @@ class Outputs:
 
     def turn(self) -> bool:
         """Add the rows that may be sent, commit what is due, and report to the core how far every
-        output is. False if nothing more may be sent.
-        """
+        output is. False if nothing more may be sent."""
         try:
             self._send()
         except Superseded as error:
@@ -474,9 +473,8 @@ class Outputs:
     def _has_work(self) -> bool:
         limit = self._limit()
         may_add = bool(self._notes) and limit is not None and self._notes[0].position <= limit
-        is_under_way = self._asked is not None or self._committing is not None
-        is_behind = self._decided is not None
-        return self._is_closed or is_under_way or may_add or is_behind or self._may_collect()
+        is_busy = any(it is not None for it in (self._asked, self._committing, self._decided))
+        return self._is_closed or is_busy or may_add or self._may_collect()
 
     def _may_collect(self) -> bool:
         """Whether versions that no row needs may be deleted: once an hour, while the row names the
