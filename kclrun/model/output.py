@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
 
-from kclrun.errors import LimitExceeded, SettingsError
+from kclrun.errors import LimitExceeded, SettingsError, SinkError
 from kclrun.model.names import nearest
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime
@@ -51,6 +52,18 @@ def no_output(to: str, known: Iterable[str]) -> str:
         "context.emit() needs a place for the rows: set output.path, or another `output`, in the"
         " settings"
     )
+
+
+@contextmanager
+def naming_output(name: str) -> Iterator[None]:
+    """Raises: the error of an output, with its setting: an application may have several. The state,
+    which has no name, says itself what it is."""
+    try:
+        yield
+    except (SinkError, SettingsError) as error:
+        if not name:
+            raise
+        raise type(error)(f"{setting_of(name)}: {error}") from error
 
 
 class Cursor(msgspec.Struct, frozen=True, gc=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -100,6 +101,10 @@ def forms(about: About, look: Callable[[], Snapshot], actions: Actions) -> dict[
     return {PATH: done}
 
 
+def _lineage(details: Details | None, snapshot: Snapshot, _: Query) -> Html:
+    return lineage_body(snapshot, details.ended() if details is not None else frozenset())
+
+
 def _warned(about: About, snapshot: Snapshot, details: Details | None) -> Mapping[str, Warned]:
     """The last warning of each lease: as its owner has it, for those that an output may hold up;
     of the others, as the stories have it."""
@@ -159,9 +164,6 @@ def routes(
         warned = _warned(about, snapshot, details)
         return joined(outputs_body(about, snapshot, warned), letters_body(about, letters))
 
-    def lineage(snapshot: Snapshot, _: Query) -> Html:
-        return lineage_body(snapshot, details.ended() if details is not None else frozenset())
-
     here = Path(__file__)
     style = Answer(here.with_name("style.css").read_bytes(), "text/css; charset=utf-8")
     script = Answer(here.with_name("live.js").read_bytes(), "text/javascript; charset=utf-8")
@@ -172,7 +174,7 @@ def routes(
             "/shards", "Shards", lambda snapshot, query: shards_body(about, snapshot, query)
         ),
         "/shard": one_shard,
-        "/lineage": titled("/lineage", "Lineage", lineage),
+        "/lineage": titled("/lineage", "Lineage", partial(_lineage, details)),
         "/outputs": titled("/outputs", "Outputs and dead letters", outputs),
         "/settings": titled("/settings", "Settings", lambda _, __: settings_body(about)),
         "/style.css": lambda _: style,

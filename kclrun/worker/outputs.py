@@ -16,7 +16,7 @@ import contextlib
 import operator
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -25,7 +25,7 @@ from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
-from kclrun.model.output import Cursor, setting_of
+from kclrun.model.output import Cursor, naming_output
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.ports import Output
@@ -87,15 +87,6 @@ class _Note(msgspec.Struct, frozen=True):
 
     position: ExtendedSequenceNumber
     marks: tuple[_Mark, ...]
-
-
-@contextlib.contextmanager
-def _naming(lane: _Lane) -> Iterator[None]:
-    """Raises: the error of an output with its setting: an application may have several."""
-    try:
-        yield
-    except (SinkError, SettingsError) as error:
-        raise type(error)(f"{setting_of(lane.name)}: {error}") from error
 
 
 class _Lane:
@@ -453,8 +444,7 @@ class Outputs:
 
     def turn(self) -> bool:
         """Add the rows that may be sent, commit what is due, and report to the core how far every
-        output is. False if nothing more may be sent.
-        """
+        output is. False if nothing more may be sent."""
         try:
             self._send()
         except Superseded as error:
@@ -483,9 +473,8 @@ class Outputs:
     def _has_work(self) -> bool:
         limit = self._limit()
         may_add = bool(self._notes) and limit is not None and self._notes[0].position <= limit
-        is_under_way = self._asked is not None or self._committing is not None
-        is_behind = self._decided is not None
-        return self._is_closed or is_under_way or may_add or is_behind or self._may_collect()
+        is_busy = any(it is not None for it in (self._asked, self._committing, self._decided))
+        return self._is_closed or is_busy or may_add or self._may_collect()
 
     def _may_collect(self) -> bool:
         """Whether versions that no row needs may be deleted: once an hour, while the row names the
@@ -669,7 +658,7 @@ class Outputs:
         with self._changed:
             rows = lane.rows[: max(0, last.rows - lane.added.rows)]
         if rows:
-            with _naming(lane):
+            with naming_output(lane.name):
                 lane.output.add(rows, Cursor.of(upto))
             if not lane.is_dirty:
                 lane.is_dirty, lane.dirty_since = True, self._now()
@@ -685,7 +674,7 @@ class Outputs:
     def _commit(self, lane: _Lane) -> None:
         began, before = self._now(), lane.committed_rows
         lane.is_unresolved = True
-        with _naming(lane):
+        with naming_output(lane.name):
             lane.committed = lane.output.commit()
         lane.is_dirty = lane.is_unresolved = False
         size = lane.added.size - lane.committed_bytes

@@ -96,13 +96,13 @@ def test_the_page_of_a_halted_shard_has_its_reason_once():
 
 
 def test_other_findings_stay_beside_a_halt():
-    other = Finding(kind=Kind.HOLE, keys=(key(1),), evidence="nobody reads it")
+    other = Finding(kind=Kind.HOLE, keys=(key(1),), evidence="no owner reads it")
     fleet = halted_fleet()
     fleet = msgspec.structs.replace(fleet, findings=(*fleet.findings, other))
 
     shown = fleet_body(ABOUT, fleet)
 
-    assert "nobody reads it" in shown
+    assert "no owner reads it" in shown
     assert shown.count("the account is closed") == 1
 
 

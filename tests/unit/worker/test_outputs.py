@@ -7,7 +7,7 @@ import pytest
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
-from kclrun.model.output import Cursor
+from kclrun.model.output import Cursor, naming_output
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.worker import outputs as module
@@ -254,3 +254,19 @@ def test_reading_begins_where_every_output_is_and_batches_end_where_one_of_them_
     )
     assert fresh.begin(at(3), {"a": Cursor(at(2))}, may_adopt=True) == (at(5), (at(7),))
     assert fresh.begin(at(3), {"a": Cursor(at(2))}, may_adopt=False) == (at(3), (at(5), at(7)))
+
+
+def test_a_failure_of_an_output_names_it_and_one_of_the_state_names_itself(monkeypatch):
+    lease = Lease(AT_ONCE)
+
+    def commit() -> Cursor:
+        raise SinkError("cannot send")
+
+    monkeypatch.setattr(lease.memory[0], "commit", commit)
+    lease.call(1, 1)
+    lease.outputs.commit(CommitOutputs(at(1), must=True))
+
+    assert lease.outputs.turn()
+    assert lease.events[-1].message == "outputs.a: cannot send"
+    with pytest.raises(SinkError, match=r"\Athe store is away\Z"), naming_output(""):
+        raise SinkError("the store is away")
