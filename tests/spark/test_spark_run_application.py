@@ -87,7 +87,7 @@ class Clicks(RecordProcessor):
     def initialize(self, context):
         self.context = context
         minutes = (context, "clicks", Tumbling(60), int, operator.add)
-        self.windows = Windows(*minutes, time_of=self.event_time)
+        self.windows = Windows(*minutes)
 
     def event_time(self, record):
         return second(int(record.data))

@@ -382,3 +382,17 @@ def test_a_folder_that_may_not_be_written_is_refused(tmp_path, monkeypatch):
     with pytest.raises(SettingsError, match=r"^x: user \d+ may not write to "):
         user_code.require_folder("x", tmp_path)
     assert asked == [os.W_OK | os.X_OK]
+
+
+def test_a_comparison_has_the_outputs_of_the_application_though_its_rows_go_to_one_file(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from kclrun import RecordProcessor\n"
+        "class Mine(RecordProcessor):\n"
+        "    def process_record(self, record, context):\n"
+        "        context.emit({}, to='late')\n"
+    )
+    replayed = configuration(LEAST + "output: {path: rows}\n", tmp_path)
+
+    user_code.require_user_code(replayed, ["output", "late"])
+    with pytest.raises(SettingsError, match=r"mine\.py:4: .*there is no outputs\.late"):
+        user_code.require_user_code(replayed)
