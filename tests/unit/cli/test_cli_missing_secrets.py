@@ -1,6 +1,7 @@
 """A verb that opens no output needs no secret of one: each verb, with settings whose variables and
 secrets are missing wherever it does not look."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ MORE = {
     "leases pause": "--all",
     "leases resume": "--all",
     "top": "--once",
+    "page": "--port 0",
     "iam": "--account 123456789012",
     "migrate spark": "none",
     "replay": "--from 2h --to 1h",
@@ -77,6 +79,9 @@ def app(tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "any")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "any")
     monkeypatch.setattr(server, "run_local", lambda *_, **__: 0)
+    ended = threading.Event()
+    ended.set()
+    monkeypatch.setattr(server, "signal_event", lambda: ended)
     Path("rows.csv").write_text("a\n1\n")
     file = Path("app.yaml")
     file.write_text(OF_A_RUN)
