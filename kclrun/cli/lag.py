@@ -20,7 +20,7 @@ from kclrun import errors
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION, ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.leases.views import print_table, scan_leases
-from kclrun.cli.messages import echo, some_of
+from kclrun.cli.messages import echo
 from kclrun.codec.kpl import drop_until, open_aggregates
 from kclrun.config.units import Duration, StartPosition, parse_start
 from kclrun.consuming.policy import first_start
@@ -41,6 +41,7 @@ from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard, ShardGraph
 from kclrun.model.stream import StreamKey, called, qualified_shards, shard_id_of, stream_of
+from kclrun.model.text import some_of
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.ports import ShardReader, next_page
 

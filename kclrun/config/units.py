@@ -102,7 +102,7 @@ def parse_start(
     for sentinel in sentinels:
         if text == sentinel.sequence_number:
             return StartPosition(sentinel)
-    moment = _instant(text, name, sentinels)
+    moment = parse_instant(text, name, sentinels)
     if moment.timestamp() > now:
         setting = f"{name} LATEST" if name.startswith("--") else f"{name}: LATEST"
         hint = (
@@ -113,7 +113,11 @@ def parse_start(
     return StartPosition(AT_TIMESTAMP, WallTime(moment.timestamp()))
 
 
-def _instant(text: str, name: str, sentinels: Sequence[ExtendedSequenceNumber]) -> datetime:
+def parse_instant(
+    text: str, name: str, sentinels: Sequence[ExtendedSequenceNumber] = ()
+) -> datetime:
+    """Read an ISO-8601 instant with a zone, in the past or the future; in UTC. `sentinels` are what
+    else the setting takes. Raises: SettingsError."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

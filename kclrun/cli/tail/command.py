@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import click
 
@@ -26,15 +27,17 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION, ConfigCommand, StreamChoice, stream_options
 from kclrun.cli.messages import columns_of, echo, has_lost_reader
 from kclrun.config.changes import refuse_changes
-from kclrun.model.record import IteratorType, Record
+from kclrun.errors import SettingsError
+from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.stream import short_name, spelled_out
 from kclrun.model.text import escaped, escaped_in_json
 from kclrun.model.time import Instant, WallTime
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
-    from kclrun.cli.tail.readers import ShardStart, TailEvent
     from kclrun.config.units import Duration
+    from kclrun.reading.readers import ReadEvent
+    from kclrun.reading.starts import ShardStart
 
 
 _FROM_HELP: Final = (
@@ -42,6 +45,7 @@ _FROM_HELP: Final = (
     " minutes ago, or with one --shard a sequence number."
 )
 _SHARD_HELP: Final = "Only this shard, as shardId-000000000007 or 7 (repeatable)."
+_NUMBER: Final = re.compile(r"(?:0|[1-9][0-9]{0,128})\Z")
 # Aggregates of so many records are opened at a time: one of 1 MiB may hold thousands.
 _OPENED_AT_ONCE: Final = 100
 
@@ -107,10 +111,10 @@ def _follow(
     said: str,
     is_over: Callable[[], bool],
 ) -> int:
-    from kclrun.cli.tail.readers import TailReaders
+    from kclrun.reading.readers import StreamReaders
 
     patience_s = float(aws.settings.aws.start_timeout)
-    with TailReaders(
+    with StreamReaders(
         starts, aws.reader, aws.stream, follows=follows, patience_s=patience_s
     ) as readers:
         for event in readers.events():
@@ -124,20 +128,27 @@ def _follow(
     return exit_codes.DRAINED
 
 
-def _take_in(event: TailEvent, view: _View, said: str, *, follows: bool) -> None:
-    from kclrun.cli.tail.readers import AllBegun, Arrived, Ended, Trouble
+def _take_in(event: ReadEvent, view: _View, said: str, *, follows: bool) -> None:
+    from kclrun.reading.readers import AllBegun, Arrived, Ended, Expired, Passed, Trouble
 
     match event:
         case Arrived(shard_id=shard_id, records=records):
             view.show(shard_id, records)
         case AllBegun():
             echo(f"Tailing {said}; Ctrl-C ends it", err=True)
-        case Ended(shard_id=shard_id, children=children):
+        case Ended(shard_id=shard_id, children=children, is_trimmed=is_trimmed):
             heirs = ", ".join(children) or "nothing"
             after = "follows" if follows else "came after it"
-            echo(f"{shard_id} has ended; {heirs} {after}", err=True)
+            ended = "is trimmed, with records that were not read" if is_trimmed else "has ended"
+            echo(f"{shard_id} {ended}; {heirs} {after}", err=True)
+        case Expired(shard_id=shard_id, text=text):
+            echo(f"{shard_id}: {text}", err=True)
+        case Passed():  # a tail goes on until it is stopped
+            pass
         case Trouble(text=text):
             echo(text, err=True)
+        case _:
+            assert_never(event)
 
 
 class _View:
@@ -169,11 +180,11 @@ class _View:
 
 
 def _starts(aws: Aws, begin: str, shards: Sequence[str]) -> Mapping[str, ShardStart]:
+    from kclrun.aws.patience import patiently
     from kclrun.cli.services import advising_on_streams
-    from kclrun.cli.tail.readers import first_listing, parse_from, shard_starts
-    from kclrun.cli.world import patiently
+    from kclrun.reading.starts import first_listing, shard_starts
 
-    start = parse_from(begin, WallTime(time.time()))
+    start = parse_begin(begin, WallTime(time.time()))
     if start.kind is IteratorType.AT_TIMESTAMP:
         refuse_changes(
             aws.settings,
@@ -181,6 +192,7 @@ def _starts(aws: Aws, begin: str, shards: Sequence[str]) -> Mapping[str, ShardSt
             "that of a DynamoDB table cannot be read from one; --from TRIM_HORIZON or LATEST",
         )
     named = [spelled_out(shard) for shard in shards]
+    require_one_shard(start, named)
     patience_s = float(aws.settings.aws.start_timeout)
     with advising_on_streams(aws):
         listed = patiently(
@@ -189,6 +201,27 @@ def _starts(aws: Aws, begin: str, shards: Sequence[str]) -> Mapping[str, ShardSt
             patience_s,
         )
     return shard_starts(listed, named, start)
+
+
+def parse_begin(text: str, now: WallTime) -> StartPoint:
+    """The value of --from: a sequence number, or what `parse_from` reads.
+
+    Raises: click.UsageError.
+    """
+    from kclrun.reading.starts import parse_from
+
+    if _NUMBER.match(text):
+        return StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number=text)
+    try:
+        return parse_from(text, now, "--from")
+    except SettingsError as error:
+        raise click.UsageError(f"{error}, and with --shard a sequence number") from None
+
+
+def require_one_shard(start: StartPoint, named: Sequence[str]) -> None:
+    """Raises: SettingsError for a sequence number that is not of one shard."""
+    if start.kind is IteratorType.AT_SEQUENCE_NUMBER and len(set(named)) != 1:
+        raise SettingsError("--from with a sequence number is of one shard: name it with --shard")
 
 
 def _line_maker(begin: str, *, as_json: bool) -> LineMaker:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from kclrun.cli.tail import readers
-from kclrun.cli.tail.readers import AllBegun, Arrived, Ended, ShardStart, TailReaders, Trouble
 from kclrun.errors import (
     AccessDenied,
     ExpiredIterator,
@@ -21,6 +19,9 @@ from kclrun.errors import (
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard
+from kclrun.reading import readers
+from kclrun.reading.readers import AllBegun, Arrived, Ended, StreamReaders, Trouble
+from kclrun.reading.starts import ShardStart
 from tests.patience import HUNG_S
 from tests.unit.cli.memory_site import BEGUN, Clock
 
@@ -106,7 +107,7 @@ class Driven:
         monkeypatch.setattr(readers.random, "random", lambda: 0.5)
         starts = {name: ShardStart((), LATEST) for name in stream.answers if name in "ab"}
         self.stream = stream
-        self.tail = TailReaders(
+        self.tail = StreamReaders(
             starts,
             stream,
             stream,
@@ -331,8 +332,8 @@ def test_with_their_threads_each_record_comes_once_and_all_threads_end():
     )
     starts = {name: ShardStart((), LATEST) for name in "ab"}
     seen: list[Any] = []
-    with TailReaders(starts, stream, stream, follows=True, patience_s=5.0) as tail:
-        mine = [each for each in threading.enumerate() if each.name.startswith("tail-")]
+    with StreamReaders(starts, stream, stream, follows=True, patience_s=5.0) as tail:
+        mine = [each for each in threading.enumerate() if each.name.startswith("kclrun-read-")]
         assert (len(mine), all(each.daemon for each in mine)) == (8, True)
         for event in tail.events():
             seen.append(event)
