@@ -24,6 +24,7 @@ from kclrun.state.timers import Timer
 if TYPE_CHECKING:
     from kclrun.producer import Producer
     from kclrun.reading.stream import Reading, ShardRecord, read
+    from kclrun.running import RunResult, run
 
 __all__ = [
     "Checkpointer",
@@ -38,17 +39,21 @@ __all__ = [
     "RecordContext",
     "RecordProcessor",
     "RetryLater",
+    "RunResult",
     "ShardRecord",
     "Timer",
     "read",
+    "run",
 ]
 
 # Imported at their first use: they load botocore, and a processor needs none.
 _LATER = {
     "Producer": "kclrun.producer",
     "Reading": "kclrun.reading.stream",
+    "RunResult": "kclrun.running",
     "ShardRecord": "kclrun.reading.stream",
     "read": "kclrun.reading.stream",
+    "run": "kclrun.running",
 }
 
 

@@ -207,7 +207,7 @@ def leases_of(place: Place, aws: Aws) -> tuple[Lease, ...] | None:
 def run_on(place: Place, aws: Aws, leases: Iterable[Lease]) -> tuple[int, Report]:
     """Run it until it is caught up or stopped; the exit code and the report."""
     from kclrun.cli.leases.command import resume_leases
-    from kclrun.cli.run.command import run_replay
+    from kclrun.cli.run.application import run_replay
 
     for lease in leases:
         if lease.halt is not None:  # the code that gave up may be mended by now
