@@ -131,7 +131,7 @@ def _judged(code: int, done: Report, halted: Mapping[str, str]) -> RunResult:
     """The result, or the error that the exit code stands for."""
     match code:
         case exit_codes.HALTED:
-            lines = [f"shard {shard}: {why}" for shard, why in halted.items()]
+            lines = [f"{shard}: {why}" for shard, why in halted.items()]
             raise ProcessorError(
                 "\n".join(["user code gave up, and all other shards are read", *lines])
             )

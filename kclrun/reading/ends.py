@@ -49,10 +49,11 @@ class ReadingEnd(msgspec.Struct, frozen=True):
         return asked_instant - (behind_ms or 0) / 1000 >= self.began_instant + SETTLED_S
 
     def pause_s(self, pause_s: float, asked_instant: Instant) -> float:
-        """The pause before the next page: at the tip, no longer than until that page decides."""
-        if self.began_instant is None or self.began_instant + SETTLED_S <= asked_instant:
+        """The pause before the next page: if that is at the tip, the page that decides."""
+        if self.began_instant is None:
             return pause_s
-        return min(pause_s, max(FLOOR_S, self.began_instant + SETTLED_S - asked_instant))
+        left_s = self.began_instant + SETTLED_S - asked_instant
+        return max(FLOOR_S, left_s) if 0 < left_s <= pause_s + FLOOR_S else pause_s
 
 
 FOR_EVER: Final = ReadingEnd()

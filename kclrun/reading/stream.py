@@ -6,6 +6,7 @@ module; the first use of the name does.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import time
@@ -151,12 +152,11 @@ class Reading(Iterator[ShardRecord]):
     def __init__(
         self, readers: StreamReaders, client: WireClient, records: Iterator[ShardRecord]
     ) -> None:
-        self._readers = readers
-        self._client = client
+        self._open: tuple[StreamReaders, WireClient] | None = (readers, client)
         self._records = records
         self._failure: Exception | None = None
         self._is_closed = False
-        weakref.finalize(self, readers.close)
+        self._drop = weakref.finalize(self, readers.close)
 
     def __iter__(self) -> Self:
         return self
@@ -169,11 +169,11 @@ class Reading(Iterator[ShardRecord]):
                 raise self._failure from None
             if self._is_closed:
                 raise ValueError("the reading is closed: call kclrun.read again") from None
-            _release(self._readers, self._client)
+            self._release()
             raise
         except Exception as error:
-            self._failure = error
-            _release(self._readers, self._client)
+            self._failure = copy.copy(error)  # without its traceback, which refers to all of it
+            self._release()
             raise
         except BaseException:  # Ctrl-C may have taken a page that nothing gives again
             self.close()
@@ -183,7 +183,15 @@ class Reading(Iterator[ShardRecord]):
         """End the threads and connections. May be called twice."""
         self._is_closed = True
         self._records = iter(())
-        _release(self._readers, self._client)
+        self._release()
+
+    def _release(self) -> None:
+        """Nothing is referred to afterwards: botocore keeps a connection where it looked for
+        credentials, until its session is collected."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            self._drop()
+            _release(*opened)
 
     def __enter__(self) -> Self:
         return self
