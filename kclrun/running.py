@@ -42,7 +42,7 @@ _OF_SPARK: Final = ("PYTHONPATH", "AWS_PROFILE")
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended, if it ended in good order or as it was told to.
+    """How a run ended, if it ended in good order or was cut short.
 
     `reason` is in words, as in the report of the verb: `drained`, `caught up`, `stopped before it
     was drained`. `exit_code` is that of the verb: 0, or 75 for a run that was cut short: the rest

@@ -31,12 +31,12 @@ class Failing(kclrun.RecordProcessor):
 
 def records():
     for number in range(600):
-        yield f"key{number % 7}", str(number)
+        yield f"key{number % 7}", b"%d" % number
 """
 DEMO = """
 demo = dict(
     application="orders", stream="orders", aws={"endpoint": "embedded"}, until="caught-up",
-    embedded={"shards": 2, "fill": {"source": "shop:records"}},
+    embedded={"shards": 2, "fill": {"source": "shop:records"}}, output={"path": "out"},
 )
 """
 
@@ -84,7 +84,7 @@ def state():
 if __name__ == "__main__":
     kclrun.run(Orders, **demo)  # what the first use of a library opens stays open
     before = state()
-    result = kclrun.run("shop:Orders", output={{"path": "out"}}, **demo)
+    result = kclrun.run("shop:Orders", **{{**demo, "output": {{"path": "again"}}}})
     print(json.dumps([result.reason, result.exit_code, result.records, dict(result.halted),
                       state() == before]))
 """
@@ -92,11 +92,11 @@ if __name__ == "__main__":
     assert answer == ["caught up", 0, 600, {}, True]
     rows = [
         json.loads(line)["n"]
-        for file in (tmp_path / "out").rglob("*.jsonl")
+        for file in (tmp_path / "again").rglob("*.jsonl")
         for line in file.read_text().splitlines()
     ]
     assert sorted(rows) == list(range(600))
-    assert "Rows are in out" in err
+    assert "Rows are in again" in err
     assert '"event":"caught_up"' in err
 
 
@@ -210,7 +210,7 @@ if __name__ == "__main__":
         assert part in text
 
 
-def test_a_session_without_a_file_is_told_to_write_one(tmp_path):
+def test_a_class_of_a_session_without_a_file_is_refused_with_what_to_do(tmp_path):
     code = MODULE + DEMO + "kclrun.run(Orders, **demo)\n"
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -369,7 +369,7 @@ def test_iterators_that_expire_again_and_again_are_asked_for_at_a_pace(driven):
     assert all(later - earlier >= 0.2 for earlier, later in pairwise(at[1:]))
 
 
-def test_a_shard_that_is_trimmed_with_unread_records_is_told_from_one_that_ended(driven):
+def test_a_shard_that_is_trimmed_with_unread_records_is_not_one_that_ended(driven):
     begun = driven(Stream(a=[records("1"), NotFound("gone")]), start=OLDEST)
     begun.turn()
     assert begun.turn()[2] == [Ended("a", (), is_trimmed=True)]
