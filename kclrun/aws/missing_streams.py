@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Final
 
 from kclrun.aws.kinesis import stream_names
@@ -19,48 +18,41 @@ _OF_STREAMS: Final = frozenset(
 )
 
 
-class MissingStreams:
-    """Streams by name or ARN, the address of Kinesis, and a client, made when it is needed."""
+def is_of_stream(error: NotFound) -> bool:
+    """Whether the stream is what was not found."""
+    return error.operation in _OF_STREAMS
 
-    def __init__(
-        self, streams: Sequence[str], kinesis_url: str, client: Callable[[], WireClient]
-    ) -> None:
-        self._streams = streams
-        self._url = kinesis_url
-        self._client = client
 
-    @contextmanager
-    def advising(self) -> Iterator[None]:
-        """Raises: NotFound in place of the service's NotFound, with a similar stream name, or with
-        the command that creates the stream on an emulator; any other error unchanged."""
-        try:
-            yield
-        except NotFound as error:
-            if error.operation not in _OF_STREAMS:
-                raise
-            lines = [str(error), *self._advice()]
-            raise NotFound("\n".join(lines), code=error.code) from None
+def advised(
+    error: NotFound, streams: Sequence[str], kinesis_url: str, client: Callable[[], WireClient]
+) -> NotFound:
+    """The error for one or several missing streams, by name or ARN, with a similar stream name, or
+    with the command that creates the stream on an emulator. `client` is one of Kinesis."""
+    lines = [str(error), *_advice(streams, kinesis_url, client)]
+    return NotFound("\n".join(lines), code=error.code)
 
-    def _advice(self) -> Iterator[str]:
-        """Lines of advice for one or several missing streams."""
-        if is_change_stream(self._streams[0]):
-            yield "A stream that is disabled and enabled again has another ARN; the table names it:"
-            yield "  aws dynamodb describe-table --query Table.LatestStreamArn --table-name TABLE"
-            return
-        try:
-            names = stream_names(self._client())
-        except ServiceError:  # usual, because none of our policies grants it
-            names = ()
-        missing = [name for name in map(stream_name, self._streams) if name not in names]
-        for name in missing:
-            near = nearest(name, names)
-            if near is not None:
-                yield f"Did you mean {near}?"
-        if not is_loopback(self._url):
-            yield "Check the name, aws.region, and the account of the credentials"
-            return
-        url = self._url.rstrip("/")
-        for name in missing:
-            yield "It is made on this emulator with:"
-            yield f"  kclrun put --create 2 --stream {name} --endpoint {url} FILE"
-            yield f"or when kclrun's own emulator starts:  kclrun local --stream {name}:2"
+
+def _advice(
+    streams: Sequence[str], kinesis_url: str, client: Callable[[], WireClient]
+) -> Iterator[str]:
+    if is_change_stream(streams[0]):
+        yield "A stream that is disabled and enabled again has another ARN, which the table names:"
+        yield "  aws dynamodb describe-table --query Table.LatestStreamArn --table-name TABLE"
+        return
+    try:
+        names = stream_names(client())
+    except ServiceError:  # usual, because none of our policies grants it
+        names = ()
+    missing = [name for name in map(stream_name, streams) if name not in names]
+    for name in missing:
+        near = nearest(name, names)
+        if near is not None:
+            yield f"Did you mean {near}?"
+    if not is_loopback(kinesis_url):
+        yield "Check the name, aws.region, and the account of the credentials"
+        return
+    url = kinesis_url.rstrip("/")
+    for name in missing:
+        yield "It is made on this emulator with:"
+        yield f"  kclrun put --create 2 --stream {name} --endpoint {url} FILE"
+        yield f"or when kclrun's own emulator starts:  kclrun local --stream {name}:2"

@@ -25,7 +25,7 @@ from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoin
 from kclrun.aws.fan_out import StreamConsumers
 from kclrun.aws.instance import BotoLifecycleActions, Imds, open_imds
 from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
-from kclrun.aws.missing_streams import MissingStreams
+from kclrun.aws.missing_streams import advised, is_of_stream
 from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import ConfigChoice
 from kclrun.config.outputs import output_places
@@ -343,10 +343,17 @@ def _opened(aws: Aws, patiently: Patiently) -> Mapping[StreamKey, OpenStream]:
 
 @contextmanager
 def advising_on_streams(aws: Aws) -> Iterator[None]:
-    """Add advice to the error for a missing stream of the application; see `MissingStreams`."""
-    named = tuple(source.name for source in aws.settings.sources)
-    with MissingStreams(named, aws.kinesis.url, lambda: aws.kinesis_client).advising():
+    """Add advice to the error for a missing stream of the application.
+
+    Raises: NotFound in place of the service's NotFound; any other error unchanged.
+    """
+    try:
         yield
+    except errors.NotFound as error:
+        if not is_of_stream(error):
+            raise
+        named = tuple(source.name for source in aws.settings.sources)
+        raise advised(error, named, aws.kinesis.url, lambda: aws.kinesis_client) from None
 
 
 def _summary(admin: StreamAdmin) -> StreamSummary:

@@ -19,7 +19,7 @@ from typing import Final, Literal, Self, assert_never
 
 from kclrun.aws.changes.stream import admin_of, reader_of
 from kclrun.aws.endpoints import EndpointSettings
-from kclrun.aws.missing_streams import MissingStreams
+from kclrun.aws.missing_streams import advised, is_of_stream
 from kclrun.aws.patience import patiently
 from kclrun.aws.stream_client import open_stream_client
 from kclrun.aws.wire import WireClient
@@ -30,7 +30,7 @@ from kclrun.config.load import settings_of
 from kclrun.config.rules import refuse_embedded
 from kclrun.config.schema import Settings
 from kclrun.config.units import Duration, parse_instant
-from kclrun.errors import DataLoss, SettingsError
+from kclrun.errors import DataLoss, NotFound, SettingsError
 from kclrun.loading import load_decoder
 from kclrun.model.record import Decoding, IteratorType, OwnStr, Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -223,8 +223,12 @@ def _opened(
     readers = None
     try:
         admin = admin_of(client, stream)
-        with MissingStreams((stream,), url, lambda: client).advising():
+        try:
             starts = _starts(admin, begin, named, patience_s)
+        except NotFound as error:
+            if not is_of_stream(error):
+                raise
+            raise advised(error, (stream,), url, lambda: client) from None
         readers = StreamReaders(
             starts,
             reader_of(client, stream),
