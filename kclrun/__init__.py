@@ -23,6 +23,8 @@ from kclrun.state.timers import Timer
 
 if TYPE_CHECKING:
     from kclrun.producer import Producer
+    from kclrun.reading.stream import Reading, ShardRecord, read
+    from kclrun.running import RunResult, run
 
 __all__ = [
     "Checkpointer",
@@ -31,19 +33,34 @@ __all__ = [
     "FailedRecords",
     "HaltShard",
     "Producer",
+    "Reading",
     "Record",
     "RecordBatch",
     "RecordContext",
     "RecordProcessor",
     "RetryLater",
+    "RunResult",
+    "ShardRecord",
     "Timer",
+    "read",
+    "run",
 ]
+
+# Imported at their first use: they load botocore, and a processor needs none.
+_LATER = {
+    "Producer": "kclrun.producer",
+    "Reading": "kclrun.reading.stream",
+    "RunResult": "kclrun.running",
+    "ShardRecord": "kclrun.reading.stream",
+    "read": "kclrun.reading.stream",
+    "run": "kclrun.running",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`Producer`, imported at its first use: it loads botocore, and a processor needs none."""
-    if name != "Producer":
+    """The names of programs that are not processors, each from its module."""
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from kclrun.producer import Producer
+    from importlib import import_module
 
-    return Producer
+    return getattr(import_module(_LATER[name]), name)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from kclrun.aws.credentials import CredentialSource
-from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
+from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.kinesis import WireStreamAdmin
 from kclrun.aws.put_records import WirePutter
-from kclrun.aws.wire import WireClient
+from kclrun.aws.stream_client import open_stream_client
 from kclrun.errors import SinkError
 from kclrun.model.record import PutEntry
+from kclrun.model.stream import region_of
 from kclrun.sinks.flow_control import RECORD_BYTES_MAX, ProducerSettings
 from kclrun.sinks.kinesis_producer import KinesisProducer
 
@@ -61,14 +61,11 @@ class Producer:
         buffer_bytes_max: int = 64 * 2**20,
         record_bytes_max: int = RECORD_BYTES_MAX,
     ) -> None:
-        if region is None and stream.startswith("arn:"):
-            region = stream.split(":")[3]
-        settings = EndpointSettings(region=region, profile=profile, endpoint_url=endpoint_url)
-        session = open_session(settings)
-        endpoint = resolve_endpoint(session, "kinesis", settings)
-        credentials = CredentialSource(session, endpoint_url=endpoint.url, role_arn=role_arn)
+        settings = EndpointSettings(
+            region=region or region_of(stream), profile=profile, endpoint_url=endpoint_url
+        )
         self._stream = stream
-        self._client = WireClient(endpoint, credentials.current, service="kinesis")
+        self._client = open_stream_client(stream, settings, role_arn=role_arn).client
         admin = WireStreamAdmin(self._client, stream)
         self._is_closed = False
         self._producer = KinesisProducer(

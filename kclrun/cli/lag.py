@@ -20,7 +20,7 @@ from kclrun import errors
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.leases.views import IF_NARROW, ON_TERMINAL, scan_leases
-from kclrun.cli.messages import echo, some_of
+from kclrun.cli.messages import echo
 from kclrun.cli.tables import print_table
 from kclrun.cli.times import DURATION
 from kclrun.codec.kpl import drop_until, open_aggregates
@@ -43,6 +43,7 @@ from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard, ShardGraph
 from kclrun.model.stream import StreamKey, called, qualified_shards, shard_id_of, stream_of
+from kclrun.model.text import some_of
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.ports import ShardReader, next_page
 

@@ -26,7 +26,6 @@ from kclrun.cli import exit_codes
 from kclrun.model.text import harmless
 
 # As many names as a line of a terminal shows.
-_NAMED_MAX: Final = 8
 _NAMES_TABLE: Final = re.compile(r"(?:application|table|stream|aws\.[a-z_.]+)=")
 # The first words of a message, by verb.
 _CANNOT: Final[Mapping[str, str]] = {
@@ -103,12 +102,6 @@ def has_lost_reader(*files: TextIO | None) -> bool:
         with suppress(AttributeError, OSError, ValueError):  # not a file of the system, or closed
             waiter.register(file.fileno(), 0)  # type: ignore[union-attr]
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in waiter.poll(0))
-
-
-def some_of(names: Sequence[str]) -> str:
-    """The first eight names, and how many there are if there are more."""
-    more = f", … {len(names)} in all" if len(names) > _NAMED_MAX else ""
-    return ", ".join(names[:_NAMED_MAX]) + more
 
 
 def report_error(error: BaseException, verb: str) -> int:

@@ -24,25 +24,22 @@ from kclrun.aws.dead_letters import open_letters
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.fan_out import StreamConsumers
 from kclrun.aws.instance import BotoLifecycleActions, Imds, open_imds
-from kclrun.aws.kinesis import stream_names
 from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
+from kclrun.aws.missing_streams import advised, is_of_stream
 from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import ConfigChoice
 from kclrun.config.outputs import output_places
-from kclrun.config.rules import EMBEDDED
-from kclrun.config.schema import Settings, StreamSettings, stream_name
+from kclrun.config.rules import refuse_embedded
+from kclrun.config.schema import Settings, StreamSettings
 from kclrun.config.state import state_place
 from kclrun.leases.auditing import why_another_stream
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.names import nearest
 from kclrun.model.output import OutputPlace, RowsOf, setting_of
 from kclrun.model.record import Measurement
 from kclrun.model.stream import (
     ONLY_STREAM,
     StreamKey,
     called,
-    is_change_stream,
-    is_loopback,
     region_of,
     stream_key,
     stream_of,
@@ -71,11 +68,6 @@ _NO_ROWS: Final = RowsOf(
 )
 
 _READABLE: Final = frozenset({"ACTIVE", "UPDATING"})
-
-# Operations on the stream. A NotFound of another operation, on the lease table, gets no advice.
-_OF_STREAMS: Final = frozenset(
-    {"DescribeStreamSummary", "DescribeStream", "ListShards", "PutRecords"}
-)
 
 Patiently = Callable[[Callable[[], StreamSummary]], StreamSummary]
 
@@ -128,12 +120,7 @@ class Aws:
     """
 
     def __init__(self, settings: Settings) -> None:
-        if settings.aws.endpoint == EMBEDDED:
-            raise errors.SettingsError(
-                "aws.endpoint: embedded is an AWS that lives only while `kclrun run` does\n"
-                "To keep one:  kclrun local --port 4567\n"
-                "and use it:   --set aws.endpoint=http://127.0.0.1:4567"
-            )
+        refuse_embedded(settings, "--set aws.endpoint=http://127.0.0.1:4567")
         self.settings = settings
         dynamodb = self._endpoint_settings("dynamodb")
         aws = settings.aws
@@ -359,44 +346,15 @@ def _opened(aws: Aws, patiently: Patiently) -> Mapping[StreamKey, OpenStream]:
 def advising_on_streams(aws: Aws) -> Iterator[None]:
     """Add advice to the error for a missing stream of the application.
 
-    Raises: NotFound in place of the service's NotFound, with a similar stream name, or with the
-    command that creates the stream on an emulator; any other error unchanged.
+    Raises: NotFound in place of the service's NotFound; any other error unchanged.
     """
     try:
         yield
     except errors.NotFound as error:
-        if error.operation not in _OF_STREAMS:
+        if not is_of_stream(error):
             raise
-        lines = [str(error), *_advice(aws)]
-        raise errors.NotFound("\n".join(lines), code=error.code) from None
-
-
-def _advice(aws: Aws) -> Iterator[str]:
-    """Lines of advice for one or several missing streams."""
-    if is_change_stream(aws.settings.sources[0].name):
-        yield "A stream that is disabled and enabled again has another ARN, which the table names:"
-        yield "  aws dynamodb describe-table --query Table.LatestStreamArn --table-name TABLE"
-        return
-    try:
-        names = stream_names(aws.kinesis_client)
-    except errors.ServiceError:  # usual, because none of our policies grants it
-        names = ()
-    wanted = [stream_name(source.name) for source in aws.settings.sources]
-    missing = [name for name in wanted if name not in names]
-    for name in missing:
-        near = nearest(name, names)
-        if near is not None:
-            yield f"Did you mean {near}?"
-    if not is_loopback(aws.kinesis.url):
-        yield "Check the name, aws.region, and the account of the credentials"
-        return
-    url = aws.kinesis.url.rstrip("/")
-    for name in missing:
-        yield "It is made on this emulator with:"
-        yield (
-            f"  echo hello | kclrun put --format text --create 2 --stream {name} --endpoint {url}"
-        )
-        yield f"or when kclrun's own emulator starts:  kclrun local --stream {name}:2"
+        named = tuple(source.name for source in aws.settings.sources)
+        raise advised(error, named, aws.kinesis.url, lambda: aws.kinesis_client) from None
 
 
 def _summary(admin: StreamAdmin) -> StreamSummary:

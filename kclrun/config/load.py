@@ -61,6 +61,20 @@ def settings_of(
     for override in overrides:
         for overridden in _override(tree, override):
             lines.pop(overridden, None)
+    return settings_from(tree, environment=environment, now=now, name=name, lines=lines, used=used)
+
+
+def settings_from(
+    tree: dict[str, Any],
+    *,
+    environment: Mapping[str, str],
+    now: WallTime,
+    name: str,
+    lines: Mapping[yaml_reader.Path, int] | None = None,
+    used: Collection[str] | None = None,
+) -> Settings:
+    """The same for values as YAML has them; `lines` has the lines of a file. Raises:
+    SettingsError."""
     refuse_secrets(tree)
     problems: list[Problem] = list(missing_stream(tree))
     left = _Left(used)
@@ -70,7 +84,7 @@ def settings_of(
     rules = [*value_rules(settings, now), *(relation_rules(settings) if not problems else ())]
     problems.extend(left.others(rules))
     if problems:
-        raise SettingsError(summary(problems, lines, name))
+        raise SettingsError(summary(problems, lines or {}, name))
     return settings
 
 

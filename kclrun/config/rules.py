@@ -190,6 +190,18 @@ def concurrency_rules(settings: Settings) -> Iterator[Problem]:
 
 EMBEDDED: Final = "embedded"
 
+
+def refuse_embedded(settings: Settings, how_to_use: str) -> None:
+    """Raises: SettingsError for the embedded AWS, which only a run has. `how_to_use` is how the
+    address of a lasting one is given."""
+    if settings.aws.endpoint == EMBEDDED:
+        raise SettingsError(
+            "aws.endpoint: embedded is an AWS that lives only while `kclrun run` does\n"
+            "To keep one:  kclrun local --port 4567\n"
+            f"and use it:   {how_to_use}"
+        )
+
+
 # The output formats of Spark that write files and therefore need a folder.
 _FILE_FORMATS: Final = frozenset({"avro", "csv", "json", "orc", "parquet", "text", "xml"})
 # The formats that take a processor's rows as they are.

@@ -108,7 +108,7 @@ def parse_start(
     names = ", ".join(each.sequence_number for each in sentinels)
     expected = f"{names}{' or ' if names else ''}an instant such as 2026-03-01T06:00:00Z"
     try:
-        moment = _instant(text, now, expected)
+        moment = _past_instant(text, now, expected)
     except ValueError as error:
         hint = ""
         if isinstance(error, OutOfRange) and LATEST in sentinels:
@@ -134,15 +134,16 @@ def parse_time(
     expected = ", ".join([*by_name, TIME_FORMS])
     whole = f"{text}T00:00:00Z" if _DATE.fullmatch(text) else text
     try:
-        return StartPosition(AT_TIMESTAMP, _instant(whole, now, expected))
+        return StartPosition(AT_TIMESTAMP, _past_instant(whole, now, expected))
     except OutOfRange as error:
         if LATEST not in sentinels:
             raise
         raise OutOfRange(f"{error}; records that are yet to come are read with LATEST") from None
 
 
-def _instant(text: str, now: WallTime, expected: str) -> WallTime:
-    """An instant that is not in the future. Raises: ValueError; OutOfRange for the future."""
+def parse_instant(text: str, expected: str) -> WallTime:
+    """An ISO-8601 instant with a zone, in the past or the future; `expected` names the accepted
+    forms, for errors. Raises: ValueError."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -150,12 +151,17 @@ def _instant(text: str, now: WallTime, expected: str) -> WallTime:
     if moment.tzinfo is None:
         raise ValueError(f"{text} has no time zone; add Z for UTC, or +01:00")
     try:
-        at = moment.astimezone(UTC).timestamp()
+        return WallTime(moment.astimezone(UTC).timestamp())
     except OverflowError:  # a first day of the year 1 that is still in the year 0 in UTC
         raise ValueError(f"{text} is before the year 1 in UTC") from None
+
+
+def _past_instant(text: str, now: WallTime, expected: str) -> WallTime:
+    """As `parse_instant`. Raises: OutOfRange, a ValueError, for the future."""
+    at = parse_instant(text, expected)
     if at > now:
         raise OutOfRange(f"{text} is in the future (it is now {utc_text(now)})")
-    return WallTime(at)
+    return at
 
 
 _LOOPBACK: Final = "127.0.0.1"

@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from kclrun.errors import InvariantViolation
@@ -34,6 +34,7 @@ from kclrun.manager.lease_session import EXIT_HOOKS_WAIT_S, end_session, run_exi
 # changes the calling process only [S9], and works between the fork and the first line of user code.
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_GET_CHILD_SUBREAPER: Final = 37
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -76,6 +77,17 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+@contextlib.contextmanager
+def orphans_left_alone() -> Iterator[None]:
+    """Undo `adopt_orphans` afterwards, for a program that goes on after its run."""
+    former = (ctypes.c_int * 1)()
+    _prctl(_PR_GET_CHILD_SUBREAPER, former)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, former[0])
+
+
 def name_process(name: str) -> None:
     """Set the name in `ps` and `top`; the kernel keeps 15 bytes."""
     _prctl(_PR_SET_NAME, ctypes.create_string_buffer(name.encode()[:15]))
@@ -113,7 +125,9 @@ def close_descriptors_except(kept: Iterable[int]) -> None:
                 continue
 
 
-def _prctl(option: int, argument: int | ctypes.Array[ctypes.c_char]) -> None:
+def _prctl(
+    option: int, argument: int | ctypes.Array[ctypes.c_char] | ctypes.Array[ctypes.c_int]
+) -> None:
     if _LIBC.prctl(option, argument, 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"prctl({option}): {os.strerror(code)}")

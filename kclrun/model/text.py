@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Final
 
 # Unicode's categories Cc, Cf, Zl, Zp and Cs, and the whole block of tags and variation selectors
@@ -21,6 +22,7 @@ _UNSAFE_BUT_LINES: Final = (
     r"\U000e0000-\U000e0fff"
 )
 _BUT_LINES: Final = re.compile(f"[{_UNSAFE_BUT_LINES}]")
+_NAMED_MAX: Final = 8
 _ALL: Final = re.compile(rf"[\t\n{_UNSAFE_BUT_LINES}]")
 
 
@@ -38,6 +40,12 @@ def escaped_in_json(encoded: str) -> str:
 def harmless(text: str) -> str:
     """Several lines, without characters that move a cursor, hide text or forge a line."""
     return _BUT_LINES.sub("�", text)
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first eight names, and how many there are if there are more."""
+    more = f", … {len(names)} in all" if len(names) > _NAMED_MAX else ""
+    return ", ".join(names[:_NAMED_MAX]) + more
 
 
 def _escape(match: re.Match[str]) -> str:

@@ -7,7 +7,7 @@ import re
 from kclrun import ExtendedSequenceNumber
 
 MODULES = {
-    "kclrun": "What a processor needs.",
+    "kclrun": "What a processor needs, and a program that puts, reads or runs.",
     "kclrun.windows": "Windows of time over the records of each key, with timers and state.",
     "kclrun.testing": "The test kit: it runs a processor over records that a test makes.",
     "kclrun.spark": "What a Spark program needs.",
@@ -16,7 +16,15 @@ MODULES = {
 
 
 # The runtime makes these, or a subclass of them: their constructors are of no use to a reader.
-_MADE_BY_THE_RUNTIME = {"Checkpointer", "Context", "RecordContext", "RecordProcessor", "Run"}
+_MADE_BY_THE_RUNTIME = {
+    "Checkpointer",
+    "Context",
+    "Reading",
+    "RecordContext",
+    "RecordProcessor",
+    "Run",
+    "RunResult",
+}
 
 _LINE_MAX = 80
 # Values whose representation is longer than their name.

@@ -15,7 +15,8 @@ TEMPLATES = pages.ROOT / "kclrun" / "cli" / "templates"
 TUTORIAL = sorted((pages.DOCS / "tutorial").glob("*.md"))
 # How-to pages that begin with a stream of their own, and so run as a tutorial does.
 HOW_TO = [
-    pages.DOCS / "how-to" / name for name in ("replay-a-time-range.md", "why-did-a-shard-stop.md")
+    pages.DOCS / "how-to" / name
+    for name in ("read-without-a-fleet.md", "replay-a-time-range.md", "why-did-a-shard-stop.md")
 ]
 RUN = [pages.README, *TUTORIAL, *HOW_TO]
 # (page, first line) of each block that cannot run here; its comment says why.

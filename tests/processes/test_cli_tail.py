@@ -16,10 +16,11 @@ from contextlib import ExitStack
 
 import pytest
 
-from kclrun.cli.tail.readers import Arrived, ShardStart, TailReaders
 from kclrun.errors import Throttled
 from kclrun.local.server import start_embedded
 from kclrun.model.record import IteratorType, StartPoint
+from kclrun.reading.readers import Arrived, StreamReaders
+from kclrun.reading.starts import ShardStart
 from tests.patience import HUNG_S
 from tests.processes.cli_rig import Program, Site, ended
 
@@ -249,7 +250,7 @@ def test_more_readers_than_a_shard_allows_are_throttled_and_miss_nothing(tmp_pat
         shard = site.open_shards()[0].shard_id
         tails = [
             stack.enter_context(
-                TailReaders(
+                StreamReaders(
                     {shard: ShardStart((), start)},
                     Counting(site.aws.reader),
                     site.aws.stream,

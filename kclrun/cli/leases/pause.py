@@ -25,7 +25,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.leases import views
 from kclrun.cli.leases.rows import aws_of, lease_of, print_failure
-from kclrun.cli.messages import echo, some_of
+from kclrun.cli.messages import echo
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import DURATION
 from kclrun.config.schema import stream_name
@@ -33,6 +33,7 @@ from kclrun.config.units import Duration
 from kclrun.leases.operating import Change, Plan, Reach, plan_going_on, plan_pause
 from kclrun.model.lease import Lease, LeaseKey, Scope
 from kclrun.model.stream import ONLY_STREAM, StreamKey, called, stream_name_of, stream_of
+from kclrun.model.text import some_of
 from kclrun.model.time import WallTime
 from kclrun.protocol.fence import renew_interval_s
 from kclrun.protocol.writes import Applied, ConditionFailed, Outcome

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
+from kclrun.aws.patience import patiently
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ends_with_plan
 from kclrun.cli.leases.views import failover_of
 from kclrun.cli.messages import echo
 from kclrun.cli.services import Aws
-from kclrun.cli.world import open_world, patiently
+from kclrun.cli.world import open_world
 from kclrun.config.schema import stream_name
 from kclrun.config.state import STATE_FOLDER, state_place
 from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused

@@ -224,7 +224,7 @@ def leases_of(place: Place, aws: Aws) -> tuple[Lease, ...] | None:
 def run_on(place: Place, aws: Aws, leases: Iterable[Lease]) -> tuple[int, Report]:
     """Run it until it is caught up or stopped; the exit code and the report."""
     from kclrun.cli.leases.pause import resume_shards
-    from kclrun.cli.run.command import run_replay
+    from kclrun.cli.run.application import run_replay
 
     # The code that gave up may be repaired by now.
     if halted := [lease.key for lease in leases if lease.halt is not None]:

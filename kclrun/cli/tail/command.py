@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from math import inf
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import click
 
@@ -34,7 +34,8 @@ from kclrun.cli.config_options import (
 from kclrun.cli.messages import columns_of, echo, has_lost_reader
 from kclrun.cli.times import DURATION, GivenTime, TimeType, is_sequence_number, time_option
 from kclrun.config.changes import refuse_changes
-from kclrun.model.record import IteratorType, Record
+from kclrun.errors import SettingsError
+from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.model.stream import short_name, spelled_out
 from kclrun.model.text import escaped, escaped_in_json
@@ -42,8 +43,9 @@ from kclrun.model.time import Instant
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
-    from kclrun.cli.tail.readers import ShardStart, TailEvent
     from kclrun.config.units import Duration
+    from kclrun.reading.readers import ReadEvent
+    from kclrun.reading.starts import ShardStart
 
 
 # Aggregates of so many records are opened at a time: one of 1 MiB may hold thousands.
@@ -125,10 +127,10 @@ def _follow(
     said: str,
     is_over: Callable[[], bool],
 ) -> int:
-    from kclrun.cli.tail.readers import TailReaders
+    from kclrun.reading.readers import StreamReaders
 
     patience_s = float(aws.settings.aws.start_timeout)
-    with TailReaders(
+    with StreamReaders(
         starts, aws.reader, aws.stream, follows=follows, patience_s=patience_s
     ) as readers:
         for event in readers.events():
@@ -142,20 +144,27 @@ def _follow(
     return exit_codes.DRAINED
 
 
-def _take_in(event: TailEvent, view: _View, said: str, *, follows: bool) -> None:
-    from kclrun.cli.tail.readers import AllBegun, Arrived, Ended, Trouble
+def _take_in(event: ReadEvent, view: _View, said: str, *, follows: bool) -> None:
+    from kclrun.reading.readers import AllBegun, Arrived, Ended, Expired, Passed, Trouble
 
     match event:
         case Arrived(shard_id=shard_id, records=records):
             view.show(shard_id, records)
         case AllBegun():
             echo(f"Tailing {said}; Ctrl-C ends it", err=True)
-        case Ended(shard_id=shard_id, children=children):
+        case Ended(shard_id=shard_id, children=children, is_trimmed=is_trimmed):
             heirs = ", ".join(children) or "nothing"
             after = "follows" if follows else "came after it"
-            echo(f"{shard_id} has ended; {heirs} {after}", err=True)
+            ended = "is trimmed, with records that were not read" if is_trimmed else "has ended"
+            echo(f"{shard_id} {ended}; {heirs} {after}", err=True)
+        case Expired(shard_id=shard_id, text=text):
+            echo(f"{shard_id}: {text}", err=True)
+        case Passed():  # a tail goes on until it is stopped
+            pass
         case Trouble(text=text):
             echo(text, err=True)
+        case _:
+            assert_never(event)
 
 
 class _View:
@@ -187,11 +196,11 @@ class _View:
 
 
 def _starts(aws: Aws, begin: GivenTime, shards: Sequence[str]) -> Mapping[str, ShardStart]:
+    from kclrun.aws.patience import patiently
     from kclrun.cli.services import advising_on_streams
-    from kclrun.cli.tail.readers import first_listing, shard_starts, start_point
-    from kclrun.cli.world import patiently
+    from kclrun.reading.starts import first_listing, shard_starts
 
-    start = start_point(begin)
+    start = start_of(begin)
     if start.kind is IteratorType.AT_TIMESTAMP:
         refuse_changes(
             aws.settings,
@@ -199,6 +208,7 @@ def _starts(aws: Aws, begin: GivenTime, shards: Sequence[str]) -> Mapping[str, S
             "that of a DynamoDB table cannot be read from one; --from TRIM_HORIZON or LATEST",
         )
     named = [spelled_out(shard) for shard in shards]
+    require_one_shard(start, named)
     patience_s = float(aws.settings.aws.start_timeout)
     with advising_on_streams(aws):
         listed = patiently(
@@ -207,6 +217,21 @@ def _starts(aws: Aws, begin: GivenTime, shards: Sequence[str]) -> Mapping[str, S
             patience_s,
         )
     return shard_starts(listed, named, start)
+
+
+def start_of(given: GivenTime) -> StartPoint:
+    """The first record of `--from`: that of a sequence number, a position or an instant."""
+    from kclrun.reading.starts import start_point
+
+    if given.start is None:
+        return StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number=given.text)
+    return start_point(given.start)
+
+
+def require_one_shard(start: StartPoint, named: Sequence[str]) -> None:
+    """Raises: SettingsError for a sequence number that is not of one shard."""
+    if start.kind is IteratorType.AT_SEQUENCE_NUMBER and len(set(named)) != 1:
+        raise SettingsError("--from with a sequence number is of one shard: name it with --shard")
 
 
 def _line_maker(begin: str, *, as_json: bool) -> LineMaker:

@@ -33,12 +33,19 @@ if TYPE_CHECKING:
 _LOOKED_FOR: Final = "streaming_job"
 
 
+def has_context() -> bool:
+    """Whether this process has a Spark session with a JVM."""
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None  # noqa: SLF001 - there is no public way
+
+
 def show_shipped_files_to_planners() -> None:
     """For the session of this process; may be called again. With Spark Connect it does nothing,
     because the files are elsewhere."""
-    from pyspark import SparkContext, SparkFiles
+    from pyspark import SparkFiles
 
-    if SparkContext._active_spark_context is None:  # noqa: SLF001 - PySpark has no public way
+    if not has_context():
         return
     link = Path(SparkFiles.getRootDirectory()) / _LOOKED_FOR
     with contextlib.suppress(FileExistsError):

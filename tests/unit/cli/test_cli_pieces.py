@@ -17,18 +17,20 @@ import msgspec
 import pytest
 
 from kclrun import cli
+from kclrun.aws import patience
 from kclrun.cli import check, exit_codes, iam, local, messages, services, simulate, world
 from kclrun.cli.program import program, run_program
 from kclrun.cli.tail import command as tail
-from kclrun.cli.tail.readers import AllBegun, Arrived, Ended, Trouble
 from kclrun.cli.times import GivenTime
 from kclrun.config.load import settings_of
 from kclrun.config.units import StartPosition
 from kclrun.errors import AccessDenied, NotFound, SettingsError, Throttled, Unavailable
 from kclrun.model.record import Record
 from kclrun.model.sequence import LATEST
+from kclrun.model.text import some_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import StreamSummary
+from kclrun.reading.readers import AllBegun, Arrived, Ended, Trouble
 from kclrun.simulation import what_if
 from kclrun.simulation.what_if import Figures, PhaseFigures, Series, WhatIf
 from kclrun.simulation.world import FleetSettings
@@ -244,8 +246,8 @@ def test_each_service_has_its_endpoint_or_that_of_all():
 
 
 def test_pauses_of_a_start_double_up_to_their_longest():
-    throttled = [world.start_pause_s(n, 0.5, is_throttled=True) for n in (1, 2, 20)]
-    away = [world.start_pause_s(n, 0.5, is_throttled=False) for n in (1, 2, 20)]
+    throttled = [patience.start_pause_s(n, 0.5, is_throttled=True) for n in (1, 2, 20)]
+    away = [patience.start_pause_s(n, 0.5, is_throttled=False) for n in (1, 2, 20)]
     assert throttled == pytest.approx([0.375, 0.75, 15.0])
     assert away == pytest.approx([away[0], 2 * away[0], 2.25])
 
@@ -326,8 +328,8 @@ def test_an_engine_without_leases_has_its_stream_described(monkeypatch):
 
 def test_a_service_that_is_away_until_the_deadline_is_reported_with_the_last_error(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(world, "time", clock)
-    monkeypatch.setattr(world.random, "random", lambda: 0.5)
+    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(patience.random, "random", lambda: 0.5)
     attempts: list[float] = []
 
     def fail() -> None:
@@ -335,7 +337,7 @@ def test_a_service_that_is_away_until_the_deadline_is_reported_with_the_last_err
         raise Throttled("slow") if len(attempts) == 1 else Unavailable("away", operation="Scan")
 
     with pytest.raises(Unavailable, match="AWS has not answered for 4 s"):
-        world.patiently(fail, Instant(clock.now + 4.0), 4.0)
+        patience.patiently(fail, Instant(clock.now + 4.0), 4.0)
     # The first is that of a throttle; then each is longer, and none goes beyond the deadline.
     assert clock.slept[0] == pytest.approx(0.375)
     assert clock.slept[1:] == sorted(clock.slept[1:])
@@ -359,8 +361,8 @@ def test_process_1_ends_at_a_stop_before_the_manager_has_its_handler(monkeypatch
 
 
 def test_the_first_names_are_shown_and_the_others_counted():
-    assert messages.some_of([str(n) for n in range(8)]) == "0, 1, 2, 3, 4, 5, 6, 7"
-    assert messages.some_of([str(n) for n in range(9)]).endswith("6, 7, … 9 in all")
+    assert some_of([str(n) for n in range(8)]) == "0, 1, 2, 3, 4, 5, 6, 7"
+    assert some_of([str(n) for n in range(9)]).endswith("6, 7, … 9 in all")
 
 
 @pytest.mark.parametrize(
@@ -636,7 +638,7 @@ def test_shards_are_listed_for_as_long_as_a_start_is_patient(monkeypatch):
     clock = Clock()
     stream = SimpleNamespace(list_shards=lambda which: given.append(which.kind) or ())
     monkeypatch.setattr(tail, "time", clock)
-    monkeypatch.setattr(world, "patiently", patiently)
+    monkeypatch.setattr(patience, "patiently", patiently)
     aws: Any = SimpleNamespace(settings=settings(), stream=stream)
     assert tail._starts(aws, GivenTime("LATEST", StartPosition(LATEST)), ()) == {}
     assert given == [(clock.now + 60.0, 60.0), "AT_LATEST"]
@@ -728,7 +730,7 @@ def test_a_tail_goes_on_until_it_is_full_over_or_alone(monkeypatch):
         def __exit__(self, *_: object) -> None: ...
 
     took: list[object] = []
-    monkeypatch.setattr("kclrun.cli.tail.readers.TailReaders", Readers)
+    monkeypatch.setattr("kclrun.reading.readers.StreamReaders", Readers)
     monkeypatch.setattr(tail, "has_lost_reader", lambda _: lost[0])
     monkeypatch.setattr(tail, "_take_in", lambda event, *_, **more: took.append((event, more)))
     aws: Any = SimpleNamespace(settings=settings(), reader=None, stream=None)

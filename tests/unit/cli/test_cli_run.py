@@ -16,7 +16,7 @@ import pytest
 from kclrun.cli import user_code
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.program import run_program
-from kclrun.cli.run import command, embedded, spark
+from kclrun.cli.run import application, embedded, spark
 from kclrun.config.load import settings_of
 from kclrun.errors import ProcessorLoadError, SettingsError, Unavailable
 from kclrun.local.filling import FillReport
@@ -69,7 +69,7 @@ def ran(monkeypatch, tmp_path):
     monkeypatch.setattr(forks, "Launcher", Launcher)
     monkeypatch.setattr(runtime, "run_fleet", run_fleet)
     monkeypatch.setattr("kclrun.cli.world.open_world", open_world)
-    monkeypatch.setattr(command, "require_user_code", lambda _: None)
+    monkeypatch.setattr(application, "require_user_code", lambda _: None)
     monkeypatch.setattr(spark, "spark_run", spark_run)
     monkeypatch.setattr(spark, "require_spark", lambda settings: setattr(seen, "spark", settings))
     return seen
@@ -231,7 +231,7 @@ def test_on_spark_the_summary_is_made_before_the_session_ends(filled, capsys, mo
         watched.append(filling())
         yield settings, "show"
 
-    monkeypatch.setattr(command, "watched", watching)
+    monkeypatch.setattr(application, "watched", watching)
     write(WITH_SUMMARY.replace("processor", "engine: spark\nprocessor"))
     sys.modules.pop("sums", None)
     Path("sums.py").write_text(SUM)
@@ -272,8 +272,8 @@ def test_the_live_table_is_for_a_terminal_and_the_format_auto(monkeypatch):
     def shown(text: str = "", *, out: bool = True, err: bool = True) -> tuple[str, object]:
         for name, is_terminal in (("stdout", out), ("stderr", err)):
             stream = SimpleNamespace(isatty=lambda is_terminal=is_terminal: is_terminal)
-            monkeypatch.setattr(command.sys, name, stream)
-        with command.watched(settings(LEAST + text)) as (seen, on_sample):
+            monkeypatch.setattr(application.sys, name, stream)
+        with application.watched(settings(LEAST + text)) as (seen, on_sample):
             return seen.log.format, on_sample
 
     results = [

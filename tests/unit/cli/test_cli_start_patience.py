@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from kclrun.cli.world import THROTTLED_PATIENCES, _described, patiently, start_pause_s
+from kclrun.aws.patience import THROTTLED_PATIENCES, patiently, start_pause_s
+from kclrun.cli.world import _described
 from kclrun.errors import AccessDenied, Throttled, Unavailable
 from kclrun.leases.auditing import StreamWatch
 from kclrun.leases.shard_sync import Listing
@@ -85,7 +86,9 @@ def test_a_service_that_is_away_is_asked_again_within_three_seconds():
 def test_a_start_knows_when_the_answer_was_asked_for_that_counts(monkeypatch):
     now = [100.0]
     monkeypatch.setattr("kclrun.cli.world.boottime", lambda: now[0])
-    monkeypatch.setattr("kclrun.cli.world.time.sleep", lambda pause_s: now.append(now.pop() + 40.0))
+    monkeypatch.setattr(
+        "kclrun.aws.patience.time.sleep", lambda pause_s: now.append(now.pop() + 40.0)
+    )
     site = Site(ONE)
     admin = site.admin_of("orders")
     refusals = [Throttled("wait", operation="DescribeStreamSummary", code="")]
@@ -107,8 +110,8 @@ class Waiting:
 
     def __init__(self, monkeypatch, trouble):
         self.now, self.asked, self._trouble = 0.0, [], trouble
-        monkeypatch.setattr("kclrun.cli.world.time.monotonic", lambda: self.now)
-        monkeypatch.setattr("kclrun.cli.world.time.sleep", self._sleep)
+        monkeypatch.setattr("kclrun.aws.patience.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("kclrun.aws.patience.time.sleep", self._sleep)
 
     def _sleep(self, pause_s):
         self.now += pause_s

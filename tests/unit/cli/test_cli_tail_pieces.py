@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.cli.tail.command import for_people, json_line, tail
-from kclrun.cli.tail.readers import ShardTail, TailLineage, first_listing, shard_starts, start_point
+from kclrun.cli.tail.command import for_people, json_line, require_one_shard, start_of, tail
 from kclrun.errors import ExpiredIterator, NotFound, SettingsError, Throttled, Unavailable
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
@@ -20,6 +19,8 @@ from kclrun.model.stream import spelled_out
 from kclrun.model.text import escaped, escaped_in_json, harmless
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardReader
+from kclrun.reading.readers import ShardLineage, ShardPages
+from kclrun.reading.starts import first_listing, shard_starts
 from tests.unit.cli.memory_site import Clock
 
 NOW = WallTime(1_800_000_000.0)
@@ -54,7 +55,7 @@ def record(data: bytes, key: str = "key", **more: object) -> Record:
 def test_where_to_begin_is_a_sentinel_a_time_or_a_position(text, start, monkeypatch):
     monkeypatch.setattr("kclrun.cli.times.time", Clock(NOW))
 
-    assert start_point(from_option(text)) == start
+    assert start_of(from_option(text)) == start
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2999-01-01T00:00:00Z", "2026-03-01T06:00:00", "-5"])
@@ -103,14 +104,15 @@ def test_a_position_needs_its_one_shard():
 
     for named in ([], [shard(0).shard_id, shard(1).shard_id]):
         with pytest.raises(SettingsError, match="--shard"):
-            shard_starts([shard(0), shard(1)], named, at)
+            require_one_shard(at, named)
+    require_one_shard(at, ["7", "7"])
 
 
 # Who is read when
 
 
 def test_children_wait_for_both_parents_of_a_merge():
-    lineage = TailLineage({"a": (), "b": ("gone",)})
+    lineage = ShardLineage({"a": (), "b": ("gone",)})
 
     assert set(lineage.may_begin()) == {"a", "b"}
     lineage.add({"ab": ("a", "b")})
@@ -126,7 +128,7 @@ def test_children_wait_for_both_parents_of_a_merge():
 
 def test_a_merge_with_a_grandchild_waits_for_what_is_not_known_yet():
     """1 is split into 2 and 3, then 0 and 2 are merged: 4 is named by 0 before anybody named 2."""
-    lineage = TailLineage({"0": (), "1": ()})
+    lineage = ShardLineage({"0": (), "1": ()})
     lineage.may_begin()
 
     lineage.add({"4": ("0", "2")})
@@ -140,7 +142,7 @@ def test_a_merge_with_a_grandchild_waits_for_what_is_not_known_yet():
 
 
 def test_a_parent_that_nobody_will_name_any_more_keeps_nobody_waiting():
-    lineage = TailLineage({"0": (), "1": ()})
+    lineage = ShardLineage({"0": (), "1": ()})
     lineage.may_begin()
     lineage.add({"4": ("0", "2")})
     lineage.end("0")
@@ -167,7 +169,7 @@ def test_in_any_order_of_ends_each_shard_begins_once_and_after_its_parents(gener
             for _ in range(2):
                 tips.append(str(len(graph)))
                 graph[tips[-1]] = (parent,)
-    lineage = TailLineage({"0": (), "1": ()})
+    lineage = ShardLineage({"0": (), "1": ()})
     begun: list[str] = []
     ended: list[str] = []
     reading = set(lineage.may_begin())
@@ -190,8 +192,8 @@ def test_in_any_order_of_ends_each_shard_begins_once_and_after_its_parents(gener
 # One shard: the pauses between its pages
 
 
-def tail_of_a_shard() -> ShardTail:
-    return ShardTail("s", StartPoint(IteratorType.LATEST), cast("ShardReader", None))
+def tail_of_a_shard() -> ShardPages:
+    return ShardPages("s", StartPoint(IteratorType.LATEST), cast("ShardReader", None))
 
 
 def test_an_expired_iterator_is_replaced_at_once():

@@ -1,18 +1,18 @@
-"""The readers of a tail, turn by turn on a clock of the test; and once with their threads."""
+"""The readers of a stream, turn by turn on a clock of the test; and once with their threads."""
 
 import queue
 import threading
 import time
 from collections import deque
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from kclrun.cli.tail import readers
-from kclrun.cli.tail.readers import AllBegun, Arrived, Ended, ShardStart, TailReaders, Trouble
 from kclrun.errors import (
     AccessDenied,
     ExpiredIterator,
+    LimitExceeded,
     NotFound,
     RecordError,
     Throttled,
@@ -21,10 +21,25 @@ from kclrun.errors import (
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard
+from kclrun.model.time import Instant, WallTime
+from kclrun.ports import StreamSummary
+from kclrun.reading import readers
+from kclrun.reading.ends import SETTLED_S, ReadingEnd
+from kclrun.reading.readers import (
+    AllBegun,
+    Arrived,
+    Ended,
+    Expired,
+    Passed,
+    StreamReaders,
+    Trouble,
+)
+from kclrun.reading.starts import ShardStart
 from tests.patience import HUNG_S
 from tests.unit.cli.memory_site import BEGUN, Clock
 
 LATEST = StartPoint(IteratorType.LATEST)
+OLDEST = StartPoint(IteratorType.TRIM_HORIZON)
 ALL = HashRange(0, HASH_KEY_MAX)
 IDLE = FetchedPage([], "i", 0)
 OVER = FetchedPage([], None, None)
@@ -52,6 +67,7 @@ class Stream:
         self.listed = listed
         self.answers = {name: deque(each) for name, each in answers.items()}
         self.opened: list[tuple[str, IteratorType]] = []
+        self.lists: Exception | None = None
 
     def iterator(self, shard_id: str, start: StartPoint) -> str:
         self.opened.append((shard_id, start.kind))
@@ -70,7 +86,12 @@ class Stream:
         return answer
 
     def list_shards(self) -> tuple[Shard, ...]:
+        if isinstance(self.lists, Exception):
+            raise self.lists
         return self.listed
+
+    def summary(self) -> StreamSummary:
+        return StreamSummary("s", "arn", "ACTIVE", 24, 1, WallTime(0.0))
 
 
 class Turns:
@@ -98,20 +119,27 @@ class Driven:
     """A tail whose threads are the test: `turn` is one visit of a shard."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, stream: Stream, *, follows: bool = True
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        stream: Stream,
+        *,
+        follows: bool = True,
+        start: StartPoint = LATEST,
+        **more: Any,
     ) -> None:
         self.clock = Clock()
         monkeypatch.setattr(readers, "time", self.clock)
         monkeypatch.setattr(readers, "_THREADS", 0)
         monkeypatch.setattr(readers.random, "random", lambda: 0.5)
-        starts = {name: ShardStart((), LATEST) for name in stream.answers if name in "ab"}
+        starts = {name: ShardStart((), start) for name in stream.answers if name in "ab"}
         self.stream = stream
-        self.tail = TailReaders(
+        self.tail = StreamReaders(
             starts,
             stream,
             stream,
             follows=follows,
             patience_s=5.0,
+            **more,
         )
         self.turns = Turns(self.clock)
         self.tail._changed = self.turns
@@ -137,7 +165,7 @@ class Driven:
 
 @pytest.fixture
 def driven(monkeypatch):
-    def made(stream: Stream, **more: bool) -> Driven:
+    def made(stream: Stream, **more: Any) -> Driven:
         return Driven(monkeypatch, stream, **more)
 
     return made
@@ -307,6 +335,96 @@ def test_a_full_queue_is_waited_for_until_the_tail_is_closed(driven, monkeypatch
     assert tail._next_due() is None
 
 
+# Where a reading gives up, and where it ends
+
+
+@pytest.mark.parametrize("error", [Throttled("slow"), Unavailable("503"), LimitExceeded("long")])
+def test_one_shard_that_cannot_be_read_ends_a_reading_that_gives_up_on_each(driven, error):
+    reading = driven(Stream(a=[records("1"), error], b=[IDLE]), gives_up="each")
+    reported: list[Any] = []
+    with pytest.raises(type(error)) as failed:
+        reading.turns_until_it_fails(reported)
+    assert str(failed.value) == f"a could not be read for 5 s\nThe last attempt: {error}"
+    assert 5.0 <= reading.clock.now - BEGUN < 11.0
+
+
+def test_the_end_of_a_shard_that_cannot_be_proven_is_an_error_and_not_the_end(driven):
+    """Its last page comes again and again, and the listing that shows its children does not."""
+    reading = driven(Stream(a=[OVER], b=[IDLE]), gives_up="each")
+    reading.stream.lists = Throttled("slow")
+    with pytest.raises(Throttled, match="a could not be read for 5 s"):
+        reading.turns_until_it_fails([])
+
+
+def test_a_shard_that_is_listed_as_open_and_never_found_is_an_error(driven):
+    stream = Stream(shard("a"), a=[NotFound], b=[IDLE])
+    with pytest.raises(NotFound, match=r"a could not be read for 5 s\n.*listed as open"):
+        driven(stream, gives_up="each").turns_until_it_fails([])
+
+
+def test_iterators_that_expire_again_and_again_are_asked_for_at_a_pace(driven):
+    reading = driven(Stream(a=[ExpiredIterator("old")]))
+    at = [reading.turn()[1] for _ in range(6)]
+    assert at[:2] == [0.0, 0.0]
+    assert all(later - earlier >= 0.2 for earlier, later in pairwise(at[1:]))
+
+
+def test_a_shard_that_is_trimmed_with_unread_records_is_not_one_that_ended(driven):
+    begun = driven(Stream(a=[records("1"), NotFound("gone")]), start=OLDEST)
+    begun.turn()
+    assert begun.turn()[2] == [Ended("a", (), is_trimmed=True)]
+
+    waited = driven(Stream(a=[ended("c")], c=[NotFound]), start=OLDEST)
+    assert waited.turn()[2] == [AllBegun(), Ended("a", ("c",))]
+    assert waited.turn()[2] == [Ended("c", (), is_trimmed=True)]
+
+    # Between the listing and the first request, the horizon moved on.
+    at_once = driven(Stream(a=[NotFound]), start=OLDEST)
+    assert at_once.turn()[2] == [AllBegun(), Ended("a", ())]
+
+
+def test_records_that_expired_while_an_open_shard_was_read_are_reported_before_the_next(driven):
+    day = 86_400.0
+    old = FetchedPage([Record(b"x", "k", "1", 1.0)], "i", 9, served_at=WallTime(100.0))
+    left = FetchedPage([Record(b"x", "k", "9", 50.0)], "i", 9, served_at=WallTime(30.0 + day))
+    reading = driven(Stream(a=[old, left]), start=OLDEST)
+    reading.turn()
+    first, second = reading.turn()[2]
+    assert isinstance(first, Expired)
+    assert "records may have expired before they were read" in first.text
+    assert second == Arrived("a", left.records)
+
+
+def test_up_to_an_instant_later_records_are_left_out_and_no_child_is_read(driven):
+    early, late = Record(b"x", "k", "1", 10.0), Record(b"x", "k", "2", 20.0)
+    page = FetchedPage([early, late], None, None, children=(ChildShard("c", ("a",), ALL),))
+    reading = driven(Stream(a=[page]), end=ReadingEnd(until_at=WallTime(20.0)))
+    assert reading.turn()[2] == [AllBegun(), Arrived("a", [early]), Passed("a")]
+    assert reading.tail._next_due() is None
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_at_the_tip_an_open_shard_ends_and_a_closed_one_is_read_to_its_end(driven, is_open):
+    end = ReadingEnd(began_instant=Instant(BEGUN))
+    stream = Stream(shard("a", is_open=is_open), a=[records("1", behind_ms=0), IDLE, IDLE, IDLE])
+    reading = driven(stream, end=end, start=OLDEST)
+    assert reading.turn()[2] == [AllBegun(), Arrived("a", records("1").records)]
+    assert reading.turn()[1:] == (0.4, [])
+    # The pause at the tip is such that this page is asked for when it decides.
+    _, at, reported = reading.turn()
+    assert (at, reported) == (SETTLED_S, [Passed("a")] if is_open else [])
+    assert reading.tail._lineage.is_over == is_open
+
+
+def test_where_a_listing_fails_the_tip_is_asked_for_again(driven):
+    stream = Stream(shard("a"), a=[IDLE])
+    reading = driven(stream, end=ReadingEnd(began_instant=Instant(BEGUN - SETTLED_S)))
+    stream.lists = Throttled("slow")
+    assert reading.turn()[2] == [AllBegun()]
+    stream.lists = None
+    assert reading.turn()[2] == [Passed("a")]
+
+
 @pytest.mark.seconds
 def test_with_their_threads_each_record_comes_once_and_all_threads_end():
     class Live(Stream):
@@ -331,8 +449,8 @@ def test_with_their_threads_each_record_comes_once_and_all_threads_end():
     )
     starts = {name: ShardStart((), LATEST) for name in "ab"}
     seen: list[Any] = []
-    with TailReaders(starts, stream, stream, follows=True, patience_s=5.0) as tail:
-        mine = [each for each in threading.enumerate() if each.name.startswith("tail-")]
+    with StreamReaders(starts, stream, stream, follows=True, patience_s=5.0) as tail:
+        mine = [each for each in threading.enumerate() if each.name.startswith("kclrun-read-")]
         assert (len(mine), all(each.daemon for each in mine)) == (8, True)
         for event in tail.events():
             seen.append(event)

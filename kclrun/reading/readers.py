@@ -1,4 +1,7 @@
-"""The threads of a tail: a few threads read many shards into one bounded queue."""
+"""A few threads read many shards into one bounded queue, children after their parents.
+
+`kclrun.read` and `kclrun tail` are built on it.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,24 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Self
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Final, Literal, Self
 
 import msgspec
 
 from kclrun import errors
-from kclrun.cli.messages import some_of
-from kclrun.cli.times import GivenTime
 from kclrun.consuming.policy import Pacing
-from kclrun.model.reading import FetchedPage, PageCursor
+from kclrun.model.reading import FetchedPage, HeadWatch, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import Shard
-from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, next_page
+from kclrun.model.time import Instant
+from kclrun.ports import ShardReader, StreamAdmin, next_page
+from kclrun.reading.ends import FLOOR_S, FOR_EVER, ReadingEnd
+from kclrun.reading.starts import ShardStart
 
 
-class TailLineage:
-    """The shards of one tail, by their state: waiting for parents, being read, read to the end.
+class ShardLineage:
+    """The shards of one reading, by their state: waiting for parents, being read, read to the end.
 
     A child waits until its parents were read to the end, so the records of one key come in their
     order across splits and merges. A shard of the start waits only for parents of the start. A
@@ -70,27 +74,30 @@ class TailLineage:
             self._over |= parents - self._known - frozenset(listed)
 
 
-# A shard allows 5 GetRecords a second to all its readers together. A tail takes half of them, so
-# that the application of the stream is not throttled.
-_FLOOR_S: Final = 0.4
 # The pause at the tip, as an application's default `fetch.idle`.
 _IDLE_S: Final = 1.0
 
 
-class ShardTail:
+class ShardPages:
     """Reads one shard, a page at a time. `is_begun`: it has got its first iterator.
 
-    For one thread at a time. A failure never ends the shard. An iterator expires if a pager is not
-    read for more than five minutes. Then it is replaced by one after the last received record, so
-    no record is skipped.
+    `was_waiting`: it waited for its parents. `head` notices records that expired unread. For
+    one thread at a time. A failure never ends the shard. An iterator expires if a page is not taken
+    for more than five minutes. Then it is replaced by one after the last received record, so no
+    record is skipped.
     """
 
-    def __init__(self, shard_id: str, start: StartPoint, reader: ShardReader) -> None:
+    def __init__(
+        self, shard_id: str, start: StartPoint, reader: ShardReader, *, was_waiting: bool = False
+    ) -> None:
         self.shard_id = shard_id
         self.is_begun = False
+        self.was_waiting = was_waiting
+        self.head = HeadWatch(start)
         self._reader = reader
-        self._pacing = Pacing(_IDLE_S, _FLOOR_S)
+        self._pacing = Pacing(_IDLE_S, FLOOR_S)
         self._cursor = PageCursor(start)
+        self._was_expired = False
 
     def begin(self) -> None:
         """Request the first iterator. Raises: a ServiceError leaf; then call it again."""
@@ -102,89 +109,29 @@ class ShardTail:
 
         Raises: a ServiceError leaf, RecordError; wait for `pause_after` then.
         """
-        return next_page(self._reader, self.shard_id, self._cursor)
+        page = next_page(self._reader, self.shard_id, self._cursor)
+        self._was_expired = False
+        return page
 
     def pause_s(self, page: FetchedPage) -> float:
         """The time from the start of a fetch to the start of the next one."""
         return self._pacing.after_page(len(page.records), page.millis_behind_latest)
 
     def pause_after(self, error: errors.ServiceError | errors.RecordError) -> float:
-        """The pause after a failure. An expired iterator is replaced at once."""
-        if isinstance(error, errors.ExpiredIterator):
+        """The pause after a failure. An expired iterator is replaced at once, a second one that
+        expired before it was used after a pause."""
+        if isinstance(error, errors.ExpiredIterator) and not self._was_expired:
+            self._was_expired = True
             return 0.0
         if isinstance(error, errors.Throttled):
             return self._pacing.after_throttle(random.random())
         return self._pacing.after_error(random.random())
 
 
-class ShardStart(msgspec.Struct, frozen=True):
-    """A shard to read: its parents and its start point."""
-
-    parents: tuple[str, ...]
-    start: StartPoint
-
-
-def start_point(given: GivenTime) -> StartPoint:
-    """The first record of `--from`: a position, an instant, or a sequence number."""
-    if given.start is None:
-        return StartPoint(IteratorType.AT_SEQUENCE_NUMBER, sequence_number=given.text)
-    if given.at is None:
-        return StartPoint(IteratorType(given.text))
-    return StartPoint(IteratorType.AT_TIMESTAMP, timestamp=given.at)
-
-
-def first_listing(start: StartPoint) -> ShardFilter | None:
-    """The filter for shards that can hold a record from `start` on. None: all shards."""
-    match start.kind:
-        case IteratorType.LATEST:
-            return ShardFilter("AT_LATEST")
-        case IteratorType.AT_TIMESTAMP:
-            return ShardFilter("FROM_TIMESTAMP", start.timestamp)
-        case _:
-            return None
-
-
-def shard_starts(
-    shards: Sequence[Shard], named: Sequence[str], start: StartPoint
-) -> Mapping[str, ShardStart]:
-    """The shards to begin with. `named` narrows them to these ids; empty means all.
-
-    If a shard's parent is read too, the shard is read from its beginning, because all its records
-    are later.
-    Raises: SettingsError for a sequence number without its one shard; NotFound for an unknown id.
-    """
-    if start.kind is IteratorType.AT_SEQUENCE_NUMBER and len(set(named)) != 1:
-        raise errors.SettingsError(
-            "--from with a sequence number is of one shard: name it with --shard"
-        )
-    chosen = _chosen(shards, named)
-    ids = {shard.shard_id for shard in chosen}
-    at_its_beginning = StartPoint(IteratorType.TRIM_HORIZON)
-    return {
-        shard.shard_id: ShardStart(
-            shard.parents, at_its_beginning if ids & set(shard.parents) else start
-        )
-        for shard in chosen
-    }
-
-
-def _chosen(shards: Iterable[Shard], named: Sequence[str]) -> list[Shard]:
-    listed = {shard.shard_id: shard for shard in shards}
-    if not named:
-        return list(listed.values())
-    for shard_id in named:
-        if shard_id not in listed:
-            raise errors.NotFound(
-                f"the stream has no shard {shard_id} with records from there on\n"
-                f"It has: {some_of(sorted(listed))}"
-            )
-    return [listed[shard_id] for shard_id in dict.fromkeys(named)]
-
-
 # A request takes some 10 ms: eight threads read 800 idle shards each second.
 _THREADS: Final = 8
 _PAGES_WAITING_MAX: Final = 2
-# A waiting thread checks this often whether the tail has ended.
+# A waiting thread checks this often whether the reading has ended.
 _NOTICE_S: Final = 0.2
 # The next attempt repairs a dropped connection. A failure is reported if it lasts longer.
 _NOTICED_S: Final = 1.0
@@ -192,7 +139,7 @@ _NOTICED_S: Final = 1.0
 # are listed, and only the listing raises NotFound.
 _FATAL: Final = (errors.AccessDenied, errors.InvalidRequest, errors.NotFound)
 # With these errors the service has answered, but refused for the moment.
-_ANSWERS: Final = (errors.ExpiredIterator, errors.Throttled)
+_ANSWERS: Final = (errors.ExpiredIterator, errors.NotFound, errors.Throttled)
 
 
 class AllBegun(msgspec.Struct, frozen=True):
@@ -207,10 +154,27 @@ class Arrived(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """A shard was read to its end; its `children` continue it."""
+    """A shard was read to its end; its `children` continue it.
+
+    `is_trimmed`: the service has no such shard any more, and records of it were not read yet.
+    """
 
     shard_id: str
     children: tuple[str, ...]
+    is_trimmed: bool = False
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """A shard was read up to the end of the reading."""
+
+    shard_id: str
+
+
+class Expired(msgspec.Struct, frozen=True):
+    """Records of a shard may have expired before they were read; `text` says which."""
+
+    shard_id: str
+    text: str
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -219,14 +183,15 @@ class Trouble(msgspec.Struct, frozen=True):
     text: str
 
 
-TailEvent = AllBegun | Arrived | Ended | Trouble
+ReadEvent = AllBegun | Arrived | Ended | Passed | Expired | Trouble
 
 
-class TailReaders:
-    """Reads shards until all were read to their ends, or the `with` block ends.
+class StreamReaders:
+    """Reads shards until all were read to their ends or to `end`, or the `with` block ends.
 
     `follows`: children of an ended shard are read, too. If the service answers nothing at all for
-    `patience_s`, `events` raises Unavailable.
+    `patience_s`, `events` raises Unavailable. With `gives_up` "each" it raises as soon as one shard
+    cannot be read for that time, throttled or not.
 
     At most one thread reads a shard, and its page is in the queue before the shard is due again. So
     the records of a shard arrive in order, and a parent's last before a child's first. The memory
@@ -241,17 +206,24 @@ class TailReaders:
         *,
         follows: bool,
         patience_s: float,
+        gives_up: Literal["all", "each"] = "all",
+        end: ReadingEnd = FOR_EVER,
     ) -> None:
         self._starts = dict(starts)
         self._reader = reader
         self._admin = admin
         self._follows = follows
         self._patience_s = patience_s
-        self._events: queue.Queue[TailEvent | BaseException] = queue.Queue(_PAGES_WAITING_MAX)
+        self._gives_up = gives_up
+        self._end = end
+        self._end_lock = threading.Lock()
+        self._closed_at_end: frozenset[str] | None = None
+        self._threads: list[threading.Thread] = []
+        self._events: queue.Queue[ReadEvent | BaseException] = queue.Queue(_PAGES_WAITING_MAX)
         self._changed = threading.Condition()
         # All fields below are protected by the condition's lock.
-        self._lineage = TailLineage({id_: start.parents for id_, start in starts.items()})
-        self._due: list[tuple[float, str, ShardTail]] = []
+        self._lineage = ShardLineage({id_: start.parents for id_, start in starts.items()})
+        self._due: list[tuple[float, str, ShardPages]] = []
         self._unbegun = 0
         self._failing_since: dict[str, float] = {}
         self._is_shown = False
@@ -259,22 +231,39 @@ class TailReaders:
         self._is_closed = False
 
     def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Begin to read."""
         with self._changed:
             self._begin_ready()
             self._unbegun = len(self._due)
         for number in range(_THREADS):
-            threading.Thread(target=self._work, name=f"tail-{number}", daemon=True).start()
-        return self
+            thread = threading.Thread(target=self._work, name=f"kclrun-read-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Tell the threads to end: each does after its request, at once if it has none."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
-    def events(self) -> Iterator[TailEvent | None]:
+    def join(self, patience_s: float) -> None:
+        """After `close`: wait for the threads, at most for `patience_s`."""
+        until = time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def events(self) -> Iterator[ReadEvent | None]:
         """The events in order; None if there was none for a moment. Ends when all shards have.
 
-        Raises: Unavailable, AccessDenied, NotFound (the stream), InvalidRequest.
+        Raises: Unavailable, AccessDenied, NotFound (the stream), InvalidRequest; with `gives_up`
+        "each" also Throttled, ExpiredIterator, RecordError.
         """
         while True:
             try:
@@ -294,13 +283,13 @@ class TailReaders:
 
     def _work(self) -> None:
         try:
-            while (tail := self._next_due()) is not None:
-                self._visit(tail)
+            while (pages := self._next_due()) is not None:
+                self._visit(pages)
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that shows
             self._publish(error)
 
-    def _next_due(self) -> ShardTail | None:
-        """Wait for the shard that is due first; None once the tail has ended."""
+    def _next_due(self) -> ShardPages | None:
+        """Wait for the shard that is due first; None once the reading has ended."""
         with self._changed:
             while not self._is_closed and not self._lineage.is_over:
                 wait_s = self._due[0][0] - time.monotonic() if self._due else None
@@ -309,76 +298,145 @@ class TailReaders:
                 self._changed.wait(wait_s)
             return None
 
-    def _visit(self, tail: ShardTail) -> None:
-        asked = time.monotonic()
+    def _visit(self, pages: ShardPages) -> None:
+        asked = Instant(time.monotonic())
         try:
-            page = self._read(tail)
-            if page is not None and page.records:
-                self._publish(Arrived(tail.shard_id, page.records))
-            if (page is None or page.next_iterator is None) and self._has_ended(tail, page):
-                return
-            pause_s = _NOTICED_S if page is None else tail.pause_s(page)
+            page = self._read(pages)
+            if page is None:
+                pause_s = self._miss(pages, asked)
+            else:
+                pause_s = self._take_in(pages, page, asked)
+                self._note_success(pages)
         except _FATAL:
             raise
         except (errors.ServiceError, errors.RecordError) as error:
-            pause_s = tail.pause_after(error)
-            self._note_failure(tail, error, asked)
-        self._schedule(tail, asked + pause_s)
+            pause_s = pages.pause_after(error)
+            self._note_failure(pages, error, asked)
+        if pause_s is not None:
+            self._schedule(pages, asked + pause_s)
 
-    def _read(self, tail: ShardTail) -> FetchedPage | None:
+    def _take_in(self, pages: ShardPages, page: FetchedPage, asked: Instant) -> float | None:
+        """Publish the records of a page up to the end. The pause before the next page; None if
+        there is none to read."""
+        self._check_head(pages, page)
+        cut, is_cut = self._end.cut(page)
+        if cut.records:
+            self._publish(Arrived(pages.shard_id, cut.records))
+        is_lost = page.next_iterator is None and not is_cut
+        if is_lost and self._has_ended(pages, page):
+            return None
+        # Where the iterator was lost, the shard was listed as open just now.
+        is_past = self._end.is_past(page, asked) and (
+            is_lost or self._was_open_at_end(pages.shard_id)
+        )
+        if is_cut or is_past:
+            self._publish(Passed(pages.shard_id))
+            self._finish(pages, children={}, listed=None)
+            return None
+        return self._end.pause_s(pages.pause_s(page), asked)
+
+    def _miss(self, pages: ShardPages, asked: Instant) -> float | None:
+        """The service does not find the shard; see `_take_in`."""
+        if self._has_ended(pages, None):
+            return None
+        text = f"GetRecords: {pages.shard_id} is listed as open, and it is not found"
+        self._note_failure(pages, errors.NotFound(text), asked)
+        return _NOTICED_S
+
+    def _check_head(self, pages: ShardPages, page: FetchedPage) -> None:
+        """Publish that records expired before this page. While the retention is not known, a later
+        page shows it."""
+        if pages.head.took(page):
+            try:
+                summary = self._admin.summary()
+            except errors.ServiceError:
+                return
+            pages.head.know(summary.retention_hours * 3600.0)
+        if text := pages.head.loss():
+            self._publish(Expired(pages.shard_id, text))
+
+    def _was_open_at_end(self, shard_id: str) -> bool:
+        """Whether all children of a shard hold only records after the end.
+
+        The first listing after the end decides it: a shard that is closed by then is read on to its
+        own end, because its children may have records from before.
+        """
+        with self._end_lock:
+            if self._closed_at_end is None:
+                listed = self._admin.list_shards()
+                self._closed_at_end = frozenset(
+                    shard.shard_id for shard in listed if not shard.is_open
+                )
+            return shard_id not in self._closed_at_end
+
+    def _read(self, pages: ShardPages) -> FetchedPage | None:
         """The next page; None if the shard does not exist: it is trimmed, or the stream deleted."""
         try:
-            if not tail.is_begun:
-                tail.begin()
+            if not pages.is_begun:
+                pages.begin()
                 self._note_begun()
-            page = tail.fetch()
+            page = pages.fetch()
         except errors.NotFound:
             return None
-        self._note_answer(tail)
+        with self._changed:
+            self._answered_instant = time.monotonic()
         return page
 
-    def _has_ended(self, tail: ShardTail, page: FetchedPage | None) -> bool:
+    def _has_ended(self, pages: ShardPages, page: FetchedPage | None) -> bool:
         """Whether the shard ends here. The service may only have lost its position [D3]."""
         children = {c.shard_id: c.parents for c in page.children} if page is not None else {}
         listed: dict[str, Shard] | None = None
         if not children:
             listed = {shard.shard_id: shard for shard in self._admin.list_shards()}
-            shard = listed.get(tail.shard_id)
+            shard = listed.get(pages.shard_id)
             if shard is not None and shard.is_open:
                 return False
             children = {
                 shard.shard_id: shard.parents
                 for shard in listed.values()
-                if tail.shard_id in shard.parents
+                if pages.shard_id in shard.parents
             }
-        if not tail.is_begun:
+        # The oldest shards may pass the retention between the listing and their first request.
+        is_trimmed = page is None and (pages.is_begun or pages.was_waiting)
+        if not pages.is_begun:
             self._note_begun()
-        self._publish(Ended(tail.shard_id, tuple(sorted(children))))
-        with self._changed:
-            self._failing_since.pop(tail.shard_id, None)
-            if self._follows:
-                self._lineage.add(children)
-            self._lineage.end(tail.shard_id)
-            if listed is not None:
-                self._lineage.trim(listed)
-            self._begin_ready()
-            self._changed.notify_all()
+        self._publish(Ended(pages.shard_id, tuple(sorted(children)), is_trimmed))
+        self._finish(pages, children=children, listed=listed)
         return True
 
-    def _begin_ready(self) -> None:
+    def _finish(
+        self,
+        pages: ShardPages,
+        *,
+        children: Mapping[str, Sequence[str]],
+        listed: Collection[str] | None,
+    ) -> None:
+        """Read the shard no more, and begin the shards that waited for it alone."""
+        with self._changed:
+            self._failing_since.pop(pages.shard_id, None)
+            if self._follows:
+                self._lineage.add(children)
+            self._lineage.end(pages.shard_id)
+            if listed is not None:
+                self._lineage.trim(listed)
+            self._begin_ready(was_waiting=True)
+            self._changed.notify_all()
+
+    def _begin_ready(self, *, was_waiting: bool = False) -> None:
         """Make the shards due that wait for no parent any more. Call it under the lock."""
         beginning = StartPoint(IteratorType.TRIM_HORIZON)
         for shard_id in self._lineage.may_begin():
             known = self._starts.get(shard_id)
-            tail = ShardTail(shard_id, known.start if known else beginning, self._reader)
-            heapq.heappush(self._due, (time.monotonic(), shard_id, tail))
+            start = known.start if known else beginning
+            pages = ShardPages(shard_id, start, self._reader, was_waiting=was_waiting)
+            heapq.heappush(self._due, (time.monotonic(), shard_id, pages))
 
-    def _schedule(self, tail: ShardTail, due_instant: float) -> None:
+    def _schedule(self, pages: ShardPages, due_instant: float) -> None:
         with self._changed:
-            heapq.heappush(self._due, (due_instant, tail.shard_id, tail))
+            heapq.heappush(self._due, (due_instant, pages.shard_id, pages))
             self._changed.notify()
 
-    def _publish(self, event: TailEvent | BaseException) -> None:
+    def _publish(self, event: ReadEvent | BaseException) -> None:
         """Put an event into the queue. Waits for room as long as the queue is read."""
         while not self._is_closed:
             try:
@@ -394,19 +452,23 @@ class TailReaders:
         if is_last:
             self._publish(AllBegun())
 
-    def _note_answer(self, tail: ShardTail) -> None:
+    def _note_success(self, pages: ShardPages) -> None:
         with self._changed:
-            self._answered_instant = time.monotonic()
-            self._failing_since.pop(tail.shard_id, None)
+            self._failing_since.pop(pages.shard_id, None)
             is_healed = self._is_shown and not self._failing_since
             self._is_shown = self._is_shown and not is_healed
         if is_healed:
             self._publish(Trouble("Reading works again"))
 
-    def _note_failure(self, tail: ShardTail, error: Exception, asked: float) -> None:
+    def _note_failure(
+        self,
+        pages: ShardPages,
+        error: errors.ServiceError | errors.RecordError,
+        asked: float,
+    ) -> None:
         with self._changed:
             now = time.monotonic()
-            since = self._failing_since.setdefault(tail.shard_id, asked)
+            since = self._failing_since.setdefault(pages.shard_id, asked)
             is_news = not self._is_shown and now - since >= _NOTICED_S
             self._is_shown = self._is_shown or is_news
             if isinstance(error, _ANSWERS):
@@ -414,10 +476,20 @@ class TailReaders:
             # Counted from the first failure: while a pager blocks the threads, they send nothing.
             silent_since = max(self._answered_instant, min(self._failing_since.values()))
             is_out = now - silent_since >= self._patience_s
+            is_given_up = self._gives_up == "each" and now - since >= self._patience_s
+        if is_given_up:
+            raise _given_up(pages.shard_id, error, self._patience_s) from None
         if is_out:
             raise errors.Unavailable(
                 f"nothing was answered for {self._patience_s:g} s (aws.start_timeout)\n"
                 f"The last attempt: {error}"
             )
         if is_news:
-            self._publish(Trouble(f"Reading {tail.shard_id} fails and is tried again: {error}"))
+            self._publish(Trouble(f"Reading {pages.shard_id} fails and is tried again: {error}"))
+
+
+def _given_up(
+    shard_id: str, error: errors.ServiceError | errors.RecordError, patience_s: float
+) -> errors.KclrunError:
+    text = f"{shard_id} could not be read for {patience_s:g} s\nThe last attempt: {error}"
+    return error.reworded(text) if isinstance(error, errors.ServiceError) else type(error)(text)

@@ -1,0 +1,60 @@
+"""Advice for a stream that does not exist: a similar name, or how to make it on an emulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from kclrun.aws.kinesis import stream_names
+from kclrun.aws.wire import WireClient
+from kclrun.config.schema import stream_name
+from kclrun.errors import NotFound, ServiceError
+from kclrun.model.names import nearest
+from kclrun.model.stream import is_change_stream, is_loopback
+
+# Operations on the stream. A NotFound of another operation, on the lease table, gets no advice.
+_OF_STREAMS: Final = frozenset(
+    {"DescribeStreamSummary", "DescribeStream", "ListShards", "PutRecords"}
+)
+
+
+def is_of_stream(error: NotFound) -> bool:
+    """Whether the stream is what was not found."""
+    return error.operation in _OF_STREAMS
+
+
+def advised(
+    error: NotFound, streams: Sequence[str], kinesis_url: str, client: Callable[[], WireClient]
+) -> NotFound:
+    """The error for one or several missing streams, by name or ARN, with a similar stream name, or
+    with the command that creates the stream on an emulator. `client` is one of Kinesis."""
+    lines = [str(error), *_advice(streams, kinesis_url, client)]
+    return NotFound("\n".join(lines), code=error.code)
+
+
+def _advice(
+    streams: Sequence[str], kinesis_url: str, client: Callable[[], WireClient]
+) -> Iterator[str]:
+    if is_change_stream(streams[0]):
+        yield "A stream that is disabled and enabled again has another ARN, which the table names:"
+        yield "  aws dynamodb describe-table --query Table.LatestStreamArn --table-name TABLE"
+        return
+    try:
+        names = stream_names(client())
+    except ServiceError:  # usual, because none of our policies grants it
+        names = ()
+    missing = [name for name in map(stream_name, streams) if name not in names]
+    for name in missing:
+        near = nearest(name, names)
+        if near is not None:
+            yield f"Did you mean {near}?"
+    if not is_loopback(kinesis_url):
+        yield "Check the name, aws.region, and the account of the credentials"
+        return
+    url = kinesis_url.rstrip("/")
+    for name in missing:
+        yield "It is made on this emulator with:"
+        yield (
+            f"  echo hello | kclrun put --format text --create 2 --stream {name} --endpoint {url}"
+        )
+        yield f"or when kclrun's own emulator starts:  kclrun local --stream {name}:2"
