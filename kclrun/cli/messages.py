@@ -81,7 +81,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
     try:
         click.echo(harmless(text), err=err)
     except OSError as error:
-        if error.errno != errno.EIO or not has_lost_reader(sys.stderr if err else sys.stdout):
+        if not is_of_lost_terminal(error, sys.stderr if err else sys.stdout):
             raise
         # Python must not flush it at the exit.
         setattr(sys, "stderr" if err else "stdout", None)
@@ -103,6 +103,11 @@ def has_lost_reader(*files: TextIO | None) -> bool:
         with suppress(AttributeError, OSError, ValueError):  # not a file of the system, or closed
             waiter.register(file.fileno(), 0)  # type: ignore[union-attr]
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in waiter.poll(0))
+
+
+def is_of_lost_terminal(error: BaseException, *files: TextIO | None) -> bool:
+    """Whether a write failed because one of these files was a terminal that is closed."""
+    return isinstance(error, OSError) and error.errno == errno.EIO and has_lost_reader(*files)
 
 
 def some_of(names: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.page.command import every_option, refuse_interval
+from kclrun.cli.terminal import stop_signals
 from kclrun.config.units import Duration
 from kclrun.leases.lines import soonest, spelled, worst
 from kclrun.model.lease import Owner
@@ -109,7 +110,7 @@ def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration) -> int:
         if reader.look().table_at is None:
             _raise_why(aws)
         return exit_codes.DRAINED
-    ended = signal_event()
+    ended = signal_event(stop_signals())
     try:
         reader.start()
         with Live(console=console, auto_refresh=False, screen=True) as live:

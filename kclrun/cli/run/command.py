@@ -17,6 +17,7 @@ import msgspec
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, Configuration, config_options
 from kclrun.cli.messages import command_of, echo
+from kclrun.cli.terminal import stop_signals
 from kclrun.cli.user_code import (
     dead_letter_folder,
     output_folder,
@@ -157,6 +158,7 @@ def _run_fleet(
     from kclrun.manager.runtime import run_fleet
 
     settings = with_absolute_output(configuration)
+    signals = stop_signals()
     paths = [str(path) for path in import_paths(settings.path, configuration.folder)]
     with watched(settings, filling) as (shown, on_sample), page_beside_run(configuration) as url:
         if url is not None and shown.log.format == "text":  # else each line is JSON
@@ -174,6 +176,7 @@ def _run_fleet(
             launcher=launcher,
             leases_command=command if outlives_run else None,
             replay=replay,
+            stop_signals=signals,
         )
     print_rows_folder(configuration.settings)
     return reason.exit_code
@@ -217,9 +220,18 @@ def _run_spark(
         return _summary(configuration) if _is_whole(configuration, filled()) else None
 
     settings = with_absolute_output(configuration)
+    signals = stop_signals()
     paths = import_paths(settings.path, configuration.folder)
     with watched(settings, filling) as (shown, on_sample):
-        code, text = spark_run(shown, paths, report, source_is_done, sum_up, on_sample=on_sample)
+        code, text = spark_run(
+            shown,
+            paths,
+            report,
+            source_is_done,
+            sum_up,
+            on_sample=on_sample,
+            stop_signals=signals,
+        )
     print_rows_folder(configuration.settings)
     _print_filled(filled())  # raises if the filler failed, which also ended the run
     if text is not None:

@@ -25,6 +25,7 @@ from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import LOOPBACK_CREDENTIALS
 from kclrun.aws.endpoints import LOOPBACK_REGION, EndpointSettings, open_session
 from kclrun.cli.config_options import Configuration
+from kclrun.cli.terminal import stop_signals
 from kclrun.cli.user_code import own_module, with_output_paths
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
@@ -160,13 +161,14 @@ def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
 
 @contextmanager
 def _filled(order: FillOrder) -> Iterator[_Filler]:
-    """A filler. A SIGTERM ends this process in good order also before the manager has its handler:
-    a filler that fails sends one, and may fail before `_Filler` returns."""
+    """A filler. A stop signal ends this process in good order also before the manager has its
+    handlers: a filler that fails sends a SIGTERM, and may fail before `_Filler` returns."""
 
     def stop(*_: object) -> None:
         raise SystemExit(os.EX_OK)
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    handled = [number for number in stop_signals() if number is not signal.SIGINT]
+    former = {number: signal.signal(number, stop) for number in handled}
     filler = None
     try:
         with _Filler(order) as filler:
@@ -176,7 +178,8 @@ def _filled(order: FillOrder) -> Iterator[_Filler]:
             filler.result()  # if the filler failed, its error replaces the exit
         raise
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

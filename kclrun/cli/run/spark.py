@@ -7,8 +7,9 @@ ends with the run.
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -61,6 +62,7 @@ def spark_run(
     sum_up: SumUp,
     *,
     on_sample: OnSample | None,
+    stop_signals: Iterable[signal.Signals],
 ) -> tuple[int, str | None]:
     """Run until the end. Returns the exit code and the text of `sum_up`.
 
@@ -80,6 +82,7 @@ def spark_run(
             import_paths=paths,
             source_is_done=source_is_done,
             on_sample=on_sample,
+            stop_signals=stop_signals,
         )
         reason = _reported(run, capabilities, report)
         is_whole = reason is ExitReason.CAUGHT_UP or (

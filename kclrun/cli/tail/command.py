@@ -25,6 +25,7 @@ import click
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import DURATION, ConfigCommand, StreamChoice, stream_options
 from kclrun.cli.messages import columns_of, echo, has_lost_reader
+from kclrun.cli.terminal import stop_signals
 from kclrun.config.changes import refuse_changes
 from kclrun.model.record import IteratorType, Record
 from kclrun.model.stream import short_name, spelled_out
@@ -206,18 +207,19 @@ def _line_maker(begin: str, *, as_json: bool) -> LineMaker:
 
 @contextmanager
 def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """The first SIGINT or SIGTERM ends the tail between two lines, a second one at once.
+    """The first signal ends the tail between two lines, a second one at once.
 
-    The second one is needed if standard output is a pager that does not read on.
+    The second one is needed if standard output is a pager that does not read on. A terminal that is
+    closed sends SIGHUP more than once.
     """
     came: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        if came:
+        if came and number != signal.SIGHUP:
             raise KeyboardInterrupt
         came.append(number)
 
-    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    former = {number: signal.signal(number, note) for number in stop_signals()}
     try:
         yield lambda: bool(came)
     finally:
