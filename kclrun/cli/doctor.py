@@ -25,6 +25,7 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.services import Aws, OpenStream, fleet_aws, open_streams
+from kclrun.cli.waiting import waiting_for
 from kclrun.config.units import parse_start
 from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
 from kclrun.leases.doctor.diagnosis import diagnose, is_healthy
@@ -115,7 +116,8 @@ def refuse_native(aws: Aws) -> None:
 
 def _look(aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> tuple[Look, tuple[Item, ...]]:
     with naming_table(aws.settings.table):
-        items = tuple(item for page in aws.table.items() for item in page)
+        with waiting_for(aws.called_table):
+            items = tuple(item for page in aws.table.items() for item in page)
     return with_surroundings(look_of(items, {}), aws, streams), items
 
 

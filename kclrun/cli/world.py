@@ -21,8 +21,9 @@ from kclrun.cli.services import (
     readable,
     refuse_other_kind,
 )
+from kclrun.cli.waiting import waiting_for
 from kclrun.config.schema import Settings
-from kclrun.errors import Throttled, Unavailable
+from kclrun.errors import NothingListens, Throttled, Unavailable
 from kclrun.ipc.board import boottime
 from kclrun.manager.world import InstanceServices, SourceStream, World
 from kclrun.model.stream import StreamKey
@@ -49,22 +50,29 @@ def open_world(settings: Settings) -> World:
     imds = aws.imds
     patience_s = float(settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
+
+    def patient(call: Callable[[], T], what: str) -> T:
+        return patiently(call, deadline, patience_s, what=what)
+
     opened, described_instant = _described(aws, deadline, patience_s)
-    patiently(lambda: _ensured(aws, deadline), deadline, patience_s)
+    patient(lambda: _ensured(aws, deadline), aws.called_table)
     # The manager repeats these calls until they succeed. Here a refusal still ends the start. Later
     # the manager would wait for a missing permission without an error that an operator sees.
     for stream in opened.values():
-        patiently(stream.admin.list_shards, deadline, patience_s)
+        patient(stream.admin.list_shards, aws.called_stream(stream.settings.name))
     created = {key: stream.summary.created_at for key, stream in opened.items()}
-    patiently(lambda: refuse_other_kind(aws, created), deadline, patience_s)
+    patient(lambda: refuse_other_kind(aws, created), aws.called_table)
     if settings.on_error.then == "dead-letter":
-        patiently(aws.check_letters, deadline, patience_s)
-    for _, check in aws.outputs:
-        patiently(check, deadline, patience_s)
+        patient(aws.check_letters, "on_error.dead_letter, to see whether it can be written to")
+    for name, check in aws.outputs:
+        patient(check, f"{name}, to see whether it can be written to")
     consumers: Mapping[StreamKey, str] = {}
     if settings.fetch.mode == "fan-out":
         consumers = {
-            key: patiently(partial(active_consumer, aws, stream.summary), deadline, patience_s)
+            key: patient(
+                partial(active_consumer, aws, stream.summary),
+                f"the consumer of {stream.summary.name} to be active",
+            )
             for key, stream in opened.items()
         }
     return World(
@@ -92,14 +100,14 @@ def _described(
     """All streams, and the time at which the oldest of the used answers was requested."""
     asked: list[Instant] = []
 
-    def patient(call: Callable[[], T]) -> T:
+    def patient(call: Callable[[], T], what: str) -> T:
         def once() -> T:
             began = boottime()
             answer = call()
             asked.append(began)
             return answer
 
-        return patiently(once, deadline, patience_s)
+        return patiently(once, deadline, patience_s, what=what)
 
     opened = open_streams(aws, patient)
     return opened, min(asked)
@@ -114,37 +122,46 @@ def require_stream(settings: Settings) -> StreamSummary:
     aws = Aws(settings)
     patience_s = float(settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
+    what = aws.called_stream(settings.only_stream)
     with advising_on_streams(aws):
-        summary = patiently(lambda: readable(aws.stream.summary()), deadline, patience_s)
-        patiently(aws.stream.list_shards, deadline, patience_s)
+        summary = patiently(
+            lambda: readable(aws.stream.summary()), deadline, patience_s, what=what
+        )
+        patiently(aws.stream.list_shards, deadline, patience_s, what=what)
     aws.kinesis_client.close()
     return summary
 
 
-def patiently(call: Callable[[], T], deadline: Instant, patience_s: float) -> T:
-    """The value of `call`, repeated while AWS is unavailable, until `deadline`.
+def patiently(call: Callable[[], T], deadline: Instant, patience_s: float, *, what: str) -> T:
+    """The value of `call`, repeated while AWS is unavailable, until `deadline`. `what` it waits for
+    is said.
 
     While AWS throttles, the call is repeated for twice as long. Throttling is an answer, and the
     managers of a fleet that start together are served one after the other.
-    Raises: Unavailable after that, with the last error; any other error at once.
+    Raises: Unavailable after that, with the last error; NothingListens and any other error at once.
     """
-    attempt = 0
-    while True:
-        try:
-            return call()
-        except (Throttled, Unavailable) as error:
-            attempt += 1
-            is_throttled = isinstance(error, Throttled)
-            pause_s = start_pause_s(attempt, random.random(), is_throttled=is_throttled)
-            patient_s = patience_s * (THROTTLED_PATIENCES - 1) if is_throttled else 0.0
-            if time.monotonic() + pause_s >= deadline + patient_s:
-                who = "AWS" if error.operation else "The destination"
-                raise error.reworded(
-                    f"{who} has not answered for {patience_s:g} s (aws.start_timeout)\n"
-                    f"The last attempt: {error}",
-                    Unavailable,
-                ) from None
-            time.sleep(pause_s)
+    with waiting_for(what) as wait:
+        attempt = 0
+        while True:
+            try:
+                return call()
+            except NothingListens:
+                raise
+            except (Throttled, Unavailable) as error:
+                attempt += 1
+                is_throttled = isinstance(error, Throttled)
+                pause_s = start_pause_s(attempt, random.random(), is_throttled=is_throttled)
+                patient_s = patience_s * (THROTTLED_PATIENCES - 1) if is_throttled else 0.0
+                left_s = deadline + patient_s - time.monotonic()
+                if pause_s >= left_s:
+                    who = "AWS" if error.operation else "The destination"
+                    raise error.reworded(
+                        f"{who} has not answered for {patience_s:g} s (aws.start_timeout)\n"
+                        f"The last attempt: {error}",
+                        Unavailable,
+                    ) from None
+                wait.failed(error, left_s)
+                time.sleep(pause_s)
 
 
 def start_pause_s(attempt: int, chance: float, *, is_throttled: bool) -> float:

@@ -23,6 +23,9 @@ class EventKind(msgspec.Struct, frozen=True):
 CATALOGUE: Final[dict[str, EventKind]] = {
     # The manager.
     "manager_started": EventKind("the first line: the manager's id, timers, limits and table"),
+    "start_waiting": EventKind(
+        "before the first line of a run: what its start waits for, and why; repeated while it lasts"
+    ),
     "draining": EventKind("a stop was requested; leases are being given up"),
     "manager_stopped": EventKind("the last line: why it ended"),
     "stop_hurried": EventKind("a second stop signal shortened the grace", "warning"),
@@ -208,7 +211,7 @@ FIELDS: Final = frozenset(
         *("target", "text", "traceback", "version", "waited_s", "warning", "where", "worker_pid"),
         *("broken", "foreign", "ours", "theirs", "created", "deleted", "free", "work", "row"),
         *("master", "pipeline", "trigger"),
-        *("hook", "instance", "zone"),
+        *("hook", "instance", "left_s", "zone"),
         *("raised_at", "record"),
         *("former", "row_owner", "ours_s", "theirs_s", "what", "keys", "traceback_text"),
     }

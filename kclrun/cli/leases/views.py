@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from kclrun.cli.messages import columns_of, echo, naming_table
+from kclrun.cli.waiting import waiting_for
 from kclrun.leases.lines import LeaseLine, line_of, shortened
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.stream import called
@@ -54,7 +55,7 @@ def scan_table(aws: Aws) -> ScanPage:
     """
     leases: list[Lease] = []
     broken: list[str] = []
-    with naming_table(aws.settings.table):
+    with naming_table(aws.settings.table), waiting_for(aws.called_table):
         for page in aws.table.scan():
             leases.extend(page.leases)
             broken.extend(page.broken)

@@ -247,7 +247,9 @@ class _PatientReader:
 
 def _patient(aws: Aws, call: Callable[[], T]) -> T:
     patience_s = float(aws.settings.aws.start_timeout)
-    return patiently(call, Instant(time.monotonic() + patience_s), patience_s)
+    deadline = Instant(time.monotonic() + patience_s)
+    what = f"{aws.called_stream(aws.settings.only_stream)}, or {aws.called_table}"
+    return patiently(call, deadline, patience_s, what=what)
 
 
 def _show(

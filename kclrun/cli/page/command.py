@@ -128,6 +128,7 @@ def page(
     server = serve_pages(listen, port, about, reader.look, actions, details=details)
     try:
         reader.start()
+        reader.require_listener()
         echo(f"The fleet of {about.application}: {server.url}/ (Ctrl-C ends it)")
         if not is_loopback_host(listen):
             echo(

@@ -104,6 +104,7 @@ def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration) -> int:
     if once or not sys.stdout.isatty() or console.is_dumb_terminal:
         width = console.width if console.is_terminal else _WIDE
         reader.read_table()
+        reader.require_listener()
         reader.read_lags()
         shown = render_fleet(aws.settings, reader.look(), sort=sort, every_s=None, width=width)
         _print_once(Console(width=width), shown)
@@ -113,6 +114,7 @@ def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration) -> int:
     ended = signal_event(stop_signals())
     try:
         reader.start()
+        reader.require_listener()
         with Live(console=console, auto_refresh=False, screen=True) as live:
             drawn: object = None
             while not ended.is_set():

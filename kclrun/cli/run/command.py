@@ -26,6 +26,7 @@ from kclrun.cli.user_code import (
     require_user_code,
     with_absolute_output,
 )
+from kclrun.cli.waiting import said_in_the_log
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError, host_error
 from kclrun.loading import import_paths, load_function
@@ -63,6 +64,12 @@ def run(config: ConfigChoice, until: str | None, report: Path | None) -> int:
     if until is not None:
         settings = msgspec.structs.replace(configuration.settings, until="caught-up")
         configuration = msgspec.structs.replace(configuration, settings=settings)
+    with said_in_the_log(configuration.settings):
+        return _run(configuration, report)
+
+
+def _run(configuration: Configuration, report: Path | None) -> int:
+    """Check what needs no AWS, then run on the engine. Returns the exit code."""
     if configuration.settings.engine == "spark":
         from kclrun.cli.run.spark import require_spark
 
@@ -94,9 +101,10 @@ def run(config: ConfigChoice, until: str | None, report: Path | None) -> int:
 
 def run_replay(configuration: Configuration, report: Path, replay: Replay) -> int:
     """Run a replay with its own settings, as the fleet runs; the exit code. `report` is written."""
-    for warning in require_user_code(configuration):
-        echo(f"warning: {warning}", err=True)
-    return _run_fleet(configuration, report, lambda: True, replay=replay)
+    with said_in_the_log(configuration.settings):
+        for warning in require_user_code(configuration):
+            echo(f"warning: {warning}", err=True)
+        return _run_fleet(configuration, report, lambda: True, replay=replay)
 
 
 def _run_embedded(configuration: Configuration, report: Path | None) -> int:

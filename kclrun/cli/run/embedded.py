@@ -27,6 +27,7 @@ from kclrun.aws.endpoints import LOOPBACK_REGION, EndpointSettings, open_session
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.terminal import stop_signals
 from kclrun.cli.user_code import own_module, with_output_paths
+from kclrun.cli.waiting import waiting_for
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
 from kclrun.config.state import state_place
@@ -41,6 +42,10 @@ from kclrun.model.wire import WireEndpoint
 _FILLER_END_MAX_S: Final = 5.0
 # The filler of a starter project takes half a second.
 _FILLED_POLL_S: Final = 0.05
+
+
+# Two seconds are usual: the import of moto.
+_EMBEDDED_QUICK_S: Final = 4.0
 
 
 class EmbeddedRun(NamedTuple):
@@ -73,10 +78,9 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
     """
     settings = configuration.settings
     embedded_settings = settings.embedded or EmbeddedSettings()
-    with (
-        start_embedded(limits=embedded_settings.limits) as embedded,
-        _own_places(settings) as placed,
-    ):
+    with waiting_for("the embedded AWS to start", _EMBEDDED_QUICK_S):
+        started = start_embedded(limits=embedded_settings.limits)
+    with started as embedded, _own_places(settings) as placed:
         kinesis = WireEndpoint(embedded.kinesis_endpoint, LOOPBACK_REGION, LOOPBACK_REGION)
         for name, shards in embedded_streams(settings).items():
             make_stream(kinesis, name, shards)

@@ -188,6 +188,7 @@ def _starts(aws: Aws, begin: str, shards: Sequence[str]) -> Mapping[str, ShardSt
             lambda: aws.stream.list_shards(first_listing(start)),
             Instant(time.monotonic() + patience_s),
             patience_s,
+            what=aws.called_stream(aws.settings.only_stream),
         )
     return shard_starts(listed, named, start)
 
