@@ -342,9 +342,7 @@ def _once(call: Callable[[], StreamSummary], what: str) -> StreamSummary:
         return call()
 
 
-def open_streams(
-    aws: Aws, patiently: Patiently = _once
-) -> Mapping[StreamKey, OpenStream]:
+def open_streams(aws: Aws, patiently: Patiently = _once) -> Mapping[StreamKey, OpenStream]:
     """Describe every stream; a single stream has the key ONLY_STREAM.
 
     Raises: NotFound, with the names of all missing streams and advice; another ServiceError leaf at

@@ -41,14 +41,14 @@ class Waiting(msgspec.Struct, frozen=True):
         why = "" if self.error is None else f": {self.error}"
         if self.left_s is None:
             return f"waiting for {self.what}{why} (for {self.waited_s:.0f} s so far)"
-        left = f"trying for {max(0.0, self.left_s):.0f} s more (aws.start_timeout)"
+        left = f"trying for {self.left_s:.0f} s more (aws.start_timeout)"
         return f"waiting for {self.what}{why}; {left}"
 
 
 Say = Callable[[Waiting], None]
 
 
-def next_line_s(waited_s: float, first_s: float = _FIRST_S) -> float:
+def next_line_s(waited_s: float, first_s: float) -> float:
     """After so many seconds of waiting the next line is due: after 1, 5, 15, 30, 60, 90, …"""
     for due_s in (first_s, *_AGAIN_S):
         if due_s > waited_s:
@@ -75,11 +75,12 @@ class Wait:
         """The line of now."""
         now = time.monotonic()
         error, until = self._failure or (None, None)
-        return Waiting(
-            self._what, now - self._began, error, None if until is None else until - now
-        )
+        left_s = None if until is None else max(0.0, until - now)
+        return Waiting(self._what, now - self._began, error, left_s)
 
-    def say_until_over(self, is_innermost: Callable[[Wait], bool], say: Say, first_s: float) -> None:
+    def say_until_over(
+        self, is_innermost: Callable[[Wait], bool], say: Say, first_s: float
+    ) -> None:
         """In a thread of its own, until `is_over` is set."""
         due_s = first_s
         while not self.is_over.wait(max(0.0, self._began + due_s - time.monotonic())):
@@ -97,6 +98,7 @@ class _Now:
     """What the main thread waits for now, the innermost last, and how that is said."""
 
     say: Say = staticmethod(_say_in_words)
+    first_s: float = _FIRST_S
     waits: Final[list[Wait]] = []
 
     @classmethod
@@ -105,14 +107,14 @@ class _Now:
 
 
 @contextmanager
-def waiting_for(what: str, first_s: float = _FIRST_S) -> Iterator[Wait]:
-    """Say what is waited for, if it takes longer than `first_s`. Inside of another wait, only this
-    one is said."""
+def waiting_for(what: str, first_s: float = 0.0) -> Iterator[Wait]:
+    """Say what is waited for, if it takes longer than a second, or than `first_s` if that is more.
+    Inside of another wait, only this one is said."""
     wait = Wait(what)
     if threading.current_thread() is not threading.main_thread():
         yield wait
         return
-    arguments = (_Now.is_innermost, _Now.say, first_s)
+    arguments = (_Now.is_innermost, _Now.say, max(first_s, _Now.first_s))
     sayer = threading.Thread(
         target=wait.say_until_over, args=arguments, name="waiting", daemon=True
     )
@@ -135,10 +137,11 @@ def said_in_the_log(settings: Settings) -> Iterator[None]:
     log = log_of(settings, f"starting:{os.getpid()}", sink)
 
     def note(waiting: Waiting) -> None:
-        log.note(
+        known = msgspec.structs.asdict(waiting).items()
+        log.write(
             "start_waiting",
+            {name: value for name, value in known if value is not None},
             level="info" if waiting.error is None else "warning",
-            **msgspec.structs.asdict(waiting),
         )
 
     former = _Now.say

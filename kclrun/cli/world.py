@@ -124,9 +124,7 @@ def require_stream(settings: Settings) -> StreamSummary:
     deadline = Instant(time.monotonic() + patience_s)
     what = aws.called_stream(settings.only_stream)
     with advising_on_streams(aws):
-        summary = patiently(
-            lambda: readable(aws.stream.summary()), deadline, patience_s, what=what
-        )
+        summary = patiently(lambda: readable(aws.stream.summary()), deadline, patience_s, what=what)
         patiently(aws.stream.list_shards, deadline, patience_s, what=what)
     aws.kinesis_client.close()
     return summary

@@ -19,6 +19,7 @@ import msgspec
 from kclrun.cli.world import require_stream
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import KclrunError, SettingsError
+from kclrun.lifecycle.stopping import STOP_SIGNALS
 from kclrun.model.time import WallTime
 from kclrun.observe.logs import EventLog, LineSink, log_of
 from kclrun.observe.sample import ManagerSample
@@ -62,7 +63,7 @@ def spark_run(
     sum_up: SumUp,
     *,
     on_sample: OnSample | None,
-    stop_signals: Iterable[signal.Signals],
+    stop_signals: Iterable[signal.Signals] = STOP_SIGNALS,
 ) -> tuple[int, str | None]:
     """Run until the end. Returns the exit code and the text of `sum_up`.
 
