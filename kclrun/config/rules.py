@@ -16,6 +16,7 @@ import msgspec
 
 from kclrun.config.changes import change_rules
 from kclrun.config.convert import Problem, nearest
+from kclrun.config.log import log_rules
 from kclrun.config.observing import ObserveSettings
 from kclrun.config.outputs import URL, named_outputs, output_rules, schema_rule, spark_output_rules
 from kclrun.config.schema import (
@@ -409,6 +410,7 @@ def value_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
     yield from _folders(settings)
     yield from _durations(settings)
     yield from observe_rules(settings.observe)
+    yield from log_rules(settings.log)
 
 
 def relation_rules(settings: Settings) -> Iterator[Problem]:

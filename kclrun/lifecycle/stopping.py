@@ -10,7 +10,7 @@ from typing import Final
 from kclrun.model.time import Instant
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
-# The signals that request a stop, whatever started the process. On a terminal SIGHUP is another one.
+# The signals that request a stop, whatever started the process. On a terminal SIGHUP does, too.
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # As users of gunicorn and uvicorn expect from the second Ctrl-C.
 _HURRIED_S: Final = 2.0

@@ -379,9 +379,10 @@ def test_an_emulator_that_is_not_there_is_69_at_once_and_named(project, capsys, 
     assert run_program(["--config", str(file)]) == 69
     reported = capsys.readouterr().err
     assert reported == (
-        "Cannot start: DescribeStreamSummary: nothing listens at 127.0.0.1:9 (connection refused)\n"
-        "  Start the service there, or correct aws.endpoint;  kclrun local --port 9  serves an AWS on"
-        " this machine\n"
+        "Cannot start: DescribeStreamSummary: nothing listens at 127.0.0.1:9"
+        " (connection refused)\n"
+        "  Start the service there, or correct aws.endpoint;"
+        "  kclrun local --port 9  serves an AWS on this machine\n"
     )
 
 

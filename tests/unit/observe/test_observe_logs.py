@@ -14,6 +14,7 @@ import pytest
 
 from kclrun.config.schema import LogSettings, Settings
 from kclrun.observe.events import CATALOGUE, FIELDS, INNER_FIELDS, LEVELS, STEPS, level_of
+from kclrun.observe.loggers import LoggerLevels
 from kclrun.observe.logs import (
     LINE_BYTES_MAX,
     EventLog,
@@ -435,12 +436,13 @@ def test_lines_of_many_writers_do_not_mix():
 
 
 @contextlib.contextmanager
-def user_code(lines, shard="shard-1", shard_here=lambda: "", **how):
+def user_code(lines, shard="shard-1", shard_here=lambda: "", levels=None, **how):
     """A lease process's print and logging, put back at the end."""
     root = logging.getLogger()
     saved = sys.stdout, sys.stderr, root.handlers[:], root.level
     log = lines.log(shard=shard, **how)
-    configure_lease_logging(log, shard_here)
+    levels = levels or LoggerLevels(how.get("level", "info"), {}, ())
+    configure_lease_logging(log, levels, shard_here)
     try:
         yield
     finally:
@@ -541,8 +543,10 @@ def test_logging_of_user_code_carries_shard_level_and_exception(lines):
 
 
 def test_botocore_never_logs_its_debug_lines(lines):
-    with user_code(lines, level="debug"):
-        for name in ("botocore", "boto3", "urllib3", "s3transfer"):
+    levels = LoggerLevels("debug", {"botocore": "debug"}, ())
+    with user_code(lines, level="debug", levels=levels):
+        logging.getLogger("boto3").info("a library is at warning")
+        for name in ("boto3", "urllib3", "s3transfer"):
             assert logging.getLogger(name).level == logging.INFO
         logger = logging.getLogger("botocore.auth")
         logging.getLogger("botocore").setLevel(logging.DEBUG)
@@ -561,3 +565,15 @@ def test_the_catalogue_is_well_formed():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", event)
         assert kind.level in LEVELS
         assert kind.meaning
+
+
+def test_what_user_code_logs_goes_by_its_logger_and_what_it_prints_by_the_level(lines):
+    levels = LoggerLevels("warning", {"mylib": "debug"}, ())
+    with user_code(lines, level="debug", printed_level="warning", levels=levels):
+        logging.getLogger("mylib.part").debug("named")
+        logging.getLogger("orders").info("not shown")
+        logging.getLogger("orders").warning("shown")
+        print("not shown")
+    logging.getLogger("mylib").setLevel(logging.NOTSET)
+
+    assert [line["message"] for line in lines.read()] == ["named", "shown"]
