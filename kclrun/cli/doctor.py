@@ -115,9 +115,8 @@ def refuse_native(aws: Aws) -> None:
 
 
 def _look(aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> tuple[Look, tuple[Item, ...]]:
-    with naming_table(aws.settings.table):
-        with waiting_for(aws.called_table):
-            items = tuple(item for page in aws.table.items() for item in page)
+    with naming_table(aws.settings.table), waiting_for(aws.called_table):
+        items = tuple(item for page in aws.table.items() for item in page)
     return with_surroundings(look_of(items, {}), aws, streams), items
 
 

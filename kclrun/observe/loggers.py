@@ -1,4 +1,4 @@
-"""Which lines of Python's logging are shown: `log.level`, `log.levels`, and libraries at warning."""
+"""Which lines of Python's logging are shown: `log.level`, `log.levels`; libraries at warning."""
 
 from __future__ import annotations
 

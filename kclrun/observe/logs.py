@@ -27,7 +27,7 @@ import msgspec
 from kclrun.model.logger import CAPPED_LOGGERS
 from kclrun.model.stream import short_name
 from kclrun.model.text import escaped
-from kclrun.observe.events import FIELDS, INNER_FIELDS, LEVELS, STEPS, level_of
+from kclrun.observe.events import FIELDS, INNER_FIELDS, LEVELS, level_of
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
@@ -345,8 +345,7 @@ class EventLog:
         for listener in self.listeners:
             listener(event, self._own_shard() if shard is None else shard, fields)
         level = level if level in LEVELS else level_of(event)
-        is_step = event in STEPS and not self.as_json and not self.is_enabled("debug")
-        if LEVELS[level] < self._least_of.get(event, self._least) or is_step:
+        if LEVELS[level] < self._least_of.get(event, self._least):
             return
         source = self._own_shard() if shard is None else shard
         now = self._clock()
