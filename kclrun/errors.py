@@ -11,6 +11,7 @@ leaves.
     ├── ServiceError               AWS refused, or did not answer
     │   ├── Throttled                ask again later; nothing happened
     │   ├── Unavailable              5xx, refused or broken connection; harmless to repeat
+    │   │   └── NothingListens         refused on this host: start the service there
     │   ├── OutcomeUnknown           a write may or may not have happened: read back before deciding
     │   ├── AccessDenied             grant the permission the message names
     │   ├── NotFound                 the stream, shard or table is not there
@@ -73,6 +74,7 @@ __all__ = [
     "MalformedBody",
     "MalformedFrame",
     "NotFound",
+    "NothingListens",
     "OffsetRefused",
     "OutcomeUnknown",
     "OutputLocked",
@@ -153,6 +155,11 @@ class Throttled(ServiceError):
 
 class Unavailable(ServiceError):
     """The service or the way to it is down; the request had no effect that matters if repeated."""
+
+
+class NothingListens(Unavailable):
+    """This host refused the connection to an address of its own. Repeating the request does not
+    help a start; what runs already waits for the service, as while it is unavailable."""
 
 
 class OutcomeUnknown(ServiceError):

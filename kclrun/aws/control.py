@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import botocore.session
 from botocore.config import Config
@@ -24,9 +25,11 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from kclrun.aws.endpoints import EndpointSettings, open_session
-from kclrun.aws.errors import ErrorReply, code_in, service_error
+from kclrun.aws.errors import ErrorReply, code_in, nothing_listens, service_error
+from kclrun.aws.http import is_refusal
 from kclrun.aws.operations import Operation
 from kclrun.errors import AccessDenied, ServiceError, SinkError
+from kclrun.model.stream import is_loopback
 from kclrun.model.wire import WireCredentials
 
 # botocore makes the methods of its clients at run time, so a static type does not exist.
@@ -66,6 +69,9 @@ def from_botocore(operation: Operation, error: Exception) -> ServiceError:
         return AccessDenied(
             f"{operation.name}: no AWS credentials", operation=operation.name, code=NO_CREDENTIALS
         )
+    refused_at = _refused_at(error)
+    if refused_at is not None:
+        return nothing_listens(operation, refused_at)
     words = type(error).__name__
     if isinstance(error, KeyError):
         words = f"the answer has no {error.args[0]}: it was cut short, or a proxy sent it"
@@ -75,6 +81,22 @@ def from_botocore(operation: Operation, error: Exception) -> ServiceError:
         None,
         was_sent=not isinstance(error, _NOT_SENT),
     )
+
+
+def _refused_at(error: BaseException | None) -> str | None:
+    """The address of this host that refused the connection; None for any other error."""
+    if not isinstance(error, EndpointConnectionError):
+        return None
+    url, cause = str(error.kwargs.get("endpoint_url")), error.kwargs.get("error")
+    if not is_loopback(url) or not isinstance(cause, BaseException) or not is_refusal(cause):
+        return None
+    return urlsplit(url).netloc
+
+
+def _raise_refusal(*, caught_exception: BaseException | None = None, **_: Any) -> None:
+    """A refusal on this host is an answer: botocore would repeat the request for seconds."""
+    if caught_exception is not None and _refused_at(caught_exception) is not None:
+        raise caught_exception
 
 
 @contextlib.contextmanager
@@ -164,7 +186,7 @@ class ControlPlane:
         return self._client("autoscaling", 1)
 
     def _client(self, service: str, attempts: int, **more: Any) -> Client:
-        return self._session.create_client(
+        client = self._session.create_client(
             service,
             region_name=self._settings.region,
             endpoint_url=self._settings.endpoint_url,
@@ -178,6 +200,8 @@ class ControlPlane:
                 **more,
             ),
         )
+        client.meta.events.register_first("needs-retry", _raise_refusal)
+        return client
 
     def __repr__(self) -> str:
         return "ControlPlane(…)"

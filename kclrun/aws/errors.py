@@ -130,6 +130,12 @@ def service_error(
     return leaf(text, operation=operation.name, code=code)
 
 
+def nothing_listens(operation: Operation, host: str) -> errors.NothingListens:
+    """The error for a connection that this host refused, at an address of its own."""
+    text = f"{operation.name}: nothing listens at {host} (connection refused)"
+    return errors.NothingListens(text, operation=operation.name)
+
+
 def _leaf(
     operation: Operation, code: str, status: int | None, *, was_sent: bool
 ) -> type[errors.ServiceError]:

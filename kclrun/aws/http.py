@@ -14,7 +14,7 @@ import ssl
 import threading
 import weakref
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http.client import HTTPException
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -356,11 +356,13 @@ _SOCKET_OPTIONS: Final = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
 
 
 class NotConnected(Exception):
-    """No connection was made. `timed_out`: the peer was silent."""
+    """No connection was made. `timed_out`: the peer was silent. `was_refused`: no program listens
+    at the address of the endpoint."""
 
-    def __init__(self, text: str, *, timed_out: bool) -> None:
+    def __init__(self, text: str, *, timed_out: bool, was_refused: bool = False) -> None:
         super().__init__(text)
         self.timed_out = timed_out
+        self.was_refused = was_refused
 
 
 class Connection:
@@ -401,6 +403,7 @@ class Connector:
         url = parse_url(f"{parts.scheme}://{parts.netloc}{parts.path or '/'}")
         is_proxied = parts.scheme in endpoint.proxies
         is_forwarded = is_proxied and parts.scheme == "http"
+        self._is_proxied = is_proxied
         self._is_tunneled = is_proxied and not is_forwarded
         self._pool = _manager(endpoint).connection_from_url(url.url)
         self._connect_timeout_s = endpoint.connect_timeout_s
@@ -416,8 +419,11 @@ class Connector:
         try:
             return Connection(self._opened(), self._read_timeout_s)
         except (HTTPError, HTTPException, OSError) as error:
-            timed_out = isinstance(error, UrllibTimeout | TimeoutError)
-            raise NotConnected(describe(error), timed_out=timed_out) from None
+            raise NotConnected(
+                describe(error),
+                timed_out=isinstance(error, UrllibTimeout | TimeoutError),
+                was_refused=not self._is_proxied and is_refusal(error),
+            ) from None
 
     def _opened(self) -> HTTPConnection:
         """urllib3 has no public call for a connection without a request.
@@ -443,17 +449,28 @@ def describe(error: BaseException) -> str:
 
     The text of urllib3's own errors is left out: it may quote a proxy URL with its password.
     """
-    innermost: BaseException | None = error
     named = type(error).__name__
-    for _ in range(_CAUSES_MAX):
-        if isinstance(innermost, ssl.SSLCertVerificationError):
-            return f"certificate refused ({innermost.verify_message})"
-        if isinstance(innermost, OSError) and innermost.strerror:
-            return f"{named} ({innermost.strerror})"
-        if innermost is None:
-            break
-        innermost = innermost.__cause__ or innermost.__context__ or _wrapped(innermost)
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"certificate refused ({cause.verify_message})"
+        if isinstance(cause, OSError) and cause.strerror:
+            return f"{named} ({cause.strerror})"
     return named
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the peer's host refused the connection: no program listens there."""
+    return any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error))
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and its causes, the innermost last."""
+    cause: BaseException | None = error
+    for _ in range(_CAUSES_MAX):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__ or cause.__context__ or _wrapped(cause)
 
 
 def _wrapped(error: BaseException) -> BaseException | None:
@@ -512,6 +529,7 @@ class TransportFailure(Exception):
 
     `was_sent`: the service may have the request. `on_reused_connection`: an idle connection was
     used, which the service may have closed in the same moment. `timed_out`: the service was silent.
+    `was_refused`: no program listens there.
     """
 
     def __init__(
@@ -521,8 +539,10 @@ class TransportFailure(Exception):
         was_sent: bool,
         on_reused_connection: bool = False,
         timed_out: bool = False,
+        was_refused: bool = False,
     ) -> None:
         super().__init__(text)
+        self.was_refused = was_refused
         self.was_sent = was_sent
         self.on_reused_connection = on_reused_connection
         self.timed_out = timed_out
@@ -629,7 +649,12 @@ class Transport:
         try:
             return self._connector.open()
         except NotConnected as error:
-            raise TransportFailure(str(error), was_sent=False, timed_out=error.timed_out) from None
+            raise TransportFailure(
+                str(error),
+                was_sent=False,
+                timed_out=error.timed_out,
+                was_refused=error.was_refused,
+            ) from None
 
     def _exchange(
         self, connection: Connection, head: bytes, body: bytes, *, is_reused: bool

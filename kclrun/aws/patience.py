@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from kclrun.errors import Throttled, Unavailable
+from kclrun.errors import NothingListens, ServiceError, Throttled, Unavailable
 from kclrun.model.time import Instant, backoff_s
 
 T = TypeVar("T")
@@ -20,29 +20,39 @@ THROTTLED_PATIENCES: Final = 2
 _THROTTLED_PAUSE_MAX_S: Final = 20.0
 
 
-def patiently(call: Callable[[], T], deadline: Instant, patience_s: float) -> T:
-    """The value of `call`, repeated while AWS is unavailable, until `deadline`.
+def patiently(
+    call: Callable[[], T],
+    deadline: Instant,
+    patience_s: float,
+    failed: Callable[[ServiceError, float], None] = lambda _error, _left_s: None,
+) -> T:
+    """The value of `call`, repeated while AWS is unavailable, until `deadline`. `failed` is called
+    before each pause, with the error and the seconds that are left.
 
     While AWS throttles, the call is repeated for twice as long. Throttling is an answer, and the
     managers of a fleet that start together are served one after the other.
-    Raises: Unavailable after that, with the last error; any other error at once.
+    Raises: Unavailable after that, with the last error; NothingListens and any other error at once.
     """
     attempt = 0
     while True:
         try:
             return call()
+        except NothingListens:
+            raise
         except (Throttled, Unavailable) as error:
             attempt += 1
             is_throttled = isinstance(error, Throttled)
             pause_s = start_pause_s(attempt, random.random(), is_throttled=is_throttled)
             patient_s = patience_s * (THROTTLED_PATIENCES - 1) if is_throttled else 0.0
-            if time.monotonic() + pause_s >= deadline + patient_s:
+            left_s = deadline + patient_s - time.monotonic()
+            if pause_s >= left_s:
                 who = "AWS" if error.operation else "The destination"
                 raise error.reworded(
                     f"{who} has not answered for {patience_s:g} s (aws.start_timeout)\n"
                     f"The last attempt: {error}",
                     Unavailable,
                 ) from None
+            failed(error, left_s)
             time.sleep(pause_s)
 
 

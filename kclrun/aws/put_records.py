@@ -21,7 +21,14 @@ from kclrun.aws.outputs.write_probes import probe_stream
 from kclrun.aws.wire import MALFORMED, WireClient
 from kclrun.codec.aggregator import Aggregator
 from kclrun.codec.kpl import effective_hash_key
-from kclrun.errors import InvalidRequest, OutcomeUnknown, ServiceError, Throttled, Unavailable
+from kclrun.errors import (
+    InvalidRequest,
+    NothingListens,
+    OutcomeUnknown,
+    ServiceError,
+    Throttled,
+    Unavailable,
+)
 from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import Shard
 from kclrun.model.time import backoff_s
@@ -205,7 +212,7 @@ def send_all(
     whose outcome is unknown. Returns the number of requests that left entries over.
 
     Raises: Throttled or Unavailable after `ATTEMPTS_MAX` attempts in a row without progress, any
-    other ServiceError at once.
+    other ServiceError at once, and NothingListens.
     """
     pending = tuple(batch)
     refusals = fruitless = 0
@@ -230,6 +237,8 @@ def _attempt(
     """The entries that are left after one request, and the reason."""
     try:
         results = put_records(client, stream, pending)
+    except NothingListens:
+        raise
     except (Throttled, Unavailable, OutcomeUnknown) as error:
         return tuple(pending), error
     refused = [

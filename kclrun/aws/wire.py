@@ -23,12 +23,14 @@ from kclrun.aws.errors import (
     CLOCK_SKEW_CODES,
     POSSIBLE_CLOCK_SKEW_CODES,
     ErrorReply,
+    nothing_listens,
     parse_error_reply,
     service_error,
 )
 from kclrun.aws.http import CONNECTIONS_MAX, Answer, StreamedAnswer, Transport, TransportFailure
 from kclrun.aws.operations import Operation
 from kclrun.errors import InvariantViolation, SettingsError, Unavailable
+from kclrun.model.stream import is_loopback
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
@@ -179,6 +181,7 @@ class WireClient:
             raise SettingsError(f"the {service} endpoint is not a plain http:// or https:// URL")
         self._service = service
         self._host = host
+        self._is_on_this_host = is_loopback(endpoint.url)
         self._credentials = credentials
         self._clock = clock
         self._skew_s = 0.0
@@ -291,6 +294,8 @@ class WireClient:
         return headers
 
     def _unanswered(self, operation: Operation, failure: TransportFailure) -> Exception:
+        if failure.was_refused and self._is_on_this_host:
+            return nothing_listens(operation, self._host)
         reached = "after it was sent" if failure.was_sent else "before anything was sent"
         text = f"{failure} {reached}, at {self._host}"
         return service_error(operation, ErrorReply(message=text), None, was_sent=failure.was_sent)

@@ -54,13 +54,19 @@ def _print_in_every_encoding() -> None:
 
 
 def _end_at_the_first_signal() -> None:
-    """Let SIGTERM end this process before the manager has its handler, also as process 1.
+    """Let SIGTERM end this process before the manager has its handler, also as process 1; and
+    SIGHUP where it asks to stop.
 
     If process 1 of a container has no handler for a signal, the kernel drops the signal. Without
     this handler, a stop during the start would be ignored.
     """
-    if os.getpid() == 1:
-        signal.signal(signal.SIGTERM, _end)
+    if os.getpid() != 1:
+        return
+    from kclrun.cli.terminal import stop_signals
+
+    for number in stop_signals():
+        if number is not signal.SIGINT:  # Python has a handler for it
+            signal.signal(number, _end)
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:

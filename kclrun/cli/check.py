@@ -19,6 +19,7 @@ from kclrun.cli.config_options import (
     json_option,
 )
 from kclrun.cli.messages import echo
+from kclrun.cli.waiting import waiting_for
 from kclrun.errors import KclrunError, NotFound, ServiceError, TableRefused
 from kclrun.model.time import Instant
 
@@ -107,7 +108,9 @@ def _check_aws(configuration: Configuration, stage: Callable[[str, Stage], int])
 
 def _stage(width: int, name: str, stage: Stage) -> int:
     try:
-        echo(f"{name:<{width}} ok  {stage()}")
+        with waiting_for(f"the check of {name.strip()}"):
+            checked = stage()
+        echo(f"{name:<{width}} ok  {checked}")
     except KclrunError as error:
         echo(f"{name:<{width}} --  wrong")
         return messages.report_error(error, "check")
@@ -144,20 +147,25 @@ def _identity(aws: Aws) -> str:
 
 
 def _stream(aws: Aws, stream: str) -> str:
-    from kclrun.aws.patience import patiently
     from kclrun.cli.services import advising_on_streams
+    from kclrun.cli.world import patiently
 
     patience_s = float(aws.settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
     admin = aws.admin_of(stream)
     with advising_on_streams(aws):
-        summary = patiently(admin.summary, deadline, patience_s)
+        summary = patiently(admin.summary, deadline, patience_s, what=aws.called_stream(stream))
     if summary.status == "DELETING":
         raise NotFound(f"stream {summary.name} is being deleted")
-    patiently(admin.list_shards, deadline, patience_s)
+    patiently(admin.list_shards, deadline, patience_s, what=aws.called_stream(stream))
     consumer = ""
     if aws.settings.fetch.mode == "fan-out":
-        consumer = patiently(lambda: _consumer(aws, summary), deadline, patience_s)
+        consumer = patiently(
+            lambda: _consumer(aws, summary),
+            deadline,
+            patience_s,
+            what=f"the consumers of {summary.name}",
+        )
     return (
         f"{summary.name} is {summary.status}: {summary.open_shards} open shards,"
         f" {summary.retention_hours} h of retention{consumer}"

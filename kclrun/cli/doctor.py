@@ -32,6 +32,7 @@ from kclrun.cli.config_options import (
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.services import Aws, OpenStream, fleet_aws, open_streams
 from kclrun.cli.tables import most_on_terminal
+from kclrun.cli.waiting import waiting_for
 from kclrun.config.units import parse_start
 from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
 from kclrun.leases.doctor.diagnosis import diagnose, is_healthy
@@ -121,7 +122,7 @@ def refuse_native(aws: Aws) -> None:
 
 
 def _look(aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> tuple[Look, tuple[Item, ...]]:
-    with naming_table(aws.settings.table):
+    with naming_table(aws.settings.table), waiting_for(aws.called_table):
         items = tuple(item for page in aws.table.items() for item in page)
     return with_surroundings(look_of(items, {}), aws, streams), items
 

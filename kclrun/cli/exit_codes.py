@@ -32,8 +32,9 @@ MEANINGS: Final[Mapping[int, str]] = {
     " state verify, export: a shard without its state",
     USAGE: "the command line is wrong",
     NO_STREAM: "the stream (or table) does not exist",
-    UNAVAILABLE: "AWS did not answer within aws.start_timeout, or this host has nothing to give: no"
-    " process, memory, descriptor or room on its disk",
+    UNAVAILABLE: "AWS did not answer within aws.start_timeout, nothing listens at an endpoint of"
+    " this machine, or this host has nothing to give: no process, memory, descriptor or room on its"
+    " disk",
     OUR_BUG: "a bug in kclrun",
     HALTED: "user code gave up: on shards (kclrun leases), or on Spark; or records were lost",
     CUT_SHORT: "stopped before all was drained and checkpointed; the rest is read again",

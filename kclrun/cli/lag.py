@@ -201,6 +201,8 @@ def _patiently(call: Callable[[], T]) -> T:
     for attempt in range(1, _ATTEMPTS_MAX):
         try:
             return call()
+        except errors.NothingListens:
+            raise
         except (errors.Throttled, errors.Unavailable):
             # There are no other callers to spread apart: half of the jitter is sufficient.
             time.sleep(backoff_s(attempt, 0.5, base_s=0.2))

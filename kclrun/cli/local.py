@@ -9,6 +9,7 @@ from typing import Final
 import click
 
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, optional_config_options
+from kclrun.cli.terminal import stop_signals
 from kclrun.config.schema import SHARDS_MAX
 
 # The service's rule for names.
@@ -55,7 +56,13 @@ def local(
 
     named = dict(_stream(each) for each in streams)
     if config.named is None:
-        return run_local(port, limits=limits, credentials=_pair(credentials), streams=named)
+        return run_local(
+            port,
+            limits=limits,
+            credentials=_pair(credentials),
+            streams=named,
+            stop_signals=stop_signals(),
+        )
     if credentials is not None:
         raise click.UsageError("--credentials and --config exclude each other.")
     from kclrun.cli.run.embedded import embedded_streams, furnished
@@ -67,6 +74,7 @@ def local(
         credentials=None,
         streams=embedded_streams(configuration.settings) | named,
         furnished=partial(furnished, configuration),
+        stop_signals=stop_signals(),
     )
 
 

@@ -53,6 +53,7 @@ _CANNOT: Final[Mapping[str, str]] = {
 _UNKNOWN_CALLER: Final = re.compile(
     r"UnrecognizedClient|InvalidSignature|SignatureDoesNotMatch|ExpiredToken|InvalidClientTokenId"
 )
+_LISTENS_NOT: Final = re.compile(r"nothing listens at \S+:(\d+)")
 _HINTS: Final[tuple[tuple[type[errors.KclrunError], str], ...]] = (
     (
         errors.AccessDenied,
@@ -60,6 +61,7 @@ _HINTS: Final[tuple[tuple[type[errors.KclrunError], str], ...]] = (
     ),
     (errors.Throttled, "The service asked us to slow down for too long; try again later"),
     (errors.EngineFailed, "What was committed stays; start it again, and the rest is read again"),
+    (errors.NothingListens, "Start the service there, or correct aws.endpoint"),
     (errors.Unavailable, "Check the network, aws.region and aws.endpoint, then try again"),
 )
 
@@ -80,7 +82,7 @@ def echo(text: str = "", *, err: bool = False) -> None:
     try:
         click.echo(harmless(text), err=err)
     except OSError as error:
-        if error.errno != errno.EIO or not has_lost_reader(sys.stderr if err else sys.stdout):
+        if not is_of_lost_terminal(error, sys.stderr if err else sys.stdout):
             raise
         # Python must not flush it at the exit.
         setattr(sys, "stderr" if err else "stdout", None)
@@ -102,6 +104,11 @@ def has_lost_reader(*files: TextIO | None) -> bool:
         with suppress(AttributeError, OSError, ValueError):  # not a file of the system, or closed
             waiter.register(file.fileno(), 0)  # type: ignore[union-attr]
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in waiter.poll(0))
+
+
+def is_of_lost_terminal(error: BaseException, *files: TextIO | None) -> bool:
+    """Whether a write failed because one of these files was a terminal that is closed."""
+    return isinstance(error, OSError) and error.errno == errno.EIO and has_lost_reader(*files)
 
 
 def report_error(error: BaseException, verb: str) -> int:
@@ -136,7 +143,12 @@ def for_a_person(error: BaseException, verb: str) -> str:
     first, *more = harmless(str(error)).split("\n")
     lines = [f"{_beginning(error, verb)}: {first}", *(f"  {line}" for line in more)]
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), None)
-    if isinstance(error, errors.Unavailable) and not error.operation:  # not of AWS
+    if isinstance(error, errors.NothingListens) and (port := _LISTENS_NOT.search(first)):
+        hint = (
+            f"Start the service there, or correct aws.endpoint;  kclrun local --port {port[1]}"
+            "  serves an AWS on this machine"
+        )
+    elif isinstance(error, errors.Unavailable) and not error.operation:  # not of AWS
         hint = "Check that it runs and can be reached from here, then try again"
     if isinstance(error, errors.AccessDenied) and _UNKNOWN_CALLER.search(first):
         hint = "The credentials are wrong or have expired; check them, aws.profile and aws.role_arn"

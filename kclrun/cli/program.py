@@ -181,15 +181,21 @@ def run_program(arguments: Sequence[str]) -> int:
     except BrokenPipeError as error:
         if not messages.has_lost_reader(sys.stdout, sys.stderr):  # a pipe to another process
             return messages.report_error(error, verb)
-        # The reader of our output (`| head`) has closed the pipe. Python must not flush at exit.
-        sys.stdout = sys.stderr = None
-        return exit_codes.DRAINED
+        return _end_unread()  # `| head` has read enough
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the boundary of the program
+        if messages.is_of_lost_terminal(error, sys.stdout, sys.stderr):
+            return _end_unread()
         _drop_full_output()
         if isinstance(error, KeyboardInterrupt):
             return exit_codes.INTERRUPTED
         return messages.report_error(error, verb)
     return code if isinstance(code, int) else exit_codes.DRAINED
+
+
+def _end_unread() -> int:
+    """The reader of our output has closed it. Python must not flush at exit."""
+    sys.stdout = sys.stderr = None
+    return exit_codes.DRAINED
 
 
 def _drop_full_output() -> None:

@@ -21,6 +21,7 @@ import msgspec
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, StreamChoice, stream_options
 from kclrun.cli.messages import echo
+from kclrun.cli.waiting import waiting_for
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import SHARDS_MAX
 from kclrun.errors import ServiceError, SettingsError
@@ -244,7 +245,8 @@ def _put_all(aws: Aws, rows: Rows, progress: Progress, *, aggregate: bool, order
     started = time.monotonic()
     try:
         for batch in batches(packed, one_a_key=ordered):
-            send_all(aws.kinesis_client, aws.settings.only_stream, batch)
+            with waiting_for(aws.called_stream(aws.settings.only_stream)):
+                send_all(aws.kinesis_client, aws.settings.only_stream, batch)
             done += sum(entry.user_records for entry in batch)
             progress(done)
     except KeyboardInterrupt:

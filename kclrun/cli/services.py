@@ -28,9 +28,10 @@ from kclrun.aws.lease_table import DynamoCoordinatorState, DynamoLeaseTable
 from kclrun.aws.missing_streams import advised, is_of_stream
 from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import ConfigChoice
+from kclrun.cli.waiting import waiting_for
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import refuse_embedded
-from kclrun.config.schema import Settings, StreamSettings
+from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.config.state import state_place
 from kclrun.leases.auditing import why_another_stream
 from kclrun.model.lease import Lease, LeaseKey
@@ -69,7 +70,8 @@ _NO_ROWS: Final = RowsOf(
 
 _READABLE: Final = frozenset({"ACTIVE", "UPDATING"})
 
-Patiently = Callable[[Callable[[], StreamSummary]], StreamSummary]
+# Performs a call, given what it waits for in words.
+Patiently = Callable[[Callable[[], StreamSummary], str], StreamSummary]
 
 
 class Checkable(Protocol):
@@ -275,6 +277,16 @@ class Aws:
         """The hooks of this machine's group. Sends nothing."""
         return BotoLifecycleActions(self._endpoint_settings("autoscaling"))
 
+    @property
+    def called_table(self) -> str:
+        """The lease table in words, with its address."""
+        return f"the lease table {self.settings.table}, DynamoDB at {_address(self.dynamodb)}"
+
+    def called_stream(self, stream: str) -> str:
+        """A stream in words, with its address."""
+        service = "Kinesis" if self.source is self.kinesis else "DynamoDB Streams"
+        return f"the stream {stream_name(stream)}, {service} at {_address(self.source)}"
+
     @cached_property
     def control(self) -> ControlPlane:
         """botocore's clients for DynamoDB, with the present credentials."""
@@ -285,6 +297,10 @@ class Aws:
         return EndpointSettings(
             region=aws.region, profile=aws.profile, endpoint_url=aws.url_of(service)
         )
+
+
+def _address(endpoint: WireEndpoint) -> str:
+    return endpoint.url.rstrip("/")
 
 
 def fleet_aws(config: ConfigChoice, *used: str) -> Aws:
@@ -309,9 +325,12 @@ class OpenStream(msgspec.Struct, frozen=True):
     reader: ShardReader
 
 
-def open_streams(
-    aws: Aws, patiently: Patiently = lambda call: call()
-) -> Mapping[StreamKey, OpenStream]:
+def _once(call: Callable[[], StreamSummary], what: str) -> StreamSummary:
+    with waiting_for(what):
+        return call()
+
+
+def open_streams(aws: Aws, patiently: Patiently = _once) -> Mapping[StreamKey, OpenStream]:
     """Describe every stream; a single stream has the key ONLY_STREAM.
 
     Raises: NotFound, with the names of all missing streams and advice; another ServiceError leaf at
@@ -327,7 +346,7 @@ def _opened(aws: Aws, patiently: Patiently) -> Mapping[StreamKey, OpenStream]:
     for source in aws.settings.sources:
         admin = aws.admin_of(source.name)
         try:
-            summary = patiently(partial(_summary, admin))
+            summary = patiently(partial(_summary, admin), aws.called_stream(source.name))
         except errors.NotFound as error:
             missing.append(error)
             continue
@@ -417,7 +436,9 @@ def refuse_other_kind(aws: Aws, created: Mapping[StreamKey, WallTime]) -> None:
 def _refuse_java(aws: Aws, seen: Mapping[LeaseKey, Lease]) -> None:
     """A Java worker moves checkpoints without a version of the state, and each of those leases
     would halt. The leases of one that is gone are not renewed for a failover, and are taken."""
-    time.sleep(float(aws.settings.leases.failover))
+    failover_s = float(aws.settings.leases.failover)
+    with waiting_for(f"a failover of {failover_s:g} s, to see whether Java workers live"):
+        time.sleep(failover_s)
     rows = [lease for page in aws.table.scan() for lease in page.leases]
     alive = sorted(
         str(row.owner)

@@ -25,6 +25,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.messages import echo
 from kclrun.cli.times import GivenTime, TimeType, time_option
+from kclrun.cli.waiting import waiting_for
 from kclrun.config.state import state_place
 from kclrun.errors import SettingsError
 from kclrun.model.output import Cursor
@@ -238,7 +239,8 @@ def _leases(config: ConfigChoice) -> Iterator[tuple[Lease, VersionStore]]:
     from kclrun.cli.services import Aws
 
     aws = Aws(config.load_for("state").settings)
-    rows = [lease for page in aws.table.scan() for lease in page.leases]
+    with waiting_for(aws.called_table):
+        rows = [lease for page in aws.table.scan() for lease in page.leases]
     return with_stores(aws, sorted(rows, key=lambda row: row.key))
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.messages import echo
+from kclrun.cli.waiting import waiting_for
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.config.outputs import named_outputs
 from kclrun.config.schema import OutputSettings, Settings
@@ -220,15 +221,16 @@ def _import(
     arguments = [f"{setting}={reference}" for setting, reference in named.items()]
     command = [*own_module("kclrun.loading"), *arguments, "--", *map(str, paths)]
     try:
-        done = subprocess.run(  # noqa: S603 - our own module; references are checked by pattern
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=_IMPORT_MAX_S,
-            check=False,
-        )
+        with waiting_for(f"the import of {', '.join(named.values())}"):
+            done = subprocess.run(  # noqa: S603 - our own module; references are checked by pattern
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=_IMPORT_MAX_S,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         raise ProcessorLoadError(
             f"importing {', '.join(named.values())} takes longer than {_IMPORT_MAX_S} s\n"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from kclrun.aws.patience import patiently
+from kclrun.aws import patience
 from kclrun.aws.table_setup import TableReport, ensure_table
 from kclrun.cli.consumers import active_consumer
 from kclrun.cli.services import (
@@ -21,6 +21,7 @@ from kclrun.cli.services import (
     readable,
     refuse_other_kind,
 )
+from kclrun.cli.waiting import waiting_for
 from kclrun.config.schema import Settings
 from kclrun.ipc.board import boottime
 from kclrun.manager.world import InstanceServices, SourceStream, World
@@ -41,22 +42,29 @@ def open_world(settings: Settings) -> World:
     imds = aws.imds
     patience_s = float(settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
+
+    def patient(call: Callable[[], T], what: str) -> T:
+        return patiently(call, deadline, patience_s, what=what)
+
     opened, described_instant = _described(aws, deadline, patience_s)
-    patiently(lambda: _ensured(aws, deadline), deadline, patience_s)
+    patient(lambda: _ensured(aws, deadline), aws.called_table)
     # The manager repeats these calls until they succeed. Here a refusal still ends the start. Later
     # the manager would wait for a missing permission without an error that an operator sees.
     for stream in opened.values():
-        patiently(stream.admin.list_shards, deadline, patience_s)
+        patient(stream.admin.list_shards, aws.called_stream(stream.settings.name))
     created = {key: stream.summary.created_at for key, stream in opened.items()}
-    patiently(lambda: refuse_other_kind(aws, created), deadline, patience_s)
+    patient(lambda: refuse_other_kind(aws, created), aws.called_table)
     if settings.on_error.then == "dead-letter":
-        patiently(aws.check_letters, deadline, patience_s)
-    for _, check in aws.outputs:
-        patiently(check, deadline, patience_s)
+        patient(aws.check_letters, "on_error.dead_letter, to see whether it can be written to")
+    for name, check in aws.outputs:
+        patient(check, f"{name}, to see whether it can be written to")
     consumers: Mapping[StreamKey, str] = {}
     if settings.fetch.mode == "fan-out":
         consumers = {
-            key: patiently(partial(active_consumer, aws, stream.summary), deadline, patience_s)
+            key: patient(
+                partial(active_consumer, aws, stream.summary),
+                f"the consumer of {stream.summary.name} to be active",
+            )
             for key, stream in opened.items()
         }
     return World(
@@ -84,14 +92,14 @@ def _described(
     """All streams, and the time at which the oldest of the used answers was requested."""
     asked: list[Instant] = []
 
-    def patient(call: Callable[[], T]) -> T:
+    def patient(call: Callable[[], T], what: str) -> T:
         def once() -> T:
             began = boottime()
             answer = call()
             asked.append(began)
             return answer
 
-        return patiently(once, deadline, patience_s)
+        return patiently(once, deadline, patience_s, what=what)
 
     opened = open_streams(aws, patient)
     return opened, min(asked)
@@ -106,11 +114,18 @@ def require_stream(settings: Settings) -> StreamSummary:
     aws = Aws(settings)
     patience_s = float(settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
+    what = aws.called_stream(settings.only_stream)
     with advising_on_streams(aws):
-        summary = patiently(lambda: readable(aws.stream.summary()), deadline, patience_s)
-        patiently(aws.stream.list_shards, deadline, patience_s)
+        summary = patiently(lambda: readable(aws.stream.summary()), deadline, patience_s, what=what)
+        patiently(aws.stream.list_shards, deadline, patience_s, what=what)
     aws.kinesis_client.close()
     return summary
+
+
+def patiently(call: Callable[[], T], deadline: Instant, patience_s: float, *, what: str) -> T:
+    """As `aws.patience.patiently`; `what` it waits for is said."""
+    with waiting_for(what) as wait:
+        return patience.patiently(call, deadline, patience_s, wait.failed)
 
 
 def _ensured(aws: Aws, deadline: Instant) -> TableReport:

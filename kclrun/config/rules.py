@@ -16,6 +16,7 @@ import msgspec
 
 from kclrun.config.changes import change_rules
 from kclrun.config.convert import Problem
+from kclrun.config.log import log_rules
 from kclrun.config.observing import ObserveSettings
 from kclrun.config.outputs import (
     URL,
@@ -430,6 +431,7 @@ def value_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
     yield from _folders(settings)
     yield from _durations(settings)
     yield from observe_rules(settings.observe)
+    yield from log_rules(settings.log)
 
 
 def relation_rules(settings: Settings) -> Iterator[Problem]:

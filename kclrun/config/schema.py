@@ -457,12 +457,20 @@ class ShutdownSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = Duration(60)
 
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The content and format of the log."""
 
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"], documented("least level shown")
-    ] = "info"
+    level: Annotated[LogLevel, documented("least level shown")] = "info"
+    levels: Annotated[
+        dict[str, LogLevel],
+        documented(
+            "least level by the name of a logger, as {httpx: info}: libraries are at warning else,"
+            " your own loggers at log.level; kclrun: of its own events"
+        ),
+    ] = {}
     format: Annotated[
         Literal["auto", "json", "text"], documented("auto: a table on a terminal")
     ] = "auto"

@@ -211,14 +211,15 @@ class RecordWindow:
             started.append(number)
         return started
 
-    def returned(self, number: int) -> int:
-        """The call returned: the record is done. Returns: how many of its calls raised before."""
+    def returned(self, number: int) -> int | None:
+        """The call returned: the record is done. Returns: how many attempts failed before, which
+        RetryLater is not; None if no call raised."""
         entry = self._entries[number]
         entry.state = _State.DONE
         self.running -= 1
         self._has_success = True
         self._let_key_go_on(entry)
-        return 0 if entry.run is None else entry.run.calls
+        return None if entry.run is None else entry.run.calls
 
     def checked(self, number: int, error: BaseException) -> BaseException:
         """As `BatchRun.checked`."""

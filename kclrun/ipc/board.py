@@ -72,6 +72,9 @@ class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     level: str
     json: bool
+    levels: dict[str, str] = msgspec.field(default_factory=dict)
+    # The packages of the user's code.
+    own: tuple[str, ...] = ()
 
 
 class TraceSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -175,6 +175,7 @@ _BYTES_MAX_OF: Final[dict[type[Report], dict[str, int]]] = {
     reports.LeaseReleased: {"how": _TEXT_BYTES_MAX},
     reports.ProcessorRaised: _OF_FAILURES,
     reports.ProcessorRecovered: {"where": _TEXT_BYTES_MAX},
+    reports.ProcessorWaited: {"where": _TEXT_BYTES_MAX},
     reports.ProcessorFailed: _OF_FAILURES,
     reports.RecordGivenUp: {
         name: _OF_FAILURES[name] for name in ("error", "raised_at", "traceback_text")

@@ -87,6 +87,8 @@ RECORDED: Final[Mapping[str, tuple[str, ...]]] = {
     "reads_unthrottled": (),
     "processor_raised": ("where", "error", "raised_at", "attempts"),
     "processor_recovered": ("where", "attempts"),
+    "retry_later_began": ("where", "error"),
+    "retry_later_ended": ("where", "attempts", "waited_s"),
     "processor_failed": ("where", "error", "raised_at", "attempts"),
     "record_dead_lettered": ("position", "error", "attempts"),
     "record_skipped": ("position", "error", "attempts"),
@@ -254,6 +256,9 @@ _SENTENCES: Final[Mapping[str, str]] = {
     "checkpoint_moved": "A checkpoint was made at {checkpoint}, after {after_s} s without one.",
     "reads_throttled": "Kinesis throttles reads of the shard: other applications read it, too.",
     "reads_unthrottled": "Reads of the shard are not throttled any more.",
+    "retry_later_began": "{where} raised {error}: it gets the same records again later.",
+    "retry_later_ended": "{where} raises RetryLater no more, after {attempts} times in"
+    " {waited_s} s.",
     "processor_recovered": "{where} returned again, at call {attempts}.",
     "processor_failed": "{where} failed for good at call {attempts}: {error}{place}.",
     "record_dead_lettered": "The record at {position} was kept as a dead letter after {attempts}"

@@ -10,6 +10,8 @@ from typing import Final
 from kclrun.model.time import Instant
 from kclrun.protocol.status import LeaseStatus, WorkerState
 
+# The signals that request a stop, whatever started the process. On a terminal SIGHUP does, too.
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # As users of gunicorn and uvicorn expect from the second Ctrl-C.
 _HURRIED_S: Final = 2.0
 
@@ -28,9 +30,11 @@ class StopPlan:
 
     Pure. Rule: we never cut a stop in good order short; only its grace or a person does.
 
-        first TERM or INT     finish what runs; the grace of `shutdown.grace` begins
-        second TERM or INT    two seconds more
-        QUIT                  no more patience
+        first TERM, INT or HUP    finish what runs; the grace of `shutdown.grace` begins
+        second TERM or INT        two seconds more
+        QUIT                      no more patience
+
+    A HUP comes here only where it requests a stop: on a terminal.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -63,8 +67,15 @@ class StopPlan:
         hurried = Instant(now + _HURRIED_S)
         self.force_instant = min(self.force_instant or hurried, hurried)
 
+    def heeds(self, number: signal.Signals) -> bool:
+        """Whether a stop signal changes anything. A terminal that is closed sends SIGHUP two or
+        three times, from the kernel and from the shell: only a person hurries a stop."""
+        return number is not signal.SIGHUP or not self.is_wanted
+
     def press(self, number: signal.Signals, now: Instant) -> Stage:
         """A stop signal came. Returns the stage that follows."""
+        if not self.heeds(number):
+            return self.stage
         if number is signal.SIGQUIT:
             self.stage = Stage.QUITTING
             self.force_instant = now

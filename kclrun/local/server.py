@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, Self
@@ -27,6 +27,7 @@ from typing import Final, Self
 import msgspec
 
 from kclrun.errors import SettingsError, Unavailable
+from kclrun.lifecycle.stopping import STOP_SIGNALS
 from kclrun.local.changes.model import ChangeSettings
 from kclrun.local.limits import STORED_BYTES_MAX
 from kclrun.local.signatures import Credentials
@@ -193,10 +194,10 @@ def start_embedded(
     return embedded
 
 
-def signal_event() -> threading.Event:
-    """An event that SIGINT and SIGTERM set from now on; for a verb that runs until then."""
+def signal_event(stop_signals: Iterable[signal.Signals]) -> threading.Event:
+    """An event that these signals set from now on; for a verb that runs until then."""
     came = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stop_signals:
         # In a thread: a handler that interrupts `came.wait()` may find the lock of the event held.
         signal.signal(number, lambda *_: _thread.start_new_thread(came.set, ()))
     return came
@@ -209,14 +210,15 @@ def run_local(
     credentials: tuple[str, str] | None,
     streams: Mapping[str, int] = types.MappingProxyType({}),
     furnished: Callable[[Embedded, threading.Event], AbstractContextManager[None]] | None = None,
+    stop_signals: Iterable[signal.Signals] = STOP_SIGNALS,
 ) -> int:
-    """`kclrun local`: serve in the foreground until SIGINT or SIGTERM; the exit code.
+    """`kclrun local`: serve in the foreground until one of `stop_signals`; the exit code.
 
     Creates `streams` (name to number of shards), then enters `furnished`, which is given an event
     that is set by the signal. Prints one line when ready, and one that names the streams. The exit
     code is 0 after a signal and 69 if one of the processes ends by itself.
     """
-    asked = signal_event()
+    asked = signal_event(stop_signals)
     with start_embedded(port=port, limits=limits, credentials=credentials) as embedded:
         _make_streams(embedded, streams, credentials)
         with contextlib.nullcontext() if furnished is None else furnished(embedded, asked):

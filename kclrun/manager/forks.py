@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from kclrun.config.log import own_packages
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings, StreamSettings
 from kclrun.config.state import checkpoint_every, state_place
@@ -115,7 +116,12 @@ class StartCommands:
             source=self._world.source,
             credentials=self._credentials(),
             lock_path=str(self._lock_path),
-            log=ipc.LogSpec(level=settings.log.level, json=self._log_as_json),
+            log=ipc.LogSpec(
+                level=settings.log.level,
+                json=self._log_as_json,
+                levels=dict(settings.log.levels),
+                own=own_packages(settings),
+            ),
             traces=_traces(settings),
             nice=source.settings.priority,
             replay=self._replay and self._replay.of_shard(shard_id_of(start.key)),

@@ -116,7 +116,8 @@ class SignalPipe:
 
     A handler runs between any two instructions, so it may take no lock, write no log and decide
     nothing. Here the handlers do nothing: Python itself writes the signal's number to the wakeup
-    descriptor, a pipe, and the loop reads it.
+    descriptor, a pipe, and the loop reads it. A SIGHUP that was ignored at the start (`nohup`)
+    stays ignored.
     """
 
     def __init__(self) -> None:
@@ -128,6 +129,8 @@ class SignalPipe:
         """Install our handlers. Raises: ValueError outside the main thread."""
         self._former_wakeup_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in _LISTENED:
+            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue
             self._former[number] = signal.signal(number, _only_enqueue)
 
     def fileno(self) -> int:

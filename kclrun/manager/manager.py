@@ -6,7 +6,7 @@ It also runs the stop. It does not know how a process is made or how a row is wr
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -17,7 +17,7 @@ from kclrun.ipc.messages import OthersInSight
 from kclrun.leases import commands, events
 from kclrun.leases.held_lease import FAILED_STARTS_MAX
 from kclrun.leases.manager import LeaseManager
-from kclrun.lifecycle.stopping import Stage, StopPlan, leave_at, left_undone
+from kclrun.lifecycle.stopping import STOP_SIGNALS, Stage, StopPlan, leave_at, left_undone
 from kclrun.manager.children import LeaseProcesses, reap_adopted
 from kclrun.manager.forks import ForkRefused
 from kclrun.manager.locks import Identity
@@ -195,7 +195,8 @@ _REAP_AGAIN_S: Final = 1.0
 class Manager:
     """One run of one manager, in one thread. `service_calls` and `processes` are set before `run`.
 
-    `stop_begins` is called once, when a stop was requested.
+    `stop_begins` is called once, when a stop was requested. `stop_signals` request one, and so does
+    SIGQUIT.
     """
 
     service_calls: ServiceCalls
@@ -211,6 +212,7 @@ class Manager:
         report: ReportWriter,
         grace_s: float,
         leases_command: str | None = LEASES_COMMAND,
+        stop_signals: Collection[signal.Signals] = STOP_SIGNALS,
     ) -> None:
         self.core = core
         self._identity = identity
@@ -219,6 +221,7 @@ class Manager:
         self._report = report
         self.leases_command = leases_command
         self._stop = StopPlan(grace_s)
+        self._stop_signals = frozenset({*stop_signals, signal.SIGQUIT})
         self._signals = SignalPipe()
         self._pump: Pump[events.Event, commands.Command] = Pump(self._handle, self._perform)
         self._broken: Exception | None = None
@@ -448,10 +451,10 @@ class Manager:
         for number in self._signals.take():
             if number is signal.SIGCHLD:
                 self._reap()
-            elif number is signal.SIGHUP:
-                self._log.note("signal_ignored", signal=number.name)
-            else:
+            elif number in self._stop_signals:
                 self._asked_to_stop(number)
+            else:
+                self._log.note("signal_ignored", signal=number.name)
 
     def _reap(self) -> None:
         """Reap exited orphans. If this host has no free descriptor now, try again later: there may
@@ -472,6 +475,8 @@ class Manager:
             self._raise_if_broken()
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
+        if not self._stop.heeds(number):
+            return
         if self._is_staying:
             self._stop.press(number, self._loop.now())
             self._log.note("stop_hurried", signal=number.name, action="the group is not awaited")

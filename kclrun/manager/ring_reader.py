@@ -187,9 +187,9 @@ class RingReader:
             case reports.ProcessorRaised():
                 child.trouble = reason_of(report)
                 self._note_raised(key, report)
-            case reports.ProcessorRecovered(where, attempts):
+            case reports.ProcessorWaited() | reports.ProcessorRecovered():
                 child.trouble = ""
-                self._log.note("processor_recovered", shard=key, where=where, attempts=attempts)
+                self._note_end_of_trouble(key, report)
             case ShardHeat():
                 child.heat = report
             case reports.RecordGivenUp():
@@ -221,7 +221,17 @@ class RingReader:
         )
 
     def _note_raised(self, key: LeaseKey, raised: reports.ProcessorRaised) -> None:
-        """The first time in full; a repetition in brief."""
+        """The first time in full; a repetition in brief. Of RetryLater only the first in a row."""
+        if raised.waits:
+            if raised.waits == 1:
+                self._log.note(
+                    "retry_later_began",
+                    shard=key,
+                    where=raised.where,
+                    error=raised.error,
+                    pause_s=raised.pause_s,
+                )
+            return
         fields = {
             "raised_at": raised.raised_at,
             "record": raised.record,
@@ -236,6 +246,17 @@ class RingReader:
             pause_s=raised.pause_s,
             **{name: text for name, text in fields.items() if text and raised.traceback_text},
         )
+
+    def _note_end_of_trouble(
+        self, key: LeaseKey, report: reports.ProcessorWaited | reports.ProcessorRecovered
+    ) -> None:
+        match report:
+            case reports.ProcessorWaited(where, tries, waited_s):
+                self._log.note(
+                    "retry_later_ended", shard=key, where=where, attempts=tries, waited_s=waited_s
+                )
+            case reports.ProcessorRecovered(where, attempts):
+                self._log.note("processor_recovered", shard=key, where=where, attempts=attempts)
 
     def _note_given_up(self, key: LeaseKey, given_up: reports.RecordGivenUp) -> None:
         fields = {"raised_at": given_up.raised_at, "traceback": given_up.traceback_text}

@@ -9,8 +9,9 @@ import os
 import platform
 import random
 import resource
+import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from kclrun.config.units import parse_start
 from kclrun.ipc.messages import RenewCredentials
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy, StreamStart
+from kclrun.lifecycle.stopping import STOP_SIGNALS
 from kclrun.manager.children import LeaseProcesses
 from kclrun.manager.forks import Launcher, StartCommands, modules_of
 from kclrun.manager.instance_watch import InstanceWatch
@@ -71,6 +73,7 @@ def run_fleet(
     launcher: Launcher | None = None,
     leases_command: str | None = LEASES_COMMAND,
     replay: Replay | None = None,
+    stop_signals: Collection[signal.Signals] = STOP_SIGNALS,
 ) -> ExitReason:
     """Run the lease manager of this machine until it is asked to stop. From the main thread only.
 
@@ -82,7 +85,7 @@ def run_fleet(
     records are expected. `launcher` may have been started before the world was opened, so that it
     loads meanwhile; it decides where the output of lease processes goes. `leases_command` is named
     in the instructions for resuming a halted shard (`sample.how_to_resume`). With `replay` each
-    shard ends where that time range does.
+    shard ends where that time range does. `stop_signals` request a stop.
 
     Raises: SettingsError without a usable folder for lock files; AccessDenied or Unavailable
     without credentials; InvariantViolation for a bug of ours (the lease processes then drain by
@@ -109,6 +112,7 @@ def run_fleet(
             pool=pool,
             leases_command=leases_command,
             replay=replay,
+            stop_signals=stop_signals,
         )
         launcher = launcher or Launcher(
             WORKER_ENTRY, modules_of(settings), only=settings.environment.only
@@ -144,6 +148,7 @@ class _Run:
         pool: IoPool,
         leases_command: str | None,
         replay: Replay | None,
+        stop_signals: Collection[signal.Signals],
     ) -> None:
         self._replay = replay
         self._settings = settings
@@ -167,6 +172,7 @@ class _Run:
             report=self._report,
             grace_s=float(settings.shutdown.grace),
             leases_command=leases_command,
+            stop_signals=stop_signals,
         )
         self._credentials = CredentialRenewal(
             world.credentials,

@@ -23,6 +23,9 @@ class EventKind(msgspec.Struct, frozen=True):
 CATALOGUE: Final[dict[str, EventKind]] = {
     # The manager.
     "manager_started": EventKind("the first line: the manager's id, timers, limits and table"),
+    "start_waiting": EventKind(
+        "before the first line of a run: what its start waits for, and why; repeated while it lasts"
+    ),
     "draining": EventKind("a stop was requested; leases are being given up"),
     "manager_stopped": EventKind("the last line: why it ended"),
     "stop_hurried": EventKind("a second stop signal shortened the grace", "warning"),
@@ -74,8 +77,10 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     ),
     "lines_dropped": EventKind("log lines could not be written, and were dropped", "warning"),
     # Leases.
-    "lease_taken": EventKind("a lease was taken"),
-    "lease_claimed": EventKind("a lease process claimed its lease and reads"),
+    "lease_taken": EventKind("a lease was taken; it is not read yet", "debug"),
+    "lease_claimed": EventKind(
+        "a lease process claimed its lease and reads: the one line of a start for each lease"
+    ),
     "lease_released": EventKind("a lease was given up in good order"),
     "lease_asked": EventKind("another owner was asked for one of its leases"),
     "state_prefetched": EventKind("the state of a lease was copied here before it is needed"),
@@ -87,7 +92,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "lease_resumed": EventKind("a halted or paused lease goes on"),
     "lease_paused": EventKind("an operator paused a lease: it is kept, and not read", "warning"),
     "lease_still_halted": EventKind("a halted lease was taken", "warning"),
-    "lease_created": EventKind("a row was created for a shard"),
+    "lease_created": EventKind("a row was created for a shard", "debug"),
     "children_healed": EventKind("children of an ended shard had no rows", "warning"),
     "trimmed_row_deleted": EventKind("the row of a trimmed shard was deleted", "warning"),
     "row_vanished": EventKind("a row of this manager is gone from the table", "error"),
@@ -161,6 +166,13 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "reads_throttled": EventKind("reads of a shard are throttled", "debug"),
     "reads_unthrottled": EventKind("reads of a shard are not throttled any more", "debug"),
     "processor_raised": EventKind("user code raised; the same call is repeated", "warning"),
+    "retry_later_began": EventKind(
+        "user code raised RetryLater: the same records are given again, which is not an attempt",
+        "warning",
+    ),
+    "retry_later_ended": EventKind(
+        "user code raises RetryLater no more: how often it did, and for how long"
+    ),
     "processor_recovered": EventKind("user code that raised before has returned"),
     "processor_failed": EventKind("user code failed for good", "error"),
     "record_dead_lettered": EventKind(
@@ -209,16 +221,14 @@ FIELDS: Final = frozenset(
         *("target", "text", "traceback", "version", "waited_s", "warning", "where", "worker_pid"),
         *("broken", "foreign", "ours", "theirs", "created", "deleted", "free", "work", "row"),
         *("master", "pipeline", "trigger"),
-        *("hook", "instance", "zone"),
+        *("hook", "instance", "left_s", "zone"),
         *("raised_at", "record"),
         *("former", "row_owner", "ours_s", "theirs_s", "what", "keys", "traceback_text"),
     }
 )
 
-# Events that text lines omit except at debug level; JSON always has them. They are the steps of a
-# lease before its process reads, which is logged itself: three lines a shard would fill a screen.
-STEPS: Final = frozenset({"lease_created", "lease_taken"})
-# Fields omitted in the same way: protocol and process values that need the code to be understood.
+# Fields that text lines omit except at debug level: protocol and process values that need the code
+# to be understood.
 INNER_FIELDS: Final = frozenset({"counter", "incarnation", "renew_every_s", "scan_every_s"})
 
 

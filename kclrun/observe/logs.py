@@ -24,20 +24,24 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from kclrun.model.logger import CAPPED_LOGGERS
 from kclrun.model.stream import short_name
 from kclrun.model.text import escaped
-from kclrun.observe.events import FIELDS, INNER_FIELDS, LEVELS, STEPS, level_of
+from kclrun.observe.events import FIELDS, INNER_FIELDS, LEVELS, level_of
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings
+    from kclrun.observe.loggers import LoggerLevels
 
-# Capped at INFO: their debug lines show signed headers and bodies [S6].
-_CAPPED: Final = ("botocore", "boto3", "urllib3", "s3transfer")
+# The name of kclrun's own events in `log.levels`.
+OWN_LOGGER: Final = "kclrun"
 # A line that never ends is cut into pieces of this size.
 _LINE_CHARACTERS_MAX: Final = 2048
 
 
-def configure_lease_logging(log: EventLog, shard_here: Callable[[], str] = lambda: "") -> None:
+def configure_lease_logging(
+    log: EventLog, levels: LoggerLevels, shard_here: Callable[[], str] = lambda: ""
+) -> None:
     """Send print, sys.stderr and logging of this process through `log`. Once, after the fork.
 
     Our own lines do not depend on changes that user code makes to logging or to sys.stdout.
@@ -47,22 +51,25 @@ def configure_lease_logging(log: EventLog, shard_here: Callable[[], str] = lambd
     sys.stdout = _PrintedLines(log, "stdout", shard_here)
     sys.stderr = _PrintedLines(log, "stderr", shard_here)
     root = logging.getLogger()
-    root.handlers[:] = [_LoggedLines(log)]
-    root.setLevel(logging.DEBUG if log.is_enabled("debug") else logging.INFO)
-    for name in _CAPPED:
+    root.handlers[:] = [_LoggedLines(log, levels)]
+    for name in CAPPED_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
+    levels.apply()
     logging.captureWarnings(capture=True)
 
 
 class _LoggedLines(logging.Handler):
-    """One line for each log record; its message is cleaned like any text."""
+    """One line for each log record that is shown; its message is cleaned like any text."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, levels: LoggerLevels) -> None:
         super().__init__()
         self._log = log
+        self._levels = levels
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno < logging.INFO and record.name.partition(".")[0] in _CAPPED:
+        if record.levelno < self._levels.least(record.name):
+            return
+        if record.levelno < logging.INFO and record.name.partition(".")[0] in CAPPED_LOGGERS:
             return
         try:
             text = record.getMessage()
@@ -291,7 +298,8 @@ class EventLog:
     written: the log's level and limits are not those of the story of a shard.
 
     `shard` is set in a lease process, and called for each line where that serves several leases; in
-    the manager each line has its own.
+    the manager each line has its own. `level` is that of kclrun's own events, `printed_level` that
+    of lines that user code prints, if it differs.
     """
 
     def __init__(
@@ -304,12 +312,15 @@ class EventLog:
         as_json: bool = True,
         shard: str | Callable[[], str] = "",
         clock: Callable[[], float] = time.time,
+        printed_level: str | None = None,
     ) -> None:
         self.listeners: tuple[Callable[[str, str, Mapping[str, Value]], None], ...] = ()
         self._sink = sink
         self._app = app
         self._owner = owner
         self._least = LEVELS[level]
+        # Of the user's lines: what is logged is chosen by its logger already.
+        self._least_of = {"logged": 0, "printed": LEVELS[printed_level or level]}
         self.as_json = as_json
         self._shard = shard
         self._clock = clock
@@ -334,8 +345,7 @@ class EventLog:
         for listener in self.listeners:
             listener(event, self._own_shard() if shard is None else shard, fields)
         level = level if level in LEVELS else level_of(event)
-        is_step = event in STEPS and not self.as_json and not self.is_enabled("debug")
-        if LEVELS[level] < self._least or is_step:
+        if LEVELS[level] < self._least_of.get(event, self._least):
             return
         source = self._own_shard() if shard is None else shard
         now = self._clock()
@@ -442,6 +452,6 @@ def log_of(settings: Settings, owner: str, sink: LineSink) -> EventLog:
         sink,
         app=settings.application,
         owner=owner,
-        level=settings.log.level,
+        level=settings.log.levels.get(OWN_LOGGER, settings.log.level),
         as_json=wanted == "json" or (wanted == "auto" and not sys.stderr.isatty()),
     )

@@ -83,6 +83,7 @@ class ProcessorRaised(Report, frozen=True):
 
     The call is repeated in `pause_s`. `raised_at` is file, line and function; `record` the place of
     the record within its batch. Without a traceback it is a repetition of the failure before.
+    `waits` above 0: it raised RetryLater for the `waits`th time in a row, which is not an attempt.
     """
 
     where: str
@@ -92,6 +93,15 @@ class ProcessorRaised(Report, frozen=True):
     traceback_text: str
     attempts: int
     pause_s: float
+    waits: int = 0
+
+
+class ProcessorWaited(Report, frozen=True):
+    """`where` raises RetryLater no more, after `tries` calls in `waited_s` that did."""
+
+    where: str
+    tries: int
+    waited_s: float
 
 
 class ProcessorRecovered(Report, frozen=True):
@@ -179,6 +189,7 @@ CoreReport = LeaseClaimed | Checkpointed | EndReport
 AnyReport = (
     CoreReport
     | ProcessorRaised
+    | ProcessorWaited
     | ProcessorRecovered
     | RecordGivenUp
     | GilHeld
@@ -189,11 +200,18 @@ AnyReport = (
 
 def reason_of(failure: ProcessorRaised | ProcessorFailed) -> str:
     """For the lease's row, the live table and /health: the error, its place, and its record."""
+    if isinstance(failure, ProcessorRaised) and failure.waits:
+        at = f" ({failure.raised_at})" if failure.raised_at else ""
+        return f"{failure.where} waits: {_short(failure.error)}{at}"
     times = "once" if failure.attempts == 1 else f"{failure.attempts} times"
     where = f"{failure.where} failed {times}" if failure.where else "the processor failed"
-    error = failure.error
-    if len(error) > _REASON_CHARACTERS_MAX:
-        error = f"{error[:_REASON_CHARACTERS_MAX]}…"
+    error = _short(failure.error)
     record = f"record {failure.record}" if failure.record else ""
     at = "; ".join(part for part in (failure.raised_at, record) if part)
     return f"{where}: {error} ({at})" if at else f"{where}: {error}"
+
+
+def _short(error: str) -> str:
+    if len(error) <= _REASON_CHARACTERS_MAX:
+        return error
+    return f"{error[:_REASON_CHARACTERS_MAX]}…"

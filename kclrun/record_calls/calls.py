@@ -89,7 +89,8 @@ class RecordHost(Protocol):
         ...
 
     def recovered(self, number: int, calls: int) -> None:  # noqa: ARG002
-        """A record is done after some of its calls raised. `calls` counts all of them."""
+        """A record is done after some of its calls raised. `calls` counts the attempts, which a
+        call that raised RetryLater is not."""
         return
 
     def let_go(self, number: int, record: Record, calls: int) -> bool:
@@ -349,7 +350,7 @@ class RecordCalls:
         if error is None:
             self._kept_bytes += context.kept_bytes
             raised = window.returned(number)
-            if raised:
+            if raised is not None:
                 self._host.recovered(number, raised + 1)
             return
         del self._contexts[number]  # with the rows that it keeps

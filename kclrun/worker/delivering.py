@@ -26,8 +26,9 @@ from kclrun.consuming.delivery import (
     host_fault,
 )
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
+from kclrun.consuming.retry_later import RetryLaters
 from kclrun.consuming.timers import Quiet, TimerRun
-from kclrun.errors import FailedRecords, HostFailed, SinkError
+from kclrun.errors import FailedRecords, HostFailed, RetryLater, SinkError
 from kclrun.ipc.board import boottime
 from kclrun.model.lease import Lease
 from kclrun.model.record import Decoding, Record, RecordBatch
@@ -35,7 +36,13 @@ from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.failures import Failure, describe
 from kclrun.processor import KeptRow, RecordProcessor, call_method
-from kclrun.protocol.reports import OUTPUT, ProcessorFailed, ProcessorRecovered, Report
+from kclrun.protocol.reports import (
+    OUTPUT,
+    ProcessorFailed,
+    ProcessorRecovered,
+    ProcessorWaited,
+    Report,
+)
 from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Records, Stop
 from kclrun.record_calls.runners import PROCESS_RECORD, MakeThread
 from kclrun.state.keyed import Undoable
@@ -56,6 +63,7 @@ if TYPE_CHECKING:
 # How often the wait for the calls under way ends: during a stop to see whether the lease was
 # renewed or lost, and in a shared process to see whether it is the turn of this lease.
 _LOOK_S: Final = 0.5
+_PROCESS_RECORDS: Final = "process_records"
 
 
 class Deliverer:
@@ -98,6 +106,7 @@ class Deliverer:
         self._checkpoints = checkpoints
         self._report = report
         self._broke = broke
+        self._retry_laters = RetryLaters()
         self._giving_up = GivingUp(queue, post, report, keep_letter, policy.then)
         self._settled = settled
         self._sent = sent
@@ -328,6 +337,7 @@ class Deliverer:
     def _give_until_settled(self, batch: Batch) -> bool:
         """As `_is_done_with`, for whole batches; `BatchRun` decides which records are given."""
         run = BatchRun(batch.records, self._policy, self._breaker)
+        self._retry_laters.forget()
         trouble = Trouble()
         may_go = True
         while True:
@@ -335,9 +345,10 @@ class Deliverer:
                 self._processed(batch.records[settled - 1].position)
             match run.next_step(boottime()):
                 case Finished():
+                    self._waits_no_more()
                     if trouble.calls:
                         calls = trouble.calls + 1
-                        self._report(ProcessorRecovered("process_records", calls))
+                        self._report(ProcessorRecovered(_PROCESS_RECORDS, calls))
                     return True
                 case Rest(pause_s):
                     may_go = self._queue.may_try_again(pause_s, is_batch=True)
@@ -351,6 +362,7 @@ class Deliverer:
                     record, failure = batch.records[index], trouble.of[index]
                     may_go = self._giving_up.let_go(record, failure, calls, trouble)
                 case Halt(reason):
+                    self._waits_no_more()
                     self._queue.halt()
                     self._post(trouble.given_up(reason))
                     return False
@@ -424,8 +436,19 @@ class Deliverer:
             at=failure.position,
             is_host_fault=is_host_fault,
         )
+        if isinstance(error, RetryLater) and pause_s is not None:
+            waits = self._retry_laters.asked(_PROCESS_RECORDS, boottime())
+            self._report(trouble.asked_to_wait(pause_s, waits))
+            return
+        self._waits_no_more()
         if pause_s is not None or (run.is_isolating and not was_isolating):
             self._report(trouble.raised(pause_s or 0.0))
+
+    def _waits_no_more(self) -> None:
+        """The call of a batch returned, or failed in another way than by RetryLater."""
+        waited = self._retry_laters.over(_PROCESS_RECORDS, boottime)
+        if waited is not None:
+            self._report(ProcessorWaited(_PROCESS_RECORDS, *waited))
 
     # Other calls.
 
@@ -525,6 +548,8 @@ class RecordDelivery(RecordHost):
         self._returned = returned
         self._fence = fence
         self._troubles: dict[int, tuple[Trouble, Failure]] = {}
+        self._retry_laters = RetryLaters()
+        self._has_asked_to_wait: set[int] = set()
         self._batches: list[Batch] = []
         self.calls = RecordCalls(terms, host=self, make_thread=make_thread, wait=self._wait)
         queue.notify_of_changes(self.calls.wake)
@@ -532,6 +557,7 @@ class RecordDelivery(RecordHost):
     def deliver(self, batch: Batch) -> bool:
         """Process a batch, and those that may join it; False if some records are left."""
         self._troubles.clear()
+        self._retry_laters.forget()
         self._batches = [batch]
         return self.calls.run(batch)
 
@@ -561,16 +587,36 @@ class RecordDelivery(RecordHost):
         trouble, _ = self._troubles.get(number) or (Trouble(PROCESS_RECORD), failure)
         trouble.note(failure, is_host_fault=host_fault(error) is not None)
         self._troubles[number] = (trouble, failure)
+        if isinstance(error, RetryLater):
+            self._has_asked_to_wait.add(number)
+        else:
+            self._has_asked_to_wait.discard(number)
 
     def decided(self, number: int, pause_s: float | None) -> None:
+        trouble, _ = self._troubles[number]
+        if pause_s is not None and number in self._has_asked_to_wait:
+            waits = self._retry_laters.asked(number, boottime())
+            self._report(trouble.asked_to_wait(pause_s, waits))
+            return
+        self._waits_no_more(number)
         if pause_s is not None:
-            self._report(self._troubles[number][0].raised(pause_s))
+            self._report(trouble.raised(pause_s))
+
+    def _waits_no_more(self, number: int) -> None:
+        """This record's call returned, or failed in another way than by RetryLater."""
+        self._has_asked_to_wait.discard(number)
+        waited = self._retry_laters.over(number, boottime)
+        if waited is not None:
+            self._report(ProcessorWaited(PROCESS_RECORD, *waited))
 
     def recovered(self, number: int, calls: int) -> None:
-        del self._troubles[number]
-        self._report(ProcessorRecovered(PROCESS_RECORD, calls))
+        self._waits_no_more(number)
+        trouble, _ = self._troubles.pop(number)
+        if trouble.calls:
+            self._report(ProcessorRecovered(PROCESS_RECORD, calls))
 
     def let_go(self, number: int, record: Record, calls: int) -> bool:
+        self._waits_no_more(number)
         trouble, failure = self._troubles.pop(number)
         return self._giving_up.let_go(record, failure, calls, trouble)
 

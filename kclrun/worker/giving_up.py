@@ -113,6 +113,15 @@ class Trouble:
         self._last, self._is_host_fault = failure, is_host_fault
         self.calls += 1
 
+    def asked_to_wait(self, pause_s: float, waits: int) -> reports.ProcessorRaised:
+        """The last call raised RetryLater, for the `waits`th time in a row: not an attempt."""
+        assert self._last is not None, "only what raised is reported"
+        self.calls -= 1
+        last = self._last
+        return reports.ProcessorRaised(
+            self._where, last.error, last.raised_at, "", "", self.calls, pause_s, waits
+        )
+
     def raised(self, pause_s: float) -> reports.ProcessorRaised:
         """A repetition is reported in brief: its traceback was logged the first time."""
         assert self._last is not None, "only what raised is reported"

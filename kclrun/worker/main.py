@@ -54,7 +54,8 @@ from kclrun.model.stream import shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.failures import Failure
-from kclrun.observe.logs import EventLog, LineSink, configure_lease_logging
+from kclrun.observe.loggers import LoggerLevels
+from kclrun.observe.logs import OWN_LOGGER, EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row, call_method, fires_timers
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
@@ -214,7 +215,8 @@ def run(segment_fd: int, doorbell_fd: int, channel_fd: int) -> int:
     message, fds = got
     match message:
         case messages.Begin():
-            configure_lease_logging(_log_of(message.spec, message.spec.lease_key))
+            log = _log_of(message.spec, message.spec.lease_key)
+            configure_lease_logging(log, _levels_of(message.spec))
             return _serve(message.spec, fds, segment, doorbell, channel)
         case messages.Admit():
             shared = SharedProcess(channel, functools.partial(_serve_shared, segment, doorbell))
@@ -239,7 +241,8 @@ def _serve_shared(
     spec = begin.spec
     lease.shard = spec.lease_key
     lease.process.part(
-        "log", lambda: configure_lease_logging(_log_of(spec, shard_here), shard_here)
+        "log",
+        lambda: configure_lease_logging(_log_of(spec, shard_here), _levels_of(spec), shard_here),
     )
     return _serve(spec, fds, segment, doorbell, channel, shared=lease)
 
@@ -285,10 +288,15 @@ def _log_of(spec: StartSpec, shard: str | Callable[[], str]) -> EventLog:
         LineSink(STDERR_FD),
         app=spec.application,
         owner=spec.owner,
-        level=spec.log.level,
+        level=spec.log.levels.get(OWN_LOGGER, spec.log.level),
         as_json=spec.log.json,
         shard=shard,
+        printed_level=spec.log.level,
     )
+
+
+def _levels_of(spec: StartSpec) -> LoggerLevels:
+    return LoggerLevels(spec.log.level, spec.log.levels, spec.log.own)
 
 
 class LeaseProcess:

@@ -202,8 +202,7 @@ def fleet(account, folder):
         other = application.start("run", machine="other")
 
         def has_lease(machine):
-            taken = {"lease_taken", "lease_claimed"}
-            return any(each["event"] in taken for each in application.events(machine))
+            return any(each["event"] == "lease_claimed" for each in application.events(machine))
 
         until(
             lambda: has_lease("one") and has_lease("other"),

@@ -200,7 +200,7 @@ def test_a_host_that_can_start_no_lease_process_takes_no_lease_and_says_so(
 ):
     """The trial before the first take fails."""
     stream = embedded_aws.stream(shards=2)
-    app = application(stream)
+    app = application(stream, log={"level": "debug"})
     (app.folder / "sitecustomize.py").write_text(REFUSED.format(call=call, number=number))
     app.more_environment = {"PYTHONPATH": f"{app.folder}:{app.environment['PYTHONPATH']}"}
 

@@ -256,7 +256,7 @@ def test_an_address_that_is_taken_ends_the_start_before_any_lease_is_taken(
     stream = embedded_aws.stream(shards=1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        app = application(stream, observe={"listen": port}).start()
+        app = application(stream, observe={"listen": port}, log={"level": "debug"}).start()
 
         assert app.process.wait(HUNG_S) == 78
 

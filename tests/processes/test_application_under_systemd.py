@@ -137,7 +137,7 @@ def test_without_progress_the_watchdog_is_told_nothing_though_the_manager_turns(
 
 def test_a_watchdog_that_is_too_quick_ends_the_start_in_words(embedded_aws, unit, systemd):
     systemd.environment["WATCHDOG_USEC"] = "1000000"
-    app = unit(embedded_aws.stream(shards=1))
+    app = unit(embedded_aws.stream(shards=1), log={"level": "debug"})
 
     assert app.process.wait(HUNG_S) == 78
     assert "WatchdogSec: 1 s" in app.log_path.read_text()

@@ -118,7 +118,7 @@ def test_corrupt_rows_are_reported_once_left_alone_and_stop_nobody(embedded_aws,
     assert reported["what"] == len(CORRUPT)
     assert "a number of 200 digits" in reported["keys"]
     assert "shardId-000000000000" in reported["keys"]
-    assert {line["shard"] for line in app.of("lease_taken")} == {healthy}
+    assert {line["shard"] for line in app.of("lease_claimed")} == {healthy}
     shown = app.cli("leases", "--config", str(app.config))
     assert shown.returncode == 0, shown.stderr
     assert app.stop() == 0

@@ -109,7 +109,7 @@ def test_a_missing_permission_to_create_rows_is_reported_once_and_not_asked_for_
     program, dynamodb
 ):
     dynamodb.deny("PutItem")
-    process = program(leases={"failover": "2s"}).start()
+    process = program(leases={"failover": "2s"}, log={"level": "debug"}).start()
 
     until(lambda: dynamodb.calls.count("PutItem") >= 3)
     scans, puts = dynamodb.calls.count("Scan"), dynamodb.calls.count("PutItem")

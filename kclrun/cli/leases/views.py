@@ -14,6 +14,7 @@ import msgspec
 
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.tables import NOTE, print_table
+from kclrun.cli.waiting import waiting_for
 from kclrun.leases.lines import (
     LeaseLine,
     host_of,
@@ -64,7 +65,7 @@ def scan_table(aws: Aws) -> ScanPage:
     """
     leases: list[Lease] = []
     broken: list[str] = []
-    with naming_table(aws.settings.table):
+    with naming_table(aws.settings.table), waiting_for(aws.called_table):
         for page in aws.table.scan():
             leases.extend(page.leases)
             broken.extend(page.broken)

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from kclrun.aws.patience import patiently
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ends_with_plan
 from kclrun.cli.leases.views import failover_of
 from kclrun.cli.messages import echo
 from kclrun.cli.services import Aws
-from kclrun.cli.world import open_world
+from kclrun.cli.world import open_world, patiently
 from kclrun.config.schema import stream_name
 from kclrun.config.state import STATE_FOLDER, state_place
 from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused
@@ -248,7 +247,9 @@ class _PatientReader:
 
 def _patient(aws: Aws, call: Callable[[], T]) -> T:
     patience_s = float(aws.settings.aws.start_timeout)
-    return patiently(call, Instant(time.monotonic() + patience_s), patience_s)
+    deadline = Instant(time.monotonic() + patience_s)
+    what = f"{aws.called_stream(aws.settings.only_stream)}, or {aws.called_table}"
+    return patiently(call, deadline, patience_s, what=what)
 
 
 def _show(

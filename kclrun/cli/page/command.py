@@ -20,6 +20,7 @@ import msgspec
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options
 from kclrun.cli.messages import command_of, echo
+from kclrun.cli.terminal import stop_signals
 from kclrun.cli.times import DURATION
 from kclrun.config.file_permissions import read_secret
 from kclrun.config.outputs import named_outputs
@@ -125,12 +126,13 @@ def page(
     # Credentials that are missing end the start, not each reading.
     aws.credentials.current()
     reader = FleetReader(aws, every_s=float(every))
-    asked = signal_event()
+    asked = signal_event(stop_signals())
     actions = _actions(aws, token, reader, letters) if token is not None else None
     details = DetailReader(aws, letters)
     server = serve_pages(listen, port, about, reader.look, actions, details=details)
     try:
         reader.start()
+        reader.require_listener()
         echo(f"The fleet of {about.application}: {server.url}/ (Ctrl-C ends it)")
         if not is_loopback_host(listen):
             echo(

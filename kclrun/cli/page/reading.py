@@ -18,7 +18,8 @@ from kclrun.cli.doctor import circumstances_of, look_of, with_surroundings
 from kclrun.cli.lag import lag_lines
 from kclrun.cli.messages import naming_table
 from kclrun.cli.services import OpenStream, open_streams
-from kclrun.errors import KclrunError
+from kclrun.cli.waiting import waiting_for
+from kclrun.errors import KclrunError, NothingListens
 from kclrun.leases.doctor.diagnosis import diagnose
 from kclrun.leases.doctor.findings import Look, watch_s
 from kclrun.leases.table_view import Observation
@@ -64,6 +65,7 @@ class FleetReader:
         self._history = LagHistory()
         self._earlier: _Looked | None = None
         self._streams: tuple[Mapping[StreamKey, OpenStream], float] | None = None
+        self._refusal: NothingListens | None = None
         self._is_closed = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -78,6 +80,12 @@ class FleetReader:
             thread = threading.Thread(target=self._repeat, args=reading, daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def require_listener(self) -> None:
+        """Raises: NothingListens if a reading so far was refused on this host: what it shows would
+        stay empty."""
+        if self._refusal is not None:
+            raise self._refusal
 
     def close(self) -> None:
         """Read no more. Does not wait for a reading under way."""
@@ -97,7 +105,9 @@ class FleetReader:
         with self._reporting(_TABLE):
             with naming_table(self._aws.settings.table):
                 pages = self._aws.table.items(consistent=False)
-                look = look_of(tuple(item for page in pages for item in page), {})
+                with waiting_for(self._aws.called_table):
+                    items = tuple(item for page in pages for item in page)
+                look = look_of(items, {})
             self._update(
                 leases={lease.key: lease for lease in look.leases},
                 broken=look.broken,
@@ -165,6 +175,8 @@ class FleetReader:
             yield
         except Exception as error:  # noqa: BLE001 - one failed reading must not end the others
             message = str(error) if isinstance(error, KclrunError) else type(error).__name__
+            if isinstance(error, NothingListens):
+                self._refusal = error
             with self._lock:
                 before = self._problems.get(about)
                 since = before.since if before is not None else WallTime(time.time())

@@ -24,6 +24,7 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_options, json_option
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.page.command import every_option, refuse_interval
+from kclrun.cli.terminal import stop_signals
 from kclrun.config.units import Duration
 from kclrun.leases.lines import (
     host_of,
@@ -119,6 +120,7 @@ def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration, as_json
     if once or as_json or not sys.stdout.isatty() or console.is_dumb_terminal:
         width = console.width if console.is_terminal else None
         reader.read_table()
+        reader.require_listener()
         reader.read_lags()
         if as_json:
             echo(json.dumps(_plain(reader.look(), sort), indent=2))
@@ -128,9 +130,10 @@ def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration, as_json
         if reader.look().table_at is None:
             _raise_why(aws)
         return exit_codes.DRAINED
-    ended = signal_event()
+    ended = signal_event(stop_signals())
     try:
         reader.start()
+        reader.require_listener()
         with Live(console=console, auto_refresh=False, screen=True) as live:
             drawn: object = None
             while not ended.is_set():

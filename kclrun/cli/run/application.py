@@ -16,6 +16,7 @@ import msgspec
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.messages import command_of, echo
+from kclrun.cli.terminal import stop_signals
 from kclrun.cli.user_code import (
     dead_letter_folder,
     output_folder,
@@ -24,6 +25,7 @@ from kclrun.cli.user_code import (
     require_user_code,
     with_absolute_output,
 )
+from kclrun.cli.waiting import said_in_the_log
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import SettingsError, host_error
 from kclrun.loading import import_paths, load_function
@@ -71,6 +73,12 @@ def run_application(configuration: Configuration, report: Path | None, display: 
 
     From the main thread. `report` is written. `display` shows the run. Raises: KclrunError.
     """
+    with said_in_the_log(configuration.settings):
+        return _run(configuration, report, display)
+
+
+def _run(configuration: Configuration, report: Path | None, display: Display) -> int:
+    """Check what needs no AWS, then run on the engine."""
     if configuration.settings.engine == "spark":
         from kclrun.cli.run.spark import require_spark
 
@@ -103,8 +111,9 @@ def run_application(configuration: Configuration, report: Path | None, display: 
 
 def run_replay(configuration: Configuration, report: Path, replay: Replay) -> int:
     """Run a replay with its own settings, as the fleet runs; the exit code. `report` is written."""
-    require_user_code(configuration, replay.row_names or None)
-    return _run_fleet(configuration, report, lambda: True, display=watched, replay=replay)
+    with said_in_the_log(configuration.settings):
+        require_user_code(configuration, replay.row_names or None)
+        return _run_fleet(configuration, report, lambda: True, display=watched, replay=replay)
 
 
 def _run_embedded(configuration: Configuration, report: Path | None, display: Display) -> int:
@@ -156,6 +165,7 @@ def _run_fleet(
     from kclrun.manager.runtime import run_fleet
 
     settings = with_absolute_output(configuration)
+    signals = stop_signals()
     paths = [str(path) for path in import_paths(settings.path, configuration.folder)]
     with display(settings, filling) as (shown, on_sample), page_beside_run(configuration) as url:
         if url is not None and shown.log.format == "text":  # else each line is JSON
@@ -173,6 +183,7 @@ def _run_fleet(
             launcher=launcher,
             leases_command=command if outlives_run else None,
             replay=replay,
+            stop_signals=signals,
         )
     print_rows_folder(configuration.settings)
     return reason.exit_code
@@ -218,9 +229,18 @@ def _run_spark(
         return _summary(configuration) if _is_whole(configuration, filled()) else None
 
     settings = with_absolute_output(configuration)
+    signals = stop_signals()
     paths = import_paths(settings.path, configuration.folder)
     with display(settings, filling) as (shown, on_sample):
-        code, text = spark_run(shown, paths, report, source_is_done, sum_up, on_sample=on_sample)
+        code, text = spark_run(
+            shown,
+            paths,
+            report,
+            source_is_done,
+            sum_up,
+            on_sample=on_sample,
+            stop_signals=signals,
+        )
     print_rows_folder(configuration.settings)
     _print_filled(filled())  # raises if the filler failed, which also ended the run
     if text is not None:

@@ -25,7 +25,9 @@ from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import LOOPBACK_CREDENTIALS
 from kclrun.aws.endpoints import LOOPBACK_REGION, EndpointSettings, open_session
 from kclrun.cli.config_options import Configuration
+from kclrun.cli.terminal import stop_signals
 from kclrun.cli.user_code import own_module, with_output_paths
+from kclrun.cli.waiting import waiting_for
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import AwsSettings, EmbeddedSettings, Settings
 from kclrun.config.state import state_place
@@ -40,6 +42,10 @@ from kclrun.model.wire import WireEndpoint
 _FILLER_END_MAX_S: Final = 5.0
 # The filler of a starter project takes half a second.
 _FILLED_POLL_S: Final = 0.05
+
+
+# Two seconds are usual: the import of moto.
+_EMBEDDED_QUICK_S: Final = 4.0
 
 
 class EmbeddedRun(NamedTuple):
@@ -72,10 +78,9 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
     """
     settings = configuration.settings
     embedded_settings = settings.embedded or EmbeddedSettings()
-    with (
-        start_embedded(limits=embedded_settings.limits) as embedded,
-        _own_places(settings) as placed,
-    ):
+    with waiting_for("the embedded AWS to start", _EMBEDDED_QUICK_S):
+        started = start_embedded(limits=embedded_settings.limits)
+    with started as embedded, _own_places(settings) as placed:
         kinesis = WireEndpoint(embedded.kinesis_endpoint, LOOPBACK_REGION, LOOPBACK_REGION)
         for name, shards in embedded_streams(settings).items():
             make_stream(kinesis, name, shards)
@@ -160,13 +165,14 @@ def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
 
 @contextmanager
 def _filled(order: FillOrder) -> Iterator[_Filler]:
-    """A filler. A SIGTERM ends this process in good order also before the manager has its handler:
-    a filler that fails sends one, and may fail before `_Filler` returns."""
+    """A filler. A stop signal ends this process in good order also before the manager has its
+    handlers: a filler that fails sends a SIGTERM, and may fail before `_Filler` returns."""
 
     def stop(*_: object) -> None:
         raise SystemExit(os.EX_OK)
 
-    previous = signal.signal(signal.SIGTERM, stop)
+    handled = [number for number in stop_signals() if number is not signal.SIGINT]
+    former = {number: signal.signal(number, stop) for number in handled}
     filler = None
     try:
         with _Filler(order) as filler:
@@ -176,7 +182,8 @@ def _filled(order: FillOrder) -> Iterator[_Filler]:
             filler.result()  # if the filler failed, its error replaces the exit
         raise
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

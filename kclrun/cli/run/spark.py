@@ -7,8 +7,9 @@ ends with the run.
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,7 @@ import msgspec
 from kclrun.cli.world import require_stream
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import KclrunError, SettingsError
+from kclrun.lifecycle.stopping import STOP_SIGNALS
 from kclrun.model.time import WallTime
 from kclrun.observe.logs import EventLog, LineSink, log_of
 from kclrun.observe.sample import ManagerSample
@@ -61,6 +63,7 @@ def spark_run(
     sum_up: SumUp,
     *,
     on_sample: OnSample | None,
+    stop_signals: Iterable[signal.Signals] = STOP_SIGNALS,
 ) -> tuple[int, str | None]:
     """Run until the end. Returns the exit code and the text of `sum_up`.
 
@@ -80,6 +83,7 @@ def spark_run(
             import_paths=paths,
             source_is_done=source_is_done,
             on_sample=on_sample,
+            stop_signals=stop_signals,
         )
         reason = _reported(run, capabilities, report)
         is_whole = reason is ExitReason.CAUGHT_UP or (

@@ -32,6 +32,7 @@ from kclrun.cli.config_options import (
     stream_options,
 )
 from kclrun.cli.messages import columns_of, echo, has_lost_reader
+from kclrun.cli.terminal import stop_signals
 from kclrun.cli.times import DURATION, GivenTime, TimeType, is_sequence_number, time_option
 from kclrun.config.changes import refuse_changes
 from kclrun.errors import SettingsError
@@ -196,8 +197,8 @@ class _View:
 
 
 def _starts(aws: Aws, begin: GivenTime, shards: Sequence[str]) -> Mapping[str, ShardStart]:
-    from kclrun.aws.patience import patiently
     from kclrun.cli.services import advising_on_streams
+    from kclrun.cli.world import patiently
     from kclrun.reading.starts import first_listing, shard_starts
 
     start = start_of(begin)
@@ -215,6 +216,7 @@ def _starts(aws: Aws, begin: GivenTime, shards: Sequence[str]) -> Mapping[str, S
             lambda: aws.stream.list_shards(first_listing(start)),
             Instant(time.monotonic() + patience_s),
             patience_s,
+            what=aws.called_stream(aws.settings.only_stream),
         )
     return shard_starts(listed, named, start)
 
@@ -249,18 +251,19 @@ def _line_maker(begin: str, *, as_json: bool) -> LineMaker:
 
 @contextmanager
 def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """The first SIGINT or SIGTERM ends the tail between two lines, a second one at once.
+    """The first signal ends the tail between two lines, a second one at once.
 
-    The second one is needed if standard output is a pager that does not read on.
+    The second one is needed if standard output is a pager that does not read on. A terminal that is
+    closed sends SIGHUP more than once.
     """
     came: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:
-        if came:
+        if came and number != signal.SIGHUP:
             raise KeyboardInterrupt
         came.append(number)
 
-    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    former = {number: signal.signal(number, note) for number in stop_signals()}
     try:
         yield lambda: bool(came)
     finally:

@@ -32,10 +32,12 @@ from kclrun.consuming.delivery import (
     host_fault,
 )
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
+from kclrun.consuming.retry_later import RetryLaters
 from kclrun.errors import (
     FailedRecords,
     LimitExceeded,
     ProcessorError,
+    RetryLater,
     SettingsError,
     SinkError,
     StaleCheckpoint,
@@ -336,6 +338,7 @@ class ProcessorHost:
         self._keep_letter = keep_letter
         self._decoding = decoding
         self._breaker = Breaker(job.on_error.limit)
+        self._retry_laters = RetryLaters()
         self._job = job
         # With several streams, the shard id also contains the stream (`stream_set.py`).
         self._lease_key = shard_id
@@ -541,14 +544,30 @@ class ProcessorHost:
             now, wall = Instant(self._clock()), WallTime(time.time())
             is_host_fault = host_fault(error) is not None
             pause_s = run.raised(error, now, wall, at=failure.position, is_host_fault=is_host_fault)
+            if isinstance(error, RetryLater) and pause_s is not None:
+                if self._retry_laters.asked("", now) == 1:
+                    _log.warning(
+                        "%s: process_records asks to wait: %s", self._shard_id, failure.error
+                    )
+                return error
+            self._waits_no_more()
             if pause_s is not None:
                 _log.warning(
                     "%s: process_records raised %s; again in %g s",
                     *(self._shard_id, failure.error, pause_s),
                 )
             return error
+        self._waits_no_more()
         run.returned(_now())
         return None
+
+    def _waits_no_more(self) -> None:
+        waited = self._retry_laters.over("", lambda: Instant(self._clock()))
+        if waited is not None:
+            _log.warning(
+                "%s: process_records waits no more, after %d times in %g s",
+                *(self._shard_id, waited.tries, round(waited.waited_s, 3)),
+            )
 
     def _let_go(self, record: Record, error: BaseException, calls: int) -> None:
         """Keep the letter of a record that is given up, or skip it. Raises: SinkError."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kclrun.consuming.delivery import error_words
+from kclrun.consuming.retry_later import RetryLaters
+from kclrun.errors import RetryLater
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
@@ -51,6 +53,7 @@ class SingleRecords(RecordHost):
         self._let_go = let_go
         self._place = place
         self._errors: dict[int, tuple[Record, BaseException, int]] = {}
+        self._retry_laters = RetryLaters()
         self._failed: Failed | None = None
         self.calls = RecordCalls(terms, host=self, make_thread=_daemon)
 
@@ -58,6 +61,7 @@ class SingleRecords(RecordHost):
         """Process these records, up to `last`. Returns: the failure of the task, if it fails. Then,
         and if this raises, the instance is unusable. Raises: the errors of `let_go` and `place`."""
         self._errors.clear()
+        self._retry_laters.forget()
         try:
             self.calls.run(_Given(records, last))
         except BaseException:
@@ -81,10 +85,26 @@ class SingleRecords(RecordHost):
 
     def decided(self, number: int, pause_s: float | None) -> None:
         record, error, _ = self._errors[number]
+        if isinstance(error, RetryLater) and pause_s is not None:
+            if self._retry_laters.asked(number, self.now()) == 1:
+                _log.warning("process_record asks to wait: %s", error_words(error))
+            return
+        self._waits_no_more(number)
         if pause_s is not None:
             _log.warning(
                 "process_record raised %s at %s; again in %g s",
                 *(error_words(error), record.position, pause_s),
+            )
+
+    def recovered(self, number: int, calls: int) -> None:  # noqa: ARG002
+        self._waits_no_more(number)
+
+    def _waits_no_more(self, number: int) -> None:
+        waited = self._retry_laters.over(number, self.now)
+        if waited is not None:
+            _log.warning(
+                "process_record waits no more, after %d times in %g s",
+                *(waited.tries, round(waited.waited_s, 3)),
             )
 
     def let_go(self, number: int, record: Record, calls: int) -> bool:

@@ -10,7 +10,7 @@ import enum
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ import msgspec
 from kclrun.config.rules import unused_settings
 from kclrun.config.schema import Settings
 from kclrun.errors import KclrunError
-from kclrun.lifecycle.stopping import StopPlan
+from kclrun.lifecycle.stopping import STOP_SIGNALS, StopPlan
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
 from kclrun.observe.sample import ManagerSample
@@ -179,7 +179,6 @@ def _decoded(progress: Any) -> dict[str, Any]:
     return decoded
 
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 # As in the manager: often enough for a display, and a look at the JVM costs milliseconds.
 _SHOW_EVERY_S: Final = 1.0
 
@@ -216,7 +215,7 @@ class SparkRun:
         else               the configured trigger until a signal, or the query's own end
 
     `source_is_done` reports, for `until`, that no further records are expected. `on_sample` is
-    called about once a second.
+    called about once a second. `stop_signals` request a stop.
     """
 
     def __init__(
@@ -228,8 +227,10 @@ class SparkRun:
         import_paths: Sequence[Path],
         source_is_done: Callable[[], bool],
         on_sample: Callable[[ManagerSample], None] | None,
+        stop_signals: Iterable[signal.Signals] = STOP_SIGNALS,
     ) -> None:
         self._settings = settings
+        self._signals = (*stop_signals, signal.SIGQUIT)
         self._spark = spark
         self._log = log
         self._paths = tuple(import_paths)
@@ -245,7 +246,7 @@ class SparkRun:
 
     def run(self, capabilities: Capabilities) -> ExitReason:
         """Run until the end. Raises: KclrunError, also that of the query's failure."""
-        former = {number: signal.signal(number, self._signalled) for number in _SIGNALS}
+        former = {number: signal.signal(number, self._signalled) for number in self._signals}
         try:
             with as_kclrun_errors():
                 query = made_query(self._settings, self._spark, self._paths, capabilities)

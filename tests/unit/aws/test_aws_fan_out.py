@@ -14,6 +14,7 @@ from kclrun.errors import (
     InvalidRequest,
     LimitExceeded,
     NotFound,
+    NothingListens,
     Throttled,
     Unavailable,
 )
@@ -283,7 +284,7 @@ def test_an_answer_that_is_no_stream_and_a_service_that_is_not_there_are_outages
         probe.bind(("127.0.0.1", 0))
         closed = probe.getsockname()[1]
     reader = FanOutReader(make_client(f"http://127.0.0.1:{closed}"), ARN)
-    with pytest.raises(Unavailable, match="before anything was sent"):
+    with pytest.raises(NothingListens, match=f"at 127.0.0.1:{closed}"):
         reader.subscribe(SHARD, BEGINNING)
 
 

@@ -1,5 +1,13 @@
 import pytest
 
+from tests.patience import HUNG_S
+
+
+@pytest.fixture(autouse=True)
+def in_no_hurry(monkeypatch):
+    """A busy machine that takes a second for an import says nothing of it."""
+    monkeypatch.setattr("kclrun.cli.waiting._Now.first_s", HUNG_S)
+
 
 @pytest.fixture
 def config(endpoint, tmp_path, request):

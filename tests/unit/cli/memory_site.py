@@ -138,6 +138,8 @@ class Site:
         return SimpleNamespace(
             settings=settings,
             table=self.rows,
+            called_table=f"the lease table {settings.table}",
+            called_stream=lambda name: f"the stream {name}",
             stream=self.stream(),
             reader=self.stream(),
             admin_of=self.stream,

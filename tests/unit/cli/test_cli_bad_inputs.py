@@ -366,20 +366,24 @@ def test_an_argument_that_cannot_be_read_is_64(project, capsys):
 
 @pytest.fixture
 def out_of_reach(monkeypatch):
-    """Settings of an application whose AWS answers nothing: a start ends soon."""
+    """Settings of an application whose AWS is on this machine, and not there."""
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     return LEAST.replace("embedded", "'http://127.0.0.1:9'").replace(
-        "aws: {", "aws: {region: eu-west-1, start_timeout: 100ms, "
+        "aws: {", "aws: {region: eu-west-1, start_timeout: 10m, "
     )
 
 
-def test_aws_that_does_not_answer_is_69(project, capsys, out_of_reach):
+def test_an_emulator_that_is_not_there_is_69_at_once_and_named(project, capsys, out_of_reach):
     file = project(out_of_reach)
 
     assert run_program(["--config", str(file)]) == 69
     reported = capsys.readouterr().err
-    assert reported.startswith("Cannot start: AWS has not answered for 0.1 s (aws.start_timeout)")
-    assert "127.0.0.1:9" in reported
+    assert reported == (
+        "Cannot start: DescribeStreamSummary: nothing listens at 127.0.0.1:9"
+        " (connection refused)\n"
+        "  Start the service there, or correct aws.endpoint;"
+        "  kclrun local --port 9  serves an AWS on this machine\n"
+    )
 
 
 EMITTING = """

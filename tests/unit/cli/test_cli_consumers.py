@@ -44,7 +44,9 @@ def aws_of(config: Path, *overrides: str) -> Aws:
 
 def registered(aws: Aws, patience_s: float = HUNG_S) -> str:
     deadline = Instant(time.monotonic() + patience_s)
-    return patiently(lambda: active_consumer(aws, aws.stream.summary()), deadline, patience_s)
+    return patiently(
+        lambda: active_consumer(aws, aws.stream.summary()), deadline, patience_s, what="it"
+    )
 
 
 def names(aws: Aws) -> list[str]:

@@ -384,6 +384,7 @@ def look(elsewhere: object, *items: object) -> verb.Look:
 
     aws = SimpleNamespace(
         settings=SimpleNamespace(table="orders"),
+        called_table="the lease table orders",
         table=SimpleNamespace(items=lambda: iter([items])),
         coordinator=SimpleNamespace(mode=mode),
     )

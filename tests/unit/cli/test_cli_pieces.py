@@ -279,6 +279,8 @@ def opened_world(monkeypatch: pytest.MonkeyPatch, text: str, **aws: Any) -> tupl
         control="control",
         stream=admin,
         outputs=[("output.s3", lambda: calls.append("output"))],
+        called_table="the table",
+        called_stream=lambda name: f"the stream {name}",
     )
     fake.__dict__.update(aws)
 
@@ -337,7 +339,7 @@ def test_a_service_that_is_away_until_the_deadline_is_reported_with_the_last_err
         raise Throttled("slow") if len(attempts) == 1 else Unavailable("away", operation="Scan")
 
     with pytest.raises(Unavailable, match="AWS has not answered for 4 s"):
-        patience.patiently(fail, Instant(clock.now + 4.0), 4.0)
+        world.patiently(fail, Instant(clock.now + 4.0), 4.0, what="it")
     # The first is that of a throttle; then each is longer, and none goes beyond the deadline.
     assert clock.slept[0] == pytest.approx(0.375)
     assert clock.slept[1:] == sorted(clock.slept[1:])
@@ -438,6 +440,9 @@ def test_a_stream_that_cannot_be_made_is_refused(text):
     assert local._stream(f"a:{local.SHARDS_MAX}") == ("a", local.SHARDS_MAX)
 
 
+STOPS = {"stop_signals": (signal.SIGTERM, signal.SIGINT)}
+
+
 @pytest.mark.parametrize("given", ["a", "a:", ":b", ""])
 def test_credentials_are_a_key_and_a_secret(given, monkeypatch):
     assert local._pair(None) is None
@@ -446,8 +451,9 @@ def test_credentials_are_a_key_and_a_secret(given, monkeypatch):
         local._pair(given)
     seen: list[Any] = []
     monkeypatch.setattr("kclrun.local.server.run_local", lambda *a, **k: seen.append((a, k)) or 5)
+    monkeypatch.setattr(local, "stop_signals", lambda: STOPS["stop_signals"])
     assert run_program(["local", "--port", "0", "--limits", "--credentials", "a:b"]) == 5
-    assert seen == [((0,), {"limits": True, "credentials": ("a", "b"), "streams": {}})]
+    assert seen == [((0,), {"limits": True, "credentials": ("a", "b"), "streams": {}} | STOPS)]
 
 
 @pytest.mark.parametrize("number", ["\u0661" * 12, "1" * 11, "1" * 13, "12345678901x", ""])
@@ -631,15 +637,19 @@ def test_the_first_signal_ends_a_tail_between_two_lines_and_the_second_at_once()
 def test_shards_are_listed_for_as_long_as_a_start_is_patient(monkeypatch):
     given: list[Any] = []
 
-    def patiently(call: Callable[[], object], deadline: float, patience_s: float) -> object:
+    def patiently(
+        call: Callable[[], object], deadline: float, patience_s: float, *, what: str
+    ) -> object:
         given.append((deadline, patience_s))
         return call()
 
     clock = Clock()
     stream = SimpleNamespace(list_shards=lambda which: given.append(which.kind) or ())
     monkeypatch.setattr(tail, "time", clock)
-    monkeypatch.setattr(patience, "patiently", patiently)
-    aws: Any = SimpleNamespace(settings=settings(), stream=stream)
+    monkeypatch.setattr(world, "patiently", patiently)
+    aws: Any = SimpleNamespace(
+        settings=settings(), stream=stream, called_stream=lambda name: f"the stream {name}"
+    )
     assert tail._starts(aws, GivenTime("LATEST", StartPosition(LATEST)), ()) == {}
     assert given == [(clock.now + 60.0, 60.0), "AT_LATEST"]
 

@@ -135,7 +135,11 @@ def test_a_person_is_reported_that_rows_are_read_from_standard_input(
 
 def test_a_put_that_fails_says_how_many_rows_are_in_the_stream(monkeypatch):
     reported: list[int] = []
-    aws = SimpleNamespace(kinesis_client=None, settings=SimpleNamespace(only_stream="s"))
+    aws = SimpleNamespace(
+        kinesis_client=None,
+        settings=SimpleNamespace(only_stream="s"),
+        called_stream=lambda name: f"the stream {name}",
+    )
 
     def send(_client: object, _stream: str, batch: tuple[PutEntry, ...]) -> None:
         if reported:
@@ -175,6 +179,7 @@ class Sent:
             settings=settings,
             kinesis_client="client",
             kinesis=SimpleNamespace(url=self.url),
+            called_stream=lambda name: f"the stream {name}",
             credentials=SimpleNamespace(current=lambda: "credentials"),
             stream=SimpleNamespace(list_shards=self.list_shards),
         )

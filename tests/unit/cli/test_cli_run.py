@@ -62,7 +62,7 @@ def ran(monkeypatch, tmp_path):
         Path("out").mkdir(exist_ok=True)
         return SimpleNamespace(exit_code=seen.code)
 
-    def spark_run(*arguments: Any, on_sample: Any) -> tuple[int, str | None]:
+    def spark_run(*arguments: Any, on_sample: Any, stop_signals: Any) -> tuple[int, str | None]:
         seen.arguments = (*arguments, on_sample)
         return seen.code, arguments[4]()
 

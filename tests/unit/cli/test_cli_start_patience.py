@@ -131,7 +131,7 @@ def test_a_start_asks_until_its_time_out_and_while_it_is_throttled_for_twice_as_
     waiting = Waiting(monkeypatch, trouble)
 
     with pytest.raises(Unavailable, match="has not answered for 60 s") as raised:
-        patiently(waiting.ask, START_TIMEOUT_S, START_TIMEOUT_S)
+        patiently(waiting.ask, START_TIMEOUT_S, START_TIMEOUT_S, what="the stream")
 
     assert from_s <= waiting.asked[-1] < to_s
     assert (raised.value.operation, raised.value.code) == ("DescribeStreamSummary", "X")
@@ -141,6 +141,6 @@ def test_a_start_asks_again_for_no_other_trouble(monkeypatch):
     waiting = Waiting(monkeypatch, AccessDenied)
 
     with pytest.raises(AccessDenied):
-        patiently(waiting.ask, START_TIMEOUT_S, START_TIMEOUT_S)
+        patiently(waiting.ask, START_TIMEOUT_S, START_TIMEOUT_S, what="the stream")
 
     assert waiting.asked == [0.0]

@@ -54,12 +54,16 @@ class Site:
     def __init__(self, text, *rows, **errors):
         self.settings = settings_of(text, environment={}, now=1e9)
         self.table = LeaseRows(page_rows_max=1)
+        self.called_table = "the lease table"
         for row in rows:
             self.table.write(CreateLease(row))
         self._admins = {
             name: Admin(name, created_at, errors.get(name))
             for name, created_at in (("orders", 10.9), ("audits", 11.2))
         }
+
+    def called_stream(self, name):
+        return f"the stream {name}"
 
     def admin_of(self, stream):
         return self._admins[stream]

@@ -30,6 +30,8 @@ EACH = [
     reports.ProcessorRaised(
         "process_records", "ValueError: no", "orders.py:7 in f", "1 of 2", "Traceback …", 2, 4.0
     ),
+    reports.ProcessorRaised("process_records", "RetryLater: away", "", "", "", 0, 4.0, waits=3),
+    reports.ProcessorWaited("process_records", 3, 12.5),
     reports.ProcessorRecovered("process_records", 3),
     reports.RecordGivenUp(
         AT, "ValueError: no", "orders.py:7 in f", "Traceback …", 4, is_skipped=True

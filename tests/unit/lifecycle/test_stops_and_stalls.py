@@ -54,6 +54,19 @@ def test_the_first_signal_begins_the_grace_and_the_second_leaves_two_seconds():
     assert plan.force_instant == 112.0
 
 
+def test_a_terminal_that_is_closed_begins_a_stop_and_hurries_none():
+    """The kernel and the shell send a SIGHUP each."""
+    plan = StopPlan(grace_s=60.0)
+
+    assert plan.press(signal.SIGHUP, 100.0) is Stage.DRAINING
+    assert not plan.heeds(signal.SIGHUP)
+    assert plan.press(signal.SIGHUP, 100.1) is Stage.DRAINING
+    assert plan.force_instant == 160.0
+    assert plan.press(signal.SIGTERM, 110.0) is Stage.HURRIED
+    assert plan.press(signal.SIGHUP, 111.0) is Stage.HURRIED
+    assert plan.force_instant == 112.0
+
+
 def test_a_second_signal_never_lengthens_a_short_grace():
     plan = StopPlan(grace_s=1.0)
     plan.press(signal.SIGTERM, 100.0)

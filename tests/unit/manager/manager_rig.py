@@ -14,6 +14,7 @@ from kclrun.config.schema import StreamSettings
 from kclrun.leases import events
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
+from kclrun.lifecycle.stopping import STOP_SIGNALS
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.manager.locks import establish
 from kclrun.manager.loop import Loop
@@ -224,7 +225,9 @@ class Processes:
 class ManagerRig:
     """`run` is a manager's run; `at` acts after so many seconds of it."""
 
-    def __init__(self, tmp_path, *, shards=2, grace_s=60.0, table=None, **policy):
+    def __init__(
+        self, tmp_path, *, shards=2, grace_s=60.0, table=None, stop_signals=STOP_SIGNALS, **policy
+    ):
         self.tmp_path = tmp_path
         self.loop = QuickLoop()
         self.table = LeaseRows() if table is None else table
@@ -243,6 +246,7 @@ class ManagerRig:
             report=self.report,
             grace_s=grace_s,
             leases_command="kclrun leases",
+            stop_signals=stop_signals,
         )
         source = SourceStream(self.stream, self.stream.summary(), StreamSettings(name="orders"))
         self.world = World(

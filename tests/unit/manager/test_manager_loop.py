@@ -185,6 +185,19 @@ def test_signals_are_only_enqueued_and_the_former_handlers_come_back():
     assert signal.getsignal(signal.SIGHUP) == former
 
 
+def test_hang_ups_that_were_ignored_at_the_start_stay_ignored():
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    pipe = SignalPipe()
+    pipe.open()
+    try:
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        pipe.close()
+        kept = signal.signal(signal.SIGHUP, former)
+
+    assert kept is signal.SIG_IGN
+
+
 class Table(LeaseRows):
     """Fails as often as told; keeps who is inside a write of a key."""
 

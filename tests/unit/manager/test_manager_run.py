@@ -69,6 +69,22 @@ def test_the_former_handlers_come_back_after_a_run_and_after_a_failure(rig):
     assert [signal.getsignal(number) for number in (TERM, INT, QUIT, HUP)] == before
 
 
+def test_on_a_terminal_hang_ups_are_one_stop_in_good_order(rig):
+    """A terminal that is closed sends more than one, from the kernel and from the shell."""
+    run = rig(shards=4, stop_signals=(TERM, INT, HUP))
+    run.processes.is_stuck = True
+    for after_s in (20.0, 20.1, 25.0):
+        run.signal_at(after_s, HUP)
+    run.at(40.0, lambda: setattr(run.processes, "is_stuck", False))
+    run.signal_at(40.0, TERM)
+
+    run.run()
+
+    assert [line["reason"] for line in run.lines("draining")] == ["SIGHUP"]
+    assert [line["signal"] for line in run.lines("stop_hurried")] == ["SIGTERM"]
+    assert not run.lines("signal_ignored")
+
+
 def test_a_hang_up_is_reported_and_ends_nothing(rig):
     run = rig()
     run.signal_at(5.0, HUP)

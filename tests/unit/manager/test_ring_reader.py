@@ -95,6 +95,25 @@ def test_what_is_raised_is_the_lease_s_trouble_until_user_code_returns(reported)
     assert reported.lines()[-1]["event"] == "processor_recovered"
 
 
+def test_later_is_a_line_when_it_begins_and_one_when_it_ends(reported):
+    asked = [
+        reports.ProcessorRaised("process_records", "RetryLater: away", "a.py:1", "", "", 0, 2.0, n)
+        for n in (1, 2, 3)
+    ]
+
+    reported.hear(*asked)
+    assert reported.child.trouble == "process_records waits: RetryLater: away (a.py:1)"
+    reported.hear(reports.ProcessorWaited("process_records", 3, 6.5))
+
+    assert reported.child.trouble == ""
+    began, ended = reported.lines()
+    assert (began["event"], began["level"]) == ("retry_later_began", "warning")
+    assert (began["error"], began["pause_s"]) == ("RetryLater: away", 2.0)
+    assert "traceback" not in began
+    assert (ended["event"], ended["level"]) == ("retry_later_ended", "info")
+    assert (ended["attempts"], ended["waited_s"]) == (3, 6.5)
+
+
 def test_the_reason_of_a_halt_names_place_and_record(reported):
     assert reported.hear(LAST) == [ProcessReported("s0", LAST)]
     assert reports.reason_of(LAST) == f"process_records failed 3 times: {WORDS}"

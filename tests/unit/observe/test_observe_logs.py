@@ -10,10 +10,12 @@ import threading
 import time
 import warnings
 
+import boto3
 import pytest
 
 from kclrun.config.schema import LogSettings, Settings
-from kclrun.observe.events import CATALOGUE, FIELDS, INNER_FIELDS, LEVELS, STEPS, level_of
+from kclrun.observe.events import CATALOGUE, FIELDS, INNER_FIELDS, LEVELS, level_of
+from kclrun.observe.loggers import LoggerLevels
 from kclrun.observe.logs import (
     LINE_BYTES_MAX,
     EventLog,
@@ -77,8 +79,8 @@ def test_a_line_as_text_has_the_same_words(lines):
 
 
 def test_a_line_as_text_is_for_people(lines):
-    """What is not known, figures of the protocol and the steps before a lease is read say nothing
-    to them; a shard is called as in the table."""
+    """What is not known and figures of the protocol say nothing to them, nor to machines the steps
+    before a lease is read; a shard is called as in the table."""
     shard, position = "shardId-000000000012", "4" * 50 + "123456"
     noted = (
         ("lease_created", {"position": "LATEST"}),
@@ -91,14 +93,15 @@ def test_a_line_as_text_is_for_people(lines):
             log.note(event, shard=shard, **fields)
 
     people, debugging, machines = lines.raw()[:2], lines.raw()[2:6], lines.raw()[6:]
+    noted = noted[2:]
     assert people == [
         "00:00:01 info    lease_claimed shard=12 position=44444…123456",
         '00:00:01 info    lease_released shard=12 reason=""',
     ]
     assert debugging[2].endswith("lease_claimed shard=12 counter=2 position=44444…123456")
     assert [json.loads(line)["event"] for line in machines] == [event for event, _ in noted]
-    assert json.loads(machines[2])["position"] == position
-    assert json.loads(machines[3])["former"] is None
+    assert json.loads(machines[0])["position"] == position
+    assert json.loads(machines[1])["former"] is None
 
 
 def test_a_traceback_is_lines_as_text_and_none_of_them_passes_for_one_of_the_log(lines):
@@ -435,12 +438,13 @@ def test_lines_of_many_writers_do_not_mix():
 
 
 @contextlib.contextmanager
-def user_code(lines, shard="shard-1", shard_here=lambda: "", **how):
+def user_code(lines, shard="shard-1", shard_here=lambda: "", levels=None, **how):
     """A lease process's print and logging, put back at the end."""
     root = logging.getLogger()
     saved = sys.stdout, sys.stderr, root.handlers[:], root.level
     log = lines.log(shard=shard, **how)
-    configure_lease_logging(log, shard_here)
+    levels = levels or LoggerLevels(how.get("level", "info"), {}, ())
+    configure_lease_logging(log, levels, shard_here)
     try:
         yield
     finally:
@@ -541,8 +545,10 @@ def test_logging_of_user_code_carries_shard_level_and_exception(lines):
 
 
 def test_botocore_never_logs_its_debug_lines(lines):
-    with user_code(lines, level="debug"):
-        for name in ("botocore", "boto3", "urllib3", "s3transfer"):
+    levels = LoggerLevels("debug", {"botocore": "debug"}, (), {"boto3": boto3.__file__}.get)
+    with user_code(lines, level="debug", levels=levels):
+        logging.getLogger("boto3").info("a library is at warning")
+        for name in ("boto3", "urllib3", "s3transfer"):
             assert logging.getLogger(name).level == logging.INFO
         logger = logging.getLogger("botocore.auth")
         logging.getLogger("botocore").setLevel(logging.DEBUG)
@@ -555,9 +561,20 @@ def test_botocore_never_logs_its_debug_lines(lines):
 
 
 def test_the_catalogue_is_well_formed():
-    assert CATALOGUE.keys() >= STEPS
     assert FIELDS >= INNER_FIELDS
     for event, kind in CATALOGUE.items():
         assert re.fullmatch(r"[a-z][a-z0-9_]*", event)
         assert kind.level in LEVELS
         assert kind.meaning
+
+
+def test_what_user_code_logs_goes_by_its_logger_and_what_it_prints_by_the_level(lines):
+    levels = LoggerLevels("warning", {"mylib": "debug"}, ())
+    with user_code(lines, level="debug", printed_level="warning", levels=levels):
+        logging.getLogger("mylib.part").debug("named")
+        logging.getLogger("orders").info("not shown")
+        logging.getLogger("orders").warning("shown")
+        print("not shown")
+    logging.getLogger("mylib").setLevel(logging.NOTSET)
+
+    assert [line["message"] for line in lines.read()] == ["named", "shown"]

@@ -14,6 +14,7 @@ from kclrun.errors import (
     LimitExceeded,
     ProcessorError,
     ProcessorLoadError,
+    RetryLater,
     SettingsError,
     SinkError,
 )
@@ -361,6 +362,23 @@ def test_a_call_is_repeated_after_the_pauses_of_on_error_and_its_rows_come_once(
     assert [entry for entry in world.diary if entry[1] == "process_records"] == [
         ("0", "process_records", 10, 20)
     ] * 3
+
+
+def test_later_is_a_line_when_it_begins_and_one_when_it_ends(world, caplog):
+    refusals = iter([RetryLater(2.0, "away")] * 3)
+
+    def wait_thrice(*_):
+        for refusal in refusals:
+            raise refusal
+
+    world.plan["do"] = {20: wait_thrice}
+    rows, _ = world.run((FIRST, [10, 20]), retries=0)
+
+    assert emitted(rows) == [10, 20]
+    assert world.pauses == [2.0, 2.0, 2.0]
+    began, ended = caplog.messages
+    assert began == f"{A}: process_records asks to wait: RetryLater: away"
+    assert ended.startswith(f"{A}: process_records waits no more, after 3 times in ")
 
 
 def test_what_an_attempt_checkpointed_before_it_raised_is_not_given_again(world):

@@ -259,7 +259,7 @@ CAPABILITIES = SimpleNamespace(version="4.1.0")
 def run_of(monkeypatch):
     """Makes a run of these settings, and its log: `run_of(Started(), more="until: caught-up")`."""
 
-    def made(started, more="", *, done=(), on_sample=None):
+    def made(started, more="", *, done=(), on_sample=None, **how):
         text = f"application: orders\nstream: s\nengine: spark\nprocessor: m:P\n{more}\n"
         text += "" if "spark:" in more.replace("engine: spark", "") else "spark: {checkpoint: /c}"
         settings = settings_of(text, environment={}, now=WallTime(1_780_000_000.0))
@@ -276,6 +276,7 @@ def run_of(monkeypatch):
             import_paths=(),
             source_is_done=lambda: next(answers),
             on_sample=on_sample,
+            **how,
         )
         return run, log
 
@@ -328,6 +329,16 @@ def test_a_signal_drains_a_run_and_the_handlers_of_before_are_there_again(run_of
     assert [(each.is_draining, each.application, each.stream) for each in samples] == [
         (True, "orders", "s")
     ]
+
+
+def test_a_run_on_a_terminal_drains_when_that_is_closed(run_of):
+    before = signal.getsignal(signal.SIGHUP)
+    started = Started(at_start=lambda: [os.kill(os.getpid(), signal.SIGHUP) for _ in range(2)])
+    run, log = run_of(started, done=[False] * 9, stop_signals=(signal.SIGTERM, signal.SIGHUP))
+
+    assert run.run(CAPABILITIES) is ExitReason.DRAINED
+    assert "stop_hurried" not in log.names()
+    assert signal.getsignal(signal.SIGHUP) == before
 
 
 def test_a_second_signal_is_reported_as_a_hurried_stop(run_of):

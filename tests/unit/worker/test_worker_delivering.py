@@ -410,7 +410,25 @@ def test_user_code_has_its_batch_again_later(start):
     main.wait_for(events.BatchProcessed)
 
     assert main.processor.batches == [[11]] * 3
-    assert [each.attempts for each in main.reported] == [1, 2, 3]
+    first, second, end = main.reported
+    assert [(each.waits, each.attempts, each.traceback_text) for each in (first, second)] == [
+        (1, 0, ""),
+        (2, 0, ""),
+    ]
+    assert (end.where, end.tries) == ("process_records", 2)
+    assert end.waited_s >= 0.0
+
+
+def test_a_failure_after_later_ends_the_wait_and_is_the_first_attempt(start):
+    main = start(RetryLater(0.0), ValueError("bad"), RetryLater(0.0), retries=2).begin(page(11))
+
+    main.wait_for(events.BatchProcessed)
+
+    asked, waited, raised, again, waited_again, recovered = main.reported
+    assert (asked.waits, waited.tries, again.waits, waited_again.tries) == (1, 1, 1, 1)
+    assert (raised.waits, raised.attempts, raised.error) == (0, 1, "ValueError: bad")
+    assert "ValueError" in raised.traceback_text
+    assert (recovered.where, recovered.attempts) == ("process_records", 2)
 
 
 def test_more_than_the_limit_halts_with_words_before_the_last_error(start):

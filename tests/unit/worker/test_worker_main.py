@@ -395,7 +395,7 @@ class Door:
 
 @pytest.fixture
 def door(stage, monkeypatch):
-    monkeypatch.setattr(main, "configure_lease_logging", lambda log: None)
+    monkeypatch.setattr(main, "configure_lease_logging", lambda log, levels: None)
     opened = []
 
     def of_worker(fd):  # what the end of a process closes, the end of the test does

@@ -14,12 +14,13 @@ from kclrun.codec.values import decoding
 from kclrun.consuming import commands, events
 from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import ErrorPolicy
-from kclrun.errors import HaltShard, SinkError
+from kclrun.errors import HaltShard, RetryLater, SinkError
 from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.protocol.reports import (
     ProcessorFailed,
     ProcessorRaised,
     ProcessorRecovered,
+    ProcessorWaited,
     RecordGivenUp,
 )
 from kclrun.record_calls.calls import CallTerms
@@ -396,6 +397,27 @@ def test_a_record_is_repeated_alone_and_its_former_rows_are_gone(start, kind):
     (raised,), (recovered,) = main.of(ProcessorRaised), main.of(ProcessorRecovered)
     assert (raised.where, raised.error) == ("process_record", "ValueError: no")
     assert (recovered.where, recovered.attempts) == ("process_record", 2)
+
+
+@KINDS
+def test_records_that_ask_for_later_are_one_wait_and_no_attempt(start, kind):
+    def later(_):
+        raise RetryLater(0.0, "away")
+
+    main = start(kind, retries=0)
+    main.held.then[11] = [later, later]
+    main.held.then[12] = [later]
+    main.begin(page(11, 12, 13))
+
+    main.until_processed(13)
+
+    asked = main.of(ProcessorRaised)
+    assert [each.attempts for each in asked] == [0, 0, 0]
+    waited = main.of(ProcessorWaited)
+    # The second record may wait for the first time when the first one does no more.
+    assert sum(each.tries for each in waited) == len(asked) == 3
+    assert len(waited) == sum(each.waits == 1 for each in asked)
+    assert not main.of(ProcessorRecovered)
 
 
 @KINDS
