@@ -17,7 +17,7 @@ NOT_EVERYWHERE = frozenset(
         r"\S+",
         "cc curl docker dot gcc gdb helm hostname ip javac killall kubectl less lsof make mount mvn"
         " nc netstat node npm openssl perf pgrep pidof pkill ps psql ss strace sudo systemctl"
-        " systemd-analyze terraform tmux top umount unzip wget xz zip",
+        " systemd-analyze terraform tmux umount unzip wget xz zip",
     )
 )
 LOOKS = frozenset({"missing", "needs", "which"})
@@ -53,8 +53,12 @@ def started(text):
 
 def run_by_a_script(text):
     """The programs that a shell script starts and that it does not look for."""
-    code = re.sub(r"(?m)(?:^|\s)#.*$", "", re.sub(r"(?s)<<'(\w+)'.*?\n\1\n", "", text))
+    code = re.sub(r"(?s)<<'(\w+)'.*?\n\1\n", "", text)
+    # No comment, and no text in quotes but one that a shell runs.
+    code = re.sub(r"(?m)(?:^|\s)#.*$|(?<!-c )'[^']*'", "", code)
     looked_for = set(re.findall(r"command -v ([\w-]+)", code))
+    for listed in re.findall(r"for program in ([\w -]+); do\s+command -v \"\$program\"", code):
+        looked_for |= set(listed.split())
     return sorted((set(_COMMAND.findall(code)) & NOT_EVERYWHERE) - looked_for)
 
 

@@ -98,7 +98,7 @@ _SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
 )
 @click.option("--sort", type=click.Choice(list(_SORTS)), default="urgency", show_default=True)
 @every_option
-@json_option("As --once: one JSON array of the shards.")
+@json_option("One JSON array of the shards, as --once.")
 def top(config: ConfigChoice, *, once: bool, sort: str, every: Duration, as_json: bool) -> int:
     """Show the whole fleet as a live table: shards, states, owners, lag, time to loss.
 

@@ -81,7 +81,7 @@ def app(tmp_path, monkeypatch):
     monkeypatch.setattr(server, "run_local", lambda *_, **__: 0)
     ended = threading.Event()
     ended.set()
-    monkeypatch.setattr(server, "signal_event", lambda: ended)
+    monkeypatch.setattr(server, "signal_event", lambda _: ended)
     Path("rows.csv").write_text("a\n1\n")
     file = Path("app.yaml")
     file.write_text(OF_A_RUN)
@@ -100,7 +100,7 @@ def test_a_verb_that_runs_nothing_needs_no_secret_of_a_run(app, words, capsys):
 
     reported = capsys.readouterr().err
     assert not any(said in reported for said in LEFT_OUT), reported
-    assert "Traceback" not in reported
+    assert "Traceback" not in reported, reported
 
 
 @pytest.mark.parametrize("words", sorted(set(LOOKING) - set(USING)))

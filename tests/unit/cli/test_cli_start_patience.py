@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from kclrun.aws.patience import THROTTLED_PATIENCES, patiently, start_pause_s
-from kclrun.cli.world import _described
+from kclrun.aws.patience import THROTTLED_PATIENCES, start_pause_s
+from kclrun.cli.world import _described, patiently
 from kclrun.errors import AccessDenied, Throttled, Unavailable
 from kclrun.leases.auditing import StreamWatch
 from kclrun.leases.shard_sync import Listing

@@ -78,7 +78,7 @@ def test_an_end_is_the_tip_an_instant_or_none(until, end):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"start": "yesterday"}, "start: expected TRIM_HORIZON, LATEST or an instant"),
+        ({"start": "yesterday"}, "start: expected TRIM_HORIZON, LATEST, 2026-"),
         ({"start": 5}, "start: expected a text or a datetime with a zone, or positions"),
         ({"start": AT_NOON.replace(tzinfo=None)}, "start: 2026-03-01T12:00:00 has no time zone"),
         ({"start": "2999-01-01T00:00:00Z"}, "is in the future"),
@@ -88,7 +88,7 @@ def test_an_end_is_the_tip_an_instant_or_none(until, end):
         ),
         ({"start": {"7": "0495"}}, r"start\['7'\]: '0495' is not a sequence number"),
         ({"start": "LATEST"}, "until: from LATEST there is nothing up to the tip"),
-        ({"until": "tip"}, r"until: expected an instant such as(.|\n)*caught-up, None"),
+        ({"until": "tip"}, "until: expected caught-up, None for ever, an instant such as"),
         ({"until": AT_NOON.replace(tzinfo=None)}, "until: 2026-03-01T12:00:00 has no time zone"),
         ({"start": "10m", "until": "11m"}, "until: is not after start"),
         ({"decode": "jsn"}, "decode: expected json, msgpack, text or a type, got 'jsn'"),
