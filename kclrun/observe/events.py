@@ -22,9 +22,9 @@ class EventKind(msgspec.Struct, frozen=True):
 
 CATALOGUE: Final[dict[str, EventKind]] = {
     # The manager.
-    "manager_started": EventKind("the first line: the manager's id, timers, limits and table"),
+    "manager_started": EventKind("the manager has started: its id, timers, limits and table"),
     "start_waiting": EventKind(
-        "before the first line of a run: what its start waits for, and why; repeated while it lasts"
+        "before `manager_started`: what a start waits for, and why; repeated while it lasts"
     ),
     "draining": EventKind("a stop was requested; leases are being given up"),
     "manager_stopped": EventKind("the last line: why it ended"),

@@ -56,9 +56,14 @@ class LoggerLevels:
             return _NUMBERS[named]
         number = _NUMBERS[self._level]
         place = self._place_of(name.partition(".")[0])
-        if is_of_users(name, self._own, place, _library_folders()):
-            return number
-        return max(number, logging.WARNING)
+        is_own = is_of_users(
+            name,
+            self._own,
+            place,
+            libraries=_library_folders(),
+            standard=sys.stdlib_module_names,
+        )
+        return number if is_own else max(number, logging.WARNING)
 
     def apply(self) -> None:
         """Set the levels of the loggers: a line that is not shown is not made, where that is

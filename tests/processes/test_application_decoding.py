@@ -68,7 +68,7 @@ def test_a_registry_that_is_away_delays_and_records_at_fault_are_letters(
         aws={"endpoints": {"glue": away.url}},
     ).start()
     try:
-        app.until(lambda: app.of("processor_raised"))
+        app.until(lambda: app.of("retry_later_began"))
         assert not app.of("record_dead_lettered")
         away.refused.clear()
         app.until(lambda: len([*letters.kept()]) == 3)
@@ -80,7 +80,8 @@ def test_a_registry_that_is_away_delays_and_records_at_fault_are_letters(
     finally:
         away.close()
 
-    raised = app.of("processor_raised")[0]
+    (raised,), (waited,) = app.of("retry_later_began"), app.of("retry_later_ended")
+    assert waited["attempts"] >= 1
     assert "RetryLater: the Glue Schema Registry cannot be asked: " in raised["error"]
     (file,) = out.glob("shardId-*.jsonl")
     written = [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]

@@ -1,6 +1,6 @@
 """What AWS refuses at the start: the code says whether to restart, the message what is missing."""
 
-import threading
+import json
 import uuid
 
 import pytest
@@ -177,45 +177,71 @@ def test_aws_that_comes_back_within_start_timeout_is_waited_for(
     project, embedded_aws, stream, table
 ):
     gate = Gate(embedded_aws.embedded.kinesis_endpoint)
-    gate.shut()
     project.settings(
         endpoint={"kinesis": gate.url, "dynamodb": embedded_aws.embedded.dynamodb_endpoint},
         stream=stream,
         application=table,
-        aws={"start_timeout": "20s"},
+        aws={"start_timeout": f"{HUNG_S:g}s"},
     )
-    process = project.start()
     try:
-        # What is away is away for a while, seen from a program that takes 0.6 s to ask first.
-        opening = threading.Timer(2.0, gate.open)
-        opening.start()
-        line = process.stderr.readline()
-        opening.join()
+        with gate.hang_up():
+            process = project.start()
+            waiting = line_with(process, '"error"')
+        line_with(process, '"manager_started"')
         process.terminate()
-        reported = line + process.communicate(timeout=HUNG_S)[1]
+        reported = process.communicate(timeout=HUNG_S)[1]
     finally:
         process.kill()
         process.wait()
         gate.shut()
 
-    assert '"manager_started"' in line
+    said = json.loads(waiting)
+    assert (said["event"], said["level"]) == ("start_waiting", "warning")
+    assert said["what"] == f"the stream {stream}, Kinesis at {gate.url}"
+    assert "DescribeStreamSummary: no answer" in said["error"]
+    assert 0 < said["left_s"] <= HUNG_S
     assert process.returncode == 0
     assert "Traceback" not in reported
 
 
+def line_with(process, part):
+    """The next line on standard error that has this part."""
+    lines = iter(process.stderr.readline, "")
+    found = next((line for line in lines if part in line), None)
+    assert found is not None, "it has ended"
+    return found
+
+
+def test_aws_on_this_machine_that_is_not_there_ends_a_start_at_once(
+    project, embedded_aws, stream, table
+):
+    gate = Gate(embedded_aws.embedded.kinesis_endpoint)
+    gate.shut()
+    project.settings(
+        endpoint={"kinesis": gate.url, "dynamodb": embedded_aws.embedded.dynamodb_endpoint},
+        stream=stream,
+        application=table,
+        aws={"start_timeout": f"{HUNG_S:g}s"},
+    )
+
+    ended = project.run()
+
+    assert ended.code == 69
+    assert ended.has_reported("nothing listens at 127.0.0.1:", "kclrun local --port")
+
+
 def test_a_stop_sent_at_the_first_word_is_one_in_good_order(project, embedded_aws, stream, table):
-    """Whoever waits for the first line (a script, systemd) may stop it from then on."""
+    """A script that waits for the line may stop it from then on."""
     process = project.settings(
         endpoint=embedded_aws.embedded.endpoint, stream=stream, application=table
     ).start()
     try:
-        first = process.stderr.readline()
+        line_with(process, '"manager_started"')
         process.terminate()
         rest = process.communicate(timeout=HUNG_S)[1]
     finally:
         process.kill()
         process.wait()
 
-    assert '"manager_started"' in first
     assert process.returncode == 0
     assert '"manager_stopped"' in rest

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.patience import HUNG_S, until
+from tests.processes.cli_rig.terminal import OnTerminal
 
 pytestmark = pytest.mark.slow
 
@@ -243,6 +244,26 @@ def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(applic
     assert os.getpgid(0) not in groups
     _, left = psutil.wait_procs(family, timeout=HUNG_S)
     assert left == []
+
+
+def test_a_run_whose_terminal_is_closed_commits_its_batch(application, tmp_path):
+    command, report = application(
+        f"pipeline: pipelines:slowly\noptions: {{started: {tmp_path / 'started'}}}\n"
+        f"output: {{path: {tmp_path / 'out'}}}",
+        fill="source: 'pipelines:events', rate: 500",
+    )
+    program = OnTerminal(*command[3:], cwd=tmp_path)
+    try:
+        until(lambda: (tmp_path / "started").exists() or program.process.poll() is not None)
+        program.close_terminal()
+
+        assert program.wait() == 0
+    finally:
+        program.close()
+    assert json.loads(report.read_bytes())["exit_reason"] == "drained"
+    entries = checkpoint_of(tmp_path / "out")
+    assert entries["commits"]
+    assert entries["commits"] == entries["offsets"]
 
 
 def test_a_person_who_presses_twice_cuts_the_batch_short(application, tmp_path):

@@ -26,6 +26,7 @@ class Gate:
         self._lock = threading.Lock()
         self._live = set()
         self._trickling = threading.Event()
+        self._hanging_up = threading.Event()
         self.open()
 
     @property
@@ -63,6 +64,15 @@ class Gate:
             self.open()
 
     @contextlib.contextmanager
+    def hang_up(self):
+        """New connections are accepted and closed, without an answer."""
+        self._hanging_up.set()
+        try:
+            yield
+        finally:
+            self._hanging_up.clear()
+
+    @contextlib.contextmanager
     def trickle(self):
         """A byte of each answer, now and then."""
         self._trickling.set()
@@ -75,6 +85,9 @@ class Gate:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = listener.accept()
+                if self._hanging_up.is_set():
+                    client.close()
+                    continue
                 service = socket.create_connection(self._service)
                 with self._lock:
                     self._live |= {client, service}

@@ -43,7 +43,9 @@ YAML = "application: orders\nstream: orders\nprocessor: app.orders:Orders\n"
     ],
 )
 def test_a_logger_is_the_users_or_a_librarys(name, place, is_own):
-    assert is_of_users(name, {"app"}, place, LIBRARIES) == is_own
+    found = is_of_users(name, {"app"}, place, libraries=LIBRARIES, standard={"asyncio"})
+
+    assert found == is_own
 
 
 @pytest.mark.parametrize(
