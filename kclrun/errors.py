@@ -2,7 +2,7 @@
 leaves.
 
     KclrunError
-    ├── ConfigError                the operator's: mend the file or the command line
+    ├── ConfigError                the operator's: fix the file or the command line
     │   ├── SettingsError            a value in the configuration is wrong, unknown or missing
     │   ├── ProcessorLoadError       the processor cannot be imported or is not a RecordProcessor
     │   ├── HostRefused              this host lacks what kclrun needs, until a person changes it

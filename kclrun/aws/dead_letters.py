@@ -140,7 +140,7 @@ class LetterBucket(Bucket):
         self._remove([self.prefix + letter.name for letter in letters])
 
     def _remove(self, keys: Sequence[str]) -> None:
-        self.delete(keys, f"letters of s3://{self.bucket}")
+        self.delete(keys, f"dead letters of s3://{self.bucket}")
 
     def check(self) -> str:
         """As `LetterStore.check`."""
@@ -187,7 +187,7 @@ class LetterQueue:
 
     def take_over(self, takeover: Takeover) -> None:
         """As `LetterStore.take_over`."""
-        with keeping(), doing(SEND_MESSAGE, f"take over the letters in {self._queue}"):
+        with keeping(), doing(SEND_MESSAGE, f"take over the dead letters in {self._queue}"):
             self._send(takeover, _ascii(takeover))
 
     def _send(self, content: Letter | Takeover, body: str) -> None:
@@ -213,7 +213,7 @@ class LetterQueue:
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""
         handles = [handle for each in kept for handle in each.handles]
-        what = f"remove letters of the queue {self._queue}"
+        what = f"remove dead letters of the queue {self._queue}"
         self._change(DELETE_MESSAGE_BATCH, "delete_message_batch", what, handles)
         _remove_large(self._large, kept)
 
@@ -237,7 +237,7 @@ class LetterQueue:
         sender = self._sender
         with doing(GET_QUEUE_URL, f"find the queue {self._queue}"):
             sender.look()
-        with doing(SEND_MESSAGE, f"keep letters in the queue {self._queue}"):
+        with doing(SEND_MESSAGE, f"keep dead letters in the queue {self._queue}"):
             proof = sender.prove()
         above = _above(sender.limits.message_bytes_max, self._large)
         return f"the queue {self._queue}; {proof}{above}"
@@ -326,7 +326,7 @@ class LetterStream:
 
     def take_over(self, takeover: Takeover) -> None:
         """As `LetterStore.take_over`."""
-        with keeping(), doing(PUT_RECORDS, f"take over the letters in {self._stream}"):
+        with keeping(), doing(PUT_RECORDS, f"take over the dead letters in {self._stream}"):
             self._put(PutEntry(_ascii(takeover).encode(), takeover.shard_id, None))
 
     def _put(self, entry: PutEntry) -> None:
@@ -359,7 +359,7 @@ class LetterStream:
             _entry(letter, _REMOVAL_ENCODE(_Removal(letter.name, letter.given_up_at)))
             for letter in letters
         )
-        with doing(PUT_RECORDS, f"remove letters of the stream {self._stream}"):
+        with doing(PUT_RECORDS, f"remove dead letters of the stream {self._stream}"):
             for batch in batches(removals):
                 send_all(self._client, self._stream, batch)
         _remove_large(self._large, kept)
@@ -369,7 +369,7 @@ class LetterStream:
         with doing(LIST_SHARDS, f"look at the stream {self._stream}"):
             # Every policy of ours that allows putting into a stream allows this too.
             WireStreamAdmin(self._client, self._stream).list_shards()
-        with doing(PUT_RECORDS, f"keep letters in the stream {self._stream}"):
+        with doing(PUT_RECORDS, f"keep dead letters in the stream {self._stream}"):
             proof = probe_stream(self._client, self._stream)
         return f"the stream {self._stream}; {proof}{_above(_RECORD_BYTES_MAX, self._large)}"
 
@@ -408,7 +408,7 @@ def _entry(letter: Letter, body: bytes) -> PutEntry:
 def _above(bytes_max: int, large: LetterBucket | None) -> str:
     """The place of letters that are larger, in words. Raises: a ServiceError leaf."""
     place = large.check() if large is not None else "none, its shard halts"
-    return f"; for letters above {bytes_max:,} bytes: {place}"
+    return f"; for dead letters above {bytes_max:,} bytes: {place}"
 
 
 def _ascii(content: Letter | Takeover) -> str:
@@ -432,7 +432,7 @@ def _fitting(
     if large is None:
         raise LetterTooLarge(
             f"a dead letter of {len(body):,} bytes does not fit into {where}, which takes"
-            f" {bytes_max:,}\nSet on_error.dead_letter.s3 as well, for letters of such a size"
+            f" {bytes_max:,}\nSet on_error.dead_letter.s3 as well, for dead letters of such a size"
         )
     large.keep(letter)
     return _ascii(msgspec.structs.replace(letter, data=b"", data_at=large.url_of(letter)))

@@ -1,7 +1,7 @@
-"""`kclrun doctor`: reports faults of the lease table with evidence, and mends them with `--yes`.
+"""`kclrun doctor`: reports faults of the lease table with evidence, and repairs them with `--yes`.
 
 It reads the table twice, a failover apart, before it reports anything. Without `--yes` it only
-reads. With `--yes` all rows are backed up first, each mend is a conditional write, and then the
+reads. With `--yes` all rows are backed up first, each repair is a conditional write, and then the
 table is read again. A row whose owner is alive is never written.
 """
 
@@ -41,7 +41,7 @@ from kclrun.leases.doctor.findings import (
     Finding,
     Kind,
     Look,
-    MendingChange,
+    RepairingChange,
     StreamFacts,
     watch_s,
 )
@@ -168,11 +168,11 @@ def print_findings(examined: Examination) -> None:
     if is_healthy(examined.findings):
         echo(f"The lease table is healthy: {len(examined.items)} rows.")
         return
-    mendable = [finding.kind for finding in examined.findings if finding.mend]
-    consented = sum(kind.needs_consent for kind in mendable)
+    repairable = [finding.kind for finding in examined.findings if finding.repair]
+    consented = sum(kind.needs_consent for kind in repairable)
     found = "1 finding" if len(examined.findings) == 1 else f"{len(examined.findings)} findings"
     also = f", and {consented} more with your --accept KIND" if consented else ""
-    echo(f"{found}, of which --yes can mend {len(mendable) - consented}{also}.")
+    echo(f"{found}, of which --yes can repair {len(repairable) - consented}{also}.")
 
 
 def _print(finding: Finding) -> None:
@@ -181,32 +181,32 @@ def _print(finding: Finding) -> None:
         f"{finding.gravity.name}  {finding.kind.value}{about}",
         f"  seen:     {finding.evidence}",
         f"  records:  {finding.kind.means}",
-        *(f"  mend:     {change_in_words(change)}" for change in finding.mend),
+        *(f"  repair:   {change_in_words(change)}" for change in finding.repair),
     ]
-    if finding.mend and finding.kind.needs_consent:
+    if finding.repair and finding.kind.needs_consent:
         lines.append(f"  only:     with --yes --accept {finding.kind.value}")
-    if finding.advice and (not finding.mend or finding.kind.needs_consent):
+    if finding.advice and (not finding.repair or finding.kind.needs_consent):
         lines.append(f"  you:      {finding.advice}")
     # The reason of a halt may have several lines: they stay below their title.
     echo("\n".join(line.replace("\n", f"\n{'':12}") for line in lines))
 
 
-def print_mended(mended: Sequence[Mended]) -> None:
-    """Print a line for each finding with a mend."""
-    for each in mended:
-        total = len(each.finding.mend)
-        how = "mended" if each.applied == total else f"{each.problem} ({each.applied} of {total})"
+def print_repaired(repaired: Sequence[Repaired]) -> None:
+    """Print a line for each finding with a repair."""
+    for each in repaired:
+        total = len(each.finding.repair)
+        how = "repaired" if each.applied == total else f"{each.problem} ({each.applied} of {total})"
         echo(f"{each.finding.kind.value} {_keys(each.finding.keys)}: {how}")
 
 
 def print_json(
     examined: Examination,
     *,
-    mended: Sequence[Mended] = (),
+    repaired: Sequence[Repaired] = (),
     backup: Path | None = None,
     after: Examination | None = None,
 ) -> None:
-    """Print one object. `left` has the findings after the mends, null without mends."""
+    """Print one object. `left` has the findings after the repairs, null without repairs."""
     last = after or examined
     plain = {
         "healthy": is_healthy(last.findings),
@@ -216,18 +216,18 @@ def print_json(
             {
                 "kind": each.finding.kind.value,
                 "keys": each.finding.keys,
-                "is_mended": each.applied == len(each.finding.mend),
+                "is_mended": each.applied == len(each.finding.repair),
                 "problem": each.problem,
             }
-            for each in mended
+            for each in repaired
         ],
         "left": None if after is None else [_plain(finding) for finding in after.findings],
     }
     echo(json.dumps(plain, indent=2))
 
 
-def change_in_words(change: MendingChange) -> str:
-    """The effect of one write of a mend."""
+def change_in_words(change: RepairingChange) -> str:
+    """The effect of one write of a repair."""
     match change:
         case writes.CreateLease(lease=lease):
             return f"create {called(lease.key)} at {lease.checkpoint}, if it has no row"
@@ -259,8 +259,8 @@ def _plain(finding: Finding) -> dict[str, Any]:
         "keys": finding.keys,
         "evidence": finding.evidence,
         "records": finding.kind.means,
-        "mend": [change_in_words(change) for change in finding.mend],
-        "needs_consent": bool(finding.mend) and finding.kind.needs_consent,
+        "mend": [change_in_words(change) for change in finding.repair],
+        "needs_consent": bool(finding.repair) and finding.kind.needs_consent,
         "advice": finding.advice,
     }
 
@@ -271,7 +271,7 @@ def _keys(keys: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-# The backup of all rows of a lease table in one file, made before any mend. Each line is a row in
+# The backup of all rows of a lease table in one file, made before any repair. Each line is a row in
 # DynamoDB's JSON, so that `aws dynamodb put-item --item` restores it.
 def backup_name(table: str, at: WallTime) -> str:
     """The table's name and the time in seconds: `orders-20260301T060000Z.jsonl`."""
@@ -303,8 +303,8 @@ def write_backup(place: Path, items: Sequence[Item]) -> None:
         ) from None
 
 
-class Mended(msgspec.Struct, frozen=True):
-    """The result of mending one finding.
+class Repaired(msgspec.Struct, frozen=True):
+    """The result of repairing one finding.
 
     The writes of a finding are made in their order, up to the first one whose condition fails. Such
     a row was changed by another program meanwhile, and the next run looks at it again. `applied` is
@@ -316,26 +316,26 @@ class Mended(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-def to_mend(findings: Iterable[Finding], accepted: Collection[str]) -> tuple[Finding, ...]:
-    """The findings with a mend, and with the operator's consent if the kind needs it."""
+def to_repair(findings: Iterable[Finding], accepted: Collection[str]) -> tuple[Finding, ...]:
+    """The findings with a repair, and with the operator's consent if the kind needs it."""
     return tuple(
         finding
         for finding in findings
-        if finding.mend and (not finding.kind.needs_consent or finding.kind.value in accepted)
+        if finding.repair and (not finding.kind.needs_consent or finding.kind.value in accepted)
     )
 
 
-def mend_all(table: LeaseTable, findings: Iterable[Finding]) -> tuple[Mended, ...]:
-    """Make the mends. A failure stops the writes of its finding, but not of the others."""
-    return tuple(_mend(table, finding) for finding in findings)
+def repair_all(table: LeaseTable, findings: Iterable[Finding]) -> tuple[Repaired, ...]:
+    """Make the repairs. A failure stops the writes of its finding, but not of the others."""
+    return tuple(_repair(table, finding) for finding in findings)
 
 
-def _mend(table: LeaseTable, finding: Finding) -> Mended:
-    for applied, change in enumerate(finding.mend):
+def _repair(table: LeaseTable, finding: Finding) -> Repaired:
+    for applied, change in enumerate(finding.repair):
         outcome = table.write(change)
         if not isinstance(outcome, writes.Applied):
-            return Mended(finding, applied, _problem(outcome))
-    return Mended(finding, len(finding.mend))
+            return Repaired(finding, applied, _problem(outcome))
+    return Repaired(finding, len(finding.repair))
 
 
 def _problem(outcome: writes.Outcome) -> str:
@@ -388,9 +388,9 @@ def doctor(
         raise click.UsageError(f"--backup {backup} is there already; it is not overwritten.")
     aws = fleet_aws(config)
     examined = examine(aws)
-    if not yes or not to_mend(examined.findings, accepted):
+    if not yes or not to_repair(examined.findings, accepted):
         return _print_examination(examined, as_json=as_json)
-    return _mended(aws, examined, accepted, backup, as_json=as_json)
+    return _repaired(aws, examined, accepted, backup, as_json=as_json)
 
 
 def _refuse_unknown(accepted: Sequence[str]) -> None:
@@ -398,7 +398,7 @@ def _refuse_unknown(accepted: Sequence[str]) -> None:
     for name in accepted:
         if name not in kinds:
             raise click.UsageError(
-                f"--accept {name}: expected a kind whose mend is a decision: {', '.join(kinds)}"
+                f"--accept {name}: expected a kind whose repair is a decision: {', '.join(kinds)}"
             )
 
 
@@ -407,12 +407,12 @@ def _print_examination(examined: Examination, *, as_json: bool) -> int:
         print_json(examined)
     else:
         print_findings(examined)
-        if any(finding.mend for finding in examined.findings):
+        if any(finding.repair for finding in examined.findings):
             ends_with_plan(is_confirmed=False)
     return _code(examined)
 
 
-def _mended(
+def _repaired(
     aws: Aws,
     examined: Examination,
     accepted: Sequence[str],
@@ -426,13 +426,13 @@ def _mended(
     place = backup or Path(backup_name(aws.settings.table, examined.seen_at))
     write_backup(place, examined.items)
     echo(f"{len(examined.items)} rows backed up to {place}", err=as_json)
-    mended: Sequence[Mended] = mend_all(aws.table, to_mend(examined.findings, accepted))
+    repaired: Sequence[Repaired] = repair_all(aws.table, to_repair(examined.findings, accepted))
     if not as_json:
-        print_mended(mended)
+        print_repaired(repaired)
         echo("Looking again.")
     after = examine(aws)
     if as_json:
-        print_json(examined, mended=mended, backup=place, after=after)
+        print_json(examined, repaired=repaired, backup=place, after=after)
     else:
         print_findings(after)
     return _code(after)

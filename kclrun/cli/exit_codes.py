@@ -52,7 +52,7 @@ _CODES: Final[tuple[tuple[type[errors.KclrunError], int], ...]] = (
     # wrong. A restart cannot repair this.
     (errors.InvalidRequest, CONFIGURATION),
     (errors.ServiceError, UNAVAILABLE),
-    # On Spark: a person must repair the code or accept the loss.
+    # On Spark: a person must fix the code or accept the loss.
     (errors.ProcessorError, HALTED),
     (errors.DataLoss, HALTED),
     (errors.EngineFailed, CUT_SHORT),

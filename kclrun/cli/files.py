@@ -1,4 +1,4 @@
-"""`kclrun files`: finds faults of the rolls of rows that lie in folders. Changes nothing."""
+"""`kclrun files`: finds faults of the files of rows in folders. Changes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def files() -> None:
 @config_options
 @json_option("One JSON object: the counts, and every fault with its advice.")
 def verify(folders: Sequence[Path], config: ConfigChoice, *, as_json: bool) -> int:
-    """Find rolls that are there twice, missing, without record, or unfinished; change nothing.
+    """Find files that are there twice, missing, without record, or unfinished; change nothing.
 
     It looks at everything below each FOLDER, or below the folders of the configuration, and gives
     advice for each fault. The rolls of a shard are compared across all folders: name those of all
@@ -86,7 +86,7 @@ def _print_faults(shards: Iterable[Sequence[RollFile]]) -> int:
             counts[finding.kind] += 1
             echo(f"  {finding.path}: {finding.words}")
     said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-    echo(f"{rolls} rolls of {number} shards: {said or 'nothing is wrong'}")
+    echo(f"{rolls} files of {number} shards: {said or 'nothing is wrong'}")
     return exit_codes.UNMET if counts else exit_codes.DRAINED
 
 

@@ -314,7 +314,7 @@ def _dead_letters(settings: Settings) -> Iterator[Problem]:
         stream_name(source.name) for source in settings.sources
     }:
         yield Problem(
-            (*where, "stream"), "is read by this application: it would fail at its own letters"
+            (*where, "stream"), "is read by this application: it would fail at its own dead letters"
         )
 
 

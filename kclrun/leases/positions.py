@@ -230,7 +230,7 @@ def _refuse_moments(
     targets: KeptPositions, later: Collection[LeaseKey], kept: KeptPositions, listing: Listing
 ) -> None:
     """A shard begins when its parents have ended. Rows that say otherwise are of two moments, or of
-    a table that `doctor` mends."""
+    a table that `doctor` repairs."""
     for key in sorted(later):
         each = kept.get(key)
         if each is not None and each.has_begun:

@@ -1,6 +1,6 @@
 """Whether a lease process stands still that should move [L5].
 
-Pure. Rule: only a state that a restart can mend counts: user code that does not return, a request
+Pure. Rule: only a state that a restart can repair counts: user code that does not return, a request
 that does not come back, a process that publishes no status, one that never began to read. A service
 that is away is waited for, with its time-outs; a shard without records is idle.
 """

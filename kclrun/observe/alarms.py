@@ -178,7 +178,7 @@ ALARMS: Final = (
         summary="User code gave up on a record, and its shard waits.",
         sign="greatest `halted_leases` above 0",
         meaning="user code gave up on a record, and its shard waits",
-        action="`kclrun leases` shows the reason; mend the code, deploy, `kclrun leases resume"
+        action="`kclrun leases` shows the reason; fix the code, deploy, `kclrun leases resume"
         " SHARD --yes`",
         expr="sum by (application) (kclrun_halted_leases) > 0",
         minutes=1,
@@ -222,7 +222,7 @@ ALARMS: Final = (
             (("letters", "dead_letters", "Sum"), ("skips", "skipped", "Sum")),
             "> 0",
             1,
-            expression="letters + skips",
+            expression="dead letters + skips",
         ),
     ),
     Alarm(
@@ -231,7 +231,7 @@ ALARMS: Final = (
         summary="Rows wait for an output; no checkpoint passes them.",
         sign="greatest `output_lag` above five minutes",
         meaning="rows wait for an output that is away, refuses them or is too slow; no checkpoint"
-        " passes them. A roll of 60 s is part of the value: with a longer one, a higher limit",
+        " passes them. A file of 60 s is part of the value: with a longer one, a higher limit",
         action="`lease_process_warned` in the log says which and why; its lease goes on once it"
         " takes rows again",
         expr="max by (application) (kclrun_output_lag_seconds) > 300",

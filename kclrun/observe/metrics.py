@@ -199,7 +199,7 @@ METRICS: Final[dict[str, MetricKind]] = {
         is_of_lease=True,
     ),
     "output_lag": MetricKind(
-        "time for which rows of processed records wait for an output; the roll of a file or an"
+        "time for which rows of processed records wait for an output; the age of a file or an"
         " object is part of it",
         "Milliseconds",
         "kclrun_output_lag_seconds",

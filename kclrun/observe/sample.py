@@ -25,8 +25,8 @@ def how_to_resume(leases_command: str | None, shard: str) -> str:
     exists only during the run, as in the embedded AWS.
     """
     if leases_command is None:
-        return "mend the cause, then run the application again"
-    return f"mend the cause, then: {leases_command} resume {shard} --yes"
+        return "fix the cause, then run the application again"
+    return f"fix the cause, then: {leases_command} resume {shard} --yes"
 
 
 def how_to_unpause(leases_command: str | None, shard: str) -> str:

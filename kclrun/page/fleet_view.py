@@ -122,7 +122,7 @@ def halt_box(about: About, row: Row, halt: Halt, *, named: bool = True) -> Html:
         else element("p", element("strong", f"H{since}")),
         element("p", with_short_positions(halt.reason) if named else halt.reason, class_="words"),
         element("p", "Its owner keeps and renews it, and reads nothing. ", *_waiting(row)),
-        element("p", "Mend the cause, then: ", element("code", resume_command(about, row.key))),
+        element("p", "Fix the cause, then: ", element("code", resume_command(about, row.key))),
         class_="box bad",
     )
 
@@ -169,7 +169,7 @@ def _findings(about: About, snapshot: Snapshot) -> Html:
     looked_at = element(
         "p",
         f"By two readings up to {instant(snapshot.findings_at)}. They were read eventually"
-        " consistent; before it mends anything, the command reads again: ",
+        " consistent; before it repairs anything, the command reads again: ",
         element("code", about.doctor_command),
         class_="quiet",
     )
@@ -190,10 +190,10 @@ def _findings(about: About, snapshot: Snapshot) -> Html:
 def finding_box(about: About, finding: Finding) -> Html:
     """One finding: its evidence, its effect on the records, and the command."""
     tone = {Gravity.ERROR: "bad", Gravity.WARNING: "warn"}.get(finding.gravity, "")
-    mend = None
-    if finding.mend:
+    repair = None
+    if finding.repair:
         consent = f" --accept {finding.kind.value}" if finding.kind.needs_consent else ""
-        mend = f"{about.doctor_command} --yes{consent}"
+        repair = f"{about.doctor_command} --yes{consent}"
     gravity = finding.gravity.name.capitalize()
     return element(
         "div",
@@ -206,9 +206,11 @@ def finding_box(about: About, finding: Finding) -> Html:
         element("p", f"Records: {finding.kind.means}."),
         element("p", f"You: {finding.advice}.", class_="words") if finding.advice else None,
         element(
-            "p", "The doctor can mend it, with all findings of its kind: ", element("code", mend)
+            "p",
+            "The doctor can repair it, with all findings of its kind: ",
+            element("code", repair),
         )
-        if mend is not None
+        if repair is not None
         else None,
         class_=f"box {tone}".rstrip(),
     )

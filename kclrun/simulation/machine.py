@@ -140,7 +140,7 @@ class Machine:
     def allow_forks(self) -> None:
         self.refuses_forks = False
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """End all its faults."""
         self.connect()
         self.allow_forks()

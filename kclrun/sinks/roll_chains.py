@@ -66,17 +66,17 @@ class Wrong(StrEnum):
 
 
 ADVICE: Final[Mapping[Wrong, str]] = {
-    Wrong.TWICE: "other rolls have each of its rows. Remove it once the checkpoint of its lease has"
+    Wrong.TWICE: "other files have each of its rows. Remove it once the checkpoint of its lease has"
     " passed it for an hour and it is still listed here; leave the hidden files beside it",
-    Wrong.COPY: "the same roll by two paths: read one of the folders only. It may be one file, so"
+    Wrong.COPY: "the same file by two paths: read one of the folders only. It may be one file, so"
     " remove neither before you know",
     Wrong.OVERLAP: "remove none of them: it is not known yet which one the lease goes on from, or"
-    " each may have rows that the others do not have. Look again after the next roll of the shard",
+    " each may have rows that the others do not have. Look again after the next file of the shard",
     Wrong.MISSING: "name the folders of all machines in one command. Otherwise a reader removed or"
-    " moved the roll, or the checkpoint of the lease was moved by hand",
+    " moved the file, or the checkpoint of the lease was moved by hand",
     Wrong.NO_RECORD: "restore the hidden file .….end beside it, which says where its rows end; copy"
     " hidden files along with the others",
-    Wrong.NOT_VISIBLE: "do not remove it: it has rows of a finished roll. The next owner of the"
+    Wrong.NOT_VISIBLE: "do not remove it: it has rows of a finished file. The next owner of the"
     " lease makes them visible when it begins there",
     Wrong.UNFINISHED: "its owner was killed. Remove it, a file .….end before the .….rows beside it",
 }
@@ -229,7 +229,7 @@ def _missing(rolls: Sequence[_Roll], unrecorded: Sequence[Cursor]) -> Iterator[F
             continue
         is_gap = roll.begin > reached
         if is_gap and not any(reached <= begin < roll.begin for begin in unrecorded):
-            yield Finding(Wrong.MISSING, roll.path, f"the roll before it ends at {reached}")
+            yield Finding(Wrong.MISSING, roll.path, f"the file before it ends at {reached}")
         reached = roll.end
 
 

@@ -106,7 +106,9 @@ class FileRolls:
                 path.hardlink_to(rows)
             except FileExistsError:
                 if not path.samefile(rows):
-                    raise SettingsError(f"{path} is not a roll, and has its name") from None
+                    raise SettingsError(
+                        f"{path} is not a file of this output, and has the name of one"
+                    ) from None
             sync_folder(self.folder)
             rows.unlink()
 
@@ -268,7 +270,7 @@ def decode_record(path: Path, content: bytes) -> RollRecord:
     try:
         return msgspec.json.decode(content, type=RollRecord)
     except msgspec.MsgspecError:
-        raise SettingsError(f"{path} is not the record of a roll: restore it") from None
+        raise SettingsError(f"{path} is not the record of a file of rows: restore it") from None
 
 
 def _create(path: Path) -> int:

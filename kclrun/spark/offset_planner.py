@@ -136,8 +136,8 @@ def leases_of(table: LeaseTable, name: str, streams: Streams) -> Mapping[str, Le
     if broken:
         raise errors.SettingsError(
             f"startingLeases: of table {name}, {len(broken)} rows cannot be read as leases, such as"
-            f" {broken[0][:60]!r}: their shards would be read from elsewhere\nTo go on: mend them,"
-            " or give positions in startingOffsets"
+            f" {broken[0][:60]!r}: their shards would be read from elsewhere\nTo go on: repair"
+            " them, or give positions in startingOffsets"
         )
     leased = {parted(shard)[0] for shard in rows}
     if without := [each.name for of, each in sorted(streams.items()) if of not in leased]:
@@ -286,7 +286,7 @@ class OffsetPlanner:
         and after `prepare_available_now`, it waits until all records that existed are in the answer
         or in `start`.
         Raises: OffsetRefused for an offset of another stream, DataLoss, and the ServiceErrors that
-        waiting does not mend.
+        waiting does not repair.
         """
         start = self.known(start)
         if (entered := self._with_new_streams(start)) is not start:
@@ -432,7 +432,7 @@ class OffsetPlanner:
 
     def shards(self, only: str | None = None) -> ShardGraph:
         """The shards of all streams now, or of one of them. Raises: a ServiceError leaf that
-        waiting does not mend."""
+        waiting does not repair."""
         listed = self._retried(self._admin.list_shards)
         if only is None:
             return ShardGraph(listed)

@@ -300,7 +300,7 @@ class Asking:
 
     def receive(self, timeout_s: float) -> tuple[Ask, shard_cursor.Answer] | None:
         """The next answer, None if none comes in time, or at `wake`. Raises: errors that waiting
-        cannot mend."""
+        cannot repair."""
         try:
             answered = self._answers.get(timeout=max(0.0, timeout_s))
         except queue.Empty:

@@ -228,7 +228,7 @@ def test_a_full_disk_of_state_stops_starts_and_nothing_that_runs(
     app.process.wait()
     disk.fill()
     refused = app.start().process.wait(HUNG_S)
-    assert refused == 78, "the operator's to mend"
+    assert refused == 78, "the operator's to repair"
     assert "No space left on device" in app.last_words()
     assert "KCLRUN_STATE_DIR" in app.last_words()
     assert len(list(app.state.rglob("*.lock"))) == 1, "the one of the killed manager"

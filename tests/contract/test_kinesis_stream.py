@@ -1,7 +1,7 @@
 """One contract for reading and running a stream: what holds for Kinesis holds over the pure
 model, read by polling and as Spark reads it by fan-out, over its HTTP face with stock boto3, and
 over an independent emulator, or one of them is wrong. What the emulator is known to get wrong is
-data below; once it is mended, the test says so.
+data below; once it is repaired, the test says so.
 """
 
 import uuid

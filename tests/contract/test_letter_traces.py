@@ -98,7 +98,7 @@ def test_r12_a_letter_of_an_owner_that_was_lost_before_its_checkpoint_does_not_c
 
     second = shard.owner("second")
     assert reported(place) == ([3], [5, 7, 8])
-    give_up(second, 7)  # 5 and 8 succeed: the processor was mended
+    give_up(second, 7)  # 5 and 8 succeed: the processor was repaired
     shard.save(second, 9)
     assert reported(place) == ([3, 7], [5, 7, 8])
 

@@ -177,11 +177,11 @@ def findings():
     """Every finding of the doctor."""
     rows = []
     for kind in Kind:
-        mended = "yes" if kind.is_mendable else ""
+        repaired = "yes" if kind.is_repairable else ""
         if kind.needs_consent:
-            mended = f"with `--accept {kind.value}`"
-        rows.append((f"`{kind.value}`", kind.gravity.name.lower(), escaped(kind.means), mended))
-    return table(("finding", "gravity", "the records", "mended by `--yes`"), rows)
+            repaired = f"with `--accept {kind.value}`"
+        rows.append((f"`{kind.value}`", kind.gravity.name.lower(), escaped(kind.means), repaired))
+    return table(("finding", "gravity", "the records", "repaired by `--yes`"), rows)
 
 
 def expressions():

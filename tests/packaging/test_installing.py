@@ -152,12 +152,12 @@ def test_an_audit_without_a_known_vulnerability_says_how_many_were_asked_for(aud
     )
 
 
-def test_each_known_vulnerability_is_reported_with_the_version_that_mends_it(audit):
+def test_each_known_vulnerability_is_reported_with_the_version_that_repairs_it(audit):
     assert audit(package("a", MENDED, OPEN), package("b")) == (
         1,
         [
-            "a 1.0: PYSEC-1, mended in 2.0",
-            "a 1.0: PYSEC-2, mended in no version yet",
+            "a 1.0: PYSEC-1, repaired in 2.0",
+            "a 1.0: PYSEC-2, repaired in no version yet",
             "2 packages audited, 2 vulnerabilities known.",
         ],
     )

@@ -75,8 +75,10 @@ def test_a_registry_that_is_away_delays_and_records_at_fault_are_letters(
         assert app.stop() == 0
         misfit, garbled, number = [kept.letter for kept in letters.kept()]
         looks = away.calls.count("GetSchemaVersion")
-        mended = ("--set", "output.schema=n string")
-        redriven = app.cli("dead-letters", "redrive", "--config", str(app.config), "--yes", *mended)
+        repaired = ("--set", "output.schema=n string")
+        redriven = app.cli(
+            "dead-letters", "redrive", "--config", str(app.config), "--yes", *repaired
+        )
     finally:
         away.close()
 

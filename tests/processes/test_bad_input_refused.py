@@ -18,7 +18,7 @@ def project(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "arguments", "said"),
     [
-        # Everything at once, so that nobody mends a file line by line.
+        # Everything at once, so that nobody repairs a file line by line.
         (
             {"leases": {"max": "many"}, "stall": 120},
             [],

@@ -60,7 +60,7 @@ def doctor(site, *arguments):
     return called("doctor", "--config", site.config, *arguments)
 
 
-def test_a_stuck_offer_and_a_hole_are_shown_then_mended_after_a_backup(site, tmp_path):
+def test_a_stuck_offer_and_a_hole_are_shown_then_repaired_after_a_backup(site, tmp_path):
     plant(site, 0, DEAD)
     offered = Offer(key(0), DEAD, 1, TRIM_HORIZON, TRIM_HORIZON, offered_to="kclrun:az3:h:gone")
     assert isinstance(site.aws.table.write(offered), Applied)
@@ -80,8 +80,8 @@ def test_a_stuck_offer_and_a_hole_are_shown_then_mended_after_a_backup(site, tmp
     assert code == 0, out + reported
     assert [msgspec.json.decode(line) for line in backup.read_text().splitlines()] == [before]
     assert backup.stat().st_mode & 0o777 == 0o600
-    assert f"hole {key(1)}: mended" in out
-    assert f"stuck-offer {key(0)}: mended" in out
+    assert f"hole {key(1)}: repaired" in out
+    assert f"stuck-offer {key(0)}: repaired" in out
     freed = site.aws.table.read(key(0))
     assert (freed.owner, freed.offered_to, freed.counter) == (None, None, 4)
     assert site.aws.table.read(key(1)).checkpoint == TRIM_HORIZON

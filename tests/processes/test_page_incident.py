@@ -122,8 +122,8 @@ def _repaired(person, incident, hit):
     person.see("/outputs", "1 dead letters?", words="and its stack")
     person.open_details()
     person.picture("letters")
-    incident.mend()
-    person.do("redrive", "It is redriven by the mended processor", to="processor")
+    incident.repair()
+    person.do("redrive", "It is redriven by the fixed processor", to="processor")
     person.see("/outputs", "There are none")
 
     person.see(hot, "Hot: ", "share of the traffic", words="The hot key is found, by its hash key")
@@ -167,7 +167,7 @@ def test_the_same_incident_is_found_and_repaired_by_commands_alone(incident, tmp
     )
     assert code == 0
     terminal.see("why", poison, part="kept as a dead letter", words="The poison record is found")
-    incident.mend()
+    incident.repair()
     code, said = terminal.run("dead-letters", "redrive", "--yes", words="It is redriven")
     assert (code, "Processed 1 of 1 letters" in said) == (0, True)
 

@@ -207,7 +207,7 @@ def test_within_ten_rounds_no_exchange_would_pay_and_none_is_made(seed):
     assert fleet.could_gain() is None, f"seed {seed}: {fleet.loads()}"
     assert after < before + 1e-9, f"seed {seed}"
     assert fleet.spread() <= 1, f"seed {seed}: {fleet.held_counts()}"
-    # Two where two owners that planned from one view gave to the same third: the counts mend it.
+    # Two where two owners that planned from one view gave to the same third: the counts repair it.
     assert fleet.widest <= 2, f"seed {seed}: {fleet.held_counts()}"
     assert fleet.moves <= 2 * fleet.swaps + 2 * max(0, fleet.widest - 1), f"seed {seed}"
 

@@ -92,7 +92,7 @@ def labellings(shards):
 
 def check_plan(shards, rows, changes):
     """What every plan must keep, wherever the rows stand. Order is judged where it was not broken
-    before: a shard that was begun while one above it is not ended is nobody's to mend."""
+    before: a shard that was begun while one above it is not ended is nobody's to repair."""
     was_in_order = is_in_order(shards, rows)
     for change in changes:
         if isinstance(change, DeleteEnded):

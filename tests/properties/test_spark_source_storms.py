@@ -549,7 +549,7 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("seed", "kind"), FOUND)
-def test_what_a_longer_search_has_found_stays_mended(seed, kind):
+def test_what_a_longer_search_has_found_stays_repaired(seed, kind):
     random.seed(seed)
 
     storm(seed, kind)

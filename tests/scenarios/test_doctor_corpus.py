@@ -1,6 +1,6 @@
-"""Broken lease tables, one a sentence (`doctor.yaml`): each is found, and mended where it can be.
+"""Broken lease tables, one a sentence (`doctor.yaml`): each is found, and repaired where it can be.
 
-Every row that no mend names stays as it was, byte for byte, what we do not know of it included.
+Every row that no repair names stays as it was, byte for byte, what we do not know of it included.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from kclrun.aws.rows import encode_row
-from kclrun.cli.doctor import look_of, mend_all, to_mend
+from kclrun.cli.doctor import look_of, repair_all, to_repair
 from kclrun.leases.doctor.diagnosis import diagnose
 from kclrun.leases.doctor.findings import Circumstances, Kind, StreamFacts
 from kclrun.leases.shard_sync import Listing
@@ -149,7 +149,7 @@ def take_what_is_free(table, keys):
 
 
 @pytest.mark.parametrize("row", CORPUS, ids=[row["it"] for row in CORPUS])
-def test_a_broken_table_is_found_and_mended(row):
+def test_a_broken_table_is_found_and_repaired(row):
     listing = Listing(shards_of(row), NOW, 0.0)
     everybody = {*row["rows"], *row.get("raw", {}), *row.get("after", {})}
     table = table_of(row, listing, row["rows"])
@@ -161,11 +161,11 @@ def test_a_broken_table_is_found_and_mended(row):
     findings = examined(row, first, items, listing)
 
     accepts = set(row.get("accepts", []))
-    mendable = to_mend(findings, accepted={each.split()[0] for each in accepts})
-    expected_mends = sorted([*row.get("mends", []), *accepts])
-    assert reported(to_mend(findings, accepted=())) == sorted(row.get("mends", []))
-    assert reported(mendable) == expected_mends
-    assert reported(f for f in findings if not f.mend) == sorted(row.get("tells", []))
+    repairable = to_repair(findings, accepted={each.split()[0] for each in accepts})
+    expected_repairs = sorted([*row.get("repairs", []), *accepts])
+    assert reported(to_repair(findings, accepted=())) == sorted(row.get("repairs", []))
+    assert reported(repairable) == expected_repairs
+    assert reported(f for f in findings if not f.repair) == sorted(row.get("tells", []))
     gravities = [finding.gravity for finding in findings]
     assert gravities == sorted(gravities)
     advices = "\n".join(finding.advice for finding in findings)
@@ -173,24 +173,26 @@ def test_a_broken_table_is_found_and_mended(row):
     silent = [
         f
         for f in findings
-        if (not f.mend or f.kind.needs_consent) and not f.advice and f.kind.value != "no-live-owner"
+        if (not f.repair or f.kind.needs_consent)
+        and not f.advice
+        and f.kind.value != "no-live-owner"
     ]
     assert silent == []
 
-    mended = mend_all(table, mendable)
+    repaired = repair_all(table, repairable)
 
-    assert [each.problem for each in mended] == [""] * len(expected_mends)
-    mended_keys = {
-        key for each in mended for change in each.finding.mend for key in keys_of(change)
+    assert [each.problem for each in repaired] == [""] * len(expected_repairs)
+    repaired_keys = {
+        key for each in repaired for change in each.finding.repair for key in keys_of(change)
     }
-    assert mended_keys == row.get("after", {}).keys()
-    for key in sorted(everybody - mended_keys):
+    assert repaired_keys == row.get("after", {}).keys()
+    for key in sorted(everybody - repaired_keys):
         assert table.raw(key) == items[key]
     for key, fields in row.get("after", {}).items():
         expected = None if fields is None else lease_of(key, fields, listing)
         assert table.read(key) == expected
 
-    take_what_is_free(table, mended_keys)
+    take_what_is_free(table, repaired_keys)
     later = items_of(table, sorted(everybody))
     left = examined(row, before_their_renewals(later, alive(row)), later, listing)
     assert reported(left) == sorted(row.get("left", row.get("tells", [])))
@@ -214,7 +216,7 @@ def test_the_corpus_has_thirty_tables_and_every_kind_but_two_notes():
     shown = {
         each.split()[0]
         for row in CORPUS
-        for key in ("mends", "accepts", "tells")
+        for key in ("repairs", "accepts", "tells")
         for each in row.get(key, [])
     }
 
@@ -223,13 +225,13 @@ def test_the_corpus_has_thirty_tables_and_every_kind_but_two_notes():
     assert missing == {"resharding", "no-leases"}
 
 
-def test_the_corpus_mends_every_kind_that_is_said_to_be_mendable_and_no_other():
-    mended = {each.split()[0] for row in CORPUS for each in row.get("mends", [])}
+def test_the_corpus_repairs_every_kind_that_is_said_to_be_repairable_and_no_other():
+    repaired = {each.split()[0] for row in CORPUS for each in row.get("repairs", [])}
     accepted = {each.split()[0] for row in CORPUS for each in row.get("accepts", [])}
 
-    assert mended | accepted == {kind.value for kind in Kind if kind.is_mendable}
+    assert repaired | accepted == {kind.value for kind in Kind if kind.is_repairable}
     assert accepted == {kind.value for kind in Kind if kind.needs_consent}
 
 
-def test_thirty_of_the_tables_are_mended():
-    assert sum(bool(row.get("mends") or row.get("accepts")) for row in CORPUS) >= 30
+def test_thirty_of_the_tables_are_repaired():
+    assert sum(bool(row.get("repairs") or row.get("accepts")) for row in CORPUS) >= 30

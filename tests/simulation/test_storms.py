@@ -25,7 +25,7 @@ def profile_of(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_storm_breaks_no_promise_and_the_calm_after_it_mends_everything(seed):
+def test_a_storm_breaks_no_promise_and_the_calm_after_it_repairs_everything(seed):
     profile = profile_of(seed)
 
     played = play(profile, replay=f"bin/prove storms --minutes {MINUTES} --seeds {seed}:{seed + 1}")

@@ -270,7 +270,7 @@ class DynamoDbOutput:
         for row in done:
             del self._pending[row[0]]
             self._unsent_bytes -= row[2]
-        # Failures that a repetition does not mend come first.
+        # Failures that a repetition does not repair come first.
         known = [each for each in failures if each is not None]
         for kind in (errors.SettingsError, errors.Superseded, BaseException):
             for failure in known:
@@ -347,9 +347,9 @@ class DynamoDbOutput:
         if self._is_letter and is_later:
             # The mark is that of a commit, and the record of the item may be before the letter's.
             raise errors.SettingsError(
-                f"the table {self._table} has an item with a key of this letter, from a commit"
+                f"the table {self._table} has an item with a key of this dead letter, from a commit"
                 " behind it: which of the two is newer is not known\n"
-                "Drop the letter, or put it back with --to stream: its item is the newest then"
+                "Drop the dead letter, or put it back with --to stream: its item is the newest then"
             )
         if found.shard == ours.shard:
             return found.upto < ours.upto

@@ -213,7 +213,7 @@ class ObjectRolls(Bucket):
         try:
             return msgspec.json.decode(self.read(key), type=RollRecord)
         except MALFORMED:
-            raise SettingsError(f"{self.url(key)} is not a record of a roll") from None
+            raise SettingsError(f"{self.url(key)} is not the record of an object of rows") from None
         except ServiceError as error:
             if error.code in ABSENT:
                 raise SettingsError(

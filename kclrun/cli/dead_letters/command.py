@@ -60,7 +60,7 @@ _SINCE: Final = TimeType(older=re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]
 
 
 def _filters(command: click.decorators.FC) -> click.decorators.FC:
-    """The options that choose letters; all of them must fit."""
+    """The options that choose dead letters; all of them must fit."""
     for option in (
         shards_option,
         click.option(
@@ -80,7 +80,7 @@ _uncommitted = click.option(
     "--uncommitted",
     is_flag=True,
     help="Those that do not count: their owner was lost before its checkpoint, and the next one"
-    " processed the record, or has a letter of it.",
+    " processed the record, or has a dead letter of it.",
 )
 
 
@@ -91,7 +91,7 @@ _uncommitted = click.option(
 @json_option("One JSON array: every field but the payload.")
 @click.option("--payload", "with_payload", is_flag=True, help="With --json: the payload as base64.")
 def list_letters(config: ConfigChoice, *, as_json: bool, with_payload: bool, **filters: Any) -> int:
-    """One line for each letter: where it was, when it was given up, and why.
+    """One line for each dead letter: where it was, when it was given up, and why.
 
     On a terminal positions and errors are as long as the width allows; in a pipe they are whole.
     """
@@ -114,7 +114,7 @@ def list_letters(config: ConfigChoice, *, as_json: bool, with_payload: bool, **f
 
 
 def _print_list(letters: Sequence[Letter]) -> None:
-    """A table on a terminal; elsewhere a line for each letter, which programs may cut."""
+    """A table on a terminal; elsewhere a line for each dead letter, which programs may cut."""
     width = terminal_width()
     rows = [
         (
@@ -135,7 +135,7 @@ def _print_list(letters: Sequence[Letter]) -> None:
 
 
 def _plain(kept: KeptLetter, *, with_payload: bool) -> dict[str, Any]:
-    """A letter for JSON, with its place; times in seconds since 1970."""
+    """A dead letter for JSON, with its place; times in seconds since 1970."""
     plain: dict[str, Any] = {
         name: getattr(kept.letter, name)
         for name in kept.letter.__struct_fields__
@@ -154,7 +154,7 @@ def _plain(kept: KeptLetter, *, with_payload: bool) -> dict[str, Any]:
 @click.argument("position", metavar="POSITION")
 @config_options
 def show(position: str, config: ConfigChoice) -> int:
-    """Everything about one letter, its payload included.
+    """Everything about one dead letter, its payload included.
 
     POSITION is as `list` prints it, in full or in short (49680…506658, three dots do as well), or
     its beginning or its end. A payload that is not text is shown as base64.
@@ -191,13 +191,13 @@ def show(position: str, config: ConfigChoice) -> int:
 )
 @yes_option
 def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
-    """Process letters again, or put them back into their streams.
+    """Process dead letters again, or put them back into their streams.
 
-    The order of each key is kept. A letter is removed once it is processed and its rows are in all
-    outputs, or once its record is in the stream. An interrupted run can be repeated: SQL, S3 and
-    rolled files have each row once, other outputs have what was under way at that moment twice.
-    A letter waits until the checkpoint of its shard has passed it, and is left out if its owner was
-    lost before its checkpoint and the next one judged the record again.
+    The order of each key is kept. A dead letter is removed once it is processed and its rows are in
+    all outputs, or once its record is in the stream. An interrupted run can be repeated: SQL, S3
+    and rolled files have each row once, other outputs have what was under way at that moment twice.
+    A dead letter waits until the checkpoint of its shard has passed it. It is left out if its owner
+    was lost before its checkpoint and the next one judged the record again.
     """
     with _letters(config, filters, reads_leases=yes, processes=True) as chosen:
         left = 0
@@ -220,7 +220,7 @@ def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
 @_uncommitted
 @yes_option
 def drop(config: ConfigChoice, *, yes: bool, **filters: Any) -> int:
-    """Remove letters for good: their records are lost."""
+    """Remove dead letters for good: their records are lost."""
     with _letters(config, filters) as chosen:
         count = "1 dead letter" if len(chosen.kept) == 1 else f"{len(chosen.kept)} dead letters"
         echo(f"{'Dropping' if yes else 'Would drop'} {count}")
@@ -231,8 +231,8 @@ def drop(config: ConfigChoice, *, yes: bool, **filters: Any) -> int:
 
 
 def letter_store(settings: Settings, *, read_max: int | None = None) -> LetterStore:
-    """The place of the application's letters. A stream with more than `read_max` bytes of them is
-    not read. Raises: SettingsError if it keeps none."""
+    """The place of the application's dead letters. A stream with more than `read_max` bytes of them
+    is not read. Raises: SettingsError if it keeps none."""
     folder = dead_letter_folder(settings)
     if folder is not None:
         return LetterFolder(folder)
@@ -246,8 +246,8 @@ def letter_store(settings: Settings, *, read_max: int | None = None) -> LetterSt
 
 
 class _Chosen(msgspec.Struct, frozen=True):
-    """The letters that all filters fit, shard by shard in the order of their records: as many as
-    are taken at once, and whether these are all."""
+    """The dead letters that all filters fit, shard by shard in the order of their records: as many
+    as are taken at once, and whether these are all."""
 
     configuration: Configuration
     store: LetterStore
@@ -265,7 +265,7 @@ def _letters(
     reads_leases: bool = False,
     processes: bool = False,
 ) -> Iterator[_Chosen]:
-    """Raises: SettingsError without a place of letters, or if it holds anything else;
+    """Raises: SettingsError without a place of dead letters, or if it holds anything else;
     click.UsageError for a filter that would choose all."""
     if filters.get("error") == "":
         # As of a variable that is not set: `drop` would drop every letter.
@@ -304,7 +304,7 @@ def _no_letter_at(position: str) -> SettingsError:
 def _at_one_position(
     named: str | None, kept: Sequence[KeptLetter], left_out: Sequence[KeptLetter]
 ) -> tuple[Sequence[KeptLetter], Sequence[KeptLetter]]:
-    """These letters, if they are of one record, or those whose whole position is named.
+    """These dead letters, if they are of one record, or those whose whole position is named.
 
     Raises: click.UsageError with the candidates for a short form of several positions.
     """
@@ -326,7 +326,7 @@ def _at_one_position(
 
 
 def _print_left_out(chosen: _Chosen) -> None:
-    """Print how many letters do not count, and that a queue may hide which ones."""
+    """Print how many dead letters do not count, and that a queue may hide which ones."""
     if count := sum(each.is_uncommitted for each in chosen.left_out):
         echo(
             f"{count} more do not count: their owner was lost before its checkpoint, and the next"
@@ -335,7 +335,7 @@ def _print_left_out(chosen: _Chosen) -> None:
         )
     if chosen.kept and chosen.configuration.settings.on_error.dead_letter.sqs is not None:
         echo(
-            "A queue may hide some messages for a while: these letters may include one whose"
+            "A queue may hide some messages for a while: these dead letters may include one whose"
             " record another owner has processed",
             err=True,
         )
@@ -344,8 +344,8 @@ def _print_left_out(chosen: _Chosen) -> None:
 def _print_more(chosen: _Chosen) -> None:
     if not chosen.are_all:
         echo(
-            f"There are more: {LETTERS_MAX:,} letters are taken at once. Run it again once these"
-            " are removed, or choose with --shard, --key, --error or --since",
+            f"There are more: {LETTERS_MAX:,} dead letters are taken at once. Run it again once"
+            " these are removed, or choose with --shard, --key, --error or --since",
             err=True,
         )
 

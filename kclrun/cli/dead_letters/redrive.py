@@ -52,7 +52,7 @@ class Redrive(msgspec.Struct, frozen=True):
 
     @property
     def what(self) -> str:
-        return f"{len(self.letters)} letters of {stream_name(self.source.name)}"
+        return f"{len(self.letters)} dead letters of {stream_name(self.source.name)}"
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ def redrives_of(
         found.setdefault(each.letter.stream, []).append(each)
     if others := found.keys() - sources.keys():
         raise SettingsError(
-            f"letters of {', '.join(sorted(others))}: not a stream of this application"
+            f"dead letters of {', '.join(sorted(others))}: not a stream of this application"
         )
     for name, letters in found.items():
         yield Redrive(sources[name], letters, to)
@@ -113,7 +113,7 @@ def _put_back(
 
     refuse_changes(
         configuration.settings,
-        "putting letters back",
+        "putting dead letters back",
         "that of a DynamoDB table takes none; redrive them through the processor",
     )
     client, waiting = Aws(configuration.settings).kinesis_client, list(letters)
@@ -201,7 +201,7 @@ def settled(
     """The letters of a stream whose records no lease process will read again.
 
     A letter is there before the checkpoint passes its record. Until then the record may be read
-    again, and by a mended processor: its rows would come from both [K20]. A shard without a lease
+    again, and by a fixed processor: its rows would come from both [K20]. A shard without a lease
     is not read any more.
     """
     name = letters[0].letter.stream
@@ -212,7 +212,7 @@ def settled(
     ]
     if waiting := len(letters) - len(found):
         report(
-            f"{waiting} letters of {name} wait for the checkpoint of their shard to pass them:"
+            f"{waiting} dead letters of {name} wait for the checkpoint of their shard to pass them:"
             " until then the fleet may read their records again"
         )
     return found
@@ -292,7 +292,7 @@ def _user_process(
 
 def _answer(line: bytes) -> Redriven:
     if not line.endswith(b"\n"):
-        return Redriven(error="the process of the processor ended; its letters stay")
+        return Redriven(error="the process of the processor ended; its dead letters stay")
     return msgspec.json.decode(line, type=Redriven)
 
 

@@ -105,7 +105,7 @@ def resume(
     """Let leases go on that are paused or halted: after the checkpoint; nothing is skipped.
 
     A shard that is named goes on, whatever stopped it: after a halt, the failed batch is given to
-    the processor again, so repair the processor (or the record's cause) first. --stream and --all
+    the processor again, so fix the processor (or the record's cause) first. --stream and --all
     end pauses alone, and show which leases stay halted.
 
     \b

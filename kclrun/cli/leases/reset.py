@@ -278,7 +278,7 @@ def rows_to_change(aws: Aws) -> tuple[Lease, ...]:
     scanned = views.scan_table(aws)
     if scanned.broken:
         raise TableRefused(
-            f"row {scanned.broken[0]} cannot be read as a lease: mend or delete it"
+            f"row {scanned.broken[0]} cannot be read as a lease: repair or delete it"
             " first, see  kclrun doctor"
         )
     return scanned.leases

@@ -113,7 +113,7 @@ def _rows(aws: Aws) -> Rows | None:
             if page.broken:
                 raise TableRefused(
                     f"table {aws.settings.table}: row {page.broken[0]} cannot be read as"
-                    " a lease; mend or delete it first"
+                    " a lease; repair or delete it first"
                 )
     except NotFound:
         return None

@@ -1,1 +1,1 @@
-"""Finds errors in a lease table, with evidence and the conditional writes that mend them."""
+"""Finds errors in a lease table, with evidence and the conditional writes that repair them."""

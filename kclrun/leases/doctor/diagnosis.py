@@ -1,4 +1,4 @@
-"""The diagnosis of a lease table: from two looks to findings, each with its mend if it has one.
+"""The diagnosis of a lease table: from two looks to findings, each with its repair if it has one.
 
 Pure: `kclrun doctor` looks and writes. Rule: an error between rows and shards counts only if both
 looks show it, because a manager heals most of them within one of its cycles.
@@ -17,8 +17,8 @@ from kclrun.leases.doctor.findings import (
     Gravity,
     Kind,
     Look,
-    MendingChange,
     Pair,
+    RepairingChange,
     StreamFacts,
     deleted,
     freed,
@@ -97,7 +97,7 @@ def _kinds_of_keys(pair: Pair) -> Iterator[Finding]:
             evidence="they are named as in an application of"
             + (" several streams, this one has one" if ONLY_STREAM in configured else " one stream")
             + f": {called(mixed[0])}",
-            mend=deleted(pair.rows_of(mixed)),
+            repair=deleted(pair.rows_of(mixed)),
             advice="no manager starts on such a table. If these rows are the wrong kind they can"
             " go; else give one of the two applications a table of its own",
         )
@@ -109,7 +109,7 @@ def _kinds_of_keys(pair: Pair) -> Iterator[Finding]:
             kind=Kind.OTHER_STREAM,
             keys=tuple(other),
             evidence=f"rows of streams that the configuration does not name: {names}",
-            mend=deleted(pair.rows_of(other)),
+            repair=deleted(pair.rows_of(other)),
             advice="they can go once you are sure that the stream will not come back",
         )
 
@@ -170,8 +170,8 @@ def _halted(lease: Lease, pair: Pair) -> Iterator[Finding]:
         keys=(lease.key,),
         evidence=f"halted for {for_s / 3600:.1f} h of the {facts.retention_s / 3600:g} h that"
         f" records are kept: {lease.halt.reason}",
-        mend=(ResumeLease(lease.key, lease.may_forget_outputs),),
-        advice="mend the processor first: else it halts at the same record again; what has expired"
+        repair=(ResumeLease(lease.key, lease.may_forget_outputs),),
+        advice="fix the processor first: else it halts at the same record again; what has expired"
         f" is gone. The same as  kclrun leases resume {called(lease.key)} --yes",
     )
 
@@ -207,7 +207,7 @@ def _start(lease: Lease, pair: Pair) -> Iterator[Finding]:
             kind=Kind.LATEST_UNPINNED,
             keys=(lease.key,),
             evidence="it begins at LATEST, and the row does not say at which instant that was",
-            mend=_pinned(lease, pair),
+            repair=_pinned(lease, pair),
             advice="rows that the KCL or another tool made are so; a kclrun manager that takes one"
             " notes the instant, and the first checkpoint ends it",
         )
@@ -220,7 +220,7 @@ def _start(lease: Lease, pair: Pair) -> Iterator[Finding]:
         )
 
 
-def _pinned(lease: Lease, pair: Pair) -> tuple[MendingChange, ...]:
+def _pinned(lease: Lease, pair: Pair) -> tuple[RepairingChange, ...]:
     """Pin LATEST to the time of the next start, and no later than any start after it [P14]."""
     listing = pair.second.listings.get(stream_of(lease.key))
     shard = listing.graph.get(lease.key) if listing is not None else None
@@ -284,7 +284,7 @@ def _ask(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
         keys=(lease.key,),
         evidence=f"{asker}{kind}, asks {lease.owner or '(none)'} for it and got no answer within"
         f" {watched_s:g} s",
-        mend=freed(lease, pair.circumstances),
+        repair=freed(lease, pair.circumstances),
     )
 
 
@@ -301,7 +301,7 @@ def _offer(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
             keys=(lease.key,),
             evidence=f"offered by {lease.offered_by or 'an unknown owner'}{meant}; no owner took it"
             f" within {pair.circumstances.watched_s:g} s",
-            mend=freed(lease, pair.circumstances),
+            repair=freed(lease, pair.circumstances),
         )
     elif _offer_of(lease) != (None, None) and _offer_of(lease) == _offer_of(before):
         yield Finding(
@@ -309,7 +309,7 @@ def _offer(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
             keys=(lease.key,),
             evidence=f"its owner is {lease.owner or '(none)'}, and offeredTo or offeredBy stand on"
             " it: the owner that took the offer is not kclrun",
-            mend=freed(lease, pair.circumstances),
+            repair=freed(lease, pair.circumstances),
         )
 
 
@@ -326,7 +326,7 @@ def _checkpoint_owner(lease: Lease, before: Lease, pair: Pair) -> Iterator[Findi
         keys=(lease.key,),
         evidence=f"{former} should give it to {lease.owner or '(none)'}; no owner wrote the row"
         f" within {pair.circumstances.watched_s:g} s",
-        mend=freed(lease, pair.circumstances),
+        repair=freed(lease, pair.circumstances),
     )
 
 
@@ -341,7 +341,7 @@ def _taken_from(lease: Lease, before: Lease, pair: Pair) -> Iterator[Finding]:
         keys=(lease.key,),
         evidence=f"taken by force from {lease.taken_from}; its owner {lease.owner or '(none)'}"
         " never claimed it",
-        mend=freed(lease, pair.circumstances),
+        repair=freed(lease, pair.circumstances),
     )
 
 
@@ -365,7 +365,7 @@ def lineage_findings(
     agree. Rule: the leases to create are those that every manager would create (`shard_sync.py`),
     with one exception: `_beside_others`. An empty listing is not evidence of anything.
 
-    Rows of a stream that was deleted and made again get only this finding [P13]: a mend of one of
+    Rows of a stream that was deleted and made again get only this finding [P13]: a repair of one of
     them by the shards of the new stream would put an old checkpoint into it.
     """
     if (recreated := _recreated(view, facts)) is not None:
@@ -381,7 +381,7 @@ def lineage_findings(
             kind=Kind.WRONG_STREAM,
             keys=tuple(sorted(view.rows)),
             evidence="the service lists none of these shards, and none of their children",
-            mend=deleted(view.rows.values()),
+            repair=deleted(view.rows.values()),
             advice="the rows are of no use to this stream, and can go. First look whether `stream`,"
             " region and `leases.table` are those you mean. After a stop for longer than records"
             " are kept it looks the same: start a manager, it makes the leases, and look again",
@@ -430,7 +430,7 @@ def _missing(
             keys=(shard.shard_id,),
             evidence="it is listed and has no row; its parent is over, for another child of it is"
             " in the table",
-            mend=(
+            repair=(
                 CreateLease(
                     shard_sync.child_lease(
                         *(shard.shard_id, shard.parents, shard.hash_range, generation),
@@ -449,7 +449,7 @@ def _missing(
             keys=(lease.key,),
             evidence="it is listed, and neither it nor an ancestor has a row; the new one begins"
             f" at {lease.checkpoint}, as `start` says",
-            mend=(CreateLease(lease),),
+            repair=(CreateLease(lease),),
         )
     for change in shard_sync.children_to_create(view, listing):
         parents = " and ".join(parent.key for parent in change.parents)
@@ -458,7 +458,7 @@ def _missing(
             keys=tuple(sorted(child.key for child in change.children)),
             evidence=f"child of {parents}, which was read to its end or has expired, and has no"
             " row",
-            mend=(change,),
+            repair=(change,),
         )
 
 
@@ -496,7 +496,7 @@ def _turn(
             keys=(row.key, parent.key),
             evidence=f"{row.key} is at {row.checkpoint}, its parent {parent.key} only at"
             f" {parent.checkpoint}",
-            mend=() if row.is_ended else freed(row, circumstances, position=TRIM_HORIZON),
+            repair=() if row.is_ended else freed(row, circumstances, position=TRIM_HORIZON),
             advice=_GO_ON if row.is_ended else _TURN,
         )
 
@@ -509,7 +509,7 @@ def _orphan(row: Lease, view: TableView, listing: shard_sync.Listing) -> Iterato
     evidence = f"two complete listings do not show it; its row is at {row.checkpoint}"
     if all(view.has_row(child) for child in listing.children_named(row.key)):
         delete = DeleteTrimmed(row.key, row.owner, row.counter)
-        yield Finding(kind=kind, keys=(row.key,), evidence=evidence, mend=(delete,))
+        yield Finding(kind=kind, keys=(row.key,), evidence=evidence, repair=(delete,))
     else:
         advice = "its children need their rows first; then look again"
         yield Finding(kind=kind, keys=(row.key,), evidence=evidence, advice=advice)
@@ -538,7 +538,7 @@ def _against_shard(of: _Listed) -> Iterator[Finding]:
             keys=(row.key,),
             evidence=f"the row says {row.hash_range.start} to {row.hash_range.end}, the service"
             f" {shard.hash_range.start} to {shard.hash_range.end}",
-            mend=freed(row, of.circumstances, listed=shard),
+            repair=freed(row, of.circumstances, listed=shard),
         )
 
 
@@ -549,12 +549,12 @@ def _ended(of: _Listed) -> Iterator[Finding]:
             kind=Kind.ENDED_OPEN,
             keys=(row.key,),
             evidence="its row is at SHARD_END, and the service lists it as open",
-            mend=freed(row, of.circumstances, position=TRIM_HORIZON),
+            repair=freed(row, of.circumstances, position=TRIM_HORIZON),
             advice=f"{_ANEW}. Put its checkpoint to a number by hand instead if you know how far"
             " it was read",
         )
         return
-    # A listed one is reported as missing, with its mend.
+    # A listed one is reported as missing, with its repair.
     unknown = sorted(
         child for child in row.children if not of.view.has_row(child) and child not in of.listing
     )
@@ -564,7 +564,7 @@ def _ended(of: _Listed) -> Iterator[Finding]:
             kind=Kind.CHILD_UNKNOWN,
             keys=(row.key, child),
             evidence=f"{row.key} has ended and names a child {child} that has no row",
-            mend=freed(row, of.circumstances, children=known) if known else (),
+            repair=freed(row, of.circumstances, children=known) if known else (),
             advice="a wrong name does no harm, but keeps the row from being cleaned up; if it was"
             " a shard, no owner will read it any more. The right names are written instead, where"
             " the service still lists a child",
@@ -581,7 +581,7 @@ def _outside(of: _Listed) -> Iterator[Finding]:
             keys=(row.key,),
             evidence=f"its row is at {number}, the shard begins at"
             f" {shard.starting_sequence_number}",
-            mend=freed(row, of.circumstances, position=TRIM_HORIZON),
+            repair=freed(row, of.circumstances, position=TRIM_HORIZON),
             advice="a stream that was deleted and made again has new numbers under old names:"
             f" {_ANEW}",
         )
@@ -590,7 +590,7 @@ def _outside(of: _Listed) -> Iterator[Finding]:
             kind=Kind.BEYOND_END,
             keys=(row.key,),
             evidence=f"its row is at {number}, the shard ended at {ending}",
-            mend=freed(row, of.circumstances, position=TRIM_HORIZON),
+            repair=freed(row, of.circumstances, position=TRIM_HORIZON),
             advice=f"it is the position of another shard: {_ANEW}. Put its checkpoint by hand to"
             " what was really read instead if you know it",
         )
@@ -612,7 +612,7 @@ def _parents(of: _Listed) -> Iterator[Finding]:
         keys=(row.key,),
         evidence=f"the row names as parents: {named}; the service:"
         f" {', '.join(sorted(listed)) or 'none'}",
-        mend=freed(row, of.circumstances, listed=of.shard),
+        repair=freed(row, of.circumstances, listed=of.shard),
     )
 
 

@@ -33,8 +33,8 @@ from kclrun.protocol.writes import (
     keys_of,
 )
 
-# All changes that a mend may write.
-MendingChange = (
+# All changes that a repair may write.
+RepairingChange = (
     CreateLease
     | CreateChildren
     | DeleteTrimmed
@@ -107,29 +107,29 @@ class Kind(enum.Enum):
         return _ABOUT[self][1]
 
     @property
-    def is_mendable(self) -> bool:
-        """Whether there is a mend for it, where the owner of the row is not alive."""
+    def is_repairable(self) -> bool:
+        """Whether there is a repair for it, where the owner of the row is not alive."""
         return self in _MENDABLE or self.needs_consent
 
     @property
     def needs_consent(self) -> bool:
-        """Whether a person must decide: its mend repeats records, gives some up or deletes rows."""
+        """Whether a person must decide: it repeats records, gives some up or deletes rows."""
         return self in _NEEDS_CONSENT
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One error, as two looks at the table showed it.
 
-    `keys` are the leases it is about; `evidence` proves it. `mend` are the writes that repair it.
+    `keys` are the leases it is about; `evidence` proves it. `repair` are the writes that repair it.
     They are made in their order, each under its own condition, and stop at the first that does not
     apply. It is empty where a running program has to change and not the table. `advice` is for a
-    person: the next action, or the decision that a mend with consent makes.
+    person: the next action, or the decision that a repair with consent makes.
     """
 
     kind: Kind
     keys: tuple[str, ...] = ()
     evidence: str
-    mend: tuple[MendingChange, ...] = ()
+    repair: tuple[RepairingChange, ...] = ()
     advice: str = ""
 
     @property
@@ -141,7 +141,7 @@ _IN_ORDER: Final = tuple(Kind)
 
 
 def most_serious_first(finding: Finding) -> tuple[int, int, tuple[str, ...]]:
-    """The order in which findings are reported and mended."""
+    """The order in which findings are reported and repaired."""
     return finding.gravity, _IN_ORDER.index(finding.kind), finding.keys
 
 
@@ -223,7 +223,7 @@ class Look(msgspec.Struct, frozen=True):
     """One whole scan, and after it one complete listing of every stream of the application.
 
     The doctor takes two looks, some time apart. Rule: a single look is never enough for a finding:
-    a scan is not a snapshot, and an error that the managers are mending is gone by the second look.
+    a scan is not a snapshot, and an error that the managers repair is gone by the second look.
 
     `broken` are the keys of rows that cannot be read, and why; `foreign` counts the rows of another
     `entityType`; `kcl3_mode` is the state of a KCL 3 fleet, if a row holds one.
@@ -247,7 +247,7 @@ class StreamFacts(msgspec.Struct, frozen=True):
 
 
 class Circumstances(msgspec.Struct, frozen=True):
-    """Facts beside the rows. `me` is the owner id for the mends; `watched_s` the time between the
+    """Facts beside the rows. `me` is the owner id for the repairs; `watched_s` the time between the
     looks, at least `failover_s`; `now` the wall-clock time of the second look."""
 
     me: OwnerId
@@ -330,7 +330,7 @@ def freed(
     children: Iterable[str] = (),
     listed: Shard | None = None,
     pinned_at: WallTime | None = None,
-) -> tuple[MendingChange, ...]:
+) -> tuple[RepairingChange, ...]:
     """The writes that take the row, repair it and release it: without owner, ask, offer,
     `takenFrom` and `checkpointOwner`; at `position`, if given; with these children, if any; with
     parents and range of the shard `listed`, and LATEST pinned, if given.
@@ -343,7 +343,7 @@ def freed(
     facts = circumstances.streams.get(stream_of(key), StreamFacts())
     failover_s = lease.failover_s or circumstances.failover_s
     start = lease.start or facts.start_text
-    writes: list[MendingChange] = [
+    writes: list[RepairingChange] = [
         Take(
             key,
             me,
@@ -366,22 +366,22 @@ def freed(
     return tuple(writes)
 
 
-def deleted(leases: Iterable[Lease]) -> tuple[MendingChange, ...]:
+def deleted(leases: Iterable[Lease]) -> tuple[RepairingChange, ...]:
     """The writes that delete these rows: they are not needed here, and the backup has them."""
     return tuple(DeleteTrimmed(lease.key, lease.owner, lease.counter) for lease in leases)
 
 
 def settled(findings: Iterable[Finding], pair: Pair) -> tuple[Finding, ...]:
-    """The findings in the order of their gravity, each with the mend that is allowed.
+    """The findings in the order of their gravity, each with the repair that is allowed.
 
     Rule: only a live owner writes its own row. Of several findings about one row only the gravest
-    mends it, because each write moves the counter that the next write would name.
+    repairs it, because each write moves the counter that the next write would name.
     """
-    mended: set[str] = set()
+    repaired: set[str] = set()
     settled: list[Finding] = []
     for finding in sorted(findings, key=most_serious_first):
-        allowed = _allowed(finding, pair, mended)
-        mended.update(key for change in allowed.mend for key in keys_of(change))
+        allowed = _allowed(finding, pair, repaired)
+        repaired.update(key for change in allowed.repair for key in keys_of(change))
         settled.append(allowed)
     return tuple(settled)
 
@@ -409,12 +409,12 @@ def _ends_itself(finding: Finding, pair: Pair) -> str | None:
     return None
 
 
-def _allowed(finding: Finding, pair: Pair, mended: set[str]) -> Finding:
+def _allowed(finding: Finding, pair: Pair, repaired: set[str]) -> Finding:
     if (advice := _ends_itself(finding, pair)) is not None:
-        return msgspec.structs.replace(finding, mend=(), advice=advice)
+        return msgspec.structs.replace(finding, repair=(), advice=advice)
     touched = {
         key
-        for change in finding.mend
+        for change in finding.repair
         if not isinstance(change, _OWNERLESS)
         for key in keys_of(change)
     }
@@ -423,8 +423,8 @@ def _allowed(finding: Finding, pair: Pair, mended: set[str]) -> Finding:
         owner = next((o for o in (row.owner, row.checkpoint_owner) if o in pair.alive), None)
         if owner is not None:
             advice = f"{owner} is alive and has this row, so it is not touched: stop it, look again"
-            return msgspec.structs.replace(finding, mend=(), advice=advice)
-    if mended.intersection(key for change in finding.mend for key in keys_of(change)):
+            return msgspec.structs.replace(finding, repair=(), advice=advice)
+    if repaired.intersection(key for change in finding.repair for key in keys_of(change)):
         advice = "the findings of this row above come first; then look again"
-        return msgspec.structs.replace(finding, mend=(), advice=advice)
+        return msgspec.structs.replace(finding, repair=(), advice=advice)
     return finding

@@ -97,7 +97,7 @@ class Letters:
         self._settled.setdefault(key, set()).add(number)
 
     def processed(self, key: str, first: int, last: int) -> None:
-        """A call returned with these records: they were mended, or left out by another reader."""
+        """A call returned with these records: they were repaired, or left out by another reader."""
         wanted = self._wanted.get(key, ())
         done = {*self._poison(first, last), *(each for each in wanted if first <= each <= last)}
         self._settled.setdefault(key, set()).update(done)

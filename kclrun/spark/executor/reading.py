@@ -229,7 +229,7 @@ class ShardReading:
                 return self._cursor.judge(retention_hours, WallTime(self._clocks.wall()))
 
     def _recover(self, error: errors.ServiceError, request: Request) -> None:
-        """Prepare for another attempt. Raises: errors that another attempt would not mend."""
+        """Prepare for another attempt. Raises: errors that another attempt would not repair."""
         is_refused = isinstance(
             error, errors.ExpiredIterator | errors.NotFound | errors.InvalidRequest
         )

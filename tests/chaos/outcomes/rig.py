@@ -1,5 +1,5 @@
 """One run: two managers, processes killed, the database crashed inside transactions, shards split
-and merged; then the dead letters, mended, by redrives that are killed and overlap."""
+and merged; then the dead letters, repaired, by redrives that are killed and overlap."""
 
 import contextlib
 import io
@@ -72,7 +72,7 @@ class OutcomesRun(two_managers.TwoManagers):
         self._flights = Flights(plan.flights, plan.poisons, plan.seed)
         self._records = self._flights.records
         self._engine = sa.create_engine(database.url, poolclass=sa.NullPool)
-        self._mended = folder / "mended"
+        self._repaired = folder / "repaired"
 
     def _prepare(self, stack):
         self._s3 = boto3.client("s3", endpoint_url=self._aws.embedded.endpoint, **_CLIENT)
@@ -107,7 +107,7 @@ class OutcomesRun(two_managers.TwoManagers):
             machine=machine,
             processor="flight_outcomes:FlightOutcomes",
             path=str(USER_CODE),
-            options={"mended": str(self._mended)},
+            options={"repaired": str(self._repaired)},
             aws={"endpoints": {"s3": self._aws.embedded.endpoint}},
             leases={"failover": f"{FAILOVER_S:g}s"},
             checkpoint={"every": "1s", "uncheckpointed_max": 20_000},
@@ -170,7 +170,7 @@ class OutcomesRun(two_managers.TwoManagers):
     def _redrive_all(self):
         """Two at once, one of them killed after its first rows; beside the fleet; then again."""
         began = time.monotonic()
-        self._mended.touch()
+        self._repaired.touch()
         fleet = self._apps[1].start()
         rows = self._count_rows()
         killed, other = self._redrive(), self._redrive()

@@ -29,7 +29,7 @@ from kclrun import RecordProcessor
 
 def amount_of(record):
     text = record.data.decode()
-    if text.startswith("x") or Path("FOLDER/mended").exists():
+    if text.startswith("x") or Path("FOLDER/repaired").exists():
         return 0
     return json.loads(text)["amount"]
 
@@ -164,9 +164,9 @@ class Incident:
             rows = [(key, "x" * 50_000)] * 3 + [(others[next(numbers) % len(others)], "x" * 100)]
             self.site.put(rows)
 
-    def mend(self):
+    def repair(self):
         """The next version of the processor is deployed: it takes such records."""
-        (self.folder / "mended").touch()
+        (self.folder / "repaired").touch()
 
     def cool(self):
         """The producers spread the key."""

@@ -1,7 +1,7 @@
 """What each test file of a package meets in the product, kept from one run to the next.
 
 A file is recorded anew once it, what it shares with its neighbours, or a product file that it met
-has changed. So a run after a mend costs the tests that the mend concerns, and those have passed.
+has changed. So a run after a repair costs the tests that it concerns, and those have passed.
 """
 
 import ast

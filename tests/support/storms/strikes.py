@@ -64,9 +64,9 @@ class Strikes:
         """The storm is over: faults are healed where possible, and later returns are dropped."""
         self._is_over = True
         for worker in self._fleet.java_workers:
-            worker.machine.mend()
+            worker.machine.repair()
         for host in self._fleet.hosts:
-            host.machine.mend()
+            host.machine.repair()
             if host.os.is_stopped:
                 host.os.go_on()
             for process in host.living():

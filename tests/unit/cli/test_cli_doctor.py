@@ -1,4 +1,4 @@
-"""`kclrun doctor` over rows in memory: findings, mends, backups and exit codes."""
+"""`kclrun doctor` over rows in memory: findings, repairs, backups and exit codes."""
 
 import errno
 import json
@@ -65,7 +65,7 @@ def test_a_healthy_table_ends_with_0(site, call):
     assert site.clock.slept == [1.0, 1.0]
 
 
-def test_findings_are_shown_with_their_mends_and_nothing_is_changed(site, call):
+def test_findings_are_shown_with_their_repairs_and_nothing_is_changed(site, call):
     stuck_offer_and_hole(site)
     before = site.rows.raw(key(0))
 
@@ -76,18 +76,18 @@ def test_findings_are_shown_with_their_mends_and_nothing_is_changed(site, call):
         f"ERROR  hole {key(1)}",
         f"WARNING  stuck-offer {key(0)}",
         "NOTE  no-live-owner",
-        "3 findings, of which --yes can mend 2.",
+        "3 findings, of which --yes can repair 2.",
         "Nothing was changed. To do it, add --yes",
     ]
     assert "no owner took it within 1 s" in "".join(said)
-    assert sum(line.startswith("  mend:     ") for line in said) == 3
-    # What --yes mends needs no advice.
+    assert sum(line.startswith("  repair:     ") for line in said) == 3
+    # What --yes repairs needs no advice.
     advised = [line.split(":")[0].strip() for line in said if line.startswith(("  you:", "  only"))]
     assert advised == []
     assert (site.rows.raw(key(0)), site.rows.raw(key(1))) == (before, None)
 
 
-def test_with_yes_the_rows_are_backed_up_mended_and_looked_at_again(site, call):
+def test_with_yes_the_rows_are_backed_up_repaired_and_looked_at_again(site, call):
     stuck_offer_and_hole(site)
     before = site.rows.raw(key(0))
     backup = Path("orders-20231114T221421Z.jsonl")
@@ -95,11 +95,11 @@ def test_with_yes_the_rows_are_backed_up_mended_and_looked_at_again(site, call):
     code, said, reported = call("doctor --yes")
 
     assert (code, reported) == (0, [WATCHED, WATCHED])
-    at = said.index("3 findings, of which --yes can mend 2.")
+    at = said.index("3 findings, of which --yes can repair 2.")
     assert said[at + 1 : at + 5] == [
         f"1 rows backed up to {backup}",
-        f"hole {key(1)}: mended",
-        f"stuck-offer {key(0)}: mended",
+        f"hole {key(1)}: repaired",
+        f"stuck-offer {key(0)}: repaired",
         "Looking again.",
     ]
     assert said[-1] == "The lease table is healthy: 2 rows."
@@ -109,7 +109,7 @@ def test_with_yes_the_rows_are_backed_up_mended_and_looked_at_again(site, call):
     assert (site.row(0).owner, site.row(1).checkpoint) == (None, TRIM_HORIZON)
 
 
-def test_a_mend_that_fails_leaves_the_others_and_says_how_far_it_came(site, call):
+def test_a_repair_that_fails_leaves_the_others_and_says_how_far_it_came(site, call):
     stuck_offer_and_hole(site)
     site.rows.outcomes = [ConditionFailed(), OutcomeUnknown("time-out")]
 
@@ -120,7 +120,7 @@ def test_a_mend_that_fails_leaves_the_others_and_says_how_far_it_came(site, call
     assert any(line.startswith(f"stuck-offer {key(0)}: time-out (0 of ") for line in said)
 
 
-def test_json_has_the_findings_the_mends_and_what_is_left(site, call, tmp_path):
+def test_json_has_the_findings_the_repairs_and_what_is_left(site, call, tmp_path):
     site.plant(0)
 
     code, said, reported = call("doctor --json")
@@ -134,16 +134,16 @@ def test_json_has_the_findings_the_mends_and_what_is_left(site, call, tmp_path):
 
     rows = tmp_path / "rows.jsonl"
     code, said, reported = call("doctor --yes --json --backup", rows)
-    mended = json.loads("\n".join(said))
-    assert (code, mended["healthy"], mended["backup"]) == (0, True, str(rows))
+    repaired = json.loads("\n".join(said))
+    assert (code, repaired["healthy"], repaired["backup"]) == (0, True, str(rows))
     assert reported == [WATCHED, f"1 rows backed up to {rows}", WATCHED]
-    assert mended["mended"] == [
+    assert repaired["mended"] == [
         {"kind": "hole", "keys": [key(1)], "is_mended": True, "problem": ""}
     ]
-    assert [each["kind"] for each in mended["left"]] == ["no-live-owner"]
+    assert [each["kind"] for each in repaired["left"]] == ["no-live-owner"]
 
 
-def test_what_is_a_decision_is_mended_only_when_it_is_accepted(site, call):
+def test_what_is_a_decision_is_repaired_only_when_it_is_accepted(site, call):
     site.plant(0, checkpoint=SHARD_END)
     site.plant(1)
 
@@ -154,12 +154,12 @@ def test_what_is_a_decision_is_mended_only_when_it_is_accepted(site, call):
     assert "  only:     with --yes --accept ended-open" in said
     assert any(line.startswith("  you:      ") for line in said)
     counted = next(line for line in said if "of which" in line)
-    assert counted == "2 findings, of which --yes can mend 0, and 1 more with your --accept KIND."
+    assert counted == "2 findings, of which --yes can repair 0, and 1 more with your --accept KIND."
     assert not list(Path.cwd().glob("*.jsonl"))
     assert site.row(0).is_ended
 
     code, said, _ = call("doctor --yes --accept ended-open --backup rows.jsonl")
-    assert (code, f"ended-open {key(0)}: mended" in said) == (0, True)
+    assert (code, f"ended-open {key(0)}: repaired" in said) == (0, True)
     assert site.row(0).checkpoint == TRIM_HORIZON
 
 
@@ -212,26 +212,26 @@ def test_many_keys_are_counted_on_a_terminal_and_whole_in_a_pipe(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mend", "kind", "shown", "needs_consent"),
+    ("repair", "kind", "shown", "needs_consent"),
     [
         ((), Kind.HOLE, ["you"], False),
         ((), Kind.ENDED_OPEN, ["you"], False),
-        ((ResumeLease(key(1)),), Kind.HOLE, ["mend"], False),
-        ((ResumeLease(key(1)),), Kind.ENDED_OPEN, ["mend", "only", "you"], True),
+        ((ResumeLease(key(1)),), Kind.HOLE, ["repair"], False),
+        ((ResumeLease(key(1)),), Kind.ENDED_OPEN, ["repair", "only", "you"], True),
     ],
 )
-def test_a_person_is_asked_for_what_is_not_mended_without_one(
-    mend, kind, shown, needs_consent, capsys
+def test_a_person_is_asked_for_what_is_not_repaired_without_one(
+    repair, kind, shown, needs_consent, capsys
 ):
-    finding = Finding(kind=kind, evidence="seen", mend=mend, advice="look")
+    finding = Finding(kind=kind, evidence="seen", repair=repair, advice="look")
 
     verb._print(finding)
     head, *lines = capsys.readouterr().out.splitlines()
     assert head == f"ERROR  {kind.value}"
     assert [line.split(":")[0].strip() for line in lines] == ["seen", "records", *shown]
     assert verb._plain(finding)["needs_consent"] is needs_consent
-    assert verb.to_mend([finding], []) == ((finding,) if shown == ["mend"] else ())
-    assert verb.to_mend([finding], [kind.value]) == ((finding,) if mend else ())
+    assert verb.to_repair([finding], []) == ((finding,) if shown == ["repair"] else ())
+    assert verb.to_repair([finding], [kind.value]) == ((finding,) if repair else ())
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_hole_without_ancestors_is_filled_from_where_the_settings_begin(
     site.configure(site.config.read_text() + start)
     site.plant(0)
     said = call("doctor")[1]
-    assert f"  mend:     create {key(1)} {reported}, if it has no row" in said
+    assert f"  repair:     create {key(1)} {reported}, if it has no row" in said
 
 
 def test_a_halt_has_expired_after_the_retention(site, call):
@@ -256,7 +256,7 @@ def test_a_halt_has_expired_after_the_retention(site, call):
     assert f"ERROR  halt-expired {key(1)}" not in said
 
 
-def test_a_backup_is_on_the_disk_before_anything_is_mended(tmp_path, monkeypatch):
+def test_a_backup_is_on_the_disk_before_anything_is_repaired(tmp_path, monkeypatch):
     done: list[object] = []
     monkeypatch.setattr(verb, "sync", lambda fd: done.extend((os.fstat(fd).st_size, fd)))
     monkeypatch.setattr(verb, "sync_folder", done.append)
@@ -284,7 +284,7 @@ def test_a_backup_that_is_not_whole_does_not_stay(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "reported"),
     [
-        ("--yes --accept hole", "--accept hole: expected a kind whose mend is a decision"),
+        ("--yes --accept hole", "--accept hole: expected a kind whose repair is a decision"),
         ("--accept ended-open", "--accept goes with --yes"),
         ("--backup new.jsonl", "--backup goes with --yes"),
         ("--yes --backup app.yaml", "--backup app.yaml is there already"),

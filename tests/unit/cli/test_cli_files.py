@@ -45,15 +45,15 @@ def test_rolls_of_two_hosts_are_compared_and_are_whole_after_the_advice(tmp_path
     code, out, _ = called("files", "verify", a, b)
 
     assert code == 1
-    assert "4 rolls of 1 shards: 2 twice\n" in out
-    assert out.startswith("twice: other rolls have each of its rows. Remove it once")
+    assert "4 files of 1 shards: 2 twice\n" in out
+    assert out.startswith("twice: other files have each of its rows. Remove it once")
     named = [line.split(": ")[0].strip() for line in out.splitlines() if line.startswith("  ")]
     assert all(each.startswith(str(a)) for each in named)
     assert called("files", "verify", tmp_path)[:2] == (code, out)  # a folder above both
     assert called("files", "verify", a, a, b, a / "orders")[:2] == (code, out)
     for each in named:
         Path(each).unlink()
-    assert called("files", "verify", a, b) == (0, "2 rolls of 1 shards: nothing is wrong\n", "")
+    assert called("files", "verify", a, b) == (0, "2 files of 1 shards: nothing is wrong\n", "")
 
 
 def test_a_file_of_a_killed_owner_and_a_missing_roll_are_found_by_the_configuration(
@@ -65,7 +65,7 @@ def test_a_file_of_a_killed_owner_and_a_missing_roll_are_found_by_the_configurat
     )
     Path("app.yaml").chmod(0o600)
     write(tmp_path / "rows", 5, 1, 3, 6, 9, unfinished=5 * 2**20)
-    assert called("files", "verify") == (0, "3 rolls of 1 shards: nothing is wrong\n", "")
+    assert called("files", "verify") == (0, "3 files of 1 shards: nothing is wrong\n", "")
     (own,) = Path("rows").glob("**/.*.rows")
     os.utime(own, times=(time.time() - 2 * 86_400,) * 2)
     for each in Path("rows").glob("**/*000003-000000.*"):  # a roll and its record
@@ -73,7 +73,7 @@ def test_a_file_of_a_killed_owner_and_a_missing_roll_are_found_by_the_configurat
 
     code, out, _ = called("files", "verify", "--config", "app.yaml")
 
-    assert (code, out.splitlines()[-1]) == (1, "2 rolls of 1 shards: 1 missing, 1 unfinished")
+    assert (code, out.splitlines()[-1]) == (1, "2 files of 1 shards: 1 missing, 1 unfinished")
     assert f"  {own.absolute()}: it is 48 h old" in out
     assert "the roll before it ends at 100000000000000000003" in out
 

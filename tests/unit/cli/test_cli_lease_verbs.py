@@ -277,7 +277,7 @@ def test_the_table_says_who_renews_and_what_is_halted(site, call):
         [key(3), "-"],
     ]
     remedy = f"kclrun leases --config {site.config} resume {key(1)} --yes"
-    assert said[5:] == ["", f"1 halted: mend the cause, then: {remedy}"]
+    assert said[5:] == ["", f"1 halted: fix the cause, then: {remedy}"]
     assert site.clock.slept == [1.0]
 
 

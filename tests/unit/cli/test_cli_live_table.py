@@ -120,7 +120,7 @@ def test_a_halted_shard_is_reported_with_its_reason_and_what_to_do():
     remedy = f"{command} resume shardId-000000000001 --yes"
     assert remedy in " ".join(reported.split())
     embedded = msgspec.structs.replace(SAMPLE, leases_command=None)
-    assert "mend the cause, then run the application again" in drawn(embedded, 80)
+    assert "fix the cause, then run the application again" in drawn(embedded, 80)
 
 
 def test_what_is_not_known_is_not_zero():

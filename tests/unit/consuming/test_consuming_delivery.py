@@ -178,7 +178,7 @@ def test_the_last_calls_of_a_lease_are_not_repeated(where):
 
 
 @pytest.mark.parametrize("where", REPEATED)
-@pytest.mark.parametrize("error", [SettingsError("mend it"), ProcessorLoadError("returned a 3")])
+@pytest.mark.parametrize("error", [SettingsError("repair it"), ProcessorLoadError("returned a 3")])
 def test_an_error_that_would_come_again_is_given_up_at_once(where, error):
     assert Attempts(where, ErrorPolicy(9, 1.0)).raised(error) == GiveUp()
 

@@ -380,7 +380,7 @@ def test_reading_begins_where_the_row_says(lease, start):
     assert first_start(lease, start_at=33.0, now_at=77.0) == start
 
 
-def test_an_instant_that_nobody_knows_is_a_setting_to_mend():
+def test_an_instant_that_nobody_knows_is_a_setting_to_repair():
     with pytest.raises(SettingsError, match="lease s0 is to be read from an instant"):
         first_start(row(AT_TIMESTAMP), start_at=None, now_at=77.0)
 

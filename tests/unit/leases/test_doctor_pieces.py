@@ -5,7 +5,7 @@ import cProfile
 import msgspec
 import pytest
 
-from kclrun.cli.doctor import backup_name, change_in_words, mend_all, to_mend, write_backup
+from kclrun.cli.doctor import backup_name, change_in_words, repair_all, to_repair, write_backup
 from kclrun.errors import SettingsError
 from kclrun.leases.doctor.diagnosis import diagnose, is_healthy
 from kclrun.leases.doctor.findings import Circumstances, Gravity, Kind, Look, StreamFacts, watch_s
@@ -102,7 +102,7 @@ def test_a_row_of_a_worker_that_hands_over_is_not_touched_while_it_lives():
 
     found = diagnose(first, second, circumstances())
 
-    assert [(f.kind, f.mend) for f in found] == [(Kind.CHECKPOINT_OWNER_LEFT, ())]
+    assert [(f.kind, f.repair) for f in found] == [(Kind.CHECKPOINT_OWNER_LEFT, ())]
     assert "java-1 is alive" in found[0].advice
 
 
@@ -157,7 +157,7 @@ def test_parents_that_the_service_does_not_name_are_reported():
     assert found.evidence == "the row names as parents: A, C, Z; the service: none"
 
 
-def test_a_mend_stops_at_the_write_that_does_not_apply_and_the_others_go_on():
+def test_a_repair_stops_at_the_write_that_does_not_apply_and_the_others_go_on():
     table = LeaseRows()
     shards = (A, Shard("B", WHOLE, "1000"))
     stuck = [
@@ -172,9 +172,9 @@ def test_a_mend_stops_at_the_write_that_does_not_apply_and_the_others_go_on():
     table.write(Renew("A", "kclrun:a:x:n", 5))
     taken = table.raw("A")
 
-    mended = mend_all(table, to_mend(findings, accepted=()))
+    repaired = repair_all(table, to_repair(findings, accepted=()))
 
-    assert [(m.finding.keys, m.applied, bool(m.problem)) for m in mended] == [
+    assert [(m.finding.keys, m.applied, bool(m.problem)) for m in repaired] == [
         (("A",), 0, True),
         (("B",), 2, False),
     ]
@@ -182,11 +182,11 @@ def test_a_mend_stops_at_the_write_that_does_not_apply_and_the_others_go_on():
     assert table.read("B").owner is None
 
 
-def test_each_write_of_a_mend_has_its_words():
+def test_each_write_of_a_repair_has_its_words():
     lost = Lease(key="A", checkpoint=AT_1500, owner="kclrun:a:x:n", counter=4, taken_from="java")
     found = diagnose(look(lost), look(lost), circumstances())
 
-    words = [change_in_words(change) for finding in found for change in finding.mend]
+    words = [change_in_words(change) for finding in found for change in finding.repair]
     assert words == [
         "take A, if its owner and counter (4) are as seen",
         "remove takenFrom of A",
@@ -222,7 +222,7 @@ def test_a_child_that_its_reader_created_before_a_listing_shows_it_is_no_orphan(
     assert kinds(diagnose(seen, seen, circumstances())) == [Kind.NO_LIVE_OWNER]
 
 
-def test_a_hole_in_one_of_several_streams_is_mended_under_its_own_name():
+def test_a_hole_in_one_of_several_streams_is_repaired_under_its_own_name():
     shards = (A, Shard("B", WHOLE, "2000"))
     listings = {
         stream: Listing(qualified_shards(stream, shards), 5.0, 0.0) for stream in (ORDERS, AUDITS)
@@ -238,7 +238,7 @@ def test_a_hole_in_one_of_several_streams_is_mended_under_its_own_name():
     ]
 
     assert (hole.kind, hole.keys) == (Kind.HOLE, (f"{AUDITS}:B",))
-    assert [change.lease.key for change in hole.mend] == [f"{AUDITS}:B"]
+    assert [change.lease.key for change in hole.repair] == [f"{AUDITS}:B"]
 
 
 def test_the_work_grows_with_the_rows_and_no_faster():

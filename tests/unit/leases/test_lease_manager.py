@@ -950,7 +950,7 @@ def test_a_process_that_dies_in_a_drain_leaves_its_row_to_be_released(life):
     assert life.writes() == [ch.Release("s0", ME, image.counter, TRIM_HORIZON, TRIM_HORIZON)]
 
 
-def test_a_broken_row_in_our_hands_is_looked_at_each_second_until_it_is_mended(life):
+def test_a_broken_row_in_our_hands_is_looked_at_each_second_until_it_is_repaired(life):
     image = running(life)
     crash(life)
     assert life.asked(c.ReadRow)

@@ -168,7 +168,7 @@ def test_the_latest_fence_is_a_failover_after_the_last_send(last_send_instant, f
         (status(published_instant=110.0), "the process publishes nothing", 110.0, True),
     ],
 )
-def test_what_a_restart_can_mend_is_a_stall(seen, what, since, is_silent):
+def test_what_a_restart_can_repair_is_a_stall(seen, what, since, is_silent):
     at = {"began_instant": 10.0, "stall_s": 120.0, "failover_s": 10.0}
 
     stall = stalled(seen, **at, now=130.0)

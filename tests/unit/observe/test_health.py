@@ -1,4 +1,4 @@
-"""The verdict on a manager: progress, not existence; and only what another machine would mend."""
+"""The verdict on a manager: progress, not existence; and only what another machine would repair."""
 
 import pytest
 
@@ -195,7 +195,7 @@ def test_the_body_names_the_shard_of_a_reason_and_the_state_of_each_lease():
     body = health_body(shown, verdict(shown))
 
     assert body["status"] == "degraded"
-    remedy = "mend the cause, then: kclrun leases --config FILE resume a --yes"
+    remedy = "fix the cause, then: kclrun leases --config FILE resume a --yes"
     assert body["reasons"] == [{"text": f"halted: boom; {remedy}", "shard": "a"}]
     assert {name: body[name] for name in ("application", "stream", "owner", "uptime_s")} == {
         "application": "orders",

@@ -83,9 +83,9 @@ def test_the_table_is_measured_three_times_a_minute_and_a_lease_six_times():
 
 def test_a_halted_shard_is_resumed_by_a_command_only_where_the_table_outlives_the_run():
     assert how_to_resume("kclrun leases -c x", "s") == (
-        "mend the cause, then: kclrun leases -c x resume s --yes"
+        "fix the cause, then: kclrun leases -c x resume s --yes"
     )
-    assert how_to_resume(None, "s") == "mend the cause, then run the application again"
+    assert how_to_resume(None, "s") == "fix the cause, then run the application again"
 
 
 def test_values_are_folded_into_count_sum_smallest_and_greatest():

@@ -225,7 +225,7 @@ def test_outages_shorter_than_the_budget_lose_nothing(virtual_stream):
 
 
 @pytest.mark.parametrize("leaf", [AccessDenied, NotFound])
-def test_what_does_not_mend_itself_is_raised_at_once(stream, leaf):
+def test_what_does_not_repair_itself_is_raised_at_once(stream, leaf):
     def refuse(stream, entries):
         raise leaf("no", operation="PutRecords")
 

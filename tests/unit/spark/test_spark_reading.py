@@ -695,7 +695,7 @@ def test_iterators_that_always_expire_are_bounded_too(world):
     assert world.calls.count("fetch") == 4
 
 
-def test_what_no_attempt_would_mend_is_raised_at_once_and_says_what_may(world):
+def test_what_no_attempt_would_repair_is_raised_at_once_and_says_what_may(world):
     n = world.put(2)
 
     def denied(call):

@@ -259,7 +259,7 @@ def test_initialize_is_called_again_on_an_instance_of_its_own():
 
 @pytest.mark.parametrize(
     ("method", "error"),
-    [("shutdown_requested", OSError("gone")), ("process_records", SettingsError("mend it"))],
+    [("shutdown_requested", OSError("gone")), ("process_records", SettingsError("repair it"))],
 )
 def test_what_production_does_not_repeat_is_not_repeated(method, error):
     calls = []

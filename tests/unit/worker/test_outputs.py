@@ -203,7 +203,7 @@ def test_a_row_outside_a_call_or_beyond_the_bound_of_a_call_is_refused(monkeypat
         (SettingsError("no column n"), events.OutputsRefused("outputs.a: no column n")),
     ],
 )
-def test_what_no_repetition_mends_ends_the_thread(monkeypatch, raises, posted):
+def test_what_no_repetition_repairs_ends_the_thread(monkeypatch, raises, posted):
     lease = Lease(AT_ONCE)
 
     def commit() -> Cursor:

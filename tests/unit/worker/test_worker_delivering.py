@@ -570,7 +570,7 @@ def test_initialize_is_tried_again_with_a_fresh_processor(start):
 
 
 def test_a_setting_that_is_wrong_is_not_tried_again(start):
-    main = start(initialize=[SettingsError("mend it")] * 9)
+    main = start(initialize=[SettingsError("repair it")] * 9)
     main.queue.call(commands.CallInitialize(ROW))
 
     assert main.wait_for(ProcessorFailed).attempts == 1

@@ -1,6 +1,6 @@
 """The sample `DelayByCarrier` over one flight at a time: one row, into two outputs.
 
-A line with a surplus column is what it raises for, until the file `mended` (an option) exists.
+A line with a surplus column is what it raises for, until the file `repaired` (an option) exists.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ class FlightOutcomes(DelayByCarrier):
     def initialize(self, context):
         super().initialize(context)
         self._emit = context.emit
-        self._is_mended = Path(context.options["mended"]).exists()
+        self._is_repaired = Path(context.options["repaired"]).exists()
         self._context = self  # the sample emits its row here
         self._row = {}
 
@@ -24,7 +24,7 @@ class FlightOutcomes(DelayByCarrier):
     def process_records(self, batch, checkpointer):
         for given in batch:
             record, fields = given, given.data.decode().split(",")
-            if self._is_mended and len(fields) > len(FIELDS):
+            if self._is_repaired and len(fields) > len(FIELDS):
                 fields = fields[: len(FIELDS)]
                 record = Record(
                     data=",".join(fields).encode(),
