@@ -26,7 +26,9 @@ def wanted(name):
     project = PROJECT["project"]
     extras = project["optional-dependencies"].values() if name == "everything" else ()
     build = PROJECT["build-system"]["requires"]
-    return [Requirement(each) for each in sum(extras, project["dependencies"] + build)]
+    listed = [Requirement(each) for each in sum(extras, project["dependencies"] + build)]
+    # An extra that rests on another one of this project.
+    return [requirement for requirement in listed if requirement.name != project["name"]]
 
 
 def environment_of(python, machine):

@@ -93,7 +93,7 @@ def test_records_that_fail_are_kept_once_while_processes_are_killed_and_can_be_p
     app.cure.touch()
     plan = app.cli("dead-letters", "redrive", "--to", "stream", "--config", str(app.config))
     assert plan.stdout.splitlines() == [
-        f"Would put {len(poisons)} letters of {stream} back",
+        f"Would put {len(poisons)} dead letters of {stream} back",
         "Nothing was changed. To do it, add --yes",
     ]
     done = app.cli(

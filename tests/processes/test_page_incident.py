@@ -169,7 +169,7 @@ def test_the_same_incident_is_found_and_repaired_by_commands_alone(incident, tmp
     terminal.see("why", poison, part="kept as a dead letter", words="The poison record is found")
     incident.repair()
     code, said = terminal.run("dead-letters", "redrive", "--yes", words="It is redriven")
-    assert (code, "Processed 1 of 1 letters" in said) == (0, True)
+    assert (code, "Processed 1 of 1 dead letters" in said) == (0, True)
 
     owner = incident.leases()[hot].owner
     machine = next(name for name in ("machine-a", "machine-b") if incident.owner_of(name) == owner)

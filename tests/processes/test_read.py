@@ -208,7 +208,7 @@ def test_a_missing_stream_is_named_at_the_call_with_what_to_do(site_of, embedded
     with pytest.raises(NotFound) as missing:
         kclrun.read(f"{name}s", endpoint=embedded.endpoint)
     assert f"Did you mean {name}?" in str(missing.value)
-    assert "kclrun put --create" in str(missing.value)
+    assert "kclrun put --format text --create" in str(missing.value)
 
 
 def test_a_stream_that_is_deleted_while_it_is_read_is_an_error_and_stays_one(site_of):
@@ -231,9 +231,9 @@ def test_missing_credentials_are_named(monkeypatch, tmp_path):
         kclrun.read("orders", region="us-east-1")
 
 
-def test_a_service_that_is_away_is_named_after_the_patience(unused_url):
-    with pytest.raises(Unavailable, match=r"AWS has not answered for 0\.2 s"):
-        kclrun.read("orders", endpoint=unused_url, start_timeout="200ms")
+def test_an_address_of_this_host_where_nothing_listens_is_named_at_once(unused_url):
+    with pytest.raises(Unavailable, match="nothing listens at 127.0.0.1:"):
+        kclrun.read("orders", endpoint=unused_url, start_timeout="1h")
 
 
 @pytest.fixture

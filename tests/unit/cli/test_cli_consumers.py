@@ -8,10 +8,10 @@ import pytest
 
 from kclrun.aws.fan_out import CONSUMERS_MAX
 from kclrun.aws.kinesis import create_stream
-from kclrun.aws.patience import patiently
 from kclrun.cli.consumers import active_consumer
 from kclrun.cli.program import run_program
 from kclrun.cli.services import Aws
+from kclrun.cli.world import patiently
 from kclrun.config.load import settings_of
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local.filling import wait_until_active

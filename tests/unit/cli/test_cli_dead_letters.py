@@ -215,7 +215,7 @@ def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
 
     monkeypatch.setattr(put_records, "batches", one_by_one)
     assert run_program(line) == 0
-    plan = f"Would put 3 letters of orders back\n{UNCHANGED}"
+    plan = f"Would put 3 dead letters of orders back\n{UNCHANGED}"
     assert (capsys.readouterr().out, len(left(config)), sent) == (plan, 3, [])
 
     assert run_program([*line, "--yes"]) == 69
@@ -303,11 +303,11 @@ def test_a_redrive_processes_letters_in_order_and_keeps_those_that_fail_again(sh
     more = ("--set", "options={emits: true}", "--set", f"output.path={rows}")
 
     assert redrive(shop, *more) == 0
-    assert capfd.readouterr().out == f"Would process 5 letters of orders\n{UNCHANGED}"
+    assert capfd.readouterr().out == f"Would process 5 dead letters of orders\n{UNCHANGED}"
     assert redrive(shop, *more, "--yes", "--set", "on_error.retries=0") == 65
 
     reported = capfd.readouterr()
-    assert reported.out == "Processed 4 of 5 letters of orders\n"
+    assert reported.out == "Processed 4 of 5 dead letters of orders\n"
     assert "shardId-000000000002: ValueError: still bad" in reported.err
     assert "user code may print" in reported.err
     assert left(shop) == ["12"]
@@ -399,7 +399,7 @@ def test_letters_of_uncommitted_work_are_left_out_and_told(config, capsys):
 
     assert [line.split()[3] for line in run("list").splitlines()] == ["13", "11", "12/3"]
     assert [line.split()[3] for line in run("list", "--uncommitted").splitlines()] == ["14"]
-    assert run("redrive").startswith("Would process 3 letters of orders")
+    assert run("redrive").startswith("Would process 3 dead letters of orders")
     assert "uncommitted    it does not count" in run("show", "14")
     assert run("drop", "--uncommitted", "--yes") == "Dropping 1 dead letter\n"
     assert left(config) == ["13", "11", "12"]

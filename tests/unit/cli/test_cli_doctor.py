@@ -80,7 +80,7 @@ def test_findings_are_shown_with_their_repairs_and_nothing_is_changed(site, call
         "Nothing was changed. To do it, add --yes",
     ]
     assert "no owner took it within 1 s" in "".join(said)
-    assert sum(line.startswith("  repair:     ") for line in said) == 3
+    assert sum(line.startswith("  repair:   ") for line in said) == 3
     # What --yes repairs needs no advice.
     advised = [line.split(":")[0].strip() for line in said if line.startswith(("  you:", "  only"))]
     assert advised == []
@@ -243,7 +243,7 @@ def test_a_hole_without_ancestors_is_filled_from_where_the_settings_begin(
     site.configure(site.config.read_text() + start)
     site.plant(0)
     said = call("doctor")[1]
-    assert f"  repair:     create {key(1)} {reported}, if it has no row" in said
+    assert f"  repair:   create {key(1)} {reported}, if it has no row" in said
 
 
 def test_a_halt_has_expired_after_the_retention(site, call):

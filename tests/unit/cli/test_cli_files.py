@@ -75,7 +75,7 @@ def test_a_file_of_a_killed_owner_and_a_missing_roll_are_found_by_the_configurat
 
     assert (code, out.splitlines()[-1]) == (1, "2 files of 1 shards: 1 missing, 1 unfinished")
     assert f"  {own.absolute()}: it is 48 h old" in out
-    assert "the roll before it ends at 100000000000000000003" in out
+    assert "the file before it ends at 100000000000000000003" in out
 
 
 def test_what_cannot_be_verified_is_refused_in_words(tmp_path):

@@ -141,7 +141,7 @@ def test_rows_of_letters_reach_every_output_with_their_types_and_the_letters_go(
 ):
     assert redrive(shop) == 0
 
-    assert capfd.readouterr().out == "Processed 3 of 3 letters of orders\n"
+    assert capfd.readouterr().out == "Processed 3 of 3 dead letters of orders\n"
     assert (in_sql(shop), in_files(shop), left(shop)) == ([11, 12, 13], [11, 12, 13], [])
     made = sorted(
         str(each.relative_to(shop.parent)) for each in shop.parent.glob("files/**/*.json*")
@@ -198,7 +198,7 @@ def test_a_letter_waits_until_no_process_reads_its_record_again(shop, leases, ca
     numbers = [int(each.letter.sequence_number) for each in ready]
     assert sorted(numbers) == sorted({11, 12, 13} - set(waiting))
     reported = (
-        f"{len(waiting)} letters of orders wait for the checkpoint of their shard to pass them"
+        f"{len(waiting)} dead letters of orders wait for the checkpoint of their shard to pass them"
     )
     assert (reported in capfd.readouterr().err) == bool(waiting)
 
