@@ -232,7 +232,7 @@ def test_missing_credentials_are_named(monkeypatch, tmp_path):
 
 
 def test_an_address_of_this_host_where_nothing_listens_is_named_at_once(unused_url):
-    with pytest.raises(Unavailable, match="nothing listens at 127.0.0.1:"):
+    with pytest.raises(Unavailable, match=r"nothing listens at 127\.0\.0\.1:"):
         kclrun.read("orders", endpoint=unused_url, start_timeout="1h")
 
 

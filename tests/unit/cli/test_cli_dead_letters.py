@@ -144,7 +144,7 @@ def test_a_short_form_of_a_position_names_one_letter(config, capsys, verb, named
 
     assert code == 0
     out = capsys.readouterr().out
-    assert any(part in out for part in ("the one", "Would drop 1 dead letter\n", "1 letter"))
+    assert any(part in out for part in ("the one", "Would drop 1 dead letter\n", "1 dead letter"))
 
 
 def test_a_short_form_of_several_positions_names_them_and_does_nothing(config, capsys):
