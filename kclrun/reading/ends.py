@@ -12,8 +12,8 @@ from kclrun.model.time import Instant, WallTime
 # A shard allows 5 GetRecords a second to all its readers together. A reading takes half of them, so
 # that the application of the stream is not throttled.
 FLOOR_S: Final = 0.4
-# As a rule a record becomes readable within 200 ms after it was put, and Kinesis documents no limit:
-# seven times that.
+# As a rule a record becomes readable within 200 ms after it was put, and Kinesis documents no
+# limit: seven times that.
 SETTLED_S: Final = 1.5
 
 

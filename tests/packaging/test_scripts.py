@@ -13,7 +13,20 @@ import pytest
 from tests.patience import HUNG_S
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ["bash", "cat", "cut", "dirname", "env", "flock", "mkdir", "mktemp", "paste", "rm", "sed"]
+TOOLS = [
+    "bash",
+    "cat",
+    "cut",
+    "dirname",
+    "env",
+    "flock",
+    "ln",
+    "mkdir",
+    "mktemp",
+    "paste",
+    "rm",
+    "sed",
+]
 TOOLS += ["sort", "tail", "tr", "grep"]
 
 
@@ -71,6 +84,19 @@ def test_what_is_wrong_with_the_python_is_said_with_what_to_do(
 
     assert ran.returncode == 69
     assert [words for words in said if words not in ran.stderr] == []
+
+
+@pytest.mark.parametrize("program", ["flock", "paste"])
+def test_a_program_that_the_machine_lacks_is_named_with_its_package(
+    bare_machine, tmp_path, program
+):
+    (bare_machine / program).unlink()
+
+    ran = run_environment(bare_machine, tmp_path)
+
+    assert ran.returncode == 69
+    assert f"not installed: {program}." in ran.stderr
+    assert "coreutils grep sed util-linux" in ran.stderr
 
 
 @pytest.mark.parametrize(
