@@ -392,7 +392,7 @@ def _remove(settings: Settings, name: str, *, is_confirmed: bool) -> int:
     if table not in _tables(settings):
         raise NotFound(f"there is no replay {name}\nShow them:  kclrun replay --list")
     if not is_confirmed:
-        echo(f"Lease table {table} is deleted. Its rows in files stay.")
+        echo(f"Would delete lease table {table}. Its rows in files stay.")
     if ends_with_plan(is_confirmed=is_confirmed):
         return exit_codes.DRAINED
     delete_leases(settings, table)
