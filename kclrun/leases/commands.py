@@ -102,10 +102,11 @@ class PublishOthersInSight(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """One line for the log: an event of the catalogue, its level and its fields."""
+    """One line for the log: an event of the catalogue and its fields. `level` only where it is not
+    that of the catalogue."""
 
     event: str
-    level: str = "info"
+    level: str | None = None
     key: LeaseKey | None = None
     fields: dict[str, str | int | float | bool | None] = {}
 

@@ -317,7 +317,7 @@ class HeldLease(msgspec.Struct, kw_only=True):
             raise InvariantViolation(f"lease {self.key} cannot be {step.value}: {self.state.value}")
         self.state = following
 
-    def note(self, event: str, level: str = "info", **fields: str | int | None) -> Note:
+    def note(self, event: str, level: str | None = None, **fields: str | int | None) -> Note:
         """A line for the log about this lease."""
         return Note(event, level, self.key, dict(fields))
 

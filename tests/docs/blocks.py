@@ -19,7 +19,7 @@ _FENCE = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<language>[^\n]*)\n(?P<text>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-_WARNING = re.compile(r"^\d\d:\d\d:\d\d warning .*\n", re.MULTILINE)
+_WARNING = re.compile(r"^(?:\d\d:\d\d:\d\d warning |waiting for ).*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def is_as_shown(command, output):
     """Whether what a command wrote is what the page shows; without shown lines, anything is."""
     if not command.shown:
         return True
-    # A busy machine adds warnings; a page shows those that it is about.
+    # A busy machine adds warnings and what a start waits for; a page shows those that it is about.
     if not any(" warning " in line for line in command.shown):
         output = _WARNING.sub("", output)
     parts = []

@@ -137,8 +137,8 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
 }
 PACKAGES: Final = (
     "aws", "cli", "codec", "compat", "config", "consuming", "ipc", "leases", "lifecycle", "local",
-    "manager", "model", "observe", "page", "protocol", "record_calls", "simulation", "sinks",
-    "spark", "state", "testing", "worker",
+    "manager", "model", "observe", "page", "protocol", "reading", "record_calls", "simulation",
+    "sinks", "spark", "state", "testing", "worker",
 )  # fmt: skip
 KEPT: Final = ROOT / "build" / "mutants"
 # Far above what a package's unit tests take (the slowest, spark, 100 s on two cores). A bug that
