@@ -183,8 +183,8 @@ if __name__ == "__main__":
         refused(Orders(), **demo),
         refused("shop:Nope", **demo),
         refused(**demo),
-        refused(Orders, application="orders", stream="none", aws={{
-            "endpoint": "http://127.0.0.1:9", "start_timeout": "100ms"}}),
+        refused(Orders, application="orders", stream="none", output={{"path": "out"}}, aws={{
+            "endpoint": "http://127.0.0.1:9"}}),
     ]
     thread = threading.Thread(target=lambda: answers.append(refused(Orders, **demo)))
     thread.start()
@@ -202,7 +202,7 @@ if __name__ == "__main__":
         ("ProcessorLoadError", "expected a class or module:Class, got Orders"),
         ("ProcessorLoadError", "defines no Nope"),
         ("SettingsError", "processor: is missing"),
-        ("Unavailable", "AWS has not answered for 0.1 s"),
+        ("NothingListens", "nothing listens at 127.0.0.1:9"),
         ("SettingsError", "kclrun.run: runs in the main thread"),
     ]
     assert [kind for kind, _ in answers] == [kind for kind, _ in expected]
