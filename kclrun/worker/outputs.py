@@ -645,8 +645,11 @@ class Outputs:
                 self._sent = notes[-1].position
             for index, lane in enumerate(self._lanes):
                 self._add_to(lane, [(note.position, note.marks[index]) for note in notes])
+            # By identity, once each: after an outage there are thousands, and the thread that
+            # renews the lease waits for this lock.
+            added = set(map(id, notes))
             with self._changed:
-                while self._notes and self._notes[0] in notes:
+                while self._notes and id(self._notes[0]) in added:
                     self._notes.popleft()
 
     def _add_to(self, lane: _Lane, marks: Sequence[tuple[ExtendedSequenceNumber, _Mark]]) -> None:
