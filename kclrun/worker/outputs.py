@@ -274,7 +274,8 @@ class Outputs:
                 )
             lane = self._lanes[0]
             size = lane.emitted_bytes
-            if size - self._batch_start[0].size > CALL_BYTES_MAX:
+            added = held_bytes(key, name, value, None)
+            if size + added - self._batch_start[0].size > CALL_BYTES_MAX:
                 raise LimitExceeded(f"one call changed more than {CALL_BYTES_MAX} bytes of state")
             made = change(key, name, value)
             if made is not None:
