@@ -110,6 +110,17 @@ _NEVER: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL
 class KclrunError(Exception):
     """The root: catch it to catch everything kclrun raises on purpose."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An error that is copied or leaves a process pool is made again without its constructor,
+        whose arguments are not its text: a pool would break."""
+        return _made_again, (type(self), self.args, self.__dict__)
+
+
+def _made_again(kind: type[KclrunError], args: tuple[Any, ...], fields: dict[str, Any]) -> Any:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
+
 
 class ConfigError(KclrunError):
     """For the operator to correct; ends the program with exit code 78."""

@@ -299,7 +299,7 @@ class RecordContext(msgspec.Struct):
                 "the state and the timers of a record are changed in its call of process_record,"
                 " while it runs"
             )
-        if self.kept_bytes > RECORD_ROWS_BYTES_MAX:
+        if self.kept_bytes + held_bytes(key, name, value, None) > RECORD_ROWS_BYTES_MAX:
             raise LimitExceeded(
                 f"one record changed more than {RECORD_ROWS_BYTES_MAX} bytes of state, which wait"
                 " in memory until all records before it are done"

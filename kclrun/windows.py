@@ -25,7 +25,8 @@ HOPS_MAX: Final = 100
 
 
 class Tumbling(msgspec.Struct, frozen=True):
-    """Windows of `size_s` seconds that follow each other, the first from 1970 on, in UTC."""
+    """Windows of `size_s` seconds that follow each other, the first from 1970 on, in UTC. In whole
+    milliseconds, as arrival times are: a float counts as the millisecond that it stands for."""
 
     size_s: float
 
@@ -34,8 +35,8 @@ class Tumbling(msgspec.Struct, frozen=True):
 
     def of(self, at: float) -> list[tuple[float, float]]:
         """The windows of a time: begin (inclusive) and end (exclusive)."""
-        start = math.floor(at / self.size_s) * self.size_s
-        return [(start, start + self.size_s)]
+        size = _whole_ms(self.size_s)
+        return [_seconds(_ms_of(at) // size * size, size)]
 
 
 class Hopping(msgspec.Struct, frozen=True):
@@ -53,10 +54,9 @@ class Hopping(msgspec.Struct, frozen=True):
 
     def of(self, at: float) -> list[tuple[float, float]]:
         """As `Tumbling.of`, the earliest first."""
-        last = math.floor(at / self.every_s)
-        first = math.floor((at - self.size_s) / self.every_s) + 1
-        starts = [number * self.every_s for number in range(first, last + 1)]
-        return [(start, start + self.size_s) for start in starts]
+        size, every, at_ms = _whole_ms(self.size_s), _whole_ms(self.every_s), _ms_of(at)
+        first, last = (at_ms - size) // every + 1, at_ms // every
+        return [_seconds(number * every, size) for number in range(first, last + 1)]
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -212,3 +212,22 @@ def _refuse_nothing(**seconds: float) -> None:
     for name, value in seconds.items():
         if not value > 0:
             raise SettingsError(f"{name} is {value}: expected more than 0 seconds")
+        if not math.isfinite(value) or abs(value * 1000 - _whole_ms(value)) > _NOISE_MS:
+            raise SettingsError(f"{name} is {value}: expected whole milliseconds")
+
+
+# A float of this century, in milliseconds, is off by 1e-4 of one at most.
+_NOISE_MS: Final = 1e-3
+
+
+def _whole_ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _ms_of(at: float) -> int:
+    """The millisecond of a time. 0.3 is a float just below, and in the window that 0.3 s begin."""
+    return math.floor(at * 1000 + _NOISE_MS)
+
+
+def _seconds(start_ms: int, size_ms: int) -> tuple[float, float]:
+    return start_ms / 1000, (start_ms + size_ms) / 1000

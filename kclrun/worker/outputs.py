@@ -274,7 +274,8 @@ class Outputs:
                 )
             lane = self._lanes[0]
             size = lane.emitted_bytes
-            if size - self._batch_start[0].size > CALL_BYTES_MAX:
+            added = held_bytes(key, name, value, None)
+            if size + added - self._batch_start[0].size > CALL_BYTES_MAX:
                 raise LimitExceeded(f"one call changed more than {CALL_BYTES_MAX} bytes of state")
             made = change(key, name, value)
             if made is not None:
@@ -645,8 +646,11 @@ class Outputs:
                 self._sent = notes[-1].position
             for index, lane in enumerate(self._lanes):
                 self._add_to(lane, [(note.position, note.marks[index]) for note in notes])
+            # By identity, once each: after an outage there are thousands, and the thread that
+            # renews the lease waits for this lock.
+            added = set(map(id, notes))
             with self._changed:
-                while self._notes and self._notes[0] in notes:
+                while self._notes and id(self._notes[0]) in added:
                     self._notes.popleft()
 
     def _add_to(self, lane: _Lane, marks: Sequence[tuple[ExtendedSequenceNumber, _Mark]]) -> None:

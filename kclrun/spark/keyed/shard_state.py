@@ -167,7 +167,7 @@ class ShardState:
                     "context.state is changed in process_records, on_timer and shard_ended, while"
                     " they run"
                 )
-            if self._call_bytes > _CALL_BYTES_MAX:
+            if self._call_bytes + held_bytes(key, name, value, None) > _CALL_BYTES_MAX:
                 raise LimitExceeded(f"one call changed more than {_CALL_BYTES_MAX} bytes of state")
             made = change(key, name, value)
             if made is not None:

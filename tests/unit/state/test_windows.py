@@ -336,7 +336,11 @@ def test_a_wrong_clock_of_a_producer_or_a_broken_record_does_not_move_the_waterm
 
 @pytest.mark.parametrize(
     "make",
-    [lambda: Tumbling(0), lambda: Session(-1), lambda: Hopping(2, 3), lambda: Hopping(101, 1)],
+    [
+        *(lambda: Tumbling(0), lambda: Session(-1), lambda: Hopping(2, 3), lambda: Hopping(101, 1)),
+        *(lambda: Tumbling(0.0005), lambda: Hopping(1, 0.0015), lambda: Tumbling(float("inf"))),
+        lambda: Tumbling(float("nan")),
+    ],
 )
 def test_a_window_without_a_length_is_refused(make):
     with pytest.raises(SettingsError):
@@ -378,3 +382,21 @@ def test_an_idle_shard_closes_its_windows_and_a_record_that_is_late_by_this_is_r
     assert together.rows == [one | {"of": [0, 1]}]
     assert not together.outputs.get("late")
     assert ran(31, START + 60).rows == ran(None, START + 10**6).rows == []
+
+
+@pytest.mark.parametrize("since", [0, 1_700_000_000, -3_600])
+@pytest.mark.parametrize(
+    "kind", [Tumbling(0.1), Tumbling(0.007), Tumbling(5.0), Hopping(0.6, 0.2), Hopping(1.1, 0.1)]
+)
+def test_each_instant_of_a_millisecond_is_in_its_windows_and_in_no_other(kind, since):
+    every_ms = round(1000 * getattr(kind, "every_s", kind.size_s))
+    size_ms = round(1000 * kind.size_s)
+    for number in range(2_000):
+        at_ms = since * 1000 + number
+        windows = kind.of(at_ms / 1000)
+
+        assert [round(1000 * start) % every_ms for start, _ in windows] == [0] * len(windows)
+        assert {round(1000 * (end - start)) for start, end in windows} == {size_ms}
+        assert all(start <= at_ms / 1000 < end for start, end in windows)
+        begun = [at for at in range(at_ms - size_ms + 1, at_ms + 1) if at % every_ms == 0]
+        assert len(windows) == len(begun)

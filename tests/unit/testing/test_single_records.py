@@ -340,6 +340,21 @@ def test_a_record_reaches_the_state_of_its_own_key_alone(reach, error, words, co
         run_processor(Reaches, RECORDS[:1], options=options, concurrency=concurrency)
 
 
+def test_a_change_beyond_the_limit_of_a_record_is_not_made():
+    seen = []
+
+    def large(_, context, record):
+        entry = context.state[record]
+        try:
+            entry["large"] = b"x" * (17 * 2**20)
+        finally:
+            seen.append(entry.get("large"))
+
+    with pytest.raises(LimitExceeded, match="one record changed more than 16777216 bytes"):
+        run_processor(Reaches, RECORDS[:1], options={"reach": large})
+    assert seen == [None]
+
+
 def test_one_record_changes_no_more_than_waits_in_memory():
     def much(_, context, record):
         for number in range(100):

@@ -148,6 +148,27 @@ def test_a_lower_checkpoint_voids_a_note_of_the_same_call():
     assert (lease.rows, lease.reported) == ([[1, 2]], [at(4)])
 
 
+def test_rows_that_waited_for_an_outage_are_added_without_comparing_each_note_with_all(monkeypatch):
+    compared = []
+
+    class Note(module._Note, frozen=True, eq=False):
+        __hash__ = None
+
+        def __eq__(self, other):
+            compared.append(other)
+            return self.position == other.position
+
+    monkeypatch.setattr(module, "_Note", Note)
+    lease = Lease(Pace(0.0, 0, 1_000_000))
+    waiting = 500
+    for number in range(1, waiting + 1):
+        lease.call(number, number)
+    lease.ask(waiting)
+
+    assert lease.rows == [list(range(1, waiting + 1))]
+    assert len(compared) <= waiting
+
+
 def test_an_offer_leaves_a_large_roll_to_the_next_owner(monkeypatch):
     monkeypatch.setattr(module, "OFFER_BYTES_MAX", 20)
     lease = Lease(ROLLED, ROLLED)
