@@ -24,10 +24,17 @@ def main() -> int:
     _end_at_the_first_signal()
     try:
         from kclrun.cli.program import run_program
+        from kclrun.cli.terminal import stop_signals
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 
-    return run_program(sys.argv[1:])
+    hangs_up = signal.SIGHUP in stop_signals()
+    code = run_program(sys.argv[1:])
+    if hangs_up:
+        # The kernel and the shell send one each. Python takes its handlers away as it ends, and the
+        # second one would end the process instead of its exit code.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return code
 
 
 def _open_closed_files() -> None:
