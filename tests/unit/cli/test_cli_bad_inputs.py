@@ -12,6 +12,7 @@ import pytest
 
 from kclrun.cli.program import run_program
 from kclrun.loading import load_pipeline
+from tests.support.programs import needs_spark
 
 Project = Callable[..., Path]
 LEAST = "application: orders\nstream: orders\nprocessor: mine:Mine\naws: {endpoint: embedded}\n"
@@ -424,7 +425,7 @@ class Mine(RecordProcessor):
 """
 
 
-@pytest.mark.parametrize("engine", ["fleet", "spark"])
+@pytest.mark.parametrize("engine", ["fleet", pytest.param("spark", marks=needs_spark)])
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
