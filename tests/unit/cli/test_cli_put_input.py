@@ -335,6 +335,7 @@ def test_the_rows_of_a_pipe_come_as_they_are_and_its_silence_too(monkeypatch):
 def test_standard_input_is_read_as_it_comes_and_a_person_sees_the_progress(sent, monkeypatch):
     sent.took_s = 0.5
     reported = io.StringIO()
+    monkeypatch.setenv("TERM", "xterm")  # a dumb terminal gets no bar
     monkeypatch.setattr(reported, "isatty", lambda: True)
     came: list[object] = []
     monkeypatch.setattr(put, "_as_they_come", lambda rows: came.append("as they come") or rows)
