@@ -14,7 +14,8 @@ pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 
 def nice_of(pid):
-    """The niceness of each thread of a process: the kernel keeps it by thread."""
+    """The niceness of each thread of a process: the kernel keeps it by thread. Empty once the
+    process has ended, as the parents of a split do."""
     stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     # Field 19; the name in brackets, field 2, may hold spaces.
     return {int(stat.rpartition(")")[2].split()[16]) for stat in stats}
@@ -64,9 +65,9 @@ class TwoStreams:
         self.app.until(lambda: len(self.ledgers[stream].read().delivered) >= count, timeout_s)
 
 
-def two_or_more(begun, alive):
-    pids = begun & set(alive)
-    return pids if len(pids) >= 2 else None
+def nice_of_two_or_more(pids):
+    found = [nice for pid in sorted(pids) if (nice := nice_of(pid))]
+    return found if len(found) >= 2 else None
 
 
 @pytest.fixture
@@ -92,8 +93,10 @@ def test_each_stream_reaches_its_own_processor_once_and_in_order_across_a_split_
     own = os.nice(0)
     for stream, nice in ((orders, own), (audits, min(own + 7, 19))):
         ledger = two_streams.ledgers[stream]
-        pids = app.until(lambda ledger=ledger: two_or_more(ledger.read().pids, app.lease_pids()))
-        assert [nice_of(pid) for pid in pids] == [{nice}] * len(pids)
+        found = app.until(
+            lambda ledger=ledger: nice_of_two_or_more(ledger.read().pids & set(app.lease_pids()))
+        )
+        assert found == [{nice}] * len(found)
     for stream, source in sources.items():
         two_streams.until_delivered(stream, {orders: 4_000, audits: 2_000}[stream])
         app.until(lambda source=source: source.is_done)

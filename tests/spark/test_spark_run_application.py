@@ -246,6 +246,40 @@ def test_a_stop_lets_the_running_batch_be_committed_and_leaves_no_process(applic
     assert left == []
 
 
+def is_the_jvm_of_spark(process):
+    try:
+        return process.name() == "java" and "pyspark-shell" in process.cmdline()
+    except psutil.Error:
+        return False  # it has just ended
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_stop_while_the_jvm_starts_leaves_no_process(application, tmp_path, number):
+    command, _ = application(
+        f"pipeline: pipelines:numbers\noutput: {{path: {tmp_path / 'out'}}}",
+        fill="source: 'pipelines:events', rate: 500",
+    )
+    starting = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        for line in starting.stderr:
+            if '"engine_starting"' in line:
+                break
+        ours = psutil.Process(starting.pid)
+        until(lambda: any(is_the_jvm_of_spark(child) for child in ours.children()))
+        family = ours.children(recursive=True)
+        starting.send_signal(number)
+        # Its pipes end once no process has them: a JVM that is left would keep them open.
+        _, said = starting.communicate(timeout=HUNG_S)
+    finally:
+        starting.kill()
+        starting.wait()
+    assert "Traceback" not in said
+    _, left = psutil.wait_procs(family, timeout=HUNG_S)
+    assert left == []
+
+
 def test_a_run_whose_terminal_is_closed_commits_its_batch(application, tmp_path):
     command, report = application(
         f"pipeline: pipelines:slowly\noptions: {{started: {tmp_path / 'started'}}}\n"

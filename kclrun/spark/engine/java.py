@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import psutil
 
 from kclrun.errors import SettingsError
 
@@ -54,11 +55,34 @@ def launch_jvm(conf: Mapping[str, str]) -> None:
     if SUBMITTED in os.environ or SparkContext._gateway is not None:  # noqa: SLF001 - see below
         return
     settled = SparkConf().setAll(list(conf.items()))
-    with _home_without_zip(conf.get("spark.master", "")):
+    with _home_without_zip(conf.get("spark.master", "")), _ended_if_interrupted():
         # PySpark leaves it untyped.
         gateway = launch_gateway(settled, {"start_new_session": True})  # type: ignore[no-untyped-call]
     # `SparkContext(gateway=…)` is the public way, but the builder makes the sessions.
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001
+
+
+# PySpark's launcher gives it to the JVM that it starts.
+_LAUNCHED_FOR: Final = "_PYSPARK_DRIVER_CONN_INFO_PATH"
+
+
+@contextlib.contextmanager
+def _ended_if_interrupted() -> Iterator[None]:
+    """End the JVM that PySpark is starting if its start is broken off, as by a stop signal.
+
+    PySpark waits for a file that the JVM writes once it is up, and removes the folder of this file
+    if the wait is broken off. The JVM then fails to write it and stays for good: it reads its
+    standard input only after that. A pipe that it inherited from this process would then never end.
+    """
+    try:
+        yield
+    except BaseException:
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if _LAUNCHED_FOR in child.environ():
+                    child.kill()
+                    child.wait(_END_MAX_S)
+        raise
 
 
 _HOME: Final = "SPARK_HOME"
