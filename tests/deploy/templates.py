@@ -1,8 +1,11 @@
 """A CloudFormation template as Python values, and what its functions give in a made stack."""
 
 import re
+from pathlib import Path
 
 import yaml
+
+TEMPLATE = Path(__file__).parents[2] / "config" / "deploy" / "cloudformation.yaml"
 
 
 class _Loader(yaml.SafeLoader):

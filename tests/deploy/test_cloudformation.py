@@ -17,14 +17,13 @@ from kclrun.config.load import settings_of
 from kclrun.model.time import WallTime
 from kclrun.observe.alarms import ALARMS
 from kclrun.observe.metrics import APPLICATION, METRICS
-from tests.deploy.templates import Stack, read_template
+from tests.deploy.templates import TEMPLATE, Stack, read_template
 from tests.patience import HUNG_S
 
 # In the environment for development, as moto's part that reads templates.
 pytest.importorskip("cfnlint")
 
 ROOT = Path(__file__).parents[2]
-TEMPLATE = ROOT / "config" / "deploy" / "cloudformation.yaml"
 REGION = "eu-west-1"
 ACCOUNT = "123456789012"
 ZONES = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]

@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from tests.deploy.templates import read_template
-from tests.deploy.test_cloudformation import TEMPLATE
+from tests.deploy.templates import TEMPLATE, read_template
 
 hcl2 = pytest.importorskip("hcl2")
 

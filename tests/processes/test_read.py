@@ -14,7 +14,7 @@ from kclrun.aws.kinesis import PollingReader
 from kclrun.errors import AccessDenied, DataLoss, InvalidRequest, NotFound, Throttled, Unavailable
 from kclrun.local.server import start_embedded
 from kclrun.model.record import Record
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.cli_rig import Site
 from tests.support.descriptors import open_descriptors
 
@@ -69,10 +69,7 @@ def reading_threads():
 
 
 def wait_until_no_thread_reads():
-    deadline = time.monotonic() + HUNG_S
-    while reading_threads():
-        assert time.monotonic() < deadline, reading_threads()
-        time.sleep(0.01)
+    until(lambda: not reading_threads())
 
 
 @pytest.mark.parametrize("aggregate", [False, True])
@@ -147,20 +144,26 @@ def test_it_ends_at_the_tip_of_its_beginning_while_records_go_on_arriving(site_o
     assert_in_order(records)
 
 
+def instant_of_no_record():
+    """An instant that is milliseconds after the last record and before the next: arrival times are
+    in milliseconds."""
+    ended = time.time()
+    until(lambda: time.time() > ended + 0.002)
+    instant = time.time()
+    until(lambda: time.time() > instant + 0.002)
+    return datetime.fromtimestamp(instant, UTC)
+
+
 def test_between_two_instants_only_the_records_of_that_time_come(site_of):
     site = site_of(2)
     site.put(rows(0, 50))
-    time.sleep(0.05)  # arrival times are in milliseconds
-    start = datetime.now(UTC)
-    time.sleep(0.05)
+    start = instant_of_no_record()
     site.put(rows(50, 80))
-    time.sleep(0.05)
-    until = datetime.now(UTC)
-    time.sleep(0.05)
+    end = instant_of_no_record()
     site.put(rows(80, 100))
 
-    assert numbers(read(site, start=start, until=until)) == list(range(50, 80))
-    assert numbers(read(site, until=until.isoformat())) == list(range(80))
+    assert numbers(read(site, start=start, until=end)) == list(range(50, 80))
+    assert numbers(read(site, until=end.isoformat())) == list(range(80))
     assert numbers(read(site, start=start)) == list(range(50, 100))
     assert numbers(read(site, start="1h")) == list(range(100))
 

@@ -6,19 +6,14 @@ import pytest
 
 from kclrun.local.server import start_embedded
 from kclrun.spark.engine.session import open_session
-from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY, Collected, Stream
+from tests.spark.source_rig import REGION, Collected, Stream, credentials_in
 
 
 @pytest.fixture(scope="session", autouse=True)
-def credentials():
+def credentials(tmp_path_factory):
     """Workers inherit the environment of the JVM, which is that of whoever starts it first."""
     before = dict(os.environ)
-    os.environ |= {
-        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-        "AWS_REGION": REGION,
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
+    os.environ |= credentials_in(tmp_path_factory.mktemp("aws")) | {"AWS_REGION": REGION}
     yield
     os.environ.clear()
     os.environ.update(before)

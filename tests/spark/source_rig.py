@@ -14,6 +14,17 @@ ACCESS_KEY = "AKIAGLUETESTSEARCH"
 SECRET_KEY = "glue-secret-that-must-not-be-seen"
 
 
+def credentials_in(folder):
+    """Variables for credentials in a file. With the keys in variables, Spark asks for the address
+    of the machine's name, which a slim machine does not have."""
+    file = folder / "credentials"
+    file.write_text(
+        f"[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    )
+    file.chmod(0o600)
+    return {"AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_EC2_METADATA_DISABLED": "true"}
+
+
 class Stream:
     """One stream: what was put into it, in the order of each key; splits and merges."""
 

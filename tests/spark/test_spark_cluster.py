@@ -19,7 +19,7 @@ from kclrun.spark.engine.java import provide_java
 from tests.packaging.wheel_rig import Environment, build_wheel, plain_environment
 from tests.patience import HUNG_S, TEST_S
 from tests.spark.sink_rig import Kinesis
-from tests.spark.source_rig import ACCESS_KEY, REGION, SECRET_KEY, in_order_of_each_key
+from tests.spark.source_rig import REGION, credentials_in, in_order_of_each_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * TEST_S), pytest.mark.alone]
 
@@ -113,13 +113,14 @@ class Cluster:
     def environment(self, side):
         """The variables of a driver that runs in this one of the two Pythons."""
         java = provide_java(os.environ, pyspark.__version__)
-        return plain_environment() | {
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "JAVA_HOME": str(java),
-            "SPARK_HOME": str(side.spark_home),
-        }
+        return (
+            plain_environment()
+            | credentials_in(self.shipped.parent)
+            | {
+                "JAVA_HOME": str(java),
+                "SPARK_HOME": str(side.spark_home),
+            }
+        )
 
     def assert_executors_ran_what_was_shipped(self, rows, driver):
         work = driver.spark_home / "work"

@@ -32,9 +32,9 @@ def make(made: Path, folder: Path) -> None:
 
     from kclrun.local.server import start_embedded
     from kclrun.spark.engine.session import open_session
-    from tests.spark.source_rig import ACCESS_KEY, SECRET_KEY, Collected, Stream
+    from tests.spark.source_rig import Collected, Stream, credentials_in
 
-    os.environ |= {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+    os.environ |= credentials_in(folder)
     os.environ["JDK_JAVA_OPTIONS"] = _QUICK
     conf = {"spark.driver.extraJavaOptions": f"-XX:ArchiveClassesAtExit={made}"}
     session = open_session(application="archive", master="local[2]", conf=conf)

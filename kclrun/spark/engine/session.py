@@ -177,8 +177,10 @@ def _start(
 ) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    _require_localhost()
     submitted = SUBMITTED in os.environ
+    _require_localhost()
+    if not submitted:
+        _require_own_address()
     settled = settled_master(master, conf, submitted=submitted)
     cores = _cores(settled)
     if not submitted:
@@ -211,6 +213,27 @@ def _require_localhost() -> None:
         raise SettingsError(
             f"this machine does not know localhost, which PySpark needs: {error.strerror}\n"
             "Add the line `127.0.0.1 localhost` to /etc/hosts"
+        ) from None
+
+
+# Where both are set, Spark gives them to Hadoop, and asks for the address of the machine's name to
+# say where they come from (SparkHadoopUtil.appendS3CredentialsFromEnvironment). SPARK_LOCAL_IP does
+# not change that.
+_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+def _require_own_address() -> None:
+    """Spark would end with UnknownHostException, and PySpark would not repeat it."""
+    if not all(name in os.environ for name in _KEYS):
+        return
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        raise SettingsError(
+            f"the name of this machine, {name}, has no address, which Spark needs where"
+            f" {_KEYS[0]} is set: {error.strerror}\n"
+            f"Add the line `127.0.1.1 {name}` to /etc/hosts, or give the credentials in another way"
         ) from None
 
 

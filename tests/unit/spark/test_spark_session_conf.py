@@ -182,6 +182,23 @@ def test_a_machine_without_localhost_is_told_what_to_add(monkeypatch, tmp_path):
         starting.of("local[2]")
 
 
+def test_keys_in_the_environment_of_a_machine_whose_name_has_no_address_are_told(
+    monkeypatch, tmp_path
+):
+    def only_localhost(name, port):
+        if name != "localhost":
+            raise socket.gaierror(socket.EAI_NONAME, f"{name} is not known")
+
+    starting = Starting(monkeypatch, tmp_path)
+    monkeypatch.setattr(socket, "getaddrinfo", only_localhost)
+    monkeypatch.setattr(socket, "gethostname", lambda: "slim")
+    starting.of("local[2]", AWS_ACCESS_KEY_ID="AKIDEXAMPLE")
+
+    with pytest.raises(SettingsError, match=r"slim is not known\n.*`127.0.1.1 slim`") as refused:
+        starting.of("local[2]", AWS_SECRET_ACCESS_KEY="not-to-be-shown")
+    assert "not-to-be-shown" not in str(refused.value)
+
+
 OTHERS = {"spark.sql.warehouse.dir": "/data", "spark.pyspark.python": "/theirs"}
 
 
