@@ -218,7 +218,6 @@ class LeaseProcess:
             case commands.SendWrite() | commands.SendLateCheckpoint() | commands.ReadOwnRow():
                 self._perform_in_time(command)
             case commands.ReadRows(keys):
-                self._pump.is_held = True
                 self._read_rows(keys, ())
             case commands.ListShards():
                 self._ask_kinesis()
@@ -305,22 +304,25 @@ class LeaseProcess:
         self, keys: tuple[LeaseKey, ...], found: tuple[tuple[LeaseKey, Lease | None], ...]
     ) -> None:
         if not keys:
-            self._answered(events.RowsRead(found))
+            self._looked_up(events.RowsRead(found))
             return
         self._uplink.read(
             keys[0],
             lambda row: self.os.act(lambda: self._read_rows(keys[1:], (*found, (keys[0], row)))),
-            lambda words: self._answered(events.LookUpFailed(words)),
+            lambda words: self._looked_up(events.LookUpFailed(words)),
         )
 
     def _ask_kinesis(self) -> None:
-        self._pump.is_held = True
         now = self._scheduler.now
         self._uplink.ask_kinesis(
             lambda: self._stream.listing(now),
-            lambda shards: self._answered(events.ShardsListed(shards)),
-            lambda words: self._answered(events.LookUpFailed(words)),
+            lambda shards: self._looked_up(events.ShardsListed(shards)),
+            lambda words: self._looked_up(events.LookUpFailed(words)),
         )
+
+    def _looked_up(self, event: events.Event) -> None:
+        """Another thread asked: the lease was renewed meanwhile."""
+        self.os.act(lambda: self.post(event))
 
     def _answered(self, event: events.Event) -> None:
         def take_in() -> None:

@@ -313,6 +313,8 @@ class DeliveryQueue:
             self._changed.wait_for(lambda: self.is_closed or not self._is_full())
             if self.is_closed:
                 return False
+            if not page.records and self._pages and not self._pages[-1].records:
+                self._pages.pop()  # pages without records fill no queue: the last one is enough
             self._pages.append(page)
             self._bytes_ahead += page.bytes_held
             self._records_ahead += len(page.records)

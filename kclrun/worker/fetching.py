@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
@@ -44,8 +44,18 @@ def silence_max_s(endpoint: WireEndpoint) -> float:
     return PATIENCES_MAX * (endpoint.connect_timeout_s + endpoint.read_timeout_s)
 
 
+class Asking(Protocol):
+    """The requests of a thread."""
+
+    @property
+    def asking_since_instant(self) -> Instant:
+        """When the request under way began; 0 between requests."""
+        ...
+
+
 class FetchWatch:
-    """Detects, for the lease thread, that the fetch thread hangs in a request that never returns.
+    """Detects, for the lease thread, that another thread hangs in a request that never returns:
+    the fetch thread, or that of the look-ups.
 
     Every request has time-outs, so this is for the cases beyond them: a resolver that does not
     answer, a lock, a service that sends a byte now and then. The manager checks the same value with
@@ -53,15 +63,25 @@ class FetchWatch:
     of the lease thread and counts how long one answer has been awaited.
     """
 
-    def __init__(self, view: Callable[[], FetchView], silence_max_s: float) -> None:
+    def __init__(
+        self,
+        view: Callable[[], Asking],
+        silence_max_s: float,
+        what: str = "a request for records",
+    ) -> None:
         self._view = view
         self._silence_max_s = silence_max_s
+        self._what = what
         self._asking_since = Instant(0.0)
         self._looked = Instant(0.0)
         self._waited_s = 0.0
 
+    def beside(self, view: Callable[[], Asking], what: str) -> FetchWatch:
+        """The watch of another thread, with the same patience."""
+        return FetchWatch(view, self._silence_max_s, what)
+
     def look(self, now: Instant) -> errors.Unavailable | None:
-        """The error to end the process with, once the fetch thread has hung for too long."""
+        """The error to end the process with, once the thread has hung for too long."""
         asking_since, passed_s = self._view().asking_since_instant, now - self._looked
         self._looked = now
         if not asking_since or asking_since != self._asking_since:
@@ -71,8 +91,8 @@ class FetchWatch:
         if self._waited_s < self._silence_max_s:
             return None
         return errors.Unavailable(
-            f"a request for records has not come back for {self._waited_s:.0f} s, though its"
-            " time-outs have passed"
+            f"{self._what} has not come back for {self._waited_s:.0f} s, though its time-outs have"
+            " passed"
         )
 
 

@@ -1,19 +1,21 @@
 """The lease thread: receives the manager's messages, passes events to the core, performs commands.
 
 All writes of the row go through this one thread [P5]. A slow answer of the table delays the next
-event. It never delays a decision: each event carries the time to the core.
+event. It never delays a decision: each event carries the time to the core. It asks no service for
+anything but the lease's own row: what else the core needs, another thread asks (`look_ups.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import heapq
 import itertools
 import os
 import select
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
 from kclrun.consuming import commands, events
@@ -24,6 +26,7 @@ from kclrun.ipc import messages
 from kclrun.ipc.board import StatusSlot, boottime
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.ring import EventRing
+from kclrun.model.lease import LeaseKey
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.stream import qualified_shards, stream_of
 from kclrun.model.time import Instant, WallTime
@@ -34,6 +37,7 @@ from kclrun.protocol.status import LeaseStatus
 from kclrun.record_calls.runners import MakeThread
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueView
 from kclrun.worker.fetching import FetchView, FetchWatch
+from kclrun.worker.look_ups import Ask, LookUps
 from kclrun.worker.sharing import LEASE_THREAD, RestS, daemon_thread
 
 if TYPE_CHECKING:
@@ -272,6 +276,8 @@ class LeaseThread:
         self._line = line
         self._reporter = reporter
         self._fetch_watch = fetch_watch
+        self._look_ups = LookUps(self._happened, self.break_off, now=now, make_thread=make_thread)
+        self._look_up_watch: FetchWatch | None = None  # set with the first look-up
         self._now = now
         self._on_over = on_over
         self._rest_s = rest_s
@@ -304,6 +310,7 @@ class LeaseThread:
             self.failure = error
         finally:
             self._queue.close()
+            self._look_ups.close()
             self._on_over()
 
     def break_off(self, error: BaseException) -> None:
@@ -317,20 +324,25 @@ class LeaseThread:
         if self.cause is not None:
             return
         self._publish()
-        self._watch_fetching()
+        self._watch_requests()
         self._wait()
         self._perform_later()
         self._pump.post(events.Ticked())
 
+    def _happened(self, event: events.Event) -> None:
+        """Any thread."""
+        self._inbox.post(event)
+
     def _publish(self) -> None:
         self._reporter.publish(self._life, self._queue.view(), self._rows.waiting_since())
 
-    def _watch_fetching(self) -> None:
+    def _watch_requests(self) -> None:
         """A lease that is renewed and not read stalls in silence: end the process instead."""
-        hung = self._fetch_watch.look(self._now())
-        if hung is not None:
-            self._reporter.warn(f"{hung}; the lease process ends and begins anew")
-            self.break_off(hung)
+        for watch in (self._fetch_watch, self._look_up_watch):
+            hung = None if watch is None else watch.look(self._now())
+            if hung is not None:
+                self._reporter.warn(f"{hung}; the lease process ends and begins anew")
+                self.break_off(hung)
 
     def _wait(self) -> None:
         before = self._now()
@@ -372,12 +384,9 @@ class LeaseThread:
             case commands.SendWrite() | commands.SendLateCheckpoint() | commands.ReadOwnRow():
                 self._perform_in_time(command)
             case commands.ReadRows(keys):
-                self._ask(
-                    lambda: events.RowsRead(tuple((k, self._table.read(k)) for k in keys)),
-                    events.LookUpFailed,
-                )
+                self._look_up(functools.partial(self._rows_of, keys))
             case commands.ListShards():
-                self._ask(self._listed, events.LookUpFailed)
+                self._look_up(self._listed)
             case commands.AllowDelivery():
                 self._queue.allow_delivery(command)
             case commands.StopDelivery():
@@ -395,9 +404,22 @@ class LeaseThread:
             case call:
                 self._queue.call(call)
 
+    def _look_up(self, ask: Ask) -> None:
+        if self._look_up_watch is None:
+            what = "a look-up at the end of the shard"
+            self._look_up_watch = self._fetch_watch.beside(lambda: self._look_ups.view, what)
+        self._look_ups.begin(ask)
+
+    # On the thread of the look-ups.
+
+    def _rows_of(self, keys: Sequence[LeaseKey]) -> events.RowsRead:
+        return events.RowsRead(tuple((key, self._table.read(key)) for key in keys))
+
     def _listed(self) -> events.ShardsListed:
         stream = stream_of(self._life.own.key)
         return events.ShardsListed(qualified_shards(stream, self._admin.list_shards()))
+
+    # On the lease thread again.
 
     def _report(self, report: reports.Report) -> None:
         if isinstance(report, reports.Checkpointed):
@@ -440,9 +462,7 @@ class LeaseThread:
         self._pump.answer(events.WriteResolved(change, outcome, sent))
 
     def _ask(
-        self,
-        ask: Callable[[], events.Event],
-        failed: Callable[[str], events.ReadFailed | events.LookUpFailed],
+        self, ask: Callable[[], events.OwnRowRead], failed: Callable[[str], events.ReadFailed]
     ) -> None:
         asked = self._now()
         try:

@@ -13,9 +13,7 @@ is not durable.
 from __future__ import annotations
 
 import contextlib
-import operator
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +31,7 @@ from kclrun.processor import KeptRow, Row
 from kclrun.sinks.outbox import BoxedOutput, Decided
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import MakeChange, Undoable, held_bytes
+from kclrun.worker.output_notes import Mark, Marks, Note, Notes
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
@@ -75,20 +74,6 @@ class Keyed(msgspec.Struct, frozen=True):
     is_boxed: bool = False
 
 
-class _Mark(msgspec.Struct, frozen=True, gc=False, order=True):
-    """The number and the bytes of the first rows of an output since the lease began."""
-
-    rows: int = 0
-    size: int = 0
-
-
-class _Note(msgspec.Struct, frozen=True):
-    """The rows that a checkpoint at `position` covers, one mark for each output."""
-
-    position: ExtendedSequenceNumber
-    marks: tuple[_Mark, ...]
-
-
 class _Lane:
     """One output with the rows that wait for it."""
 
@@ -98,10 +83,10 @@ class _Lane:
         self.output = output
         self.pace = pace
         self.rows: list[Any] = []  # emitted and not yet added
-        # The number of all rows that were emitted, and their bytes. Not a _Mark, because each row
+        # The number of all rows that were emitted, and their bytes. Not a Mark, because each row
         # changes them.
         self.emitted_rows = self.emitted_bytes = 0
-        self.added = _Mark()
+        self.added = Mark()
         # The destination had the rows of records up to here when the lease began: rows that these
         # records emit again are dropped [K12].
         self.known: ExtendedSequenceNumber | None = None
@@ -114,15 +99,15 @@ class _Lane:
         self.clear: ExtendedSequenceNumber | None = None
 
     @property
-    def emitted(self) -> _Mark:
-        return _Mark(self.emitted_rows, self.emitted_bytes)
+    def emitted(self) -> Mark:
+        return Mark(self.emitted_rows, self.emitted_bytes)
 
     def append(self, row: Any, size: int) -> None:
         self.rows.append(row)
         self.emitted_rows += 1
         self.emitted_bytes += size
 
-    def take_back(self, mark: _Mark) -> Sequence[Any]:
+    def take_back(self, mark: Mark) -> Sequence[Any]:
         """Remove and return the rows emitted after `mark`, which are not added yet."""
         first = mark.rows - self.added.rows
         taken = self.rows[first:]
@@ -191,8 +176,9 @@ class Outputs:
         self._now = now
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._notes: deque[_Note] = deque()  # bounded by uncheckpointed_max
-        self._batch_start: tuple[_Mark, ...] | None = None
+        self._notes = Notes()
+        self._sending_upto: ExtendedSequenceNumber | None = None  # of the last turn
+        self._batch_start: Marks | None = None
         # The highest position whose rows may be sent, and the highest whose rows were added.
         self._settled: ExtendedSequenceNumber | None = None
         self._sent: ExtendedSequenceNumber | None = None
@@ -286,9 +272,12 @@ class Outputs:
     def place_changes(self, changes: Sequence[Undoable]) -> None:
         """Add, within a batch, the changes of the state that records kept until they were done.
         User code sees these changes already, and `take_back_batch` does not undo them."""
+        size = sum([held_bytes(*change) for change in changes])  # there may be very many
         with self._lock:
-            for change in changes:
-                self._lanes[0].append(change, held_bytes(*change))
+            lane = self._lanes[0]
+            lane.rows.extend(changes)
+            lane.emitted_rows += len(changes)
+            lane.emitted_bytes += size
 
     def emit_to(self, name: str) -> Callable[[Row], None]:
         """Returns: the function that adds one row to the output. It raises SinkError outside a
@@ -347,17 +336,16 @@ class Outputs:
         with self._changed:
             assert self._batch_start is not None, "no batch to take back"
             limits = [each for each in (checkpoint, self._sent) if each is not None]
-            covered = [note for note in self._notes if limits and note.position <= max(limits)]
-            kept = covered[-1].marks if covered else self._batch_start
-            kept = tuple(map(max, kept, self._batch_start, self._added()))
-            for lane, mark in zip(self._lanes, kept, strict=True):
-                taken = lane.take_back(mark)
-                if self._state is not None and lane.index == 0:
-                    for change in reversed(taken):
-                        self._state.undo(change)
-            while self._notes and any(map(operator.gt, self._notes[-1].marks, kept)):
-                self._notes.pop()
+            kept = start = self._batch_start
+            if limits:
+                kept = self._notes.covered(max(limits), start)
+            kept = tuple(map(max, kept, start, self._added()))
+            taken = [lane.take_back(mark) for lane, mark in zip(self._lanes, kept, strict=True)]
+            self._notes.drop_beyond(kept)
             self._batch_start = None
+        if self._state is not None:
+            for change in reversed(taken[0]):  # there may be very many
+                self._state.undo(change)
 
     @property
     def sent(self) -> ExtendedSequenceNumber | None:
@@ -370,7 +358,7 @@ class Outputs:
         with self._changed:
             if not self._is_manual:
                 self._settled = position if self._settled is None else max(self._settled, position)
-            if self._notes and self._settled and self._notes[0].position <= self._settled:
+            if self._notes.has_any_upto(self._settled):
                 self._waiting_since = self._waiting_since or self._now()
             self._look_at_room()
             if self._is_manual and self._is_full(1.0):
@@ -382,10 +370,10 @@ class Outputs:
                 )
             self._changed.notify_all()
 
-    def _marks(self) -> tuple[_Mark, ...]:
+    def _marks(self) -> Marks:
         return tuple(lane.emitted for lane in self._lanes)
 
-    def _added(self) -> tuple[_Mark, ...]:
+    def _added(self) -> Marks:
         return tuple(lane.added for lane in self._lanes)
 
     def _note(self, position: ExtendedSequenceNumber) -> None:
@@ -397,14 +385,17 @@ class Outputs:
         """
         marks = self._marks()
         start = marks if self._batch_start is None else self._batch_start
-        while self._notes and self._notes[-1].position >= position:
-            if not any(map(operator.gt, self._notes[-1].marks, start)):
-                break
-            self._notes.pop()
-        is_sent = self._sent is not None and position <= self._sent
-        last = self._notes[-1].marks if self._notes else self._added()
-        if not is_sent and marks != last:
-            self._notes.append(_Note(position, marks))
+        self._notes.drop_void(position, start)
+        if self._sent is None or position > self._sent:
+            self._notes.add(Note(position, marks), self._added())
+            self._merge_notes()
+
+    def _merge_notes(self) -> None:
+        """From now on rows leave up to the settled position. The turn under way may end before it,
+        and so may the rows that a destination has already [K12]."""
+        if self._settled is not None:
+            ends = (self._sending_upto, *(lane.known for lane in self._lanes))
+            self._notes.merge(self._settled, ends)
 
     # For the lease thread, which runs the core.
 
@@ -472,8 +463,7 @@ class Outputs:
             return not self._is_closed
 
     def _has_work(self) -> bool:
-        limit = self._limit()
-        may_add = bool(self._notes) and limit is not None and self._notes[0].position <= limit
+        may_add = self._notes.has_any_upto(self._limit())
         is_busy = any(it is not None for it in (self._asked, self._committing, self._decided))
         return self._is_closed or is_busy or may_add or self._may_collect()
 
@@ -503,7 +493,8 @@ class Outputs:
 
     def _send(self) -> None:
         with self._changed:
-            asked, limit = self._asked, self._limit()
+            asked = self._asked
+            limit = self._sending_upto = self._limit()
         assert limit is not None, "rows leave after begin()"
         self._fill()
         covered = (self._send_apart if self._state is None else self._send_together)(asked, limit)
@@ -549,7 +540,7 @@ class Outputs:
                 self._commit(lane)
         with self._changed:
             for lane in self._lanes:
-                if not lane.is_dirty and (not self._notes or self._notes[0].position > limit):
+                if not lane.is_dirty and not self._notes.has_any_upto(limit):
                     lane.clear = limit
             return min(lane.clear or limit for lane in self._lanes)
 
@@ -563,7 +554,7 @@ class Outputs:
         self._add(limit)
         is_clean = not any(lane.is_dirty for lane in self._lanes)
         with self._changed:
-            is_added = not self._notes or self._notes[0].position > limit
+            is_added = not self._notes.has_any_upto(limit)
         if is_added and (is_clean or self._commits_together(asked)):
             self._committing = limit
             self._box(limit)
@@ -640,20 +631,16 @@ class Outputs:
         """Add the rows of settled records up to `limit` to their outputs."""
         while True:
             with self._changed:
-                if not self._notes or self._notes[0].position > limit:
+                notes = self._notes.upto(limit)
+                if not notes:
                     return
-                notes = [note for note in self._notes if note.position <= limit]
-                self._sent = notes[-1].position
+                sent = self._sent = notes[-1].position
             for index, lane in enumerate(self._lanes):
                 self._add_to(lane, [(note.position, note.marks[index]) for note in notes])
-            # By identity, once each: after an outage there are thousands, and the thread that
-            # renews the lease waits for this lock.
-            added = set(map(id, notes))
             with self._changed:
-                while self._notes and id(self._notes[0]) in added:
-                    self._notes.popleft()
+                self._notes.drop_upto(sent)  # no note at or below `sent` is newer than these
 
-    def _add_to(self, lane: _Lane, marks: Sequence[tuple[ExtendedSequenceNumber, _Mark]]) -> None:
+    def _add_to(self, lane: _Lane, marks: Sequence[tuple[ExtendedSequenceNumber, Mark]]) -> None:
         """Add the rows up to the last mark; rows that the destination has already are dropped."""
         known = [mark for at, mark in marks if lane.known is not None and at <= lane.known]
         if known:
@@ -668,7 +655,7 @@ class Outputs:
                 lane.is_dirty, lane.dirty_since = True, self._now()
             self._take(lane, last)
 
-    def _take(self, lane: _Lane, upto: _Mark) -> None:
+    def _take(self, lane: _Lane, upto: Mark) -> None:
         """The rows up to this mark do not wait here any more."""
         with self._changed:
             if upto.rows > lane.added.rows:

@@ -1,6 +1,9 @@
 """Outputs of a lease: what waits, what leaves, and what the core is told."""
 
+import random
 import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,9 @@ from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
 from kclrun.model.output import Cursor, naming_output
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
+from kclrun.worker import output_notes as notes_module
 from kclrun.worker import outputs as module
+from kclrun.worker.output_notes import MERGED_FROM, Note
 from kclrun.worker.outputs import Outputs, Pace
 from tests.patience import HUNG_S
 from tests.support.memory_output import Destination, MemoryOutput
@@ -148,25 +153,105 @@ def test_a_lower_checkpoint_voids_a_note_of_the_same_call():
     assert (lease.rows, lease.reported) == ([[1, 2]], [at(4)])
 
 
-def test_rows_that_waited_for_an_outage_are_added_without_comparing_each_note_with_all(monkeypatch):
-    compared = []
-
-    class Note(module._Note, frozen=True, eq=False):
-        __hash__ = None
-
-        def __eq__(self, other):
-            compared.append(other)
-            return self.position == other.position
-
-    monkeypatch.setattr(module, "_Note", Note)
+def test_an_hour_of_small_batches_waits_for_a_destination_as_a_few_notes():
     lease = Lease(Pace(0.0, 0, 1_000_000))
-    waiting = 500
+    lease.fates[0] += [*["refused"] * 10, ""]
+    lease.call(1, 1)
+    lease.ask(1)  # refused: it is repeated before another row is added
+    waiting, most = 18_000, 0
+    for number in range(2, waiting + 1):
+        lease.call(number, number)
+        if number % 3_000 == 0:
+            lease.outputs.turn()  # refused again
+        most = max(most, len(lease.outputs._notes))
+    assert most <= MERGED_FROM
+    assert lease.rows == [[]]
+
+    lease.fates[0].clear()
+    lease.ask(waiting)
+    assert lease.rows == [list(range(1, waiting + 1))]
+    assert lease.reported[-1] == at(waiting)
+
+
+@pytest.mark.parametrize("is_manual", [False, True])
+def test_notes_are_looked_at_a_few_times_each_however_many_wait(monkeypatch, is_manual):
+    """The thread that renews the lease needs the lock under which they are looked at."""
+    looks = 0
+
+    class Looked(Note, frozen=True):
+        @property
+        def position(self):  # type: ignore[override]
+            nonlocal looks
+            looks += 1
+            return super().position
+
+    monkeypatch.setattr(module, "Note", Looked)
+    lease = Lease(Pace(0.0, 0, 1_000_000), is_manual=is_manual)
+    waiting = 2_000
     for number in range(1, waiting + 1):
         lease.call(number, number)
     lease.ask(waiting)
-
     assert lease.rows == [list(range(1, waiting + 1))]
-    assert len(compared) <= waiting
+    assert looks <= 12 * waiting
+
+
+def test_rows_that_are_settled_during_a_turn_do_not_hide_those_that_it_sends(monkeypatch):
+    monkeypatch.setattr(notes_module, "MERGED_FROM", 2)
+    lease = Lease(AT_ONCE)
+    lease.fates[0] += ["refused", ""]
+    lease.call(1, 1)
+    lease.ask(1)
+    lease.call(2, 2)
+    commit = lease.memory[0].commit
+
+    def commit_slowly() -> Cursor:
+        for number in range(3, 9):
+            lease.call(number, number)
+        lease.memory[0].commit = commit  # type: ignore[method-assign]
+        return commit()
+
+    lease.memory[0].commit = commit_slowly  # type: ignore[method-assign]
+    lease.ask(2)
+    assert (lease.rows, lease.reported[-1]) == ([[1, 2]], at(2))
+    lease.ask(8)
+    assert (lease.rows, lease.reported[-1]) == ([[*range(1, 9)]], at(8))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_each_commit_has_the_same_rows_whether_notes_are_merged_or_not(monkeypatch, seed):
+    def run(merged_from: int) -> list[object]:
+        monkeypatch.setattr(notes_module, "MERGED_FROM", merged_from)
+        chance = random.Random(seed)
+        lease = Lease(AT_ONCE, Pace(5.0, 60, 1_000))
+        for lane, known in zip(lease.outputs._lanes, (7, 12), strict=True):
+            lane.known = at(known)  # the destination has the rows up to here
+        seen: list[object] = []
+        for memory, name in zip(lease.memory, "ab", strict=True):
+            memory.add = _noting(memory.add, name, seen)  # type: ignore[method-assign]
+        for number in range(1, 60):
+            lease.now = Instant(lease.now + chance.random())
+            lease.call(number, *range(number * 10, number * 10 + chance.randrange(3)), to="a")
+            lease.call(number, number, to="b", settles=chance.random() < 0.8)
+            for fates in lease.fates:
+                fates[:] = ["refused"] * (chance.random() < 0.6)
+            if chance.random() < 0.3:
+                lease.ask(number, must=chance.random() < 0.5)
+            else:
+                lease.outputs.turn()
+        seen += [lease.reported, lease.rows]
+        return seen
+
+    assert run(1) == run(1_000_000)
+
+
+def _noting(
+    add: Callable[[Sequence[Any], Cursor], None], name: str, seen: list[object]
+) -> Callable[[Sequence[Any], Cursor], None]:
+    def note(rows: Sequence[Any], upto: Cursor) -> None:
+        add(rows, upto)
+        seen.append((name, list(rows), upto))
+
+    return note
 
 
 def test_an_offer_leaves_a_large_roll_to_the_next_owner(monkeypatch):

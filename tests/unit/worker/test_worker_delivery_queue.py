@@ -209,6 +209,18 @@ def test_records_behind_a_page_without_any_wait_since_the_first_of_them_arrived(
     assert queue.view().unprocessed_since == 1_002.0
 
 
+def test_pages_without_records_take_the_room_of_one_and_pass_the_position_of_the_last(queue):
+    """While an output is full nothing is delivered, and such pages never fill the queue."""
+    queue.put(page(1))
+    for number in range(2, 1_000):
+        queue.put(page(last=number))
+    queue.put(page(1_000))
+    assert len(queue._pages) == 3
+
+    queue.allow_delivery(permit())
+    assert [queue.next_task().last.sequence_number for _ in range(3)] == ["1", "999", "1000"]
+
+
 def test_records_without_an_arrival_time_wait_since_an_unknown_time(queue):
     queue.put(page(1))
 

@@ -78,8 +78,17 @@ class Table(LeaseRows):
 
 
 class Admin:
+    """`answers` is cleared while a listing does not come back."""
+
+    def __init__(self):
+        self.answers = threading.Event()
+        self.answers.set()
+        self.asked = threading.Event()
+
     def list_shards(self, shard_filter=None):
         """The other parent of s2 has expired."""
+        self.asked.set()
+        self.answers.wait(HUNG_S)
         closed = Shard("s0", HashRange(0, 9), "1", "99")
         return closed, Shard("s2", HashRange(0, 9), "100", None, "s0", "s1")
 
@@ -106,8 +115,9 @@ class Rows:
 
 
 class Stage:
-    def __init__(self, failover_s=1.5, every_s=0.05):
+    def __init__(self, failover_s=1.5, every_s=0.05, silence_max_s=HUNG_S):
         self.table = Table()
+        self.admin = Admin()
         self.table.write(
             changes.CreateLease(Lease(key="s0", checkpoint=p(10), owner=ME, counter=5))
         )
@@ -138,12 +148,12 @@ class Stage:
             self.inbox,
             self.queue,
             table=self.table,
-            admin=Admin(),
+            admin=self.admin,
             checkpoints=self.checkpoints,
             rows=self.rows,
             line=ManagerLine(self.channel, lambda credentials: None),
             reporter=reporter,
-            fetch_watch=FetchWatch(lambda: self.fetch_view, 0.2),
+            fetch_watch=FetchWatch(lambda: self.fetch_view, silence_max_s),
             now=boottime,
             on_over=self.over.set,
             rest_s=functools.partial(rest_together_s, 0.0),
@@ -175,6 +185,13 @@ class Stage:
 @pytest.fixture
 def stage():
     stage = Stage()
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def impatient_stage():
+    stage = Stage(silence_max_s=0.2)
     yield stage
     stage.close()
 
@@ -245,6 +262,70 @@ def test_a_look_up_that_fails_at_the_end_of_a_shard_is_tried_again(stage):
     stage.inbox.post(events.ShardExhausted((ChildShard("s2", ("s0", "s1"), HashRange(0, 9)),)))
 
     until(lambda: stage.table.raw("s2"))
+
+
+@pytest.mark.seconds
+def test_a_listing_that_takes_longer_than_the_failover_loses_no_lease(stage):
+    stage.admin.answers.clear()
+    stage.batch(20)
+    stage.inbox.post(events.ShardExhausted(()))
+    assert stage.admin.asked.wait(HUNG_S)
+    renewed, asked = stage.table.written.count(changes.Renew), boottime()
+    until(lambda: stage.table.written.count(changes.Renew) >= renewed + 4)
+    until(lambda: boottime() >= asked + 1.5)
+
+    stage.admin.answers.set()
+
+    until(lambda: stage.table.raw("s2"))
+    assert stage.thread.failure is None
+    assert not stage.reported(reports.LeaseLost)
+
+
+def test_other_threads_make_all_requests_but_those_for_the_own_row(stage):
+    made = []
+
+    def noted(call, name):
+        def note(*arguments):
+            made.append((name, threading.current_thread().name))
+            return call(*arguments)
+
+        return note
+
+    stage.table.read = noted(stage.table.read, "read")
+    stage.admin.list_shards = noted(stage.admin.list_shards, "list_shards")
+    child = ChildShard("s2", ("s0", "s1"), HashRange(0, 9))
+    stage.inbox.post(events.ShardExhausted((child,)))
+    until(lambda: stage.table.raw("s2"))
+
+    assert set(made) == {("read", "look-up"), ("list_shards", "look-up")}
+
+
+@pytest.mark.seconds
+def test_where_the_host_has_no_thread_left_a_look_up_is_tried_again(stage):
+    made = stage.thread._look_ups._make_thread
+
+    class NoThread(threading.Thread):
+        def start(self):
+            stage.thread._look_ups._make_thread = made
+            raise RuntimeError("can't start new thread")
+
+    stage.thread._look_ups._make_thread = lambda target, name: NoThread(target=target, name=name)
+    stage.inbox.post(events.ShardExhausted(()))
+
+    until(lambda: stage.table.raw("s2"))
+    warned = [each.detail for each in stage.reported(reports.ProcessWarned)]
+    assert any("can't start new thread" in words for words in warned)
+
+
+def test_a_bug_in_a_look_up_ends_the_lease_thread(stage):
+    def broken(shard_filter=None):
+        raise ZeroDivisionError("a bug")
+
+    stage.admin.list_shards = broken
+    stage.inbox.post(events.ShardExhausted(()))
+
+    assert stage.over.wait(HUNG_S)
+    assert isinstance(stage.thread.failure, ZeroDivisionError)
 
 
 def test_a_manager_that_drains_and_one_that_is_gone(stage):
@@ -456,7 +537,7 @@ def test_work_that_is_not_a_request_and_a_late_wake_up_are_stalls(
     assert waits.thread._asking_s == 0.0
 
 
-def test_a_write_and_a_look_up_count_as_asking_and_work_does_not():
+def test_a_write_and_a_read_of_the_own_row_count_as_asking_and_work_does_not():
     stalls = Stalls()
     thread = stalls.thread
 
@@ -474,9 +555,9 @@ def test_a_write_and_a_look_up_count_as_asking_and_work_does_not():
         stalls.now += 3.0
         raise Unavailable("503")
 
-    thread._ask(fails, events.LookUpFailed)
+    thread._ask(fails, events.ReadFailed)
     assert thread._asking_s == 5.0
-    assert stalls.answered[-1] == events.LookUpFailed("503")
+    assert stalls.answered[-1] == events.ReadFailed("503")
 
 
 def test_a_thread_that_broke_wakes_the_lease_thread():
@@ -558,13 +639,29 @@ def test_user_code_that_returned_early_in_a_stall_did_not_cause_it():
 
 
 @pytest.mark.seconds
-def test_a_request_for_records_that_never_comes_back_ends_the_lease_thread_with_its_reason(stage):
+def test_a_request_for_records_that_never_comes_back_ends_the_lease_thread_with_its_reason(
+    impatient_stage,
+):
+    stage = impatient_stage
     stage.fetch_view = FetchView(asking_since_instant=boottime())
 
     assert stage.over.wait(HUNG_S)
 
     assert "has not come back" in str(stage.thread.failure)
     assert any("begins anew" in each.detail for each in stage.reported(reports.ProcessWarned))
+    assert stage.table.read("s0").owner == ME
+
+
+@pytest.mark.seconds
+def test_a_listing_that_never_comes_back_ends_the_lease_thread_with_its_reason(impatient_stage):
+    stage = impatient_stage
+    stage.admin.answers.clear()
+    stage.inbox.post(events.ShardExhausted(()))
+
+    assert stage.over.wait(HUNG_S)
+
+    stage.admin.answers.set()
+    assert "a look-up at the end of the shard has not come back" in str(stage.thread.failure)
     assert stage.table.read("s0").owner == ME
 
 
