@@ -654,6 +654,15 @@ def _shards_to_lease(listing: Listing, view: TableView) -> int:
     )
 
 
+def shards_without_lease(listing: Listing, view: TableView) -> tuple[str, ...]:
+    """The listed shards that should have a row by now, and have none."""
+    missing = [shard.shard_id for shard in listing.shards if not view.has_row(shard.shard_id)]
+    if not missing:
+        return ()
+    behind, ahead = shards_behind(listing, view), _ahead(listing, view)
+    return tuple(shard for shard in missing if shard not in behind and shard not in ahead)
+
+
 def shards_behind(listing: Listing, view: TableView) -> set[str]:
     """The ancestors of all leases. Rows name parents that an old listing does not connect yet."""
     found: set[str] = {key for lease in view.rows.values() for key in parent_keys(lease)}
