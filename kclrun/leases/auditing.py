@@ -34,6 +34,7 @@ from kclrun.model.shard import HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM, StreamKey, stream_name_of, stream_of
 from kclrun.model.time import Instant, WallTime, utc_text
 from kclrun.protocol import writes
+from kclrun.protocol.trimming import LISTING_LAG_MAX_S
 
 _KEYS_SHOWN_MAX: Final = 5
 # After a reshard of thousands of shards, so many rows may go at once, and each manager that scans
@@ -169,7 +170,7 @@ class StreamWatch:
             if lease.is_ended and shard.is_open:
                 since = ended_since.get(lease.key, listing.seen_instant)
                 self._open_and_ended_since[lease.key] = since
-                if listing.seen_instant - since >= shard_sync.LISTING_LAG_MAX_S:
+                if listing.seen_instant - since >= LISTING_LAG_MAX_S:
                     found.append(f"{lease.key} is at SHARD_END, and its shard is open")
             elif not lease.checkpoint.is_sentinel and lease.checkpoint < _position(
                 shard.starting_sequence_number

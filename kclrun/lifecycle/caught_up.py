@@ -68,4 +68,6 @@ class CaughtUp:
 def _are_unread(statuses: Iterable[LeaseStatus | None], since: Instant) -> bool:
     """Whether a shard was not read since then. A process whose requests fail keeps its last answer:
     the tip of before the outage says nothing about now."""
-    return any(status is not None and 0.0 < status.last_fetch_instant < since for status in statuses)
+    return any(
+        status is not None and 0.0 < status.last_fetch_instant < since for status in statuses
+    )

@@ -1,4 +1,4 @@
-"""`--until caught-up` beside another machine: exit 0 says that every record was read, here or there.
+"""`--until caught-up` beside another machine: exit 0 says that all was read, here or there.
 
 The other machine is lost, or it is behind.
 """

@@ -1,4 +1,4 @@
-"""What the lease table says about the end of a run with `--until caught-up`: unknown is not read."""
+"""What the lease table says about the end of `--until caught-up`: unknown is not read."""
 
 import pytest
 

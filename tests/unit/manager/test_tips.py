@@ -37,7 +37,7 @@ class Reader:
         unread = [number for number in self.numbers if number >= int(iterator)]
         page, rest = unread[:limit], unread[limit:]
         self.gap -= not page
-        behind = 1_000 if rest or self.gap >= 0 and not page else 0
+        behind = 1_000 if rest or (self.gap >= 0 and not page) else 0
         following = str(page[-1] + 1) if page else iterator
         is_end = self.is_closed and not rest
         return FetchedPage(
@@ -99,7 +99,7 @@ def test_a_gap_before_the_tip_is_walked_over_several_looks():
 
     found = [looks.at(100.0 + 2 * number, lease(at(9))) for number in range(4)]
 
-    assert found[0] is False and found[-1] is True
+    assert (found[0], found[-1]) == (False, True)
 
 
 def test_a_look_says_nothing_later_and_nothing_about_another_checkpoint():
