@@ -21,7 +21,7 @@ _VIEW_OLD_FAILOVERS: Final = 4.0
 
 
 class LeasesElsewhere:
-    """The unended leases that other owners hold, at the last scan, and what is known of them.
+    """The unended leases that other live owners hold, at the last scan, and what is known of them.
 
     `halted` stand still until an operator resumes them, as our own do. `reading` were seen to be
     renewed. `unknown` are the others, each with the reason in words.
@@ -41,13 +41,10 @@ class LeasesElsewhere:
         self.unknown: list[str] = []
         wall = observation.wall_time(now)
         for lease in view.unended:
-            if lease.key in held_leases:
+            if lease.key in held_leases or _is_unread(lease, view, me):
                 continue
-            if lease.owner is None or lease.owner == me or is_unowned(lease.owner):
-                self.unknown.append(f"{lease.key} is not being read")
-            elif lease.key in view.expired:
-                self.unknown.append(f"{lease.key} is not being read: {lease.owner} is gone")
-            elif not observation.is_seen_alive(lease):
+            assert lease.owner is not None, "it has another owner"
+            if not observation.is_seen_alive(lease):
                 self.unknown.append(f"{lease.key} is of {lease.owner}, not seen to renew it yet")
             elif lease.owner.startswith(OWNER_PREFIX) and lease.halt is not None:
                 self.halted.append(lease.key)
@@ -62,14 +59,17 @@ def _is_paused(lease: Lease) -> bool:
     return lease.pause is not None and (lease.owner or "").startswith(OWNER_PREFIX)
 
 
+def _is_unread(lease: Lease, view: TableView, me: OwnerId) -> bool:
+    """Whether it has no live owner but us. Of ours only the held ones are read."""
+    return lease.owner == me or is_unowned(lease.owner) or lease.key in view.expired
+
+
 def blockers(
-    view: TableView,
-    held_leases: Mapping[LeaseKey, HeldLease],
-    elsewhere: LeasesElsewhere,
+    view: TableView, held_leases: Mapping[LeaseKey, HeldLease], me: OwnerId
 ) -> tuple[str, ...]:
     """What separates the fleet from "caught up", by the leases alone: one line for each lease that
-    is neither ended, nor running here, nor known to run elsewhere. A lease process knows whether it
-    is at the tip of its shard.
+    is not running here, not ended, and not another owner's (`LeasesElsewhere` has those). A lease
+    process knows whether it is at the tip of its shard.
 
     A halted lease blocks nothing: it stands still by decision, and in a job that only waits for the
     end an operator does not resume it. The end reports it (`LeaseManager.halted`).
@@ -77,9 +77,11 @@ def blockers(
     lines = []
     for lease in view.unended:
         held_lease = held_leases.get(lease.key)
-        if held_lease is not None and held_lease.state not in _SETTLED:
-            lines.append(f"{lease.key} is {held_lease.state.value}")
-    lines += elsewhere.unknown
+        if held_lease is not None:
+            if held_lease.state not in _SETTLED:
+                lines.append(f"{lease.key} is {held_lease.state.value}")
+        elif _is_unread(lease, view, me):
+            lines.append(f"{lease.key} is not being read")
     for lease in view.rows.values():
         if lease.is_ended:
             missing = sorted(child for child in lease.children if not view.has_row(child))

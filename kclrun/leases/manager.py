@@ -295,8 +295,8 @@ class LeaseManager:
         if self._children_of_mine:
             children = ", ".join(sorted(self._children_of_mine)[:5])
             return (f"children of a shard that just ended are not taken yet: {children}",)
-        lines = blockers(self._view, self._held.held_leases, self._elsewhere())
-        return lines or self._audits.not_synced()
+        lines = blockers(self._view, self._held.held_leases, self._policy.me)
+        return (*lines, *self._elsewhere().unknown) or self._audits.not_synced()
 
     # Events, in the order of a manager's life.
 

@@ -550,7 +550,7 @@ class TrimWatch:
             if row is None or key in held or self._is_alive(row, listing.seen_instant):
                 continue
             absence = absence_of(listing.shards, key, row.hash_range, row.parents)
-            is_new = absence is not Absence.TRIMMED  # or nothing is known of it
+            is_new = absence is Absence.TOO_NEW
             lag_s = LISTING_LAG_MAX_S if is_new else 0.0
             if listing.seen_instant - since < max(two_periods_s, lag_s):
                 continue
