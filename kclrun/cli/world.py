@@ -70,7 +70,13 @@ def open_world(settings: Settings) -> World:
     return World(
         table=aws.table,
         streams={
-            key: SourceStream(stream.admin, stream.summary, stream.settings, consumers.get(key))
+            key: SourceStream(
+                stream.admin,
+                stream.summary,
+                stream.settings,
+                consumer_arn=consumers.get(key),
+                reader=stream.reader,
+            )
             for key, stream in opened.items()
         },
         credentials=aws.credentials,

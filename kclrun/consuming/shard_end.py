@@ -32,11 +32,12 @@ from kclrun.model.lease import (
 )
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.shard import ChildShard, HashRange, Shard, is_too_new_for
+from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.state import OF_PARENTS
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol import writes
 from kclrun.protocol.reports import LeaseReleased, RecordsExpired
+from kclrun.protocol.trimming import Absence, absence_of
 
 # The other parent gets its lease when its own parents have ended: that may take minutes, seldom.
 # One try a second costs one GetItem.
@@ -172,9 +173,8 @@ class ShardEnd:
         # too new for it and not gone; so may this shard, if it was split soon after it was made. If
         # the shard ended now, the child would be read too early.
         shows_children = all(child in listed for child in self.child_ids)
-        self._is_listing_old = not shows_children and (
-            self.key in listed or is_too_new_for(shards, self.key, own.hash_range, own.parents)
-        )
+        absence = absence_of(shards, self.key, own.hash_range, own.parents)
+        self._is_listing_old = not shows_children and absence in {Absence.LISTED, Absence.TOO_NEW}
 
     def read(self, rows: Iterable[tuple[LeaseKey, Lease | None]]) -> None:
         """Take in the other parents' rows; then, if they were requested, the children's."""
@@ -259,91 +259,6 @@ def records_expired(row: Lease) -> RecordsExpired:
 def children_expired(row: Lease) -> RecordsExpired:
     """Children of the trimmed shard were trimmed, too, before they had a lease [P13]."""
     return RecordsExpired(row.checkpoint, CHILDREN_EXPIRED)
-
-
-class ExpiryWatch:
-    """The proof that the shard of this lease was trimmed: its records have expired [P13].
-
-    One instance for each process. All ids are bare, or all are qualified. `apart_s` is the time
-    between the two listings: the failover, which is two sync periods of a manager that lists shards
-    in each of its cycles [P10].
-
-    Kinesis forgets a closed shard once its last record is older than the retention: it leaves
-    ListShards, and GetShardIterator returns ResourceNotFoundException. The same answer comes while
-    a stream is deleted, after another one was made under its name, and for moments after a reshard.
-    Then ending the lease would leave records out. So the process that holds the lease proves the
-    difference alone: it needs no message, and a message could come late or to the wrong process.
-
-        NotFound ─► listing ─► does it show that the shard was trimmed? ─► no: look again later
-                                                                        ─► yes: the first of two
-        NotFound ─► listing, two sync periods later, no page in between ─► yes: proven, end it
-
-    The possible errors, and the protection against each:
-
-    - A listing fails, or is empty (a stream that is being deleted or made): not evidence.
-    - A listing lags behind a reshard and does not show a new shard yet: it shows a parent, or an
-      older shard of the same hash keys. Those are trimmed before it, so the shard is new, and never
-      proven.
-    - A NotFound was an error of the service: a page, or a listing with the shard, begins anew.
-    - The stream was made again: its shards begin at number 0 without parents. So the listing must
-      name a child of the shard, or show only younger shards with parents where its hash keys were.
-      A new stream with a lineage of its own has another creation time, which the manager compares.
-    - The lease moves meanwhile: the proof is gone with the process, and the next owner makes its
-      own. Every write of the end has the owner's condition, as the end of any shard [P2, P12].
-    - Children began, or ended, already: creating them leaves an existing row as it is.
-    - Parents have not ended: a child is read, and so comes to NotFound, only after them [P11].
-    - Children were trimmed, too: the shard ends without any, and the lease manager creates the
-      oldest shards that are still listed of its hash keys, at their beginning
-      (`leases/shard_sync.py`).
-    """
-
-    def __init__(
-        self,
-        shard_id: str,
-        hash_range: HashRange | None,
-        parents: Collection[str],
-        *,
-        apart_s: float,
-    ) -> None:
-        self._shard_id = shard_id
-        self._hash_range = hash_range
-        self._parents = frozenset(parents)
-        self._apart_s = apart_s
-        self._listed_instant: Instant | None = None
-        self._absent_since: Instant | None = None
-
-    def page_came(self) -> None:
-        """The shard can be read: all evidence so far is void."""
-        self._absent_since = None
-
-    def is_listing_due(self, now: Instant) -> bool:
-        """The service said NotFound: whether to list the shards now. At most once in `apart_s`."""
-        listed = self._listed_instant
-        return listed is None or now - listed >= self._apart_s
-
-    def is_proven(self, shards: Collection[Shard], now: Instant) -> bool:
-        """Take in a complete listing that follows a NotFound: True if the shard was trimmed."""
-        self._listed_instant = now
-        if not self._shows_trimmed(shards):
-            self._absent_since = None
-        elif self._absent_since is None:
-            self._absent_since = now
-        return self._absent_since is not None and now - self._absent_since >= self._apart_s
-
-    def listing_failed(self, now: Instant) -> None:
-        """A listing failed and proves nothing. The next one is due after the same time."""
-        self._listed_instant = now
-
-    def _shows_trimmed(self, shards: Collection[Shard]) -> bool:
-        mine = self._hash_range
-        if any(shard.shard_id == self._shard_id for shard in shards):
-            return False
-        if is_too_new_for(shards, self._shard_id, mine, self._parents):
-            return False
-        heirs = [shard for shard in shards if mine is not None and shard.hash_range.overlaps(mine)]
-        if any(self._shard_id in shard.parents for shard in shards):
-            return True
-        return bool(heirs) and all(shard.parents for shard in heirs)
 
 
 class GracefulRelease:

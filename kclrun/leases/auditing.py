@@ -34,6 +34,7 @@ from kclrun.model.shard import HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM, StreamKey, stream_name_of, stream_of
 from kclrun.model.time import Instant, WallTime, utc_text
 from kclrun.protocol import writes
+from kclrun.protocol.trimming import LISTING_LAG_MAX_S
 
 _KEYS_SHOWN_MAX: Final = 5
 # After a reshard of thousands of shards, so many rows may go at once, and each manager that scans
@@ -169,7 +170,7 @@ class StreamWatch:
             if lease.is_ended and shard.is_open:
                 since = ended_since.get(lease.key, listing.seen_instant)
                 self._open_and_ended_since[lease.key] = since
-                if listing.seen_instant - since >= shard_sync.LISTING_LAG_MAX_S:
+                if listing.seen_instant - since >= LISTING_LAG_MAX_S:
                     found.append(f"{lease.key} is at SHARD_END, and its shard is open")
             elif not lease.checkpoint.is_sentinel and lease.checkpoint < _position(
                 shard.starting_sequence_number
@@ -251,6 +252,7 @@ class Auditor:
         self.listing: shard_sync.Listing | None = None
         self.under_way: dict[LeaseKey, writes.LeaseChange] = {}
         self.should_list_soon = False
+        self.problem: str | None = None  # why the last listing created no lease
         self._policy = policy
         self._held = held
         self._stream = stream
@@ -312,6 +314,7 @@ class Auditor:
         plan = self._plan(event, view, listing)
         is_first_sync = event.at_start is not None and not self._has_seen_rows
         self.should_list_soon = is_first_sync and not plan.leases
+        self.problem = plan.problem
         commands += self._changes.note("shard_sync_refused", plan.problem)
         # Children of shards with a row first: they are read from their beginning, whatever
         # `start` says.
@@ -337,6 +340,21 @@ class Auditor:
                 commands += self._log_expired(view.rows[change.key])
                 commands += self._write((change,))
         return commands
+
+    def not_synced(self, view: TableView) -> tuple[str, ...]:
+        """Why shards of this stream may have no lease yet, in words."""
+        name = stream_name_of(self._stream)
+        of_stream = f"stream {name}" if name else "the stream"
+        if self.listing is not None and not self.listing.shards and view.is_empty:
+            return ()  # a complete listing shows nothing to read
+        if self.listing is None or self.problem is not None:
+            return (f"the leases of {of_stream} are not known: {self.problem or 'no listing'}",)
+        if view.is_empty:
+            return (f"{of_stream} has no lease yet",)
+        if self._policy.is_bounded:
+            return ()  # shards outside of the time range have none
+        missing = shard_sync.shards_without_lease(self.listing, view)
+        return tuple(f"{shard} has no lease yet" for shard in missing)
 
     def resolved(self, event: WriteResolved) -> tuple[list[Command], bool]:
         """Take in an outcome. Also returns True once all rows that were being created can be taken.
@@ -584,8 +602,15 @@ class Audits:
         """Create missing rows, delete trimmed ones. Also returns True to list again soon."""
         auditor = self._auditors[event.stream]
         commands = auditor.after_listing(event, self._views[event.stream], now)
-        self._synced.add(event.stream)
+        if auditor.listing is not None:
+            self._synced.add(event.stream)
         return commands, auditor.should_list_soon
+
+    def not_synced(self) -> tuple[str, ...]:
+        """Why shards may have no lease yet, by the last scan and listings; one line for each."""
+        streams = self._auditors.items()
+        lines = [auditor.not_synced(self._views[stream]) for stream, auditor in streams]
+        return tuple(chain.from_iterable(lines))
 
     def resolved(self, event: WriteResolved) -> tuple[list[Command], bool]:
         """Take in an outcome. Also returns True once all rows that were being created can be

@@ -15,6 +15,7 @@ from kclrun.leases import events
 from kclrun.leases.auditing import Audits
 from kclrun.leases.balancing import Balancer
 from kclrun.leases.capacity import Places
+from kclrun.leases.caught_up import LeasesElsewhere, blockers, is_view_old
 from kclrun.leases.commands import (
     Command,
     Finish,
@@ -35,7 +36,7 @@ from kclrun.leases.policy import (
     scan_delay_s,
 )
 from kclrun.leases.shard_sync import TableTotals
-from kclrun.leases.table_view import Observation, TableView, is_unowned
+from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import Lease, LeaseKey, OwnerId, is_native, mode_advice
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, WallTime
@@ -155,6 +156,7 @@ class LeaseManager:
         self._scan_instant: Instant | None = None
         self._scanned_instant = Instant(float("-inf"))  # when the last scan began
         self._viewed_instant = self._changed_instant = self._scanned_instant
+        self._handled_instant = Instant(0.0)
         self._is_scanning = self._is_finished = self._has_waited = self._is_refused = False
         self._lacks_phase = True
         self._may_be_old = False  # whether the next scan may be eventually consistent
@@ -185,6 +187,7 @@ class LeaseManager:
         After `Finish` every event is ignored: only scans and reads under way still arrive.
         Raises: InvariantViolation for an event that cannot happen in the current state.
         """
+        self._handled_instant = now
         if self._is_finished:
             return ()
         commands = self._handlers[type(event)](event, now)
@@ -262,22 +265,38 @@ class LeaseManager:
         return self._held.host_places
 
     def halted(self) -> tuple[LeaseKey, ...]:
-        """Our leases that stand still until an operator resumes them."""
-        return tuple(c.key for c in self._held.held_leases.values() if c.state is State.HALTED)
+        """The leases, ours and those of other live owners, that stand still until an operator
+        resumes them."""
+        ours = (c.key for c in self._held.held_leases.values() if c.state is State.HALTED)
+        return (*ours, *(self._elsewhere().halted if self._view is not None else ()))
+
+    def read_elsewhere(self) -> tuple[Lease, ...]:
+        """The rows of the leases that other live owners read, as of the last scan."""
+        return tuple(self._elsewhere().reading) if self._view is not None else ()
+
+    def _elsewhere(self) -> LeasesElsewhere:
+        view = self._view
+        assert view is not None, "the first scan is over"
+        held, seen, now = self._held.held_leases, self._observation, self._handled_instant
+        return LeasesElsewhere(view, held, seen, me=self._policy.me, now=now)
 
     def caught_up_blockers(self) -> tuple[str, ...]:
-        """Why this manager is not caught up, in words; empty when every lease runs or ended.
+        """Why the fleet is not caught up, in words; empty when every lease runs or ended.
 
-        The shell checks whether the running leases are at the tip of their shards.
+        The shell checks whether the running leases are at the tip of their shards: ours by their
+        processes, those of `read_elsewhere` by reading on from their checkpoints.
         """
         if self._view is None or not self._audits.have_synced:
             return ("the first scan and the first listing are not over",)
+        if is_view_old(self._view, self._policy.failover_s, self._handled_instant):
+            return ("the lease table was not scanned for too long",)
         if self._audits.is_creating or self._viewed_instant < self._changed_instant:
             return ("leases were created or ended since the last scan",)
         if self._children_of_mine:
             children = ", ".join(sorted(self._children_of_mine)[:5])
             return (f"children of a shard that just ended are not taken yet: {children}",)
-        return blockers(self._view, self._held.held_leases, self._policy.me)
+        lines = blockers(self._view, self._held.held_leases, self._policy.me)
+        return (*lines, *self._elsewhere().unknown) or self._audits.not_synced()
 
     # Events, in the order of a manager's life.
 
@@ -484,32 +503,3 @@ class LeaseManager:
     def wall_time(self, now: Instant) -> WallTime:
         """The service's clock as of the last listing: for `halted_at`, and for ages."""
         return self._observation.wall_time(now)
-
-
-_SETTLED: Final = frozenset({State.RUNNING, State.HALTED})
-
-
-def blockers(
-    view: TableView, held_leases: Mapping[LeaseKey, HeldLease], me: OwnerId
-) -> tuple[str, ...]:
-    """What separates this manager from "caught up", by the leases alone: one line for each lease
-    that is not running here, not ended, and not another owner's. A lease process knows whether it
-    is at the tip of its shard.
-
-    A halted lease blocks nothing: it stands still by decision, and in a job that only waits for the
-    end an operator does not resume it. The end reports it (`LeaseManager.halted`).
-    """
-    lines = []
-    for lease in view.unended:
-        held_lease = held_leases.get(lease.key)
-        if held_lease is not None:
-            if held_lease.state not in _SETTLED and not held_lease.is_over:
-                lines.append(f"{lease.key} is {held_lease.state.value}")
-        elif lease.owner == me or is_unowned(lease.owner) or lease.key in view.expired:
-            lines.append(f"{lease.key} is not being read")
-    for lease in view.rows.values():
-        if lease.is_ended:
-            missing = sorted(child for child in lease.children if not view.has_row(child))
-            lines += [f"{child}, a child of {lease.key}, has no lease" for child in missing]
-    lines += [f"{key} has a row that cannot be read" for key in sorted(view.broken)]
-    return tuple(lines)

@@ -27,12 +27,12 @@ from kclrun.model.shard import (
     ShardGraph,
     is_of_changes,
     is_older,
-    is_too_new_for,
     made_at,
 )
 from kclrun.model.state import OF_PARENTS, is_own_version
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol import writes
+from kclrun.protocol.trimming import LISTING_LAG_MAX_S, Absence, absence_of
 
 
 class SyncPlan(msgspec.Struct, frozen=True):
@@ -450,10 +450,6 @@ def _conditions(
 # in the Java KCL: a child of an ended parent is created at TRIM_HORIZON, so one at LATEST never had
 # a parent to wait for.
 _AT_START = frozenset({TRIM_HORIZON.sequence_number, AT_TIMESTAMP.sequence_number})
-# ListShards shows within seconds that a shard was made or closed. A shard that still looks newer
-# than the listings after so long does not belong to this stream: the stream was deleted and made
-# again under its name.
-LISTING_LAG_MAX_S: Final = 300.0
 
 
 def ended_rows(view: TableView, listing: Listing | None) -> tuple[writes.DeleteEnded, ...]:
@@ -553,7 +549,8 @@ class TrimWatch:
             row = view.rows.get(key)
             if row is None or key in held or self._is_alive(row, listing.seen_instant):
                 continue
-            is_new = is_too_new_for(listing.shards, key, row.hash_range, row.parents)
+            absence = absence_of(listing.shards, key, row.hash_range, row.parents)
+            is_new = absence is Absence.TOO_NEW
             lag_s = LISTING_LAG_MAX_S if is_new else 0.0
             if listing.seen_instant - since < max(two_periods_s, lag_s):
                 continue
@@ -652,6 +649,15 @@ def _shards_to_lease(listing: Listing, view: TableView) -> int:
         view.has_row(shard.shard_id) or not (shard.shard_id in behind or shard.shard_id in ahead)
         for shard in listing.shards
     )
+
+
+def shards_without_lease(listing: Listing, view: TableView) -> tuple[str, ...]:
+    """The listed shards that should have a row by now, and have none."""
+    missing = [shard.shard_id for shard in listing.shards if not view.has_row(shard.shard_id)]
+    if not missing:
+        return ()
+    behind, ahead = shards_behind(listing, view), _ahead(listing, view)
+    return tuple(shard for shard in missing if shard not in behind and shard not in ahead)
 
 
 def shards_behind(listing: Listing, view: TableView) -> set[str]:

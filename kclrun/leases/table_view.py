@@ -166,6 +166,10 @@ class Observation:
     def _since(self, key: LeaseKey) -> tuple[Instant, bool]:
         return self._still.get(key, (self._seen_instant, True))
 
+    def is_seen_alive(self, lease: Lease) -> bool:
+        """Whether the row was seen to move: its owner wrote it since our first scan."""
+        return self._since(lease.key)[1]
+
     def is_ask_stale(self, lease: Lease, now: Instant) -> bool:
         """Whether this same ask has stood on this row for 30 s, as far as we have seen [P16].
 

@@ -2,7 +2,7 @@
 
 Pure. Rule: a single look that finds no work is not enough. It may have come between two records, or
 between the end of a source and the arrival of its last record. So two looks must find no work, far
-enough apart, and no look between them may find any.
+enough apart, and no look between them may find any. Each shard must have been read between them.
 """
 
 from __future__ import annotations
@@ -62,4 +62,12 @@ class CaughtUp:
             return False
         if self._since is None:
             self._since = now
-        return now - self._since >= LOOK_APART_S
+        return now - self._since >= LOOK_APART_S and not _are_unread(seen, self._since)
+
+
+def _are_unread(statuses: Iterable[LeaseStatus | None], since: Instant) -> bool:
+    """Whether a shard was not read since then. A process whose requests fail keeps its last answer:
+    the tip of before the outage says nothing about now."""
+    return any(
+        status is not None and 0.0 < status.last_fetch_instant < since for status in statuses
+    )

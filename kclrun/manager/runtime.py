@@ -36,6 +36,7 @@ from kclrun.manager.ring_reader import Child
 from kclrun.manager.sampling import Sampler, SampleReader, Watch, Watchdog
 from kclrun.manager.service_calls import CredentialRenewal, Prefetching, ServiceCalls
 from kclrun.manager.story import StoryKeeper
+from kclrun.manager.tips import TipsElsewhere
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.reading import Replay
@@ -272,6 +273,7 @@ class _Run:
                 readers=readers,
                 is_until_caught_up=until is not None,
                 source_is_done=source_is_done,
+                are_read=self._tips().are_read,
             )
             self._loop.after(0.0, self._watch.look)
             reason = self._manager.run(self._world.service_time(), self._first_line)
@@ -281,6 +283,15 @@ class _Run:
             self._manager.processes.close()
         self._log.note("manager_stopped", reason=reason.value, records=self._report.records_total)
         return reason
+
+    def _tips(self) -> TipsElsewhere:
+        return TipsElsewhere(
+            {key: stream.reader for key, stream in self._world.streams.items()},
+            lambda stream: self._starts[stream].at,
+            pool=self._pool,
+            now=self._loop.now,
+            broke=self._manager.broke,
+        )
 
     def _watch_instance(self) -> None:
         """Watch the life of this EC2 instance, where it is configured."""

@@ -24,17 +24,19 @@ from kclrun.ipc.messages import FailoverChanged
 from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.shard_sync import TableTotals
-from kclrun.lifecycle.caught_up import CaughtUp
+from kclrun.lifecycle.caught_up import CaughtUp, is_at_tip
 from kclrun.lifecycle.scaling import Look, WorkersNeeded
 from kclrun.lifecycle.stall import STALL_PATIENCE_S, Stall, StallWatch
 from kclrun.lifecycle.stopping import UNKILLABLE_AFTER_S
 from kclrun.manager.children import LeaseProcesses
+from kclrun.manager.gauge import Gauge
 from kclrun.manager.loop import Loop
 from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.ring_reader import Child, exit_words
 from kclrun.manager.service_calls import LOOK_FOR_OFFERS, READ_KCL3_MODE
+from kclrun.manager.tips import why_not_caught_up
 from kclrun.manager.world import ExitReason
-from kclrun.model.lease import OFFERED, LeaseKey, OwnerId
+from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.observe.logs import EventLog
@@ -44,9 +46,6 @@ from kclrun.protocol.status import LeaseStatus, WorkerState
 
 # Rates are averages over the last few samples, so that a reader can follow the number.
 _LOOKS_KEPT: Final = 5
-# A process's own memory is read from `smaps_rollup`, up to 1 ms each: at most so many a sample,
-# in turn.
-_MEMORY_READS_MAX: Final = 8
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 
@@ -68,54 +67,6 @@ _WORDS_OF_STATES: Final = {
     State.RELEASING: "ending",
     State.GONE: "ended",
 }
-
-
-class Gauge:
-    """CPU and memory of processes, kept between samples: a share of CPU needs two readings."""
-
-    def __init__(self) -> None:
-        self._processes: dict[int, psutil.Process] = {}
-        self._memory: dict[int, int] = {}
-
-    def look(self, pids: Iterable[int]) -> dict[int, tuple[float | None, int | None]]:
-        """CPU percent and own bytes by pid; None for a value that could not be read. A pid comes
-        once for each lease of its process: of a shared one each shows an equal part.
-
-        It never fails: a process that exits between two system calls has neither value.
-        """
-        leases = collections.Counter(pids)
-        for pid in self._processes.keys() - leases.keys():
-            del self._processes[pid]
-            self._memory.pop(pid, None)
-        # First those never read, then those read the longest ago: a reading moves to the end.
-        in_turn = [*(leases.keys() - self._memory.keys()), *self._memory]
-        for pid in in_turn[:_MEMORY_READS_MAX]:
-            self._memory.pop(pid, None)
-            memory = self._own_bytes(pid)
-            if memory is not None:
-                self._memory[pid] = memory
-        found = {pid: (self._cpu_percent(pid), self._memory.get(pid)) for pid in leases}
-        return {
-            pid: (cpu and cpu / leases[pid], memory and memory // leases[pid])
-            for pid, (cpu, memory) in found.items()
-        }
-
-    def _process(self, pid: int) -> psutil.Process:
-        return self._processes.setdefault(pid, psutil.Process(pid))
-
-    def _cpu_percent(self, pid: int) -> float | None:
-        try:
-            is_first = pid not in self._processes
-            percent = self._process(pid).cpu_percent(None)
-        except (psutil.Error, OSError):
-            return None
-        return None if is_first else percent
-
-    def _own_bytes(self, pid: int) -> int | None:
-        try:
-            return int(psutil.Process(pid).memory_full_info().uss)
-        except (psutil.Error, OSError):
-            return None
 
 
 class HostCpu:
@@ -599,7 +550,8 @@ class Watch:
     """The one timer of a manager: its checks, and the samples for the live table and the metrics.
 
     `readers` get the samples; each is named with the seconds between two of its samples.
-    `source_is_done` comes from the caller.
+    `source_is_done` comes from the caller. `are_read`: whether the leases that other owners read
+    are read to their tips.
     """
 
     def __init__(
@@ -614,7 +566,9 @@ class Watch:
         readers: Sequence[tuple[float, SampleReader]],
         is_until_caught_up: bool,
         source_is_done: Callable[[], bool],
+        are_read: Callable[[Sequence[Lease]], bool] = lambda leases: not leases,
     ) -> None:
+        self._are_read = are_read
         self._manager = manager
         self._sampler = sampler
         self._loop = loop
@@ -625,6 +579,7 @@ class Watch:
         self._is_until_caught_up = is_until_caught_up
         self._source_is_done = source_is_done
         self._caught_up = CaughtUp()
+        self._is_waiting = False
         self._looks = 0
         self.failover_s = failover_s
 
@@ -670,17 +625,24 @@ class Watch:
                 self._log.note("shard_cooled", shard=change.key, reason=change.reason)
 
     def _look_for_the_end(self, now: Instant, statuses: list[LeaseStatus | None]) -> None:
+        reasons = why_not_caught_up(self._manager.core, self._are_read)
+        self._note_waiting(reasons, statuses)
         is_caught_up = self._caught_up.look(
-            now,
-            is_source_done=self._source_is_done(),
-            blockers=self._manager.core.caught_up_blockers(),
-            statuses=statuses,
+            now, is_source_done=self._source_is_done(), blockers=reasons, statuses=statuses
         )
         if is_caught_up:
             halted = self._manager.core.halted()
             self._log.note("caught_up", halted=len(halted))
             reason = ExitReason.HALTED if halted else ExitReason.CAUGHT_UP
             self._manager.drain(reason.value, at_its_end=reason)
+
+    def _note_waiting(self, reasons: Sequence[str], statuses: list[LeaseStatus | None]) -> None:
+        """Log once that only other owners' work is waited for: this machine has nothing to do."""
+        if self._is_waiting or not reasons or not all(map(is_at_tip, statuses)):
+            return
+        if any(self._manager.core.read_elsewhere()):
+            self._is_waiting = True
+            self._log.note("waiting_for_others", reason=reasons[0])
 
 
 def fleet_failover_s(manager: Manager, own_s: float) -> float:

@@ -23,6 +23,7 @@ from kclrun.ports import (
     LeaseTable,
     LifecycleActions,
     MetricOutlet,
+    ShardReader,
     StreamAdmin,
     StreamSummary,
 )
@@ -44,12 +45,15 @@ class CredentialSource(Protocol):
 @dataclass(frozen=True)
 class SourceStream:
     """One stream of the application, found and described. `settings` are this stream's settings.
-    `consumer_arn` is its registered consumer for enhanced fan-out; None where shards are polled."""
+    `consumer_arn` is its registered consumer for enhanced fan-out; None where shards are polled.
+    `reader` reads the shards of other owners for `--until caught-up`; None: they count as unread.
+    """
 
     admin: StreamAdmin
     summary: StreamSummary
     settings: StreamSettings
     consumer_arn: str | None = None
+    reader: ShardReader | None = None
 
 
 @dataclass(frozen=True)

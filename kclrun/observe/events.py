@@ -34,6 +34,9 @@ CATALOGUE: Final[dict[str, EventKind]] = {
         "a stop ended a lease before the records that user code got were checkpointed", "warning"
     ),
     "caught_up": EventKind("every shard is at its tip or ended"),
+    "waiting_for_others": EventKind(
+        "with `--until caught-up`: this machine has read its shards, and other owners have not"
+    ),
     "signal_ignored": EventKind("a signal came that has no meaning for kclrun"),
     "former_owners_gone": EventKind("former managers of this host are proven gone"),
     "launcher_started": EventKind("the process that forks lease processes has started", "debug"),

@@ -26,7 +26,6 @@ from kclrun.consuming.delivery import (
 )
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
 from kclrun.consuming.policy import Pacing, batch_records_max
-from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.subscribing import SubscriptionPlan
 from kclrun.errors import LeaseLost, Unavailable
 from kclrun.model.lease import Lease, LeaseKey
@@ -35,6 +34,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.reports import ProcessorFailed
+from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.simulation.oracles import Oracles, Reader
 from kclrun.simulation.shards import FetchFate, ShardStream
 from kclrun.simulation.user_code import Attempt, BatchUserCode

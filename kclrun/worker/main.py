@@ -34,7 +34,6 @@ from kclrun.consuming.delivery import ErrorPolicy, RowScope, host_fault
 from kclrun.consuming.events import ReleaseRequested, Ticked
 from kclrun.consuming.hot_keys import KeyMeter
 from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first_start
-from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
 from kclrun.consuming.timers import TimerRun
@@ -59,6 +58,7 @@ from kclrun.observe.logs import OWN_LOGGER, EventLog, LineSink, configure_lease_
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
 from kclrun.processor import Context, RecordProcessor, Row, call_method, fires_timers
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
+from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.fitting import require_fit
 from kclrun.sinks.durable_files import keep_from_children

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 
 from kclrun.consuming import commands, events
-from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.consuming.states import State
 from kclrun.model.lease import CHILDREN_EXPIRED
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.protocol import reports
 from kclrun.protocol import writes as changes
+from kclrun.protocol.trimming import ExpiryWatch
 from tests.unit.consuming.lease_driver import ME, p
 
 LOW, HIGH = HashRange(0, 2**127 - 1), HashRange(2**127, HASH_KEY_MAX)

@@ -312,3 +312,14 @@ def test_any_doubt_between_two_looks_starts_the_wait_over(doubt):
     assert not look(caught_up, 2.5)
     assert not look(caught_up, 4.9)
     assert look(caught_up, 5.0)
+
+
+def test_an_answer_from_before_the_two_looks_is_not_the_tip_of_now():
+    """A process whose reads fail shows its last answer for as long as the outage lasts."""
+    caught_up = CaughtUp()
+    old, new = (status(last_fetch_instant=at) for at in (9.9, 12.6))
+
+    assert not look(caught_up, 10.0, statuses=(old,))
+    assert not look(caught_up, 12.5, statuses=(old,))
+    assert not look(caught_up, 60.0, statuses=(new, old))
+    assert look(caught_up, 60.5, statuses=(new, new))

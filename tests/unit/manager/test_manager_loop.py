@@ -23,9 +23,10 @@ from kclrun.leases.held_lease import HeldLease, State
 from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.local.lease_rows import LeaseRows
+from kclrun.manager.gauge import Gauge
 from kclrun.manager.loop import IoPool, Loop, SignalPipe
 from kclrun.manager.manager import Manager, ReportWriter
-from kclrun.manager.sampling import Gauge, state_of
+from kclrun.manager.sampling import state_of
 from kclrun.manager.service_calls import CredentialRenewal, Prefetching, ServiceCalls
 from kclrun.manager.world import ExitReason, SourceStream, World
 from kclrun.model.lease import OFFERED, Halt, Lease

@@ -6,7 +6,6 @@ from collections import deque
 
 from kclrun.consuming.commands import AllowDelivery
 from kclrun.consuming.policy import Pacing
-from kclrun.consuming.shard_end import ExpiryWatch
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
@@ -15,6 +14,7 @@ from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import WallTime
+from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.worker.delivery_queue import DeliveryQueue, QueueClosed, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread
 from kclrun.worker.sharing import rest_together_s
