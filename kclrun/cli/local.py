@@ -19,11 +19,24 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 @click.command(cls=ConfigCommand)
 @optional_config_options
 @click.option("--port", type=click.IntRange(0, 65535), default=4567, show_default=True)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="ADDRESS|NAME",
+    help="Listen here and not on 127.0.0.1; given again, a further name that clients call it by.",
+)
 @click.option("--limits", is_flag=True, help="Enforce the per-shard limits of the service.")
 @click.option(
     "--credentials",
     metavar="KEY:SECRET",
     help="Accept only requests signed with these; without, any credentials do.",
+)
+@click.option(
+    "--moto-api",
+    "serves_moto_api",
+    is_flag=True,
+    help="Serve moto's own interface, too: /moto-api/reset and the like.",
 )
 @click.option(
     "--stream",
@@ -35,15 +48,18 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 def local(
     config: ConfigChoice,
     port: int,
+    hosts: tuple[str, ...],
     credentials: str | None,
     streams: tuple[str, ...],
     *,
     limits: bool,
+    serves_moto_api: bool,
 ) -> int:
     """Serve Kinesis, DynamoDB with its streams, CloudWatch, S3, SQS, SNS and Firehose on 127.0.0.1.
 
-    It runs until Ctrl-C. With --config it makes what that application needs: its streams with the
-    records of embedded.fill, and the streams, buckets, queues and topics of its outputs.
+    It runs until Ctrl-C. Web pages of other sites get nothing from it. With --config it makes what
+    that application needs: its streams with the records of embedded.fill, and the streams, buckets,
+    queues and topics of its outputs.
 
     \b
     kclrun local --stream hello:2
@@ -54,27 +70,26 @@ def local(
     """
     from kclrun.local.server import run_local
 
-    named = dict(_stream(each) for each in streams)
+    run = partial(
+        run_local,
+        port,
+        hosts=hosts,
+        limits=limits,
+        serves_moto_api=serves_moto_api,
+        stop_signals=stop_signals(),
+    )
+    named = dict(_stream(text) for text in streams)
     if config.named is None:
-        return run_local(
-            port,
-            limits=limits,
-            credentials=_pair(credentials),
-            streams=named,
-            stop_signals=stop_signals(),
-        )
+        return run(credentials=_pair(credentials), streams=named)
     if credentials is not None:
         raise click.UsageError("--credentials and --config exclude each other.")
     from kclrun.cli.run.embedded import embedded_streams, furnished
 
     configuration = config.load_for("embedded", "output", "outputs", "state", "path")
-    return run_local(
-        port,
-        limits=limits,
+    return run(
         credentials=None,
         streams=embedded_streams(configuration.settings) | named,
         furnished=partial(furnished, configuration),
-        stop_signals=stop_signals(),
     )
 
 

@@ -39,6 +39,13 @@ _HEADERS_BYTES_MAX: Final = 64 * 1024
 _HOP_HEADERS: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
+# A frame's head, and with it the fixed fields of a GOAWAY (RFC 9113 4.1 and 6.8).
+_HEAD_BYTES: Final = 9
+_GOAWAY_BYTES: Final = 17
+_GOAWAY: Final = 7
+# After the last answer to a client that has sent GOAWAY: the time for it to read the answer and
+# close the connection.
+_LINGER_S: Final = 5.0
 _LOG: Final = logging.getLogger("uvicorn.error")
 
 
@@ -100,6 +107,55 @@ class Http1Or2Protocol(asyncio.Protocol):
         self._silence_timer.cancel()
 
 
+class _GoawayFilter:
+    """Keeps the GOAWAY frames with NO_ERROR of a client away from `h2`, and notes that one came.
+
+    By such a frame a client says that it closes the connection after its open requests, and it
+    waits for their answers (RFC 9113 6.8). The SDK for JavaScript sends one after every request.
+    But `h2` sends and receives nothing more on a connection after a GOAWAY.
+    """
+
+    def __init__(self) -> None:
+        self.has_goaway = False
+        # The beginning of a frame whose kind is not known yet.
+        self._begun = b""
+        # The bytes that are still missing of the frame, or the preface, that has begun to arrive.
+        self._left_bytes = len(_PREFACE)
+        self._is_kept = True
+
+    def kept(self, data: bytes) -> bytes:
+        """The bytes of `data`, and those held back before, that `h2` may have."""
+        data, self._begun = self._begun + data, b""
+        pieces: list[bytes] = []
+        at = 0
+        while at < len(data):
+            if not self._left_bytes and not self._begin(data[at : at + _GOAWAY_BYTES]):
+                self._begun = data[at:]
+                break
+            piece = data[at : at + self._left_bytes]
+            if self._is_kept:
+                pieces.append(piece)
+            self._left_bytes -= len(piece)
+            at += len(piece)
+        return b"".join(pieces)
+
+    def _begin(self, head: bytes) -> bool:
+        """Read the head of the next frame. Returns whether enough of it was there."""
+        if len(head) < _HEAD_BYTES:
+            return False
+        length = int.from_bytes(head[:3], "big")
+        stream_id = int.from_bytes(head[5:_HEAD_BYTES], "big") & 0x7FFF_FFFF
+        # A malformed one is left to `h2`, which refuses it.
+        is_goaway = head[3] == _GOAWAY and stream_id == 0 and length >= _GOAWAY_BYTES - _HEAD_BYTES
+        if is_goaway and len(head) < _GOAWAY_BYTES:
+            return False
+        is_graceful = is_goaway and int.from_bytes(head[13:], "big") == _Codes.NO_ERROR
+        self.has_goaway = self.has_goaway or is_graceful
+        self._is_kept = not is_graceful
+        self._left_bytes = _HEAD_BYTES + length
+        return True
+
+
 class _Http2Protocol(asyncio.Protocol):
     """One connection and its streams.
 
@@ -131,6 +187,9 @@ class _Http2Protocol(asyncio.Protocol):
         # The tasks of this connection's requests. The task of a reset stream may still run.
         self._running: set[asyncio.Task[None]] = set()
         self._is_ending = False
+        self._goaways = _GoawayFilter()
+        # The last answer was sent: what the client still sends is not read.
+        self._is_over = False
         # The socket's buffer is full: its client does not read.
         self.is_write_paused = False
 
@@ -145,12 +204,17 @@ class _Http2Protocol(asyncio.Protocol):
         self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._end)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            return
         try:
-            for event in self.h2.receive_data(data):
+            for event in self.h2.receive_data(self._goaways.kept(data)):
                 self._take(event)
         except ProtocolError:
             self._close()  # The reason is in the GOAWAY frame that h2 has queued.
+            return
         self.flush()
+        if self._goaways.has_goaway:
+            self._close_when_idle()
 
     def pause_writing(self) -> None:
         """The client does not read. Then its data is not read either, pings included, so that
@@ -173,14 +237,17 @@ class _Http2Protocol(asyncio.Protocol):
     def shutdown(self) -> None:
         """The server ends: accept no new streams, and close the connection after the last one."""
         self._is_ending = True
-        self._close_when_idle()
+        if self._is_over:
+            self._transport.close()
+        else:
+            self._close_when_idle()
 
     # Called by an exchange.
 
     def flush(self) -> None:
         """Write the frames that h2 has queued."""
         data = self.h2.data_to_send()
-        if not self._transport.is_closing():
+        if not (self._is_over or self._transport.is_closing()):
             self._transport.write(data)
 
     def finish(self, exchange: _Exchange) -> None:
@@ -223,7 +290,7 @@ class _Http2Protocol(asyncio.Protocol):
             case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
                 self._wake_senders()
             case h2.events.ConnectionTerminated():
-                # h2 sends nothing after a GOAWAY: the client that sent it expects no answer.
+                # A GOAWAY with an error: the client that sent it expects no answer.
                 self._close()
 
     def _begin(self, event: h2.events.RequestReceived) -> None:
@@ -271,6 +338,18 @@ class _Http2Protocol(asyncio.Protocol):
         self.h2.close_connection()
         self._close()
 
+    def _end_after_client(self) -> None:
+        """Send the end and let the client close the connection. If it were closed here, and the
+        client's acknowledgement of the last answer arrived after that, the system would reset the
+        connection, and the client could lose the rest of the answer."""
+        if self._is_over:
+            return
+        self.h2.close_connection()
+        self.flush()
+        self._is_over = True
+        self._transport.write_eof()
+        self._idle = asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)
+
     def _close(self) -> None:
         self.flush()
         self._transport.close()
@@ -282,8 +361,10 @@ class _Http2Protocol(asyncio.Protocol):
         self._idle.cancel()
         if self._is_ending:
             self._end()
-            return
-        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._end)
+        elif self._goaways.has_goaway:
+            self._end_after_client()
+        else:
+            self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._end)
 
 
 class _Exchange:

@@ -21,6 +21,7 @@ import uvicorn
 
 from kclrun.errors import Unavailable
 from kclrun.local.asgi import Receive, Scope, Send
+from kclrun.local.guard import Guard
 from kclrun.local.http2 import Http1Or2Protocol
 from kclrun.local.http_face import Forwarder, HttpFace
 from kclrun.local.server import MOTO, START_MAX_S, ProcessSettings, ServiceProcess, listen
@@ -84,7 +85,7 @@ class InProcessAws:
         self.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = _Server(
             uvicorn.Config(
-                self._answer,
+                Guard(self._answer),
                 interface="asgi3",  # it is a method: uvicorn would guess
                 loop="asyncio",
                 http=Http1Or2Protocol,
@@ -148,7 +149,9 @@ class InProcessAws:
         await self._forwarder(scope, receive, send)
 
     def _start_moto(self) -> Forwarder:
-        self._moto = ServiceProcess(MOTO, listen(0), msgspec.json.encode(ProcessSettings()))
+        # `reset` uses moto's interface, at a port that is not given to anyone.
+        settings = ProcessSettings(serves_moto_api=True)
+        self._moto = ServiceProcess(MOTO, listen(0), msgspec.json.encode(settings))
         self._moto.wait_ready(time.monotonic() + START_MAX_S)
         return Forwarder(self._moto.port)
 

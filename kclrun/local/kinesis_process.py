@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 
+from kclrun.local.guard import Guard
 from kclrun.local.http_face import Forwarder, HttpFace
 from kclrun.local.limits import AWS_LIMITS
 from kclrun.local.server import ProcessSettings
@@ -14,7 +15,7 @@ from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.serving import serve_as_child
 
 
-def _application(settings: ProcessSettings) -> HttpFace:
+def _application(settings: ProcessSettings) -> Guard:
     kinesis = Kinesis(
         KinesisSettings(
             limits=AWS_LIMITS if settings.limits else None,
@@ -24,7 +25,8 @@ def _application(settings: ProcessSettings) -> HttpFace:
         secrets.token_bytes(32),
     )
     elsewhere = None if settings.elsewhere_port is None else Forwarder(settings.elsewhere_port)
-    return HttpFace(kinesis, elsewhere, settings.credentials)
+    face = HttpFace(kinesis, elsewhere, settings.credentials)
+    return Guard(face, names=settings.names, serves_moto_api=settings.serves_moto_api)
 
 
 if __name__ == "__main__":

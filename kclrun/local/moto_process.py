@@ -9,6 +9,7 @@ import functools
 import os
 from typing import Final
 
+from kclrun.local.guard import Guard
 from kclrun.local.http_face import MotoFace, WsgiApp
 from kclrun.local.server import ProcessSettings
 from kclrun.local.serving import serve_as_child
@@ -32,12 +33,13 @@ def dispatcher() -> WsgiApp:
     return moto
 
 
-def _moto_application(settings: ProcessSettings) -> MotoFace:
+def _moto_application(settings: ProcessSettings) -> Guard:
     from kclrun.local.changes.tables import ChangeStreams, feed
 
     changes = ChangeStreams(settings.changes)
     feed(changes)
-    return MotoFace(dispatcher(), settings.credentials, changes.answer)
+    face = MotoFace(dispatcher(), settings.credentials, changes.answer)
+    return Guard(face, names=settings.names, serves_moto_api=settings.serves_moto_api)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import errno
 import importlib.util
+import ipaddress
 import os
 import select
 import signal
@@ -19,7 +21,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, Self
@@ -31,6 +33,7 @@ from kclrun.lifecycle.stopping import STOP_SIGNALS
 from kclrun.local.changes.model import ChangeSettings
 from kclrun.local.limits import STORED_BYTES_MAX
 from kclrun.local.signatures import Credentials
+from kclrun.model.stream import is_loopback_host
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
 # The services that kclrun uses.
@@ -41,7 +44,8 @@ READY: Final = b"ready\n"
 
 class ProcessSettings(msgspec.Struct, frozen=True):
     """The settings of a child process. `elsewhere_port`: the Kinesis endpoint forwards all other
-    requests to this port. `changes`: the shards of the streams of tables."""
+    requests to this port. `changes`: the shards of the streams of tables. `names`: the names of
+    this machine that requests may use besides those of loopback. `serves_moto_api`: see `Guard`."""
 
     credentials: Credentials | None = None
     limits: bool = False
@@ -49,6 +53,8 @@ class ProcessSettings(msgspec.Struct, frozen=True):
     stored_bytes_max: int = STORED_BYTES_MAX
     elsewhere_port: int | None = None
     changes: ChangeSettings = ChangeSettings()
+    names: tuple[str, ...] = ()
+    serves_moto_api: bool = False
 
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -59,6 +65,11 @@ START_MAX_S: Final = 60.0
 _END_MAX_S: Final = 5.0
 _NEEDED: Final = ("cbor2", "h2", "httptools", "moto", "uvicorn")
 _UNAVAILABLE: Final = 69
+_OPEN: Final = (
+    "Every machine that reaches this address may use it. With --credentials KEY:SECRET it takes"
+    " only requests that are signed with these.\n"
+)
+_NOT_HERE: Final = "give an address or a name of this machine"
 _KINESIS: Final = "kclrun.local.kinesis_process"
 MOTO: Final = "kclrun.local.moto_process"
 
@@ -68,7 +79,8 @@ class ServiceProcess:
 
     def __init__(self, module: str, listener: socket.socket, settings: bytes) -> None:
         self.module = module
-        self.port: int = listener.getsockname()[1]
+        self.address, self.port = listener.getsockname()[:2]
+        self.url = _url(self.address, self.port)
         self.process = subprocess.Popen(  # noqa: S603 - our own module, no user input.
             # -P: a file of the current folder (a user's secrets.py) must not shadow a module.
             [sys.executable, "-P", "-m", module, str(listener.fileno())],
@@ -123,10 +135,11 @@ class Embedded:
 
     def __init__(self, kinesis: ServiceProcess, moto: ServiceProcess) -> None:
         self._children = (kinesis, moto)
+        self.is_on_loopback = is_loopback_host(kinesis.address)
         # This process answers Kinesis itself and forwards everything else.
-        self.endpoint = f"http://{_LOOPBACK}:{kinesis.port}"
+        self.endpoint = kinesis.url
         self.kinesis_endpoint = self.endpoint
-        self.dynamodb_endpoint = f"http://{_LOOPBACK}:{moto.port}"
+        self.dynamodb_endpoint = moto.url
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -156,24 +169,28 @@ class Embedded:
 def start_embedded(
     *,
     port: int = 0,
+    hosts: Sequence[str] = (),
     limits: bool = False,
     credentials: tuple[str, str] | None = None,
     settle_s: float = 0.0,
     stored_bytes_max: int = STORED_BYTES_MAX,
     changes: ChangeSettings | None = None,
+    serves_moto_api: bool = False,
 ) -> Embedded:
-    """Start the embedded AWS on loopback and return once both processes answer.
+    """Start the embedded AWS and return once both processes answer.
 
-    `port` 0 takes a free one. `limits`: the service's rates a shard. `credentials`: the access key
-    and secret every request must be signed with; None lets every request in. `settle_s`: how long
-    a stream is CREATING, UPDATING or DELETING. `stored_bytes_max` bounds what Kinesis holds.
-    `changes`: how the shards of the streams of DynamoDB tables behave.
+    It listens on loopback, or at the first of `hosts`; requests may use each of these names. Web
+    pages of other sites get nothing (see `Guard`). `port` 0 takes a free one. `limits`: the
+    service's rates a shard. `credentials`: the access key and secret every request must be signed
+    with; None lets every request in. `settle_s`: how long a stream is CREATING, UPDATING or
+    DELETING. `stored_bytes_max` bounds what Kinesis holds. `changes`: how the shards of the streams
+    of DynamoDB tables behave.
 
     Raises: SettingsError (the extra is not installed; the port is taken), Unavailable.
     """
     require_extra()
     deadline = time.monotonic() + START_MAX_S
-    face, behind = listen(port), listen(0)
+    face, behind = listen(port, *hosts[:1]), listen(0)
     settings = ProcessSettings(
         credentials=None if credentials is None else Credentials(*credentials),
         limits=limits,
@@ -181,6 +198,8 @@ def start_embedded(
         stored_bytes_max=stored_bytes_max,
         elsewhere_port=behind.getsockname()[1],
         changes=changes or ChangeSettings(),
+        names=tuple(hosts),
+        serves_moto_api=serves_moto_api,
     )
     encoded = msgspec.json.encode(settings)
     children = (ServiceProcess(_KINESIS, face, encoded), ServiceProcess(MOTO, behind, encoded))
@@ -208,6 +227,8 @@ def run_local(
     *,
     limits: bool,
     credentials: tuple[str, str] | None,
+    hosts: Sequence[str] = (),
+    serves_moto_api: bool = False,
     streams: Mapping[str, int] = types.MappingProxyType({}),
     furnished: Callable[[Embedded, threading.Event], AbstractContextManager[None]] | None = None,
     stop_signals: Iterable[signal.Signals] = STOP_SIGNALS,
@@ -219,7 +240,14 @@ def run_local(
     code is 0 after a signal and 69 if one of the processes ends by itself.
     """
     asked = signal_event(stop_signals)
-    with start_embedded(port=port, limits=limits, credentials=credentials) as embedded:
+    started = start_embedded(
+        port=port,
+        hosts=hosts,
+        limits=limits,
+        credentials=credentials,
+        serves_moto_api=serves_moto_api,
+    )
+    with started as embedded:
         _make_streams(embedded, streams, credentials)
         with contextlib.nullcontext() if furnished is None else furnished(embedded, asked):
             sys.stdout.write(f"{SERVICES} at {embedded.endpoint} (Ctrl-C ends them)\n")
@@ -227,6 +255,8 @@ def run_local(
                 named = ", ".join(f"{name} (shards: {shards})" for name, shards in streams.items())
                 sys.stdout.write(f"Streams: {named}\n")
             sys.stdout.flush()
+            if credentials is None and not embedded.is_on_loopback:
+                sys.stderr.write(_OPEN)
             while (name := embedded.ended()) is None:
                 if asked.wait(0.5):
                     return os.EX_OK
@@ -261,16 +291,32 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
 
 
-def listen(port: int) -> socket.socket:
-    listener = socket.socket()
+def listen(port: int, host: str = _LOOPBACK) -> socket.socket:
+    """A listening socket at an address or a name of this machine. Raises: SettingsError."""
+    listener: socket.socket | None = None
     try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((_LOOPBACK, port))
+        listener.bind(address)
         listener.listen(_BACKLOG)
+    except UnicodeError as error:  # no name at all
+        raise SettingsError(f"cannot listen on {host}:{port} ({error}): {_NOT_HERE}") from error
     except OSError as error:
-        listener.close()
+        if listener is not None:
+            listener.close()
+        is_elsewhere = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        advice = "choose another port, or end the program that has it"
         raise SettingsError(
-            f"cannot listen on {_LOOPBACK}:{port} ({error.strerror}): choose another port, or end"
-            " the program that has it"
+            f"cannot listen on {host}:{port} ({error.strerror}):"
+            f" {_NOT_HERE if is_elsewhere else advice}"
         ) from error
     return listener
+
+
+def _url(host: str, port: int) -> str:
+    """The endpoint of a listening address, for clients of this machine."""
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:
+        host = "::1" if address.version == 6 else _LOOPBACK
+    return f"http://[{host}]:{port}" if address.version == 6 else f"http://{host}:{port}"

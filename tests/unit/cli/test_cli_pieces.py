@@ -453,7 +453,15 @@ def test_credentials_are_a_key_and_a_secret(given, monkeypatch):
     monkeypatch.setattr("kclrun.local.server.run_local", lambda *a, **k: seen.append((a, k)) or 5)
     monkeypatch.setattr(local, "stop_signals", lambda: STOPS["stop_signals"])
     assert run_program(["local", "--port", "0", "--limits", "--credentials", "a:b"]) == 5
-    assert seen == [((0,), {"limits": True, "credentials": ("a", "b"), "streams": {}} | STOPS)]
+    given_on = {"limits": True, "credentials": ("a", "b"), "streams": {}} | STOPS
+    assert seen == [((0,), given_on | {"hosts": (), "serves_moto_api": False})]
+
+
+def test_names_and_the_interface_of_moto_are_given_on(monkeypatch):
+    seen: list[Any] = []
+    monkeypatch.setattr("kclrun.local.server.run_local", lambda *_, **k: seen.append(k) or 5)
+    assert run_program(["local", "--host", "0.0.0.0", "--host", "kinesis", "--moto-api"]) == 5
+    assert (seen[0]["hosts"], seen[0]["serves_moto_api"]) == (("0.0.0.0", "kinesis"), True)
 
 
 @pytest.mark.parametrize("number", ["\u0661" * 12, "1" * 11, "1" * 13, "12345678901x", ""])

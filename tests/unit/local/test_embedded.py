@@ -1,5 +1,6 @@
 """The running embedded AWS, by stock boto3 and by hand: real processes, real sockets."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from kclrun.local.server import start_embedded
 from tests.patience import HUNG_S
 from tests.unit.local.conftest import KEY, SECRET
-from tests.unit.local.serving import code_of
+from tests.unit.local.serving import ask, code_of
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +112,21 @@ def test_the_right_secret_is_let_in_and_a_wrong_one_is_not(guarded, client, serv
     call()()
     assert code_of(call(secret="wrong"))[0] == mismatch
     assert code_of(call(key="AKIDOTHER"))[0] == unknown
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "http://evil.example"}])
+def test_no_request_wipes_the_tables_unless_the_user_allows_it(embedded, client, headers):
+    dynamodb = client("dynamodb", embedded.endpoint)
+    with contextlib.suppress(dynamodb.exceptions.ResourceInUseException):
+        dynamodb.create_table(
+            TableName="kept",
+            BillingMode="PAY_PER_REQUEST",
+            KeySchema=[{"AttributeName": "k", "KeyType": "HASH"}],
+            AttributeDefinitions=[{"AttributeName": "k", "AttributeType": "S"}],
+        )
+    for endpoint in (embedded.endpoint, embedded.dynamodb_endpoint):
+        assert ask(endpoint, "POST", "/moto-api/reset", headers=headers)[0] == 403
+    assert "kept" in dynamodb.list_tables()["TableNames"]
 
 
 def test_both_end_when_their_parent_is_killed():

@@ -1,26 +1,17 @@
 """One port answers HTTP/1.1 and HTTP/2 without TLS, and holds no more than it says."""
 
 import asyncio
-import contextlib
 import logging
-from collections import defaultdict
 
-import h2.config
-import h2.connection
-import h2.events
 import pytest
-import uvicorn
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
-from uvicorn.server import ServerState
 
 from kclrun.local.asgi import read_body, respond
-from kclrun.local.http2 import Http1Or2Protocol
+from tests.unit.local.http2_client import HUNG_S, Client, connect, opened, serving
 
-HUNG_S = 20.0
 WINDOW_BYTES = 1024 * 1024
 STREAMS_MAX = 128
-OPENED: list[asyncio.StreamWriter] = []
 
 
 async def echo(scope, receive, send):
@@ -33,133 +24,6 @@ async def echo(scope, receive, send):
         scope["http_version"] != "2" or len([n for n, _ in scope["headers"] if n == b"host"]) == 1
     )
     await respond(send, 200, own, about + scope["query_string"] + b"|" + body)
-
-
-class Client:
-    """A client of HTTP/2 with prior knowledge over one connection."""
-
-    def __init__(self, reader, writer):
-        self.reader, self.writer = reader, writer
-        self.h2 = h2.connection.H2Connection(
-            h2.config.H2Configuration(client_side=True, header_encoding="latin-1")
-        )
-        # The tests send what no honest client sends.
-        self.h2.config.validate_outbound_headers = False
-        self.heads, self.bodies, self.ends = {}, defaultdict(bytes), {}
-        self.is_closed = False
-        self.reads_bodies = True
-        self.goaway = None
-        self.pongs = []
-        self.h2.initiate_connection()
-
-    async def flush(self):
-        self.writer.write(self.h2.data_to_send())
-        await self.writer.drain()
-
-    async def ask(self, path="/", body=b"", *, method="POST", ends=True, more=()):
-        stream = self.h2.get_next_available_stream_id()
-        headers = [(":method", method), (":path", path), (":scheme", "http")]
-        self.h2.send_headers(stream, [*headers, (":authority", "here:1"), *more])
-        await self.flush()
-        sent = 0
-        while sent < len(body):
-            room = min(self.h2.local_flow_control_window(stream), self.h2.max_outbound_frame_size)
-            if room:
-                self.h2.send_data(stream, body[sent : sent + room])
-                sent += room
-                await self.flush()
-            else:
-                await self.read()
-        if ends:
-            self.h2.end_stream(stream)
-            await self.flush()
-        return stream
-
-    async def read(self):
-        """Take in what arrives next."""
-        try:
-            data = await asyncio.wait_for(self.reader.read(65_536), HUNG_S)
-        except ConnectionResetError:
-            # Its answer to what came before the GOAWAY met a socket that was closed already.
-            if self.goaway is None:
-                raise
-            data = b""
-        if not data:
-            self.is_closed = True
-            return
-        for event in self.h2.receive_data(data):
-            match event:
-                case h2.events.ResponseReceived():
-                    self.heads[event.stream_id] = dict(event.headers)
-                case h2.events.DataReceived():
-                    self.bodies[event.stream_id] += event.data
-                    if self.reads_bodies:
-                        size = event.flow_controlled_length
-                        self.h2.acknowledge_received_data(size, event.stream_id)
-                case h2.events.StreamEnded():
-                    self.ends[event.stream_id] = "ended"
-                case h2.events.StreamReset():
-                    self.ends[event.stream_id] = ErrorCodes(event.error_code)
-                case h2.events.ConnectionTerminated():
-                    self.goaway = ErrorCodes(event.error_code)
-                case h2.events.PingAckReceived():
-                    self.pongs.append(event.ping_data)
-        await self.flush()
-
-    async def until(self, condition):
-        while not condition():
-            assert not self.is_closed
-            await self.read()
-
-    async def answer(self, stream):
-        await self.until(lambda: stream in self.ends)
-        return self.heads.get(stream, {}).get(":status"), self.bodies[stream]
-
-
-def serving(scenario, app=echo, **config):
-    """Run `scenario(port, state)` against a server of `app`."""
-
-    async def run():
-        state = ServerState()
-        settings = uvicorn.Config(
-            app, http=Http1Or2Protocol, lifespan="off", access_log=False, **config
-        )
-        settings.load()
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: Http1Or2Protocol(settings, state, {}), "127.0.0.1", 0
-        )
-        try:
-            port = server.sockets[0].getsockname()[1]
-            await asyncio.wait_for(scenario(port, state), HUNG_S * 2)
-        finally:
-            server.close()
-            while OPENED:
-                writer = OPENED.pop()
-                writer.transport.abort()
-                with contextlib.suppress(ConnectionError):
-                    await writer.wait_closed()
-            for connection in list(state.connections):
-                transport = getattr(connection, "_transport", None) or connection.transport
-                transport.abort()
-            for task in list(state.tasks):
-                task.cancel()
-            await asyncio.gather(*state.tasks, return_exceptions=True)
-
-    asyncio.run(run())
-
-
-async def opened(port):
-    """A connection that is closed with the server, by whatever way a test ends."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    OPENED.append(writer)
-    return reader, writer
-
-
-async def connect(port):
-    client = Client(*await opened(port))
-    await client.flush()
-    return client
 
 
 async def ask_by_http_1(port, pieces):
@@ -196,7 +60,7 @@ def test_one_port_answers_both_versions():
         head, body = await ask_by_http_1(port, [request])
         assert (head.split()[1], body) == (b"200", b"1.1 POST /x?|one")
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_the_version_is_found_however_the_first_bytes_are_cut():
@@ -213,7 +77,7 @@ def test_the_version_is_found_however_the_first_bytes_are_cut():
         # It may be shorter than the preface.
         assert (await ask_by_http_1(port, [b"GET / HTTP/1.0\r\n\r\n"]))[1] == b"1.0 GET /?|"
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_requests_of_one_connection_do_not_wait_for_each_other():
@@ -228,7 +92,7 @@ def test_requests_of_one_connection_do_not_wait_for_each_other():
         await client.flush()
         assert (await client.answer(slow))[1].endswith(b"|a")
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_a_body_above_the_window_passes_both_ways():
@@ -238,7 +102,7 @@ def test_a_body_above_the_window_passes_both_ways():
         _, answer = await client.answer(await client.ask("/", body))
         assert answer.partition(b"|")[2] == body
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_a_client_sends_no_more_than_the_window_ahead_of_the_reader():
@@ -405,7 +269,7 @@ def test_headers_out_of_bounds_end_the_connection(more):
         assert client.goaway is not None
         assert not state.tasks
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_bytes_that_are_no_frames_end_the_connection():
@@ -419,7 +283,7 @@ def test_bytes_that_are_no_frames_end_the_connection():
         assert client.goaway is not None
         assert not state.connections
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_a_method_without_a_path_is_answered_like_any_other():
@@ -437,7 +301,7 @@ def test_a_method_without_a_path_is_answered_like_any_other():
         else:
             assert client.heads[stream][":status"] == "200"
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_a_ping_is_answered_and_the_end_of_a_server_ends_what_has_not_begun():
@@ -459,7 +323,7 @@ def test_a_ping_is_answered_and_the_end_of_a_server_ends_what_has_not_begun():
         while state.connections:
             await asyncio.sleep(0)
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_a_connection_that_its_client_ends_is_closed():
@@ -471,7 +335,7 @@ def test_a_connection_that_its_client_ends_is_closed():
         while not client.is_closed:
             await client.read()
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_a_request_may_take_longer_than_a_connection_may_be_idle():
@@ -541,7 +405,7 @@ def test_a_request_without_a_body_and_one_that_names_its_host_otherwise():
         assert await client.answer(stream) == ("200", b"2 GET /?|")
         assert client.heads[stream]["x-own-host"] == "there"
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_a_head_is_answered_without_a_body():
@@ -551,7 +415,7 @@ def test_a_head_is_answered_without_a_body():
         assert await client.answer(stream) == ("200", b"")
         assert client.heads[stream]["content-length"] == str(len(b"2 HEAD /?|"))
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_a_fault_of_the_application_is_a_500_and_the_connection_goes_on(caplog):
@@ -647,7 +511,7 @@ def test_a_stop_lets_requests_end_and_takes_no_more():
 
         assert client.ends.get(late) == ErrorCodes.REFUSED_STREAM
 
-    serving(scenario)
+    serving(scenario, echo)
 
 
 def test_an_idle_connection_is_closed():
@@ -666,7 +530,7 @@ def test_an_idle_connection_is_closed():
         while state.connections:
             await asyncio.sleep(0.01)
 
-    serving(scenario, timeout_keep_alive=0.1)
+    serving(scenario, echo, timeout_keep_alive=0.1)
 
 
 def test_streams_above_the_bound_end_the_connection():

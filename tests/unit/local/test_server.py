@@ -127,6 +127,49 @@ def test_a_port_that_is_taken_is_a_settings_error():
     assert f"127.0.0.1:{port}" in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [("192.0.2.1", "Cannot assign requested address"), ("unknown", "no such name"), (".x", "")],
+)
+def test_a_host_that_is_not_this_machine_is_a_settings_error(monkeypatch, host, reason):
+    real = socket.getaddrinfo
+
+    def found(name, *given, **named):
+        if name == "unknown":
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return real(name, *given, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    with pytest.raises(SettingsError, match=rf"cannot listen on {host}:0") as refusal:
+        start_embedded(hosts=[host])
+
+    assert reason in str(refusal.value)
+    assert str(refusal.value).endswith("give an address or a name of this machine")
+
+
+def test_it_listens_at_the_first_host_and_may_be_called_by_each():
+    with start_embedded(hosts=["127.0.0.2", "kinesis"]) as running:
+        assert running.endpoint.startswith("http://127.0.0.2:")
+        assert running.is_on_loopback
+        for host, status in (("127.0.0.2", 200), ("kinesis:4567", 200), ("evil.example", 403)):
+            target = "Kinesis_20131202.ListStreams"
+            assert post(running.endpoint, target, b"{}", {"Host": host})[0] == status
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:1"),
+        ("0.0.0.0", "http://127.0.0.1:1"),
+        ("192.0.2.1", "http://192.0.2.1:1"),
+        ("::", "http://[::1]:1"),
+        ("::1", "http://[::1]:1"),
+    ],
+)
+def test_the_endpoint_is_one_that_this_machine_can_call(address, url):
+    assert server._url(address, 1) == url
+
+
 def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(server, "_NEEDED", ("a_package_that_is_not_there",))
 
@@ -206,6 +249,15 @@ def test_in_the_foreground_it_says_what_is_ready_and_ends_with_zero(
         "Kinesis, DynamoDB with its streams, CloudWatch, S3, SQS, SNS and Firehose at http://127.0.0.1:"
     )
     assert more == (["Streams: orders (shards: 2), returns (shards: 1)"] if streams else [])
+
+
+def test_what_other_machines_reach_is_said_to_be_open(in_the_foreground, capsys):
+    def stop(running):
+        running.is_on_loopback = False
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    assert in_the_foreground(stop) == 0
+    assert "--credentials KEY:SECRET" in capsys.readouterr().err
 
 
 @pytest.mark.seconds
