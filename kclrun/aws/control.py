@@ -24,10 +24,11 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
+from kclrun.aws.connecting import is_refusal
 from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.errors import ErrorReply, code_in, nothing_listens, service_error
-from kclrun.aws.http import is_refusal
 from kclrun.aws.operations import Operation
+from kclrun.aws.sessions import VIA
 from kclrun.errors import AccessDenied, ServiceError, SinkError
 from kclrun.model.stream import is_loopback
 from kclrun.model.wire import WireCredentials
@@ -73,6 +74,9 @@ def from_botocore(operation: Operation, error: Exception) -> ServiceError:
     if refused_at is not None:
         return nothing_listens(operation, refused_at)
     words = type(error).__name__
+    via = getattr(error, "kwargs", {}).get(VIA)
+    if via is not None:
+        words += f" through the proxy {via}"
     if isinstance(error, KeyError):
         words = f"the answer has no {error.args[0]}: it was cut short, or a proxy sent it"
     return service_error(

@@ -18,10 +18,10 @@ from botocore import xform_name
 from botocore.awsrequest import AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.exceptions import BotoCoreError, NoRegionError, ProfileNotFound
-from botocore.httpsession import get_cert_path
-from botocore.utils import get_environ_proxies
 
 from kclrun.aws import operations
+from kclrun.aws.proxies import proxies_for
+from kclrun.aws.sessions import OwnSession, ca_bundle
 from kclrun.errors import SettingsError
 from kclrun.model.stream import is_aws_region, is_loopback
 from kclrun.model.wire import WireEndpoint
@@ -58,7 +58,7 @@ def open_session(settings: EndpointSettings) -> botocore.session.Session:
     """A botocore session for a profile and region; with an endpoint on this host and no region
     anywhere, for `LOOPBACK_REGION`. Raises: SettingsError for an unknown profile, or configuration
     files of AWS that cannot be read."""
-    session = botocore.session.Session(profile=settings.profile)
+    session = OwnSession(profile=settings.profile)
     if settings.region is not None:
         session.set_config_variable("region", settings.region)
     try:
@@ -101,8 +101,8 @@ def resolve_endpoint(
         url=f"{parts.scheme}://{parts.netloc}{parts.path}",
         region=region,
         signing_region=probed["signing_region"],
-        ca_bundle=_ca_bundle(session) if parts.scheme == "https" else None,
-        proxies=_proxies(probed["url"]),
+        ca_bundle=ca_bundle(session) if parts.scheme == "https" else None,
+        proxies=proxies_for(probed["url"]),
         connect_timeout_s=settings.connect_timeout_s,
         read_timeout_s=settings.read_timeout_s,
     )
@@ -163,20 +163,3 @@ class _NoBody:
 
 def _text(header: str | bytes) -> str:
     return header.decode("ascii") if isinstance(header, bytes) else header
-
-
-def _ca_bundle(session: botocore.session.Session) -> str:
-    """As in botocore: the profile's or AWS_CA_BUNDLE, REQUESTS_CA_BUNDLE, else botocore's own."""
-    configured = session.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
-    path = str(configured or get_cert_path(True))  # noqa: FBT003 - botocore's signature
-    if not os.path.exists(path):  # noqa: PTH110 - a file or a folder, as OpenSSL takes either
-        raise SettingsError(f"the CA bundle {path} does not exist")
-    return path
-
-
-def _proxies(url: str) -> dict[str, str]:
-    scheme = urlsplit(url).scheme
-    proxy = get_environ_proxies(url).get(scheme)
-    if not proxy:
-        return {}
-    return {scheme: proxy if "://" in proxy else f"http://{proxy.lstrip('/')}"}

@@ -144,7 +144,8 @@ def _leaf(
     retry = classify(code, status, is_write=operation.is_write, was_sent=was_sent)
     if retry is not Retry.GIVE_UP:
         return _LEAF_OF[retry]
-    if code in _DENIED or status in {401, 403}:
+    # 407: a proxy wants a user and a password.
+    if code in _DENIED or status in {401, 403, 407}:
         return errors.AccessDenied
     return errors.NotFound if code in _NOT_FOUND else errors.InvalidRequest
 

@@ -193,6 +193,9 @@ class WireClient:
             region=endpoint.signing_region,
         )
         self._transport = Transport(endpoint, connections_max)
+        proxy = self._transport.proxy
+        setting = f"{urlsplit(endpoint.url).scheme.upper()}_PROXY"
+        self._via = "" if proxy is None else f" through the proxy {proxy} ({setting})"
         self._pid = os.getpid()
 
     def call(self, operation: Operation, body: bytes) -> WireReply:
@@ -214,7 +217,7 @@ class WireClient:
         """
         answer = self._answered(lambda: self._send(operation, body))
         if isinstance(answer, RefusedReply):
-            return answer
+            return self._of_proxy(answer)
         return WireReply(answer.status, answer.body, self._note_time(answer))
 
     def open_stream(self, operation: Operation, body: bytes) -> StreamedAnswer:
@@ -229,6 +232,7 @@ class WireClient:
         except TransportFailure as failure:
             raise self._unanswered(operation, failure) from None
         if isinstance(answer, RefusedReply):
+            answer = self._of_proxy(answer)
             raise service_error(operation, answer.error, answer.status)
         assert isinstance(answer, StreamedAnswer), "as the transport gives for a 200"
         self._note_time(answer)
@@ -297,8 +301,15 @@ class WireClient:
         if failure.was_refused and self._is_on_this_host:
             return nothing_listens(operation, self._host)
         reached = "after it was sent" if failure.was_sent else "before anything was sent"
-        text = f"{failure} {reached}, at {self._host}"
+        text = f"{failure} {reached}, at {self._host}{self._via}"
         return service_error(operation, ErrorReply(message=text), None, was_sent=failure.was_sent)
+
+    def _of_proxy(self, refused: RefusedReply) -> RefusedReply:
+        """The reply; one without the name of an error may be the proxy's own, and says so."""
+        if refused.error.code or not self._via:
+            return refused
+        text = f"not the name of an error of {self._service}, but an answer{self._via}"
+        return msgspec.structs.replace(refused, error=ErrorReply(message=text))
 
     def _corrects_clock(self, code: str, date_at: WallTime | None) -> bool:
         """Adopt the service's clock if it refused because of ours; returns whether it did."""

@@ -74,6 +74,13 @@ class Fork(msgspec.Struct, frozen=True, tag=True):
     request_id: int
 
 
+class Trust(msgspec.Struct, frozen=True, tag=True):
+    """The CA bundle of lease processes (None: the host's own store). The launcher loads it before
+    its next fork, so that they share its memory."""
+
+    ca_bundle: str | None
+
+
 class Quit(msgspec.Struct, frozen=True, tag=True):
     """No further forks will be requested; exit. Lease processes live on."""
 
@@ -122,7 +129,7 @@ class Left(msgspec.Struct, frozen=True, tag=True):
 
 ToAll = RenewCredentials | FailoverChanged | OthersInSight | DumpStacks
 ToWorker = Begin | Admit | Restart | Drain | ToAll
-ToLauncher = Fork | Quit
+ToLauncher = Fork | Trust | Quit
 FromLauncher = Ready | Forked | ForkFailed | Exited
 
 _TO_WORKER: Final = msgspec.msgpack.Decoder(ToWorker)

@@ -10,7 +10,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +32,7 @@ from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.reading import Replay
 from kclrun.model.stream import StreamKey, is_change_stream, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
-from kclrun.model.wire import WireCredentials
+from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.observe.logs import EventLog
 from kclrun.record_calls.fitting import concurrency_of
 
@@ -191,6 +191,17 @@ def modules_of(settings: Settings) -> tuple[str, ...]:
     return ("kclrun.observe.traces",) if _traces(settings) is not None else ()
 
 
+def ca_bundles_of(endpoints: Iterable[WireEndpoint]) -> tuple[str | None, ...]:
+    """The CA bundles that clients of these endpoints load: none for plain HTTP."""
+    return tuple(
+        dict.fromkeys(
+            endpoint.ca_bundle
+            for endpoint in endpoints
+            if endpoint.verify and endpoint.url.startswith("https:")
+        )
+    )
+
+
 # One message for each fork and each exit of up to 1024 lease processes; more wait for the next
 # turn.
 _MESSAGES_MAX: Final = 256
@@ -245,6 +256,7 @@ class Launcher:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel[messages.ToLauncher, messages.FromLauncher] | None = None
         self._requested: set[int] = set()
+        self._ca_bundles: tuple[str | None, ...] = ()
         # Whether it has reported that it waits for requests; until then it loads modules.
         self.is_ready = False
 
@@ -289,6 +301,19 @@ class Launcher:
             theirs.close()
         self._channel = messages.channel_to_launcher(ours)
         self.is_ready = False
+        self._send_trust()
+
+    def trust(self, endpoints: Iterable[WireEndpoint]) -> None:
+        """The endpoints of the lease processes to come: their CA bundles are loaded once, before
+        the forks, and not by each of them."""
+        self._ca_bundles = ca_bundles_of(endpoints)
+        self._send_trust()
+
+    def _send_trust(self) -> None:
+        """One that is not sent costs memory and time, and nothing else."""
+        for ca_bundle in self._ca_bundles:
+            if self._channel is not None:
+                self._channel.send(messages.Trust(ca_bundle))
 
     def fork(self, request_id: int, fds: Sequence[int]) -> bool:
         """Request a lease process that gets copies of `fds`; whether the request was sent."""

@@ -22,8 +22,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import Final, assert_never
 
+from kclrun.aws import trust
 from kclrun.errors import InvariantViolation
 from kclrun.ipc import messages
 from kclrun.ipc.channel import Channel, NotSent, PeerGone, Quiet
@@ -236,9 +237,22 @@ def _serve(
         if isinstance(got, Quiet):
             continue
         message, fds = got
-        if isinstance(message, messages.Quit):
-            return
-        _fork(outbox, message, fds, entry)
+        match message:
+            case messages.Quit():
+                return
+            case messages.Trust(ca_bundle):
+                _trust(ca_bundle)
+            case messages.Fork():
+                _fork(outbox, message, fds, entry)
+            case _:
+                assert_never(message)
+
+
+def _trust(ca_bundle: str | None) -> None:
+    """Make the TLS context of the lease processes. What is loaded here is shared by them all."""
+    trust.prepare(ca_bundle)
+    gc.collect()
+    gc.freeze()
 
 
 def _fork(outbox: Outbox, request: messages.Fork, fds: tuple[int, ...], entry: Entry) -> None:

@@ -118,6 +118,7 @@ def run_fleet(
         launcher = launcher or Launcher(
             WORKER_ENTRY, modules_of(settings), only=settings.environment.only
         )
+        launcher.trust(world.endpoints)
         run.assemble(launcher, tuple(import_paths))
         if story is not None:
             run.keep(story)

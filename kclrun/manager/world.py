@@ -92,6 +92,11 @@ class World:
     source: WireEndpoint | None = None
 
     @property
+    def endpoints(self) -> tuple[WireEndpoint, ...]:
+        """The endpoints that every lease process uses."""
+        return (self.kinesis, self.dynamodb, self.source or self.kinesis)
+
+    @property
     def stream_names(self) -> str:
         """The names of all streams in one line, for log and reports."""
         return ", ".join(stream.summary.name for stream in self.streams.values())

@@ -16,6 +16,8 @@ from tests.support.programs import needs_spark
 
 # Machinery of the language: it sets names on each class made with it, the same for all.
 SET_ON_CLASSES = {"_abc_impl", "_is_protocol", "_is_runtime_protocol"}
+# Overridden on purpose: the base calls them. If a release does not, it works as it does by itself.
+OVERRIDDEN = {"kclrun.aws.sessions.SharedTrust": {"_get_ssl_context", "_setup_ssl_cert"}}
 MACHINERY = {"abc", "builtins", "enum", "msgspec", "msgspec._core", "typing", "typing_extensions"}
 
 
@@ -66,7 +68,7 @@ def classes_of_the_package():
 
 def taken_names(cls):
     """Each private name that a class shares with a foreign base, as `class: name of base`."""
-    mine = private_names(cls)
+    mine = private_names(cls) - OVERRIDDEN.get(f"{cls.__module__}.{cls.__qualname__}", set())
     return [
         f"{cls.__module__}.{cls.__qualname__}: {name} of {base.__qualname__}"
         for base in foreign_bases(cls)

@@ -81,13 +81,13 @@ ROWS: Final = {
         ),
         Row(
             "idle",
-            "100 idle leases: ≤ 10 % of a core, ≤ 7 MB of own each; 16 a process: ≤ 6 %, ≤ 1.5 MB",
+            "100 idle leases: ≤ 10 % of a core, ≤ 7 MB, TLS + 0.5 MB; 16 a process: ≤ 6 %, ≤ 1.5",
             "bench.processes:idle",
             3,
         ),
         Row(
             "start",
-            "asking for a lease process to its first GetRecords (rounds: processes)",
+            "a lease process to its first GetRecords; 8 over TLS ≤ 1.25 x the CPU over HTTP",
             "bench.processes:start",
             40,
         ),

@@ -18,6 +18,7 @@ import psutil
 
 from bench.figures import Sample
 from bench.servers import CREDENTIALS, REGION, CannedServer, endpoint_at
+from bench.tls_front import OwnCa, TlsFront
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.lease_table import DynamoLeaseTable
@@ -39,6 +40,7 @@ from kclrun.manager.forks import Launcher, ProcessForked
 from kclrun.model.lease import Lease, LeaseKey, Owner
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import Instant
+from kclrun.model.wire import WireEndpoint
 from kclrun.protocol.status import LeaseStatus
 from kclrun.protocol.writes import Applied, CreateLease
 
@@ -49,6 +51,13 @@ _FAILOVER_S: Final = 10.0
 # Each process gets a place of its own, so that none has to be cleared.
 _PLACES: Final = 256
 _PATIENCE_S: Final = 30.0
+# CPUCLOCK_SCHED of the kernel: a clock of the whole process, in nanoseconds.
+_CPU_CLOCK: Final = 2
+
+
+def cpu_s_of(pid: int) -> float:
+    """User and system time of a process that has not been reaped: clock_getcpuclockid(3)."""
+    return time.clock_gettime(~pid << 3 | _CPU_CLOCK)
 
 
 def wait_until(condition: Callable[[], bool], what: str, patience_s: float = _PATIENCE_S) -> None:
@@ -83,9 +92,8 @@ class LeaseProcess:
         return status.counter if isinstance(status, LeaseStatus) else 0
 
     def cpu_s(self) -> float:
-        """User and system time of the process, all threads; the kernel's grain is 10 ms."""
-        times = self._process.cpu_times()
-        return times.user + times.system
+        """User and system time of the process, all threads."""
+        return cpu_s_of(self.pid)
 
     def memory(self) -> Any:
         """`uss` is what only this process holds, `pss` its share of the rest on top."""
@@ -108,10 +116,19 @@ class LeaseProcess:
 
 
 class LeaseRig:
-    """A context manager: servers and table up, launchers made as entries ask for them."""
+    """A context manager: servers and table up, launchers made as entries ask for them.
 
-    def __init__(self, canned: CannedServer, settings: dict[str, Any] | None = None) -> None:
+    With a `ca` the lease processes reach both servers over TLS, through fronts of their own.
+    """
+
+    def __init__(
+        self,
+        canned: CannedServer,
+        settings: dict[str, Any] | None = None,
+        ca: OwnCa | None = None,
+    ) -> None:
         self._canned = canned
+        self._ca = ca
         self._settings = settings or {}
         self._launchers: dict[str, Launcher] = {}
         self._processes: list[LeaseProcess] = []
@@ -127,6 +144,10 @@ class LeaseRig:
             self._doorbell = Doorbell.create()
             undone.callback(self._doorbell.close)
             self._table = self._make_table(undone)
+            self._endpoints = [
+                self._reached(url, undone)
+                for url in (self._canned.url, self._embedded.dynamodb_endpoint)
+            ]
             self._stack = undone.pop_all()
         return self
 
@@ -153,6 +174,11 @@ class LeaseRig:
         client = WireClient(endpoint_at(url), lambda: CREDENTIALS, service="dynamodb")
         stack.callback(client.close)
         return DynamoLeaseTable(client, _TABLE)
+
+    def _reached(self, url: str, stack: contextlib.ExitStack) -> WireEndpoint:
+        if self._ca is None:
+            return endpoint_at(url)
+        return endpoint_at(stack.enter_context(TlsFront(url, self._ca)), self._ca.bundle)
 
     def prepare(self, entry: str) -> None:
         """Have a launcher for `entry` loaded, so that the next start shows forks only."""
@@ -218,10 +244,21 @@ class LeaseRig:
     def end(self, process: LeaseProcess) -> None:
         process.end()
 
+    @contextlib.contextmanager
+    def new_launcher(self, entry: str) -> Iterator[Launcher]:
+        """A launcher that the leases of this block start from. It loads when the first one does."""
+        if entry in self._launchers:
+            self._launchers.pop(entry).stop()
+        try:
+            yield self._launcher(entry)
+        finally:
+            self._launchers.pop(entry).stop()
+
     def _launcher(self, entry: str) -> Launcher:
         if entry not in self._launchers:
             self._launchers[entry] = Launcher(entry)
             self._launchers[entry].start()
+            self._launchers[entry].trust(self._endpoints)
         return self._launchers[entry]
 
     @staticmethod
@@ -260,8 +297,8 @@ class LeaseRig:
             checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=100_000),
             on_error=OnErrorSpec(retries=5, backoff_s=1.0),
             table_name=_TABLE,
-            kinesis=endpoint_at(self._canned.url),
-            dynamodb=endpoint_at(self._embedded.dynamodb_endpoint),
+            kinesis=self._endpoints[0],
+            dynamodb=self._endpoints[1],
             credentials=CREDENTIALS,
             lock_path=str(self._folder / "lock"),
             log=LogSpec(level="info", json=True),

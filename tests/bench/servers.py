@@ -20,8 +20,8 @@ CREDENTIALS: Final = WireCredentials("ASIABENCHBENCHBENCHB", "b" * 40, "t" * 400
 _END_MAX_S: Final = 5.0
 
 
-def endpoint_at(url: str) -> WireEndpoint:
-    return WireEndpoint(url, REGION, REGION)
+def endpoint_at(url: str, ca_bundle: str | None = None) -> WireEndpoint:
+    return WireEndpoint(url, REGION, REGION, ca_bundle=ca_bundle)
 
 
 def stock_client(service: str, url: str) -> Any:

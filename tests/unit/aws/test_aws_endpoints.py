@@ -1,7 +1,5 @@
 """What botocore's own HTTP layer would have given: endpoint rules, trust, proxies."""
 
-import datetime
-import ipaddress
 import os
 import socket
 import ssl
@@ -11,10 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from kclrun.aws.endpoints import LOOPBACK_REGION, EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.operations import GET_RECORDS, UPDATE_ITEM
@@ -22,6 +16,7 @@ from kclrun.aws.wire import WireClient
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.model.wire import WireEndpoint
 from tests.patience import HUNG_S
+from tests.support.certificates import certificate_for, presenting
 
 MakeClient = Callable[..., WireClient]
 
@@ -190,46 +185,9 @@ def certificate(tmp_path_factory):
     return certificate_for("127.0.0.1", tmp_path_factory.mktemp("tls"))
 
 
-def certificate_for(address, folder):
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "loopback")])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]),
-            critical=False,
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = folder / f"{address}.pem"
-    path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        + made.public_bytes(serialization.Encoding.PEM)
-    )
-    return path
-
-
 @pytest.fixture
 def tls(certificate):
     return presenting(certificate)
-
-
-def presenting(certificate):
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
-    return context
 
 
 @pytest.fixture

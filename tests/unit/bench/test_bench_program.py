@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[2]
 def run_bench(*arguments):
     return subprocess.run(
         [sys.executable, "-P", "-m", "bench", *arguments],
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        env=os.environ | {"PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
         capture_output=True,
         text=True,
         timeout=200,

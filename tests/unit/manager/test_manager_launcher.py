@@ -16,15 +16,18 @@ import pytest
 from kclrun.ipc.messages import Exited
 from kclrun.manager.children import reap_adopted
 from kclrun.manager.forks import ForkRefused, Forks, Launcher, LauncherGone, ProcessForked
+from kclrun.model.wire import WireEndpoint
 from kclrun.observe.logs import EventLog, LineSink
 from tests.foreground import heeding_signals
 from tests.patience import HUNG_S
 from tests.shortage import no_more_descriptors
+from tests.support.certificates import certificate_for
 from tests.unit.manager.children_rig import StandIn
 from tests.unit.manager.manager_rig import QuickLoop
 
 # Told a number on its channel, it exits with it; asked about the collector, with 1 if all that the
-# launcher loaded is out of its reach. Told to, it first starts a program and answers with its pid.
+# launcher loaded is out of its reach; asked about trust, with the number of its TLS contexts. Told
+# to, it first starts a program and answers with its pid.
 ENTRY = """
 import gc, socket, subprocess, sys
 
@@ -37,6 +40,9 @@ def run(segment_fd, doorbell_fd, channel_fd):
         told = channel.recv(16)
     if told == b"collector":
         return not any(each is sys.modules for each in gc.get_objects())
+    if told == b"trust":
+        from kclrun.aws import trust
+        return len(trust._made)
     return int(told)
 """
 
@@ -92,6 +98,33 @@ def await_its_name(pid):
     while Path(f"/proc/{pid}/comm").read_text() != "kclrun-lease\n":
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+@pytest.mark.parametrize(("scheme", "contexts"), [("https", 1), ("http", 0)])
+def test_the_tls_context_of_lease_processes_is_made_before_the_fork(
+    launcher, tmp_path, scheme, contexts
+):
+    certificate = str(certificate_for("127.0.0.1", tmp_path))
+    urls = (f"{scheme}://kinesis.test", f"{scheme}://dynamodb.test")
+    launcher.trust([WireEndpoint(url, "r", "r", ca_bundle=certificate) for url in urls])
+
+    for request_id in (1, 2):
+        ours, child = forked(launcher, request_id)
+        with ours:
+            ours.send(b"trust")
+            exited = heard_until(launcher, Exited)
+        os.close(child.pidfd)
+        assert os.waitstatus_to_exitcode(exited.status) == contexts
+
+    launcher.stop()
+    with heeding_signals():
+        launcher.start()
+    ours, child = forked(launcher, 3)
+    with ours:
+        ours.send(b"trust")
+        exited = heard_until(launcher, Exited)
+    os.close(child.pidfd)
+    assert os.waitstatus_to_exitcode(exited.status) == contexts, "also by the next launcher"
 
 
 @pytest.fixture
