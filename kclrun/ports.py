@@ -9,16 +9,18 @@ all of them (`tests/contract/`).
 from __future__ import annotations
 
 import enum
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from kclrun.codec.record_sizes import RecordLimit
 from kclrun.errors import ServiceError
 from kclrun.model.instance import InstanceIdentity, InstanceLook, LifecycleAction
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.letter import KeptLetter, Letter, Takeover
+from kclrun.model.letter import KeptLetter, Letter, Takeover, Unusable, refuse_entry
 from kclrun.model.output import Cursor, Message, MessageLimits
 from kclrun.model.reading import RECORDS_A_CALL, FetchedPage, PageCursor
 from kclrun.model.record import PutEntry, PutResult, StartPoint
@@ -90,7 +92,8 @@ def next_page(
 
 
 class StreamSummary(msgspec.Struct, frozen=True):
-    """DescribeStreamSummary, as far as we use it. `created_at` identifies a re-created stream."""
+    """DescribeStreamSummary, as far as we use it. `created_at` identifies a re-created stream.
+    `record_bytes_max` is None where the service does not say it."""
 
     name: str
     arn: str
@@ -98,6 +101,7 @@ class StreamSummary(msgspec.Struct, frozen=True):
     retention_hours: int
     open_shards: int
     created_at: WallTime
+    record_bytes_max: int | None = None
 
 
 class ShardFilter(msgspec.Struct, frozen=True):
@@ -122,6 +126,13 @@ class StreamAdmin(Protocol):
     def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:
         """A complete listing (all pages), or a ServiceError; never a part."""
         ...
+
+
+def record_limit(admin: StreamAdmin) -> RecordLimit:
+    """The limit of the records of a stream; asks for it when it matters."""
+    return RecordLimit(
+        lambda: admin.summary().record_bytes_max, clock=time.monotonic, wait=time.sleep
+    )
 
 
 class RecordPutter(Protocol):
@@ -262,11 +273,12 @@ class LetterStore(Protocol):
         """
         ...
 
-    def kept(self) -> Iterator[KeptLetter]:
+    def kept(self, unusable: Unusable = refuse_entry) -> Iterator[KeptLetter]:
         """The letters, shard by shard in the order of the records, as `classified` gives them.
 
-        Raises: SettingsError, naming the place, if it holds anything else, or a letter of a newer
-        version; a ServiceError leaf.
+        `unusable` gets a sentence about each entry of the place that is not a letter that this
+        version reads; the others follow. Raises: what it raises; SettingsError, if the place as a
+        whole cannot be read; a ServiceError leaf.
         """
         ...
 

@@ -12,10 +12,12 @@ from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.kinesis import WireStreamAdmin
 from kclrun.aws.put_records import WirePutter
 from kclrun.aws.stream_client import open_stream_client
+from kclrun.codec.record_sizes import RECORD_BYTES_MAX
 from kclrun.errors import SinkError
 from kclrun.model.record import PutEntry
 from kclrun.model.stream import region_of
-from kclrun.sinks.flow_control import RECORD_BYTES_MAX, ProducerSettings
+from kclrun.ports import record_limit
+from kclrun.sinks.flow_control import ProducerSettings
 from kclrun.sinks.kinesis_producer import KinesisProducer
 
 
@@ -37,6 +39,8 @@ class Producer:
     of one key, for readers that open aggregates, as every KCL does. `keeps_order=False` fills
     requests with any records. `linger_s` is how long a record may wait for others.
     `buffer_records_max` and `buffer_bytes_max` bound the records in memory: `put` blocks at either.
+    `record_bytes_max` bounds one record with its key; without it the stream's own limit holds,
+    which is read (kinesis:DescribeStreamSummary) when a record is above 1 MiB.
 
     It works while it is called, and its threads only wait for answers: call `flush` before a long
     pause. For one thread, and not across a fork.
@@ -59,7 +63,7 @@ class Producer:
         give_up_after_s: float = 60.0,
         buffer_records_max: int = 50_000,
         buffer_bytes_max: int = 64 * 2**20,
-        record_bytes_max: int = RECORD_BYTES_MAX,
+        record_bytes_max: int | None = None,
     ) -> None:
         settings = EndpointSettings(
             region=region or region_of(stream), profile=profile, endpoint_url=endpoint_url
@@ -78,9 +82,10 @@ class Producer:
                 give_up_after_s=give_up_after_s,
                 buffer_records_max=buffer_records_max,
                 buffer_bytes_max=buffer_bytes_max,
-                record_bytes_max=record_bytes_max,
+                record_bytes_max=record_bytes_max or RECORD_BYTES_MAX,
             ),
             relist=admin.list_shards,
+            limit=record_limit(admin) if record_bytes_max is None else None,
         )
 
     def put(self, key: str, data: bytes | str, *, explicit_hash_key: str | None = None) -> None:

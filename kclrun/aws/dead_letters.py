@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -34,26 +34,39 @@ from kclrun.aws.operations import (
     Operation,
 )
 from kclrun.aws.outputs.messages import QueueSender
-from kclrun.aws.outputs.s3 import Bucket
+from kclrun.aws.outputs.s3 import ABSENT, Bucket
 from kclrun.aws.outputs.write_probes import probe_stream
 from kclrun.aws.put_records import batches, put_records, send_all
 from kclrun.aws.wire import WireClient
-from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, Unavailable
+from kclrun.codec.record_sizes import RECORD_BYTES_LARGEST
+from kclrun.errors import (
+    AccessDenied,
+    InvalidRequest,
+    LetterTooLarge,
+    NotFound,
+    ServiceError,
+    SettingsError,
+    Unavailable,
+)
 from kclrun.model.letter import (
+    LETTER_BYTES_MAX,
     LETTERS_MAX,
     TAKEN_OVER,
     KeptLetter,
     Letter,
     LetterPlace,
     Takeover,
+    Unusable,
     classified,
     decode_letter,
     decode_takeover,
+    letters_of_files,
+    refuse_entry,
 )
 from kclrun.model.reading import PageCursor
 from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.ports import LetterStore, next_page
+from kclrun.ports import LetterStore, next_page, record_limit
 
 # While letters are listed or put back, no other reader receives them: 10,000 take a minute.
 _HIDDEN_S: Final = 600
@@ -61,8 +74,9 @@ _HIDDEN_S: Final = 600
 # queue has a message (SQS's guide on long polling).
 _MESSAGES_A_CALL: Final = 10
 WAIT_S: Final = 1
-# A record of a stream, with its key, unless its owner has raised the limit.
-_RECORD_BYTES_MAX: Final = 2**20
+# Errors about one object that others need not share: it is gone, archived, or encrypted with a key
+# that may not be used.
+_OF_ONE_OBJECT: Final = (NotFound, InvalidRequest, AccessDenied)
 # It ends the reading of a shard whose tip is never reached.
 _PAGES_A_SHARD_MAX: Final = 100_000
 
@@ -112,24 +126,18 @@ class LetterBucket(Bucket):
 
     def get(self, letter: Letter) -> Letter:
         """The whole letter of one without its payload. Raises: SettingsError, a ServiceError."""
-        return self._get(self.prefix + letter.name)
+        key = self.prefix + letter.name
+        try:
+            return decode_letter(self.read(key), self.url(key))
+        except _OF_ONE_OBJECT as error:
+            raise SettingsError(str(error)) from None
 
-    def kept(self) -> Iterator[KeptLetter]:
+    def kept(self, unusable: Unusable = refuse_entry) -> Iterator[KeptLetter]:
         """As `LetterStore.kept`."""
         # Keys are listed in the order of their bytes, so the keys of a shard follow each other.
-        for _, keys in itertools.groupby(self._keys(), lambda key: key.rpartition("/")[0]):
-            letters, takeovers = [], []
-            for key in keys:
-                url = self.url(key)
-                if key.endswith(".json"):
-                    letters.append(KeptLetter(self._get(key), url, (key,)))
-                elif (takeover := decode_takeover(self.read(key))) is not None:
-                    takeovers.append(takeover)
-                else:
-                    raise SettingsError(
-                        f"{url}: it is not a takeover that a lease owner left there"
-                    )
-            yield from classified(letters, takeovers)
+        for _, found in itertools.groupby(self._found(), lambda each: each[0].rpartition("/")[0]):
+            sizes = dict(found)
+            yield from letters_of_files(_ShardObjects(self, sizes), sizes, unusable)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""
@@ -149,13 +157,37 @@ class LetterBucket(Bucket):
         self.probe()
         return self.url(self.prefix)
 
-    def _get(self, key: str) -> Letter:
-        return decode_letter(self.read(key), self.url(key))
-
-    def _keys(self) -> Iterator[str]:
+    def _found(self) -> Iterator[tuple[str, int]]:
+        """The keys of letters and takeovers, each with the size of its object."""
         for page in self.pages(self.prefix):
-            keys = (found["Key"] for found in page.get("Contents", ()))
-            yield from (key for key in keys if key.endswith((".json", TAKEN_OVER)))
+            for found in page.get("Contents", ()):
+                if found["Key"].endswith((".json", TAKEN_OVER)):
+                    yield found["Key"], found.get("Size", 0)
+
+
+class _ShardObjects:
+    """The objects of the letters of one shard. Implements `model.letter.LetterFiles`; the names are
+    keys."""
+
+    def __init__(self, bucket: LetterBucket, sizes: Mapping[str, int]) -> None:
+        self._bucket = bucket
+        self._sizes = sizes
+
+    def read(self, name: str) -> bytes | None:
+        """As `LetterFiles.read`."""
+        url = self._bucket.url(name)
+        if self._sizes[name] > LETTER_BYTES_MAX:
+            raise SettingsError(f"{url}: it is not a dead letter: it has {self._sizes[name]} bytes")
+        try:
+            return self._bucket.read(name)
+        except _OF_ONE_OBJECT as error:
+            if error.code in ABSENT:
+                return None  # another reader removed it
+            raise SettingsError(str(error)) from None
+
+    def located(self, name: str) -> tuple[str, str]:
+        """As `LetterFiles.located`."""
+        return self._bucket.url(name), name
 
 
 class LetterQueue:
@@ -196,7 +228,7 @@ class LetterQueue:
         more = fifo if url.endswith(".fifo") else {}
         self._client().send_message(QueueUrl=url, MessageBody=body, **more)
 
-    def kept(self) -> Iterator[KeptLetter]:
+    def kept(self, unusable: Unusable = refuse_entry) -> Iterator[KeptLetter]:
         """As `LetterStore.kept`: at most 10,000. No other reader receives them for ten minutes,
         or until `close`."""
         letters, takeovers = [], []
@@ -206,8 +238,11 @@ class LetterQueue:
             if (takeover := decode_takeover(body)) is not None:
                 takeovers.append(takeover)
                 continue
-            letter = decode_letter(body, f"{self._queue}, message {message['MessageId']}")
-            letters.append(_kept(letter, self._queue, self._large, handle))
+            where = f"{self._queue}, message {message['MessageId']}"
+            try:
+                letters.append(_kept(body, where, self._queue, self._large, handle))
+            except SettingsError as error:
+                unusable(str(error))
         yield from classified(letters, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
@@ -316,11 +351,18 @@ class LetterStream:
         self._stream = stream
         self._large = large
         self._read_max = read_max
+        self._limit = record_limit(WireStreamAdmin(client, stream))
 
     def keep(self, letter: Letter) -> None:
         """As `LetterStore.keep`."""
-        bytes_max = _RECORD_BYTES_MAX - len(letter.partition_key.encode())
-        body = _fitting(letter, _ascii(letter), bytes_max, self._large, self._stream)
+        body, key_bytes = _ascii(letter), len(letter.partition_key.encode())
+        bytes_max = self._limit.covering(len(body) + key_bytes) - key_bytes
+        try:
+            body = _fitting(letter, body, bytes_max, self._large, self._stream)
+        except LetterTooLarge as error:
+            if unknown := self._limit.unknown:
+                raise LetterTooLarge(f"{error}{unknown}") from None
+            raise
         with keeping(), doing(PUT_RECORDS, f"keep a dead letter in the stream {self._stream}"):
             self._put(_entry(letter, body.encode()))
 
@@ -335,7 +377,7 @@ class LetterStream:
             code = result.error_code[:100]
             raise Unavailable(f"refused with {code}", operation=PUT_RECORDS.name, code=code)
 
-    def kept(self) -> Iterator[KeptLetter]:
+    def kept(self, unusable: Unusable = refuse_entry) -> Iterator[KeptLetter]:
         """As `LetterStore.kept`: at most 10,000, the oldest."""
         letters: dict[str, Letter] = {}
         takeovers: list[Takeover] = []
@@ -346,10 +388,19 @@ class LetterStream:
             elif (removal := _removal(data)) is not None:
                 removed[removal.removed] = max(removal.given_up_at, removed[removal.removed])
             else:
-                letter = decode_letter(data, where)
-                letters[letter.name] = letter
-        left = [each for each in letters.values() if each.given_up_at > removed[each.name]]
-        found = (_kept(each, self._stream, self._large, each) for each in left[:LETTERS_MAX])
+                try:
+                    letter = decode_letter(data, where)
+                except SettingsError as error:
+                    unusable(str(error))
+                else:
+                    letters[letter.name] = letter
+        left = [letter for letter in letters.values() if letter.given_up_at > removed[letter.name]]
+        found: list[KeptLetter] = []
+        for letter in left[:LETTERS_MAX]:
+            try:
+                found.append(_whole(letter, self._stream, self._large, letter))
+            except SettingsError as error:
+                unusable(str(error))
         yield from classified(found, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
@@ -371,7 +422,8 @@ class LetterStream:
             WireStreamAdmin(self._client, self._stream).list_shards()
         with doing(PUT_RECORDS, f"keep dead letters in the stream {self._stream}"):
             proof = probe_stream(self._client, self._stream)
-        return f"the stream {self._stream}; {proof}{_above(_RECORD_BYTES_MAX, self._large)}"
+        above = _above(self._limit.covering(RECORD_BYTES_LARGEST), self._large)
+        return f"the stream {self._stream}; {proof}{above}"
 
     def close(self) -> None:
         """Nothing is held."""
@@ -438,7 +490,18 @@ def _fitting(
     return _ascii(msgspec.structs.replace(letter, data=b"", data_at=large.url_of(letter)))
 
 
-def _kept(letter: Letter, where: str, large: LetterBucket | None, handle: Any) -> KeptLetter:
+def _kept(
+    body: str, message: str, where: str, large: LetterBucket | None, handle: str
+) -> KeptLetter:
+    """The letter of a message. Raises: SettingsError, naming `message`; a ServiceError leaf."""
+    letter = decode_letter(body, message)
+    try:
+        return _whole(letter, where, large, handle)
+    except SettingsError as error:
+        raise SettingsError(f"{message}: {error}") from None
+
+
+def _whole(letter: Letter, where: str, large: LetterBucket | None, handle: Any) -> KeptLetter:
     """The letter with its payload. Raises: SettingsError, a ServiceError leaf."""
     if letter.data_at is None:
         return KeptLetter(letter, where, (handle,))

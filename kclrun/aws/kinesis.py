@@ -74,6 +74,7 @@ class _Summary(msgspec.Struct, rename="pascal"):
     open_shard_count: int
     stream_arn: str = msgspec.field(name="StreamARN")
     stream_creation_timestamp: float = 0.0
+    record_kib_max: int | None = msgspec.field(name="MaxRecordSizeInKiB", default=None)
 
 
 class _SummaryBody(msgspec.Struct):
@@ -169,6 +170,9 @@ class WireStreamAdmin:
             retention_hours=summary.retention_period_hours,
             open_shards=summary.open_shard_count,
             created_at=WallTime(summary.stream_creation_timestamp),
+            record_bytes_max=None
+            if summary.record_kib_max is None
+            else summary.record_kib_max * 1024,
         )
 
     def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:

@@ -92,7 +92,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 DESCRIBE_STREAM_SUMMARY: Final = Operation(
-    "kinesis", "DescribeStreamSummary", grants=(Grant.READ, Grant.MANAGE_CONSUMERS)
+    "kinesis", "DescribeStreamSummary", grants=(Grant.READ, Grant.WRITE, Grant.MANAGE_CONSUMERS)
 )
 LIST_SHARDS: Final = Operation("kinesis", "ListShards", grants=(Grant.READ, Grant.WRITE))
 GET_SHARD_ITERATOR: Final = Operation("kinesis", "GetShardIterator", grants=(Grant.READ,))

@@ -22,11 +22,13 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, StreamChoice, stream_options
 from kclrun.cli.messages import echo
 from kclrun.cli.waiting import waiting_for
+from kclrun.codec.record_sizes import RECORD_BYTES_LARGEST, RecordLimit
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import SHARDS_MAX
-from kclrun.errors import ServiceError, SettingsError
+from kclrun.errors import LimitExceeded, ServiceError, SettingsError
 from kclrun.model.record import PutEntry
 from kclrun.model.stream import is_loopback
+from kclrun.ports import record_limit
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
@@ -37,9 +39,6 @@ if TYPE_CHECKING:
 
 _FORMATS: Final = ("csv", "jsonl", "text")
 _BY_SUFFIX: Final = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
-# PutRecords takes 1 MiB a record, key included, unless the stream is configured for more.
-_RECORD_BYTES_MAX: Final = 2**20
-_KEY_CHARS_MAX: Final = 256
 
 
 def format_of(name: str) -> str:
@@ -47,9 +46,9 @@ def format_of(name: str) -> str:
     return _BY_SUFFIX.get(PurePath(name).suffix.lower(), "text")
 
 
-def entries(source: BinaryIO, kind: str, key: str | None) -> Iterator[PutEntry]:
+def entries(source: BinaryIO, kind: str, key: str | None, limit: RecordLimit) -> Iterator[PutEntry]:
     """One entry for each row. `key` names the column or field of the partition key; with None the
-    key is a hash of the row.
+    key is a hash of the row. `limit` is that of the stream.
 
     Raises: SettingsError naming the line, for a row that has no key, is broken JSON, or is too
     long.
@@ -57,14 +56,11 @@ def entries(source: BinaryIO, kind: str, key: str | None) -> Iterator[PutEntry]:
     rows = {"csv": _csv_rows, "jsonl": _json_rows, "text": _text_rows}[kind](source, key)
     for number, data, routed_by in rows:
         partition_key = routed_by if routed_by is not None else _hash(data)
-        if not 0 < len(partition_key) <= _KEY_CHARS_MAX:
-            raise SettingsError(
-                f"line {number}: the key has {len(partition_key)} characters; 1 to"
-                f" {_KEY_CHARS_MAX} are possible"
-            )
         entry = PutEntry(data, partition_key)
-        if entry.size_bytes > _RECORD_BYTES_MAX:
-            raise SettingsError(f"line {number}: {len(data):,} bytes; a record holds 1 MiB at most")
+        try:
+            limit.checked_size_bytes(entry)
+        except LimitExceeded as error:
+            raise SettingsError(f"line {number}: {error}") from None
         yield entry
 
 
@@ -90,7 +86,7 @@ def _json_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
 
 def _csv_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
     text = io.TextIOWrapper(source, encoding="utf-8-sig", newline="")
-    csv.field_size_limit(_RECORD_BYTES_MAX)  # of this process; Python's own limit is 128 KiB
+    csv.field_size_limit(RECORD_BYTES_LARGEST)  # of this process; Python's own limit is 128 KiB
     reader = csv.DictReader(_csv_lines(text), strict=True)
     try:
         columns = reader.fieldnames or ()
@@ -117,20 +113,20 @@ def _csv_rows(source: BinaryIO, key: str | None) -> Iterator[Row]:
 
 def _csv_lines(text: io.TextIOWrapper) -> Iterator[str]:
     number = 0
-    while line := text.readline(_RECORD_BYTES_MAX + 1):
+    while line := text.readline(RECORD_BYTES_LARGEST + 1):
         number += 1
-        if len(line) > _RECORD_BYTES_MAX:
-            raise SettingsError(f"line {number}: longer than 1 MiB, the most a record holds")
+        if len(line) > RECORD_BYTES_LARGEST:
+            raise SettingsError(f"line {number}: longer than 10 MiB, the most that any record has")
         yield line
 
 
 def _lines(source: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Lines without their ends and without empty ones. At most a record's size of each is read."""
     number = 0
-    while line := source.readline(_RECORD_BYTES_MAX + 3):
+    while line := source.readline(RECORD_BYTES_LARGEST + 3):
         number += 1
-        if len(line) > _RECORD_BYTES_MAX + 2:
-            raise SettingsError(f"line {number}: longer than 1 MiB, the most a record holds")
+        if len(line) > RECORD_BYTES_LARGEST + 2:
+            raise SettingsError(f"line {number}: longer than 10 MiB, the most that any record has")
         stripped = line.rstrip(b"\r\n")
         if stripped:
             yield number, stripped
@@ -210,7 +206,8 @@ def put(
     from kclrun.cli.services import advising_on_streams
 
     with advising_on_streams(aws), _opened(file) as source, _progress() as progress:
-        read = entries(source, kind or format_of(file), key)
+        limit = record_limit(aws.stream)
+        read = entries(source, kind or format_of(file), key, limit)
         rows = _paced(read if file != "-" else _as_they_come(read), rate)
         return _put_all(aws, rows, progress, aggregate=aggregate, ordered=ordered)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NoReturn, Protocol
 
 import msgspec
 
@@ -20,6 +22,8 @@ LETTER_VERSION: Final = 1
 # The most letters that a reader takes at once: each may carry a payload, and they are sorted in
 # memory. Further letters are taken once these are removed.
 LETTERS_MAX: Final = 10_000
+# No letter is larger: a record has at most 16 MiB, a third more as base64, and the words about it.
+LETTER_BYTES_MAX: Final = 32 * 2**20
 # The message of an exception, and the last lines of a traceback, as in the log.
 _ERROR_CHARACTERS_MAX: Final = 2 * 1024
 _TRACEBACK_CHARACTERS_MAX: Final = 8 * 1024
@@ -198,16 +202,94 @@ def classified(found: Iterable[KeptLetter], takeovers: Iterable[Takeover]) -> li
     for takeover in takeovers:
         known[takeover.stream, takeover.shard_id].append(takeover)
     together: dict[tuple[object, ...], KeptLetter] = {}
-    for each in found:
-        letter = each.letter
-        is_void = any(one.is_over(letter) for one in known[letter.order[:2]])
+    for kept in found:
+        letter = kept.letter
+        is_void = any(takeover.is_over(letter) for takeover in known[letter.order[:2]])
         key = (*letter.order, letter.generation, is_void)
-        other = together.get(key, each)
-        last = max(other, each, key=lambda kept: (kept.letter.token, kept.letter.given_up_at))
-        handles = tuple(dict.fromkeys((*other.handles, *each.handles)))
-        outside = tuple(dict.fromkeys((*other.outside, *each.outside)))
+        other = together.get(key, kept)
+        last = max(other, kept, key=lambda kept: (kept.letter.token, kept.letter.given_up_at))
+        handles = tuple(dict.fromkeys((*other.handles, *kept.handles)))
+        outside = tuple(dict.fromkeys((*other.outside, *kept.outside)))
         together[key] = KeptLetter(last.letter, last.where, handles, outside, is_void)
-    return [each for _, each in sorted(together.items(), key=lambda item: item[0])]
+    return [kept for _, kept in sorted(together.items(), key=lambda item: item[0])]
+
+
+# Gets the sentence about an entry among the letters that cannot be used; reading goes on behind it.
+Unusable = Callable[[str], object]
+
+
+def refuse_entry(why: str) -> NoReturn:
+    """For readers that need all letters. Raises: SettingsError."""
+    raise SettingsError(why)
+
+
+class LetterFiles(Protocol):
+    """The files of the letters of one shard, in a folder or in a bucket, by their names."""
+
+    def read(self, name: str) -> bytes | None:
+        """The content; None if it was removed since. Raises: SettingsError, if this file cannot be
+        read; a ServiceError leaf."""
+        ...
+
+    def located(self, name: str) -> tuple[str, Any]:
+        """Its place for people, and the handle by which it is removed."""
+        ...
+
+
+def letters_of_files(
+    files: LetterFiles, names: Iterable[str], unusable: Unusable
+) -> Iterator[KeptLetter]:
+    """The letters of a shard whose files have these names, as `classified`. In memory are those of
+    one record at a time: a shard may have more of them than a process can hold.
+
+    A takeover that cannot be read may say that letters do not count: the shard is left out then.
+    """
+    letters, takeovers = [], []
+    for name in names:
+        if name.endswith(TAKEN_OVER):
+            takeovers.append(name)
+        else:
+            letters.append(name)
+    known: list[Takeover] = []
+    for name in takeovers:
+        try:
+            if (content := files.read(name)) is None:
+                continue
+        except SettingsError as error:
+            unusable(f"{error}; the dead letters beside it are left out")
+            return
+        takeover = decode_takeover(content)
+        if takeover is None:
+            unusable(
+                f"{files.located(name)[0]}: it is not a takeover that a lease owner left there; the"
+                " dead letters beside it are left out, for it may say that some do not count"
+            )
+            return
+        known.append(takeover)
+    for of_record in _by_record(letters):
+        yield from classified(_decoded(files, of_record, unusable), known)
+
+
+def _decoded(files: LetterFiles, names: Iterable[str], unusable: Unusable) -> Iterator[KeptLetter]:
+    for name in names:
+        where, handle = files.located(name)
+        try:
+            if (content := files.read(name)) is not None:
+                yield KeptLetter(decode_letter(content, where), where, (handle,))
+        except SettingsError as error:
+            unusable(str(error))
+
+
+def _by_record(names: Iterable[str]) -> Iterator[list[str]]:
+    """The names of the letters of a shard, those of a record together, in the order of the records.
+    Other names than those of `Letter.name` come last."""
+    of_record: defaultdict[tuple[float, int], list[str]] = defaultdict(list)
+    for name in names:
+        match = _RECORD_IN_NAME.match(name)
+        key = (int(match[1]), int(match[2])) if match is not None else (math.inf, 0)
+        of_record[key].append(name)
+    for key in sorted(of_record):
+        yield sorted(of_record.pop(key))
 
 
 class LetterPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +305,10 @@ class LetterPlace(msgspec.Struct, frozen=True, kw_only=True):
     sqs_url: str | None = None
 
 
+# A sequence number has 56 digits.
+_RECORD_IN_NAME: Final = re.compile(r"([0-9]{1,64})-([0-9]{1,20})\.")
+# The end of the year 9999, in seconds: no clock of a host shows a later time.
+_TIME_MAX: Final = 253_402_300_800.0
 _DECODER: Final = msgspec.json.Decoder(Letter)
 _TAKEOVERS: Final = msgspec.json.Decoder(Takeover)
 
@@ -231,7 +317,9 @@ def decode_letter(content: bytes | str, where: str) -> Letter:
     """Raises: SettingsError, naming `where`, for other content, or a letter of a newer version."""
     try:
         letter = _DECODER.decode(content)
-        is_of_record = not letter.record.position.is_sentinel
+        is_of_record = not letter.record.position.is_sentinel and all(
+            0 <= time < _TIME_MAX for time in (letter.arrived_at, letter.given_up_at)
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, LimitExceeded):
         is_of_record = False
     if not is_of_record:

@@ -6,6 +6,7 @@ the owner that gave it up.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -13,14 +14,15 @@ import msgspec
 
 from kclrun.errors import SettingsError, SinkError
 from kclrun.model.letter import (
+    LETTER_BYTES_MAX,
     TAKEN_OVER,
     KeptLetter,
     Letter,
     LetterPlace,
     Takeover,
-    classified,
-    decode_letter,
-    decode_takeover,
+    Unusable,
+    letters_of_files,
+    refuse_entry,
 )
 from kclrun.ports import LetterStore
 from kclrun.sinks.durable_files import check_folder, publish_file, sync_folder
@@ -56,14 +58,12 @@ class LetterFolder:
         except OSError as error:
             raise SinkError(f"cannot keep the dead letter {path}: {error.strerror}") from error
 
-    def kept(self) -> Iterator[KeptLetter]:
+    def kept(self, unusable: Unusable = refuse_entry) -> Iterator[KeptLetter]:
         """As `LetterStore.kept`."""
-        for shard in sorted(self._folder.glob("*/*/")):
-            files = shard.glob("[!.]*.json")
-            read = ((path, decode_letter(_read(path), str(path))) for path in files)
-            found = [KeptLetter(letter, str(path), (path,)) for path, letter in read]
-            takeovers = map(_takeover, shard.glob(f"[!.]*{TAKEN_OVER}"))
-            yield from classified(found, takeovers)
+        for stream in _folders_in(self._folder, refuse_entry):
+            for shard in _folders_in(stream, unusable):
+                names = _names_in(shard, unusable)
+                yield from letters_of_files(_ShardFolder(shard), names, unusable)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
         """As `LetterStore.remove`."""
@@ -79,15 +79,54 @@ class LetterFolder:
         """Nothing is held."""
 
 
-def _takeover(path: Path) -> Takeover:
-    takeover = decode_takeover(_read(path))
-    if takeover is None:
-        raise SettingsError(f"{path}: it is not what an owner of a lease left there")
-    return takeover
+class _ShardFolder:
+    """The files of the letters of one shard. Implements `model.letter.LetterFiles`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> bytes | None:
+        """As `LetterFiles.read`."""
+        path = self._folder / name
+        try:
+            state = path.stat()
+            # To read a pipe is to wait for its writer.
+            if not stat.S_ISREG(state.st_mode):
+                raise SettingsError(f"{path}: it is not a file")
+            if state.st_size > LETTER_BYTES_MAX:
+                raise SettingsError(
+                    f"{path}: it is not a dead letter: it has {state.st_size} bytes"
+                )
+            return path.read_bytes()
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not path.is_symlink():
+                return None  # another reader removed it
+            raise SettingsError(f"{path}: {error.strerror}") from None
+
+    def located(self, name: str) -> tuple[str, Path]:
+        """As `LetterFiles.located`."""
+        path = self._folder / name
+        return str(path), path
 
 
-def _read(path: Path) -> bytes:
+def _folders_in(folder: Path, unusable: Unusable) -> list[Path]:
+    return [path for name in _names(folder, unusable) if (path := folder / name).is_dir()]
+
+
+def _names_in(shard: Path, unusable: Unusable) -> list[str]:
+    """The names of letters and takeovers. Files that are being published begin with a dot."""
+    return [
+        name
+        for name in _names(shard, unusable)
+        if name.endswith((".json", TAKEN_OVER)) and not name.startswith(".")
+    ]
+
+
+def _names(folder: Path, unusable: Unusable) -> list[str]:
     try:
-        return path.read_bytes()
+        return sorted(path.name for path in folder.iterdir())
+    except FileNotFoundError:
+        return []
     except OSError as error:
-        raise SettingsError(f"{path}: {error.strerror}") from None
+        unusable(f"{folder}: {error.strerror}")
+        return []

@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from kclrun.codec.record_sizes import RECORD_BYTES_MAX
+
 # The most that PutRecords takes; with fewer than ten records a request is not worth its round trip
 # (Jet's bounds).
 BATCH_RECORDS_MAX: Final = 500
@@ -166,9 +168,8 @@ class Flow:
         return {shard_id: flow.metrics(now) for shard_id, flow in self._shards.items()}
 
 
-# PutRecords: keys included, 1 MiB a record unless the stream is set to accept up to 10 MiB, and
-# 5 MiB a request in every region and mode; a larger record is sent in a request of its own.
-RECORD_BYTES_MAX: Final = 2**20
+# PutRecords takes 10 MiB a request, keys included. Emulators take 5 MiB, as the service did before
+# October 2025. A larger record is sent in a request of its own.
 REQUEST_BYTES_MAX: Final = 5 * 2**20
 
 

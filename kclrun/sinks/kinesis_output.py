@@ -9,12 +9,11 @@ from kclrun.errors import LimitExceeded, ServiceError, SinkError
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.record import PutEntry
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.ports import RecordPutter, StreamAdmin
+from kclrun.ports import RecordPutter, StreamAdmin, record_limit
 from kclrun.processor import Row
 from kclrun.sinks.flow_control import ProducerSettings
 from kclrun.sinks.kinesis_producer import KinesisProducer
 from kclrun.sinks.message_output import RowEncoder, naming
-from kclrun.sinks.pending_records import checked_size_bytes
 
 # As in `message_output.py`.
 GIVE_UP_AFTER_S: Final = 10.0
@@ -42,6 +41,7 @@ class KinesisOutput:
         self._rows = 0
         self._putter = putter
         self._admin = admin
+        self._limit = record_limit(admin)
         self._settings = ProducerSettings(
             keeps_order=bool(place.key),
             aggregates=place.aggregates,
@@ -58,7 +58,7 @@ class KinesisOutput:
             self._rows += 1
         entry = PutEntry(line[:-1], key)
         try:
-            size_bytes = checked_size_bytes(entry, self._settings.record_bytes_max)
+            size_bytes = self._limit.checked_size_bytes(entry)
         except LimitExceeded as error:
             raise LimitExceeded(f"a row does not fit into {self._where}: {error}") from None
         return (entry, size_bytes), size_bytes

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from kclrun.codec.record_sizes import RecordLimit
 from kclrun.errors import InvariantViolation, OutcomeUnknown, ServiceError, Throttled, Unavailable
 from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import Shard
@@ -37,7 +38,8 @@ class KinesisProducer:
 
     `shards`: the open shards of the stream; a stale list only makes the flow control less precise.
     `relist` lists the shards again. It is called when an answer names a shard that is not in the
-    list, at most every `RELIST_PERIOD_S`; its ServiceErrors are waited out. `flow` carries the
+    list, at most every `RELIST_PERIOD_S`; its ServiceErrors are waited out. `limit` is of one
+    record, in place of the one in `settings`. `flow` carries the
     state of the flow control from one producer of this process to the next. `clock` is monotonic;
     `wait` sleeps if no answer can come; `chance` is in [0, 1).
 
@@ -53,6 +55,7 @@ class KinesisProducer:
         *,
         flow: Flow | None = None,
         relist: Callable[[], Sequence[Shard]] | None = None,
+        limit: RecordLimit | None = None,
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[float], object] = time.sleep,
         chance: Callable[[], float] = random.random,
@@ -62,6 +65,7 @@ class KinesisProducer:
         self._pending = PendingRecords(shards, settings, flow or Flow())
         self._concurrency = settings.concurrency
         self._relist = relist
+        self._limit = limit
         self._clock = clock
         self._wait = wait
         self._chance = chance
@@ -91,7 +95,10 @@ class KinesisProducer:
         """
         while self._pending.is_full:
             self._work(hurried=True, waits=True)
-        self._pending.add(entry)
+        if self._limit is None:
+            self._pending.add(entry)
+        else:
+            self._pending.add_checked(entry, self._limit.checked_size_bytes(entry))
         self._work()
 
     def extend(self, checked: Iterable[tuple[PutEntry, int]]) -> None:

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 
 from kclrun import errors
 from kclrun.codec.aggregator import Aggregator
-from kclrun.codec.kpl import effective_hash_key, parse_hash_key
+from kclrun.codec.kpl import effective_hash_key
+from kclrun.codec.record_sizes import checked_size_bytes
 from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import Shard
 from kclrun.model.time import backoff_s
@@ -30,8 +31,6 @@ from kclrun.sinks.flow_control import (
 
 # The KPL's default. One request at a time has an aggregate of a key: 50 kB each 40 ms are 1 MiB/s.
 AGGREGATE_BYTES_MAX: Final = 51_200
-# PutRecords documents 1 to 256 characters.
-_KEY_CHARS_MAX: Final = 256
 # Keys repeat: a cached one takes a tenth of the time of an MD5. With the longest keys it is 4 MB.
 _hash_key_of: Final = functools.lru_cache(4096)(effective_hash_key)
 
@@ -108,32 +107,6 @@ class Packer:
             return oldest, size_bytes, 1
         aggregate = PutEntry(made.data, made.partition_key, made.explicit_hash_key, held)
         return aggregate, aggregate.size_bytes, held
-
-
-def checked_size_bytes(entry: PutEntry, bytes_max: int) -> int:
-    """The size of a record as the service counts it.
-
-    Raises: LimitExceeded for a record that it never accepts; names neither data nor key.
-    """
-    characters = len(entry.partition_key)
-    if not 0 < characters <= _KEY_CHARS_MAX:
-        raise errors.LimitExceeded(
-            f"a partition key has {characters} characters; the service takes 1 to {_KEY_CHARS_MAX}"
-        )
-    if entry.explicit_hash_key is not None:
-        parse_hash_key(entry.explicit_hash_key)
-    try:
-        size_bytes = entry.size_bytes
-    except UnicodeEncodeError:
-        # Not chained: the original error contains the key.
-        raise errors.LimitExceeded(
-            "a partition key holds a lone surrogate and has no UTF-8"
-        ) from None
-    if size_bytes > bytes_max:
-        raise errors.LimitExceeded(
-            f"a record has {size_bytes} bytes, its key included; at most {bytes_max} are taken"
-        )
-    return size_bytes
 
 
 # A request is full at 500 records or at 5 MiB. Weight expresses both in records: a record above its

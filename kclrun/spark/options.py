@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from kclrun.codec.record_sizes import RECORD_BYTES_LARGEST
 from kclrun.errors import OffsetRefused
 from kclrun.model.names import hint
 from kclrun.model.stream import why_no_endpoint
@@ -100,8 +101,6 @@ _ATTEMPTS_MAX: Final = 1_000_000
 # The service serves five GetRecords a second and shard, for all applications together.
 _READS_MAX: Final = 5.0
 _READS_MIN: Final = 0.1
-# A record's data and key: 1 MiB by default; UpdateMaxRecordSize raises a stream's limit to 10 MiB.
-_RECORD_BYTES_MAX: Final = 10 * 2**20
 
 
 _CONSUMER: Final = re.compile(
@@ -285,11 +284,12 @@ class SinkSettings:
         "`true` packs the records of a key into KPL aggregates: for few keys with many records",
         default=False,
     )
-    record_bytes_max: int = option_table.option(
+    record_bytes_max: int | None = option_table.option(
         "maxRecordBytes",
-        option_table.size(1024, _RECORD_BYTES_MAX),
-        "up to 10MiB where the stream allows it",
-        default=2**20,
+        option_table.size(1024, RECORD_BYTES_LARGEST),
+        "of a record and its key. Unset, a task asks for the stream's limit above 1 MiB",
+        default=None,
+        shown="the stream's",
     )
     # A throttled shard gets a request at least every 10 s: a shorter limit would give it up.
     give_up_after_s: float = option_table.option(

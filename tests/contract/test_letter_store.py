@@ -5,6 +5,7 @@ import itertools
 from contextlib import closing
 from pathlib import Path
 
+import boto3
 import msgspec
 import pytest
 
@@ -22,6 +23,11 @@ from kclrun.sinks.dead_letters import letter_store
 from tests.support.letters import letter
 
 KEYS = WireCredentials("key", "secret")
+CREDENTIALS = {
+    "region_name": "us-east-1",
+    "aws_access_key_id": "key",
+    "aws_secret_access_key": "secret",
+}
 PLACES = ("folder", "s3", "s3 root", "sqs", "fifo", "stream")
 OF_AWS = PLACES[1:]
 NUMBERS = itertools.count()
@@ -182,6 +188,10 @@ def test_what_is_not_a_letter_is_named_and_nothing_else_is_lost(place, content, 
     with pytest.raises(SettingsError, match=words) as raised:
         place.kept()
     assert name in str(raised.value)
+    named = []
+    with closing(place.store()) as store:
+        assert [kept.letter.sequence_number for kept in store.kept(named.append)] == ["2"]
+    assert named == [str(raised.value)]
 
 
 @pytest.mark.parametrize("kind", OF_AWS)
@@ -229,18 +239,25 @@ def test_a_letter_above_the_limit_without_a_bucket_is_refused_in_words(kind, aws
     assert place.kept() == []
 
 
-def test_a_letter_of_just_the_limit_is_kept_and_one_byte_more_is_refused(
-    aws, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("raised_kib", [None, 2048])
+def test_a_letter_of_just_the_limit_is_kept_and_one_byte_more_is_refused(aws, tmp_path, raised_kib):
     place = Place("stream", aws, tmp_path)
-    size = len(dead_letters._ascii(letter(1))) + len(letter(1).partition_key)
+    if raised_kib is not None:
+        kinesis = boto3.client("kinesis", endpoint_url=aws.kinesis_endpoint, **CREDENTIALS)
+        arn = kinesis.describe_stream_summary(StreamName=place.place.stream)[
+            "StreamDescriptionSummary"
+        ]["StreamARN"]
+        kinesis.update_max_record_size(StreamARN=arn, MaxRecordSizeInKiB=raised_kib)
+    limit = (raised_kib or 1024) * 1024
+    # A payload is base64 in a letter, three bytes in four.
+    room = limit - len(dead_letters._ascii(letter(1, data=b""))) - len(letter(1).partition_key)
+    just = letter(1, data=bytes(room // 4 * 3), error="ValueError: x" + "y" * (room % 4))
 
-    monkeypatch.setattr(dead_letters, "_RECORD_BYTES_MAX", size)
-    place.store().keep(letter(1))
-    monkeypatch.setattr(dead_letters, "_RECORD_BYTES_MAX", size - 1)
-    with pytest.raises(LetterTooLarge):
-        place.store().keep(letter(1))
-    assert place.kept() == [letter(1)]
+    assert f"above {limit:,} bytes" in place.store().check()
+    place.store().keep(just)
+    with pytest.raises(LetterTooLarge, match=f"takes {limit - 1:,}"):
+        place.store().keep(msgspec.structs.replace(just, error=just.error + "z"))
+    assert place.kept() == [just]
 
 
 @pytest.mark.parametrize("kind", ["sqs", "stream"])

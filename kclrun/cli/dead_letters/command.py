@@ -25,13 +25,25 @@ from kclrun.cli.config_options import (
     shards_option,
     yes_option,
 )
-from kclrun.cli.dead_letters.redrive import Leases, carry_out, leases_now, redrives_of
+from kclrun.cli.dead_letters.redrive import (
+    Leases,
+    Redrive,
+    carry_out,
+    leases_now,
+    redrives_of,
+)
 from kclrun.cli.messages import echo
 from kclrun.cli.tables import print_table, terminal_width
 from kclrun.cli.times import TimeType, time_option
 from kclrun.cli.user_code import dead_letter_folder
 from kclrun.config.schema import Settings
-from kclrun.errors import SettingsError
+from kclrun.errors import (
+    AccessDenied,
+    InvalidRequest,
+    KclrunError,
+    NotFound,
+    SettingsError,
+)
 from kclrun.leases.lines import names_position, on_one_line, shortened
 from kclrun.model.letter import LETTERS_MAX, KeptLetter, Letter
 from kclrun.model.stream import short_name, spelled_out
@@ -41,6 +53,10 @@ from kclrun.sinks.dead_letters import LetterFolder
 
 # The candidates for a short position that a message names.
 _CANDIDATES_MAX: Final = 8
+# The entries that are not letters, of which a message has a line each.
+_UNUSABLE_MAX: Final = 20
+# The most that the payloads of one call have together: they are in memory.
+TAKEN_BYTES_MAX: Final = 256 * 2**20
 _LIST_TITLES: Final = ("given up", "stream", "shard", "position", "error")
 
 
@@ -97,20 +113,20 @@ def list_letters(config: ConfigChoice, *, as_json: bool, with_payload: bool, **f
     """
     if with_payload and not as_json:
         raise click.UsageError("--payload goes with --json.")
-    with _letters(config, filters) as chosen:
-        kept = chosen.kept
+    with _letters(config, filters, keeps_payloads=with_payload) as chosen:
+        listed = chosen.kept
     if as_json:
-        echo(json.dumps([_plain(each, with_payload=with_payload) for each in kept], indent=2))
+        echo(json.dumps([_plain(kept, with_payload=with_payload) for kept in listed], indent=2))
     else:
-        _print_list([each.letter for each in kept])
+        _print_list([kept.letter for kept in listed])
     folder = dead_letter_folder(chosen.configuration.settings)
     is_missing = folder is not None and not folder.exists()
     missing = f": the folder {folder} does not exist" if is_missing else ""
-    count = "1 dead letter" if len(kept) == 1 else f"{len(kept)} dead letters"
+    count = "1 dead letter" if len(listed) == 1 else f"{len(listed)} dead letters"
     echo(f"{count}{missing}", err=True)
     _print_left_out(chosen)
     _print_more(chosen)
-    return exit_codes.DRAINED
+    return _print_unusable(chosen)
 
 
 def _print_list(letters: Sequence[Letter]) -> None:
@@ -161,18 +177,19 @@ def show(position: str, config: ConfigChoice) -> int:
     """
     with _letters(config, {"position": position}) as chosen:
         found = (*chosen.kept, *chosen.left_out)
+    _print_unusable(chosen)
     if not found:
         raise _no_letter_at(position)
-    for each in found:
-        letter = each.letter
+    for kept in found:
+        letter = kept.letter
         echo(f"stream         {letter.stream}, {letter.shard_id}")
         echo(f"position       {letter.position}")
         echo(f"partition key  {escaped(letter.partition_key)}")
         echo(f"error          {escaped(letter.error)}, after {letter.calls} calls")
         echo(f"raised at      {escaped(letter.raised_at)}")
         echo(f"payload        {payload_text(letter.data)}")
-        echo(f"kept in        {each.where}")
-        if each.is_uncommitted:
+        echo(f"kept in        {kept.where}")
+        if kept.is_uncommitted:
             echo("uncommitted    it does not count: the next owner judged its record again")
         for line in letter.traceback.splitlines():
             echo(f"  {line}")
@@ -200,18 +217,38 @@ def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
     was lost before its checkpoint and the next one judged the record again.
     """
     with _letters(config, filters, reads_leases=yes, processes=True) as chosen:
-        left = 0
-        for each in redrives_of(chosen.configuration, chosen.kept, to):
-            if not yes:
-                echo(each.words)
-                continue
-            done = carry_out(chosen.configuration, chosen.store, each, chosen.leases)
-            echo(done.words)
-            left += done.left
+        redrives = redrives_of(chosen.configuration, chosen.kept, to)
+        # Those of streams that are not the application's stay.
+        left = len(chosen.kept) - sum(len(redrive.letters) for redrive in redrives)
+        if yes:
+            left += _carried_out(chosen, redrives)
+        for redrive in () if yes else redrives:
+            echo(redrive.words)
         _print_left_out(chosen)
         _print_more(chosen)
         ends_with_plan(is_confirmed=yes, has_changes=bool(chosen.kept))
-    return exit_codes.HALTED if left else exit_codes.DRAINED
+    return exit_codes.HALTED if left else _print_unusable(chosen)
+
+
+def _carried_out(chosen: _Chosen, redrives: Sequence[Redrive]) -> int:
+    """Redrive stream by stream; returns how many are left. What is wrong with one stream does not
+    stop the others. Raises: KclrunError, the first, at the end."""
+    left = 0
+    failures: list[KclrunError] = []
+    for redrive in redrives:
+        try:
+            done = carry_out(chosen.configuration, chosen.store, redrive, chosen.leases)
+        except (SettingsError, NotFound, InvalidRequest, AccessDenied) as error:
+            failures.append(error)
+            continue
+        echo(done.words)
+        left += done.left
+    for failure in failures[1:]:
+        echo(str(failure), err=True)
+    if failures:
+        _print_unusable(chosen)
+        raise failures[0]
+    return left
 
 
 @dead_letters.command()
@@ -221,13 +258,13 @@ def redrive(config: ConfigChoice, *, to: str, yes: bool, **filters: Any) -> int:
 @yes_option
 def drop(config: ConfigChoice, *, yes: bool, **filters: Any) -> int:
     """Remove dead letters for good: their records are lost."""
-    with _letters(config, filters) as chosen:
+    with _letters(config, filters, keeps_payloads=False) as chosen:
         count = "1 dead letter" if len(chosen.kept) == 1 else f"{len(chosen.kept)} dead letters"
         echo(f"{'Dropping' if yes else 'Would drop'} {count}")
         _print_more(chosen)
         if not ends_with_plan(is_confirmed=yes, has_changes=bool(chosen.kept)):
             chosen.store.remove(chosen.kept)
-    return exit_codes.DRAINED
+    return _print_unusable(chosen)
 
 
 def letter_store(settings: Settings, *, read_max: int | None = None) -> LetterStore:
@@ -247,7 +284,8 @@ def letter_store(settings: Settings, *, read_max: int | None = None) -> LetterSt
 
 class _Chosen(msgspec.Struct, frozen=True):
     """The dead letters that all filters fit, shard by shard in the order of their records: as many
-    as are taken at once, and whether these are all."""
+    as are taken at once, and whether these are all. `unusable` are sentences about entries beside
+    them that are not letters."""
 
     configuration: Configuration
     store: LetterStore
@@ -255,6 +293,7 @@ class _Chosen(msgspec.Struct, frozen=True):
     left_out: Sequence[KeptLetter]
     leases: Leases
     are_all: bool
+    unusable: Sequence[str]
 
 
 @contextmanager
@@ -264,9 +303,10 @@ def _letters(
     *,
     reads_leases: bool = False,
     processes: bool = False,
+    keeps_payloads: bool = True,
 ) -> Iterator[_Chosen]:
-    """Raises: SettingsError without a place of dead letters, or if it holds anything else;
-    click.UsageError for a filter that would choose all."""
+    """Raises: SettingsError without a place of dead letters; click.UsageError for a filter that
+    would choose all."""
     if filters.get("error") == "":
         # As of a variable that is not set: `drop` would drop every letter.
         raise click.UsageError("--error is empty, which is a part of every error.")
@@ -277,22 +317,53 @@ def _letters(
     wants_uncommitted = filters.get("uncommitted", False)
     try:
         leases = leases_now(configuration.settings) if reads_leases else {}
-        kept: list[KeptLetter] = []
-        left_out: list[KeptLetter] = []
-        are_all = True
-        for each in store.kept():
-            if not _fits(each.letter, filters):
+        taken = _Taken(keeps_payloads=keeps_payloads)
+        unusable: list[str] = []
+        for found in store.kept(unusable.append):
+            if not _fits(found.letter, filters):
                 continue
-            group = kept if each.is_uncommitted == wants_uncommitted else left_out
-            if len(group) < LETTERS_MAX:
-                group.append(each)
-            elif group is kept:
-                are_all = False
+            if found.is_uncommitted == wants_uncommitted:
+                taken.take(found)
+            else:
+                taken.leave_out(found)
+            if taken.is_full:
                 break
-        these, others = _at_one_position(filters.get("position"), kept, left_out)
-        yield _Chosen(configuration, store, these, others, leases, are_all)
+        these, others = _at_one_position(filters.get("position"), taken.kept, taken.left_out)
+        are_all = not taken.is_full
+        yield _Chosen(configuration, store, these, others, leases, are_all, unusable)
     finally:
         store.close()
+
+
+class _Taken:
+    """The letters of one call, at most `LETTERS_MAX` of a kind and `TAKEN_BYTES_MAX` of payloads.
+    `is_full` once there was one more."""
+
+    def __init__(self, *, keeps_payloads: bool) -> None:
+        self._keeps_payloads = keeps_payloads
+        self._bytes = 0
+        self.kept: list[KeptLetter] = []
+        self.left_out: list[KeptLetter] = []
+        self.is_full = False
+
+    def take(self, found: KeptLetter) -> None:
+        size = len(found.letter.data) if self._keeps_payloads else 0
+        is_too_large = bool(self.kept) and self._bytes + size > TAKEN_BYTES_MAX
+        if len(self.kept) >= LETTERS_MAX or is_too_large:
+            self.is_full = True
+            return
+        self._bytes += size
+        self.kept.append(found if self._keeps_payloads else _without_payload(found))
+
+    def leave_out(self, found: KeptLetter) -> None:
+        """Without its payload, unless a letter is to be shown whole."""
+        if len(self.left_out) < LETTERS_MAX:
+            self.left_out.append(found if self._keeps_payloads else _without_payload(found))
+
+
+def _without_payload(kept: KeptLetter) -> KeptLetter:
+    letter = msgspec.structs.replace(kept.letter, data=b"")
+    return msgspec.structs.replace(kept, letter=letter)
 
 
 def _no_letter_at(position: str) -> SettingsError:
@@ -310,24 +381,24 @@ def _at_one_position(
     """
     if named is None:
         return kept, left_out
-    if any(each.letter.position == named for each in (*kept, *left_out)):
-        exact = (
-            [each for each in these if each.letter.position == named] for these in (kept, left_out)
+    letters = {found.letter.order: found.letter for found in (*kept, *left_out)}
+    if any(letter.position == named for letter in letters.values()):
+        exact, others = (
+            [found for found in these if found.letter.position == named]
+            for these in (kept, left_out)
         )
-        return next(exact), next(exact)
-    places = sorted({each.letter.order for each in (*kept, *left_out)})
-    if len(places) <= 1:
+        return exact, others
+    if len(letters) <= 1:
         return kept, left_out
-    letters = {each.letter.order: each.letter for each in (*kept, *left_out)}
-    found = [letters[place] for place in places]
-    lines = [f"{each.position}  {each.shard_id}" for each in found[:_CANDIDATES_MAX]]
+    found = [letters[place] for place in sorted(letters)]
+    lines = [f"{letter.position}  {letter.shard_id}" for letter in found[:_CANDIDATES_MAX]]
     more = [f"… {len(found)} in all"] if len(found) > _CANDIDATES_MAX else []
     raise click.UsageError("\n  ".join([f"{named} is short for several positions:", *lines, *more]))
 
 
 def _print_left_out(chosen: _Chosen) -> None:
     """Print how many dead letters do not count, and that a queue may hide which ones."""
-    if count := sum(each.is_uncommitted for each in chosen.left_out):
+    if count := sum(found.is_uncommitted for found in chosen.left_out):
         echo(
             f"{count} more do not count: their owner was lost before its checkpoint, and the next"
             " one judged their records again (list --uncommitted, drop --uncommitted)",
@@ -344,10 +415,25 @@ def _print_left_out(chosen: _Chosen) -> None:
 def _print_more(chosen: _Chosen) -> None:
     if not chosen.are_all:
         echo(
-            f"There are more: {LETTERS_MAX:,} dead letters are taken at once. Run it again once"
-            " these are removed, or choose with --shard, --key, --error or --since",
+            f"There are more: {LETTERS_MAX:,} dead letters, or {TAKEN_BYTES_MAX // 2**20} MiB of"
+            " payloads, are taken at once. Run it again once these are removed, or choose with"
+            " --shard, --key, --error or --since",
             err=True,
         )
+
+
+def _print_unusable(chosen: _Chosen) -> int:
+    """Name what lies among the dead letters and is not one; returns the exit code of the verb."""
+    if not chosen.unusable:
+        return exit_codes.DRAINED
+    count = len(chosen.unusable)
+    entries = "An entry" if count == 1 else f"{count} entries"
+    echo(f"{entries} among the dead letters cannot be used; all others were taken:", err=True)
+    for sentence in chosen.unusable[:_UNUSABLE_MAX]:
+        echo(f"  {sentence}", err=True)
+    if count > _UNUSABLE_MAX:
+        echo(f"  … and {count - _UNUSABLE_MAX} more", err=True)
+    return exit_codes.HALTED
 
 
 def _fits(letter: Letter, filters: Mapping[str, Any]) -> bool:

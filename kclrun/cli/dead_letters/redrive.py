@@ -9,10 +9,10 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Final
 
 import msgspec
 
@@ -21,12 +21,13 @@ from kclrun.cli.dead_letters import user_process
 from kclrun.cli.dead_letters.user_process import RedriveJob, Redriven, ServiceAccess
 from kclrun.cli.messages import echo
 from kclrun.cli.user_code import output_folder, own_module
+from kclrun.codec.record_sizes import RecordLimit
 from kclrun.codec.row_lines import encode_row
 from kclrun.config.changes import refuse_changes
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings, StreamSettings, stream_name
-from kclrun.errors import NotFound, SettingsError
+from kclrun.errors import KclrunError, LimitExceeded, NotFound, SettingsError
 from kclrun.loading import GLUE, import_paths
 from kclrun.manager.launcher import lease_environment
 from kclrun.model.lease import Lease
@@ -34,7 +35,7 @@ from kclrun.model.letter import KeptLetter, Letter
 from kclrun.model.output import MAIN_OUTPUT, OutputPlace
 from kclrun.model.record import PutEntry
 from kclrun.model.stream import ONLY_STREAM, StreamKey, shard_id_of, stream_name_of, stream_of
-from kclrun.ports import LetterStore
+from kclrun.ports import LetterStore, record_limit
 from kclrun.sinks.durable_files import publish_file
 
 
@@ -67,20 +68,22 @@ _warn: Report = partial(echo, err=True)
 
 
 def redrives_of(
-    configuration: Configuration, kept: Sequence[KeptLetter], to: str
-) -> Iterator[Redrive]:
-    """The plan for each stream of the application. Raises: SettingsError for a letter of another
-    stream."""
-    sources = {stream_name(each.name): each for each in configuration.settings.sources}
+    configuration: Configuration, kept: Sequence[KeptLetter], to: str, report: Report = _warn
+) -> list[Redrive]:
+    """The plan for each stream of the application. Letters of other streams stay, and are named.
+    Raises: SettingsError, if there are only such letters."""
+    sources = {stream_name(source.name): source for source in configuration.settings.sources}
     found: dict[str, list[KeptLetter]] = {}
     for each in kept:
         found.setdefault(each.letter.stream, []).append(each)
     if others := found.keys() - sources.keys():
-        raise SettingsError(
-            f"dead letters of {', '.join(sorted(others))}: not a stream of this application"
-        )
-    for name, letters in found.items():
-        yield Redrive(sources[name], letters, to)
+        words = f"dead letters of {', '.join(sorted(others))}: not a stream of this application"
+        if not found.keys() & sources.keys():
+            raise SettingsError(words)
+        report(f"{sum(len(found[name]) for name in others)} {words}; they stay")
+    return [
+        Redrive(sources[name], letters, to) for name, letters in found.items() if name in sources
+    ]
 
 
 def carry_out(
@@ -97,8 +100,7 @@ def carry_out(
     """
     ready, done = settled(leases, redrive.letters, report), 0
     if ready and redrive.to == "stream":
-        _put_back(configuration, store, redrive.source.name, ready)
-        done = len(ready)
+        done = _put_back(configuration, store, redrive.source.name, ready, report)
     elif ready:
         done = len(ready) - process_again(configuration, redrive.source, store, ready, report)
     verb = "Put back" if redrive.to == "stream" else "Processed"
@@ -106,9 +108,15 @@ def carry_out(
 
 
 def _put_back(
-    configuration: Configuration, store: LetterStore, stream: str, letters: Sequence[KeptLetter]
-) -> None:
-    from kclrun.aws.put_records import batches, send_all
+    configuration: Configuration,
+    store: LetterStore,
+    stream: str,
+    letters: Sequence[KeptLetter],
+    report: Report,
+) -> int:
+    """Returns how many are in the stream again. A record that the service refuses for good stays a
+    letter, and is named; the others do not wait for it. Raises: SettingsError, a ServiceError."""
+    from kclrun.aws.put_records import batches, send_accepted
     from kclrun.cli.services import Aws
 
     refuse_changes(
@@ -116,15 +124,58 @@ def _put_back(
         "putting dead letters back",
         "that of a DynamoDB table takes none; redrive them through the processor",
     )
-    client, waiting = Aws(configuration.settings).kinesis_client, list(letters)
-    entries = (
-        PutEntry(each.letter.data, each.letter.partition_key, each.letter.explicit_hash_key)
-        for each in letters
-    )
+    aws = Aws(configuration.settings)
+    refusals = _Refusals(report)
+    limit = record_limit(aws.admin_of(stream))
+    waiting = [kept for kept in letters if refusals.accepts(kept, limit)]
+    entries, done = (_entry(kept) for kept in tuple(waiting)), 0
     for batch in batches(entries, one_a_key=True):
-        send_all(client, stream, batch)
-        store.remove(waiting[: len(batch)])
-        del waiting[: len(batch)]
+        sent, waiting = waiting[: len(batch)], waiting[len(batch) :]
+        refused = send_accepted(aws.kinesis_client, stream, batch)
+        for index, error in refused.items():
+            refusals.refuse(sent[index], error)
+        accepted = [kept for index, kept in enumerate(sent) if index not in refused]
+        store.remove(accepted)
+        done += len(accepted)
+    refusals.close()
+    return done
+
+
+def _entry(kept: KeptLetter) -> PutEntry:
+    letter = kept.letter
+    return PutEntry(letter.data, letter.partition_key, letter.explicit_hash_key)
+
+
+# The refused letters that have a line each; they may be thousands.
+_NAMED_MAX: Final = 20
+
+
+class _Refusals:
+    """Names the letters whose records the service never takes."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._count = 0
+
+    def accepts(self, kept: KeptLetter, limit: RecordLimit) -> bool:
+        """Whether the record keeps the limits of the stream."""
+        try:
+            limit.checked_size_bytes(_entry(kept))
+        except LimitExceeded as error:
+            self.refuse(kept, error)
+            return False
+        return True
+
+    def refuse(self, kept: KeptLetter, error: KclrunError) -> None:
+        self._count += 1
+        if self._count <= _NAMED_MAX:
+            letter = kept.letter
+            self._report(f"{letter.shard_id}, {letter.position}: it stays a dead letter: {error}")
+
+    def close(self) -> None:
+        """Say how many more there are."""
+        if self._count > _NAMED_MAX:
+            self._report(f"… and {self._count - _NAMED_MAX} more that the stream never takes")
 
 
 def process_again(
@@ -148,20 +199,18 @@ def process_again(
     rows = _GrowingRows(output_folder(settings))
     left = 0
     job = msgspec.json.encode(_job(configuration, source, places))
-    with _user_process(lease_environment(os.environ, settings.environment.only)) as (ask, answers):
-        ask(job)
-        for shard, of_shard in itertools.groupby(letters, lambda each: each.letter.shard_id):
-            kept = list(of_shard)
-            ask(msgspec.json.encode([each.letter for each in kept]))
-            answer = _answer(answers.readline())
-            if refusal := rows.refusal(answer):
-                answer = Redriven(error=refusal)
-            if answer.error:
-                indented = answer.error.replace("\n", "\n  ")
-                report(f"{shard}: {indented}")
-            rows.keep(shard, answer)
-            store.remove([kept[index] for index in answer.done])
-            left += len(kept) - len(answer.done)
+    environment = lease_environment(os.environ, settings.environment.only)
+    with closing(_UserProcesses(environment, job)) as processes:
+        for shard, of_shard in itertools.groupby(letters, lambda kept: kept.letter.shard_id):
+            for kept, given in processes.answers(list(of_shard)):
+                refusal = rows.refusal(given)
+                answer = Redriven(error=refusal) if refusal else given
+                if answer.error:
+                    indented = answer.error.replace("\n", "\n  ")
+                    report(f"{shard}: {indented}")
+                rows.keep(shard, answer)
+                store.remove([kept[index] for index in answer.done])
+                left += len(kept) - len(answer.done)
     return left
 
 
@@ -263,37 +312,73 @@ def _services(settings: Settings) -> ServiceAccess:
     return ServiceAccess(aws.kinesis, aws.credentials.current(), settings.aws.url_of("glue"))
 
 
-@contextmanager
-def _user_process(
-    environment: Mapping[str, str],
-) -> Iterator[tuple[Callable[[bytes], None], BinaryIO]]:
-    """The process of user code: a function that sends it a line, and the stream of its answers."""
-    with subprocess.Popen(  # noqa: S603 - our own module
-        own_module(user_process.__name__),
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        asked, answers = process.stdin, process.stdout
-        assert asked is not None, "a pipe"
-        assert answers is not None, "a pipe"
-
-        def ask(line: bytes) -> None:
-            with suppress(BrokenPipeError):  # `_answer` reports it
-                asked.write(line + b"\n")
-                asked.flush()
-
-        try:
-            yield ask, cast("BinaryIO", answers)
-        finally:
-            with suppress(BrokenPipeError):
-                asked.close()
+# A processor that ends its process for so many letters in a row ends it for all.
+_ENDS_MAX: Final = 3
+_ENDED: Final = "the process of the processor ended; its dead letters stay"
 
 
-def _answer(line: bytes) -> Redriven:
-    if not line.endswith(b"\n"):
-        return Redriven(error="the process of the processor ended; its dead letters stay")
-    return msgspec.json.decode(line, type=Redriven)
+class _UserProcesses:
+    """The process of user code; another one takes its place if it ends with a letter."""
+
+    def __init__(self, environment: Mapping[str, str], job: bytes) -> None:
+        self._environment = environment
+        self._job = job
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ends = 0
+
+    def answers(
+        self, letters: Sequence[KeptLetter]
+    ) -> Iterator[tuple[Sequence[KeptLetter], Redriven]]:
+        """The answer to the letters of a shard. Where the process ended with them, one for each
+        letter: only those that end it stay."""
+        answer = self._answer(letters)
+        if answer is not None:
+            yield letters, answer
+            return
+        if len(letters) == 1 or self._ends >= _ENDS_MAX:
+            yield letters, Redriven(error=_ENDED)
+            return
+        for letter in letters:
+            answer = None if self._ends >= _ENDS_MAX else self._answer([letter])
+            if answer is None:
+                answer = Redriven(error=f"{letter.letter.position}: {_ENDED}")
+            yield [letter], answer
+
+    def _answer(self, letters: Sequence[KeptLetter]) -> Redriven | None:
+        """None if the process ended."""
+        if self._process is None:
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                own_module(user_process.__name__),
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            self._ask(self._job)
+        self._ask(msgspec.json.encode([kept.letter for kept in letters]))
+        assert self._process.stdout is not None, "a pipe"
+        line = self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            self._ends += 1
+            self.close()
+            return None
+        self._ends = 0
+        return msgspec.json.decode(line, type=Redriven)
+
+    def _ask(self, line: bytes) -> None:
+        assert self._process is not None, "its caller started it"
+        assert self._process.stdin is not None, "a pipe"
+        with suppress(BrokenPipeError):  # `_answer` notices it
+            self._process.stdin.write(line + b"\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """End the process and wait for it. May be called twice."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with process, suppress(BrokenPipeError):
+            assert process.stdin is not None, "a pipe"
+            process.stdin.close()
 
 
 class _GrowingRows:

@@ -64,9 +64,10 @@ class PageLetters:
 
     def listed(self) -> tuple[tuple[LetterLine, ...], bool]:
         """The first of them, without partition keys and payloads unless `observe.payloads` is on;
-        and whether there are more. Raises: KclrunError."""
+        and whether there are more. Entries that are not letters are left out: the verb names them.
+        Raises: KclrunError."""
         with closing(self._store()) as store:
-            found = list(islice(_committed(store.kept()), _LISTED_MAX + 1))
+            found = list(islice(_committed(store.kept(_left_out)), _LISTED_MAX + 1))
         lines = tuple(map(self._line, found[:_LISTED_MAX]))
         return lines, len(found) > _LISTED_MAX
 
@@ -88,16 +89,18 @@ class PageLetters:
 
     def plan(self, key: str, to: str) -> Shown:
         """What a redrive of the letters of this lease would do; of all, without a key."""
+        words: list[str] = []
         try:
             with closing(self._store()) as store:
-                found = self._of(store.kept(), key)
-            redrives = list(redrives_of(self._configuration, found, to))
+                found = self._of(store.kept(words.append), key)
+            redrives = redrives_of(self._configuration, found, to, words.append)
         except KclrunError as error:
             return Shown((f"They cannot be read: {error}",))
         if not redrives:
             of = "this shard" if key else "the application"
-            return Shown((f"{of.capitalize()} has no dead letters.",))
-        return Shown(tuple(each.words for each in redrives), _basis(redrives), is_possible=True)
+            return Shown((f"{of.capitalize()} has no dead letters.", *words))
+        lines = (redrive.words for redrive in redrives)
+        return Shown((*lines, *words), _basis(redrives), is_possible=True)
 
     def redrive(self, key: str, to: str, basis: str) -> tuple[str, ...] | None:
         """Redrive if the plan is still the one with this basis: what was done, in words. None if
@@ -108,13 +111,13 @@ class PageLetters:
             # Before the letters, for the reason in `leases_now`.
             leases = leases_now(self._configuration.settings)
             with closing(self._store()) as store:
-                found = self._of(store.kept(), key)
-                redrives = list(redrives_of(self._configuration, found, to))
+                words: list[str] = []
+                found = self._of(store.kept(words.append), key)
+                redrives = redrives_of(self._configuration, found, to, words.append)
                 if _basis(redrives) != basis:
                     return None
-                words: list[str] = []
-                for each in redrives:
-                    done = carry_out(self._configuration, store, each, leases, words.append)
+                for redrive in redrives:
+                    done = carry_out(self._configuration, store, redrive, leases, words.append)
                     words.append(done.words)
                 return tuple(words)
         except KclrunError as error:
@@ -138,6 +141,10 @@ class PageLetters:
 def _committed(letters: Iterable[KeptLetter]) -> Iterator[KeptLetter]:
     """Without those that do not count: their record was judged again by the next owner."""
     return (each for each in letters if not each.is_uncommitted)
+
+
+def _left_out(_: str) -> None:
+    """For a list that is looked at each few seconds."""
 
 
 def _basis(redrives: Sequence[Redrive]) -> str:

@@ -16,9 +16,12 @@ import pyarrow as pa
 import pyspark.sql.datasource as api
 from pyspark.sql.types import StructType
 
+from kclrun.aws.kinesis import WireStreamAdmin
 from kclrun.aws.put_records import WirePutter
+from kclrun.codec.record_sizes import RECORD_BYTES_LARGEST
 from kclrun.errors import SettingsError
 from kclrun.model.shard import Shard
+from kclrun.ports import record_limit
 from kclrun.sinks.flow_control import Flow, ProducerSettings
 from kclrun.sinks.kinesis_producer import KinesisProducer
 from kclrun.spark.options import Reached, SinkSettings, sink_settings
@@ -51,14 +54,17 @@ def put_partition(
     accepted for `giveUpAfter`; AccessDenied, NotFound, InvalidRequest at once.
     """
     reached = settings.reached
+    client = connected(reached).client
+    limit = settings.record_bytes_max or record_limit(WireStreamAdmin(client, reached.stream))
     producer = KinesisProducer(
-        WirePutter(connected(reached).client, reached.stream),
+        WirePutter(client, reached.stream),
         shards,
         ProducerSettings(
             keeps_order=settings.keeps_order,
             aggregates=settings.aggregates,
             give_up_after_s=settings.give_up_after_s,
-            record_bytes_max=settings.record_bytes_max,
+            # `put_entries` has refused what is above the stream's own limit.
+            record_bytes_max=settings.record_bytes_max or RECORD_BYTES_LARGEST,
         ),
         flow=_flow(reached),
         relist=lambda: list_open_shards(reached),
@@ -66,9 +72,7 @@ def put_partition(
     rows = 0
     try:
         for batch in batches:
-            for entry in put_entries(
-                batch, rows_before=rows, record_bytes_max=settings.record_bytes_max
-            ):
+            for entry in put_entries(batch, rows_before=rows, record_bytes_max=limit):
                 producer.add(entry)
             rows += batch.num_rows
         producer.flush()

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StringType
 
 from kclrun.codec.kpl import parse_hash_key
+from kclrun.codec.record_sizes import KEY_CHARACTERS_MAX, RecordLimit
 from kclrun.errors import LimitExceeded, SettingsError, SinkError
 from kclrun.model.record import PutEntry
 from kclrun.spark.option_table import text_of
@@ -29,18 +30,16 @@ from kclrun.spark.sink.shards import open_shards
 #
 # A row that cannot become a record is an error that names the row's place and the count of such
 # rows; no row is left out. Values, including keys, never appear in a message.
-# A partition key has 1 to 256 Unicode characters (PutRecordsRequestEntry).
-KEY_CHARACTERS_MAX: Final = 256
 
 
 def put_entries(
-    batch: pa.RecordBatch, *, rows_before: int, record_bytes_max: int
+    batch: pa.RecordBatch, *, rows_before: int, record_bytes_max: int | RecordLimit
 ) -> list[PutEntry]:
     """The records of one Arrow batch, one for each row, in its order.
 
     `rows_before` is how many rows of the partition came earlier; `record_bytes_max` bounds data
-    and key together, as the service counts them. Raises: SinkError naming the column, the number of
-    wrong rows in the batch and the place of the first of them.
+    and key together, as the service counts them: the option, or the stream's limit. Raises:
+    SinkError naming the column, the number of wrong rows in the batch and the place of the first.
     """
     check = _Check(batch.num_rows, rows_before)
     data = _as_binary(batch.column(DATA))
@@ -54,12 +53,20 @@ def put_entries(
         f"{PARTITION_KEY} is longer than {KEY_CHARACTERS_MAX} characters",
     )
     size = pc.add(pc.cast(pc.binary_length(data), pa.int64()), pc.binary_length(keys))
+    bytes_max, source = _limit_of(record_bytes_max, pc.max(size).as_py() or 0)
     check.refuse(
-        pc.greater(size, record_bytes_max),
-        f"{DATA} and {PARTITION_KEY} are more than {record_bytes_max} bytes (option"
-        " maxRecordBytes; a stream takes 1 MiB, or up to 10 MiB where that was set on it)",
+        pc.greater(size, bytes_max),
+        f"{DATA} and {PARTITION_KEY} are more than {bytes_max} bytes ({source})",
     )
     return list(map(PutEntry, data.to_pylist(), keys.to_pylist(), _hash_keys(batch, check)))
+
+
+def _limit_of(given: int | RecordLimit, largest: int) -> tuple[int, str]:
+    """The limit that matters for the largest record of a batch, and where it is from, in words."""
+    if isinstance(given, int):
+        return given, "option maxRecordBytes"
+    bytes_max = given.covering(largest)
+    return bytes_max, f"the limit of the stream{given.unknown}"
 
 
 class _Check:

@@ -205,7 +205,8 @@ def test_letters_go_back_into_their_stream_and_stay_until_they_are_there(
         sent.append([each.partition_key for each in batch])
 
     monkeypatch.setattr(
-        "kclrun.cli.services.Aws", lambda _: SimpleNamespace(kinesis_client="client")
+        "kclrun.cli.services.Aws",
+        lambda _: SimpleNamespace(kinesis_client="client", admin_of=lambda _: None),
     )
     monkeypatch.setattr(put_records, "send_all", send)
 

@@ -11,13 +11,21 @@ from kclrun.aws import put_records
 from kclrun.cli import put
 from kclrun.cli.program import run_program
 from kclrun.cli.put import entries, format_of
+from kclrun.codec.record_sizes import RecordLimit
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.model.record import PutEntry
 from tests.unit.cli.memory_site import Clock
 
 
-def read(text: bytes, kind: str, key: str | None = None) -> list[PutEntry]:
-    return list(entries(io.BytesIO(text), kind, key))
+def limit(raised: int | None = None) -> RecordLimit:
+    """That of a stream whose owner has raised it, or not."""
+    return RecordLimit(lambda: raised, clock=lambda: 0.0, wait=lambda _: None)
+
+
+def read(
+    text: bytes, kind: str, key: str | None = None, raised: int | None = None
+) -> list[PutEntry]:
+    return list(entries(io.BytesIO(text), kind, key, limit(raised)))
 
 
 def test_the_format_follows_from_the_name():
@@ -57,18 +65,23 @@ def test_lines_of_text_are_routed_by_their_hash():
         (b"a,b\n1,2\n", "csv", "c", "--key c: no such column; there are a, b"),
         (b"", "csv", "c", "--key c: no such column; there are none"),
         (b'a\n1\n"1"2\n', "csv", None, "line 3: not readable as CSV: ',' expected after"),
-        (b'a\n"' + b"x" * (2**20 + 1), "csv", None, "line 2: longer than 1 MiB"),
-        (b'a\n"' + b"x\n" * 2**20, "csv", None, "not readable as CSV: field larger than"),
+        (b'a\n"' + b"x" * (10 * 2**20 + 1), "csv", None, "line 2: longer than 10 MiB"),
+        (b'a\n"' + b"x\n" * 10 * 2**20, "csv", None, "not readable as CSV: field larger than"),
         (b"a,b,a\n1,2,3\n", "csv", None, "line 1: two columns have the name 'a'; rename one"),
         (b"a\n\n1\n", "csv", "b", "--key b"),
         (b'{"a": true}\n', "jsonl", "a", "line 1: no text or number in a"),
-        (b'{"a": "%s"}\n' % (b"k" * 257), "jsonl", "a", "line 1: the key has 257 characters"),
+        (
+            b'{"a": "%s"}\n' % (b"k" * 257),
+            "jsonl",
+            "a",
+            "line 1: a partition key has 257 characters",
+        ),
         (b"a\n\xff\n", "csv", None, "not UTF-8, after line 0"),
         (b'{"a": 1}\n[1]\n', "jsonl", None, "line 2: not a JSON object"),
         (b'{"a": 1}\n', "jsonl", "b", "line 1: no text or number in b"),
-        (b'{"a": ""}\n', "jsonl", "a", "line 1: the key has 0 characters"),
-        (b"x" * (2**20 + 9), "text", None, "line 1: longer than 1 MiB"),
-        (b"x" * 2**20, "text", None, "a record holds 1 MiB at most"),
+        (b'{"a": ""}\n', "jsonl", "a", "line 1: a partition key has 0 characters"),
+        (b"x" * (10 * 2**20 + 9), "text", None, "line 1: longer than 10 MiB"),
+        (b"x" * 2**20, "text", None, "its key included; at most 1048576 are taken"),
         (b"x\n", "text", "k", "--key names a column"),
     ],
 )
@@ -85,10 +98,14 @@ def test_the_longest_key_and_the_longest_line_are_taken():
     key = 32  # a hash in hexadecimal digits
     (entry,) = read(b"x" * (2**20 - key) + b"\r\n", "text")
     assert entry.size_bytes == 2**20
-    with pytest.raises(SettingsError, match="a record holds 1 MiB at most"):
+    with pytest.raises(SettingsError, match="at most 1048576 are taken"):
         read(b"x" * 2**20 + b"\r\n", "text")
-    with pytest.raises(SettingsError, match="line 2: longer than 1 MiB"):
+    with pytest.raises(SettingsError, match="line 2: a record has 1048611 bytes"):
         read(b"x\n" + b"x" * (2**20 + 3), "text")
+    (entry,) = read(b"x" * (2**21 - key), "text", raised=2**21)
+    assert entry.size_bytes == 2**21
+    with pytest.raises(SettingsError, match="at most 2097152 are taken"):
+        read(b"x" * 2**21, "text", raised=2**21)
     assert [number.partition_key for number in read(b"a\n1\n2\n", "csv", "a")] == ["1", "2"]
     assert read(b"a\n1\n", "csv")[0].data == b'{"a":"1"}'
 
@@ -100,7 +117,7 @@ def test_a_column_of_a_csv_row_may_be_as_large_as_a_record():
 
 def test_nothing_is_read_before_it_is_asked_for():
     source = io.BytesIO(b"a\n" * 1000)
-    rows = entries(source, "text", None)
+    rows = entries(source, "text", None, limit())
     next(rows)
 
     assert source.tell() == 2

@@ -57,7 +57,7 @@ def test_a_letter_that_cannot_be_kept_is_an_error_that_names_its_file(tmp_path):
     [
         ("{}", "it is not a dead letter"),
         ("\udc80", "it is not a dead letter"),
-        (None, "Is a directory"),
+        (None, "it is not a file"),
         (f'{{"version": {LETTER_VERSION + 1}}}', "it is not a dead letter"),
         (msgspec.json.encode(letter(sequence_number="LATEST")).decode(), "it is not a dead letter"),
         (msgspec.json.encode(letter(sequence_number="ten")).decode(), "it is not a dead letter"),

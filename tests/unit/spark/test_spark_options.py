@@ -375,7 +375,7 @@ BOUNDS = {
 SINK_BOUNDS = {
     "ordering": ("key", "key", "none", ("shard",)),
     "aggregate": ("false", "true", "false", ("yes",)),
-    "maxRecordBytes": ("1MiB", "1KiB", "10MiB", ("1023B", f"{10 * 2**20 + 1}B")),
+    "maxRecordBytes": (None, "1KiB", "10MiB", ("1023B", f"{10 * 2**20 + 1}B")),
     "giveUpAfter": ("2m", "15s", "1h", ("14999ms", "1h1ms")),
 }
 

@@ -33,7 +33,7 @@ class TestOptions:
             reached=Reached(stream="flights"),
             keeps_order=True,
             aggregates=False,
-            record_bytes_max=2**20,
+            record_bytes_max=None,
             give_up_after_s=120.0,
         )
 
