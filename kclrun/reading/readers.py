@@ -10,7 +10,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, Self
 
 import msgspec
@@ -19,9 +19,10 @@ from kclrun import errors
 from kclrun.consuming.policy import Pacing
 from kclrun.model.reading import FetchedPage, HeadWatch, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
-from kclrun.model.shard import Shard
+from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.time import Instant
 from kclrun.ports import ShardReader, StreamAdmin, next_page
+from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.reading.ends import FLOOR_S, FOR_EVER, ReadingEnd
 from kclrun.reading.starts import ShardStart
 
@@ -81,10 +82,10 @@ _IDLE_S: Final = 1.0
 class ShardPages:
     """Reads one shard, a page at a time. `is_begun`: it has got its first iterator.
 
-    `was_waiting`: it waited for its parents. `head` notices records that expired unread. For
-    one thread at a time. A failure never ends the shard. An iterator expires if a page is not taken
-    for more than five minutes. Then it is replaced by one after the last received record, so no
-    record is skipped.
+    `was_waiting`: it waited for its parents. `head` notices records that expired unread. `expiry`
+    proves that a shard which is not found was trimmed. For one thread at a time. A failure never
+    ends the shard. An iterator expires if a page is not taken for more than five minutes. Then it
+    is replaced by one after the last received record, so no record is skipped.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class ShardPages:
         self.is_begun = False
         self.was_waiting = was_waiting
         self.head = HeadWatch(start)
+        self.expiry = ExpiryWatch(shard_id, None, (), gives_up_unknown=True)
         self._reader = reader
         self._pacing = Pacing(_IDLE_S, FLOOR_S)
         self._cursor = PageCursor(start)
@@ -218,6 +220,7 @@ class StreamReaders:
         self._end = end
         self._end_lock = threading.Lock()
         self._closed_at_end: frozenset[str] | None = None
+        self._known: dict[str, Shard] = {}  # as pages and listings showed them
         self._threads: list[threading.Thread] = []
         self._events: queue.Queue[ReadEvent | BaseException] = queue.Queue(_PAGES_WAITING_MAX)
         self._changed = threading.Condition()
@@ -305,6 +308,7 @@ class StreamReaders:
             if page is None:
                 pause_s = self._miss(pages, asked)
             else:
+                pages.expiry.page_came()
                 pause_s = self._take_in(pages, page, asked)
                 self._note_success(pages)
         except _FATAL:
@@ -336,10 +340,19 @@ class StreamReaders:
         return self._end.pause_s(pages.pause_s(page), asked)
 
     def _miss(self, pages: ShardPages, asked: Instant) -> float | None:
-        """The service does not find the shard; see `_take_in`."""
-        if self._has_ended(pages, None):
+        """The service does not find the shard; see `_take_in`. It has ended if it was trimmed."""
+        listed = {shard.shard_id: shard for shard in self._admin.list_shards()}
+        found = listed.get(pages.shard_id)
+        if found is not None:
+            self._known[pages.shard_id] = found
+        elif (known := self._known.get(pages.shard_id)) is not None:
+            pages.expiry.learn(known)
+        if pages.expiry.is_proven(tuple(listed.values()), Instant(time.monotonic())):
+            # The oldest shards may pass the retention between the listing and their first request.
+            self._end_shard(pages, listed, is_trimmed=pages.is_begun or pages.was_waiting)
             return None
-        text = f"GetRecords: {pages.shard_id} is listed as open, and it is not found"
+        state = "not listed" if found is None else "listed as open" if found.is_open else "listed"
+        text = f"GetRecords: {pages.shard_id} is {state}, and it is not found"
         self._note_failure(pages, errors.NotFound(text), asked)
         return _NOTICED_S
 
@@ -382,27 +395,42 @@ class StreamReaders:
             self._answered_instant = time.monotonic()
         return page
 
-    def _has_ended(self, pages: ShardPages, page: FetchedPage | None) -> bool:
+    def _has_ended(self, pages: ShardPages, page: FetchedPage) -> bool:
         """Whether the shard ends here. The service may only have lost its position [D3]."""
-        children = {c.shard_id: c.parents for c in page.children} if page is not None else {}
-        listed: dict[str, Shard] | None = None
-        if not children:
-            listed = {shard.shard_id: shard for shard in self._admin.list_shards()}
-            shard = listed.get(pages.shard_id)
-            if shard is not None and shard.is_open:
-                return False
-            children = {
-                shard.shard_id: shard.parents
-                for shard in listed.values()
-                if pages.shard_id in shard.parents
-            }
-        # The oldest shards may pass the retention between the listing and their first request.
-        is_trimmed = page is None and (pages.is_begun or pages.was_waiting)
+        if page.children:
+            self._learn(page.children)
+            children = {child.shard_id: child.parents for child in page.children}
+            self._publish(Ended(pages.shard_id, tuple(sorted(children))))
+            self._finish(pages, children=children, listed=None)
+            return True
+        listed = {shard.shard_id: shard for shard in self._admin.list_shards()}
+        shard = listed.get(pages.shard_id)
+        if shard is not None and shard.is_open:
+            return False
+        self._end_shard(pages, listed, is_trimmed=False)
+        return True
+
+    def _end_shard(
+        self, pages: ShardPages, listed: Mapping[str, Shard], *, is_trimmed: bool
+    ) -> None:
+        """The shard is over; its children are in this listing."""
+        children = {
+            shard.shard_id: shard.parents
+            for shard in listed.values()
+            if pages.shard_id in shard.parents
+        }
         if not pages.is_begun:
             self._note_begun()
         self._publish(Ended(pages.shard_id, tuple(sorted(children)), is_trimmed))
         self._finish(pages, children=children, listed=listed)
-        return True
+
+    def _learn(self, children: Iterable[ChildShard]) -> None:
+        """A listing that lags does not show them: then they are too new for it, and not trimmed."""
+        for child in children:
+            first, second, *_ = (*child.parents, None, None)
+            self._known[child.shard_id] = Shard(
+                child.shard_id, child.hash_range, "0", None, first, second
+            )
 
     def _finish(
         self,

@@ -14,6 +14,7 @@ from kclrun.aws.kinesis import PollingReader
 from kclrun.errors import AccessDenied, DataLoss, InvalidRequest, NotFound, Throttled, Unavailable
 from kclrun.local.server import start_embedded
 from kclrun.model.record import Record
+from kclrun.model.shard import ALL_HASH_KEYS, Shard
 from tests.patience import HUNG_S, until
 from tests.processes.cli_rig import Site
 from tests.support.descriptors import open_descriptors
@@ -277,8 +278,10 @@ def test_a_closed_shard_that_is_trimmed_before_it_was_read_is_data_loss(site_of,
     reading = read(site, until=None)
     assert len(list(itertools.islice(reading, 10))) == 10
     admin = type(site.aws.stream)
-    monkeypatch.setattr(admin, "list_shards", lambda *_: ())
+    child = Shard("shardId-000000000001", ALL_HASH_KEYS, "9", None, "shardId-000000000000")
+    monkeypatch.setattr(admin, "list_shards", lambda *_: (child,))
     monkeypatch.setattr(PollingReader, "fetch", _not_found)
+    monkeypatch.setattr(PollingReader, "iterator", _not_found)
     with pytest.raises(DataLoss, match="shardId-000000000000 was trimmed before it was read"):
         list(reading)
 

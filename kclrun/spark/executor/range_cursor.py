@@ -130,7 +130,9 @@ class RangeCursor:
 
     def missing(self, reason: str) -> None:
         """The shard or its stream is missing, by the service's text. Raises: DataLoss."""
-        self._lose(f"the shard is not in the stream any more ({reason})")
+        # A bound that is a record was seen: it was there.
+        is_known = self._wanted.end != SHARD_END
+        self._lose(f"the shard is not in the stream any more ({reason})", is_known=is_known)
         self._is_done = True
 
     def take(self, page: FetchedPage, now: Instant) -> Sequence[Record]:
@@ -162,7 +164,9 @@ class RangeCursor:
         if as_of_ms / 1000 < served_at - retention_hours * _HOUR_S:
             self._lose(
                 f"the record it goes on after, {self._position.number}, was trimmed, and it was"
-                f" last seen at its tip longer ago than the {retention_hours:g} h records are kept"
+                f" last seen at its tip longer ago than the {retention_hours:g} h records are kept."
+                " Whether records came after it that expired is not known",
+                is_known=False,
             )
         return self._taken_of(*held)
 
@@ -211,10 +215,13 @@ class RangeCursor:
             return False
         verb = "goes on after" if is_read else "begins with"
         text = f"the record it {verb}, {gone.number}, was trimmed before it was read"
+        if is_read:
+            text += " again. It was processed; whether records came after it that expired is not"
+            text += " known"
         if gone.sub_sequence_number is not None:
             text = f"the record that the lease was at, {gone.number}, was trimmed, so whatever"
             text += " followed it may be gone as well"
-        self._lose(text)
+        self._lose(text, is_known=gone.is_before)
         return True
 
     def _taken_of(self, page: FetchedPage, now: Instant) -> Sequence[Record]:
@@ -277,10 +284,12 @@ class RangeCursor:
             self._silent_since = now
         return now - self._silent_since >= SILENCE_S_MAX
 
-    def _lose(self, what: str) -> None:
+    def _lose(self, what: str, *, is_known: bool = True) -> None:
+        """Records are gone, or, if that is not known, may be gone. Raises: DataLoss."""
         wanted = self._wanted
+        verb = "are" if is_known else "may be"
         text = (
-            f"records of {wanted.shard_id} of stream {self._stream} are gone: {what}\n"
+            f"records of {wanted.shard_id} of stream {self._stream} {verb} gone: {what}\n"
             f"  range  {wanted.begin} to {wanted.end}"
         )
         if not (self._tolerates_loss or wanted.is_from_horizon):

@@ -25,7 +25,13 @@ from kclrun.model.record import Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime, backoff_s
 from kclrun.ports import ShardReader, StreamAdmin
-from kclrun.spark.executor.range_cursor import AskRetention, RangeCursor, ReadPace, Request
+from kclrun.spark.executor.range_cursor import (
+    SILENCE_S_MAX,
+    AskRetention,
+    RangeCursor,
+    ReadPace,
+    Request,
+)
 from kclrun.spark.offsets import ShardRange
 from kclrun.spark.options import SourceSettings
 from kclrun.spark.positions import Position
@@ -135,6 +141,9 @@ _LOGGED_AFTER_S: Final = 30.0
 # A wait for records is logged, too: a gap of a day is 240 empty pages, which take a minute and a
 # half.
 _AWAITED_S_MAX: Final = 120.0
+# A shard that one host of the service does not find is asked for again, as long and as often.
+_MISSING_S_MAX: Final = 10.0
+_MISSING_PAUSE_S: Final = 1.0
 # GetRecords allows five calls a second: the shortest pause after a throttled call.
 _RETRY_BASE_S: Final = 0.1
 
@@ -185,6 +194,7 @@ class ShardReading:
         self._is_logged: bool  # whether that outage is
         self._asked_at: Instant  # the last call of `next_records`
         self._is_wait_logged = False
+        self._missing_since: Instant | None = None  # while the shard is not found
 
     @property
     def is_done(self) -> bool:
@@ -207,6 +217,7 @@ class ShardReading:
             else:
                 if isinstance(request, Fetch):
                     self._failures = 0
+                    self._missing_since = None
                     self._log_wait(records)
             self._log_losses()
             if records:
@@ -237,13 +248,26 @@ class ShardReading:
             self._cursor.reopen()
             return
         if isinstance(error, errors.NotFound) and not isinstance(request, AskRetention):
-            self._cursor.missing(str(error))
+            self._missed(error)
             return
         if not isinstance(error, errors.ExpiredIterator | errors.Throttled | errors.Unavailable):
             raise self._explained(error) from error
         if isinstance(error, errors.ExpiredIterator):
             self._cursor.reopen()
         self._wait_after(error)
+
+    def _missed(self, error: errors.NotFound) -> None:
+        """The shard is not found. One host of the service may lag behind a reshard: only a shard
+        that is not found for some time is missing. Raises: DataLoss then, unless that is allowed.
+        An error is soon: a retry of the task looks again. What is left out is left out for good."""
+        if self._missing_since is None:
+            self._missing_since = self._now()
+        fails = self._settings.fails_on_data_loss
+        if self._now() - self._missing_since >= (_MISSING_S_MAX if fails else SILENCE_S_MAX):
+            self._cursor.missing(str(error))
+            return
+        self._cursor.reopen()
+        self._pause(_MISSING_PAUSE_S)
 
     def _wait_after(self, error: errors.ServiceError) -> None:
         now = self._now()

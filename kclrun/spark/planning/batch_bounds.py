@@ -22,6 +22,8 @@ from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, Place, Position
 
 _PAGE_BYTES: Final = 512 * 1024
 _ROWS_BYTES: Final = 256 * 1024
+# While a shard is not found.
+_LISTINGS_APART_S: Final = 1.0
 
 
 class Seeker(Protocol):
@@ -62,6 +64,9 @@ class Bounding:
         # The service's clock has not passed this time, so existing records arrived before it.
         self._ahead_ms = service.surely_ahead_ms(now)
         self._until: dict[str, int | None] = {}
+        self._graph = graph
+        self._is_listing = False
+        self._list_at = now
         for shard_id, position in self._begins.items():
             end = _end_of(settings.end, shard_id, graph, self._begins)
             if position == SHARD_END:
@@ -87,7 +92,32 @@ class Bounding:
             if target is not None and not self._is_done(running):
                 running.begin(target)
         asked = (each.ask(now) for each in self._searches.values())
-        return [ask for ask in asked if ask is not None]
+        asks: list[shard_cursor.AskPage | shard_cursor.AskListing] = [
+            ask for ask in asked if ask is not None
+        ]
+        if self._missing() and not self._is_listing and now >= self._list_at:
+            self._is_listing = True
+            asks.append(shard_cursor.AskListing())
+        return asks
+
+    def _missing(self) -> list[ShardSearch]:
+        """The shards that the service does not find, and that are not known to be trimmed."""
+        searches = self._searches.values()
+        return [each for each in searches if each.gone is not None and not each.cursor.is_lost]
+
+    def _take_listing(self, answer: shard_cursor.Answer, now: float) -> None:
+        """Raises: DataLoss for a shard that is proven to be trimmed, unless that is allowed."""
+        self._is_listing = False
+        self._list_at = now + _LISTINGS_APART_S
+        if not isinstance(answer, shard_cursor.Listed):
+            return
+        for running in self._missing():
+            shard_id = running.cursor.shard_id
+            if not running.is_trimmed(self._graph.get(shard_id), answer.shards, now):
+                continue
+            if self._settings.fails_on_data_loss:
+                raise DataLoss(f"{shard_id} expired while the batch was planned: read again")
+            running.cursor.lose()
 
     def take(
         self,
@@ -97,8 +127,11 @@ class Bounding:
         chance: float,
     ) -> None:
         """Take in one answer. Raises: DataLoss, and a ServiceError that cannot be waited out."""
-        assert isinstance(ask, shard_cursor.AskPage)
-        assert not isinstance(answer, shard_cursor.Listed | shard_cursor.NotListed)
+        if isinstance(ask, shard_cursor.AskListing) or isinstance(
+            answer, shard_cursor.Listed | shard_cursor.NotListed
+        ):
+            self._take_listing(answer, now)
+            return
         asked_ms = 0
         if isinstance(answer, shard_cursor.Paged):
             self._service.add_sample(answer.page.served_at, answer.sent_at, answer.received_at)
@@ -109,15 +142,13 @@ class Bounding:
             self._service.was_ahead()
         running = self._searches[ask.shard_id]
         running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
-        if running.gone is not None:
-            if self._settings.fails_on_data_loss:
-                raise DataLoss(f"{ask.shard_id} expired while the batch was planned: read again")
-            running.cursor.lose()
 
     def next_at(self, now: float) -> float:
         """The time of the next request, if no answer comes until then."""
         waiting = [each for each in self._searches.values() if not self._is_done(each)]
         searches = [each.wakes_at(now) for each in waiting if each.is_searching]
+        if self._missing() and not self._is_listing:
+            searches.append(max(now, self._list_at))
         is_early = any(not each.is_searching for each in waiting)
         return min([*searches, now + 0.05]) if is_early else min(searches, default=now)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.errors import DataLoss
-from kclrun.model.shard import ShardGraph
+from kclrun.model.shard import Shard, ShardGraph
 from kclrun.spark.lineage import superseded
 from kclrun.spark.offsets import Hint, Offset
 from kclrun.spark.options import SourceSettings
@@ -60,6 +60,15 @@ def hints_for(
         else:
             left -= size
     return hints
+
+
+def lost_shard(shard_id: str, position: Position) -> str:
+    """What is known of a trimmed shard that was read up to there. Nobody knows whether records
+    came after that."""
+    return (
+        f"{shard_id} is gone: its retention ended before it was read to its end. It was read up to"
+        f" {position}; records after that, if it had any, were not read and are lost"
+    )
 
 
 # Retention is at least a day: an idle stream's offset records once an hour that nothing was missed.
@@ -316,6 +325,8 @@ class BatchPlanner:
         running = self.running.get(ask.shard_id)
         if running is not None:
             running.take(ask.turn, answer, Moment(now, asked_ms, chance), self._settings)
+            if running.gone is not None:
+                self.listing.list_soon()
 
     def may_offer(self, now: float) -> bool:
         """Whether the batch need not wait for further answers of this tick."""
@@ -519,25 +530,23 @@ class BatchPlanner:
                 self._roll(self._start, now)
         else:
             self.listing.not_listed(now)
-        for running in list(self.running.values()):
-            self._judge_gone(running)
+        if isinstance(answer, shard_cursor.Listed):
+            for running in list(self.running.values()):
+                self._judge_gone(running, answer.shards, now)
 
-    def _judge_gone(self, running: ShardSearch) -> None:
-        """Note the loss of a shard that was NotFound and that a later listing leaves out. Raises:
-        DataLoss, unless that is allowed."""
-        shard_id = running.cursor.shard_id
-        if running.gone is None or not self.listing.listed_since(running.gone.sent_at):
+    def _judge_gone(self, running: ShardSearch, listed: Collection[Shard], now: float) -> None:
+        """Note the loss of a shard that is proven to be trimmed. Raises: DataLoss, unless that is
+        allowed."""
+        shard_id, gone = running.cursor.shard_id, running.gone
+        if gone is None or running.cursor.is_lost or not self.listing.listed_since(gone.sent_at):
             return
-        if self.listing.lists(shard_id):
-            running.gone = None
+        if not running.is_trimmed(self.listing.graph.get(shard_id), listed, now):
             return
-        text = (
-            f"{shard_id} is gone, with records after {running.cursor.position} that were not read:"
-            " its retention ended first\nTo go on without them: failOnDataLoss=false, or a new"
-            " checkpoint"
-        )
+        text = lost_shard(shard_id, running.cursor.position)
         if self._settings.fails_on_data_loss:
-            raise DataLoss(text)
+            raise DataLoss(
+                f"{text}\nTo go on without them: failOnDataLoss=false, or a new checkpoint"
+            )
         if text not in self.losses:
             self.losses.append(text)
         running.cursor.lose()

@@ -10,6 +10,7 @@ from typing import Final
 
 from kclrun.errors import DataLoss
 from kclrun.model.shard import ChildShard, Shard, ShardGraph
+from kclrun.protocol.trimming import Absence, absence_of
 from kclrun.spark.lineage import children_ready, descendants_of, oldest_over, uncovered, unfollowed
 from kclrun.spark.positions import SHARD_END, Position
 
@@ -57,6 +58,10 @@ class ShardListing:
         """The next listing is due at once."""
         self._listed_at = None
 
+    def list_soon(self) -> None:
+        """A shard is not found: the next listing is due after the pause for a missing shard."""
+        self._is_wanted = True
+
     def watch(self, start: Mapping[str, Position]) -> None:
         """The shards that the query reads now."""
         if start == self._watched:
@@ -74,10 +79,18 @@ class ShardListing:
                 self._known[shard.shard_id] = shard
         self._listed_at = sent_at
         for shard_id in self._misses:
-            is_missing = shard_id not in self._latest
-            self._misses[shard_id] = self._misses[shard_id] + 1 if is_missing else 0
+            self._misses[shard_id] = self._misses[shard_id] + 1 if self._misses_it(shard_id) else 0
         self._change()
         self._forget()
+
+    def _misses_it(self, shard_id: str) -> bool:
+        """Whether the latest listing leaves a shard out, and is not only older than the shard."""
+        if shard_id in self._latest:
+            return False
+        known = self._known.get(shard_id)
+        keys, parents = (known.hash_range, known.parents) if known is not None else (None, ())
+        absence = absence_of(tuple(self._latest.unordered()), shard_id, keys, parents)
+        return absence is not Absence.TOO_NEW
 
     def not_listed(self, now: float) -> None:
         """A listing failed: the next is due after the usual pause for a missing shard."""
@@ -128,7 +141,8 @@ class ShardListing:
         raise DataLoss(
             f"all children of {', '.join(gone)} expired before they were read: hash keys"
             f" {lost[0].start} to {lost[0].end} are in no shard that this query has read to its"
-            " end\nTo go on with what is left: failOnDataLoss=false, or a new checkpoint"
+            " end, and what the children held, if anything, is lost\nTo go on with what is left:"
+            " failOnDataLoss=false, or a new checkpoint"
         )
 
     def waits_for_children(self) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 import msgspec
 
-from kclrun.model.time import backoff_s
+from kclrun.model.shard import Shard
+from kclrun.model.time import Instant, backoff_s
+from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.spark.options import SourceSettings
 from kclrun.spark.planning import shard_cursor
 from kclrun.spark.planning.bound_search import BatchTarget, BoundSearch, Want, find_bound
@@ -101,8 +104,13 @@ class Moment(msgspec.Struct, frozen=True):
     chance: float
 
 
+# A shard that is not found is asked for again, between the listings that prove why [P13].
+_NOT_FOUND_REST_S: Final = 1.0
+
+
 class ShardSearch:
-    """A cursor, and the search for its bound, if there is one."""
+    """A cursor, and the search for its bound, if there is one. `gone`: the service does not find
+    the shard, and no request is sent until a listing was judged (`is_trimmed`)."""
 
     def __init__(self, cursor: shard_cursor.ShardCursor, budget: ReadBudget) -> None:
         self.cursor = cursor
@@ -111,6 +119,7 @@ class ShardSearch:
         self.throttles = 0
         self.failures = 0
         self.gone: shard_cursor.Gone | None = None
+        self._expiry = ExpiryWatch(cursor.shard_id, None, (), gives_up_unknown=True)
         self._search: BoundSearch | None = None
         self._want: Want | None = None
         self._turn = 0
@@ -174,6 +183,7 @@ class ShardSearch:
                 if isinstance(outcome, shard_cursor.Paged) and outcome.page.is_pushed:
                     self.budget.refund()
                 self.failures = 0
+                self._expiry.page_came()
                 self._step((outcome, at.asked_ms))
             case shard_cursor.Expired():
                 page_run.forget_token()
@@ -188,6 +198,18 @@ class ShardSearch:
                 self.budget.rest(at.now + rest_s)
             case shard_cursor.Gone():
                 self.gone = outcome
+
+    def is_trimmed(self, known: Shard | None, listed: Collection[Shard], now: float) -> bool:
+        """Judge a complete listing that follows `gone`: whether the shard was trimmed. If that is
+        not proven, the shard is asked for again. `known`: the shard as listings or the last page of
+        a parent showed it."""
+        if known is not None:
+            self._expiry.learn(known)
+        if self._expiry.is_proven(listed, Instant(now)):
+            return True
+        self.gone = None
+        self.budget.rest(now + _NOT_FOUND_REST_S)
+        return False
 
     def report(self) -> dict[str, Any]:
         """The shard as plain JSON values."""

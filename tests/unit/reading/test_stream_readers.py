@@ -240,9 +240,40 @@ def test_where_the_service_has_lost_its_position_an_open_shard_goes_on(driven):
 def test_a_shard_that_is_not_there_is_asked_for_again_or_over(driven):
     tail = driven(Stream(shard("a"), a=[NotFound, NotFound]))
     assert tail.turn() == ("a", 0.0, [])
-    tail.stream.listed = ()
-    assert tail.turn() == ("a", 1.0, [AllBegun(), Ended("a", ())])
-    assert tail.tail._lineage.is_over
+    tail.stream.listed = (shard("c", "a"),)
+    assert turns_to_the_end(tail) == (6.0, [AllBegun(), Ended("a", ("c",))])
+
+
+def turns_to_the_end(reading):
+    """When the next shard ends, and what is told then."""
+    for _ in range(20):
+        _, at, told = reading.turn()
+        if any(isinstance(each, Ended) for each in told):
+            return at, told
+    raise AssertionError("no shard has ended")
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        pytest.param((shard("a"), shard("b")), id="the listing shows its parent alone"),
+        pytest.param((), id="an empty listing"),
+        pytest.param((shard("z"),), id="nothing of its keys that came after it"),
+        pytest.param((shard("a", is_open=False), shard("c", "a")), id="it is listed, and closed"),
+    ],
+)
+def test_a_child_that_is_not_found_and_not_proven_to_be_trimmed_is_read_later(driven, listed):
+    page = records("7")
+    reading = driven(Stream(a=[ended("c")], c=[NotFound]), start=OLDEST)
+    reading.turn()
+    reading.stream.listed = listed
+    for _ in range(20):
+        assert not any(isinstance(each, Ended) for each in reading.turn()[2])
+        reading.tail._failing_since.clear()  # the patience is for another test
+
+    reading.stream.answers["c"] = deque([page])
+
+    assert reading.turn()[2] == [Arrived("c", page.records)]
 
 
 def test_trouble_is_reported_after_a_second_once_and_its_end_when_all_is_well(driven):
@@ -372,15 +403,18 @@ def test_iterators_that_expire_again_and_again_are_asked_for_at_a_pace(driven):
 def test_a_shard_that_is_trimmed_with_unread_records_is_not_one_that_ended(driven):
     begun = driven(Stream(a=[records("1"), NotFound("gone")]), start=OLDEST)
     begun.turn()
-    assert begun.turn()[2] == [Ended("a", (), is_trimmed=True)]
+    begun.stream.listed = (shard("c", "a"),)
+    assert turns_to_the_end(begun)[1] == [Ended("a", ("c",), is_trimmed=True)]
 
     waited = driven(Stream(a=[ended("c")], c=[NotFound]), start=OLDEST)
     assert waited.turn()[2] == [AllBegun(), Ended("a", ("c",))]
-    assert waited.turn()[2] == [Ended("c", (), is_trimmed=True)]
+    waited.stream.listed = (shard("d", "c"),)
+    assert turns_to_the_end(waited)[1] == [Ended("c", ("d",), is_trimmed=True)]
 
     # Between the listing and the first request, the horizon moved on.
     at_once = driven(Stream(a=[NotFound]), start=OLDEST)
-    assert at_once.turn()[2] == [AllBegun(), Ended("a", ())]
+    at_once.stream.listed = (shard("c", "a"),)
+    assert turns_to_the_end(at_once)[1] == [AllBegun(), Ended("a", ("c",))]
 
 
 def test_records_that_expired_while_an_open_shard_was_read_are_reported_before_the_next(driven):

@@ -10,7 +10,7 @@ from kclrun.spark.offsets import Offset, StreamIs
 from kclrun.spark.options import Reached, SourceSettings, Start, StartKind
 from kclrun.spark.planning.batch_bounds import Bounding
 from kclrun.spark.planning.batch_target import ServiceTime
-from kclrun.spark.planning.shard_cursor import Gone, Paged, Refused
+from kclrun.spark.planning.shard_cursor import AskListing, Gone, Listed, Paged, Refused
 from kclrun.spark.positions import SHARD_END, TRIM_HORIZON, after, at_timestamp, before
 
 HALF = HASH_KEY_MAX // 2
@@ -147,14 +147,34 @@ def test_only_a_time_may_be_refused(begin, reads, is_raised):
     assert seeker.asks(NOW + 2.3) != []
 
 
+def _not_found(seeker, listed, now):
+    """Each request is answered with NotFound, and the listing that follows with these."""
+    for ask in seeker.asks(now):
+        seeker.take(ask, Gone(NotFound("no such shard"), now), now, 0.5)
+    [listing] = seeker.asks(now)
+    assert listing == AskListing()
+    seeker.take(listing, Listed(listed, now), now, 0.5)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_shard_that_a_lagging_listing_does_not_show_is_asked_for_again(fails):
+    seeker = bounding({"b": TRIM_HORIZON, "c": SHARD_END}, fails_on_data_loss=fails)
+    parents = (Shard("a", LOW, "0", "9"), Shard("c", LOW, "0", None, "a"))
+    for seconds in range(0, 600, 6):
+        _not_found(seeker, parents, NOW + seconds)
+
+    assert not seeker.is_over
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_shard_that_expires_meanwhile_is_a_loss(fails):
     seeker = bounding({"x": TRIM_HORIZON}, fails_on_data_loss=fails)
-    [ask] = seeker.asks(NOW)
-    gone = Gone(NotFound("no shard x"), NOW)
+    heirs = (Shard("y", HIGH, "5", None, "x"),)
+    _not_found(seeker, heirs, NOW)
+    assert not seeker.is_over, "one answer proves nothing"
     if fails:
         with pytest.raises(DataLoss, match="x expired while the batch was planned"):
-            seeker.take(ask, gone, NOW, 0.5)
+            _not_found(seeker, heirs, NOW + 6.0)
         return
-    seeker.take(ask, gone, NOW, 0.5)
+    _not_found(seeker, heirs, NOW + 6.0)
     assert ends_of(seeker) == {"x": SHARD_END}

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import msgspec
 import pytest
 
 from kclrun.errors import (
@@ -288,6 +289,87 @@ def test_a_shard_that_left_the_listing_unread_is_a_loss():
 
     with pytest.raises(DataLoss, match=f"{S0} is gone"):
         news(world.query(), start)
+
+
+class Lag:
+    """After a reshard: ListShards shows the stream of before, and the children are not found."""
+
+    def __init__(self, world):
+        self.world, self.before = world, world.model.list_shards()
+        self.lists, self.iterates = world.model.list_shards, world.model.iterator
+        world.model.list_shards = lambda _=None: self.before
+        world.model.iterator = self.iterator
+
+    def iterator(self, shard_id, start):
+        if shard_id not in {shard.shard_id for shard in self.before}:
+            raise NotFound("no such shard", operation="GetShardIterator")
+        return self.iterates(shard_id, start)
+
+    def end(self):
+        self.world.model.list_shards, self.world.model.iterator = self.lists, self.iterates
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("restarts", [False, True], ids=["the same query", "a new query"])
+def test_children_that_are_too_new_for_a_lagging_service_are_read_from_their_first_record(
+    fails, restarts
+):
+    world = World()
+    world.put()
+    query = world.query(fails_on_data_loss=fails)
+    start = news(query, query.initial_offset())
+    lag = Lag(world)
+    world.split()
+    numbers = [world.put(0), world.put(1)]
+    found = batches(world, query, start, triggers=20)
+    start = found[-1][1] if found else start
+    if restarts:
+        query = world.query(fails_on_data_loss=fails)
+        found += batches(world, query, start, triggers=20)
+        start = found[-1][1] if found else start
+    lag.end()
+
+    found += batches(world, query, start, triggers=20)
+
+    assert sorted(row for _, _, rows in found for row in rows) == numbers
+    assert query.report()["losses"] == []
+
+
+def test_an_offset_of_children_alone_waits_for_a_service_that_lags():
+    world = World()
+    world.put()
+    query = world.query()
+    start = news(query, query.initial_offset())
+    lag = Lag(world)
+    world.split()
+    numbers = [world.put(0), world.put(1)]
+    children = msgspec.structs.replace(
+        start, shards={S0: SHARD_END, S1: TRIM_HORIZON, S2: TRIM_HORIZON}
+    )
+    query = world.query(fails_on_data_loss=False)
+    assert batches(world, query, children, triggers=30) == []
+    lag.end()
+
+    found = batches(world, query, children, triggers=30)
+
+    assert sorted(row for _, _, rows in found for row in rows) == numbers
+
+
+def test_one_answer_and_one_listing_prove_no_loss():
+    world = World()
+    world.put()
+    query = world.query()
+    start = news(query, query.initial_offset())
+    world.put()
+    world.split()
+    world.wait(25 * 3600)
+    query = world.query()
+    began = world.elapsed
+
+    with pytest.raises(DataLoss, match="records after that, if it had any"):
+        news(query, start)
+
+    assert world.elapsed - began >= 5.0
 
 
 def test_an_allowed_loss_is_noted_and_leaves_an_empty_range():
