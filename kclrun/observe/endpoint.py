@@ -6,13 +6,12 @@ It does not know the content of the answers.
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import socket
 import threading
-import time
 import types
 from collections.abc import Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
@@ -21,20 +20,14 @@ import msgspec
 
 from kclrun.errors import SettingsError
 from kclrun.model.stream import is_loopback_host
+from kclrun.observe.connections import Begun, Connections
 
-# Four clients at once (Prometheus, a load balancer, a person); the kernel queues a few more.
-_THREADS: Final = 4
-_BACKLOG: Final = 16
-# A request head of Prometheus has 400 bytes; that of a browser with its cookies, 2 KiB.
-_HEAD_BYTES_MAX: Final = 8192
+# A burst of clients waits here until their connections are accepted.
+_BACKLOG: Final = 1024
+# A service manager ends a process whose probe gets no answer.
+_PROBE: Final = "/health"
 # A form of the pages has 600 bytes: a lease key, an owner, a token.
 _BODY_BYTES_MAX: Final = 4096
-# For the whole request, and for its answer: a client on the same host or network needs
-# milliseconds, and a slow client occupies one of four threads.
-_REQUEST_S_MAX: Final = 2.0
-_ANSWER_S_MAX: Final = 5.0
-# The pause after a failed accept (no descriptors left).
-_PAUSE_S: Final = 0.1
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -157,11 +150,14 @@ class HttpEndpoint:
     """Serves `routes` (a path and the function that answers it) until `close`.
 
     It never disturbs the manager: it has threads of its own, and they serve a value that is already
-    made. Threads, bytes and time of a request are bounded. It asks for no password, and so listens
-    for this host only, unless the operator configures another address. A web page in a browser on
-    this host gets nothing by pointing its own host name at this address, and a script of another
-    site (its request has an `Origin`) gets nothing at all. A form is accepted only with the
-    `Origin` of our own pages, which a browser sends and no other site can forge.
+    made. Threads, connections, bytes and time of a request are bounded, and a slow client delays no
+    other: a probe of /health is answered while any number of clients send half a request.
+
+    It asks for no password, and so listens for this host only, unless the operator configures
+    another address. A web page in a browser on this host gets nothing by pointing its own host name
+    at this address, and a script of another site (its request has an `Origin`) gets nothing at all.
+    A form is accepted only with the `Origin` of our own pages, which a browser sends and no other
+    site can forge.
 
     A route is called in a thread of the server. If it raises any error, the response is a 500.
     """
@@ -194,7 +190,6 @@ class HttpEndpoint:
         self._fields = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         on_loopback = is_loopback_host if is_loopback_host(host) else None
         self._is_our_name = is_our_name or on_loopback
-        self._is_closed = threading.Event()
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -205,12 +200,7 @@ class HttpEndpoint:
                 "Another program on this host may have it: give each its own port; 0 takes a free"
                 " one, which is printed at the start"
             ) from None
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"kclrun-http-{number}", daemon=True)
-            for number in range(_THREADS)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._connections = Connections(self._listener, self._begin, self._refused)
 
     @property
     def url(self) -> str:
@@ -232,46 +222,46 @@ class HttpEndpoint:
 
     def close(self) -> None:
         """Stop listening. Does not wait for answers under way."""
-        self._is_closed.set()
         for feed in self._feeds.values():
             feed.close()
-        # Wakes the threads that wait in accept(); closing alone would not wake them.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._connections.close()
 
-    def _serve(self) -> None:
-        while not self._is_closed.is_set():
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                self._is_closed.wait(_PAUSE_S)
-                continue
-            # A client may disconnect in the middle: that is not our error.
-            with connection, contextlib.suppress(OSError):
-                self._converse(connection)
-
-    def _converse(self, connection: socket.socket) -> None:
+    def _begin(self, head: bytes) -> Begun | bytes:
+        """A request up to its empty line: what follows, or the answer that refuses it."""
         method = "GET"
         try:
-            head, more = _head(connection)
             asked = _parsed(head)
             method = asked.method
-            if method == "GET" and asked.path in self._feeds:
+            body_bytes = 0
+            if method == "POST":
+                self._require_own_form(asked)
+                body_bytes = _form_bytes(asked)
+        except _Refused as refused:
+            return self._rendered(refused.answer, method)
+        return Begun(body_bytes, partial(self._answered, asked), is_probe=asked.path == _PROBE)
+
+    def _answered(self, asked: _Asked, body: bytes, connection: socket.socket) -> bytes | None:
+        """The answer; None if a feed has taken the connection."""
+        try:
+            if asked.method == "GET" and asked.path in self._feeds:
                 self._require_ours(asked)
                 head = _head_of(_FEED_HEAD, self._fields, length="")
                 if self._feeds[asked.path].take(connection, head):
-                    return
+                    return None
                 raise _Refused(503, f"{_LISTENERS_MAX} pages listen already, or no thread is left")
-            if method == "POST":
-                self._require_own_form(asked)
-                asked = msgspec.structs.replace(asked, query=_form(connection, asked, more))
+            if asked.method == "POST":
+                asked = msgspec.structs.replace(asked, query=_form(asked, body))
             answer = self._answer(asked)
         except _Refused as refused:
             answer = refused.answer
-        connection.settimeout(_ANSWER_S_MAX)
-        connection.sendall(_rendered(answer, self._fields, with_body=method != "HEAD"))
-        connection.shutdown(socket.SHUT_WR)
+        return self._rendered(answer, asked.method)
+
+    def _refused(self, status: int, text: str) -> bytes:
+        return self._rendered(_Refused(status, text).answer, "GET")
+
+    def _rendered(self, answer: Answer, method: str) -> bytes:
+        head = _head_of(answer, self._fields, length=f"Content-Length: {len(answer.body)}\r\n")
+        return head if method == "HEAD" else head + answer.body
 
     def _require_own_form(self, asked: _Asked) -> None:
         """Before a byte of the body is read: it is a form of our own pages, on a path that takes
@@ -303,43 +293,20 @@ class HttpEndpoint:
             raise _Refused(500, f"the answer could not be made: {type(error).__name__}") from None
 
 
-def _head(connection: socket.socket) -> tuple[bytes, bytes]:
-    """The request up to its empty line, and the bytes of the body that came with it. Raises:
-    _Refused, OSError (the client is too slow or disconnected)."""
-    deadline = time.monotonic() + _REQUEST_S_MAX
-    received = b""
-    while b"\r\n\r\n" not in received:
-        received += _piece(connection, _HEAD_BYTES_MAX + 1 - len(received), deadline)
-        if len(received) > _HEAD_BYTES_MAX:
-            raise _Refused(400, f"a request of more than {_HEAD_BYTES_MAX} bytes")
-    head, _, more = received.partition(b"\r\n\r\n")
-    return head, more
-
-
-def _piece(connection: socket.socket, most: int, deadline: float) -> bytes:
-    """The next bytes of a request, until `deadline`. Raises: OSError."""
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError
-    connection.settimeout(left_s)
-    piece = connection.recv(most)
-    if not piece:
-        raise ConnectionAbortedError
-    return piece
-
-
-def _form(connection: socket.socket, asked: _Asked, received: bytes) -> Query:
-    """The fields of the form in the body. Raises: as `_head`."""
+def _form_bytes(asked: _Asked) -> int:
+    """The length of the form in the body. Raises: _Refused."""
     length = asked.content_length
     if not (length.isascii() and length.isdecimal() and len(length) <= 5):
         raise _Refused(411, "a form needs its Content-Length")
     if int(length) > _BODY_BYTES_MAX:
         raise _Refused(413, f"a form of more than {_BODY_BYTES_MAX} bytes")
-    deadline = time.monotonic() + _REQUEST_S_MAX
-    while len(received) < int(length):
-        received += _piece(connection, int(length) - len(received), deadline)
+    return int(length)
+
+
+def _form(asked: _Asked, body: bytes) -> Query:
+    """The fields of the form in the body. Raises: _Refused."""
     try:
-        text = received[: int(length)].decode("ascii")
+        text = body[: _form_bytes(asked)].decode("ascii")
         return dict(reversed(parse_qsl(text, max_num_fields=_FIELDS_MAX)))
     except ValueError:
         raise _Refused(400, "not a form") from None
@@ -386,11 +353,6 @@ def _parsed(head: bytes) -> _Asked:
 def _own_origins(authority: str) -> tuple[str, str]:
     """The origins of our own pages: with TLS, a proxy on this host ends it."""
     return f"http://{authority}", f"https://{authority}"
-
-
-def _rendered(answer: Answer, fields: str, *, with_body: bool) -> bytes:
-    head = _head_of(answer, fields, length=f"Content-Length: {len(answer.body)}\r\n")
-    return head + (answer.body if with_body else b"")
 
 
 def _head_of(answer: Answer, fields: str, *, length: str) -> bytes:

@@ -1,15 +1,12 @@
 """The HTTP server over a real socket: what it answers, what it refuses, and that it stays."""
 
-import errno
 import http.client
 import socket
-import threading
 from urllib.parse import urlsplit
 
 import pytest
 
 from kclrun.errors import SettingsError
-from kclrun.observe import endpoint as module
 from kclrun.observe.endpoint import Answer, HttpEndpoint
 from tests.patience import HUNG_S
 
@@ -163,12 +160,6 @@ def test_a_request_may_have_eight_kibibytes(endpoint, size, status):
     assert answer.startswith(b"HTTP/1.1 " + status)
 
 
-def test_four_clients_are_served_at_once_each_within_seconds(endpoint):
-    assert len(endpoint._threads) == 4
-    assert all(thread.daemon for thread in endpoint._threads)
-    assert (module._REQUEST_S_MAX, module._ANSWER_S_MAX) == (2.0, 5.0)
-
-
 def test_the_host_is_read_from_its_own_field_whatever_its_case_and_port(endpoint):
     for head in (b"x-host: evil.example\r\nHOST:localhost", b"host:  127.0.0.1:80 "):
         request = b"GET /metrics HTTP/1.0\r\n" + head + b"\r\n\r\n"
@@ -182,22 +173,6 @@ def test_a_request_in_pieces_is_put_together(endpoint):
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
 
     assert answer.endswith(b"up 1\n")
-
-
-@pytest.mark.seconds
-def test_clients_that_say_nothing_hold_it_up_for_the_time_of_a_request_at_most(
-    endpoint, monkeypatch
-):
-    monkeypatch.setattr(module, "_REQUEST_S_MAX", 0.3)
-    silent = [socket.create_connection(address(endpoint), timeout=HUNG_S) for _ in range(8)]
-    try:
-        status, _, _ = ask(endpoint, "/metrics")
-    finally:
-        for connection in silent:
-            connection.close()
-
-    # Eight silent ones before it, four at a time, and none of them ever leaves by itself.
-    assert status == 200
 
 
 def test_a_client_that_leaves_in_the_middle_is_forgotten(endpoint):
@@ -223,34 +198,6 @@ def test_an_address_of_another_machine_is_an_error():
         HttpEndpoint("192.0.2.1", 0, ROUTES)
 
 
-def test_a_host_without_a_descriptor_for_a_client_is_asked_again_after_a_pause(monkeypatch):
-    made, pauses = [], []
-
-    class Starved:
-        refused = 0
-
-        def accept(self):
-            self.refused += 1
-            if self.refused >= 8:
-                made[0]._is_closed.set()
-            raise OSError(errno.EMFILE, "Too many open files")
-
-    class Closing(threading.Event):
-        def wait(self, timeout=None):
-            pauses.append(timeout)
-            return self.is_set()
-
-    starved = Starved()
-    monkeypatch.setattr(module.socket, "create_server", lambda *_, **__: starved)
-    monkeypatch.setattr(module, "_THREADS", 0)
-    made.append(HttpEndpoint("127.0.0.1", 0, ROUTES))
-    made[0]._is_closed = Closing()
-
-    made[0]._serve()
-
-    assert (starved.refused, pauses) == (8, [0.1] * 8)
-
-
 def test_after_the_close_the_port_is_free_and_no_thread_is_left():
     made = HttpEndpoint("127.0.0.1", 0, ROUTES)
     ask(made, "/metrics")
@@ -258,7 +205,7 @@ def test_after_the_close_the_port_is_free_and_no_thread_is_left():
 
     made.close()
 
-    for thread in made._threads:
+    for thread in made._connections.threads:
         thread.join(HUNG_S)
         assert not thread.is_alive()
     HttpEndpoint(host, port, ROUTES).close()
