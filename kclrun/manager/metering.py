@@ -386,9 +386,9 @@ def open_metering(
     sends_otlp = observe.otlp is not None and observe.otlp.metrics
     if observe.listen is None and outlet is None and announcer is None and not sends_otlp:
         return None
-    # An idle shard is read each `fetch.idle`, which may be long; a subscription may be silent for a
+    # An idle shard is read each `fetch.idle`, or `fetch.every`, which may be long; a subscription may be silent for a
     # while before it is given up. Neither is a stall.
-    idle_s = float(settings.fetch.idle)
+    idle_s = float(max(settings.fetch.idle, settings.fetch.every))
     if settings.fetch.mode == "fan-out":
         idle_s = max(idle_s, SILENCE_MAX_S)
     limits = HealthLimits(
