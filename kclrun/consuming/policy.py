@@ -123,6 +123,7 @@ class Pacing:
         self._every_s = max(every_s, floor_s)
         self.idle_s = max(idle_s, self._every_s)
         self._failures = 0
+        self._has_expired = False
 
     def after_page(self, records: int, millis_behind_latest: int | None) -> float:
         """The pause after a page.
@@ -131,7 +132,7 @@ class Pacing:
         A page whose last record is no older than `every_s` is at the tip: the next read takes what
         has come since. Where the lag of a page with records is not known, it may be behind.
         """
-        self._failures = 0
+        self._failures, self._has_expired = 0, False
         if records == 0:
             return self._floor_s if millis_behind_latest else self.idle_s
         is_behind = millis_behind_latest is None or millis_behind_latest > self._every_s * 1000
@@ -149,6 +150,14 @@ class Pacing:
 
     def after_error(self, chance: float) -> float:
         return self._grown(FLOOR_S, ERROR_MAX_S, chance)
+
+    def after_expired(self, chance: float) -> float:
+        """The pause after an expired iterator: 0 for the first one since the last page, because it
+        was not used for five minutes. A new one that has expired is an error as any other."""
+        if not self._has_expired:
+            self._has_expired = True
+            return 0.0
+        return self.after_error(chance)
 
     def _grown(self, base_s: float, max_s: float, chance: float) -> float:
         self._failures += 1

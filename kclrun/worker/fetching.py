@@ -439,7 +439,10 @@ class FetchThread:
     ) -> float:
         chance = random.random()
         if isinstance(error, errors.ExpiredIterator):
-            return 0.0
+            pause_s = self._pacing.after_expired(chance)
+            if pause_s:
+                self._outage.note(str(error), asked)
+            return pause_s
         if isinstance(error, errors.Throttled):
             # Other applications share the five reads a second: throttling is normal, not an outage.
             if self._meter is not None:
