@@ -95,7 +95,8 @@ def test_a_reading_asks_at_the_pace_of_an_outage(error):
 
 
 @pytest.mark.parametrize(
-    "error", [each for each in ERRORS if isinstance(each, ExpiredIterator | Throttled | Unavailable)]
+    "error",
+    [each for each in ERRORS if isinstance(each, ExpiredIterator | Throttled | Unavailable)],
 )
 def test_a_task_of_spark_asks_at_the_pace_of_an_outage_and_counts_its_tries(error):
     world = World()
