@@ -173,8 +173,10 @@ def _lag_from(
             break
     assert page is not None, "at least one page is read"
     behind_ms = 0 if page.next_iterator is None else page.millis_behind_latest
+    if behind_ms is None:
+        return Lag(None, note="not known: the service does not say how far the page is behind")
     note = "no record found so near; the lag is that of the service" if behind_ms else ""
-    return Lag((behind_ms or 0) / 1000, is_trimmed=bool(is_trimmed), note=note)
+    return Lag(behind_ms / 1000, is_trimmed=bool(is_trimmed), note=note)
 
 
 def _lacks(first: Record, start: StartPoint, position: ExtendedSequenceNumber) -> bool:
@@ -264,10 +266,13 @@ def _summary(lines: Sequence[LagLine], retention_s: float) -> str:
     if unknown:
         parts.append(f"{unknown} not known")
     furthest, first_lost = worst(lines), soonest(lines)
+    is_behind = furthest is not None and bool(furthest.behind_s)
     if furthest is not None:
-        where = f" ({called(furthest.shard)})" if furthest.behind_s else ""
+        where = f" ({called(furthest.shard)})" if is_behind else ""
         parts.append(f"at most {spelled(furthest.behind_s)} behind{where}")
-    if first_lost is None:
+    if first_lost is None and (unknown or is_behind):
+        parts.append(f"when records are lost is not known (retention is {spelled(retention_s)})")
+    elif first_lost is None:
         parts.append(f"nothing unread (retention is {spelled(retention_s)})")
     elif first_lost.is_trimmed:
         parts.append(f"records may be lost already ({called(first_lost.shard)})")

@@ -517,10 +517,11 @@ def _durations(settings: Settings) -> Iterator[Problem]:
     failover = settings.leases.failover
     if not FAILOVER_MIN_S <= failover <= FAILOVER_MAX_S:
         yield Problem(("leases", "failover"), "expected 1s to 15m")
-    if settings.fetch.idle < _IDLE_MIN_S:
-        yield Problem(
-            ("fetch", "idle"), "expected 200ms or more: the service allows 5 reads a second"
-        )
+    for name in ("idle", "every"):
+        if getattr(settings.fetch, name) < _IDLE_MIN_S:
+            yield Problem(
+                ("fetch", name), "expected 200ms or more: the service allows 5 reads a second"
+            )
     if settings.fetch.buffer <= 0:
         yield Problem(("fetch", "buffer"), "expected more than nothing, such as 16MiB")
     if (

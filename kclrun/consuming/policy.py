@@ -99,6 +99,11 @@ def _instant_of(row: Lease, start_at: WallTime | None) -> WallTime:
 # The service allows 5 GetRecords a second and shard over all applications: 200 ms keeps one reader
 # at this limit.
 FLOOR_S: Final = 0.2
+# Half of the five reads a second that all readers of a shard share: what one application takes at
+# the tip, as the Spark source does (`fetch.every`).
+EVERY_S: Final = 0.4
+# A thread that wakes so late does not shift the others (`polite_s`).
+_LATE_S: Final = 0.05
 # The longest pause of a throttled reader: an answer of 10 MB blocks the shard for 5 s (2 MB/s).
 THROTTLE_MAX_S: Final = 5.0
 # Failures other than throttling are retried for ever, at least at this pace (`model/time.py`).
@@ -109,22 +114,35 @@ class Pacing:
     """The pause before the next GetRecords, counted from the start of the last one. Pure.
 
     The Java KCL polls at a fixed pause even when far behind (its issue 237) and sleeps after any
-    failure.
+    failure. `idle_s` is the pause after an empty page at the tip, `every_s` the least one after any
+    page at the tip. While behind, the pause is `floor_s`.
     """
 
-    def __init__(self, idle_s: float, floor_s: float = FLOOR_S) -> None:
-        self._idle_s = max(idle_s, floor_s)
+    def __init__(self, idle_s: float, floor_s: float = FLOOR_S, every_s: float = 0.0) -> None:
         self._floor_s = floor_s
+        self._every_s = max(every_s, floor_s)
+        self.idle_s = max(idle_s, self._every_s)
         self._failures = 0
+        self._has_expired = False
 
     def after_page(self, records: int, millis_behind_latest: int | None) -> float:
-        """The pause after a page: the floor if behind the tip or with records, else the idle pause.
+        """The pause after a page.
 
         An empty page while behind is normal (a gap in the shard) and does not cause the idle pause.
+        A page whose last record is no older than `every_s` is at the tip: the next read takes what
+        has come since. Where the lag of a page with records is not known, it may be behind.
         """
-        self._failures = 0
-        at_tip = records == 0 and not millis_behind_latest
-        return self._idle_s if at_tip else self._floor_s
+        self._failures, self._has_expired = 0, False
+        if records == 0:
+            return self._floor_s if millis_behind_latest else self.idle_s
+        is_behind = millis_behind_latest is None or millis_behind_latest > self._every_s * 1000
+        return self._floor_s if is_behind else self._every_s
+
+    def polite_s(self, rest_s: float, pause_s: float) -> float:
+        """The pause that is made, where idle threads wake together after `rest_s` instead of
+        `pause_s`: one beat later, if that is too soon at the tip."""
+        least_s = min(self._every_s, pause_s - _LATE_S)
+        return rest_s if rest_s >= least_s else rest_s + pause_s
 
     def after_throttle(self, chance: float) -> float:
         """The pause after throttling, doubling. The iterator is used again: it lasts 5 minutes."""
@@ -132,6 +150,14 @@ class Pacing:
 
     def after_error(self, chance: float) -> float:
         return self._grown(FLOOR_S, ERROR_MAX_S, chance)
+
+    def after_expired(self, chance: float) -> float:
+        """The pause after an expired iterator: 0 for the first one since the last page, because it
+        was not used for five minutes. A new one that has expired is an error as any other."""
+        if not self._has_expired:
+            self._has_expired = True
+            return 0.0
+        return self.after_error(chance)
 
     def _grown(self, base_s: float, max_s: float, chance: float) -> float:
         self._failures += 1

@@ -37,11 +37,13 @@ class FetchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`fetch:` of the configuration. `kpl_range`: keep or drop user records outside the hash range.
 
     `floor_s` is the least time between two GetRecords: the service allows 5 a second and shard.
+    `every_s` is that at the tip; 0 means `floor_s`.
     `hot_window_s` is `observe.hot_window`; with 0 the traffic of the shard is not measured.
     """
 
     idle_s: float
     floor_s: float = 0.2
+    every_s: float = 0.0
     buffer_bytes: int
     batch_max: int
     kpl_range: Literal["keep", "drop"]

@@ -135,6 +135,7 @@ def _fetch(settings: Settings, stream: str) -> ipc.FetchSpec:
     hot_window_s = 0.0 if is_change_stream(stream) else float(settings.observe.hot_window)
     return ipc.FetchSpec(
         idle_s=float(fetch.idle),
+        every_s=float(fetch.every),
         buffer_bytes=int(fetch.buffer),
         batch_max=fetch.batch_max,
         kpl_range=fetch.kpl_range,

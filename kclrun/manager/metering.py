@@ -386,13 +386,8 @@ def open_metering(
     sends_otlp = observe.otlp is not None and observe.otlp.metrics
     if observe.listen is None and outlet is None and announcer is None and not sends_otlp:
         return None
-    # An idle shard is read each `fetch.idle`, which may be long; a subscription may be silent for a
-    # while before it is given up. Neither is a stall.
-    idle_s = float(settings.fetch.idle)
-    if settings.fetch.mode == "fan-out":
-        idle_s = max(idle_s, SILENCE_MAX_S)
     limits = HealthLimits(
-        stall_s=float(settings.stall) + idle_s,
+        stall_s=float(settings.stall) + reads_apart_s(settings),
         look_age_max_s=max(failover_s, _LOOK_AGE_MIN_S),
         drain_max_s=float(settings.shutdown.grace) + _AFTER_GRACE_S,
         output_lag_max_s=_output_lag_max_s(settings),
@@ -414,6 +409,13 @@ def open_metering(
         announcer=announcer,
         otlp=_otlp(settings, owner, board, log) if sends_otlp else None,
     )
+
+
+def reads_apart_s(settings: Settings) -> float:
+    """The time between two reads of an idle shard, which is not a stall: `fetch.idle` may be long,
+    and a subscription may be silent for a while before it is given up."""
+    idle_s = float(max(settings.fetch.idle, settings.fetch.every))
+    return max(idle_s, SILENCE_MAX_S) if settings.fetch.mode == "fan-out" else idle_s
 
 
 def _output_lag_max_s(settings: Settings) -> float:

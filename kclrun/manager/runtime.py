@@ -31,12 +31,19 @@ from kclrun.manager.launcher import adopt_orphans
 from kclrun.manager.locks import Identity, establish
 from kclrun.manager.loop import IoPool, Loop
 from kclrun.manager.manager import Manager, ReportWriter
-from kclrun.manager.metering import SAMPLE_EVERY_S, Metering, open_announcer, open_metering
+from kclrun.manager.metering import (
+    SAMPLE_EVERY_S,
+    Metering,
+    open_announcer,
+    open_metering,
+    reads_apart_s,
+)
 from kclrun.manager.ring_reader import Child
 from kclrun.manager.sampling import Sampler, SampleReader, Watch, Watchdog
 from kclrun.manager.service_calls import CredentialRenewal, Prefetching, ServiceCalls
 from kclrun.manager.story import StoryKeeper
 from kclrun.manager.tips import TipsElsewhere
+from kclrun.manager.unread import UNREAD_S
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.reading import Replay
@@ -256,6 +263,7 @@ class _Run:
             leases_max=self._settings.leases.max,
             began_instant=self._began_instant,
             has_gauge=on_sample is not None,
+            unread_max_s=UNREAD_S + reads_apart_s(self._settings),
         )
         try:
             self._metering = self._open_metering(sampler)

@@ -35,6 +35,7 @@ from kclrun.manager.manager import Manager, ReportWriter
 from kclrun.manager.ring_reader import Child, exit_words
 from kclrun.manager.service_calls import LOOK_FOR_OFFERS, READ_KCL3_MODE
 from kclrun.manager.tips import why_not_caught_up
+from kclrun.manager.unread import UNREAD_S, unread_note, unread_s
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import ExtendedSequenceNumber
@@ -221,8 +222,8 @@ class _Progress(msgspec.Struct):
 class Sampler:
     """Makes the samples of one manager, in its loop's thread.
 
-    CPU and memory of the lease processes are measured only with `has_gauge`.
-    """
+    CPU and memory of processes are measured with `has_gauge`. Without a page for `unread_max_s`
+    the lag of a lease is not known."""
 
     def __init__(
         self,
@@ -235,6 +236,7 @@ class Sampler:
         leases_max: int,
         began_instant: Instant,
         has_gauge: bool = False,
+        unread_max_s: float = UNREAD_S,
     ) -> None:
         self._manager = manager
         self._report = report
@@ -248,6 +250,7 @@ class Sampler:
         self._workers_needed = WorkersNeeded()
         # A start imports modules and forks processes: its CPU is not that of the work.
         self._next_look_instant = Instant(began_instant + FLEET_EVERY_S)
+        self._unread_max_s = unread_max_s
         self._progress: dict[LeaseKey, _Progress] = {}
         self._totals: TableTotals | None = None
         self._totals_instant = began_instant
@@ -375,6 +378,9 @@ class Sampler:
         counts = self._report.shard(key, status)
         records = counts.records or 0
         cpu, memory = gauged.get(pid, (None, None)) if pid is not None else (None, None)
+        still_s = self._still_s(self._progress[key], held_lease, status, now)
+        unread = unread_s(status, still_s, self._unread_max_s)
+        lag = lag_of(held_lease, status, now, core.wall_time(now))
         return LeaseSample(
             shard=key,
             state=state_of(held_lease, status, trouble),
@@ -385,13 +391,13 @@ class Sampler:
             skipped_total=counts.skipped or 0,
             output_lag_ms=status.output_lag_ms(now) if status is not None else None,
             records_per_s=self._progress[key].records_per_s(records, now),
-            lag_ms=lag_of(held_lease, status, now, core.wall_time(now)),
-            still_s=self._still_s(self._progress[key], held_lease, status, now),
+            lag_ms=lag if lag or unread is None else None,
+            still_s=still_s,
             restarts=counts.restarts,
             pid=pid,
             cpu_percent=cpu,
             memory_bytes=memory,
-            note=note_of(held_lease, now, trouble),
+            note=note_of(held_lease, now, trouble) or unread_note(unread),
             heat=heat_of(child.heat, status, now) if child is not None else None,
             hot=self._hot_shards.hot.get(key),
         )

@@ -152,6 +152,9 @@ def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
         elif lease.state == "paused":
             remedy = how_to_unpause(sample.leases_command, lease.shard)
             yield Reason(text=f"{_note(lease)}; {remedy}", shard=lease.shard)
+        elif lease.state == "running" and lease.note:  # no page of it is read
+            text = lease.state if lease.lag_ms else f"{lease.state}, and its lag is not known"
+            yield Reason(text=_with_note(text, lease), shard=lease.shard)
         elif lease.still_s is not None and lease.still_s >= limits.stall_s:
             text = f"{lease.state}, and no progress for {lease.still_s:.0f} s"
             yield Reason(text=_with_note(text, lease), shard=lease.shard)

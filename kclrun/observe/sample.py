@@ -167,6 +167,11 @@ class ManagerSample(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def lags_unknown(self) -> int:
+        """The number of shards that should be read, and whose lag is not known."""
+        return sum(lease.lag_ms is None and lease.still_s is not None for lease in self.leases)
+
+    @property
     def of_fleet(self) -> dict[str, int]:
         """The metrics that do not belong to a single lease, as far as they are known."""
         values = {

@@ -6,12 +6,13 @@ from typing import Final
 
 import msgspec
 
+from kclrun.consuming.policy import EVERY_S
 from kclrun.model.reading import FetchedPage, Replay
 from kclrun.model.time import Instant, WallTime
 
-# A shard allows 5 GetRecords a second to all its readers together. A reading takes half of them, so
-# that the application of the stream is not throttled.
-FLOOR_S: Final = 0.4
+# A reading takes no more than an application does at the tip, also while it is behind: it is beside
+# the application of the stream, which is not to be throttled.
+FLOOR_S: Final = EVERY_S
 # As a rule a record becomes readable within 200 ms after it was put, and Kinesis documents no
 # limit: seven times that.
 SETTLED_S: Final = 1.5

@@ -99,7 +99,6 @@ class ShardPages:
         self._reader = reader
         self._pacing = Pacing(_IDLE_S, FLOOR_S)
         self._cursor = PageCursor(start)
-        self._was_expired = False
 
     def begin(self) -> None:
         """Request the first iterator. Raises: a ServiceError leaf; then call it again."""
@@ -111,20 +110,16 @@ class ShardPages:
 
         Raises: a ServiceError leaf, RecordError; wait for `pause_after` then.
         """
-        page = next_page(self._reader, self.shard_id, self._cursor)
-        self._was_expired = False
-        return page
+        return next_page(self._reader, self.shard_id, self._cursor)
 
     def pause_s(self, page: FetchedPage) -> float:
         """The time from the start of a fetch to the start of the next one."""
         return self._pacing.after_page(len(page.records), page.millis_behind_latest)
 
     def pause_after(self, error: errors.ServiceError | errors.RecordError) -> float:
-        """The pause after a failure. An expired iterator is replaced at once, a second one that
-        expired before it was used after a pause."""
-        if isinstance(error, errors.ExpiredIterator) and not self._was_expired:
-            self._was_expired = True
-            return 0.0
+        """The pause after a failure."""
+        if isinstance(error, errors.ExpiredIterator):
+            return self._pacing.after_expired(random.random())
         if isinstance(error, errors.Throttled):
             return self._pacing.after_throttle(random.random())
         return self._pacing.after_error(random.random())

@@ -25,7 +25,7 @@ from kclrun.consuming.delivery import (
     error_words,
 )
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
-from kclrun.consuming.policy import Pacing, batch_records_max
+from kclrun.consuming.policy import EVERY_S, Pacing, batch_records_max
 from kclrun.consuming.subscribing import SubscriptionPlan
 from kclrun.errors import LeaseLost, Unavailable
 from kclrun.model.lease import Lease, LeaseKey
@@ -113,7 +113,6 @@ class SimulatedDeliveryQueue:
         self._now = times.now
         self._after = times.after
         self._post = post
-        self._poll_s = poll_s
         self._user_code = user_code
         self._policy = ErrorPolicy(*_ON_ERROR, then=user_code.kind.then)
         self._breaker = Breaker(self._policy.limit)
@@ -124,7 +123,8 @@ class SimulatedDeliveryQueue:
         self._failover_s = failover_s
         self._expiry: ExpiryWatch | None = None
         self._is_expired = self._saw_end = False
-        self._pacing = Pacing(poll_s)
+        self._pacing = Pacing(poll_s, every_s=EVERY_S)
+        self._poll_s = self._pacing.idle_s
         self._subscribing = SubscriptionPlan() if fan_out else None
         self._subscription: object | None = None  # the one that stands
         self._is_failing = self._is_busy = False

@@ -354,8 +354,8 @@ class Asking:
                 token = self._reader.iterator(ask.shard_id, opening)
             asked_at = self._clock()
             page = self._reader.fetch(token, ask.read.limit)
-        except errors.ExpiredIterator:
-            return shard_cursor.Expired()
+        except errors.ExpiredIterator as error:
+            return shard_cursor.Expired(error)
         except errors.Throttled as error:
             return shard_cursor.Slowed(token, error)
         except errors.Unavailable as error:

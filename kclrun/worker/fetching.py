@@ -245,7 +245,8 @@ class FetchThread:
             else:
                 self._plan.expiry.page_came()
                 self._outage.end()
-                pause_s = self._rest_s(asked, self._pause_after_page(page))
+                pause_s = self._pause_after_page(page)
+                pause_s = self._pacing.polite_s(self._rest_s(asked, pause_s), pause_s)
 
     def _awaited(self, ask: Callable[[], Answer]) -> Answer:
         """Publish the instant of the request in `view`; lease thread and manager check it."""
@@ -438,7 +439,10 @@ class FetchThread:
     ) -> float:
         chance = random.random()
         if isinstance(error, errors.ExpiredIterator):
-            return 0.0
+            pause_s = self._pacing.after_expired(chance)
+            if pause_s:
+                self._outage.note(str(error), asked)
+            return pause_s
         if isinstance(error, errors.Throttled):
             # Other applications share the five reads a second: throttling is normal, not an outage.
             if self._meter is not None:

@@ -157,7 +157,7 @@ def error_policy(spec: StartSpec) -> ErrorPolicy:
 
 
 def pacing(spec: StartSpec) -> Pacing:
-    return Pacing(spec.fetch.idle_s, spec.fetch.floor_s)
+    return Pacing(spec.fetch.idle_s, spec.fetch.floor_s, spec.fetch.every_s)
 
 
 def queue_limits(spec: StartSpec) -> QueueLimits:

@@ -135,7 +135,7 @@ def plan_of(settings: Settings) -> Plan:
         is_of_query=is_of_query,
         failover_s=float(settings.leases.failover),
         checkpoint_every_s=math.inf if every == "available-now" else every_s,
-        idle_s=float(settings.fetch.idle),
+        idle_s=float(max(settings.fetch.idle, settings.fetch.every)),
         fans_out=settings.fetch.mode == "fan-out",
         is_of_changes=is_of_changes(settings),
         outputs=() if is_of_query else output_places(settings, ONLY_STREAM),
@@ -361,8 +361,9 @@ def not_counted_of_query(plan: Plan) -> Iterator[str]:
 def _stream(plan: Plan, traffic: Traffic) -> Iterator[Line]:
     """Source: the pricing pages of Kinesis Data Streams and of DynamoDB Streams."""
     if plan.is_of_changes:
-        # A page with records is followed by another after the floor of 200 ms, an empty one by
-        # `fetch.idle`: no more than a page for each record besides those of an idle shard.
+        # A page with records is followed by another after the floor of 200 ms at the earliest (the
+        # lag is in whole seconds, so it may count as behind), an empty one by `fetch.idle`: no more
+        # than a page for each record besides those of an idle shard.
         by_record = traffic.records_per_s / max(traffic.shards, 1)
         pages_per_s = min(1 / FLOOR_S, 1 / plan.idle_s + by_record)
         amount = traffic.shards * pages_per_s * SECONDS

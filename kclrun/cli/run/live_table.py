@@ -165,7 +165,7 @@ def _totals(sample: ManagerSample, width: int) -> list[Text]:
         f"{sample.ended_total} ended",
         f"{sample.records_total:,} records",
         f"{sample.records_per_s:,.0f}/s",
-        f"lag {_lag(sample.lag_ms_max)}",
+        f"lag {_lag_of_all(sample)}",
         *([f"{sample.given_up_total:,} records given up"] if sample.given_up_total else []),
     ]
     return [
@@ -178,6 +178,12 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def _lag_of_all(sample: ManagerSample) -> str:
+    """The greatest lag; it says so if that of some shards is not known."""
+    known, unknown = sample.lag_ms_max, sample.lags_unknown
+    return _lag(known) if known is None or not unknown else f"{_lag(known)} ({unknown} not known)"
 
 
 def _lag(lag_ms: int | None) -> str:

@@ -340,6 +340,7 @@ def _fetch(known: Known) -> Iterator[Converted]:
     if idle_ms is not None:
         idle = _duration(max(idle_ms / 1000, _IDLE_MIN_S))
         yield "fetch.idle", idle, _remark("idleTimeBetweenReadsInMillis")
+        yield "fetch.every", idle, "the KCL makes the same pause after records"
     most = _number(known, "maxRecords")
     if most is not None:
         yield "fetch.batch_max", min(max(most, 1), _BATCH_MAX), _remark("maxRecords")

@@ -126,7 +126,8 @@ _WITH_SETTING: Final = (
     Property(
         "idleTimeBetweenReadsInMillis",
         "fetch.idle",
-        "at the tip only, 200ms or more; behind, kclrun reads five times a second",
+        "at the tip only, 200ms or more, and fetch.every as long; behind, kclrun reads five times"
+        " a second",
     ),
     Property("maxRecords", "fetch.batch_max", "the most in one call, aggregates opened"),
     Property(

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.errors import ServiceError
+from kclrun.errors import ExpiredIterator, ServiceError
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import Shard
@@ -53,6 +53,10 @@ class Paged(msgspec.Struct, frozen=True):
 
 class Expired(msgspec.Struct, frozen=True):
     """The iterator was too old."""
+
+    error: ServiceError = msgspec.field(
+        default_factory=lambda: ExpiredIterator("the iterator has expired")
+    )
 
 
 class Slowed(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from kclrun.errors import ServiceError
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol.trimming import ExpiryWatch
@@ -118,6 +119,7 @@ class ShardSearch:
         self.target: BatchTarget | None = None
         self.throttles = 0
         self.failures = 0
+        self._has_expired = False
         self.gone: shard_cursor.Gone | None = None
         self._expiry = ExpiryWatch(cursor.shard_id, None, (), gives_up_unknown=True)
         self._search: BoundSearch | None = None
@@ -182,20 +184,20 @@ class ShardSearch:
             case shard_cursor.Paged() | shard_cursor.Refused():
                 if isinstance(outcome, shard_cursor.Paged) and outcome.page.is_pushed:
                     self.budget.refund()
-                self.failures = 0
+                self.failures, self._has_expired = 0, False
                 self._expiry.page_came()
                 self._step((outcome, at.asked_ms))
-            case shard_cursor.Expired():
+            case shard_cursor.Expired(error):
                 page_run.forget_token()
+                # The first one was not used for five minutes; a new one that has expired is a
+                # failure.
+                if self._has_expired:
+                    self._failed(error, at, settings)
+                self._has_expired = True
             case shard_cursor.Slowed(token, error) | shard_cursor.Delayed(token, error):
-                self.failures += 1
                 self.throttles += isinstance(outcome, shard_cursor.Slowed)
-                attempts_max = settings.retry_attempts
-                if attempts_max is not None and self.failures >= attempts_max:
-                    raise error
+                self._failed(error, at, settings)
                 page_run.hold(token, at.now)
-                rest_s = backoff_s(self.failures, at.chance, max_s=settings.retry_backoff_max_s)
-                self.budget.rest(at.now + rest_s)
             case shard_cursor.Gone():
                 self.gone = outcome
 
@@ -210,6 +212,14 @@ class ShardSearch:
         self.gone = None
         self.budget.rest(now + _NOT_FOUND_REST_S)
         return False
+
+    def _failed(self, error: ServiceError, at: Moment, settings: SourceSettings) -> None:
+        self.failures += 1
+        attempts_max = settings.retry_attempts
+        if attempts_max is not None and self.failures >= attempts_max:
+            raise error
+        rest_s = backoff_s(self.failures, at.chance, max_s=settings.retry_backoff_max_s)
+        self.budget.rest(at.now + rest_s)
 
     def report(self) -> dict[str, Any]:
         """The shard as plain JSON values."""

@@ -153,6 +153,15 @@ def test_gaps_are_stepped_over_and_beyond_reason_the_services_word_is_taken(monk
     assert "the service" in far.note
 
 
+def test_a_page_without_a_lag_is_not_a_lag_of_zero():
+    class Silent(Gaps):
+        def fetch(self, *_: object) -> FetchedPage:
+            return FetchedPage([], "i", None)
+
+    lag = measure(Silent(0), KEY, HORIZON, TRIM_HORIZON)
+    assert lag == Lag(None, note="not known: the service does not say how far the page is behind")
+
+
 def test_what_cannot_be_measured_says_why_and_a_missing_permission_ends_it(monkeypatch):
     monkeypatch.setattr("kclrun.cli.lag._ATTEMPTS_MAX", 1)
 
@@ -314,6 +323,18 @@ def test_totals_name_the_worst_and_what_is_not_known():
         (
             [line("a", 5.0), line("b", None, state="unowned", owner="")],
             "2 shards; 1 without an owner; 1 not known; at most 5.0s behind (a); first loss in 23h",
+        ),
+        (
+            [line("a", None)],
+            "1 shard; 1 not known; when records are lost is not known (retention is 1d)",
+        ),
+        (
+            [line("a", None), line("b", 0.0, loss_in_s=None)],
+            "2 shards; 1 not known; at most 0.0s behind; when records are lost is not known",
+        ),
+        (
+            [line("a", 7.0, loss_in_s=None)],
+            "1 shard; at most 7.0s behind (a); when records are lost is not known",
         ),
         ([line("a", 5.0, is_trimmed=True, loss_in_s=0.0)], "records may be lost already (a)"),
     ],

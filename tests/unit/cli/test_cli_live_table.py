@@ -187,6 +187,15 @@ def test_500_shards_leave_trouble_and_totals_on_the_screen(size, troubled):
         assert "record 3 of 302, at 49671…496712/0" in reported or width < 80
 
 
+def test_the_lag_of_all_says_that_some_are_not_known():
+    known = LeaseSample(shard="a", state="running", lag_ms=0, still_s=0.1)
+    unknown = LeaseSample(shard="b", state="running", still_s=45.0)
+    halted = LeaseSample(shard="c", state="halted")
+    shown = drawn(msgspec.structs.replace(SAMPLE, leases=(known, unknown, halted)), 120, 30)
+
+    assert "lag 0ms (1 not known)" in shown
+
+
 def test_a_terminal_with_room_shows_all_and_counts_none_as_hidden():
     reported = drawn(many(halted=1, running=30), 80, 50)
 

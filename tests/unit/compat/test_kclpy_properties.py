@@ -92,6 +92,7 @@ def test_the_least_there_can_be_is_an_application_that_goes_on():
         ({"cleanupLeasesUponShardCompletion": "Yes"}, "leases.cleanup", True),
         ({"idleTimeBetweenReadsInMillis": "1500"}, "fetch.idle", 1.5),
         ({"idleTimeBetweenReadsInMillis": "50"}, "fetch.idle", 0.2),
+        ({"idleTimeBetweenReadsInMillis": "1500"}, "fetch.every", 1.5),
         ({"maxRecords": "500"}, "fetch.batch_max", 500),
         ({"taskBackoffTimeMillis": "250"}, "on_error.backoff", 0.25),
         ({"timeoutInSeconds": "300"}, "stall", 300.0),

@@ -43,6 +43,7 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
         ("stall: 99999999d", "stall: expected a duration of at most 36500d"),
         ("fetch: {buffer: 99999999999GiB}", "fetch.buffer: expected a size of less than 8 EiB"),
         ("fetch: {idle: 100ms}", "fetch.idle: expected 200ms or more"),
+        ("fetch: {every: 199ms}", "fetch.every: expected 200ms or more"),
         ("fetch: {mode: fanout}", "fetch.mode"),
         ("fetch: {mode: fan-out, consumer: a b}", "that is a consumer's name or ARN"),
         (

@@ -8,6 +8,7 @@ from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
 from kclrun.consuming.delivery import ErrorPolicy, GiveUp, RetryAfter, host_fault
 from kclrun.consuming.policy import (
+    EVERY_S,
     FLOOR_S,
     THROUGHPUT_ALPHA,
     Metering,
@@ -29,6 +30,7 @@ from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import Instant
 from kclrun.protocol.fence import fence_instant, renew_interval_s
 from kclrun.protocol.writes import HandOver, has_ended_ownership
+from kclrun.worker.sharing import rest_together_s
 from tests.unit.consuming.lease_driver import Driver, p
 
 DURABLE, LOST, STALE = CheckpointAnswer.DURABLE, CheckpointAnswer.LOST, CheckpointAnswer.STALE
@@ -325,6 +327,44 @@ def test_renewals_of_a_tiny_failover_do_not_spin():
 )
 def test_only_an_empty_page_at_the_tip_idles(records, behind, pause_s):
     assert Pacing(1.0).after_page(records, behind) == pause_s
+
+
+@pytest.mark.parametrize(
+    ("records", "behind", "pause_s"),
+    [
+        (0, 0, 1.0),
+        (0, None, 1.0),
+        (0, 5, FLOOR_S),  # a gap in the shard
+        (3, 0, EVERY_S),
+        (3, 400, EVERY_S),  # the next read takes what has come since
+        (3, 401, FLOOR_S),
+        (3, None, FLOOR_S),  # it may be behind
+    ],
+)
+def test_at_the_tip_a_shard_is_read_at_most_each_every(records, behind, pause_s):
+    assert Pacing(1.0, every_s=EVERY_S).after_page(records, behind) == pause_s
+
+
+@pytest.mark.parametrize(("every_s", "pauses_s"), [(1.0, (1.0, 1.0)), (0.1, (FLOOR_S, FLOOR_S))])
+def test_every_bounds_the_idle_pause_too_and_the_floor_bounds_both(every_s, pauses_s):
+    pacing = Pacing(0.05, every_s=every_s)
+    assert (pacing.after_page(3, 0), pacing.after_page(0, 0)) == pauses_s
+
+
+@pytest.mark.parametrize("phase_s", [0.0, 0.13, 0.5, 0.87])
+@pytest.mark.parametrize(("idle_s", "every_s"), [(1.0, 0.4), (1.0, 1.0), (5.0, 0.4), (2.0, 1.9)])
+def test_idle_threads_that_wake_together_read_no_shard_too_soon(phase_s, idle_s, every_s):
+    pacing = Pacing(idle_s, every_s=every_s)
+    asked = Instant(1000.3)
+    gaps = []
+    for turn in range(20):
+        rest_s = pacing.polite_s(rest_together_s(phase_s, asked, idle_s), idle_s)
+        late_s = 0.003 * (turn % 4)
+        gaps.append(rest_s + late_s)
+        asked = Instant(asked + rest_s + late_s)
+
+    assert min(gaps) >= every_s - 0.05
+    assert sum(gaps[1:]) <= 20 * idle_s  # and none too late: they keep the beat
 
 
 def test_idle_is_never_below_the_floor():

@@ -641,6 +641,58 @@ def test_a_lease_process_is_shown_with_its_memory_and_from_the_second_look_on_it
         assert (waiting.pid, waiting.cpu_percent, waiting.memory_bytes) == (None, None, None)
 
 
+@pytest.mark.parametrize(
+    ("claim", "fields", "second", "lag_ms", "is_unread"),
+    [
+        ("it has read no page yet, for a moment", {}, 19.0, None, False),
+        ("it has read no page at all", {}, 45.0, None, True),
+        ("at the tip, just now", {"last_fetch_instant": 40.0}, 45.0, 0, False),
+        ("at the tip, long ago", {"last_fetch_instant": 5.0}, 45.0, None, True),
+        (
+            "behind, long ago: the lag is at least its age",
+            {"last_fetch_instant": 5.0, "millis_behind_latest": 1_000},
+            45.0,
+            41_000,
+            True,
+        ),
+        (
+            "user code runs, and reads wait for it",
+            {"last_fetch_instant": 5.0, "processing_since_instant": 5.0},
+            45.0,
+            0,
+            False,
+        ),
+        (
+            "records wait for user code",
+            {"last_fetch_instant": 5.0, "fetched": ExtendedSequenceNumber("5")},
+            45.0,
+            0,
+            False,
+        ),
+    ],
+)
+def test_the_lag_of_a_shard_of_which_no_page_is_read_is_not_known(
+    claim, fields, second, lag_ms, is_unread
+):
+    core = LeaseManager(ManagerPolicy(me="kclrun::h:n", leases_max=1), lambda: 0.5)
+    core.handle(events.Started(5.0), 1.0)
+    behind = 0 if "last_fetch_instant" in fields else -1
+    status = LeaseStatus(
+        pid=1,
+        incarnation=1,
+        state=WorkerState.PROCESSING,
+        **({"millis_behind_latest": behind} | fields),
+    )
+    child = SimpleNamespace(key="s0", pid=None, trouble="", heat=None, look=lambda: status)
+    sampler = sampler_of_core(core, lambda: [child])
+
+    sampler.take(0.0)
+    (lease,) = sampler.take(second).leases
+
+    is_said = "no page of the shard was read" in lease.note
+    assert (lease.lag_ms, is_said) == (lag_ms, is_unread), claim
+
+
 # Hot shards.
 
 FULL = ShardHeat(60.0, 1e6, 900.0, 1e6, 0.0, 0, 0.05, "keys", (HotKey("77", 0.2),), "9", 0.5)

@@ -68,7 +68,11 @@ def reported(make, key="shardId-000000000001", **start):
 def test_a_start_command_says_all_that_a_lease_process_needs():
     make = commands(
         fetch=FetchSettings(
-            idle=Duration(2), buffer=ByteSize(4096), batch_max=50, kpl_range="drop"
+            idle=Duration(2),
+            every=Duration(0.7),
+            buffer=ByteSize(4096),
+            batch_max=50,
+            kpl_range="drop",
         ),
         checkpoint=CheckpointSettings(every=Duration(20), uncheckpointed_max=500),
         on_error=OnErrorSettings(
@@ -99,7 +103,12 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         import_paths=("/app",),
         options={"a": 1},
         fetch=ipc.FetchSpec(
-            idle_s=2.0, buffer_bytes=4096, batch_max=50, kpl_range="drop", hot_window_s=9.0
+            idle_s=2.0,
+            every_s=0.7,
+            buffer_bytes=4096,
+            batch_max=50,
+            kpl_range="drop",
+            hot_window_s=9.0,
         ),
         checkpoint=ipc.CheckpointSpec(mode="auto", every_s=20.0, uncheckpointed_max=500),
         on_error=ipc.OnErrorSpec(retries=2, backoff_s=3.0, max_age_s=60.0, then="skip", limit=7),

@@ -56,6 +56,12 @@ SCENARIOS = [
         "running, and no progress for 9000 s",
     ),
     ("one that stands still for `stall`", sample(lease(still_s=120.0)), "degraded", "for 120 s"),
+    (
+        "of one shard no page is read",
+        sample(lease(still_s=45.0, note="no page was read for 45 s"), lease("b")),
+        "degraded",
+        "running, and its lag is not known: no page was read for 45 s",
+    ),
     ("one that stands still for less", sample(lease(still_s=119.9)), "ok", ""),
     (
         "rows that an output does not take wait on every machine, and are told",

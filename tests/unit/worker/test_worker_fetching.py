@@ -1,5 +1,6 @@
 """The fetch thread over the embedded Kinesis model: the pitfalls D1 to D6, each a test."""
 
+import itertools
 import time
 from types import SimpleNamespace
 
@@ -85,6 +86,17 @@ def test_an_empty_page_at_the_tip_idles(shard):
         assert fetching.thread.view.at_tip
 
     assert shard.fetched_at[1] - shard.fetched_at[0] >= 0.29
+
+
+def test_a_shard_that_trickles_is_read_no_more_often_than_every(shard):
+    pacing = Pacing(0.05, floor_s=0.001, every_s=0.05)
+    with Fetching(shard, pacing=pacing) as fetching:
+        for number in range(6):
+            shard.put(str(number).encode())
+            assert fetching.payloads(1) == [str(number).encode()]
+
+    gaps = [after - before for before, after in itertools.pairwise(shard.fetched_at)]
+    assert min(gaps) >= 0.049
 
 
 def test_the_tip_is_announced_when_it_is_reached_and_again_after_records(shard):
