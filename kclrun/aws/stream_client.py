@@ -8,6 +8,7 @@ from kclrun.aws.changes.stream import endpoint_service, signing_service
 from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.wire import WireClient
+from kclrun.errors import SettingsError
 
 
 class StreamClient(NamedTuple):
@@ -22,8 +23,10 @@ def open_stream_client(
 ) -> StreamClient:
     """A client for a stream, by name or ARN.
 
-    Raises: SettingsError (no region, unknown profile, an endpoint that cannot be used).
+    Raises: SettingsError (no region, unknown profile, a role or an endpoint that cannot be used).
     """
+    if role_arn is not None and not role_arn.startswith("arn:"):
+        raise SettingsError("role_arn: expected arn:aws:iam::<account>:role/<name>")
     session = open_session(settings)
     endpoint = resolve_endpoint(session, endpoint_service(stream), settings)
     credentials = CredentialSource(session, endpoint_url=endpoint.url, role_arn=role_arn)

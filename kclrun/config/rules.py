@@ -481,6 +481,9 @@ def _addresses(settings: Settings) -> Iterator[Problem]:
             "is not a region of AWS: expected one such as eu-west-1. A service elsewhere has its"
             " URL in aws.endpoint",
         )
+    role_arn = settings.aws.role_arn
+    if role_arn is not None and not role_arn.startswith("arn:"):
+        yield Problem(("aws", "role_arn"), "expected arn:aws:iam::<account>:role/<name>")
     if endpoint is not None and endpoint != EMBEDDED:
         wrong = why_no_endpoint(endpoint)
         if wrong:

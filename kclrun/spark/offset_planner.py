@@ -76,14 +76,19 @@ def of_these_streams(offset: Offset, streams: Streams) -> Offset:
     return offset
 
 
-def refuse_recreated(known: Mapping[str, StreamIs], streams: Streams) -> None:
+def refuse_recreated(
+    known: Mapping[str, StreamIs],
+    streams: Streams,
+    *,
+    of: str = "checkpoint",
+    advice: str = "a new checkpoint location",
+) -> None:
     """Raises: OffsetRefused for a stream that was made again since; the message names it."""
     for stream, which in known.items():
         if which.created_ms != _identity(streams[stream]).created_ms:
             raise errors.OffsetRefused(
-                f"{streams[stream].name} was deleted and re-created since the checkpoint was begun:"
-                " the checkpoint's positions are of records that are gone\n"
-                "To go on: a new checkpoint location"
+                f"{streams[stream].name} was deleted and re-created since the {of} was begun:"
+                f" the positions in it are of records that are gone\nTo go on: {advice}"
             )
 
 
@@ -455,6 +460,13 @@ class OffsetPlanner:
 
     def _begun(self, graph: ShardGraph) -> Mapping[str, Position] | None:
         start = self._settings.start
+        if start.streams:
+            refuse_recreated(
+                start.streams,
+                self._retried(self._summarised),
+                of="offset in startingOffsets",
+                advice="startingOffsets=earliest, or positions of the new stream",
+            )
         named = of_streams_in(graph, start.positions)
         start = msgspec.structs.replace(start, positions=named)
         at_ms = time_of(start)

@@ -13,6 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
 from kclrun.model.names import hint
+from kclrun.spark.other_connectors import without_prefix
 
 T = TypeVar("T")
 
@@ -22,7 +23,6 @@ Given = Mapping[str, object]
 _SHOWN_MAX: Final = 60
 # Parts of the names that other connectors give to credentials (awsAccessKeyId, sessionToken, …).
 _CREDENTIALS: Final = ("accesskey", "secret", "sessiontoken", "password", "credential")
-_PREFIX: Final = "kinesis."
 # The key of a field's options in its metadata.
 _OPTIONS: Final = "kclrun.options"
 
@@ -41,14 +41,16 @@ class Kind(Generic[T]):
     text: Callable[[T], str] = text_of
 
 
-def choice(words: Mapping[str, T]) -> Kind[T]:
-    """One of some words, in any case."""
+def choice(words: Mapping[str, T], foreign: Mapping[str, str] | None = None) -> Kind[T]:
+    """One of some words, in any case; `foreign` has ours for words of other connectors."""
     *others, last = words
     expected = f"{', '.join(others)} or {last}" if others else last
     by_word = {word.lower(): value for word, value in words.items()}
 
     def read(given: object) -> T:
         word = text_of(given).lower()
+        if foreign is not None and word in foreign:
+            raise ValueError(f"expected {expected}, got {word!r}, which is {foreign[word]} here")
         if word not in by_word:
             raise ValueError(f"expected {expected}")
         return by_word[word]
@@ -172,7 +174,7 @@ class OptionReader:
 
     `what` names the reader or writer, such as "the kclrun source". `known` are the option names in
     the order of the documentation, `aliases` other spellings, `absent` the advice for options of
-    other connectors that have no counterpart. A method that reads a wrong option notes the
+    other connectors, with what to use here. A method that reads a wrong option notes the
     problem, under the name that the user gave, and returns the default.
     """
 
@@ -188,6 +190,7 @@ class OptionReader:
         self._problems: list[str] = []
         names = {name.lower(): name for name in known}
         names |= {alias.lower(): name for alias, name in (aliases or {}).items()}
+        self._names = names
         spellings = {each.lower(): each for each in (*known, *(aliases or {}))}
         self._absent = {name.lower(): (name, why) for name, why in (absent or {}).items()}
         self._called: dict[str, str] = {}
@@ -201,6 +204,10 @@ class OptionReader:
             else:
                 self._given[name] = options[key]
                 self._called[name] = spellings[key.lower()]
+                if text_of(options[key]).strip() == "":
+                    # As of a variable that is not set.
+                    self.refuse(name, "is empty: leave it out, or give it a value")
+                    del self._given[name]
 
     def text(self, name: str) -> str | None:
         """The option's text; None if the option was not given."""
@@ -249,12 +256,15 @@ class OptionReader:
                 " give them to the processes (environment, profile, instance or pod role), or"
                 " name a role in roleArn",
             )
-        elif key.lower() in self._absent:
-            self.refuse(*self._absent[key.lower()])
+        elif (bare := without_prefix(key.lower())) in self._absent:
+            name, why = self._absent[bare]
+            self.refuse(name if bare == key.lower() else key, why)
+        elif (ours := self._names.get(bare)) is not None:
+            self.refuse(key, f"no such option; did you mean {ours}?")
         elif key.lower() == "path":
             self.refuse(key, "a stream has none: name the stream in streamName, and load nothing")
         else:
-            self.refuse(key, f"no such option{hint(key.lower().removeprefix(_PREFIX), known)}")
+            self.refuse(key, f"no such option{hint(bare, known)}")
 
 
 def _shown(text: str) -> str:

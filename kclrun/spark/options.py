@@ -11,17 +11,18 @@ import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from kclrun.codec.record_sizes import RECORD_BYTES_LARGEST
-from kclrun.errors import OffsetRefused
 from kclrun.model.names import hint
 from kclrun.model.stream import why_no_endpoint
-from kclrun.spark import option_table
-from kclrun.spark.positions import TRIM_HORIZON, Position, parse_position
+from kclrun.spark import option_table, other_connectors
+from kclrun.spark.offsets import Offset, StreamIs, encode_offset
+from kclrun.spark.other_connectors import ALIASES
+from kclrun.spark.positions import Position
+from kclrun.spark.start_texts import instant_ms, positions_of
 from kclrun.spark.stream_set import parted
 
 
@@ -79,12 +80,14 @@ class LeasesAt(msgspec.Struct, frozen=True):
 class Start(msgspec.Struct, frozen=True):
     """A kind, with the time (milliseconds since the epoch), the positions or the table it needs.
 
-    `positions` may name `"*"` for every shard that it does not list.
+    `positions` may name `"*"` for every shard that it does not list. `streams` are those of the
+    offset of a query that the positions are from; empty for positions that a person gave.
     """
 
     kind: StartKind
     timestamp_ms: int = 0
     positions: Mapping[str, Position] = {}
+    streams: Mapping[str, StreamIs] = {}
     leases: LeasesAt | None = None
 
 
@@ -130,7 +133,8 @@ class SourceSettings:
             option_table.Option(
                 "startingOffsets",
                 'or JSON: `{"shardId-000000000000": "4959…", "*": "TRIM_HORIZON"}`, after that'
-                " record; `@4959…` before it; of several streams `orders:shardId-…`",
+                " record; `@4959…` before it; of several streams `orders:shardId-…`. Or the"
+                " `endOffset` of a query's progress: go on where it was",
                 shown="`latest`; a batch: `earliest`",
             ),
             option_table.Option(
@@ -233,7 +237,8 @@ class SourceSettings:
     )
     consumer_mode: str = option_table.option(
         "consumerMode",
-        option_table.choice({"polling": "polling", "fan-out": "fan-out"}),
+        # `efo` is Databricks' word.
+        option_table.choice({"polling": "polling", "fan-out": "fan-out"}, {"efo": "fan-out"}),
         "`fan-out`: a stream's records are pushed to the driver within milliseconds; what is behind"
         " the tip, batch reads and AvailableNow are polled",
         default="polling",
@@ -324,29 +329,11 @@ STREAM_OPTIONS: Final = (
 )
 SOURCE_OPTIONS: Final = (*STREAM_OPTIONS, *option_table.options_of(SourceSettings))
 SINK_OPTIONS: Final = (*STREAM_OPTIONS, *option_table.options_of(SinkSettings))
-ALIASES: Final = {
-    "startingPosition": "startingOffsets",
-    "initialPosition": "startingOffsets",
-    "maxOffsetsPerTrigger": "maxRecordsPerTrigger",
-    "from": "startingTimestamp",
-    "to": "endingTimestamp",
-}
-# Options of Kafka's source that would otherwise be taken for misspelt limits.
-_ABSENT: Final = {
-    "minOffsetsPerTrigger": "a batch has no least size here: give the query a longer trigger",
-    "maxTriggerDelay": "a batch has no least size here, so none is waited for: give the query a"
-    " longer trigger",
-    "minPartitions": "a shard is read by one task: shardsPerTask=1 gives each one of its own",
-    "subscribe": "name the stream in streamName, or several with commas",
-    "subscribePattern": "name the streams in streamName, with commas",
-}
-
 _STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
 _STREAM_ARN: Final = re.compile(
     r"arn:[a-z0-9-]+:kinesis:([a-z0-9-]+):\d{12}:stream/[A-Za-z0-9_.-]{1,128}\Z"
 )
 _TABLE_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}\Z")
-_SHARD_ID: Final = re.compile(r"shardId-[0-9]{12}\Z")
 # Every shard is listed, looked at and named in each offset; use further queries for more streams.
 _STREAMS_MAX: Final = 64
 _WORDS: Final = {
@@ -354,8 +341,6 @@ _WORDS: Final = {
     "earliest": StartKind.EARLIEST,
     "trim_horizon": StartKind.EARLIEST,
 }
-# 9999-12-31T23:59:59Z: the last second of `datetime`.
-_TIMESTAMP_MS_MAX: Final = 253_402_300_799_000
 
 
 class Use(enum.Enum):
@@ -372,7 +357,9 @@ def read_source_options(options: option_table.Given, use: Use) -> SourceSettings
     Raises: SettingsError naming every option that is unknown, missing, wrong or not for this use.
     """
     names = [each.name for each in SOURCE_OPTIONS]
-    given = option_table.OptionReader("the kclrun source", options, names, ALIASES, _ABSENT)
+    given = option_table.OptionReader(
+        "the kclrun source", options, names, ALIASES, other_connectors.OF_SOURCES
+    )
     reached = read_reached(given, takes_several=True)
     start, end = _start(given, use), _end(given, use)
     for name, place in (("startingOffsets", start), ("endingOffsets", end)):
@@ -401,8 +388,7 @@ def source_texts(settings: SourceSettings) -> dict[str, str]:
         case StartKind.TIMESTAMP:
             texts["startingTimestamp"] = str(start.timestamp_ms)
         case StartKind.POSITIONS:
-            by_shard = {shard: str(position) for shard, position in start.positions.items()}
-            texts["startingOffsets"] = msgspec.json.encode(by_shard).decode()
+            texts["startingOffsets"] = msgspec.json.encode(_by_shard(start)).decode()
         case StartKind.LEASES:
             assert start.leases is not None, "the kind needs it"
             texts["startingLeases"] = start.leases.table
@@ -410,6 +396,12 @@ def source_texts(settings: SourceSettings) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text is not None} | option_table.texts_of(
         settings
     )
+
+
+def _by_shard(start: Start) -> dict[str, Any]:
+    if start.streams:
+        return encode_offset(Offset(streams=start.streams, shards=start.positions))
+    return {shard: str(position) for shard, position in start.positions.items()}
 
 
 # Options that Spark adds to a streaming sink's options by itself.
@@ -422,8 +414,9 @@ def sink_settings(options: option_table.Given) -> SinkSettings:
     Raises: SettingsError naming every option that is unknown, missing or wrong.
     """
     named = {key: value for key, value in options.items() if key.lower() not in _SPARKS_OWN}
+    names = [option.name for option in SINK_OPTIONS]
     given = option_table.OptionReader(
-        "the kclrun sink", named, [each.name for each in SINK_OPTIONS]
+        "the kclrun sink", named, names, absent=other_connectors.OF_SINKS
     )
     reached = read_reached(given)
     more = given.values(SinkSettings)
@@ -441,6 +434,8 @@ def read_reached(given: option_table.OptionReader, *, takes_several: bool = Fals
     if endpoint_url is not None and (wrong := why_no_endpoint(endpoint_url)):
         given.refuse("endpointUrl", f"expected an https URL: {wrong}")
     role_arn = given.text("roleArn")
+    if role_arn is not None and not role_arn.startswith("arn:"):
+        given.refuse("roleArn", "expected arn:aws:iam::<account>:role/<name>")
     for name in ("roleExternalId", "roleSessionName"):
         if role_arn is None and given.text(name) is not None:
             given.refuse(name, "is for a role: name that in roleArn")
@@ -562,7 +557,8 @@ def _offsets(given: object, timestamp: str) -> Start:
         return given
     text = option_table.text_of(given)
     if text.lstrip().startswith("{"):
-        return Start(StartKind.POSITIONS, positions=_positions(text))
+        offset = positions_of(text)
+        return Start(StartKind.POSITIONS, positions=offset.shards, streams=offset.streams)
     kind = _WORDS.get(text.strip().lower())
     if kind is None:
         if text.lower().startswith("at_timestamp"):
@@ -574,25 +570,13 @@ def _offsets(given: object, timestamp: str) -> Start:
     return Start(kind)
 
 
-def _positions(text: str) -> dict[str, Position]:
-    try:
-        plain = msgspec.json.decode(text, type=dict[str, str])
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise ValueError(
-            f'expected JSON such as {{"shardId-000000000000": "TRIM_HORIZON"}} ({error})'
-        ) from None
-    if not plain:
-        raise ValueError('expected at least one shard, or "*" for every shard')
-    for shard in plain:
-        if shard != "*" and not _SHARD_ID.match(parted(shard)[1]):
-            raise ValueError(f'expected shard ids and "*", not {shard[:40]!r}')
-    return {shard_id: _position(shard_id, place) for shard_id, place in plain.items()}
-
-
 def _check_names(
     given: option_table.OptionReader, name: str, place: Start, reached: Reached
 ) -> None:
     """Notes shards whose names do not fit the source, for one stream or several."""
+    if place.streams:
+        _check_streams(given, name, place, reached)
+        return
     streams = set(reached.several) or {""}
     unknown = [each for each in place.positions if each != "*" and parted(each)[0] not in streams]
     if unknown and reached.several:
@@ -604,30 +588,16 @@ def _check_names(
         given.refuse(name, f'expected shard ids and "*", not {unknown[0][:40]!r}')
 
 
-def _position(shard_id: str, text: str) -> Position:
-    if text.lower() in {"earliest", "trim_horizon"}:
-        return TRIM_HORIZON
-    try:
-        return parse_position(text)
-    except OffsetRefused as error:
-        raise ValueError(f"{shard_id}: {error}") from None
+def _check_streams(
+    given: option_table.OptionReader, name: str, place: Start, reached: Reached
+) -> None:
+    """Notes an offset of a query of other streams; that they were made again is known later."""
+    arns = {which.arn for which in place.streams.values()}
+    names = {arn.rpartition("/")[2] for arn in arns}
+    is_arn = reached.stream.startswith("arn:")
+    if (arns != {reached.stream}) if is_arn else (names != set(reached.stream.split(","))):
+        given.refuse(name, f"this is the offset of a query of {', '.join(sorted(arns))}")
 
 
 def _timestamp(given: object) -> Start:
-    stripped = option_table.text_of(given).strip()
-    at_ms = int(stripped) if stripped.isdecimal() else _instant_ms(stripped)
-    if not 0 <= at_ms <= _TIMESTAMP_MS_MAX:
-        raise ValueError("expected a time between the years 1970 and 9999")
-    return Start(StartKind.TIMESTAMP, timestamp_ms=at_ms)
-
-
-def _instant_ms(text: str) -> int:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(
-            "expected an instant such as 2026-03-01T06:00:00Z, or milliseconds since the epoch"
-        ) from None
-    if moment.tzinfo is None:
-        raise ValueError("the time zone is missing; add Z for UTC, or +01:00")
-    return round(moment.timestamp() * 1000)
+    return Start(StartKind.TIMESTAMP, timestamp_ms=instant_ms(option_table.text_of(given)))

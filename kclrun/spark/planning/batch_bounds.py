@@ -57,6 +57,11 @@ class Bounding:
         self._settings = settings
         self._start = start
         self._service = service
+        if settings.end.streams and settings.end.streams != start.streams:
+            raise SettingsError(
+                "endingOffsets: this is the offset of another stream, or of one that was deleted"
+                " and made again since"
+            )
         below = dict.fromkeys(sorted(descendants_of(graph, start.shards)), TRIM_HORIZON)
         self._begins: Mapping[str, Position] = {**below, **start.shards}
         self._ends: dict[str, Position] = {}
@@ -189,7 +194,9 @@ def _end_of(
         case StartKind.TIMESTAMP:
             return end.timestamp_ms
         case StartKind.POSITIONS:
-            return _named_end(end.positions, shard_id, graph, begins)
+            # A query's own offset does not know of shards that entered since.
+            rest = begins[shard_id] if end.streams else end.positions.get("*")
+            return _named_end(end.positions, shard_id, graph, begins, rest)
         case StartKind.EARLIEST:
             raise SettingsError("endingOffsets: a read cannot end at the earliest record")
         case StartKind.LEASES:
@@ -204,6 +211,7 @@ def _named_end(
     shard_id: str,
     graph: ShardGraph,
     begins: Mapping[str, Position],
+    rest: Position | None,
 ) -> Position | int | None:
     position = positions.get(shard_id)
     if position is None:
@@ -211,7 +219,7 @@ def _named_end(
             return SHARD_END
         if shard_id in relatives_of(graph, [each for each in positions if each in graph]):
             return begins[shard_id]
-        position = positions.get("*")
+        position = rest
     if position is None:
         raise SettingsError(
             f'endingOffsets: where does {shard_id} end? Name it, or all others as "*"'

@@ -55,6 +55,8 @@ def beginnings(
             return _all_at(leaves(graph), at_timestamp(now_ms))
         case StartKind.TIMESTAMP:
             return _all_at(_open_at(graph, open_then), at_timestamp(start.timestamp_ms))
+        case StartKind.POSITIONS if start.streams:
+            return _gone_on(start.positions, graph)
         case StartKind.POSITIONS:
             return _named(start.positions, graph, open_then)
         case StartKind.LEASES:
@@ -101,6 +103,26 @@ def _named(
     else:
         among = roots(graph, others)
     return None if among is None else {**named, **dict.fromkeys(among, rest)}
+
+
+def _gone_on(positions: Mapping[str, Position], graph: ShardGraph) -> Mapping[str, Position] | None:
+    """The positions of a query's own offset. A shard that it had read to the end may have expired
+    since; shards of which the offset does not know begin at their oldest record."""
+    begun = {each: position for each, position in positions.items() if position != SHARD_END}
+    if gone := sorted(each for each in begun if each not in graph):
+        raise SettingsError(
+            f"startingOffsets: the stream has no shard {', '.join(gone)} any more: its records"
+            " expired before they were read\nTo go on without them: give positions of the shards"
+            " that there are, or startingOffsets=earliest"
+        )
+    ended = [each for each in positions if each not in begun and each in graph]
+    found = dict(begun)
+    for shard_id in sorted(ended, key=lambda each: _youngest_first(each, graph)):
+        if holes(_ranges(found, graph), graph[shard_id].hash_range):
+            found[shard_id] = SHARD_END
+    related = relatives_of(graph, found)
+    entered = roots(graph, [shard.shard_id for shard in graph if shard.shard_id not in related])
+    return None if entered is None else {**found, **dict.fromkeys(entered, TRIM_HORIZON)}
 
 
 # A query that goes on from the checkpoints of a lease table [A7, P11, P12]: parents come before

@@ -25,6 +25,8 @@ FILLED = "aws: {endpoint: embedded}\nembedded:\n  fill: {source: 'a:b'}\n"
             "aws.region: is not a region of AWS: expected one such as eu-w",
         ),
         ("aws: {region: us-east-1a}", "aws.region: is not a region of AWS"),
+        ("aws: {role_arn: ''}", "aws.role_arn: expected arn:aws:iam::<account>:role/<name>"),
+        ("aws: {role_arn: reader}", "aws.role_arn: expected arn:aws:iam::<account>:role/<name>"),
         ("aws: {endpoint: somewhere}", "aws.endpoint: expected embedded or a URL: this is not a"),
         ("aws: {endpoint: embeded}", "did you mean embedded?"),
         ("aws: {endpoint: '127.0.0.1:4567'}", "URL: write http://127.0.0.1:4567 (the file line"),
