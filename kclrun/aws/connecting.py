@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from http.client import HTTPException
+from importlib import metadata
 from typing import Final, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -143,7 +144,7 @@ def _require_private(pool: urllib3.HTTPConnectionPool) -> None:
     missing = [name for name in _PRIVATE if not callable(getattr(pool, name, None))]
     if missing:
         raise SettingsError(
-            f"urllib3 {urllib3.__version__} has no {' and no '.join(missing)}, which kclrun needs"
+            f"urllib3 {metadata.version('urllib3')} has no {' and no '.join(missing)}: kclrun needs it"
             " to open connections\nInstall a release that has: pip install 'urllib3<2.9'"
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -68,19 +68,22 @@ class SharedTrust(URLLib3Session):
     effect. `ca_bundle` is None where the endpoint is plain HTTP.
     """
 
-    def __init__(self, ca_bundle: str | None, **arguments: Any) -> None:
+    def __init__(self, ca_bundle: str | None, proxies: Mapping[str, str], **arguments: Any) -> None:
         self._ca_bundle = ca_bundle
-        super().__init__(verify=ca_bundle or True, **arguments)
+        self._shown_proxies = {scheme: shown_proxy(url) for scheme, url in proxies.items()}
+        verify: Any = ca_bundle or True
+        super().__init__(verify=verify, proxies=proxies, **arguments)
 
     def _get_ssl_context(self) -> ssl.SSLContext:
         if self._ca_bundle is None:
-            return super()._get_ssl_context()
+            own: ssl.SSLContext = super()._get_ssl_context()  # type: ignore[misc] # not in its stubs
+            return own
         return tls_context(self._ca_bundle)
 
     def _setup_ssl_cert(self, conn: Any, url: str, verify: Any) -> None:
         """The context has the certificates already. It is shared, so its checks stay on."""
         if self._ca_bundle is None:
-            super()._setup_ssl_cert(conn, url, verify)
+            super()._setup_ssl_cert(conn, url, verify)  # type: ignore[misc] # not in its stubs
         elif url.lower().startswith("https"):
             conn.cert_reqs = "CERT_REQUIRED"
 
@@ -89,9 +92,9 @@ class SharedTrust(URLLib3Session):
         try:
             return super().send(request)
         except BotoCoreError as error:
-            proxy = self._proxy_config.proxy_url_for(request.url)
+            proxy = self._shown_proxies.get(request.url.partition(":")[0])
             if proxy is not None:
-                error.kwargs[VIA] = shown_proxy(proxy)
+                error.kwargs = {**error.kwargs, VIA: proxy}
             raise
 
 
@@ -113,7 +116,7 @@ def _sending_for(
     config, url = client.meta.config, client.meta.endpoint_url
     return SharedTrust(
         bundle() if url.lower().startswith("https") else None,
-        proxies=proxies_for(url),
+        proxies_for(url),
         timeout=(config.connect_timeout, config.read_timeout),
         max_pool_connections=config.max_pool_connections,
         client_cert=config.client_cert,

@@ -74,11 +74,9 @@ def _begin_handshake(context: ssl.SSLContext) -> None:
 
 
 def _identity(ca_bundle: str | None) -> _Identity | None:
-    path = ca_bundle or ssl.get_default_verify_paths().cafile
-    if path is None:
-        return None
     try:
-        found = Path(path).stat()
-    except OSError:
+        # A host may have no store: the path is None then, whatever its type says.
+        found = Path(ca_bundle or ssl.get_default_verify_paths().cafile).stat()
+    except (OSError, TypeError):
         return None
     return (found.st_ino, found.st_mtime_ns, found.st_size)
