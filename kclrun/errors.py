@@ -130,6 +130,11 @@ class SettingsError(ConfigError):
     """A setting is wrong, unknown or missing; the message names its path."""
 
 
+class RowsRefused(SettingsError):
+    """A destination refuses rows at their commit for the values in them. The message names the
+    column, as far as the destination does, and never a value. Without these rows it works."""
+
+
 class ProcessorLoadError(ConfigError):
     """`processor:` cannot be imported, or names something that is not a RecordProcessor."""
 

@@ -410,6 +410,19 @@ class Output(Protocol):
         ...
 
 
+class TryingOutput(Output, Protocol):
+    """An output whose destination may refuse rows for their values: `commit` raises RowsRefused
+    then, and has committed none of them, or whole rows that a repetition does not double."""
+
+    def try_rows(self, rows: Sequence[Any], before: Sequence[tuple[Output, Sequence[Any]]]) -> None:
+        """Let the destination check rows that were not added yet, and keep none of them. `before`:
+        the rows that outputs, also this one, get before these, and that they may not have yet.
+
+        Raises: TypeError, naming the column and never a value, if it refuses `rows`; RowsRefused
+        if it refuses those before; what `commit` raises."""
+        ...
+
+
 class InstanceMetadata(Protocol):
     """The metadata that EC2 offers an instance about itself. Used by one thread at a time. A
     missing service costs its caller a second, one that hangs a few."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -18,10 +21,11 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def encode_row(row: Mapping[str, Any]) -> bytes:
-    """One row as a JSON line: dates in ISO 8601, Decimal as text, bytes as base64, NaN as null.
+    """One row as a JSON line: dates in ISO 8601, Decimal as text, bytes as base64.
 
     A row that cannot be a line is refused before any byte of it is buffered.
-    Raises: TypeError for a value that JSON cannot represent, with the name of the value;
+    Raises: TypeError for a value that JSON cannot represent (also NaN and Infinity, which would be
+    null), with the name of the value;
     LimitExceeded above ROW_BYTES_MAX. Neither message shows a value.
     """
     if type(row) is not dict:
@@ -32,9 +36,34 @@ def encode_row(row: Mapping[str, Any]) -> bytes:
         line = _encode(row)
     except _FAILURES as error:
         raise TypeError(f"JSON cannot hold this row: {_named(row)}{_reason(error)}") from None
+    if b"null" in line:
+        for name, value in row.items():
+            if (why := changed_in_json(value)) is not None:
+                raise TypeError(f"JSON cannot hold this row: {repr(name)[:_NAME_SHOWN_MAX]}: {why}")
     if len(line) >= ROW_BYTES_MAX:
         raise LimitExceeded(f"a row of {len(line)} bytes; at most {ROW_BYTES_MAX} are taken")
     return line + b"\n"
+
+
+def changed_in_json(value: Any) -> str | None:
+    """What JSON would change in this value, which it can represent otherwise; None if nothing: NaN
+    and Infinity would be null, and of two names that are one as texts, one is lost."""
+    if type(value) is str or value is None:
+        return None
+    return _changed(msgspec.to_builtins(value, builtin_types=(datetime, date, Decimal)))
+
+
+def _changed(value: Any) -> str | None:
+    inner: Iterable[Any] = ()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "a number that is not finite"
+    if isinstance(value, dict):
+        if len({key if type(key) is str else str(key) for key in value}) < len(value):
+            return "two names that are one as texts"
+        inner = value.values()
+    elif isinstance(value, list | tuple):
+        inner = value
+    return next((why for each in inner if (why := _changed(each)) is not None), None)
 
 
 def _named(row: Mapping[str, Any]) -> str:

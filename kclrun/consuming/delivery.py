@@ -279,7 +279,8 @@ class Attempts:
 
 
 class RowScope(Protocol):
-    """The rows that one call of user code emits."""
+    """The rows that one call of user code emits. `end_batch` may raise, if a destination refuses
+    them: the call is then one that raised, and its rows are taken back."""
 
     def begin_batch(self) -> None: ...
 
@@ -304,12 +305,15 @@ def attempt(
         call()
         return
     rows.begin_batch()
+    failed: FailedRecords | None = None
     try:
-        call()
-    except FailedRecords:
-        rows.end_batch(covers)  # the rows of the processed records
-        raise
+        try:
+            call()
+        except FailedRecords as error:  # the rows of the processed records stay
+            failed = error
+        rows.end_batch(covers)
     except BaseException:
         rows.take_back_batch(durable())
         raise
-    rows.end_batch(covers)
+    if failed is not None:
+        raise failed

@@ -24,7 +24,7 @@ from kclrun.ipc.ring import RING_BYTES, EventRing
 from kclrun.ipc.seqlock import NoValue, SeqlockCell
 from kclrun.model.lease import Pause
 from kclrun.model.letter import LetterPlace
-from kclrun.model.output import OutputPlace
+from kclrun.model.output import OutputPlace, RowTrial
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.state import StatePlace
@@ -103,7 +103,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     `options` are values of the YAML types. `has_waited`: a failover has passed since a forced take
     [P18]; `others_in_sight`: another kclrun owner could take an offered lease [P17].
     `concurrency` is None where the settings have none. With `replay` a time range is read.
-    `past_pause` is as in LifePolicy.
+    `past_pause` is as in LifePolicy. With `trial` a destination refused rows of the process before.
     """
 
     application: str
@@ -145,6 +145,7 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     traces: TraceSpec | None = None
     nice: int = 0
     replay: Replay | None = None
+    trial: RowTrial | None = None
 
     def __repr__(self) -> str:
         return (

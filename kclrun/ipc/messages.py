@@ -188,6 +188,7 @@ _BYTES_MAX_OF: Final[dict[type[Report], dict[str, int]]] = {
         name: _OF_FAILURES[name] for name in ("error", "raised_at", "traceback_text")
     },
     reports.RecordsExpired: {"detail": ERROR_BYTES_MAX},
+    reports.RowsWereRefused: {"error": ERROR_BYTES_MAX},
     reports.ProcessWarned: {"detail": ERROR_BYTES_MAX},
 }
 ReportT = TypeVar("ReportT", bound=Report)

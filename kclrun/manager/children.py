@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Final, Protocol
 
+import msgspec
 import psutil
 
 from kclrun.errors import MalformedFrame
@@ -243,7 +244,9 @@ class LeaseProcesses:
         assert child.pid is not None, "a pidfd comes with its pid"
         self._loop.watch(child.pidfd, lambda: self._pidfd_fired(child))
         # Not earlier: the start command contains the values broadcast since the request.
-        begin = messages.Begin(self._specify(child.start, child.place, child.incarnation))
+        spec = self._specify(child.start, child.place, child.incarnation)
+        trial = self._ring_reader.row_trials.get(child.key)
+        begin = messages.Begin(msgspec.structs.replace(spec, trial=trial))
         self._send(child, begin, self._lock_fds)
         self._deliver(ProcessStarted(child.key, child.pid))
         if child.drain_reason is not None:

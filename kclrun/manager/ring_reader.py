@@ -19,6 +19,7 @@ from kclrun.ipc.ring import EventRing
 from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import ProcessReported
 from kclrun.model.lease import LeaseKey
+from kclrun.model.output import RowTrial
 from kclrun.model.time import WALL_TIME_MAX, Instant, WallTime
 from kclrun.observe.logs import EventLog
 from kclrun.protocol import reports
@@ -143,6 +144,8 @@ class RingReader:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
+        # The leases whose rows a destination refused, until a checkpoint passes these rows.
+        self.row_trials: dict[LeaseKey, RowTrial] = {}
 
     def read(self, child: Child) -> list[ProcessReported]:
         """The events from the child's ring now.
@@ -175,6 +178,7 @@ class RingReader:
     def _note(self, child: Child, report: RingReport) -> None:
         """Log the report. An exception of user code is its lease's trouble until a call returns."""
         key = child.key
+        self._note_trial(key, report)
         match report:
             case reports.LeaseClaimed(counter, position):
                 self._log.note("lease_claimed", shard=key, counter=counter, position=str(position))
@@ -203,6 +207,19 @@ class RingReader:
                 self._log.note("lease_process_warned", shard=key, detail=detail)
             case _:
                 pass  # The core logs it, or it is progress.
+
+    def _note_trial(self, key: LeaseKey, report: RingReport) -> None:
+        match report:
+            case reports.RowsWereRefused(upto, rounds, error):
+                self.row_trials[key] = RowTrial(upto, rounds)
+                self._log.note("rows_refused", shard=key, position=str(upto), error=error)
+            case reports.Checkpointed(position):
+                if key in self.row_trials and self.row_trials[key].upto <= position:
+                    del self.row_trials[key]
+            case reports.ShardEnded() | reports.LeaseReleased():
+                self.row_trials.pop(key, None)
+            case _:
+                pass
 
     def _note_failed(self, key: LeaseKey, failed: reports.ProcessorFailed) -> None:
         fields = {

@@ -133,6 +133,15 @@ class StoredCursors(msgspec.Struct, frozen=True, gc=False):
         return dict(self.cursors).get(name)
 
 
+class RowTrial(msgspec.Struct, frozen=True):
+    """A destination refused rows of records up to `upto` at their commit: the lease begins again
+    from its checkpoint, and each call's rows are tried before the call counts as done. `rounds`
+    counts such beginnings without a commit that passed."""
+
+    upto: ExtendedSequenceNumber
+    rounds: int = 1
+
+
 class RowsOf(msgspec.Struct, frozen=True, kw_only=True):
     """Whose rows they are. Cursors and names at a destination are keyed by everything here but the
     `token` [K4].

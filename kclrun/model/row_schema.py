@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
@@ -117,7 +118,8 @@ class RowSchema:
 
         `row` is a mapping, a dataclass instance or a msgspec.Struct. A column that it lacks is
         None, if it may be. Instants without a time zone are UTC. Texts in ISO 8601 are taken for
-        dates and timestamps, and numbers in texts for decimals; a number is never rounded to fit.
+        dates and timestamps, and numbers in texts for decimals; neither a number nor a time is ever
+        rounded to fit.
         Raises: RowMismatch, which names the column and the types, never the value.
         """
         try:
@@ -248,16 +250,34 @@ def _double(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, float | int):
         raise _unlike("double", value)
     try:
-        return float(value)
+        number = float(value)
     except OverflowError:
         raise _Misfit("a number outside the range of double") from None
+    if type(value) is int and number != value:
+        raise _Misfit("a number with more digits than double has")
+    return number
 
 
 def _float(value: Any) -> float:
     number = _double(value)
     if _FLOAT_MAX < abs(number) < _INFINITY:
         raise _Misfit("a number outside the range of float")
+    [kept] = _FLOAT.unpack(_FLOAT.pack(number))
+    if kept != number and number == number and _read_back(kept) != number:  # noqa: PLR0124 - not NaN
+        raise _Misfit("a number with more digits than float has")
     return number
+
+
+_FLOAT: Final = struct.Struct("<f")
+
+
+def _read_back(kept: float) -> float:
+    """The number of the shortest text of a float, which a reader of it sees."""
+    for digits in range(6, 9):
+        text = float(f"{kept:.{digits}g}")
+        if _FLOAT.unpack(_FLOAT.pack(text))[0] == kept:
+            return text
+    return float(f"{kept:.9g}")
 
 
 def _binary(value: Any) -> bytes:
@@ -277,12 +297,21 @@ def _date(value: Any) -> date:
     return value
 
 
+# Digits of a second that Python would cut in silence.
+_NANOSECONDS: Final = re.compile(r"[.,]\d{6}0*[1-9]")
+_SHORTER: Final = "a time with nanoseconds: timestamp has microseconds"
+
+
 def _timestamp(value: Any) -> datetime:
     if isinstance(value, str):
+        if _NANOSECONDS.search(value):
+            raise _Misfit(_SHORTER)
         try:
             value = datetime.fromisoformat(value)
         except ValueError:
             raise _Misfit("expected timestamp, got a text that is not in ISO 8601") from None
+    elif getattr(value, "nanosecond", 0):  # of pandas
+        raise _Misfit(_SHORTER)
     if not isinstance(value, datetime):
         raise _unlike("timestamp", value)
     try:

@@ -182,6 +182,9 @@ CATALOGUE: Final[dict[str, EventKind]] = {
         "a record was given up, and kept as a dead letter", "warning"
     ),
     "record_skipped": EventKind("a record was given up, and skipped", "warning"),
+    "rows_refused": EventKind(
+        "a destination refused rows at their commit: their records are found one by one", "warning"
+    ),
     "gil_held": EventKind("user code held the GIL so long that no renewal was possible", "warning"),
     "lease_process_warned": EventKind("a lease process warned", "warning"),
     # Runs on Spark.

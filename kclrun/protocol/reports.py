@@ -168,6 +168,16 @@ class RecordsExpired(Report, frozen=True):
     detail: str
 
 
+class RowsWereRefused(Report, frozen=True):
+    """An output refused rows of records up to `upto` at their commit, as `error` says. The process
+    ends; the next one tries the rows of each call, and `on_error` decides about the records.
+    `rounds` is as in `RowTrial`."""
+
+    upto: ExtendedSequenceNumber
+    rounds: int
+    error: str
+
+
 class ProcessWarned(Report, frozen=True):
     """A warning to log once; the lease continues."""
 
@@ -194,6 +204,7 @@ AnyReport = (
     | RecordGivenUp
     | GilHeld
     | RecordsExpired
+    | RowsWereRefused
     | ProcessWarned
 )
 

@@ -224,6 +224,14 @@ class BoxedOutput:
             self._output.add(self._rows, self._upto)
             self._rows = []
 
+    def try_rows(
+        self, rows: Sequence[tuple[Any, bytes, int]], before: Sequence[tuple[Output, Sequence[Any]]]
+    ) -> None:
+        """As `TryingOutput`."""
+        try_rows = getattr(self._output, "try_rows", None)
+        if try_rows is not None:
+            try_rows([row[0] for row in rows], [_unboxed(*each) for each in before])
+
     def check(self) -> str:
         """As `Output.check`."""
         return self._output.check()
@@ -231,6 +239,12 @@ class BoxedOutput:
     def close(self) -> None:
         """As `Output.close`."""
         self._output.close()
+
+
+def _unboxed(output: Output, rows: Sequence[Any]) -> tuple[Output, Sequence[Any]]:
+    if not isinstance(output, BoxedOutput):
+        return output, rows
+    return output._output, [*output._rows, *(row[0] for row in rows)]  # noqa: SLF001 - our own
 
 
 def _deciding(output: Output) -> DecidingOutput:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -19,13 +19,12 @@ from sqlalchemy import exc
 from kclrun import errors
 from kclrun.model.output import Cursor, OutputPlace, RowsOf, setting_of
 from kclrun.model.row_schema import RowSchema
+from kclrun.ports import Output
 from kclrun.processor import Row
-from kclrun.sinks import sql_tables
+from kclrun.sinks import sql_refusals, sql_tables
 
-# Rows of one statement: its arrays or its parameters are some megabytes at most.
-_ROWS_A_STATEMENT: Final = 10_000
 # PostgreSQL: an upsert has two rows of one key. Keys that differ here may be one to the table: of
-# citext, of char(4).
+# citext, of numeric.
 _KEY_TWICE: Final = "21000"
 # Different orders of columns that are remembered: a program may make column names from data.
 _ORDERS_MAX: Final = 1_000
@@ -156,6 +155,61 @@ class SqlOutput:
             self._confirmed, self._sent = self._sent.upto, None
         return self._confirmed
 
+    def try_rows(
+        self,
+        rows: Sequence[sql_tables.Encoded],
+        before: Sequence[tuple[Output, Sequence[sql_tables.Encoded]]],
+    ) -> None:
+        """As `TryingOutput`. Rows that other outputs get in the same database are tried, too: a
+        foreign key may need them."""
+        here = str(self._engine.url)
+        others = [
+            (output, given)
+            for output, given in before
+            if isinstance(output, SqlOutput) and str(output._engine.url) == here  # noqa: SLF001
+        ]
+        with self._translating("write to"):
+            try:
+                self._try(others, rows)
+            except (exc.SQLAlchemyError, UnicodeError, OverflowError) as error:
+                if not sql_refusals.is_refusal(error):
+                    raise
+                self._try(others, ())  # are they refused without these rows?
+                raise TypeError(f"{self._name} refuses the row: {self._words(error)}") from None
+
+    def _try(
+        self,
+        others: Sequence[tuple[SqlOutput, Sequence[sql_tables.Encoded]]],
+        rows: Sequence[sql_tables.Encoded],
+    ) -> None:
+        """Write the rows that wait and these, and roll them back. The row of the cursor is locked
+        first: a transaction of ours that is still on its way comes before, or not at all."""
+
+        def write(rows_max: int) -> None:
+            with self._engine.connect() as connection:
+                self._limit_waits(connection)
+                for output, given in others:
+                    for batch in output._unwritten(connection):  # noqa: SLF001 - of our class
+                        output._insert(connection, batch.rows, rows_max)  # noqa: SLF001
+                    output._insert(connection, given, rows_max)  # noqa: SLF001
+                self._insert(connection, rows, rows_max)
+                if connection.dialect.name == "postgresql":
+                    connection.execute(sa.text("SET CONSTRAINTS ALL IMMEDIATE"))
+                connection.rollback()
+
+        self._row_by_row_if_needed(write)
+
+    def _unwritten(self, connection: sa.Connection) -> list[_Batch]:
+        """The batches that the table does not have yet. Raises: Superseded."""
+        cursors = self._cursors
+        same = cursors.update().values(token=cursors.c.token)
+        held = connection.execute(same.where(self._is_ours, cursors.c.token == self._of.token))
+        if held.rowcount != 1:
+            raise self._superseded()
+        position = connection.execute(self._read()).one().position
+        sent = self._sent if self._sent is None or position == self._began else None
+        return [batch for batch in (sent, self._added) if batch is not None]
+
     def check(self) -> str:
         """As `Output.check`: columns, and that rows may be inserted and cursors moved."""
         with self._translating("use"), self._logged_in() as connection:
@@ -179,7 +233,7 @@ class SqlOutput:
         try:
             connection = self._engine.connect()
         except exc.DBAPIError as error:
-            code, words = sql_tables.code_of(error.orig), str(error.orig)
+            code, words = sql_refusals.code_of(error.orig), str(error.orig)
             is_refused = str(code).startswith(_LOGIN_STATE) or code in _LOGIN_NUMBERS
             if not is_refused and not _LOGIN_WORDS.search(words):
                 raise
@@ -265,17 +319,28 @@ class SqlOutput:
             connection.execute(self._cursors.insert().values(values))
 
     def _write(self, batch: _Batch) -> None:
+        self._row_by_row_if_needed(lambda rows_max: self._move(batch, rows_max))
+
+    @staticmethod
+    def _row_by_row_if_needed(write: Callable[[int], None]) -> None:
+        """Write with many rows in a statement; or, if PostgreSQL finds a key twice in one, with
+        one row in each, so that the last row of such a key replaces the others."""
         try:
-            self._move(batch, _ROWS_A_STATEMENT)
+            write(sql_tables.ROWS_A_STATEMENT)
         except exc.ProgrammingError as error:
-            if sql_tables.code_of(error.orig) != _KEY_TWICE:
+            if sql_refusals.code_of(error.orig) != _KEY_TWICE:
                 raise
-            # Nothing was applied. Row by row, the last row of such a key replaces the others.
-            self._move(batch, 1)
+            write(1)  # nothing was applied
+
+    def _insert(
+        self, connection: sa.Connection, rows: Sequence[sql_tables.Encoded], rows_a_statement: int
+    ) -> None:
+        assert self._target is not None, "begin found it"
+        for shape, values in self._target.statements(rows, rows_a_statement):
+            shape.insert(connection, values)
 
     def _move(self, batch: _Batch, rows_a_statement: int) -> None:
         """One transaction: the cursor from where we began to `upto`, and the rows [K7]."""
-        assert self._target is not None, "begin found it"
         upto = str(batch.upto)
         if upto == self._began:  # a resend and the first send would look the same
             raise errors.InvariantViolation(f"{self._name}: rows at an unchanged position")
@@ -291,24 +356,33 @@ class SqlOutput:
                 .values(position=upto, version=batch.version)
             )
             if moved.rowcount == 1:
-                for shape, values in self._target.statements(batch.rows):
-                    for at in range(0, len(values), rows_a_statement):
-                        shape.insert(connection, values[at : at + rows_a_statement])
+                self._insert(connection, batch.rows, rows_a_statement)
             else:
                 row = connection.execute(self._read()).first()
                 # Only our own earlier send can have left our token with this position [K6].
                 if row is None or (row.token, row.position) != (self._of.token, upto):
-                    raise errors.Superseded(
-                        f"{self._name}: another owner moved the cursor of {self._of.shard_id}"
-                    )
+                    raise self._superseded()
         self._began = upto
+
+    def _superseded(self) -> errors.Superseded:
+        return errors.Superseded(
+            f"{self._name}: another owner moved the cursor of {self._of.shard_id}"
+        )
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
-        with self._engine.begin() as connection:
-            for each in sql_tables.patience_of(connection.dialect.name, sql_tables.PATIENCE_S):
+        with self._engine.connect() as connection:
+            with connection.begin():
+                self._limit_waits(connection)
+                yield connection
+            # The server would close the connection before the next commit.
+            for each in sql_tables.rest_of(connection.dialect.name):
                 connection.execute(each)
-            yield connection
+
+    @staticmethod
+    def _limit_waits(connection: sa.Connection) -> None:
+        for each in sql_tables.patience_of(connection.dialect.name, sql_tables.PATIENCE_S):
+            connection.execute(each)
 
     @contextlib.contextmanager
     def _translating(self, doing: str) -> Iterator[None]:
@@ -321,32 +395,35 @@ class SqlOutput:
             raise self._failure(doing, error) from None
         except (exc.SQLAlchemyError, UnicodeError, OverflowError) as error:
             # From SQLAlchemy itself, or from a driver that cannot send a value.
-            raise errors.SettingsError(
-                f"cannot {doing} {self._name}: {type(error).__name__} in the driver"
-            ) from None
+            words = f"cannot {doing} {self._name}: {type(error).__name__} in the driver"
+            is_of_rows = sql_refusals.is_refusal(error)
+            raise (errors.RowsRefused if is_of_rows else errors.SettingsError)(words) from None
+
+    def _words(self, error: BaseException) -> str:
+        """Class and code of an error, and the columns that it names; no value."""
+        if not isinstance(error, exc.DBAPIError):
+            return f"{type(error).__name__} in the driver"
+        code = sql_refusals.code_of(error.orig)
+        named = self._target.named_in(error.orig) if self._target is not None else ""
+        return type(error.orig).__name__ + (f" ({code})" if code else "") + named
 
     def _failure(
         self, doing: str, error: exc.DBAPIError
     ) -> errors.SinkError | errors.SettingsError:
-        of = type(error.orig).__name__
-        code = sql_tables.code_of(error.orig)
-        message = f"cannot {doing} {self._name}: {of}" + (f" ({code})" if code else "")
-        named = self._target.named_in(error.orig) if self._target is not None else ""
-        if (
-            isinstance(error, exc.IntegrityError | exc.DataError)
-            or code in sql_tables.REFUSED_FOR_GOOD
-        ):
-            return errors.SettingsError(f"{message}{named}\nThe database refuses a row for good")
+        code = sql_refusals.code_of(error.orig)
+        message = f"cannot {doing} {self._name}: {self._words(error)}"
+        if sql_refusals.is_refusal(error):
+            return errors.RowsRefused(f"{message}\nThe database refuses a row for good")
         if code == "SQLITE_NOTADB":
             return errors.SettingsError(f"{message}: the file is not a database of SQLite")
         if (
             isinstance(error, exc.ProgrammingError | exc.NotSupportedError)
-            or code in sql_tables.CHANGED
+            or code in sql_refusals.CHANGED
         ):
             return errors.SettingsError(
-                f"{message}{named}\nAre table, columns and the user's permissions as they were?"
+                f"{message}\nAre table, columns and the user's permissions as they were?"
             )
-        words = sql_tables.meaning_of(code)
+        words = sql_refusals.meaning_of(code)
         return errors.SinkError(
             message + (f": {words}" if words else "") + self._connection_words(error)
         )

@@ -7,8 +7,11 @@ for each column (`unnest`): that needs a tenth of the client time of one paramet
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final, cast
 
@@ -20,46 +23,16 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from kclrun.errors import RowMismatch, SettingsError
 from kclrun.model.output import OutputPlace, setting_of
 from kclrun.model.row_schema import Column, DataType, DecimalType, RowSchema, SimpleType
+from kclrun.sinks.sql_refusals import constraint_of, types_of
+from kclrun.sinks.sql_types import How, Misfit, how_of
 
 # How long a transaction waits for another one, and how long a server keeps the transaction of a
 # client that sends nothing. Much longer than a pause of a process; short for an operator who waits.
 PATIENCE_S: Final = 10.0
-# Errors of MySQL and MariaDB about a row's values that a driver may count among those of
-# connections: a CHECK (4025 of MariaDB, 3819 of MySQL), a value that is cut short or out of range.
-REFUSED_FOR_GOOD: Final = frozenset({4025, 3819, 1264, 1265, 1292, 1366, 1406})
-# A table or a column is gone: these drivers report it as a failure of the connection.
-CHANGED: Final = frozenset({1054, 1146, "SQLITE_ERROR"})
-# Where the message of an error of MySQL names a constraint. In 1062 a value comes before the name.
-_CONSTRAINT_IN: Final = {
-    1062: re.compile(r"for key '([^']+)'$"),
-    1451: re.compile(r"CONSTRAINT `([^`]+)`"),
-    1452: re.compile(r"CONSTRAINT `([^`]+)`"),
-    3819: re.compile(r"constraint '([^']+)'"),
-    4025: re.compile(r"CONSTRAINT `([^`]+)`"),
-}
-# The meaning of the codes of failures that may pass: the first characters of PostgreSQL's SQLSTATEs
-# (https://www.postgresql.org/docs/current/errcodes-appendix.html), SQLite's names, MySQL's numbers.
-# The words of a database are not shown: they may quote values.
-_MEANS: Final = {
-    "53100": "the disk of the server is full",
-    "53": "the server has no memory, or no connection, free",
-    "57P": "the server is going down, or not up yet",
-    "55P03": "another transaction holds the row of the cursor",
-    "40": "another transaction was in the way",
-    "SQLITE_FULL": "the disk is full",
-    "SQLITE_BUSY": "another process has the file locked",
-    "SQLITE_READONLY": "the file, or its disk, is read-only",
-    "SQLITE_CANTOPEN": "is its folder there, and may this user write to it?",
-    "SQLITE_IOERR": "the disk failed",
-    "1021": "the disk of the server is full",
-    "1114": "the disk of the server is full",
-    "1040": "the server has no connection free",
-    "1053": "the server is going down",
-    "1205": "another transaction holds the row of the cursor",
-    "1213": "another transaction was in the way",
-}
 _DRIVERS: Final = {"postgresql": "psycopg[binary]", "mysql": "pymysql", "mariadb": "pymysql"}
 _NAME_SHOWN_MAX: Final = 64
+# Rows of one statement: its arrays or its parameters are some megabytes at most.
+ROWS_A_STATEMENT: Final = 10_000
 # Different sets of columns that are remembered: a program may make column names from data.
 _SHAPES_MAX: Final = 1_000
 # The length of a text in a key: MySQL's indexes need a length, and take 3,072 bytes altogether.
@@ -69,7 +42,6 @@ _MYSQLS: Final = ("mysql", "mariadb")
 # For tables that we create: other engines of MySQL do not know transactions.
 _TRANSACTIONAL: Final[dict[str, Any]] = {f"{each}_engine": "InnoDB" for each in _MYSQLS}
 
-Convert = Callable[[Any], Any]
 Encoded = tuple["Shape", tuple[Any, ...], int]
 
 
@@ -112,6 +84,13 @@ def open_engine(place: OutputPlace) -> sa.Engine:
         raise SettingsError(f"{setting}: {shown_url(url)}: its options are not usable") from None
 
 
+def rest_of(dialect: str) -> Sequence[sa.Executable]:
+    """Statements after a transaction: the limits that `patience_of` gave the session end."""
+    if dialect in _MYSQLS:
+        return [sa.text("SET SESSION wait_timeout = @@GLOBAL.wait_timeout")]
+    return []
+
+
 def shown_url(url: sa.URL) -> str:
     """The database for a message: without password and options."""
     host = f"{url.host or ''}{f':{url.port}' if url.port else ''}"
@@ -138,9 +117,8 @@ def patience_of(dialect: str, patience_s: float) -> Sequence[sa.Executable]:
     A process that stops in the middle of its transaction locks the cursor's row. Then the server
     ends that transaction, and another process does not wait for ever. For PostgreSQL both limits
     are local to the transaction, as a pooler (PgBouncer) requires. For MySQL they belong to the
-    session: the server also closes a connection that is idle for so long, and the engine opens a
-    new one. A session of MySQL has UTC as its time zone, and refuses a value that does not fit its
-    column.
+    session, until `rest_of`. A session of MySQL has UTC as its time zone, and refuses a value that
+    does not fit its column.
     """
     if dialect == "postgresql":
         limits = ("lock_timeout", "idle_in_transaction_session_timeout")
@@ -152,31 +130,6 @@ def patience_of(dialect: str, patience_s: float) -> Sequence[sa.Executable]:
         variables += ["time_zone = '+00:00'", "sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES')"]
         return [sa.text(f"SET SESSION {', '.join(variables)}")]
     return []
-
-
-def code_of(error: BaseException | None) -> str | int | None:
-    """The database's own code of a driver's error: SQLSTATE, the number of MySQL, or the name of
-    SQLite."""
-    if error is not None and error.args and isinstance(error.args[0], int):
-        return error.args[0]
-    names = ("sqlstate", "pgcode", "sqlite_errorname")
-    return next((code for name in names if (code := getattr(error, name, None))), None)
-
-
-def meaning_of(code: str | int | None) -> str:
-    """The meaning of this code in words; empty for an unknown code."""
-    begins = str.startswith if isinstance(code, str) else str.__eq__
-    return next((words for known, words in _MEANS.items() if begins(str(code), known)), "")
-
-
-def constraint_of(error: BaseException | None) -> str | None:
-    """The constraint that a driver's error names; its words may quote values besides."""
-    named: str | None = getattr(getattr(error, "diag", None), "constraint_name", None)
-    if named is None and error is not None and len(error.args) > 1:
-        pattern = _CONSTRAINT_IN.get(error.args[0])
-        found = pattern.search(str(error.args[1])) if pattern is not None else None
-        named = found[1] if found is not None else None
-    return named
 
 
 def cursor_table(name: str, schema: str | None) -> sa.Table:
@@ -198,18 +151,14 @@ def cursor_table(name: str, schema: str | None) -> sa.Table:
     )
 
 
-class _TableColumn(msgspec.Struct, frozen=True):
-    """One column of the table. `type` is None for a type that rows are not checked against;
-    `bind` is the type of its parameters, `cast` what PostgreSQL makes of them."""
+class _TableColumn(How, frozen=True, kw_only=True):
+    """One column of the table. `type_name` is that of PostgreSQL."""
 
     name: str
-    type: DataType | None
-    bind: Any
-    cast: Any = None
-    convert: Convert | None = None
-    length: int | None = None
+    type_name: str = ""
     nullable: bool = True
     is_needed: bool = False
+    is_generated: bool = False  # always, by the table
 
 
 class Target:
@@ -221,12 +170,16 @@ class Target:
         dialect: str,
         columns: Sequence[_TableColumn],
         schema: RowSchema | None,
+        keys: Mapping[str, tuple[str, ...]],
     ) -> None:
+        """`keys`: the columns of each constraint and each unique index, by its name."""
         self.name = place.table
+        self._constraints = keys
         self._dialect = dialect
         self._columns = {each.name: each for each in columns}
         self._schema = schema
         self._key = place.key if place.is_upsert else ()
+        self.has_other_keys = False
         self._shapes: dict[frozenset[str], Shape] = {}
 
     def shape(self, names: tuple[str, ...]) -> Shape:
@@ -244,6 +197,8 @@ class Target:
             if name not in self._columns:
                 shown = repr(name)[:_NAME_SHOWN_MAX]
                 raise TypeError(f"column {shown} is not in the table {self.name}")
+            if self._columns[name].is_generated:
+                raise TypeError(f"column {name} is generated by the table, and takes no value")
         for each in self._columns.values():
             if each.name not in names and (each.is_needed or each.name in self._key):
                 raise TypeError(f"column {each.name} needs a value, and the row has none for it")
@@ -258,26 +213,28 @@ class Target:
         in_order = [self._columns[name] for name in order] + unchecked
         return Shape(checks, in_order, len(unchecked), self._statement(in_order), self._key)
 
-    def statements(self, rows: Sequence[Encoded]) -> Iterator[tuple[Shape, list[tuple[Any, ...]]]]:
-        """The rows, grouped by statement. Insertions may come in any order. Upserts keep the order;
-        PostgreSQL refuses a key twice in a statement, so the last row of a key replaces the
-        others."""
+    def statements(
+        self, rows: Sequence[Encoded], rows_max: int
+    ) -> Iterator[tuple[Shape, list[tuple[Any, ...]]]]:
+        """The rows, grouped by statement, at most `rows_max` in one. Insertions may come in any
+        order. Upserts keep it, because the database decides which keys are equal, and the table
+        must be the same however the rows were cut into commits. PostgreSQL refuses a key twice in a
+        statement: of rows whose keys are the same to the letter the last one is sent."""
         if not self._key:
             groups: dict[Shape, list[tuple[Any, ...]]] = {}
             for shape, values, _ in rows:
                 groups.setdefault(shape, []).append(values)
-            yield from groups.items()
+            for shape, found in groups.items():
+                for at in range(0, len(found), rows_max):
+                    yield shape, found[at : at + rows_max]
             return
-        last: Shape | None = None
-        by_key: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-        for shape, values, _ in rows:
-            if shape is not last and last is not None:
-                yield last, list(by_key.values())
-                by_key = {}
-            last = shape
-            by_key[shape.key_of(values)] = values
-        if last is not None:
-            yield last, list(by_key.values())
+        is_merged = self._dialect == "postgresql" and rows_max > 1
+        rows_max = 1 if is_merged and self.has_other_keys else rows_max
+        for shape, run in itertools.groupby(rows, key=operator.itemgetter(0)):
+            ordered = [each for _, each, _ in run]
+            for at in range(0, len(ordered), rows_max):
+                part = ordered[at : at + rows_max]
+                yield shape, shape.last_of_keys(part) if is_merged else part
 
     def insert_nothing(self) -> sa.Executable:
         """A statement without rows, which the database permits if rows may be inserted."""
@@ -289,16 +246,22 @@ class Target:
     def named_in(self, error: BaseException | None) -> str:
         """The columns and the constraint that an error names: only names of the table, or names
         that the driver gives as such. The message of the error may quote values."""
-        diag = getattr(error, "diag", None)
         constraint = constraint_of(error)
-        column = getattr(diag, "column_name", None)
         names = [f"constraint {constraint}"] if constraint else []
-        if column:
-            names.append(f"column {column}")
+        names += [f"column {name}" for name in self._columns_in(error, constraint)]
+        return f": {', '.join(names)}" if names else ""
+
+    def _columns_in(self, error: BaseException | None, constraint: str | None) -> Sequence[str]:
+        diag = getattr(error, "diag", None)
+        if column := getattr(diag, "column_name", None):
+            return [column]
+        if constraint is not None and constraint in self._constraints:
+            return self._constraints[constraint]
         if diag is None:
             words = set(re.findall(r"\w+", str(error)))
-            names += [f"column {name}" for name in self._columns if name in words]
-        return f": {', '.join(names)}" if names else ""
+            return [name for name in self._columns if name in words]
+        kinds = types_of(error)
+        return [each.name for each in self._columns.values() if each.type_name in kinds]
 
     def _clause(self, columns: Sequence[_TableColumn]) -> sa.TableClause:
         *schema, name = self.name.rsplit(".", 1)
@@ -384,6 +347,8 @@ class Shape:
             if value is not None:
                 try:
                     values[at] = convert(value)
+                except Misfit as misfit:
+                    raise TypeError(f"column {name}: {misfit}") from None
                 except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
                     kind = f"{type(value).__name__}: {type(error).__name__}"
                     raise TypeError(f"column {name} cannot take a {kind}") from None
@@ -400,9 +365,14 @@ class Shape:
                 size += len(value)
         return tuple(values), size
 
-    def key_of(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The values of the columns of an upsert's key."""
-        return tuple(values[at] for at in self._key)
+    def last_of_keys(self, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Of rows whose keys of an upsert are the same to the letter, the last one. No key with
+        NULL is another row's."""
+        last: dict[object, tuple[Any, ...]] = {}
+        for values in rows:
+            key = tuple(_to_the_letter(values[at]) for at in self._key)
+            last[object() if None in key else key] = values
+        return list(last.values())
 
     def insert(self, connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert these rows. Raises: the errors of SQLAlchemy."""
@@ -422,6 +392,11 @@ class Shape:
         return value
 
 
+def _to_the_letter(value: Any) -> Any:
+    """What only values of one text share: 1 and 1.0 are equal, 0.0 and -0.0, too."""
+    return str(value) if isinstance(value, float | Decimal) else value
+
+
 def find_target(
     connection: sa.Connection, place: OutputPlace, schema: RowSchema | None
 ) -> Target | None:
@@ -438,32 +413,51 @@ def find_target(
     if dialect == "mysql":
         _refuse_without_transactions(connection, place, name, inside)
         documents = _documents(connection, name, inside)
+    with warnings.catch_warnings():  # about a type that SQLAlchemy does not know
+        warnings.simplefilter("ignore", exc.SAWarning)
+        found = inspector.get_columns(name, schema=inside)
+    names = _type_names(connection, name, inside) if dialect == "postgresql" else {}
     columns = [
-        _found(dialect, each, primary, is_document=each["name"] in documents)
-        for each in inspector.get_columns(name, schema=inside)
+        _found(dialect, each, primary, names, is_document=each["name"] in documents)
+        for each in found
     ]
     _refuse_other_columns(place, columns, schema)
+    keys = _constraints(inspector, name, inside, [each.name for each in columns])
+    target = Target(place, dialect, columns, schema, keys)
     if place.is_upsert:
         if dialect not in {"postgresql", "sqlite", "mysql"}:
             raise SettingsError(
                 f"{setting_of(place.name)}.write: upsert is not known for {dialect}; use insert"
             )
-        unique = [primary]
-        unique += [
-            tuple(each["column_names"])
-            for each in inspector.get_unique_constraints(name, schema=inside)
-        ]
-        unique += [
-            tuple(map(str, each["column_names"]))
-            for each in inspector.get_indexes(name, schema=inside)
-            if each["unique"]
-        ]
+        unique = [primary, *_unique(inspector, name, inside).values()]
         if set(place.key) not in map(set, unique):
             raise SettingsError(
                 f"{setting_of(place.name)}.key: {place.table} has no unique index on exactly"
                 f" {', '.join(place.key)}; an upsert needs one"
             )
-    return Target(place, dialect, columns, schema)
+        target.has_other_keys = any(each and set(each) != set(place.key) for each in unique)
+    return target
+
+
+def _unique(inspector: Any, name: str, inside: str | None) -> dict[str, tuple[str, ...]]:
+    """The columns of each unique constraint and each unique index, by its name."""
+    found = [*inspector.get_unique_constraints(name, schema=inside)]
+    found += [each for each in inspector.get_indexes(name, schema=inside) if each["unique"]]
+    return {str(each["name"]): tuple(map(str, each["column_names"])) for each in found}
+
+
+def _constraints(
+    inspector: Any, name: str, inside: str | None, columns: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """The columns of each constraint and each unique index, by its name."""
+    found = _unique(inspector, name, inside)
+    primary = inspector.get_pk_constraint(name, schema=inside)
+    keys = [primary, *inspector.get_foreign_keys(name, schema=inside)]
+    found |= {str(each["name"]): tuple(each["constrained_columns"]) for each in keys if each}
+    for each in inspector.get_check_constraints(name, schema=inside):
+        words = set(re.findall(r"\w+", each["sqltext"]))
+        found[str(each["name"])] = tuple(column for column in columns if column in words)
+    return found
 
 
 def create_target(connection: sa.Connection, place: OutputPlace, schema: RowSchema) -> None:
@@ -548,8 +542,28 @@ def _documents(connection: sa.Connection, name: str, inside: str | None) -> Coll
     return {each[1] for each in found if each is not None}
 
 
+def _type_names(connection: sa.Connection, name: str, inside: str | None) -> dict[str, str]:
+    """The types of the columns of a table in PostgreSQL, without the limits of the columns: `-1` is
+    the type modifier of none."""
+    quote = connection.dialect.identifier_preparer.quote
+    table = quote(name) if inside is None else f"{quote(inside)}.{quote(name)}"
+    found = connection.execute(
+        sa.text(
+            "SELECT attname, format_type(atttypid, -1) FROM pg_attribute"
+            " WHERE attrelid = to_regclass(:named) AND attnum > 0 AND NOT attisdropped"
+        ),
+        {"named": table},
+    )
+    return {str(column): str(kind) for column, kind in found}
+
+
 def _found(
-    dialect: str, found: Any, primary: tuple[str, ...], *, is_document: bool
+    dialect: str,
+    found: Any,
+    primary: tuple[str, ...],
+    names: Mapping[str, str],
+    *,
+    is_document: bool,
 ) -> _TableColumn:
     """A column of an existing table."""
     name, kind = found["name"], sa.JSON() if is_document else found["type"]
@@ -565,91 +579,13 @@ def _found(
         "name": name,
         "nullable": nullable,
         "is_needed": not nullable and not has_default,
+        "is_generated": bool(
+            found.get("computed") or (found.get("identity") or {}).get("always", False)
+        ),
     }
-    return _TableColumn(**common, **_kind(dialect, kind))
-
-
-def _kind(dialect: str, kind: Any) -> dict[str, Any]:
-    """How values of a column's type are checked, converted and sent."""
-    how: dict[str, Any]
-    is_postgres = dialect == "postgresql"
-    match kind:
-        case sa.JSON():
-            how = {"type": None, "bind": sa.Text(), "cast": kind, "convert": _as_json}
-        case sa.Boolean():
-            how = {"type": SimpleType("boolean"), "bind": sa.Boolean()}
-        case sa.Integer():
-            how = {"type": _integer(dialect, kind), "bind": sa.BigInteger()}
-        case sa.Float():
-            is_short = is_postgres and isinstance(kind, sa.REAL)
-            how = {"type": SimpleType("float" if is_short else "double"), "bind": sa.Double()}
-        case sa.Numeric():
-            how = _numeric(dialect, kind)
-        case sa.String() if not isinstance(kind, sa.Enum):
-            length = None if dialect == "sqlite" else kind.length
-            how = {"type": SimpleType("string"), "bind": sa.Text(), "length": length}
-        case sa.DateTime():
-            is_aware = is_postgres and kind.timezone
-            how = {"type": SimpleType("timestamp"), "bind": sa.DateTime(timezone=is_aware)}
-            how |= {} if is_aware else {"convert": lambda value: value.replace(tzinfo=None)}
-        case sa.Date():
-            how = {"type": SimpleType("date"), "bind": sa.Date()}
-        case sa.LargeBinary():
-            how = {"type": SimpleType("binary"), "bind": sa.LargeBinary()}
-        case _ if is_postgres:
-            how = {"type": None, "bind": sa.Text(), "cast": kind, "convert": _as_literal}
-        case _:
-            how = {"type": None, "bind": kind}
-    return how
-
-
-def _integer(dialect: str, kind: sa.Integer) -> SimpleType | None:
-    if dialect == "mysql" and isinstance(kind, mysql.TINYINT):
-        return None  # its booleans
-    if dialect != "postgresql":
-        return SimpleType("long")
-    if isinstance(kind, sa.SmallInteger):
-        return SimpleType("short")
-    return SimpleType("long" if isinstance(kind, sa.BigInteger) else "int")
-
-
-def _numeric(dialect: str, kind: sa.Numeric[Any]) -> dict[str, Any]:
-    digits = kind.precision
-    if dialect == "sqlite":  # the column's affinity makes a number of it again
-        return {"type": None, "bind": sa.Text(), "convert": lambda value: str(_as_decimal(value))}
-    how: dict[str, Any] = {"type": None, "bind": sa.Numeric(), "convert": _as_decimal}
-    if digits is not None and digits <= 38 and 0 <= (kind.scale or 0) <= digits:
-        how["type"] = DecimalType(digits, kind.scale or 0)
-    return how
-
-
-def _as_decimal(value: Any) -> Decimal:
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-        raise TypeError("not a number")
-    return Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
-
-
-def _as_json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _as_literal(value: Any) -> str:
-    """The text that PostgreSQL reads as a value of any other type: UUIDs, addresses, times,
-    arrays."""
-    if isinstance(value, list | tuple):
-        return "{" + ",".join(map(_as_element, value)) + "}"
-    if isinstance(value, bool | int | float | str | Decimal):
-        return str(value)
-    return str(msgspec.to_builtins(value))
-
-
-def _as_element(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    text = _as_literal(value)
-    if isinstance(value, list | tuple):
-        return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    type_name = names.get(name)
+    how = msgspec.structs.asdict(how_of(dialect, kind, type_name))
+    return _TableColumn(**common, type_name=type_name or "", **how)
 
 
 # Types that hold each other's values, the narrower first.

@@ -32,8 +32,10 @@ from kclrun.sinks.outbox import BoxedOutput, Decided
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, MakeChange, Undoable
 from kclrun.worker.delivery_queue import DeliveryQueue
+from kclrun.worker.lanes import Pace
 from kclrun.worker.opening import open_kept, open_output, open_versions
-from kclrun.worker.outputs import STATE_BUFFER_BYTES, Keyed, Outputs, Pace
+from kclrun.worker.outputs import STATE_BUFFER_BYTES, Keyed, Outputs
+from kclrun.worker.row_trials import RowTrials
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
@@ -92,6 +94,7 @@ class LeaseOutputs:
         self._places = [place for place in spec.outputs if not place.grows]
         self._begun: Lease | None = None
         self._emit_to: dict[str, Callable[[Row], None]] = {}
+        self._has_prepared = False  # the rows of the call under way were prepared
         # In a replay: the outputs whose rows go to one file with their cursors, to be compared; the
         # outputs whose rows are dropped.
         replay = spec.replay
@@ -150,6 +153,7 @@ class LeaseOutputs:
             is_manual=self._spec.checkpoint.mode == "manual",
             state=keyed,
             spans=self._spans,
+            trials=RowTrials(self._spec.trial, self._post, self._report, boottime),
         )
         decided = None if row is at_row or keyed is None else self._boxed(keyed.versions, row)
         start, cuts = self._begin(outputs, at_row, decided)
@@ -284,10 +288,14 @@ class LeaseOutputs:
             line = encode_row(row)
             return KeptRow(to, line, len(line))
         assert self._outputs is not None, "the name of an output"
-        return self._outputs.prepare(row, to)
+        outputs = self._outputs
+        if self._spec.trial is None:
+            return outputs.prepare(row, to)
+        return self.until_there(OUTPUT, lambda: outputs.prepare(row, to))
 
     def place(self, row: KeptRow) -> None:
         """Add a row that was prepared. Raises: SinkError for a full disk."""
+        self._has_prepared = True  # and was tried then
         if row.to in self._dropped:
             return
         if isinstance(self._file, CursorRows):
@@ -306,11 +314,13 @@ class LeaseOutputs:
 
     def begin_batch(self) -> None:
         """As `RowScope`."""
+        self._has_prepared = False
         for each in self._opened_places:
             each.begin_batch()
 
     def end_batch(self, position: ExtendedSequenceNumber) -> None:
-        """As `RowScope`."""
+        """As `RowScope`. Raises: TypeError if a destination refuses the rows in a trial."""
+        self._try_rows(position)
         for each in self._opened_places:
             each.end_batch(position)
 
@@ -320,9 +330,17 @@ class LeaseOutputs:
             each.take_back_batch(checkpoint)
 
     def cover(self, position: ExtendedSequenceNumber) -> None:
-        """User code requests a checkpoint: it covers all rows emitted until this call."""
+        """User code requests a checkpoint: it covers all rows emitted until this call. Raises: as
+        `end_batch`."""
+        self._try_rows(position)
         for each in self._opened_places:
             each.cover(position)
+
+    def _try_rows(self, position: ExtendedSequenceNumber) -> None:
+        outputs = self._outputs
+        is_tried = self._spec.trial is not None and not self._has_prepared
+        if outputs is not None and is_tried:
+            self.until_there(OUTPUT, lambda: outputs.try_rows(position))
 
     def settle(self, position: ExtendedSequenceNumber) -> None:
         """Every record up to `position` is processed or given up."""

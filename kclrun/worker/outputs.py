@@ -15,14 +15,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.consuming.delivery import destination_pause_s
-from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
+from kclrun.errors import LimitExceeded, RowsRefused, SettingsError, SinkError, Superseded
 from kclrun.model.output import Cursor, naming_output
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
@@ -31,7 +31,9 @@ from kclrun.processor import KeptRow, Row
 from kclrun.sinks.outbox import BoxedOutput, Decided
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import MakeChange, Undoable, held_bytes
+from kclrun.worker.lanes import FREE_SHARE, Lane, Pace
 from kclrun.worker.output_notes import Mark, Marks, Note, Notes
+from kclrun.worker.row_trials import RowTrials
 
 if TYPE_CHECKING:
     from kclrun.observe.traces import LeaseSpans
@@ -46,19 +48,6 @@ _COLLECT_EVERY_S: Final = 3600.0
 # An offer leaves a larger roll to the next owner: sending it takes longer than the gap of a move
 # should be.
 OFFER_BYTES_MAX: Final = 5 * 2**20
-# A full output stops delivery until this share of its buffer is free. Otherwise a small batch would
-# start for each row that is sent.
-FREE_SHARE: Final = 0.5
-
-
-class Pace(msgspec.Struct, frozen=True):
-    """When an output commits without a request of the core. `roll_s` and `roll_bytes` are the age
-    and the size at which a roll ends, both 0 for an output that commits with every checkpoint.
-    While `buffer_bytes` are unsent no batch starts."""
-
-    roll_s: float
-    roll_bytes: int
-    buffer_bytes: int
 
 
 class Keyed(msgspec.Struct, frozen=True):
@@ -72,66 +61,6 @@ class Keyed(msgspec.Struct, frozen=True):
     retain_s: float
     buffer_bytes: int = STATE_BUFFER_BYTES
     is_boxed: bool = False
-
-
-class _Lane:
-    """One output with the rows that wait for it."""
-
-    def __init__(self, index: int, name: str, output: Output, pace: Pace) -> None:
-        self.index = index
-        self.name = name
-        self.output = output
-        self.pace = pace
-        self.rows: list[Any] = []  # emitted and not yet added
-        # The number of all rows that were emitted, and their bytes. Not a Mark, because each row
-        # changes them.
-        self.emitted_rows = self.emitted_bytes = 0
-        self.added = Mark()
-        # The destination had the rows of records up to here when the lease began: rows that these
-        # records emit again are dropped [K12].
-        self.known: ExtendedSequenceNumber | None = None
-        self.committed: Cursor | None = None
-        self.is_dirty = False  # rows were added since the last commit
-        self.committed_rows = self.committed_bytes = 0  # of the rows that were added until then
-        self.is_unresolved = False  # a commit raised: nothing is added before it is repeated [K6]
-        self.dirty_since = Instant(0.0)
-        # The rows of all records up to here are durable at the destination.
-        self.clear: ExtendedSequenceNumber | None = None
-
-    @property
-    def emitted(self) -> Mark:
-        return Mark(self.emitted_rows, self.emitted_bytes)
-
-    def append(self, row: Any, size: int) -> None:
-        self.rows.append(row)
-        self.emitted_rows += 1
-        self.emitted_bytes += size
-
-    def take_back(self, mark: Mark) -> Sequence[Any]:
-        """Remove and return the rows emitted after `mark`, which are not added yet."""
-        first = mark.rows - self.added.rows
-        taken = self.rows[first:]
-        del self.rows[first:]
-        self.emitted_rows, self.emitted_bytes = mark.rows, mark.size
-        return taken
-
-    @property
-    def waiting_bytes(self) -> int:
-        return self.emitted_bytes - self.added.size + self.output.unsent_bytes
-
-    def is_due(self, now: Instant, *, is_asked: bool, is_held: bool) -> bool:
-        """Whether the output commits now although no checkpoint needs its rows at once. `is_held`:
-        delivery waits until half of the buffer is free."""
-        if not self.is_dirty:
-            return False
-        pace, unsent = self.pace, self.output.unsent_bytes
-        if unsent >= pace.buffer_bytes * (FREE_SHARE if is_held else 1.0):
-            return True
-        if not pace.roll_bytes:
-            return is_asked
-        # Not the unsent bytes: parts of a roll are sent as they fill.
-        rolled = self.added.size - self.committed_bytes
-        return rolled >= pace.roll_bytes or now >= self.dirty_since + pace.roll_s
 
 
 class Outputs:
@@ -153,14 +82,17 @@ class Outputs:
         is_manual: bool = False,
         state: Keyed | None = None,
         spans: LeaseSpans | None = None,
+        trials: RowTrials | None = None,
     ) -> None:
+        self._trials = trials or RowTrials(None, post, lambda _: None, now)
+        self._sending = threading.Lock()  # a turn, or a trial, which sees no half of a commit
         self._is_manual = is_manual
         self._state = state
         self._spans = spans
         if state is not None:
             pace = Pace(0.0, 0, state.buffer_bytes)
             outputs = [("", state.versions, pace), *outputs]
-        self._lanes = [_Lane(index, *each) for index, each in enumerate(outputs)]
+        self._lanes = [Lane(index, *each) for index, each in enumerate(outputs)]
         self._by_name = {lane.name: lane for lane in self._lanes if lane.name}
         # With state: the position of the last commit of all outputs, and its version; the position
         # of the commit under way; the version that a checkpoint of ours put on the row.
@@ -306,7 +238,30 @@ class Outputs:
 
     def prepare(self, row: Row, to: str) -> KeptRow:
         """A row for the output `to` that its record keeps until it is done. Raises: as `emit`."""
-        return KeptRow(to, *self._by_name[to].output.encode(row))
+        kept = KeptRow(to, *self._by_name[to].output.encode(row))
+        if self._trials.is_on(None):
+            with self._sending:
+                self._trials.try_single(self._lanes, self._by_name[to], kept.encoded, self._settled)
+        return kept
+
+    def try_rows(self, position: ExtendedSequenceNumber) -> None:
+        """While trials are on, try the rows of the call under way, for records up to `position`.
+        Raises: TypeError, as `emit` does, if a destination refuses them; SinkError."""
+        if not self._trials.is_on(position):
+            return
+        with self._sending:
+            with self._changed:
+                assert self._batch_start is not None, "a call is under way"
+                marks = [
+                    (self._had(lane), began.rows)
+                    for lane, began in zip(self._lanes, self._batch_start, strict=True)
+                ]
+            self._trials.try_rows(self._lanes, marks, position)
+
+    def _had(self, lane: Lane) -> int:
+        """The number of rows that the destination had when the lease began, of those that wait."""
+        known = self._notes.upto(lane.known) if lane.known else []
+        return known[-1].marks[lane.index].rows if known else 0
 
     def place(self, row: KeptRow) -> None:
         """Add a row that was prepared, within a batch. The limit was checked when it was
@@ -438,9 +393,15 @@ class Outputs:
         """Add the rows that may be sent, commit what is due, and report to the core how far every
         output is. False if nothing more may be sent."""
         try:
-            self._send()
+            with self._sending:
+                self._send()
         except Superseded as error:
             self._post(events.OutputsSuperseded(str(error)))
+            return False
+        except RowsRefused as error:
+            upto = self._limit()
+            assert upto is not None, "rows leave after begin()"
+            self._trials.refused(error, upto, is_final=self._decided is not None)
             return False
         except SinkError as error:
             self._failed += 1
@@ -508,6 +469,7 @@ class Outputs:
             self._look_at_room()
         if is_answered or covered != self._reported:
             self._reported = covered
+            self._trials.committed(covered)
             self._post(
                 events.OutputsCommitted(
                     covered, self.cursors(), asked if is_answered else None, self._version
@@ -587,13 +549,17 @@ class Outputs:
             for lane in self._lanes
             if isinstance(lane.output, BoxedOutput) and lane.output.has_rows
         }
+        for lane in self._lanes[2:]:  # what these refuse must be known before the first decides
+            if isinstance(lane.output, BoxedOutput) and lane.output.has_rows:
+                with naming_output(lane.name):
+                    lane.output.try_rows((), [(it.output, ()) for it in self._lanes[1:]])
         state.versions.box(boxes)
         first = self._lanes[1]
         self._lanes[0].is_dirty |= bool(boxes)
         if first.known is None or upto > first.known:
             self._boxed_at, first.is_dirty = upto, True
 
-    def _decide(self, first: _Lane) -> None:
+    def _decide(self, first: Lane) -> None:
         state, upto = self._state, self._committing
         assert isinstance(first.output, BoxedOutput), "with an outbox every output is one"
         assert state is not None, "there is state"
@@ -622,7 +588,7 @@ class Outputs:
         with contextlib.suppress(SinkError):
             self._state.versions.collect(self._state.retain_s)
 
-    def _commits(self, lane: _Lane, asked: CommitOutputs | None) -> bool:
+    def _commits(self, lane: Lane, asked: CommitOutputs | None) -> bool:
         if asked is not None and asked.must and lane.is_dirty:
             return not (asked.is_leaving and lane.output.unsent_bytes > OFFER_BYTES_MAX)
         return lane.is_due(self._now(), is_asked=asked is not None, is_held=self._held)
@@ -640,7 +606,7 @@ class Outputs:
             with self._changed:
                 self._notes.drop_upto(sent)  # no note at or below `sent` is newer than these
 
-    def _add_to(self, lane: _Lane, marks: Sequence[tuple[ExtendedSequenceNumber, Mark]]) -> None:
+    def _add_to(self, lane: Lane, marks: Sequence[tuple[ExtendedSequenceNumber, Mark]]) -> None:
         """Add the rows up to the last mark; rows that the destination has already are dropped."""
         known = [mark for at, mark in marks if lane.known is not None and at <= lane.known]
         if known:
@@ -655,14 +621,14 @@ class Outputs:
                 lane.is_dirty, lane.dirty_since = True, self._now()
             self._take(lane, last)
 
-    def _take(self, lane: _Lane, upto: Mark) -> None:
+    def _take(self, lane: Lane, upto: Mark) -> None:
         """The rows up to this mark do not wait here any more."""
         with self._changed:
             if upto.rows > lane.added.rows:
                 del lane.rows[: upto.rows - lane.added.rows]
                 lane.added = upto
 
-    def _commit(self, lane: _Lane) -> None:
+    def _commit(self, lane: Lane) -> None:
         began, before = self._now(), lane.committed_rows
         lane.is_unresolved = True
         with naming_output(lane.name):

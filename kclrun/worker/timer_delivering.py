@@ -211,13 +211,13 @@ class TimerDelivery:
                 self.run.take(timer)
                 checkpoints.given, checkpoints.before = at, self._deliver_given
                 call_method(self._processor, "on_timer", timer, checkpoints.checkpointer)
+            self._rows.end_batch(at)
         except BaseException:
             self._rows.take_back_batch(self._durable())
             raise
         finally:
             self.run.end_call()
             checkpoints.given = checkpoints.before = None
-        self._rows.end_batch(at)
         self._reach(at)
 
     def _deliver_given(self) -> None:
