@@ -145,7 +145,8 @@ def _require_private(pool: urllib3.HTTPConnectionPool) -> None:
     if missing:
         raise SettingsError(
             f"urllib3 {metadata.version('urllib3')} has no {' and no '.join(missing)}:"
-            " kclrun needs it to open connections\nInstall a release that has: pip install 'urllib3<2.9'"
+            " kclrun needs it to open connections\n"
+            "Install a release that has: pip install 'urllib3<2.9'"
         )
 
 
