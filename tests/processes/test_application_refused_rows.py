@@ -12,16 +12,19 @@ from tests.processes.test_application_dead_letters import letters_at
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
 
 RECORDS, KEYS = 600, 4
+PICKY = """CREATE TRIGGER picky BEFORE INSERT ON numbers
+    WHEN NEW.key = 'key-1' AND NEW.n IN (7, 8)
+    BEGIN SELECT RAISE(ABORT, 'column n is not for this key'); END"""
+THERE = """INSERT INTO numbers (key, n) VALUES ('key-1', 7), ('key-1', 8),
+    ('key-0', 40), ('key-1', 40), ('key-2', 40), ('key-3', 40)"""
 TABLES = {
     "a check and a trigger": (
         "CREATE TABLE numbers (sequence_number TEXT, key TEXT, n INTEGER CHECK (n <> 40))",
-        "CREATE TRIGGER picky BEFORE INSERT ON numbers WHEN NEW.key = 'key-1' AND NEW.n IN (7, 8)"
-        " BEGIN SELECT RAISE(ABORT, 'column n is not for this key'); END",
+        PICKY,
     ),
     "a key that is there": (
         "CREATE TABLE numbers (sequence_number TEXT, key TEXT, n INTEGER, UNIQUE (key, n))",
-        "INSERT INTO numbers (key, n) VALUES ('key-1', 7), ('key-1', 8), ('key-0', 40), ('key-1', 40),"
-        " ('key-2', 40), ('key-3', 40)",
+        THERE,
     ),
 }
 POISON = {("key-1", 7), ("key-1", 8), *((f"key-{key}", 40) for key in range(KEYS))}
