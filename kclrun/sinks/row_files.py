@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from kclrun.codec.row_lines import encode_row
+from kclrun.codec.row_lines import changed_in_json, encode_row
 from kclrun.errors import SettingsError
 from kclrun.model import row_schema
 
@@ -115,10 +115,14 @@ class _Csv:
         self._line: Callable[[Sequence[Any]], str] = csv.writer(_Echo()).writerow
 
     def encode(self, row: Any) -> tuple[bytes, int]:
-        cells = [
-            value if cell is None or value is None else cell(value)
-            for cell, value in zip(self._cells, row.values(), strict=True)
-        ]
+        try:
+            cells = [
+                value if cell is None or value is None else cell(value)
+                for cell, value in zip(self._cells, row.values(), strict=True)
+            ]
+        except ValueError:
+            encode_row(row)  # names the column
+            raise
         line = self._line(cells).encode()
         return line, len(line)
 
@@ -146,7 +150,14 @@ def _cell(kind: row_schema.DataType) -> Callable[[Any], str] | None:
         case row_schema.SimpleType() | row_schema.DecimalType():
             return None
         case _:
-            return lambda value: msgspec.json.encode(value).decode()
+            return _json_cell
+
+
+def _json_cell(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    if "null" in text and (changed := changed_in_json(value)) is not None:
+        raise ValueError(changed)
+    return text
 
 
 class _Parquet:

@@ -30,6 +30,7 @@ _CONSTRAINT_IN: Final = {
     3819: re.compile(r"constraint '([^']+)'"),
     4025: re.compile(r"CONSTRAINT `([^`]+)`"),
 }
+_OF_SQLITE: Final = re.compile(r"^CHECK constraint failed: (\w+)$")
 # The meaning of the codes of failures that may pass: the first characters of PostgreSQL's SQLSTATEs
 # (https://www.postgresql.org/docs/current/errcodes-appendix.html), SQLite's names, MySQL's numbers.
 # The words of a database are not shown: they may quote values.
@@ -82,10 +83,10 @@ def meaning_of(code: str | int | None) -> str:
 def constraint_of(error: BaseException | None) -> str | None:
     """The constraint that a driver's error names; its words may quote values besides."""
     named: str | None = getattr(getattr(error, "diag", None), "constraint_name", None)
-    if named is None and error is not None and len(error.args) > 1:
-        pattern = _CONSTRAINT_IN.get(error.args[0])
-        found = pattern.search(str(error.args[1])) if pattern is not None else None
-        named = found[1] if found is not None else None
+    if named is None and error is not None and error.args:
+        pattern = _CONSTRAINT_IN.get(error.args[0], _OF_SQLITE)
+        found = pattern.search(str(error.args[-1]))
+        named = found[1].rpartition(".")[2] if found is not None else None
     return named
 
 

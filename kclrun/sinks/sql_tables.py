@@ -260,8 +260,9 @@ class Target:
         if diag is None:
             words = set(re.findall(r"\w+", str(error)))
             return [name for name in self._columns if name in words]
-        kinds = types_of(error)
-        return [each.name for each in self._columns.values() if each.type_name in kinds]
+        kinds, columns = types_of(error), self._columns.values()
+        named = [each.name for each in columns if each.type_name in kinds]
+        return named or [each.name for each in columns if each.is_read_there]
 
     def _clause(self, columns: Sequence[_TableColumn]) -> sa.TableClause:
         *schema, name = self.name.rsplit(".", 1)
@@ -439,6 +440,10 @@ def find_target(
     return target
 
 
+# The name of MySQL for each primary key.
+_PRIMARY: Final = "PRIMARY"
+
+
 def _unique(inspector: Any, name: str, inside: str | None) -> dict[str, tuple[str, ...]]:
     """The columns of each unique constraint and each unique index, by its name."""
     found = [*inspector.get_unique_constraints(name, schema=inside)]
@@ -453,7 +458,9 @@ def _constraints(
     found = _unique(inspector, name, inside)
     primary = inspector.get_pk_constraint(name, schema=inside)
     keys = [primary, *inspector.get_foreign_keys(name, schema=inside)]
-    found |= {str(each["name"]): tuple(each["constrained_columns"]) for each in keys if each}
+    found |= {
+        str(each["name"] or _PRIMARY): tuple(each["constrained_columns"]) for each in keys if each
+    }
     for each in inspector.get_check_constraints(name, schema=inside):
         words = set(re.findall(r"\w+", each["sqltext"]))
         found[str(each["name"])] = tuple(column for column in columns if column in words)
@@ -542,26 +549,31 @@ def _documents(connection: sa.Connection, name: str, inside: str | None) -> Coll
     return {each[1] for each in found if each is not None}
 
 
-def _type_names(connection: sa.Connection, name: str, inside: str | None) -> dict[str, str]:
-    """The types of the columns of a table in PostgreSQL, without the limits of the columns: `-1` is
-    the type modifier of none."""
+_TypeNames = Mapping[str, tuple[str, str | None]]
+
+
+def _type_names(connection: sa.Connection, name: str, inside: str | None) -> _TypeNames:
+    """The types of the columns of a table in PostgreSQL, without the limits of the columns (`-1` is
+    the type modifier of none); and the type below a domain, with its limits."""
     quote = connection.dialect.identifier_preparer.quote
     table = quote(name) if inside is None else f"{quote(inside)}.{quote(name)}"
     found = connection.execute(
         sa.text(
-            "SELECT attname, format_type(atttypid, -1) FROM pg_attribute"
+            "SELECT attname, format_type(atttypid, -1), format_type(d.typbasetype, d.typtypmod)"
+            " FROM pg_attribute JOIN pg_type t ON t.oid = atttypid"
+            " LEFT JOIN pg_type d ON d.typtype = 'd' AND d.oid IN (t.oid, t.typelem)"
             " WHERE attrelid = to_regclass(:named) AND attnum > 0 AND NOT attisdropped"
         ),
         {"named": table},
     )
-    return {str(column): str(kind) for column, kind in found}
+    return {str(column): (str(kind), base) for column, kind, base in found}
 
 
 def _found(
     dialect: str,
     found: Any,
     primary: tuple[str, ...],
-    names: Mapping[str, str],
+    names: _TypeNames,
     *,
     is_document: bool,
 ) -> _TableColumn:
@@ -583,8 +595,8 @@ def _found(
             found.get("computed") or (found.get("identity") or {}).get("always", False)
         ),
     }
-    type_name = names.get(name)
-    how = msgspec.structs.asdict(how_of(dialect, kind, type_name))
+    type_name, base = names.get(name, (None, None))
+    how = msgspec.structs.asdict(how_of(dialect, kind, type_name, base))
     return _TableColumn(**common, type_name=type_name or "", **how)
 
 

@@ -35,13 +35,15 @@ class Misfit(Exception):
 class How(msgspec.Struct, frozen=True):
     """How the values of one type are sent. `type` is None for a type that rows are not checked
     against; `convert` checks, too, and raises Misfit. `bind` is the type of the parameters, `cast`
-    what PostgreSQL makes of them. `length` is that of texts."""
+    what PostgreSQL makes of them. `length` is that of texts. `is_read_there`: only the database can
+    read the texts of the type."""
 
     type: DataType | None
     bind: Any
     cast: Any = None
     convert: Convert | None = None
     length: int | None = None
+    is_read_there: bool = False
 
 
 class _Named(sa.types.UserDefinedType[Any]):
@@ -57,10 +59,11 @@ class _Named(sa.types.UserDefinedType[Any]):
         return self.name
 
 
-def how_of(dialect: str, kind: Any, name: str | None = None) -> How:
-    """How values of a column's type are sent. `name`: that of the type in PostgreSQL."""
+def how_of(dialect: str, kind: Any, name: str | None = None, base: str | None = None) -> How:
+    """How values of a column's type are sent. `name`: that of the type in PostgreSQL, and `base`
+    that of the type below it, with its limits, if it is a domain or an array of one."""
     if dialect == "postgresql":
-        return _postgres(kind, name)
+        return _postgres(kind, name, base)
     special = _mysql(kind) if dialect == "mysql" else _sqlite(kind) if dialect == "sqlite" else None
     return special or _common(dialect, kind) or How(None, kind)
 
@@ -151,10 +154,13 @@ def _mysql(kind: Any) -> How | None:
     return None
 
 
-def _postgres(kind: Any, name: str | None) -> How:
+def _postgres(kind: Any, name: str | None, base: str | None = None) -> How:
     if isinstance(kind, postgresql.DOMAIN):  # its checks are those of the database
-        return _postgres(kind.data_type, name)
+        return _postgres(_limited(kind.data_type, base or ""), name)
     cast = kind if name is None else _Named(name)
+    if isinstance(kind, sa.ARRAY):
+        element = _postgres(kind.item_type, None, base)
+        return How(None, sa.Text(), cast=cast, convert=_array(element))
     sent = _sent_as_text(kind)
     if sent is not None:
         return How(None, sa.Text(), cast=cast, convert=sent)
@@ -162,8 +168,33 @@ def _postgres(kind: Any, name: str | None) -> How:
     if common is None:
         most = _CUT.get(name or "")
         convert = _as_literal if most is None else _bytes_max(most)
-        return How(None, sa.Text(), cast=cast, convert=convert)
+        return How(None, sa.Text(), cast=cast, convert=convert, is_read_there=most is None)
     return common if common.cast is None else msgspec.structs.replace(common, cast=cast)
+
+
+_LIMITS: Final = re.compile(r"\((\d+)(?:,(-?\d+))?\)")
+
+
+def _limited(kind: Any, base: str) -> Any:
+    """The type below a domain with its limits, which SQLAlchemy does not tell."""
+    found = _LIMITS.search(base)
+    if found is None:
+        return kind
+    limit, scale = int(found[1]), int(found[2] or 0)
+    match kind:
+        case postgresql.BIT():
+            return postgresql.BIT(limit, varying=kind.varying)
+        case sa.String():
+            return type(kind)(limit)
+        case sa.Numeric():
+            return sa.Numeric(limit, scale)
+        case sa.DateTime():
+            return postgresql.TIMESTAMP(timezone=kind.timezone, precision=limit)
+        case sa.Time():
+            return postgresql.TIME(timezone=kind.timezone, precision=limit)
+        case postgresql.INTERVAL():
+            return postgresql.INTERVAL(precision=limit, fields=kind.fields)
+    return kind
 
 
 # Types of PostgreSQL that cut a longer text, and their bytes.
@@ -201,8 +232,6 @@ def _sent_as_text(kind: Any) -> Convert | None:  # noqa: C901, PLR0912 - one cas
             return _money
         case postgresql.HSTORE():
             return _hstore
-        case sa.ARRAY():
-            return _array(_postgres(kind.item_type, None))
     return None
 
 

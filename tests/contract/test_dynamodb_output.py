@@ -12,9 +12,10 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from kclrun.aws.errors import ErrorReply
 from kclrun.aws.outputs.dynamodb import MARK
-from kclrun.aws.wire import WireReply
-from kclrun.errors import LimitExceeded, SettingsError, SinkError, Superseded
+from kclrun.aws.wire import RefusedReply, WireReply
+from kclrun.errors import LimitExceeded, RowsRefused, SettingsError, SinkError, Superseded
 from tests.contract.dynamodb_places import Items
 from tests.contract.test_outputs import OF, START, at, persist
 
@@ -258,3 +259,117 @@ def test_a_check_refuses_a_schema_whose_rows_lack_the_key(place, schema, reporte
         with pytest.raises(SettingsError, match=re.escape(reported)):
             output.check()
     assert place.rows() == []
+
+
+def nested(levels):
+    value = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.fixture
+def indexed(place):
+    """A table with a global index (driver, ride) and a local one (shard, fare)."""
+    name, kinds = f"{place.name}-indexed", {"shard": "S", "n": "N"}
+    others = {"driver": "S", "ride": "B", "fare": "N"}
+    place.client.create_table(
+        TableName=name,
+        KeySchema=schema_of("shard", "n"),
+        AttributeDefinitions=[
+            {"AttributeName": each, "AttributeType": kind}
+            for each, kind in (kinds | others).items()
+        ],
+        GlobalSecondaryIndexes=[index_of("by-driver", "driver", "ride")],
+        LocalSecondaryIndexes=[index_of("by-fare", "shard", "fare")],
+        BillingMode="PAY_PER_REQUEST",
+    )
+    output = place.open(OF, dynamodb=name)
+    output.begin(START)
+    return output
+
+
+def schema_of(*names):
+    return [
+        {"AttributeName": name, "KeyType": role}
+        for name, role in zip(names, ("HASH", "RANGE"), strict=True)
+    ]
+
+
+def index_of(name, *names):
+    return {
+        "IndexName": name,
+        "KeySchema": schema_of(*names),
+        "Projection": {"ProjectionType": "ALL"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"driver": None}, "column driver: the index by-driver of .* has the type S"),
+        ({"driver": ""}, "column driver: the index by-driver of .* takes 1 to 2,048 bytes"),
+        ({"driver": 5}, "column driver: the index by-driver of .* has the type S"),
+        ({"driver": "secret" * 400}, "column driver: .* takes 1 to 2,048 bytes"),
+        ({"ride": b""}, "column ride: the index by-driver of .* takes 1 to 1,024 bytes"),
+        ({"ride": b"secret" * 200}, "column ride: .* takes 1 to 1,024 bytes"),
+        ({"ride": "secret"}, "column ride: the index by-driver of .* has the type B"),
+        ({"fare": "secret"}, "column fare: the index by-fare of .* has the type N"),
+        ({"fare": None}, "column fare: the index by-fare of .* has the type N"),
+        ({"x": nested(40)}, "column x: lists and maps nested deeper than 32 levels"),
+        ({"x": {"y": {"": "secret"}}}, "column x: a map with an empty name"),
+        ({"x": {"secret", ""}}, "column x: a set with an empty member"),
+        ({"x": {b"secret", b""}}, "column x: a set with an empty member"),
+        ({"x": {0.1, Decimal("0.1")}}, "column x: a set with two members of one value"),
+        ({"x": {1, "secret"}}, "column x: a set whose members are not all texts"),
+        ({"x": {None}}, "column x: a set whose members are not all texts"),
+    ],
+)
+def test_what_an_index_or_a_type_of_the_table_refuses_is_refused_at_the_row(indexed, more, words):
+    with pytest.raises(TypeError, match=words) as refused:
+        indexed.encode({"shard": "k", "n": 1} | more)
+    assert "secret" not in str(refused.value)
+
+
+def test_an_item_may_lack_the_keys_of_an_index_and_may_be_nested_32_levels_deep(indexed):
+    rows = [{"shard": "k", "n": 1}, {"shard": "k", "n": 2, "driver": "d", "x": nested(31)}]
+    indexed.add([indexed.encode(row)[0] for row in rows], at(1))
+    assert indexed.commit() == at(1)
+
+
+def test_a_schema_with_a_column_of_another_type_than_its_index_is_refused_at_the_check(
+    place, indexed
+):
+    output = place.open(OF, dynamodb=indexed._table, schema="shard string, n long, driver long")
+    with pytest.raises(SettingsError, match="column driver is long: the index by-driver"):
+        output.check()
+
+
+def test_an_item_that_the_table_refuses_names_the_column_at_the_commit_and_in_a_trial(place):
+    """A rule of the service that no check here knows."""
+    output = owner(place)
+    ask, trials = output._client.ask, []
+
+    def answer(operation, body):
+        if b'"picky"' not in body:
+            return ask(operation, body)
+        trials.append(b"attribute_exists(#k) AND attribute_not_exists(#k)" in body)
+        words = "The value of n is not for this item: secret"
+        return RefusedReply(400, ErrorReply(code="ValidationException", message=words))
+
+    output._client.ask = answer
+    good, bad = (
+        output.encode({"shard": "k", "n": n, "of": of})[0] for n, of in ((1, "all"), (2, "picky"))
+    )
+    output.add([good, bad], at(1))
+    with pytest.raises(RowsRefused, match=r"refuses an item: ValidationException, column n$"):
+        output.commit()
+    assert trials == [False]
+
+    tried = owner(place)
+    tried._client.ask = answer
+    tried.try_rows([output.encode({"shard": "k", "n": 3})[0]], ())
+    with pytest.raises(TypeError, match=r"refuses an item: ValidationException, column n$"):
+        tried.try_rows([good, bad], ())
+    assert trials == [False, True]
+    assert {row["n"] for row in place.rows()} <= {1}, "a trial puts no item"

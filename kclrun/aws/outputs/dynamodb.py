@@ -7,6 +7,7 @@ lower mark, so that neither a replay nor a late request of a former owner brings
 from __future__ import annotations
 
 import base64
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,17 +27,20 @@ from kclrun.aws.outputs.item_tables import (
     CONDITION_REFUSED,
     PASSING,
     TRIES,
+    IndexColumn,
     ItemTable,
     KeyColumn,
     describe,
     may_put,
     misfit,
     pause_s,
+    trial_request,
 )
 from kclrun.aws.wire import RefusedReply, WireClient, garbled
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.wire import WireCredentials, WireEndpoint
+from kclrun.ports import Output
 from kclrun.processor import Row
 
 # The attribute of ours in each item.
@@ -49,6 +53,11 @@ _KEY_BYTES_MAX: Final = (2048, 1024)
 # DynamoDB's numbers.
 _DIGITS_MAX: Final = 38
 _EXPONENTS: Final = range(-130, 126)
+# Lists and maps within each other.
+_LEVELS_MAX: Final = 32
+# A table with a local index: the items of one partition key have 10 GB.
+_COLLECTION_FULL: Final = "ItemCollectionSizeLimitExceededException"
+_WORD: Final = re.compile(r"[\w.-]*\w")
 _EXACTLY: Final = Context(prec=_DIGITS_MAX, traps=[Inexact])
 _INT_MAX: Final = 10**_DIGITS_MAX
 
@@ -130,7 +139,7 @@ class DynamoDbOutput:
         self._epoch = f"{round(of.stream_created_at * 1000):015d}-{of.generation:010d}"
         self._shard = of.shard_id
         self._is_letter = of.letter is not None
-        self._key: tuple[KeyColumn, ...] = ()
+        self._there: ItemTable | None = None
         self._pending: dict[Key, Encoded] = {}
         self._unsent_bytes = 0
         self._upto: Cursor | None = None
@@ -152,7 +161,10 @@ class DynamoDbOutput:
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 why = str(error) if type(error) is TypeError else type(error).__name__
                 raise TypeError(f"column {name[:64]}: {why}") from None
-        key = tuple(self._key_part(at, column, item) for at, column in enumerate(self._key))
+        table = self._found
+        key = tuple(self._key_part(at, column, item) for at, column in enumerate(table.key))
+        for indexed in table.indexed:
+            self._check_indexed(indexed, item)
         try:
             encoded = _encode(item)
         except UnicodeEncodeError:
@@ -164,7 +176,7 @@ class DynamoDbOutput:
     def begin(self, at: Cursor) -> Cursor:
         """As `Output.begin`. The items have their own marks: `at` comes back."""
         try:
-            self._key = self._described().key
+            self._there = self._described()
         except errors.ServiceError as error:
             raise errors.SinkError(str(error)) from None
         self._upto = at
@@ -210,6 +222,17 @@ class DynamoDbOutput:
         self._unsent_bytes = 0
         self._client.close()
 
+    @property
+    def _pool(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(PARALLEL, "items")
+        return self._threads
+
+    @property
+    def _found(self) -> ItemTable:
+        assert self._there is not None, "begin comes first"
+        return self._there
+
     def _described(self) -> ItemTable:
         """Raises: SettingsError without the table; another leaf of ServiceError."""
         try:
@@ -234,18 +257,74 @@ class DynamoDbOutput:
         if kind not in given:
             raise TypeError(f"column {name}: the key of {self._table} has the type {kind}")
         text = str(given[kind])
-        size = len(base64.b64decode(text)) if kind == "B" else len(text.encode(errors="replace"))
-        if not 0 < size <= _KEY_BYTES_MAX[at]:
+        if not 0 < _key_size(kind, text) <= _KEY_BYTES_MAX[at]:
             raise TypeError(
                 f"column {name} is of the key: it takes 1 to {_KEY_BYTES_MAX[at]:,} bytes"
             )
         # Two texts of one number are one item.
         return str(Decimal(text).normalize(_EXACTLY)) if kind == "N" else text
 
+    def _check_indexed(self, column: IndexColumn, item: _Attribute) -> None:
+        given = item.get(column.name)
+        if given is None:  # the index does not have the item
+            return
+        what = f"column {column.name}: the index {column.index} of {self._table}"
+        if column.type not in given:
+            raise TypeError(f"{what} has the type {column.type}; a row may lack the column")
+        most = _KEY_BYTES_MAX[column.at]
+        if not 0 < _key_size(column.type, str(given[column.type])) <= most:
+            raise TypeError(f"{what} takes 1 to {most:,} bytes")
+
+    def try_rows(
+        self, rows: Sequence[Encoded], before: Sequence[tuple[Output, Sequence[Encoded]]]
+    ) -> None:
+        """As `TryingOutput`: each item alone, with a condition that cannot hold. DynamoDB checks
+        the item before it looks at the condition."""
+        del before  # items do not depend on each other
+        for failure in self._pool.map(self._tried, [row[1] for row in rows]):
+            if failure is not None:
+                raise failure
+
+    def _tried(self, item: bytes) -> Exception | None:
+        """Why an item is not taken; None if it is."""
+        body = trial_request(self._found, self._marked(item, _Mark(self._of, self._epoch, "", "")))
+        failure: errors.ServiceError | None = None
+        for number in range(TRIES):
+            try:
+                reply = self._client.ask(PUT_ITEM, body)
+            except (errors.Unavailable, errors.OutcomeUnknown) as error:
+                failure = error
+            else:
+                if not isinstance(reply, RefusedReply):
+                    return errors.SettingsError(
+                        f"the table {self._table} put an item whose condition does not hold"
+                    )
+                if reply.error.code == CONDITION_REFUSED:
+                    return None
+                failure = service_error(PUT_ITEM, reply.error, reply.status)
+                if self._is_of_item(failure):
+                    return TypeError(self._refusal(reply.error))
+            if not isinstance(failure, PASSING):
+                break
+            self._sleep(pause_s(number))
+        return errors.SinkError(f"cannot put items into {self._table}: {failure}")
+
+    @staticmethod
+    def _is_of_item(failure: errors.ServiceError) -> bool:
+        """Whether the item itself is refused, for good."""
+        return isinstance(failure, errors.InvalidRequest) or failure.code == _COLLECTION_FULL
+
+    def _refusal(self, error: ErrorReply) -> str:
+        """In words; the message of the service may quote the item, and only names of ours are
+        taken from it."""
+        words = set(_WORD.findall(error.message))
+        table = self._found
+        names = [*(it.attribute_name for it in table.key), *(it.name for it in table.indexed)]
+        named = "".join(f", column {name}" for name in dict.fromkeys(names) if name in words)
+        return f"the table {self._table} refuses an item: {error.code}{named}"
+
     def _put_all(self, mark: _Mark) -> None:
         """Put all items in parallel; a key is there once, so that their order is free."""
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(PARALLEL, "items")
         stop = threading.Event()
         shared = iter(list(self._pending.values()))
         lock = threading.Lock()
@@ -265,7 +344,7 @@ class DynamoDbOutput:
                 done.append(row)
 
         threads = min(PARALLEL, len(self._pending))
-        futures = [self._threads.submit(put_some) for _ in range(threads)]
+        futures = [self._pool.submit(put_some) for _ in range(threads)]
         failures = [each.exception() for each in futures]
         for row in done:
             del self._pending[row[0]]
@@ -280,8 +359,7 @@ class DynamoDbOutput:
     def _put(self, item: bytes, mark: _Mark, stop: threading.Event) -> None:
         """One item, unless the table has it or a later one."""
         condition, values = _LOWER, mark.values()
-        marked = item[:-1] + (b"," if len(item) > 2 else b"") + b'"%b":' % MARK.encode()
-        marked += _encode(mark.attribute()) + b"}"
+        marked = self._marked(item, mark)
         for number in range(TRIES):
             found = self._ask(_request(self._table, marked, condition, values))
             if found is None:
@@ -297,6 +375,11 @@ class DynamoDbOutput:
                 raise errors.SinkError(f"cannot put items into {self._table}: {found}") from None
             self._sleep(pause_s(number))
         raise errors.SinkError(f"cannot put an item into {self._table}: others write the same one")
+
+    @staticmethod
+    def _marked(item: bytes, mark: _Mark) -> bytes:
+        marked = item[:-1] + (b"," if len(item) > 2 else b"") + b'"%b":' % MARK.encode()
+        return marked + _encode(mark.attribute()) + b"}"
 
     def _ask(self, body: bytes) -> errors.ServiceError | _Mark | None:
         """None once it is put; the mark of the item that is there instead; or a failure that
@@ -314,10 +397,8 @@ class DynamoDbOutput:
         failure = service_error(PUT_ITEM, reply.error, reply.status)
         if isinstance(failure, PASSING):
             return failure
-        if isinstance(failure, errors.InvalidRequest):  # its message may quote the item
-            raise errors.SettingsError(
-                f"the table {self._table} refuses an item: {reply.error.code}"
-            )
+        if self._is_of_item(failure):
+            raise errors.RowsRefused(self._refusal(reply.error))
         raise errors.SinkError(f"cannot put items into {self._table}: {failure}")
 
     def _mark_of(self, error: ErrorReply) -> _Mark | errors.Unavailable:
@@ -385,9 +466,16 @@ def _ordered(cursor: Cursor) -> str:
     return f"{rank + 5:02d}-{length:03d}-{digits}-{sub:010d}-{cursor.tick:018d}"
 
 
-def _attribute(value: Any) -> _Attribute:
-    """A value in DynamoDB's JSON. Raises: TypeError, without the value."""
+def _key_size(kind: str, text: str) -> int:
+    return len(base64.b64decode(text)) if kind == "B" else len(text.encode(errors="replace"))
+
+
+def _attribute(value: Any, depth: int = 0) -> _Attribute:
+    """A value in DynamoDB's JSON, within so many lists and maps. Raises: TypeError, without the
+    value."""
     match value:
+        case _ if depth > _LEVELS_MAX:
+            raise TypeError(f"lists and maps nested deeper than {_LEVELS_MAX} levels")
         case str():
             return {"S": str(value)}
         case None:
@@ -399,20 +487,38 @@ def _attribute(value: Any) -> _Attribute:
         case bytes() | bytearray() | memoryview():
             return {"B": base64.b64encode(value).decode()}
         case list() | tuple():
-            return {"L": [_attribute(each) for each in value]}
+            return {"L": [_attribute(each, depth + 1) for each in value]}
         case Mapping():
-            if not all(type(name) is str for name in value):
-                raise TypeError("a map whose names are not texts")
-            return {"M": {name: _attribute(each) for name, each in value.items()}}
+            return _map(value, depth + 1)
         case date() | datetime():
             return {"S": value.isoformat()}
         case UUID():
             return {"S": str(value)}
         case set() | frozenset() if value:
-            kinds = [_attribute(each) for each in sorted(value)]
-            [kind] = {name for each in kinds for name in each} & {"S", "N", "B"}
-            return {f"{kind}S": [each[kind] for each in kinds]}
+            return _set(value)
     raise TypeError(f"DynamoDB has no type for {type(value).__name__}")
+
+
+def _map(value: Mapping[Any, Any], depth: int) -> _Attribute:
+    if not all(type(name) is str for name in value):
+        raise TypeError("a map whose names are not texts")
+    if "" in value:
+        raise TypeError("a map with an empty name")
+    return {"M": {name: _attribute(each, depth) for name, each in value.items()}}
+
+
+def _set(value: set[Any] | frozenset[Any]) -> _Attribute:
+    members = [_attribute(each) for each in value]
+    kinds = {name for each in members for name in each}
+    if len(kinds) != 1 or not kinds <= {"S", "N", "B"}:
+        raise TypeError("a set whose members are not all texts, all numbers or all bytes")
+    [kind] = kinds
+    texts = sorted(str(each[kind]) for each in members)
+    if "" in texts:
+        raise TypeError("a set with an empty member")
+    if len(set(texts)) < len(texts):
+        raise TypeError("a set with two members of one value")
+    return {f"{kind}S": texts}
 
 
 def _number(value: float | Decimal) -> str:

@@ -13,7 +13,7 @@ from kclrun.aws.errors import service_error
 from kclrun.aws.operations import DESCRIBE_TABLE, PUT_ITEM
 from kclrun.aws.outputs.write_probes import may_write
 from kclrun.aws.wire import RefusedReply, WireClient, call_json, garbled
-from kclrun.model.row_schema import DecimalType, RowSchema, SimpleType
+from kclrun.model.row_schema import DataType, DecimalType, RowSchema, SimpleType
 from kclrun.model.time import backoff_s
 
 # DynamoDB's code for a condition that does not hold.
@@ -46,10 +46,17 @@ class KeyColumn(msgspec.Struct, rename="pascal", frozen=True):
     attribute_type: str = ""
 
 
+class _Index(msgspec.Struct, rename="pascal"):
+    index_name: str
+    key_schema: list[KeyColumn]
+
+
 class _Table(msgspec.Struct, rename="pascal"):
     key_schema: list[KeyColumn]
     attribute_definitions: list[KeyColumn]
     table_arn: str = ""
+    global_secondary_indexes: list[_Index] = []
+    local_secondary_indexes: list[_Index] = []
 
 
 class _Reply(msgspec.Struct, rename="pascal"):
@@ -59,12 +66,23 @@ class _Reply(msgspec.Struct, rename="pascal"):
 _DECODER: Final = msgspec.json.Decoder(_Reply)
 
 
+class IndexColumn(msgspec.Struct, frozen=True):
+    """An attribute of the key of a secondary index: an item may lack it, but not have it with
+    another type, or empty. `at` is 0 for the partition key, 1 for the sort key."""
+
+    index: str
+    name: str
+    type: str
+    at: int
+
+
 class ItemTable(msgspec.Struct, frozen=True):
     """A table as the service describes it: the partition key first, then the sort key, if any."""
 
     name: str
     arn: str
     key: tuple[KeyColumn, ...]
+    indexed: tuple[IndexColumn, ...] = ()
 
 
 def describe(client: WireClient, name: str) -> ItemTable:
@@ -75,9 +93,14 @@ def describe(client: WireClient, name: str) -> ItemTable:
         key = tuple(
             KeyColumn(each.attribute_name, types[each.attribute_name]) for each in table.key_schema
         )
+        indexed = tuple(
+            IndexColumn(index.index_name, each.attribute_name, types[each.attribute_name], at)
+            for index in (*table.global_secondary_indexes, *table.local_secondary_indexes)
+            for at, each in enumerate(index.key_schema)
+        )
     except KeyError:
         raise garbled(DESCRIBE_TABLE, "a part of the key has no type") from None
-    return ItemTable(name, table.table_arn or f"the table {name}", key)
+    return ItemTable(name, table.table_arn or f"the table {name}", key, indexed)
 
 
 def misfit(table: ItemTable, schema: RowSchema) -> str | None:
@@ -88,12 +111,33 @@ def misfit(table: ItemTable, schema: RowSchema) -> str | None:
         found = types.get(name)
         if found is None:
             return f"the schema lacks {name}, which is of the key of the table {table.name}"
-        kind = "N" if isinstance(found, DecimalType) else None
-        if isinstance(found, SimpleType):
-            kind = _KINDS.get(found.name)
-        if kind != wanted:
+        if _kind_of(found) != wanted:
             return f"column {name} is {found}: the key of the table {table.name} has type {wanted}"
+    for indexed in table.indexed:
+        found = types.get(indexed.name)
+        if found is not None and _kind_of(found) != indexed.type:
+            return (
+                f"column {indexed.name} is {found}: the index {indexed.index} of the table"
+                f" {table.name} has type {indexed.type}"
+            )
     return None
+
+
+def _kind_of(found: DataType) -> str | None:
+    if isinstance(found, SimpleType):
+        return _KINDS.get(found.name)
+    return "N" if isinstance(found, DecimalType) else None
+
+
+def trial_request(table: ItemTable, item: bytes) -> bytes:
+    """The body of a PutItem that the service checks and does not perform: its condition cannot
+    hold."""
+    request = {
+        "TableName": table.name,
+        "ConditionExpression": _NEVER,
+        "ExpressionAttributeNames": {"#k": table.key[0].attribute_name},
+    }
+    return _encode(request)[:-1] + b',"Item":' + item + b"}"
 
 
 def may_put(client: WireClient, table: ItemTable) -> str:
@@ -102,15 +146,9 @@ def may_put(client: WireClient, table: ItemTable) -> str:
     item = {
         each.attribute_name: {each.attribute_type: _KEYS[each.attribute_type]} for each in table.key
     }
-    request = {
-        "TableName": table.name,
-        "Item": item,
-        "ConditionExpression": _NEVER,
-        "ExpressionAttributeNames": {"#k": table.key[0].attribute_name},
-    }
 
     def send() -> str | None:
-        reply = client.ask(PUT_ITEM, _encode(request))
+        reply = client.ask(PUT_ITEM, trial_request(table, _encode(item)))
         if not isinstance(reply, RefusedReply):
             return (
                 "the service put an item under a condition that does not hold: it is not DynamoDB"

@@ -38,6 +38,7 @@ EACH = [
     ),
     reports.GilHeld(12.5),
     reports.RecordsExpired(AT, "replay what was lost"),
+    reports.RowsWereRefused(AT, 2, "column n"),
     reports.ProcessWarned("asked for a new one"),
 ]
 

@@ -12,6 +12,7 @@ from kclrun.ipc.messages import encode_report
 from kclrun.leases.commands import StartProcess
 from kclrun.leases.events import ProcessReported
 from kclrun.manager.ring_reader import Child, RingReader
+from kclrun.model.output import RowTrial
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.observe.logs import EventLog, LineSink
 from kclrun.protocol import reports
@@ -49,6 +50,10 @@ class Heard:
         for report in written:
             ring.put(encode_report(report))
         return self._ring_reader.read(self.child)
+
+    @property
+    def trials(self):
+        return self._ring_reader.row_trials
 
     def hear_last(self):
         return self._ring_reader.read_last(self.child)
@@ -249,6 +254,14 @@ def test_what_an_exited_process_wrote_that_is_no_report_ends_the_listening(repor
 
     assert reported.hear_last() == []
     assert [each["event"] for each in reported.lines()] == ["process_condemned"]
+
+
+def test_the_rows_of_a_lease_are_tried_at_its_next_start_until_a_checkpoint_passes_them(reported):
+    at = ExtendedSequenceNumber
+    reported.hear(reports.RowsWereRefused(at("9"), 2, "column n"), reports.Checkpointed(at("8"), 3))
+    assert reported.trials == {"s0": RowTrial(at("9"), 2)}
+    reported.hear(reports.Checkpointed(at("9"), 4))
+    assert reported.trials == {}
 
 
 def test_the_traffic_of_a_shard_is_kept_for_the_looks_and_not_logged(reported):

@@ -60,6 +60,7 @@ class Stage:
             outputs=places,
             state=None,
             replay=Replay(row_names=compared),
+            trial=None,
             kinesis=None,
             checkpoint=SimpleNamespace(mode="auto"),
         )

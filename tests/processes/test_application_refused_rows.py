@@ -1,0 +1,79 @@
+"""Rows that a database refuses only at the commit, for a CHECK, a trigger or a key that is there:
+each record at fault becomes a dead letter that names the column, the other rows are there once, and
+the shard goes on."""
+
+import contextlib
+import sqlite3
+
+import pytest
+
+from tests.processes.test_application_dead_letters import letters_at
+
+pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
+
+RECORDS, KEYS = 600, 4
+PICKY = """CREATE TRIGGER picky BEFORE INSERT ON numbers
+    WHEN NEW.key = 'key-1' AND NEW.n IN (7, 8)
+    BEGIN SELECT RAISE(ABORT, 'column n is not for this key'); END"""
+THERE = """INSERT INTO numbers (key, n) VALUES ('key-1', 7), ('key-1', 8),
+    ('key-0', 40), ('key-1', 40), ('key-2', 40), ('key-3', 40)"""
+TABLES = {
+    "a check and a trigger": (
+        "CREATE TABLE numbers (sequence_number TEXT, key TEXT, n INTEGER CHECK (n <> 40))",
+        PICKY,
+    ),
+    "a key that is there": (
+        "CREATE TABLE numbers (sequence_number TEXT, key TEXT, n INTEGER, UNIQUE (key, n))",
+        THERE,
+    ),
+}
+POISON = {("key-1", 7), ("key-1", 8), *((f"key-{key}", 40) for key in range(KEYS))}
+HOW = {
+    "batches": {},
+    "single records": {
+        "processor": "single_processor:Tasks",
+        "concurrency": {"records": 8},
+    },
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("table", TABLES)
+def test_each_record_whose_row_is_refused_is_a_dead_letter_and_the_others_are_there_once(
+    embedded_aws, application, producer, tmp_path, table, how
+):
+    database = tmp_path / "rows.db"
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        for statement in TABLES[table]:
+            connection.execute(statement)
+        there = connection.execute("SELECT count(*) FROM numbers").fetchone()[0]
+    place = {"path": str(tmp_path / "letters")}
+    stream = embedded_aws.stream(shards=1)
+    calls = {"calls": str(tmp_path / "calls")} if how != "batches" else {"emits": True}
+    app = application(
+        stream,
+        options=calls,
+        output={"sql": f"sqlite:///{database}", "table": "numbers"},
+        checkpoint={"every": "500ms"},
+        on_error={"retries": 0, "then": "dead-letter", "dead_letter": place},
+        **HOW[how],
+    )
+    source = producer(stream, RECORDS, seed=8, rate=600, keys=KEYS)
+    app.start()
+    source.start()
+
+    def rows():
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            return connection.execute("SELECT key, n FROM numbers").fetchall()
+
+    app.until(lambda: source.is_done and len(rows()) == RECORDS - len(POISON) + there)
+    app.until(lambda: len(letters_at(place, embedded_aws)) == len(POISON))
+
+    assert app.stop() == 0
+    put = {number: (key, n) for given in source.put.values() for number, key, n in given}
+    letters = letters_at(place, embedded_aws)
+    assert {put[letter.sequence_number] for letter in letters} == POISON
+    assert all("column n" in letter.error for letter in letters), [each.error for each in letters]
+    assert sorted(rows()) == sorted([*(set(put.values()) - POISON), *(POISON if there else ())])
+    assert app.of("rows_refused")
+    assert not app.of("lease_halted")

@@ -1,0 +1,214 @@
+"""Rows that a destination refuses at their commit: the process ends, and the next one tries the
+rows of each call, so that `on_error` decides about the records at fault."""
+
+from typing import Any
+
+import pytest
+
+from kclrun.consuming import events
+from kclrun.consuming.commands import CommitOutputs
+from kclrun.errors import RowsRefused, SettingsError, SinkError, Superseded
+from kclrun.model.output import Cursor, RowTrial
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.time import Instant
+from kclrun.protocol.reports import Report, RowsWereRefused
+from kclrun.worker.lanes import Pace
+from kclrun.worker.outputs import Outputs
+from kclrun.worker.row_trials import RowTrials
+from tests.support.memory_output import Destination, MemoryOutput
+
+AT_ONCE = Pace(0.0, 0, 1_000)
+
+
+def at(number: int) -> ExtendedSequenceNumber:
+    return ExtendedSequenceNumber(str(number))
+
+
+class Picky(MemoryOutput):
+    """Takes each number once, and none below zero; `raises` is the outcome of the next trial."""
+
+    raises: Exception | None = None
+
+    def __init__(self, destination: Destination) -> None:
+        super().__init__(destination, 1, [])
+        self.tried: list[tuple[list[int], list[int]]] = []
+
+    def _is_refused(self, rows: list[int]) -> bool:
+        return min(rows, default=0) < 0 or len({*rows}) < len(rows)
+
+    def commit(self) -> Cursor:
+        if self._is_refused([*self.destination.rows, *self.unsent]):
+            raise RowsRefused("the table refuses rows: column n")
+        return super().commit()
+
+    def try_rows(self, rows: Any, before: Any) -> None:
+        waiting = [n for output, given in before if output is self for n in given]
+        self.tried.append((waiting, list(rows)))
+        if self.raises is not None:
+            error, self.raises = self.raises, None
+            raise error
+        there = [*self.destination.rows, *self.unsent, *waiting]
+        if self._is_refused(there):
+            raise RowsRefused("the table refuses rows: column n")
+        if self._is_refused([*there, *rows]):
+            raise TypeError("column n refuses the row")
+
+
+class Life:
+    """One process of the lease, over destinations that outlive it."""
+
+    def __init__(
+        self,
+        *there: Destination,
+        trial: RowTrial | None = None,
+        begins: ExtendedSequenceNumber = TRIM_HORIZON,
+    ) -> None:
+        self.events: list[events.Event] = []
+        self.reports: list[Report] = []
+        self.now = Instant(1.0)
+        self.memory = [Picky(each) for each in there]
+        self.outputs = Outputs(
+            [(chr(97 + i), each, AT_ONCE) for i, each in enumerate(self.memory)],
+            post=self.events.append,
+            hold=lambda _: None,
+            now=lambda: self.now,
+            trials=RowTrials(trial, self.events.append, self.reports.append, lambda: self.now),
+        )
+        self.outputs.begin(begins, {}, may_adopt=False)
+
+    def call(self, upto: int, *numbers: int, to: str = "a") -> None:
+        """A call that emits these rows; it raises if a trial does."""
+        self.outputs.begin_batch()
+        for number in numbers:
+            self.outputs.emit_to(to)({"n": number})
+        try:
+            self.outputs.try_rows(at(upto))
+        except BaseException:
+            self.outputs.take_back_batch(None)
+            raise
+        self.outputs.end_batch(at(upto))
+        self.outputs.settle(at(upto))
+
+    def refuse(self, upto: int = 2) -> None:
+        self.call(upto, -1)
+        assert not self.commits(upto)
+
+    def commits(self, upto: int) -> bool:
+        self.outputs.commit(CommitOutputs(at(upto), must=True))
+        return self.outputs.turn()
+
+
+def destination() -> Destination:
+    return Destination(stores_cursor=True)
+
+
+def test_a_commit_that_is_refused_for_its_values_ends_the_process_and_the_next_one_tries_rows():
+    life = Life(destination())
+    life.call(1, 1)
+    life.refuse()
+    assert life.reports == [
+        RowsWereRefused(at(2), 1, "outputs.a: the table refuses rows: column n")
+    ]
+    assert isinstance(life.events[-1], events.OutputsSuperseded)
+    assert life.memory[0].tried == [], "rows are not tried before a commit was refused"
+
+
+def test_a_call_whose_rows_are_refused_in_a_trial_raises_and_its_rows_are_taken_back():
+    there = destination()
+    life = Life(there, trial=RowTrial(at(2)))
+    life.call(1, 1)
+    with pytest.raises(TypeError, match=r"outputs\.a: column n refuses the row"):
+        life.call(2, 5, -1)
+    life.call(3, 3)
+    assert life.commits(3)
+    assert there.rows == [1, 3]
+    assert life.reports == []
+
+
+def test_a_row_that_is_one_of_a_kind_is_refused_after_the_rows_that_wait_and_not_before():
+    there = destination()
+    life = Life(there, trial=RowTrial(at(9)))
+    life.call(1, 7)
+    with pytest.raises(TypeError):
+        life.call(2, 7)
+    assert life.commits(1)
+    with pytest.raises(TypeError):
+        life.call(2, 7)
+    assert (there.rows, life.memory[0].tried[-1]) == ([7], ([], [7]))
+
+
+def test_rows_of_a_replay_that_the_destination_has_are_not_tried_again():
+    there = destination()
+    there.rows, there.cursor, there.token = [1, 2], Cursor(at(2)), 1
+    life = Life(there, trial=RowTrial(at(9)))
+    life.call(2, 1, 2)
+    assert life.memory[0].tried == []
+    life.call(3, 3)
+    assert life.memory[0].tried == [([], [3])]
+    assert life.commits(3)
+    assert there.rows == [1, 2, 3]
+
+
+def test_the_rows_of_earlier_outputs_are_part_of_a_trial():
+    life = Life(destination(), destination(), trial=RowTrial(at(9)))
+    seen = []
+    life.memory[1].try_rows = lambda rows, before: seen.append(  # type: ignore[method-assign]
+        [list(given) for _, given in before] + [list(rows)]
+    )
+    life.outputs.begin_batch()
+    life.outputs.emit_to("a")({"n": 1})
+    life.outputs.emit_to("b")({"n": 2})
+    life.outputs.try_rows(at(1))
+    assert seen == [[[], [], [1], [2]]]
+
+
+def test_trials_go_on_for_ten_minutes_after_a_refusal_and_for_the_rows_that_were_refused():
+    life = Life(destination(), trial=RowTrial(at(5)))
+    life.now = Instant(700.0)
+    life.call(5, 1)
+    life.call(6, 2)
+    assert [rows for _, rows in life.memory[0].tried] == [[1]]
+
+
+@pytest.mark.parametrize(
+    ("error", "posted"),
+    [
+        (Superseded("another owner"), events.OutputsSuperseded),
+        (SettingsError("no table"), events.OutputsRefused),
+        (RowsRefused("another writer was faster"), events.OutputsSuperseded),
+        (SinkError("away"), None),
+    ],
+)
+def test_what_is_not_the_fault_of_the_rows_of_a_call_is_no_error_of_the_call(error, posted):
+    life = Life(destination(), trial=RowTrial(at(5)))
+    life.memory[0].raises = error
+    with pytest.raises(SinkError):
+        life.call(1, 1)
+    assert [type(each) for each in life.events] == ([] if posted is None else [posted])
+
+
+def test_a_lease_halts_when_commits_are_refused_again_and_again_after_their_trials():
+    life = Life(destination(), trial=RowTrial(at(9), 3))
+    life.memory[0].try_rows = lambda *_: None  # type: ignore[method-assign]
+    life.refuse()
+    assert life.events[-1] == events.OutputsRefused("outputs.a: the table refuses rows: column n")
+    assert life.reports == []
+
+
+def test_a_commit_that_passes_ends_the_count():
+    life = Life(destination(), trial=RowTrial(at(1), 3))
+    life.memory[0].try_rows = lambda *_: None  # type: ignore[method-assign]
+    life.call(1, 1)
+    assert life.commits(1)
+    life.refuse()
+    assert life.reports == [
+        RowsWereRefused(at(2), 1, "outputs.a: the table refuses rows: column n")
+    ]
+
+
+def test_the_row_of_a_single_record_is_tried_when_it_is_emitted():
+    life = Life(destination(), trial=RowTrial(at(9)))
+    life.call(1, 1)
+    with pytest.raises(TypeError):
+        life.outputs.prepare({"n": 1}, "a")
+    assert life.outputs.prepare({"n": 2}, "a").encoded == 2
