@@ -20,6 +20,7 @@ from kclrun.leases import shard_sync
 from kclrun.leases.commands import Command, DescribeStream, Note, WriteRow
 from kclrun.leases.events import LeasesScanned, ShardsListed, StreamDescribed, WriteResolved
 from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.stream_rows import near_misses
 from kclrun.leases.table_view import TableView, covers_all_hash_keys
 from kclrun.model.lease import (
     CHILDREN_EXPIRED,
@@ -526,11 +527,14 @@ class ConfigDrift:
         """Name rows of streams that are not ours to read."""
         strange = sorted(keys)
         names = sorted({stream_name_of(stream_of(key)) or "(none)" for key in strange})
+        near = near_misses(self._policy.streams, map(stream_of, strange))
+        more = {"reason": "; ".join(sorted(near.values()))} if near else {}
         return self._changes.note(
             "rows_of_other_streams",
             names,
             stream=", ".join(names),
             keys=", ".join(strange[:_KEYS_SHOWN_MAX]),
+            **more,
         )
 
 

@@ -137,6 +137,12 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "kcl3_mode_unreadable": EventKind(
         "this manager may not read whether a KCL 3.0 to 3.4 fleet is in its own mode"
     ),
+    "stream_missing": EventKind(
+        "one of several streams is not there any more: the others are read", "error"
+    ),
+    "leases_named_otherwise": EventKind(
+        "the table has the leases of this stream under another creation time: they are used so"
+    ),
     "rows_of_other_streams": EventKind(
         "the lease table has rows of streams that this application does not read", "warning"
     ),
