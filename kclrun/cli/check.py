@@ -197,7 +197,7 @@ def _table(aws: Aws) -> str:
         )
     if report is None:
         return f"{settings.table} does not exist yet; the first start creates it"
-    refuse_kcl3(client, settings.table, settings.application)
+    refuse_kcl3(client, settings.table, settings.kcl_application)
     try:
         opened = open_streams(aws)
     except ServiceError:  # the check of the streams reports it

@@ -183,7 +183,7 @@ class Aws:
     @cached_property
     def coordinator(self) -> DynamoCoordinatorState:
         """The table in which a KCL 3 fleet of an early version keeps its mode."""
-        return DynamoCoordinatorState(self.dynamodb_client, self.settings.application)
+        return DynamoCoordinatorState(self.dynamodb_client, self.settings.kcl_application)
 
     @cached_property
     def stream(self) -> StreamAdmin:

@@ -146,7 +146,7 @@ def _ensured(aws: Aws, deadline: Instant) -> TableReport:
     return ensure_table(
         aws.control,
         settings.table,
-        application=settings.application,
+        application=settings.kcl_application,
         create=settings.leases.create,
         tags=settings.leases.tags,
         clock=lambda: Instant(time.monotonic()),

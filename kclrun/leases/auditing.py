@@ -151,7 +151,7 @@ class StreamWatch:
             self._vouched, self._doubted = self._doubted or self._vouched, None
             return None
         if self._stream == ONLY_STREAM:
-            return _words(mine, created_at, "")
+            return _words(mine, created_at, "", has_seen=True)
         was, now = (utc_text(each, "milliseconds") for each in (mine, created_at))
         return (
             f"stream {stream_name_of(self._stream)} was deleted and made again while we ran: it was"
@@ -200,13 +200,26 @@ def _ms(at: WallTime) -> int:
     return round(at * 1000)
 
 
-def _words(theirs: WallTime, now: WallTime, table: str) -> str:
+def _words(theirs: WallTime, now: WallTime, table: str, *, has_seen: bool = False) -> str:
+    """What the two creation times show. `has_seen`: one manager saw the same name change its
+    time. Else the rows may be of a stream with another name: they do not carry it."""
     made, made_again = (utc_text(each, "milliseconds") for each in (theirs, now))
+    why, back = "", ""
+    if has_seen:
+        why = " It was deleted and made again under its name."
+    elif theirs < now:
+        why = (
+            " Either the application read another stream before, or this one was deleted and made"
+            " again under its name."
+        )
+        back = ". If the other stream is meant, name it in the settings instead"
+    else:
+        why = " The application read another stream before, which was created after this one."
+        back = ". If the other stream is meant, name it in the settings instead"
     return (
-        f"the stream was deleted and made again under its name: the lease table{table} has rows of"
-        f" the one that was created at {made}, and the one of today was created at {made_again}."
-        " Their checkpoints mean nothing in it, so nothing is read\n"
-        f"To go on: {HOW_TO_GO_ON}"
+        f"the lease table{table} has rows of a stream that was created at {made}, and the stream"
+        f" that is read was created at {made_again}.{why} Their checkpoints mean nothing in it, so"
+        f" nothing is read\nTo go on: {HOW_TO_GO_ON}{back}"
     )
 
 

@@ -114,7 +114,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "rows_broken": EventKind("rows of the lease table cannot be read as leases", "error"),
     "shard_sync_refused": EventKind("no rows are created: positions are not guessed", "warning"),
     "stream_recreated": EventKind(
-        "the stream was deleted and made again: its leases are given up, nothing is read", "error"
+        "the rows are of another stream, or it was deleted and made again: nothing is read", "error"
     ),
     "stream_recreation_suspected": EventKind(
         "rows look as if they were of another stream under this name", "error"
