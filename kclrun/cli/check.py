@@ -207,7 +207,12 @@ def _table(aws: Aws) -> str:
     keys = [lease.key for page in pages for lease in page.leases]
     remarks = "".join(f"; {remark}" for remark in remarks_on_names(aws, opened, keys))
     leases = sum(len(page.leases) for page in pages)
-    broken = sorted(key for page in pages for key in page.broken)
+    reasons = {key: why for page in pages for key, why in page.reasons.items()}
+    broken = sorted(
+        f"{key} ({reasons[key]})" if key in reasons else key
+        for page in pages
+        for key in page.broken
+    )
     index = "with" if report.has_owner_index else "without"
     unreadable = f"; unreadable rows: {', '.join(broken[:5])}" if broken else ""
     found = f"{report.name} is {report.status}, {index} owner index: {leases} leases"

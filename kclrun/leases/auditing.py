@@ -293,12 +293,21 @@ class Auditor:
         self._whole = ranges if covers_all_hash_keys(ranges) else []
         return not self._whole
 
-    def after_scan(self, view: TableView) -> list[Command]:
-        """Log rows that cannot be read; delete ended rows that are not needed [P8, P13]."""
+    def after_scan(
+        self, view: TableView, reasons: Mapping[str, str] = MappingProxyType({})
+    ) -> list[Command]:
+        """Log rows that cannot be read, with the reasons; delete ended rows that are not needed [P8, P13]."""
         self._has_seen_rows = self._has_seen_rows or not view.is_empty
         self._recent.update(view)
-        broken = ", ".join(sorted(view.broken)[:10])
-        commands = self._changes.note("rows_broken", len(view.broken), level="error", keys=broken)
+        broken = sorted(view.broken)[:10]
+        why = "; ".join(f"{key}: {reasons[key]}" for key in broken if key in reasons)
+        commands = self._changes.note(
+            "rows_broken",
+            len(view.broken),
+            level="error",
+            keys=", ".join(broken),
+            **({"reason": why} if why else {}),
+        )
         if self._policy.cleanup:
             ended = self._ends.deletable(view, self.listing)
             commands += self._write(ended[:_DELETIONS_AT_ONCE_MAX])
@@ -567,6 +576,7 @@ class Audits:
         self._held = held
         self._views: Mapping[StreamKey, TableView] = {}
         self._synced: set[StreamKey] = set()
+        self._reasons: Mapping[str, str] = {}
         self._config_drift = ConfigDrift(policy)
 
     def of_ours(self, event: LeasesScanned) -> tuple[LeasesScanned, list[Command]]:
@@ -575,11 +585,12 @@ class Audits:
         # A bare key needs no look at its stream; that is the usual case.
         keys = [each.key for each in event.leases if not has_plain or ":" in each.key]
         strange = {key for key in (*keys, *event.broken) if not self.is_ours(key)}
+        self._reasons = event.reasons
         if not strange:
             return event, self._config_drift.other_streams(())
         leases = tuple(each for each in event.leases if each.key not in strange)
         broken = tuple(key for key in event.broken if key not in strange)
-        ours = LeasesScanned(leases, broken, event.foreign, event.kcl3_mode)
+        ours = LeasesScanned(leases, broken, event.foreign, event.kcl3_mode, event.reasons)
         return ours, self._config_drift.other_streams(strange)
 
     def is_ours(self, key: str) -> bool:
@@ -604,7 +615,7 @@ class Audits:
         """Clean up, stream by stream; compare settings with rows. Call after `see`."""
         commands: list[Command] = []
         for stream, auditor in self._auditors.items():
-            commands += auditor.after_scan(self._views[stream])
+            commands += auditor.after_scan(self._views[stream], self._reasons)
         return commands + self._config_drift.after_scan(view)
 
     def empty_streams(self) -> frozenset[StreamKey]:

@@ -269,11 +269,13 @@ class ServiceCalls(ServiceRequests):
 def _scanned(world: World, *, consistent: bool) -> events.LeasesScanned:
     leases: list[Lease] = []
     broken: list[str] = []
+    reasons: dict[str, str] = {}
     foreign = 0
     kcl3_mode = None
     for page in world.table.scan(consistent=consistent):
         leases += page.leases
         broken += page.broken
+        reasons |= page.reasons
         foreign += page.foreign
         kcl3_mode = page.kcl3_mode or kcl3_mode
         if len(leases) > _ROWS_MAX:
@@ -281,7 +283,7 @@ def _scanned(world: World, *, consistent: bool) -> events.LeasesScanned:
                 f"the lease table has more than {_ROWS_MAX} leases", operation="Scan"
             )
     return events.LeasesScanned(
-        tuple(leases), tuple(broken[:_BROKEN_SHOWN_MAX]), foreign, kcl3_mode
+        tuple(leases), tuple(broken[:_BROKEN_SHOWN_MAX]), foreign, kcl3_mode, reasons
     )
 
 
