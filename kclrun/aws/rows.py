@@ -229,8 +229,8 @@ class Column(msgspec.Struct, frozen=True):
 
     `absent`: the value that an absent attribute stands for, while other attributes of the field
     are there. If it is the only one, it is written in place of None.
-    `may_be_null`: some clients write NULL, or "", instead of no value. `unwritten`: a value that a new row
-    leaves out.
+    `may_be_null`: some clients write NULL, or "", instead of no value. `unwritten`: a value that a
+    new row leaves out.
     """
 
     name: str

@@ -296,7 +296,8 @@ class Auditor:
     def after_scan(
         self, view: TableView, reasons: Mapping[str, str] = MappingProxyType({})
     ) -> list[Command]:
-        """Log rows that cannot be read, with the reasons; delete ended rows that are not needed [P8, P13]."""
+        """Log rows that cannot be read, with the reasons; delete ended rows that are not needed
+        [P8, P13]."""
         self._has_seen_rows = self._has_seen_rows or not view.is_empty
         self._recent.update(view)
         broken = sorted(view.broken)[:10]

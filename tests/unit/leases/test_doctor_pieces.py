@@ -277,7 +277,7 @@ def test_rows_that_resemble_a_stream_of_ours_are_named_and_not_offered_for_delet
     assert "rders" in found.evidence
 
 
-def test_the_only_position_of_a_shard_under_the_name_of_the_other_kind_is_not_offered_for_deletion():
+def test_the_only_position_of_a_shard_is_not_offered_for_deletion_under_a_key_of_the_other_kind():
     bare = Lease(key="A", checkpoint=AT_1500)
     seen = look(bare, shards=(replace(A, shard_id=f"{ORDERS}:A"),), stream=ORDERS)
 
