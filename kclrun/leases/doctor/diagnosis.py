@@ -33,6 +33,7 @@ from kclrun.model.lease import (
     HOPPING_SWITCHES,
     KCL3_MODE_KEY,
     OFFERED,
+    OWNER_PREFIX,
     Lease,
     LeaseKey,
     Owner,
@@ -65,7 +66,7 @@ def table_findings(pair: Pair) -> Iterator[Finding]:
         yield Finding(
             kind=Kind.KCL3_NATIVE,
             evidence=f"{KCL3_MODE_KEY} says {mode}: a leader assigns the leases",
-            advice=mode_advice(mode),
+            advice=mode_advice(mode, has_java=_has_java(pair)),
         )
     if pair.second.foreign:
         mode_words = (
@@ -84,6 +85,11 @@ def table_findings(pair: Pair) -> Iterator[Finding]:
             kind=Kind.NO_LIVE_OWNER,
             evidence=f"no counter moved within {pair.circumstances.watched_s:g} s",
         )
+
+
+def _has_java(pair: Pair) -> bool:
+    """Whether a Java worker may be alive. Without any live owner nothing is known."""
+    return not pair.alive or not all(owner.startswith(OWNER_PREFIX) for owner in pair.alive)
 
 
 def _kinds_of_keys(pair: Pair) -> Iterator[Finding]:
