@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -193,13 +193,15 @@ class ScanPage(msgspec.Struct, frozen=True):
     """One page of a scan: the rows that are leases, and the keys of broken rows.
 
     `foreign` counts rows of another `entityType` [P8]. `kcl3_mode` is the state of a KCL 3 fleet,
-    from the row that holds it; None if that row is not on this page.
+    from the row that holds it; None if that row is not on this page. `reasons`: why each broken row
+    cannot be read.
     """
 
     leases: tuple[Lease, ...]
     broken: tuple[str, ...] = ()
     foreign: int = 0
     kcl3_mode: str | None = None
+    reasons: Mapping[str, str] = {}
 
 
 class LeaseTable(Protocol):

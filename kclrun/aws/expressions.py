@@ -163,15 +163,17 @@ class Texts:
                 return self._below(one)
 
     def _alternatives(self, one: conditions.Condition) -> tuple[str, ...]:
-        """One condition, or two for a field without a value: some clients write NULL."""
+        """One condition, or three for a field without a value: some clients write NULL, or an empty
+        text."""
         if not isinstance(one, conditions.Equals) or one.value.of(self._change) is not None:
             return (self._condition(one),)
         ((column, _), *_) = columns_of(one.field)
         absent = f"attribute_not_exists({column.name})"
         if not column.may_be_null:
             return (absent,)
-        self.values[":null"] = _constant(text("NULL"))
-        return (absent, f"attribute_type({column.name}, :null)")
+        self.values |= {":null": _constant(text("NULL")), ":empty": _constant(text(""))}
+        is_null = f"attribute_type({column.name}, :null)"
+        return (absent, is_null, f"{column.name} = :empty")
 
     def _equals(self, one: conditions.Equals) -> str:
         """An expected value that an absent attribute stands for is found in both forms."""

@@ -191,7 +191,7 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
     yield from _reads(settings, site)
     yield _allow(Grant.LEASES, table)
     yield _allow(Grant.OFFERS, [site.index(settings.table, OWNER_INDEX)])
-    yield _allow(Grant.KCL3, [site.table(coordinator_table(settings.application))])
+    yield _allow(Grant.KCL3, [site.table(coordinator_table(settings.kcl_application))])
     if settings.leases.create:
         yield _allow(Grant.CREATE, table)
     cloudwatch = settings.observe.cloudwatch

@@ -68,13 +68,14 @@ class BrokenRow(Exception):
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(f"row {key!r}: {reason}")
-        self.key = key
+        self.key, self.reason = key, reason
 
 
 def decode_page(items: Iterable[Item]) -> ScanPage:
     """Sort the items of one scan page into leases, broken rows and rows of other programs."""
     leases: list[Lease] = []
     broken: list[str] = []
+    reasons: dict[str, str] = {}
     foreign = 0
     kcl3_mode = None
     for item in items:
@@ -86,12 +87,13 @@ def decode_page(items: Iterable[Item]) -> ScanPage:
             lease = decode_row(item)
         except BrokenRow as row:
             broken.append(row.key)
+            reasons[row.key] = row.reason
             continue
         if lease is None:
             foreign += 1
         else:
             leases.append(lease)
-    return ScanPage(tuple(leases), tuple(broken), foreign, kcl3_mode)
+    return ScanPage(tuple(leases), tuple(broken), foreign, kcl3_mode, reasons)
 
 
 def kcl3_mode_of(item: Item) -> str | None:
@@ -112,8 +114,10 @@ def decode_row(item: Item, *, is_ours: bool = False) -> Lease | None:
         if _text(item, "entityType") not in {None, "LEASE"}:
             return None
         lease = _lease(item)
-    except (LimitExceeded, ValueError, TypeError, AttributeError) as error:
+    except (LimitExceeded, ValueError) as error:
         raise BrokenRow(key, str(error)[:200]) from None
+    except (TypeError, AttributeError) as error:
+        raise BrokenRow(key, f"an attribute has another type: {error}"[:200]) from None
     if not is_ours and max(lease.counter, lease.owner_switches) >= _COUNTED_MAX:
         raise BrokenRow(key, "leaseCounter or ownerSwitchesSinceCheckpoint is 2^62 or more")
     return lease
@@ -225,8 +229,8 @@ class Column(msgspec.Struct, frozen=True):
 
     `absent`: the value that an absent attribute stands for, while other attributes of the field
     are there. If it is the only one, it is written in place of None.
-    `may_be_null`: some clients write NULL instead of no value. `unwritten`: a value that a new row
-    leaves out.
+    `may_be_null`: some clients write NULL, or "", instead of no value. `unwritten`: a value that a
+    new row leaves out.
     """
 
     name: str
@@ -320,12 +324,17 @@ def _text(item: Item, name: str, *, most: int = TEXT_CHARACTERS_MAX) -> str | No
     return value
 
 
+# The KCL's own, which its workers read so, too.
+_EMPTY_IS_ABSENT: Final = frozenset({"leaseOwner", "checkpointOwner"})
+
+
 def _owner(item: Item, name: str) -> OwnerId | None:
-    """Absent and NULL (as some clients write it) both mean unowned; "" is not an owner id."""
+    """Absent, NULL and "" (as some clients write it) all mean unowned, as for the KCL. Of our own
+    attributes none is ever empty."""
     owner = _text(item, name)
-    if owner == "":
+    if owner == "" and name not in _EMPTY_IS_ABSENT:
         raise ValueError(f"{name} is empty")
-    return None if owner is None else OwnerId(owner)
+    return OwnerId(owner) if owner else None
 
 
 def _digits(item: Item, name: str, pattern: re.Pattern[str]) -> str | None:
@@ -333,7 +342,7 @@ def _digits(item: Item, name: str, pattern: re.Pattern[str]) -> str | None:
     if attribute is None or "NULL" in attribute:
         return None
     value: Any = attribute.get("N")
-    if not pattern.match(value):
+    if not isinstance(value, str) or not pattern.match(value):
         raise ValueError(f"{name} is not a number in its range")
     return str(value)
 
@@ -376,6 +385,8 @@ def _position(item: Item, name: str, sub_name: str) -> ExtendedSequenceNumber | 
 
 
 def _pending(item: Item) -> PendingCheckpoint | None:
+    if _text(item, "pendingCheckpoint") == "":
+        return None  # as for the KCL
     position = _position(item, "pendingCheckpoint", "pendingCheckpointSubSequenceNumber")
     if position is None:
         return None

@@ -185,7 +185,7 @@ def _consumer(aws: Aws, summary: StreamSummary) -> str:
 
 def _table(aws: Aws) -> str:
     from kclrun.aws.table_setup import inspect_table, refuse_kcl3
-    from kclrun.cli.services import open_streams, refuse_other_kind
+    from kclrun.cli.services import open_streams, refuse_other_kind, remarks_on_names
 
     settings = aws.settings
     client = aws.control.dynamodb_reads()
@@ -197,15 +197,23 @@ def _table(aws: Aws) -> str:
         )
     if report is None:
         return f"{settings.table} does not exist yet; the first start creates it"
-    refuse_kcl3(client, settings.table, settings.application)
+    refuse_kcl3(client, settings.table, settings.kcl_application)
     try:
-        created = {key: each.summary.created_at for key, each in open_streams(aws).items()}
+        opened = open_streams(aws)
     except ServiceError:  # the check of the streams reports it
-        created = {}
-    refuse_other_kind(aws, created)
+        opened = {}
+    refuse_other_kind(aws, {key: each.summary.created_at for key, each in opened.items()})
     pages = list(aws.table.scan())
+    keys = [lease.key for page in pages for lease in page.leases]
+    remarks = "".join(f"; {remark}" for remark in remarks_on_names(aws, opened, keys))
     leases = sum(len(page.leases) for page in pages)
-    broken = sorted(key for page in pages for key in page.broken)
+    reasons = {key: why for page in pages for key, why in page.reasons.items()}
+    broken = sorted(
+        f"{key} ({reasons[key]})" if key in reasons else key
+        for page in pages
+        for key in page.broken
+    )
     index = "with" if report.has_owner_index else "without"
     unreadable = f"; unreadable rows: {', '.join(broken[:5])}" if broken else ""
-    return f"{report.name} is {report.status}, {index} owner index: {leases} leases{unreadable}"
+    found = f"{report.name} is {report.status}, {index} owner index: {leases} leases"
+    return found + unreadable + remarks

@@ -118,7 +118,7 @@ def look_of(items: tuple[Item, ...], listings: Mapping[StreamKey, Listing]) -> L
 def refuse_native(aws: Aws) -> None:
     """Refuse to write if KCL 3 assigns the leases. Raises: TableRefused."""
     settings = aws.settings
-    refuse_kcl3(aws.control.dynamodb_reads(), settings.table, settings.application)
+    refuse_kcl3(aws.control.dynamodb_reads(), settings.table, settings.kcl_application)
 
 
 def _look(aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> tuple[Look, tuple[Item, ...]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -34,15 +34,18 @@ from kclrun.config.rules import refuse_embedded
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.config.state import state_place
 from kclrun.leases.auditing import why_another_stream
+from kclrun.leases.stream_rows import key_in_table, near_misses
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import OutputPlace, RowsOf, setting_of
 from kclrun.model.record import Measurement
+from kclrun.model.shard import Shard
 from kclrun.model.stream import (
     ONLY_STREAM,
     StreamKey,
     called,
     region_of,
     stream_key,
+    stream_name_of,
     stream_of,
 )
 from kclrun.model.time import WallTime
@@ -70,8 +73,13 @@ _NO_ROWS: Final = RowsOf(
 
 _READABLE: Final = frozenset({"ACTIVE", "UPDATING"})
 
-# Performs a call, given what it waits for in words.
-Patiently = Callable[[Callable[[], StreamSummary], str], StreamSummary]
+T = TypeVar("T")
+
+
+class Patiently(Protocol):
+    """Performs a call, given what it waits for in words."""
+
+    def __call__(self, call: Callable[[], T], what: str) -> T: ...
 
 
 class Checkable(Protocol):
@@ -175,7 +183,7 @@ class Aws:
     @cached_property
     def coordinator(self) -> DynamoCoordinatorState:
         """The table in which a KCL 3 fleet of an early version keeps its mode."""
-        return DynamoCoordinatorState(self.dynamodb_client, self.settings.application)
+        return DynamoCoordinatorState(self.dynamodb_client, self.settings.kcl_application)
 
     @cached_property
     def stream(self) -> StreamAdmin:
@@ -325,40 +333,94 @@ class OpenStream(msgspec.Struct, frozen=True):
     reader: ShardReader
 
 
-def _once(call: Callable[[], StreamSummary], what: str) -> StreamSummary:
+def _once(call: Callable[[], T], what: str) -> T:
     with waiting_for(what):
         return call()
 
 
-def open_streams(aws: Aws, patiently: Patiently = _once) -> Mapping[StreamKey, OpenStream]:
-    """Describe every stream; a single stream has the key ONLY_STREAM.
+def open_streams(
+    aws: Aws,
+    patiently: Patiently = _once,
+    on_missing: Callable[[str, errors.NotFound], None] | None = None,
+) -> Mapping[StreamKey, OpenStream]:
+    """Describe every stream; a single stream has the key ONLY_STREAM. Several have the keys by
+    which the rows of the lease table name them (`leases/stream_rows.py`).
+
+    `on_missing` gets the name of a stream that is not there any more, one of several of which the
+    lease table has rows: the others are read. A stream without rows may be a wrong name.
 
     Raises: NotFound, with the names of all missing streams and advice; another ServiceError leaf at
-    once.
+    once; TableRefused if nothing shows which rows are a stream's.
     """
     with advising_on_streams(aws):
-        return _opened(aws, patiently)
+        opened, missing = _opened(aws, patiently)
+        if not aws.settings.streams:
+            _raise_missing(missing)
+            return opened
+        rows = None if not opened else _rows_of(aws, patiently)
+        if rows is not None and on_missing is not None:
+            names = {stream_name_of(stream_of(row.key)) for row in rows}
+            for name in names.intersection(missing):
+                on_missing(name, missing.pop(name))
+        _raise_missing(missing)
+    return opened if rows is None else _as_in_table(aws, opened, rows, patiently)
 
 
-def _opened(aws: Aws, patiently: Patiently) -> Mapping[StreamKey, OpenStream]:
+def _raise_missing(missing: Mapping[str, errors.NotFound]) -> None:
+    found = list(missing.values())
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        message = [f"{len(found)} streams are not there", *map(str, found)]
+        raise found[0].reworded("\n".join(message))
+
+
+def _rows_of(aws: Aws, patiently: Patiently) -> list[Lease] | None:
+    """The readable rows of the lease table. None without a table; and without the permission to
+    scan: then nothing is read or written by the keys of the streams."""
+    try:
+        pages = patiently(lambda: list(aws.table.scan(consistent=False)), aws.called_table)
+    except (errors.NotFound, errors.AccessDenied):
+        return None
+    return [lease for page in pages for lease in page.leases]
+
+
+def _as_in_table(
+    aws: Aws,
+    opened: Mapping[StreamKey, OpenStream],
+    rows: Sequence[Lease],
+    patiently: Patiently,
+) -> Mapping[StreamKey, OpenStream]:
+    """The streams under the keys that the table has."""
     found: dict[StreamKey, OpenStream] = {}
-    missing: list[errors.NotFound] = []
+    for own, stream in opened.items():
+
+        def shards(stream: OpenStream = stream) -> Sequence[Shard]:
+            return patiently(stream.admin.list_shards, aws.called_stream(stream.settings.name))
+
+        created_at = stream.summary.created_at
+        key = key_in_table(own, created_at, rows, shards, table=aws.settings.table)
+        found[key] = stream
+    return found
+
+
+def _opened(
+    aws: Aws, patiently: Patiently
+) -> tuple[dict[StreamKey, OpenStream], dict[str, errors.NotFound]]:
+    """The streams that are there, and the errors of the others by name."""
+    found: dict[StreamKey, OpenStream] = {}
+    missing: dict[str, errors.NotFound] = {}
     for source in aws.settings.sources:
         admin = aws.admin_of(source.name)
         try:
             summary = patiently(partial(_summary, admin), aws.called_stream(source.name))
         except errors.NotFound as error:
-            missing.append(error)
+            missing[stream_name(source.name)] = error
             continue
         several = bool(aws.settings.streams)
         key = stream_key(summary.arn, summary.created_at) if several else ONLY_STREAM
         found[key] = OpenStream(source, summary, admin, aws.reader_of(source.name))
-    if len(missing) == 1:
-        raise missing[0]
-    if missing:
-        message = [f"{len(missing)} streams are not there", *map(str, missing)]
-        raise missing[0].reworded("\n".join(message))
-    return found
+    return found, missing
 
 
 @contextmanager
@@ -451,6 +513,24 @@ def _refuse_java(aws: Aws, seen: Mapping[LeaseKey, Lease]) -> None:
             f" {alive[0]} among them: they move checkpoints and do not know the state\n"
             "Stop them first; or run without `state` beside them, under the same name"
         )
+
+
+def remarks_on_names(
+    aws: Aws, opened: Mapping[StreamKey, OpenStream], keys: Iterable[str]
+) -> tuple[str, ...]:
+    """What is unusual in how the rows of the table name the streams, in words; one for each."""
+    adopted = tuple(
+        f"leases of {stream.summary.name} are under {key}: they are used as they are"
+        for key, stream in opened.items()
+        if is_named_otherwise(key, stream.summary)
+    )
+    near = near_misses(opened, map(stream_of, keys)) if aws.settings.streams else {}
+    return (*adopted, *(f"not used: leases of {words}" for words in near.values()))
+
+
+def is_named_otherwise(key: StreamKey, summary: StreamSummary) -> bool:
+    """Whether the rows of a stream have another key than that of its creation."""
+    return key != ONLY_STREAM and key != stream_key(summary.arn, summary.created_at)
 
 
 def why_other_kind(leases: Iterable[Lease], table: str, *, is_of_several: bool) -> str | None:

@@ -23,6 +23,7 @@ from kclrun.cli.services import (
 )
 from kclrun.cli.waiting import waiting_for
 from kclrun.config.schema import Settings
+from kclrun.errors import NotFound
 from kclrun.ipc.board import boottime
 from kclrun.manager.world import InstanceServices, SourceStream, World
 from kclrun.model.stream import StreamKey
@@ -46,7 +47,8 @@ def open_world(settings: Settings) -> World:
     def patient(call: Callable[[], T], what: str) -> T:
         return patiently(call, deadline, patience_s, what=what)
 
-    opened, described_instant = _described(aws, deadline, patience_s)
+    missing: dict[str, str] = {}
+    opened, described_instant = _described(aws, deadline, patience_s, missing)
     patient(lambda: _ensured(aws, deadline), aws.called_table)
     # The manager repeats these calls until they succeed. Here a refusal still ends the start. Later
     # the manager would wait for a missing permission without an error that an operator sees.
@@ -89,13 +91,15 @@ def open_world(settings: Settings) -> World:
         instance=InstanceServices(imds, aws.lifecycle) if imds is not None else None,
         coordinator=aws.coordinator,
         described_instant=described_instant,
+        missing=missing,
     )
 
 
 def _described(
-    aws: Aws, deadline: Instant, patience_s: float
+    aws: Aws, deadline: Instant, patience_s: float, missing: dict[str, str]
 ) -> tuple[Mapping[StreamKey, OpenStream], Instant]:
-    """All streams, and the time at which the oldest of the used answers was requested."""
+    """All streams, and the time at which the oldest of the used answers was requested. `missing`
+    gets those that are not there any more, with the service's words."""
     asked: list[Instant] = []
 
     def patient(call: Callable[[], T], what: str) -> T:
@@ -107,7 +111,10 @@ def _described(
 
         return patiently(once, deadline, patience_s, what=what)
 
-    opened = open_streams(aws, patient)
+    def note(name: str, error: NotFound) -> None:
+        missing[name] = str(error)
+
+    opened = open_streams(aws, patient, note)
     return opened, min(asked)
 
 
@@ -139,7 +146,7 @@ def _ensured(aws: Aws, deadline: Instant) -> TableReport:
     return ensure_table(
         aws.control,
         settings.table,
-        application=settings.application,
+        application=settings.kcl_application,
         create=settings.leases.create,
         tags=settings.leases.tags,
         clock=lambda: Instant(time.monotonic()),

@@ -20,6 +20,7 @@ from kclrun.leases import shard_sync
 from kclrun.leases.commands import Command, DescribeStream, Note, WriteRow
 from kclrun.leases.events import LeasesScanned, ShardsListed, StreamDescribed, WriteResolved
 from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.stream_rows import near_misses
 from kclrun.leases.table_view import TableView, covers_all_hash_keys
 from kclrun.model.lease import (
     CHILDREN_EXPIRED,
@@ -150,7 +151,7 @@ class StreamWatch:
             self._vouched, self._doubted = self._doubted or self._vouched, None
             return None
         if self._stream == ONLY_STREAM:
-            return _words(mine, created_at, "")
+            return _words(mine, created_at, "", has_seen=True)
         was, now = (utc_text(each, "milliseconds") for each in (mine, created_at))
         return (
             f"stream {stream_name_of(self._stream)} was deleted and made again while we ran: it was"
@@ -199,13 +200,26 @@ def _ms(at: WallTime) -> int:
     return round(at * 1000)
 
 
-def _words(theirs: WallTime, now: WallTime, table: str) -> str:
+def _words(theirs: WallTime, now: WallTime, table: str, *, has_seen: bool = False) -> str:
+    """What the two creation times show. `has_seen`: one manager saw the same name change its
+    time. Else the rows may be of a stream with another name: they do not carry it."""
     made, made_again = (utc_text(each, "milliseconds") for each in (theirs, now))
+    why, back = "", ""
+    if has_seen:
+        why = " It was deleted and made again under its name."
+    elif theirs < now:
+        why = (
+            " Either the application read another stream before, or this one was deleted and made"
+            " again under its name."
+        )
+        back = ". If the other stream is meant, name it in the settings instead"
+    else:
+        why = " The application read another stream before, which was created after this one."
+        back = ". If the other stream is meant, name it in the settings instead"
     return (
-        f"the stream was deleted and made again under its name: the lease table{table} has rows of"
-        f" the one that was created at {made}, and the one of today was created at {made_again}."
-        " Their checkpoints mean nothing in it, so nothing is read\n"
-        f"To go on: {HOW_TO_GO_ON}"
+        f"the lease table{table} has rows of a stream that was created at {made}, and the stream"
+        f" that is read was created at {made_again}.{why} Their checkpoints mean nothing in it, so"
+        f" nothing is read\nTo go on: {HOW_TO_GO_ON}{back}"
     )
 
 
@@ -279,12 +293,22 @@ class Auditor:
         self._whole = ranges if covers_all_hash_keys(ranges) else []
         return not self._whole
 
-    def after_scan(self, view: TableView) -> list[Command]:
-        """Log rows that cannot be read; delete ended rows that are not needed [P8, P13]."""
+    def after_scan(
+        self, view: TableView, reasons: Mapping[str, str] = MappingProxyType({})
+    ) -> list[Command]:
+        """Log rows that cannot be read, with the reasons; delete ended rows that are not needed
+        [P8, P13]."""
         self._has_seen_rows = self._has_seen_rows or not view.is_empty
         self._recent.update(view)
-        broken = ", ".join(sorted(view.broken)[:10])
-        commands = self._changes.note("rows_broken", len(view.broken), level="error", keys=broken)
+        broken = sorted(view.broken)[:10]
+        why = "; ".join(f"{key}: {reasons[key]}" for key in broken if key in reasons)
+        commands = self._changes.note(
+            "rows_broken",
+            len(view.broken),
+            level="error",
+            keys=", ".join(broken),
+            **({"reason": why} if why else {}),
+        )
         if self._policy.cleanup:
             ended = self._ends.deletable(view, self.listing)
             commands += self._write(ended[:_DELETIONS_AT_ONCE_MAX])
@@ -526,11 +550,14 @@ class ConfigDrift:
         """Name rows of streams that are not ours to read."""
         strange = sorted(keys)
         names = sorted({stream_name_of(stream_of(key)) or "(none)" for key in strange})
+        near = near_misses(self._policy.streams, map(stream_of, strange))
+        more = {"reason": "; ".join(sorted(near.values()))} if near else {}
         return self._changes.note(
             "rows_of_other_streams",
             names,
             stream=", ".join(names),
             keys=", ".join(strange[:_KEYS_SHOWN_MAX]),
+            **more,
         )
 
 
@@ -550,6 +577,7 @@ class Audits:
         self._held = held
         self._views: Mapping[StreamKey, TableView] = {}
         self._synced: set[StreamKey] = set()
+        self._reasons: Mapping[str, str] = {}
         self._config_drift = ConfigDrift(policy)
 
     def of_ours(self, event: LeasesScanned) -> tuple[LeasesScanned, list[Command]]:
@@ -558,11 +586,12 @@ class Audits:
         # A bare key needs no look at its stream; that is the usual case.
         keys = [each.key for each in event.leases if not has_plain or ":" in each.key]
         strange = {key for key in (*keys, *event.broken) if not self.is_ours(key)}
+        self._reasons = event.reasons
         if not strange:
             return event, self._config_drift.other_streams(())
         leases = tuple(each for each in event.leases if each.key not in strange)
         broken = tuple(key for key in event.broken if key not in strange)
-        ours = LeasesScanned(leases, broken, event.foreign, event.kcl3_mode)
+        ours = LeasesScanned(leases, broken, event.foreign, event.kcl3_mode, event.reasons)
         return ours, self._config_drift.other_streams(strange)
 
     def is_ours(self, key: str) -> bool:
@@ -587,7 +616,7 @@ class Audits:
         """Clean up, stream by stream; compare settings with rows. Call after `see`."""
         commands: list[Command] = []
         for stream, auditor in self._auditors.items():
-            commands += auditor.after_scan(self._views[stream])
+            commands += auditor.after_scan(self._views[stream], self._reasons)
         return commands + self._config_drift.after_scan(view)
 
     def empty_streams(self) -> frozenset[StreamKey]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
@@ -27,13 +29,14 @@ class Ticked(msgspec.Struct, frozen=True):
 
 
 class LeasesScanned(msgspec.Struct, frozen=True):
-    """A whole scan of the table. `broken` are keys of rows that cannot be read as leases [P8];
-    `kcl3_mode` is the state of a KCL 3 fleet, where the table holds one."""
+    """A whole scan of the table. `broken` are keys of rows that cannot be read as leases [P8], and
+    `reasons` says why; `kcl3_mode` is the state of a KCL 3 fleet, where the table holds one."""
 
     leases: tuple[Lease, ...]
     broken: tuple[str, ...] = ()
     foreign: int = 0
     kcl3_mode: str | None = None
+    reasons: Mapping[str, str] = {}
 
 
 class ShardsListed(msgspec.Struct, frozen=True):

@@ -37,7 +37,14 @@ from kclrun.leases.policy import (
 )
 from kclrun.leases.shard_sync import TableTotals
 from kclrun.leases.table_view import Observation, TableView
-from kclrun.model.lease import Lease, LeaseKey, OwnerId, is_native, mode_advice
+from kclrun.model.lease import (
+    OWNER_PREFIX,
+    Lease,
+    LeaseKey,
+    OwnerId,
+    is_native,
+    mode_advice,
+)
 from kclrun.model.stream import StreamKey
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.reports import ShardEnded
@@ -66,7 +73,8 @@ class ModeWatch:
         self._chance = chance
         self._in_table: str | None = None
         self._elsewhere: str | None = None
-        self._reported_mode: str | None = None
+        self._has_java = True  # until a scan shows otherwise
+        self._reported: tuple[str, bool] | None = None
         self._reads = policy.reads_kcl3_mode
         self._is_reading = False
         self._read_instant: Instant | None = None
@@ -77,9 +85,10 @@ class ModeWatch:
         mode = self._in_table if self._in_table is not None else self._elsewhere
         return mode if is_native(mode) else None
 
-    def scanned(self, mode: str | None) -> list[Command]:
-        """Take in the mode in the lease table, as the scan shows it."""
+    def scanned(self, mode: str | None, owners: Collection[OwnerId]) -> list[Command]:
+        """Take in the mode in the lease table, and the live owners, as the scan shows them."""
         self._in_table = mode
+        self._has_java = not all(owner.startswith(OWNER_PREFIX) for owner in owners)
         return self._log_change()
 
     def on_read(self, event: events.Kcl3ModeRead, _: Instant) -> list[Command]:
@@ -110,15 +119,18 @@ class ModeWatch:
         return []
 
     def _log_change(self) -> list[Command]:
-        """Log once for each change. In a native mode our leases stay ours while we renew them, Java
-        workers get nothing, and the next kclrun to start is refused."""
+        """Log once for each change, and once more when the last Java worker has gone. In a native
+        mode our leases stay ours while we renew them, Java workers get nothing, and the next kclrun
+        to start is refused."""
         native = self.native
-        if native == self._reported_mode:
-            return []
-        self._reported_mode = native
         if native is None:
+            self._reported = None
             return []
-        fields = {"what": str([native]), "reason": mode_advice(native)}
+        if self._reported in {(native, self._has_java), (native, False)}:
+            return []
+        self._reported = native, self._has_java
+        advice = mode_advice(native, has_java=self._has_java)
+        fields = {"what": str([native]), "reason": advice}
         return [Note("kcl3_native", "error", fields={**fields})]
 
 
@@ -309,7 +321,6 @@ class LeaseManager:
         self._is_scanning = False
         self._viewed_instant = self._scanned_instant
         ours, commands = self._audits.of_ours(event)
-        commands += self._modes.scanned(event.kcl3_mode)
         self._observation.update(ours.leases, now)
         view = self._view = TableView(
             ours.leases,
@@ -319,6 +330,7 @@ class LeaseManager:
             gone=self._gone_before_scan,
             now=now,
         )
+        commands += self._modes.scanned(event.kcl3_mode, view.owners)
         commands += self._refuse(self._audits.see(view))
         if self._is_refused and not self.is_draining:
             return commands

@@ -238,7 +238,7 @@ class LeaseRows:
         leases = tuple(filter(None, map(rows.get, keys)))
         others = [unreadable[key] for key in keys if key in unreadable] if unreadable else []
         page = decode_page(others)
-        return ScanPage(leases, page.broken, page.foreign, page.kcl3_mode)
+        return ScanPage(leases, page.broken, page.foreign, page.kcl3_mode, page.reasons)
 
     def _write(self, change: writes.LeaseChange) -> writes.Outcome:
         match change:

@@ -98,6 +98,7 @@ class Places:
 _STATUS_PATIENCE_S: Final = 1.0
 _STATUS_PATIENCE_ALONE_S: Final = 0.1
 _RESEND_AFTER_S: Final = 0.05
+_ENDS: Final = "this manager ends all its processes"
 
 
 class Specify(Protocol):
@@ -165,6 +166,7 @@ class LeaseProcesses:
         self._failover_s = failover_s
         self._lock_fds = () if lock_fd is None else (lock_fd,)
         self._is_closing = False
+        self._unbegun: set[int] = set()  # pidfds of processes that came after `kill_all`
         self._per_process = per_process
         self._sharing = SharedProcesses(
             per_process,
@@ -231,12 +233,35 @@ class LeaseProcesses:
         if not self._is_closing and self._sharing.forked(report):
             return
         child = self._children.get(report.request_id)
-        if child is None or self._is_closing:
+        if self._is_closing:
+            self._end_unbegun(report, child)
+            return
+        if child is None:
             # It gets no start command: it sees the end of its channel and exits unclaimed.
             os.close(report.pidfd)
             return
         child.pid, child.pidfd = report.pid, report.pidfd
         self._begin(child)
+
+    def _end_unbegun(self, report: ProcessForked, child: Child | None) -> None:
+        """It was forked after all processes were to end, and has begun nothing: end it, too. It
+        counts until its death is proven."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(report.pidfd, signal.SIGKILL)
+
+        def died() -> None:
+            self._loop.unwatch(report.pidfd)
+            self._unbegun.discard(report.pidfd)
+            os.close(report.pidfd)
+            if child is not None and child.incarnation in self._children:
+                self._not_started(child, _ENDS)
+
+        if child is None:
+            os.close(report.pidfd)
+            self._sharing.fork_refused(ForkRefused(report.request_id, _ENDS))
+        else:
+            self._unbegun.add(report.pidfd)
+            self._loop.watch(report.pidfd, died)
 
     def _begin(self, child: Child) -> None:
         """Its process runs: send the start command."""
@@ -523,6 +548,10 @@ class LeaseProcesses:
             if child.pidfd is not None:
                 self._loop.unwatch(child.pidfd)
                 os.close(child.pidfd)
+        for pidfd in self._unbegun:
+            self._loop.unwatch(pidfd)
+            os.close(pidfd)
+        self._unbegun.clear()
         self._children.clear()
         self._doorbell.close()
         self._segment.close()

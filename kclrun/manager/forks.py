@@ -207,6 +207,9 @@ def ca_bundles_of(endpoints: Iterable[WireEndpoint]) -> tuple[str | None, ...]:
 # turn.
 _MESSAGES_MAX: Final = 256
 _QUIT_PATIENCE_S: Final = 2.0
+# A killed process ends within a millisecond, unless the kernel holds it (a disk, a network file
+# system). The manager's one thread does not wait for that.
+_KILLED_PATIENCE_S: Final = 0.2
 
 
 class ProcessForked(msgspec.Struct, frozen=True):
@@ -258,6 +261,7 @@ class Launcher:
         self._channel: Channel[messages.ToLauncher, messages.FromLauncher] | None = None
         self._requested: set[int] = set()
         self._ca_bundles: tuple[str | None, ...] = ()
+        self._unreaped: list[subprocess.Popen[bytes]] = []  # killed, and held by the kernel
         # Whether it has reported that it waits for requests; until then it loads modules.
         self.is_ready = False
 
@@ -387,11 +391,16 @@ class Launcher:
         process, self._process = self._process, None
         if process is None:
             return None
+        self._unreaped = [each for each in self._unreaped if each.poll() is None]
         try:
             return process.wait(timeout=kill_after_s)
         except subprocess.TimeoutExpired:
             process.kill()
-            return process.wait()
+        try:
+            return process.wait(timeout=_KILLED_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._unreaped.append(process)  # reaped with the next one
+            return None
 
 
 # Linux queues 11 messages on a channel by default; a fork takes 3 ms, so four keep it busy.

@@ -48,7 +48,7 @@ from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.model.stream import StreamKey
+from kclrun.model.stream import ONLY_STREAM, StreamKey, stream_key
 from kclrun.model.time import WallTime
 from kclrun.observe.logs import EventLog, LineSink, log_of
 from kclrun.observe.sample import LEASES_COMMAND
@@ -393,6 +393,12 @@ class _Run:
             stall_s=float(settings.stall),
             processor=", ".join(self._processors()),
         )
+        for name, words in self._world.missing.items():
+            self._log.note("stream_missing", stream=name, error=words)
+        for key, stream in self._world.streams.items():
+            own = stream.summary
+            if key != ONLY_STREAM and key != stream_key(own.arn, own.created_at):
+                self._log.note("leases_named_otherwise", stream=own.name, keys=str(key))
         if unused := unused_settings(settings):
             self._log.note("settings_unused", keys=", ".join(unused))
         self._warn_of_few_descriptors()

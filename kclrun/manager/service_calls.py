@@ -162,6 +162,7 @@ class ServiceCalls(ServiceRequests):
         self._log = log
         self.outages = Outages(log, loop.now)
         self._is_unindexed_logged = False
+        self._missing: set[StreamKey] = set()
         self._scans_without_table = 0  # since the last scan that succeeded
 
     def _send(self, request: Request, attempt: int) -> None:
@@ -172,6 +173,8 @@ class ServiceCalls(ServiceRequests):
             if isinstance(request, commands.ScanTable):
                 self._scans_without_table = 0
             self.outages.worked(name)
+            if isinstance(request, commands.ListShards):
+                self._missing.discard(request.stream)
             self._deliver(event)
 
         def failed(error: Exception) -> None:
@@ -186,7 +189,11 @@ class ServiceCalls(ServiceRequests):
                 else:
                     self._failed(request, attempt)
             else:
-                self.outages.failed(name, error, asked)
+                of_stream = commands.ListShards | commands.DescribeStream
+                if isinstance(error, NotFound) and isinstance(request, of_stream):
+                    self._log_missing(request.stream, error)
+                else:
+                    self.outages.failed(name, error, asked)
                 self._failed(request, attempt)
 
         self._pool.run(job, succeeded, failed)
@@ -246,6 +253,13 @@ class ServiceCalls(ServiceRequests):
         if not self._delays(change, send):
             send()
 
+    def _log_missing(self, stream: StreamKey, error: ServiceError) -> None:
+        """A stream was deleted while we run: not an outage. Logged once; it may come back."""
+        if stream not in self._missing:
+            self._missing.add(stream)
+            name = self._world.streams[stream].summary.name
+            self._log.note("stream_missing", stream=name, error=str(error))
+
     def _log_unindexed(self, error: ServiceError) -> None:
         if not self._is_unindexed_logged:
             self._is_unindexed_logged = True
@@ -255,11 +269,13 @@ class ServiceCalls(ServiceRequests):
 def _scanned(world: World, *, consistent: bool) -> events.LeasesScanned:
     leases: list[Lease] = []
     broken: list[str] = []
+    reasons: dict[str, str] = {}
     foreign = 0
     kcl3_mode = None
     for page in world.table.scan(consistent=consistent):
         leases += page.leases
         broken += page.broken
+        reasons |= page.reasons
         foreign += page.foreign
         kcl3_mode = page.kcl3_mode or kcl3_mode
         if len(leases) > _ROWS_MAX:
@@ -267,7 +283,7 @@ def _scanned(world: World, *, consistent: bool) -> events.LeasesScanned:
                 f"the lease table has more than {_ROWS_MAX} leases", operation="Scan"
             )
     return events.LeasesScanned(
-        tuple(leases), tuple(broken[:_BROKEN_SHOWN_MAX]), foreign, kcl3_mode
+        tuple(leases), tuple(broken[:_BROKEN_SHOWN_MAX]), foreign, kcl3_mode, reasons
     )
 
 

@@ -75,7 +75,8 @@ class World:
     `metrics` is the outlet for metrics; None if they are not published. `instance` is None if the
     life of this EC2 instance is not watched. `coordinator` is None if a KCL 3 fleet of an early
     version cannot exist. `described_instant`: when the streams were described, by the loop's clock.
-    `story` is where stories are kept besides this machine; None if nowhere.
+    `story` is where stories are kept besides this machine; None if nowhere. `missing` are streams
+    of the settings that are not there any more, each with the service's words: the others are read.
     """
 
     table: LeaseTable
@@ -90,6 +91,7 @@ class World:
     described_instant: Instant | None = None
     story: StoryOutlet | None = None
     source: WireEndpoint | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def endpoints(self) -> tuple[WireEndpoint, ...]:

@@ -296,7 +296,13 @@ _COMPATIBLE: Final = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
 _DELETE: Final = (
     f"stop every worker, delete the one item {KCL3_MODE_KEY} (in the lease table; of KCL 3.0"
     " to 3.4 in <application>-CoordinatorState), and start them with"
-    f" clientVersionConfig = {_COMPATIBLE}: leases and checkpoints stay"
+    f" clientVersionConfig = {_COMPATIBLE}: leases and checkpoints stay. Where no Java worker is"
+    " left, only delete the item"
+)
+_ALONE: Final = (
+    "No Java worker owns a lease any more. If none comes back, delete the one item"
+    f" {KCL3_MODE_KEY} (in the lease table; of KCL 3.0 to 3.4 in <application>-CoordinatorState):"
+    " kclrun goes on meanwhile, leases and checkpoints stay. Until then no kclrun can start"
 )
 # A compatible fleet flips ten minutes after the last owner without metrics has gone (seen: 641 s).
 _ADVICE: Final = {
@@ -336,6 +342,10 @@ def is_native(mode: str | None) -> bool:
     return mode in _NATIVE
 
 
-def mode_advice(mode: str) -> str:
-    """The advice for a fleet in this state, in one or two sentences without a full stop."""
+def mode_advice(mode: str, *, has_java: bool = True) -> str:
+    """The advice for a fleet in this state, in a few sentences without a full stop at the end.
+    `has_java`: whether a Java worker owns a lease, as far as it is known."""
+    if is_native(mode) and not has_java:
+        tool = " The KCL's migration tool can roll it back, too" if mode == _ROLLBACK else ""
+        return f"{_ALONE}.{tool}" if tool else _ALONE
     return _ADVICE.get(mode, f"This state is not known: share the table only with {_COMPATIBLE}")

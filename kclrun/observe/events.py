@@ -114,7 +114,7 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     "rows_broken": EventKind("rows of the lease table cannot be read as leases", "error"),
     "shard_sync_refused": EventKind("no rows are created: positions are not guessed", "warning"),
     "stream_recreated": EventKind(
-        "the stream was deleted and made again: its leases are given up, nothing is read", "error"
+        "the rows are of another stream, or it was deleted and made again: nothing is read", "error"
     ),
     "stream_recreation_suspected": EventKind(
         "rows look as if they were of another stream under this name", "error"
@@ -136,6 +136,12 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     ),
     "kcl3_mode_unreadable": EventKind(
         "this manager may not read whether a KCL 3.0 to 3.4 fleet is in its own mode"
+    ),
+    "stream_missing": EventKind(
+        "one of several streams is not there any more: the others are read", "error"
+    ),
+    "leases_named_otherwise": EventKind(
+        "the table has the leases of this stream under another creation time: they are used so"
     ),
     "rows_of_other_streams": EventKind(
         "the lease table has rows of streams that this application does not read", "warning"

@@ -17,9 +17,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from kclrun import errors
+from kclrun.leases.stream_rows import key_in_table
 from kclrun.model.lease import Lease
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.shard import ShardGraph
+from kclrun.model.stream import StreamKey, shard_id_of, stream_key, stream_of
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.ports import LeaseTable, ShardFilter, ShardReader, StreamAdmin, StreamSummary
 from kclrun.spark.offsets import Hint, Offset, StreamIs, together
@@ -127,11 +129,10 @@ def leases_of(table: LeaseTable, name: str, streams: Streams) -> Mapping[str, Le
     rows: dict[str, Lease] = {}
     first = first_keys(streams)
     broken: list[str] = []
+    leases: list[Lease] = []
     try:
         for page in table.scan():
-            for lease in page.leases:
-                if (shard := _shard_of(lease.key, streams)) is not None:
-                    rows[shard] = _placed(lease, shard, first)
+            leases += page.leases
             broken += page.broken
     except errors.NotFound as error:
         raise error.reworded(
@@ -144,6 +145,15 @@ def leases_of(table: LeaseTable, name: str, streams: Streams) -> Mapping[str, Le
             f" {broken[0][:60]!r}: their shards would be read from elsewhere\nTo go on: repair"
             " them, or give positions in startingOffsets"
         )
+    keys = {
+        stream: key_in_table(
+            stream_key(each.arn, each.created_at), each.created_at, leases, None, table=name
+        )
+        for stream, each in streams.items()
+    }
+    for lease in leases:
+        if (shard := _shard_of(lease.key, keys)) is not None:
+            rows[shard] = _placed(lease, shard, first)
     leased = {parted(shard)[0] for shard in rows}
     if without := [each.name for of, each in sorted(streams.items()) if of not in leased]:
         raise errors.SettingsError(
@@ -160,16 +170,14 @@ def leases_of(table: LeaseTable, name: str, streams: Streams) -> Mapping[str, Le
     return rows
 
 
-def _shard_of(key: str, streams: Streams) -> str | None:
+def _shard_of(key: str, keys: Mapping[str, StreamKey]) -> str | None:
     """A key is a shard id, or in a table of several streams `account:stream:created:shard`, as the
     Java KCL's `StreamIdentifier` writes it; None for another stream. With several streams, a bare
-    shard id does not name one of them, so it is None, too."""
-    *of_stream, shard_id = key.split(":")
-    for stream, summary in streams.items():
-        account = summary.arn.split(":")[4]
-        ours = [account, summary.name, str(int(summary.created_at))]
-        if of_stream == ours or not (of_stream or stream):
-            return shard_name(stream, shard_id)
+    shard id does not name one of them, so it is None, too. `keys`: how the table names each."""
+    its_stream = stream_of(key)
+    for stream, ours in keys.items():
+        if its_stream == ours or not (its_stream or stream):
+            return shard_name(stream, shard_id_of(key))
     return None
 
 

@@ -6,7 +6,6 @@ does not know how a lease is consumed.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import os
@@ -77,15 +76,25 @@ class SharedLease:
         self.process = process
         self.shard = ""
         self._threads: list[threading.Thread] = []
-        self._cpu_s: dict[int, float] = {}
+        # A thread's clock is known by a number that the kernel uses again after its end.
+        self._clocks: set[int] = set()  # of threads that run
+        self._ended_s = 0.0  # of those that have ended
+        self._clocks_lock = threading.Lock()
 
     def make_thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         """A thread whose log lines name the shard, and whose CPU time counts for this lease."""
 
         def run() -> None:
             _LEASE.set(self)
-            self._cpu_s[time.pthread_getcpuclockid(threading.get_ident())] = 0.0
-            target()
+            clock = time.pthread_getcpuclockid(threading.get_ident())
+            with self._clocks_lock:
+                self._clocks.add(clock)
+            try:
+                target()
+            finally:
+                with self._clocks_lock:
+                    self._clocks.discard(clock)
+                    self._ended_s += time.thread_time()
 
         thread = daemon_thread(run, name)
         self._threads.append(thread)
@@ -94,10 +103,8 @@ class SharedLease:
 
     def cpu_s(self) -> float:
         """CPU seconds of its threads, without those that user code started."""
-        for clock in tuple(self._cpu_s):
-            with contextlib.suppress(OSError):  # the thread has ended: its last value stays
-                self._cpu_s[clock] = time.clock_gettime(clock)
-        return sum(self._cpu_s.values())
+        with self._clocks_lock:
+            return self._ended_s + sum(map(time.clock_gettime, self._clocks))
 
     @property
     def may_write(self) -> bool:

@@ -398,8 +398,9 @@ def test_a_take_leaves_the_instant_of_latest_that_stands_there(subject):
         assert outcome.row.latest_pinned_at == 500.0
 
 
-def test_a_row_whose_owner_is_null_reads_as_unowned_and_can_be_taken(subject):
-    nulls = {"leaseOwner": {"NULL": True}, "checkpointOwner": {"NULL": True}}
+@pytest.mark.parametrize("nothing", [{"NULL": True}, {"S": ""}], ids=["null", "empty"])
+def test_a_row_whose_owner_is_null_reads_as_unowned_and_can_be_taken(subject, nothing):
+    nulls = {"leaseOwner": nothing, "checkpointOwner": nothing}
     subject.plant(encode_row(UNOWNED) | nulls)
 
     assert subject.table.read(KEY) == UNOWNED

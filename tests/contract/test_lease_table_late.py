@@ -36,8 +36,9 @@ def test_a_late_checkpoint_moves_the_position_and_nothing_of_the_owners(subject,
     assert table.read(KEY) == outcome.row
 
 
-def test_it_applies_where_the_owner_is_null(subject):
-    subject.plant(encode_row(changed(LOST, owner=None)) | {"leaseOwner": {"NULL": True}})
+@pytest.mark.parametrize("nothing", [{"NULL": True}, {"S": ""}], ids=["null", "empty"])
+def test_it_applies_where_the_owner_is_null(subject, nothing):
+    subject.plant(encode_row(changed(LOST, owner=None)) | {"leaseOwner": nothing})
 
     assert isinstance(subject.table.write(LATE), Applied)
 

@@ -204,7 +204,10 @@ def expressions():
 SPECIAL_FORMS = {
     "its owner was none": (
         "leaseOwner = :seenOwner",
-        "(attribute_not_exists(leaseOwner) OR attribute_type(leaseOwner, :null))",
+        (
+            "(attribute_not_exists(leaseOwner) OR attribute_type(leaseOwner, :null)"
+            " OR leaseOwner = :empty)"
+        ),
     ),
     "the position was last seen with sub-sequence number 0": (
         "checkpointSubSequenceNumber = :lastSub",

@@ -223,7 +223,7 @@ def test_a_stream_that_is_deleted_while_we_run_ends_no_lease_of_another(
     app.until(lambda: len(app.of("lease_claimed")) >= 4)
 
     embedded_aws.kinesis.delete_stream(StreamName=audits)
-    app.until(lambda: audits in str(app.of("service_unreachable")))
+    app.until(lambda: audits in str(app.of("stream_missing")))
     source = producer(orders, 1_000, seed=74, rate=1_000, reshards=[(500, "split", 0)]).start()
 
     two_streams.until_delivered(orders, 1_000)
@@ -265,3 +265,81 @@ def test_a_second_machine_is_given_its_share_of_both_streams_without_a_record_do
         print(verdict)
         assert verdict.faults == []
         assert verdict.duplicates == 0
+
+
+def rename_rows(aws, app, number):
+    """The rows as a KCL has them whose settings name the creation of the streams so; each at its
+    20th record. Returns: their keys."""
+    rows = aws.dynamodb.scan(TableName=app.table)["Items"]
+    keys = []
+    for item in rows:
+        account, stream, _, shard = item["leaseKey"]["S"].split(":")
+        aws.dynamodb.delete_item(TableName=app.table, Key={"leaseKey": item["leaseKey"]})
+        iterator = aws.kinesis.get_shard_iterator(
+            StreamName=stream, ShardId=shard, ShardIteratorType="TRIM_HORIZON"
+        )["ShardIterator"]
+        records = aws.kinesis.get_records(ShardIterator=iterator)["Records"]
+        keys.append(f"{account}:{stream}:{number}:{shard}")
+        own = {
+            "leaseKey": {"S": keys[-1]},
+            "streamName": {"S": f"{account}:{stream}:{number}"},
+            "checkpoint": {"S": records[19]["SequenceNumber"]},
+        }
+        kept = ("shardId", "leaseCounter", "startingHashKey", "endingHashKey")
+        same = {name: item[name] for name in kept if name in item}
+        fixed = {
+            "checkpointSubSequenceNumber": {"N": "0"},
+            "ownerSwitchesSinceCheckpoint": {"N": "0"},
+            "entityType": {"S": "LEASE"},
+        }
+        aws.dynamodb.put_item(TableName=app.table, Item=same | fixed | own)
+    return keys
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["TRIM_HORIZON", "LATEST"])
+def test_rows_of_a_kcl_that_names_the_creation_otherwise_are_read_on(
+    embedded_aws, producer, two_streams, start
+):
+    app = two_streams.machine("a2", start=start)
+    app.start()
+    app.until(lambda: len(app.of("lease_claimed")) >= 4)
+    assert app.stop() == 0
+    sources = {
+        stream: producer(stream, 200, seed=75).start()
+        for stream in (two_streams.orders, two_streams.audits)
+    }
+    for source in sources.values():
+        source.join()
+    keys = rename_rows(embedded_aws, app, 12345)
+
+    checked = app.cli("check", "--config", str(app.config))
+    assert app.start("--until", "caught-up").process.wait(HUNG_S) == 0
+
+    assert checked.stdout.count("12345: they are used as they are") == 2
+    assert sorted(embedded_aws.rows(app.table)) == sorted(keys)
+    assert len(app.of("leases_named_otherwise")) == 2
+    for stream, source in sources.items():
+        delivered = two_streams.ledgers[stream].read().delivered
+        expected = {number for put in source.put.values() for number, _, _ in put[20:]}
+        assert set(delivered) == expected
+
+
+@pytest.mark.slow
+def test_the_machines_start_and_read_the_other_stream_when_one_was_deleted(
+    embedded_aws, producer, two_streams
+):
+    app, orders, audits = two_streams.app, two_streams.orders, two_streams.audits
+    app.start()
+    app.until(lambda: len(app.of("lease_claimed")) >= 4)
+    assert app.stop() == 0
+    embedded_aws.kinesis.delete_stream(StreamName=audits)
+    source = producer(orders, 200, seed=76).start()
+
+    app.start()
+
+    two_streams.until_delivered(orders, 200)
+    source.join()
+    (missing,) = app.of("stream_missing")
+    assert missing["stream"] == audits
+    assert app.stop() == 0

@@ -25,6 +25,7 @@ from kclrun.leases.doctor.findings import (
     settled,
 )
 from kclrun.leases.lines import pause_words
+from kclrun.leases.stream_rows import near_misses
 from kclrun.leases.table_view import TableView, is_unowned
 from kclrun.model.lease import (
     ANYBODY,
@@ -32,6 +33,7 @@ from kclrun.model.lease import (
     HOPPING_SWITCHES,
     KCL3_MODE_KEY,
     OFFERED,
+    OWNER_PREFIX,
     Lease,
     LeaseKey,
     Owner,
@@ -42,7 +44,7 @@ from kclrun.model.lease import (
 )
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard
-from kclrun.model.stream import ONLY_STREAM, called, stream_name_of, stream_of
+from kclrun.model.stream import ONLY_STREAM, called, shard_id_of, stream_name_of, stream_of
 from kclrun.protocol.writes import CreateLease, DeleteTrimmed, ResumeLease
 
 _NAMED_MAX: Final = 5
@@ -64,7 +66,7 @@ def table_findings(pair: Pair) -> Iterator[Finding]:
         yield Finding(
             kind=Kind.KCL3_NATIVE,
             evidence=f"{KCL3_MODE_KEY} says {mode}: a leader assigns the leases",
-            advice=mode_advice(mode),
+            advice=mode_advice(mode, has_java=_has_java(pair)),
         )
     if pair.second.foreign:
         mode_words = (
@@ -85,6 +87,11 @@ def table_findings(pair: Pair) -> Iterator[Finding]:
         )
 
 
+def _has_java(pair: Pair) -> bool:
+    """Whether a Java worker may be alive. Without any live owner nothing is known."""
+    return not pair.alive or not all(owner.startswith(OWNER_PREFIX) for owner in pair.alive)
+
+
 def _kinds_of_keys(pair: Pair) -> Iterator[Finding]:
     configured = pair.circumstances.streams.keys()
     keys = [*pair.view.rows, *pair.view.broken]
@@ -97,11 +104,21 @@ def _kinds_of_keys(pair: Pair) -> Iterator[Finding]:
             evidence="they are named as in an application of"
             + (" several streams, this one has one" if ONLY_STREAM in configured else " one stream")
             + f": {called(mixed[0])}",
-            repair=deleted(pair.rows_of(mixed)),
+            repair=() if _are_read(mixed, pair) else deleted(pair.rows_of(mixed)),
             advice="no manager starts on such a table. If these rows are the wrong kind they can"
             " go; else give one of the two applications a table of its own",
         )
-    other = [key for key in strange if key not in mixed]
+    near = near_misses(configured, map(stream_of, strange))
+    if near:
+        alike = tuple(key for key in strange if stream_of(key) in near)
+        yield Finding(
+            kind=Kind.OTHER_STREAM,
+            keys=alike,
+            evidence="; ".join(sorted(near.values())),
+            advice="they may hold the positions of a stream that you read: look at them before"
+            " anything else. doctor does not delete them",
+        )
+    other = [key for key in strange if key not in mixed and stream_of(key) not in near]
     if other:
         streams = sorted({stream_of(key) for key in other})
         names = ", ".join(stream_name_of(stream) for stream in streams[:_NAMED_MAX])
@@ -112,6 +129,16 @@ def _kinds_of_keys(pair: Pair) -> Iterator[Finding]:
             repair=deleted(pair.rows_of(other)),
             advice="they can go once you are sure that the stream will not come back",
         )
+
+
+def _are_read(keys: Iterable[str], pair: Pair) -> bool:
+    """Whether one of these rows has a position in a shard of the application that has no row of
+    its own: it may be the only position of that shard, under the name of the other kind."""
+    listings = pair.second.listings.items()
+    listed = {shard.shard_id for _, each in listings for shard in each.shards}
+    without = {shard_id_of(key) for key in listed if not pair.view.has_row(key)}
+    rows = pair.rows_of(keys)
+    return any(row.has_begun and shard_id_of(row.key) in without for row in rows)
 
 
 def _failovers(pair: Pair) -> Iterator[Finding]:

@@ -447,6 +447,9 @@ def test_a_table_of_another_name_and_the_applications_coordinator_table_are_told
     assert statements[Grant.OFFERS.value]["Resource"].endswith(":table/old/index/" + INDEX)
     assert statements[Grant.KCL3.value]["Resource"].endswith(":table/shop-CoordinatorState")
 
+    of_java = by_sid(fleet("leases: {table: old, kcl_application: java}\n"))
+    assert of_java[Grant.KCL3.value]["Resource"].endswith(":table/java-CoordinatorState")
+
 
 INDEX = "LeaseOwnerToLeaseKeyIndex"
 

@@ -287,7 +287,6 @@ BROKEN: dict[str, dict[str, Any]] = {
     "checkpoint is unknown": {"checkpoint": {"S": "SOMEWHERE"}},
     "checkpoint has 200 digits": {"checkpoint": {"S": "1" * 200}},
     "checkpoint is padded": {"checkpoint": {"S": "007"}},
-    "owner is empty": {"leaseOwner": {"S": ""}},
     "owner is a list": {"leaseOwner": {"L": []}},
     "owner is endless": {"leaseOwner": {"S": "x" * 2049}},
     "key is endless": {"leaseKey": {"S": "k" * 2049}},
@@ -355,6 +354,16 @@ def test_a_broken_row_is_named_as_one(name):
         decode_row(row)
 
 
+@pytest.mark.parametrize(
+    "name", ["leaseOwner", "checkpointOwner", "pendingCheckpoint"], ids=lambda name: name
+)
+def test_an_empty_text_of_the_kcl_is_no_value_as_its_workers_read_it(name):
+    lease = decode_row(MINIMAL | {name: {"S": ""}})
+
+    assert lease == decode_row(MINIMAL)
+    assert (lease.owner, lease.checkpoint_owner, lease.pending) == (None, None, None)
+
+
 def test_the_item_of_a_kcl_3_fleet_says_its_mode_whatever_else_it_holds():
     item = {"leaseKey": {"S": "Migration3.0"}, "cv": {"S": "CLIENT_VERSION_3X"}, "h": {"L": []}}
 
@@ -387,7 +396,9 @@ def test_a_page_sorts_leases_from_the_rest():
 
     lease = decode_row(MINIMAL)
     assert lease is not None
-    assert page == ScanPage((lease,), ("bad", "?"), 1)
+    assert page == ScanPage((lease,), ("bad", "?"), 1, None, page.reasons)
+    assert page.reasons["bad"].startswith("leaseCounter is not")
+    assert page.reasons["?"] == "leaseKey, leaseCounter or checkpoint is missing"
     endless = decode_page([MINIMAL | {"leaseKey": {"S": "k" * 3000}}])
     assert endless.broken == ("k" * 256,)
 

@@ -127,6 +127,20 @@ def test_rows_of_a_stream_that_was_made_again_are_refused_at_the_start(text, key
         refuse_other_kind(site, {stream: 99.9})
 
 
+def test_rows_of_another_stream_are_not_said_to_be_of_one_that_was_deleted():
+    """The same application name for another stream: what is seen are two creation times."""
+    site = Site(ONE, lease("s0", stream_created_at=11.2))
+
+    with pytest.raises(TableRefused) as later:
+        refuse_other_kind(site, {ONLY_STREAM: 99.9})
+    with pytest.raises(TableRefused) as earlier:
+        refuse_other_kind(site, {ONLY_STREAM: 5.0})
+
+    assert "Either the application read another stream before, or" in str(later.value)
+    assert "which was created after this one" in str(earlier.value)
+    assert "deleted and made again" not in str(earlier.value)
+
+
 def test_the_scan_of_a_start_costs_half_for_its_rows_may_be_a_moment_old(monkeypatch):
     site, asked = Site(ONE), []
     monkeypatch.setattr(site.table, "scan", lambda **how: asked.append(how) or iter(()))

@@ -259,3 +259,30 @@ def calls_for(count):
     diagnose(seen, seen, circumstances())
     profile.disable()
     return sum(entry.callcount for entry in profile.getstats())
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["1:orders:12345:A", "2:orders:10:A", "1:Orders:10:A"],
+    ids=["creation", "account", "case"],
+)
+def test_rows_that_resemble_a_stream_of_ours_are_named_and_not_offered_for_deletion(key):
+    ours = Lease(key=f"{ORDERS}:A", checkpoint=AT_1500)
+    near = Lease(key=key, checkpoint=AT_1500)
+    seen = look(ours, near, shards=(replace(A, shard_id=ours.key),), stream=ORDERS)
+
+    found, *_ = diagnose(seen, seen, circumstances(ORDERS))
+
+    assert (found.kind, found.keys, found.repair) == (Kind.OTHER_STREAM, (key,), ())
+    assert "rders" in found.evidence
+
+
+def test_the_only_position_of_a_shard_is_not_offered_for_deletion_under_a_key_of_the_other_kind():
+    bare = Lease(key="A", checkpoint=AT_1500)
+    seen = look(bare, shards=(replace(A, shard_id=f"{ORDERS}:A"),), stream=ORDERS)
+
+    found = next(
+        each for each in diagnose(seen, seen, circumstances(ORDERS)) if each.kind is Kind.MIXED_KEYS
+    )
+
+    assert (found.keys, found.repair) == (("A",), ())

@@ -8,7 +8,7 @@ import itertools
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
 from kclrun.leases.policy import ManagerPolicy, is_seldom
-from tests.unit.leases.manager_life import ME, OTHER, ManagerLife, row, rows_of
+from tests.unit.leases.manager_life import JAVA, ME, OTHER, ManagerLife, row, rows_of
 
 NATIVE = "CLIENT_VERSION_3X"
 COMPATIBLE = "CLIENT_VERSION_UPGRADE_FROM_2X"
@@ -88,6 +88,23 @@ def test_a_fleet_that_leaves_the_shared_protocol_there_is_reported_once_with_wha
     )
     assert "CoordinatorState" in reported.fields["reason"]
     assert life.core.native_mode == NATIVE
+
+
+def test_the_advice_to_a_fleet_without_java_workers_stops_nothing():
+    life = watching(row("s0", JAVA, 3), row("s1", OTHER, 3))
+    life.say(e.Kcl3ModeRead(NATIVE))
+    (both,) = [note.fields["reason"] for note in life.asked(c.Note)]
+    life.rows["s0"] = row("s0", OTHER, 4)
+
+    notes = []
+    for _ in range(5):
+        life.scan()
+        notes += [note for note in life.asked(c.Note) if note.event == "kcl3_native"]
+
+    (alone,) = [note.fields["reason"] for note in notes]
+    assert "stop every worker" in both
+    assert "stop" not in alone
+    assert "delete the one item Migration3.0" in alone
 
 
 def test_a_mode_in_the_lease_table_counts_before_the_other():

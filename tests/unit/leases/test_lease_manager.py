@@ -686,8 +686,17 @@ def test_broken_and_foreign_rows_are_noted_once_and_stop_nothing(life):
     assert life.writes(ch.Take)
     assert "rows_broken" in life.notes()
 
-    life.scan(row(owner=OTHER), broken=("bad-1",))
+    life.scan(row(owner=OTHER), broken=("bad-1",), reasons={"bad-1": "checkpoint is missing"})
     assert life.notes() == []
+
+
+def test_a_broken_row_is_noted_with_its_reason(life):
+    life.begin(row(), broken=("bad-1", "bad-2"), reasons={"bad-1": "checkpoint is missing"})
+
+    (note,) = [note for note in life.asked(c.Note) if note.event == "rows_broken"]
+
+    assert note.fields["keys"] == "bad-1, bad-2"
+    assert note.fields["reason"] == "bad-1: checkpoint is missing"
 
 
 # Listing, creating and deleting.

@@ -338,7 +338,29 @@ def test_kill_all_ends_every_process_and_what_was_forked_meanwhile_gets_no_comma
 
     assert {event.reason for event in rig.of(ProcessExited)} == {"killed by SIGKILL"}
     assert len(rig.of(ProcessStarted)) == 2
-    assert isinstance(rig.launcher.processes[2].heard(), Quiet)
+    rig.launcher.processes[2].await_death()
+    assert rig.launcher.processes[2].sees_its_channel_end(), "and hears nothing before"
+
+
+@pytest.mark.parametrize("per_process", [1, 4])
+def test_what_is_forked_after_all_were_to_end_ends_too_and_is_not_counted_any_more(
+    tmp_path, per_process
+):
+    rig = ChildrenRig(tmp_path, places=4, per_process=per_process)
+    try:
+        rig.processes.open()
+        rig.processes.start(StartProcess("s2", 7, rig.loop.now() + 10.0))
+        rig.processes.kill_all()
+        rig.turn()
+        (forked,) = rig.launcher.processes
+        forked.await_death()
+        rig.turn()
+
+        assert len(rig.processes) == 0
+        assert [event.key for event in rig.of(StartFailed)] == ["s2"]
+        assert rig.of(ProcessStarted) == []
+    finally:
+        rig.close()
 
 
 def test_one_that_stands_still_is_asked_for_its_stacks_and_told_to_leave_before_it_is_forced(rig):

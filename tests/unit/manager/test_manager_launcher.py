@@ -498,6 +498,34 @@ def test_closed_by_what_an_answer_leads_to_it_asks_for_nothing_more(asked):
     assert asked.launcher.asked == [1, 2, 3, 4]
 
 
+class Held:
+    """A process that the kernel holds: KILL does not end it yet."""
+
+    ends = False
+
+    def wait(self, timeout):
+        raise subprocess.TimeoutExpired("launcher", timeout)
+
+    def kill(self):
+        self.is_killed = True
+
+    def poll(self):
+        return 0 if self.ends else None
+
+
+def test_a_killed_launcher_that_the_kernel_holds_does_not_stop_the_manager():
+    launcher, held = Launcher("m:f"), Held()
+    launcher._process = held
+
+    assert launcher._reap(kill_after_s=0.0) is None
+    assert held.is_killed
+    assert launcher._unreaped == [held]
+
+    Held.ends, launcher._process = True, Held()
+    launcher._reap(kill_after_s=0.0)
+    assert held not in launcher._unreaped, "it is reaped with the next one"
+
+
 # What nobody reaps.
 
 

@@ -70,6 +70,18 @@ def test_cpu_and_name_of_a_lease_are_those_of_its_own_threads(channels):
     assert not busy.may_write
 
 
+def test_the_clock_of_an_ended_thread_is_not_read_for_it_is_another_s_by_then(monkeypatch):
+    shared = SharedProcess(None, None)
+    lease = SharedLease(shared)
+    thread = lease.make_thread(lambda: sum(range(10**5)), "kclrun-ended")
+    thread.start()
+    thread.join()
+    used = lease.cpu_s()
+    monkeypatch.setattr("kclrun.worker.sharing.time.clock_gettime", lambda _: 1e9)
+
+    assert lease.cpu_s() == used > 0
+
+
 @pytest.mark.parametrize("leaves", [False, True])
 def test_the_end_of_a_lease_is_said_once_with_what_its_user_code_left_running(channels, leaves):
     manager, its = channels
