@@ -295,6 +295,9 @@ class ExpiryWatch:
     - Children were trimmed, too: the shard ends without any, and the lease manager creates the
       oldest shards that are still listed of its hash keys, at their beginning
       (`leases/shard_sync.py`).
+
+    DynamoDB Streams goes on listing a shard whose records have expired. With `may_be_listed` a
+    closed shard whose child is listed counts as trimmed, too: no record can be added to it.
     """
 
     def __init__(
@@ -304,8 +307,10 @@ class ExpiryWatch:
         parents: Collection[str],
         *,
         apart_s: float,
+        may_be_listed: bool = False,
     ) -> None:
         self._shard_id = shard_id
+        self._may_be_listed = may_be_listed
         self._hash_range = hash_range
         self._parents = frozenset(parents)
         self._apart_s = apart_s
@@ -336,8 +341,10 @@ class ExpiryWatch:
 
     def _shows_trimmed(self, shards: Collection[Shard]) -> bool:
         mine = self._hash_range
-        if any(shard.shard_id == self._shard_id for shard in shards):
-            return False
+        own = next((shard for shard in shards if shard.shard_id == self._shard_id), None)
+        if own is not None:
+            has_child = any(self._shard_id in shard.parents for shard in shards)
+            return self._may_be_listed and not own.is_open and has_child
         if is_too_new_for(shards, self._shard_id, mine, self._parents):
             return False
         heirs = [shard for shard in shards if mine is not None and shard.hash_range.overlaps(mine)]
