@@ -83,7 +83,7 @@ def next_page(
         if cursor.iterator is None:
             cursor.opened(reader.iterator(shard_id, cursor.start))
         assert cursor.iterator is not None, "it has just been opened"
-        page = reader.fetch(cursor.iterator, limit)
+        page = cursor.unreceived(reader.fetch(cursor.iterator, limit))
     except ServiceError as error:
         cursor.failed(error)
         raise

@@ -9,6 +9,7 @@ guide speaks of HTTP/2: boto3 does the same. `consuming/subscribing.py` decides 
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -183,7 +184,13 @@ class EventStreamSubscription:
     `service_time` is for `FetchedPage.served_at`: events have no date.
     """
 
-    def __init__(self, answer: StreamedAnswer, service_time: Callable[[], WallTime]) -> None:
+    def __init__(
+        self,
+        answer: StreamedAnswer,
+        service_time: Callable[[], WallTime],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._answer = answer
         self._service_time = service_time
         self._decoder = MessageDecoder()
@@ -193,13 +200,18 @@ class EventStreamSubscription:
 
     def next_page(self, timeout_s: float) -> FetchedPage | None:
         """The next event. Raises: Unavailable for a broken stream; the service's own error."""
+        until = self._clock() + timeout_s
         while not self.is_over:
             while self._messages:
                 page = self._opened(self._messages.popleft())
                 if page is not None:
                     return page
+            # An event whose bytes drip in has not come: what came of it is kept.
+            left_s = until - self._clock()
+            if left_s <= 0:
+                return None
             try:
-                piece = self._answer.piece(timeout_s)
+                piece = self._answer.piece(left_s)
                 if piece is None:
                     return None
                 if not piece:
@@ -269,6 +281,7 @@ class FanOut:
         self._subscriber = subscriber
         self._shard_id = shard_id
         self._now = now
+        self._warn = warn
         self._plan = SubscriptionPlan()
         self._subscription: Subscription | None = None
         self.trouble: Exception | None = None
@@ -312,9 +325,7 @@ class FanOut:
             self._fail(error, asked)
             return None
         if page is not None:
-            self._plan.event_came()
-            self._outage.end()
-            self.trouble = None
+            self._came(page, asked)
         elif subscription.is_over:
             self.end()
         elif self._plan.is_silent(self._now() - asked):
@@ -322,6 +333,21 @@ class FanOut:
                 errors.Unavailable(f"the subscription was silent for {SILENCE_MAX_S:g} s"), asked
             )
         return page
+
+    def _came(self, page: FetchedPage, asked: Instant) -> None:
+        """An event came. If the subscription is behind and does not catch up, polling may be
+        faster: it takes over until the next subscription is due."""
+        behind_ms, now = page.millis_behind_latest, self._now()
+        self._plan.event_came(behind_ms, now - asked)
+        self._outage.end()
+        self.trouble = None
+        if self._plan.is_slow:
+            text = (
+                f"the subscription is {(behind_ms or 0) / 1000:.0f} s behind and does not catch up:"
+                " its connection is too slow"
+            )
+            self._warn(f"{text}; records come by polling meanwhile")
+            self._fail(errors.Unavailable(text), asked)
 
     def pause_s(self, polling_s: float) -> float:
         """The pause before the next page, if polling would pause for `polling_s`."""

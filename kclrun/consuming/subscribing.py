@@ -24,7 +24,13 @@ from kclrun.model.time import Instant, backoff_s
 RENEWED_AFTER_S: Final = 285.0
 RENEWED_SPREAD_S: Final = 30.0
 # The service sends an event every five seconds, also without records: after this, two are missing.
+# The Java KCL waits 35 s, because it has nothing else to read by. Here polling takes over at once,
+# and loses nothing if the silence was none: waiting longer would only make records late.
 SILENCE_MAX_S: Final = 10.0
+# So far behind, a subscription should catch up: it has twice what a shard takes. If the lag did not
+# become smaller in so many seconds of waiting for its events, the connection is too slow.
+BEHIND_MS_MAX: Final = 10_000
+CATCH_UP_S: Final = 10.0
 # Within five seconds of a subscription the service refuses another one of the same consumer. A
 # subscription that ended earlier was broken off, and trying at once would meet the refusal.
 SETTLED_AFTER_S: Final = 5.0
@@ -44,6 +50,8 @@ class SubscriptionPlan:
         self._renew_at = Instant(0.0)
         self._failures = 0
         self._silent_s = 0.0
+        self._behind_ms = 0  # when the wait for its events to catch up began
+        self._waited_s = 0.0
 
     def is_due(self, now: Instant) -> bool:
         """Whether to subscribe now: none stands, and the first page was polled."""
@@ -64,13 +72,25 @@ class SubscriptionPlan:
     def began(self, now: Instant, chance: float) -> None:
         """The service accepted the subscription."""
         self._began = now
-        self._silent_s = 0.0
+        self._silent_s = self._waited_s = 0.0
         self._renew_at = Instant(now + RENEWED_AFTER_S - chance * RENEWED_SPREAD_S)
 
-    def event_came(self) -> None:
-        """The subscription works."""
-        self._failures = 0
-        self._silent_s = 0.0
+    def event_came(self, behind_ms: int | None = 0, waited_s: float = 0.0) -> None:
+        """The subscription works. It is `behind_ms` behind after this event, for which the thread
+        waited so long since the last call."""
+        waited_s, self._silent_s = self._silent_s + waited_s, 0.0
+        if (behind_ms or 0) <= BEHIND_MS_MAX:
+            self._failures, self._waited_s = 0, 0.0
+            return
+        if not self._waited_s or (behind_ms or 0) < self._behind_ms:
+            self._behind_ms, self._waited_s = behind_ms or 0, 0.0
+        self._waited_s += waited_s
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the subscription is behind and does not catch up. As with silence, time in which
+        the queue had no room does not count."""
+        return self._waited_s >= CATCH_UP_S
 
     def is_silent(self, waited_s: float) -> bool:
         """No event came while the thread waited so long. Whether the subscription has ended

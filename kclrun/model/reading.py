@@ -160,6 +160,10 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         return [record for record in records if record.partition_key in self.keys]
 
 
+# DynamoDB Streams refuses a place whose record is not kept any more; Kinesis goes on at the oldest.
+TRIMMED_CODE: Final = "TrimmedDataAccessException"
+
+
 class PageCursor:
     """The pages of one shard, in order, from `start` on.
 
@@ -170,17 +174,20 @@ class PageCursor:
            └──failed, reopen──┘                              is not closed [D3])
 
     An iterator that is lost is replaced by one after the last received record, so no record is
-    skipped or comes twice. A reader that checks its place by a record reopens AT that record.
+    skipped or comes twice. If the service says that this place was trimmed, reading goes on at the
+    oldest record left. A reader that checks its place by a record reopens AT that record.
 
     Events of a subscription are taken as pages. `subscription_start` is where the next one begins.
     """
 
-    __slots__ = ("_continuation", "_last_received", "_start", "iterator")
+    __slots__ = ("_continuation", "_last_received", "_received_upto", "_start", "iterator")
 
     def __init__(self, start: StartPoint, *, iterator: str | None = None) -> None:
         self._start = start
         self._last_received: str | None = None
         self._continuation: str | None = None
+        # After a place that was trimmed: records up to this one are not given again.
+        self._received_upto: str | None = None
         self.iterator = iterator
 
     @property
@@ -226,11 +233,26 @@ class PageCursor:
         throttling and outages it is used again, for it lasts five minutes."""
         if isinstance(error, ExpiredIterator | InvalidRequest | NotFound):
             self.iterator = None
+        is_trimmed = isinstance(error, InvalidRequest) and error.code == TRIMMED_CODE
+        if is_trimmed and self.start.sequence_number is not None:
+            received = self._last_received or self._received_upto
+            self.reopen(StartPoint(IteratorType.TRIM_HORIZON))
+            self._received_upto = received
+
+    def unreceived(self, page: FetchedPage) -> FetchedPage:
+        """The page without the records that came before the place was trimmed."""
+        upto = self._received_upto
+        if upto is None or not page.records:
+            return page
+        new = [record for record in page.records if int(record.sequence_number) > int(upto)]
+        if new:
+            self._received_upto = None
+        return msgspec.structs.replace(page, records=new)
 
     def reopen(self, start: StartPoint) -> None:
         """Go on at `start`, with a new iterator."""
         self.iterator, self._start = None, start
-        self._last_received = self._continuation = None
+        self._last_received = self._continuation = self._received_upto = None
 
 
 # Kinesis keeps records for 24 hours at least, so a reader that is nearer to the tip loses none.

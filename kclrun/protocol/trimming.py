@@ -38,15 +38,22 @@ def absence_of(
     shard_id: str,
     hash_range: HashRange | None,
     parents: Collection[str],
+    *,
+    may_be_listed: bool = False,
 ) -> Absence:
     """Judge one complete listing. `hash_range` None and no `parents`: they are not known.
 
     Shards are trimmed oldest first. So a shard was trimmed if a child of it is listed, or if only
     younger shards with parents are listed where its hash keys were. A stream that was made again
-    has shards without parents.
+    has shards without parents. DynamoDB Streams goes on listing a shard whose records have expired:
+    with `may_be_listed` a closed shard whose child is listed counts as trimmed, too. No record can
+    be added to it.
     """
-    if any(shard.shard_id == shard_id for shard in shards):
-        return Absence.LISTED
+    own = next((shard for shard in shards if shard.shard_id == shard_id), None)
+    if own is not None:
+        has_child = any(shard_id in shard.parents for shard in shards)
+        is_over = may_be_listed and not own.is_open and has_child
+        return Absence.TRIMMED if is_over else Absence.LISTED
     if is_too_new_for(shards, shard_id, hash_range, parents):
         return Absence.TOO_NEW
     if any(shard_id in shard.parents for shard in shards):
@@ -65,7 +72,8 @@ class ExpiryWatch:
     the time between the two listings: for a lease process the failover, which is two sync periods
     of a manager that lists shards in each of its cycles [P10]. `gives_up_unknown`: a shard that for
     `LISTING_LAG_MAX_S` neither a read nor a listing finds counts as trimmed, too, unless the
-    listings lag. It is for a reader that has lost the shard's hash keys.
+    listings lag. It is for a reader that has lost the shard's hash keys. `may_be_listed`: for a
+    stream of a DynamoDB table (`absence_of`).
 
     Kinesis forgets a closed shard once its last record is older than the retention: it leaves
     ListShards, and GetShardIterator returns ResourceNotFoundException. The same answer comes while
@@ -104,12 +112,14 @@ class ExpiryWatch:
         *,
         apart_s: float = PROOF_APART_S,
         gives_up_unknown: bool = False,
+        may_be_listed: bool = False,
     ) -> None:
         self._shard_id = shard_id
         self._hash_range = hash_range
         self._parents = frozenset(parents)
         self._apart_s = apart_s
         self._gives_up_unknown = gives_up_unknown
+        self._may_be_listed = may_be_listed
         self._listed_instant: Instant | None = None
         self._absent_since: Instant | None = None
         self._unknown_since: Instant | None = None
@@ -130,7 +140,13 @@ class ExpiryWatch:
     def is_proven(self, shards: Collection[Shard], now: Instant) -> bool:
         """Take in a complete listing that follows a NotFound: True if the shard was trimmed."""
         self._listed_instant = now
-        absence = absence_of(shards, self._shard_id, self._hash_range, self._parents)
+        absence = absence_of(
+            shards,
+            self._shard_id,
+            self._hash_range,
+            self._parents,
+            may_be_listed=self._may_be_listed,
+        )
         if absence is not Absence.TRIMMED:
             self._absent_since = None
         elif self._absent_since is None:

@@ -83,19 +83,27 @@ class ShardPages:
     """Reads one shard, a page at a time. `is_begun`: it has got its first iterator.
 
     `was_waiting`: it waited for its parents. `head` notices records that expired unread. `expiry`
-    proves that a shard which is not found was trimmed. For one thread at a time. A failure never
+    proves that a shard which is not found was trimmed, with `may_be_listed`. For one thread at a time. A failure never
     ends the shard. An iterator expires if a page is not taken for more than five minutes. Then it
     is replaced by one after the last received record, so no record is skipped.
     """
 
     def __init__(
-        self, shard_id: str, start: StartPoint, reader: ShardReader, *, was_waiting: bool = False
+        self,
+        shard_id: str,
+        start: StartPoint,
+        reader: ShardReader,
+        *,
+        was_waiting: bool = False,
+        may_be_listed: bool = False,
     ) -> None:
         self.shard_id = shard_id
         self.is_begun = False
         self.was_waiting = was_waiting
         self.head = HeadWatch(start)
-        self.expiry = ExpiryWatch(shard_id, None, (), gives_up_unknown=True)
+        self.expiry = ExpiryWatch(
+            shard_id, None, (), gives_up_unknown=True, may_be_listed=may_be_listed
+        )
         self._reader = reader
         self._pacing = Pacing(_IDLE_S, FLOOR_S)
         self._cursor = PageCursor(start)
@@ -188,7 +196,7 @@ class StreamReaders:
 
     `follows`: children of an ended shard are read, too. If the service answers nothing at all for
     `patience_s`, `events` raises Unavailable. With `gives_up` "each" it raises as soon as one shard
-    cannot be read for that time, throttled or not.
+    cannot be read for that time, throttled or not. `may_be_listed`: see `ExpiryWatch`.
 
     At most one thread reads a shard, and its page is in the queue before the shard is due again. So
     the records of a shard arrive in order, and a parent's last before a child's first. The memory
@@ -205,6 +213,7 @@ class StreamReaders:
         patience_s: float,
         gives_up: Literal["all", "each"] = "all",
         end: ReadingEnd = FOR_EVER,
+        may_be_listed: bool = False,
     ) -> None:
         self._starts = dict(starts)
         self._reader = reader
@@ -213,6 +222,7 @@ class StreamReaders:
         self._patience_s = patience_s
         self._gives_up = gives_up
         self._end = end
+        self._may_be_listed = may_be_listed
         self._end_lock = threading.Lock()
         self._closed_at_end: frozenset[str] | None = None
         self._known: dict[str, Shard] = {}  # as pages and listings showed them
@@ -451,7 +461,13 @@ class StreamReaders:
         for shard_id in self._lineage.may_begin():
             known = self._starts.get(shard_id)
             start = known.start if known else beginning
-            pages = ShardPages(shard_id, start, self._reader, was_waiting=was_waiting)
+            pages = ShardPages(
+                shard_id,
+                start,
+                self._reader,
+                was_waiting=was_waiting,
+                may_be_listed=self._may_be_listed,
+            )
             heapq.heappush(self._due, (time.monotonic(), shard_id, pages))
 
     def _schedule(self, pages: ShardPages, due_instant: float) -> None:

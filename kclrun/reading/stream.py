@@ -34,7 +34,7 @@ from kclrun.errors import DataLoss, NotFound, SettingsError
 from kclrun.loading import load_decoder
 from kclrun.model.record import Decoding, IteratorType, OwnStr, Record, StartPoint
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.stream import region_of, spelled_out
+from kclrun.model.stream import is_change_stream, region_of, spelled_out
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import StreamAdmin
 from kclrun.reading.ends import FOR_EVER, ReadingEnd
@@ -237,6 +237,7 @@ def _opened(
             patience_s=patience_s,
             gives_up="each",
             end=end,
+            may_be_listed=is_change_stream(stream),
         )
         readers.open()
         events = readers.events()

@@ -49,7 +49,7 @@ from kclrun.model.record import Decoding, Record
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange
-from kclrun.model.stream import shard_id_of, stream_of
+from kclrun.model.stream import is_change_stream, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.failures import Failure
@@ -168,7 +168,13 @@ def queue_limits(spec: StartSpec) -> QueueLimits:
 def expiry_watch(spec: StartSpec, row: Lease) -> ExpiryWatch:
     """By bare ids, as the service lists them."""
     parents = [shard_id_of(parent) for parent in row.parents]
-    return ExpiryWatch(spec.shard_id, row.hash_range, parents, apart_s=spec.failover_s)
+    return ExpiryWatch(
+        spec.shard_id,
+        row.hash_range,
+        parents,
+        apart_s=spec.failover_s,
+        may_be_listed=is_change_stream(spec.stream_arn or spec.stream_name),
+    )
 
 
 def hash_range(spec: StartSpec) -> HashRange | None:

@@ -23,7 +23,7 @@ from kclrun.aws.operations import DESCRIBE_STREAM, GET_CHANGE_ITERATOR, GET_CHAN
 from kclrun.aws.wire import Caller, WireClient, call_json, garbled
 from kclrun.codec.change_events import CHANGES_MAX, decode_changes
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Throttled
-from kclrun.model.reading import FetchedPage
+from kclrun.model.reading import TRIMMED_CODE, FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import ALL_HASH_KEYS, Shard
 from kclrun.model.stream import is_change_stream, table_of
@@ -32,7 +32,6 @@ from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, StreamSummary
 
 # Stream records are kept for 24 hours; no setting changes that.
 RETENTION_HOURS: Final = 24
-_TRIMMED: Final = "TrimmedDataAccessException"
 # The prefix of an iterator that reads from a time: `since:<seconds>:<iterator>`.
 _SINCE: Final = "since:"
 # The pause between two pages of a listing: DescribeStream answers ten requests a second, of all
@@ -128,7 +127,7 @@ class ChangeReader:
         try:
             return self._iterator(shard_id, start)
         except ServiceError as error:
-            if error.code != _TRIMMED or start.sequence_number is None:
+            if error.code != TRIMMED_CODE or start.sequence_number is None:
                 raise
         return self._iterator(shard_id, oldest)
 
@@ -147,8 +146,8 @@ class ChangeReader:
         """One GetRecords, of at most 1,000 records.
 
         Raises: ExpiredIterator, Throttled, Unavailable (also for a malformed answer), NotFound,
-        AccessDenied, InvalidRequest (also where the place was trimmed: the next iterator begins at
-        the oldest record left); LimitExceeded for an answer above the service's limits.
+        AccessDenied, InvalidRequest (with TRIMMED_CODE where the place was trimmed: `PageCursor`
+        goes on at the oldest record left); LimitExceeded for an answer above the service's limits.
         """
         since, iterator = _opened(iterator)
         request = {"ShardIterator": iterator, "Limit": min(limit, CHANGES_MAX)}

@@ -38,7 +38,7 @@ from kclrun.config.changes import refuse_changes
 from kclrun.errors import SettingsError
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
-from kclrun.model.stream import short_name, spelled_out
+from kclrun.model.stream import is_change_stream, short_name, spelled_out
 from kclrun.model.text import escaped, escaped_in_json
 from kclrun.model.time import Instant
 
@@ -132,7 +132,12 @@ def _follow(
 
     patience_s = float(aws.settings.aws.start_timeout)
     with StreamReaders(
-        starts, aws.reader, aws.stream, follows=follows, patience_s=patience_s
+        starts,
+        aws.reader,
+        aws.stream,
+        follows=follows,
+        patience_s=patience_s,
+        may_be_listed=is_change_stream(aws.settings.only_stream),
     ) as readers:
         for event in readers.events():
             if event is not None:

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from kclrun.aws.fan_out import Consumer, FanOutReader, StreamConsumers, consumer_name
+from kclrun.aws.fan_out import (
+    Consumer,
+    EventStreamSubscription,
+    FanOutReader,
+    StreamConsumers,
+    consumer_name,
+)
 from kclrun.codec.event_stream import encode_message
 from kclrun.errors import (
     AccessDenied,
@@ -150,6 +156,27 @@ def test_messages_may_come_in_any_pieces(subscribed):
     subscription = subscribed(*(whole[at : at + 7] for at in range(0, len(whole), 7)))
 
     assert [page.continuation for page in pages(subscription)] == ["1", "2"]
+
+
+def test_a_message_whose_bytes_drip_does_not_hold_its_reader():
+    """Each byte comes in time, and no event does."""
+    message = INITIAL + event(1, continuation="1")
+    now = [0.0]
+
+    left = [message[at : at + 1] for at in range(len(message))]
+
+    class Dripping:
+        def piece(self, timeout_s):
+            now[0] += min(0.4, timeout_s)
+            return left.pop(0) if timeout_s >= 0.4 else None
+
+    subscription = EventStreamSubscription(Dripping(), lambda: 5.0, lambda: now[0])
+
+    assert subscription.next_page(1.0) is None
+    assert now[0] == pytest.approx(1.0)
+    while (page := subscription.next_page(1.0)) is None:
+        assert now[0] < len(message)
+    assert page.continuation == "1", "nothing of it is lost"
 
 
 def test_silence_is_none_and_loses_nothing_of_a_message_that_has_begun(subscribed):

@@ -43,6 +43,26 @@ def proofs(watching, *looks):
 CHILDREN = (listed(5, 3), listed(6, 3))
 
 
+OPEN_AND_LISTED = (*CHILDREN, listed(3))
+CLOSED_AND_LISTED = (*CHILDREN, listed(3, end="9"))
+WITHOUT_CHILD = (listed(3, end="9"), listed(9, 8))
+
+
+@pytest.mark.parametrize(
+    ("may_be_listed", "shards", "proven"),
+    [
+        (True, CLOSED_AND_LISTED, [False, True]),
+        (True, OPEN_AND_LISTED, [False, False]),
+        (True, WITHOUT_CHILD, [False, False]),
+        (True, CHILDREN, [False, True]),
+        (False, CLOSED_AND_LISTED, [False, False]),
+    ],
+)
+def test_a_closed_shard_of_a_table_may_be_trimmed_and_listed(may_be_listed, shards, proven):
+    watching = ExpiryWatch(shard_id(3), LOW, (), apart_s=APART_S, may_be_listed=may_be_listed)
+    assert proofs(watching, (0.0, shards), (10.0, shards)) == proven
+
+
 HEIRS = (listed(9, 5), listed(10, 6, hash_range=HIGH))
 BACK = (*CHILDREN, listed(3, end="9"))
 

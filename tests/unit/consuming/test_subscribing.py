@@ -153,6 +153,50 @@ def test_silence_of_two_heartbeats_is_the_end_and_an_event_between_begins_anew()
     assert plan.is_silent(0.5)
 
 
+@pytest.mark.parametrize(
+    ("claim", "events", "is_slow"),
+    [
+        ("each is late, and the lag grows", [(20_000 + 4_000 * n, 4.0) for n in range(4)], True),
+        ("the lag stays", [(40_000, 4.0)] * 4, True),
+        ("it catches up", [(40_000 - 1_000 * n, 4.0) for n in range(9)], False),
+        ("it is hardly behind", [(10_000, 4.0)] * 9, False),
+        (
+            "it waited for room, not for events",
+            [(40_000 + 1_000 * n, 0.0) for n in range(9)],
+            False,
+        ),
+        ("its lag is not known", [(None, 4.0)] * 9, False),
+        (
+            "it was slow, and caught up",
+            [(40_000, 4.0), (40_000, 4.0), (0, 4.0), (40_000, 4.0)],
+            False,
+        ),
+    ],
+)
+def test_a_subscription_that_is_behind_and_does_not_catch_up_is_slow(claim, events, is_slow):
+    plan = subscribed()
+    for behind_ms, waited_s in events:
+        plan.is_silent(waited_s / 2)
+        plan.event_came(behind_ms, waited_s / 2)
+
+    assert plan.is_slow is is_slow, claim
+
+
+def test_a_slow_subscription_is_tried_again_after_pauses_that_grow():
+    plan, now, pauses = polled(), 100.0, []
+    for _ in range(4):
+        plan.began(now, 0.0)
+        plan.event_came(40_000, 20.0)
+        assert plan.is_slow
+        now += 20.0
+        plan.failed(BUSY, now, 0.0)
+        pauses.append(plan.next_change_in_s(now))
+        now += pauses[-1]
+
+    assert pauses == sorted(pauses)
+    assert pauses[-1] > pauses[0]
+
+
 def test_silence_of_a_former_subscription_does_not_count_for_the_next():
     plan = subscribed()
     plan.is_silent(SILENCE_MAX_S - 0.5)

@@ -19,10 +19,10 @@ IN_USE = Unavailable("another subscription exists")
 END = object()
 
 
-def event(*numbers, continuation=None, children=()):
+def event(*numbers, continuation=None, children=(), behind_ms=0):
     records = [Record(str(number).encode(), "k", str(number)) for number in numbers]
     after = continuation or (str(numbers[-1]) if numbers and not children else None)
-    return FetchedPage(records, None, 0, children, continuation=after)
+    return FetchedPage(records, None, behind_ms, children, continuation=after)
 
 
 class Clock:
@@ -146,6 +146,25 @@ def test_whatever_breaks_a_subscription_polling_goes_on_and_it_is_tried_again(tr
     assert subscriber.starts == [BEGINNING, StartPoint(AFTER, "7")]
     assert fan.next_page() == event(1)
     assert bool(warnings) == (trouble == [SILENCE_MAX_S])  # which has lasted long enough to tell
+
+
+def test_a_subscription_whose_events_drip_is_left_for_polling_with_a_word():
+    late = [SILENCE_MAX_S / 2, event(1, behind_ms=30_000), SILENCE_MAX_S / 2]
+    fan, subscriber, warnings = fan_out([*late, event(2, behind_ms=35_000)], [event(3)])
+    fan.polled()
+
+    found = []
+    while fan.takes_over(BEGINNING):
+        found.append(fan.next_page())
+
+    assert [page for page in found if page] == [
+        event(1, behind_ms=30_000),
+        event(2, behind_ms=35_000),
+    ]
+    assert subscriber.made[0].is_closed
+    assert "35 s behind and does not catch up" in warnings[0]
+    subscriber.clock.at += fan.pause_s(60.0)
+    assert fan.takes_over(StartPoint(AFTER, "2"))
 
 
 def test_a_moment_without_an_event_is_no_silence():

@@ -1,0 +1,522 @@
+"""The calls of `process_record` over a host and a runner that the test drives, on one thread."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from kclrun.consuming import concurrency
+from kclrun.consuming.concurrency import AHEAD_MAX, Concurrency
+from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.errors import SinkError
+from kclrun.model.record import Record
+from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.processor import Context, KeptRow, RecordProcessor
+from kclrun.record_calls import calls as module
+from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Stop
+from kclrun.record_calls.runners import Ended, runner_of
+from kclrun.state.keyed import LiveEntries, State
+
+
+def position(number):
+    return ExtendedSequenceNumber(str(number))
+
+
+def batch(*numbers, last=None, key=str):
+    records = [Record(b"%d" % number, key(number), str(number)) for number in numbers]
+    return SimpleNamespace(records=records, last=position(last or numbers[-1]))
+
+
+def refused(*_):
+    raise AssertionError("single records keep their changes themselves")
+
+
+class Processor(RecordProcessor):
+    """Emits and notes the number of each record; `raising` says how often a record raises."""
+
+    def __init__(self):
+        self.given, self.raising, self.contexts = [], {}, []
+        self.looks = lambda number: None
+
+    def process_record(self, record, context):
+        number = int(record.data)
+        self.given.append(number)
+        self.looks(number)
+        self.contexts.append(context)
+        context.emit({"n": number})
+        context.state[record]["last"] = number
+        if self.raising.get(number, 0):
+            self.raising[number] -= 1
+            raise ValueError(number)
+
+
+class Manual:
+    """A runner whose calls end when the host waits; `cancelled` counts the cancellations."""
+
+    is_inline = False
+
+    def __init__(self, processor):
+        self.processor, self.started, self.ended, self.cancelled = processor, [], [], 0
+
+    def start(self, calls):
+        self.started += calls
+
+    def end(self, *numbers):
+        for number, record, context in tuple(self.started):
+            if not numbers or number in numbers:
+                self.started.remove((number, record, context))
+                try:
+                    self.processor.process_record(record, context)
+                except ValueError as error:
+                    self.ended.append(Ended(number, error))
+                else:
+                    self.ended.append(Ended(number, None))
+
+    def take(self):
+        ended, self.ended = self.ended, []
+        return ended
+
+    def cancel(self):
+        self.cancelled += 1
+
+    def close(self): ...
+
+    def write_coroutines(self, file): ...
+
+
+class Host(RecordHost):
+    """Notes what it is asked; `waits` are the steps that it takes while the calls wait."""
+
+    def __init__(self):
+        self.at, self.stops, self.waiting = 100.0, None, []
+        self.places, self.refuses, self.done, self.halts, self.busy_since = [], 0, [], [], []
+        self.joins, self.asked, self.letters, self.pauses, self.may = [], 0, [], [], True
+        self.raises, self.offers, self.stop_looks = [], 0, 0
+
+    def now(self):
+        return self.at
+
+    def stop(self):
+        self.stop_looks += 1
+        return self.stops
+
+    def may_start(self):
+        return self.may
+
+    def more(self):
+        self.asked += 1
+        return self.joins.pop(0) if self.joins else None
+
+    def busy(self, since):
+        self.busy_since.append(since)
+
+    def raised(self, number, record, error):
+        self.raises.append(number)
+
+    def decided(self, number, pause_s): ...
+
+    def let_go(self, number, record, calls):
+        self.letters.append((int(record.data), calls))
+        return True
+
+    def halt(self, number, reason):
+        self.halts.append(number)
+
+    def settled(self, upto, rows, changes):
+        self.offers += 1
+        if self.refuses:
+            return False
+        self.places.append((int(upto.sequence_number), [row.encoded for row in rows], len(changes)))
+        return True
+
+    def done_with(self, part):
+        self.done.append(int(part.last.sequence_number))
+
+    def wait(self, pause_s):
+        self.pauses.append(pause_s)
+        assert self.waiting, "the calls wait for ever"
+        self.waiting.pop(0)()
+
+
+class Rig:
+    def __init__(self, *, records=1, retries=0, then="halt", grace_s=60.0, report_s=1_000.0):
+        self.processor, self.host = Processor(), Host()
+        self.entries = LiveEntries({}, refused, None, 10**9)
+        self.manual = Manual(self.processor)
+        context = Context(
+            application="a", stream="s", shard_id="0", lease_key="0", position=TRIM_HORIZON,
+            options={}, fencing_token=7, uncheckpointed_max=100, checkpoint_mode="auto",
+            emit=lambda row, to: None, release=lambda: None,
+            prepare=lambda row, to: KeptRow(to, row["n"], 1), entries=self.entries,
+        )  # fmt: skip
+        policy = ErrorPolicy(retries, 0.0, then)
+        beside = Concurrency(records, "key", None, grace_s)
+        self.calls = RecordCalls(
+            CallTerms(self.processor, context, beside, policy, None),
+            host=self.host,
+            make_thread=refused,
+            make_runner=runner_of if records == 1 else lambda *_: self.manual,
+            wait=self.host.wait,
+            report_s=report_s,
+        )
+
+    @property
+    def state(self):
+        state = State(self.entries)
+        return {key: dict(state[key]) for key in state}
+
+    def assert_closed(self):
+        for context in self.processor.contexts:
+            with pytest.raises(SinkError, match="while it runs"):
+                context.emit({"n": 0})
+
+
+# In order, on the thread of the caller.
+
+
+def test_records_in_order_are_one_report_with_the_end_of_their_batch():
+    rig = Rig()
+    assert rig.calls.run(batch(1, 2, 3, last=9))
+    assert rig.host.places == [(9, [1, 2, 3], 3)]
+    assert rig.host.done == [9]
+    assert rig.host.asked == 0, "no batch joins calls that are made in order"
+    assert not rig.calls.is_running
+    rig.assert_closed()
+
+
+@pytest.mark.parametrize("raises", [1, 2])
+def test_the_context_of_a_call_that_raised_is_closed_and_its_changes_are_undone(raises):
+    """The first failure ends the fast way, the second is of the window."""
+    rig = Rig(retries=5)
+    rig.processor.raising = {2: raises}
+    assert rig.calls.run(batch(1, 2, 3))
+    assert rig.processor.given == [1, *[2] * (raises + 1), 3]
+    assert [row for _, rows, _ in rig.host.places for row in rows] == [1, 2, 3]
+    assert rig.state == {"1": {"last": 1}, "2": {"last": 2}, "3": {"last": 3}}
+    rig.assert_closed()
+
+
+def test_a_halt_reports_what_is_before_it_and_leaves_no_change_of_the_record():
+    rig = Rig()
+    rig.processor.raising = {2: 9}
+    assert not rig.calls.run(batch(1, 2, 3))
+    assert rig.host.places == [(1, [1], 1)]
+    assert rig.host.halts == [0], "the number of the record at fault in its window"
+    assert rig.state == {"1": {"last": 1}}
+    assert rig.host.done == []
+    rig.assert_closed()
+
+
+def test_a_record_that_is_given_up_is_reported_up_to_it_first():
+    rig = Rig(then="dead-letter")
+    rig.processor.raising = {2: 9}
+    assert rig.calls.run(batch(1, 2, 3))
+    assert rig.host.letters == [(2, 1)]
+    assert rig.host.places[0] == (1, [1], 1)
+    assert [row for _, rows, _ in rig.host.places for row in rows] == [1, 3]
+
+
+def kept_bytes():
+    rig = Rig()
+    rig.calls.run(batch(1))
+    return rig.processor.contexts[0].kept_bytes
+
+
+@pytest.mark.parametrize("records", [1, 8])
+def test_rows_that_take_much_memory_are_reported_before_their_time(monkeypatch, records):
+    monkeypatch.setattr(module, "REPORT_BYTES", 3 * kept_bytes())
+    rig = Rig(records=records)
+    rig.host.waiting = [lambda: rig.manual.end(0, 1), lambda: rig.manual.end(2), rig.manual.end]
+    assert rig.calls.run(batch(*range(1, 9)))
+    assert [upto for upto, _, _ in rig.host.places] == ([3, 6, 8] if records == 1 else [3, 8])
+    assert [row for _, rows, _ in rig.host.places for row in rows] == list(range(1, 9))
+
+
+def test_user_code_sees_that_the_state_is_that_of_records_and_the_host_that_calls_run():
+    rig = Rig()
+    seen = []
+    rig.processor.looks = lambda _: seen.append(
+        (rig.entries.is_of_records, rig.calls.is_running, rig.host.busy_since[-1] > 0)
+    )
+    assert rig.calls.run(batch(1, 2))
+    assert seen == [(True, True, True)] * 2
+    assert (rig.entries.is_of_records, rig.calls.is_running) == (False, False)
+
+
+def test_a_change_is_looked_at_once_between_two_records():
+    rig = Rig()
+    rig.processor.looks = lambda number: rig.calls.wake() if number == 1 else None
+    assert rig.calls.run(batch(*range(1, 9)))
+    assert rig.host.stop_looks <= 3
+
+
+def test_in_order_the_host_is_busy_anew_after_each_report():
+    rig = Rig(report_s=0.0)
+    assert rig.calls.run(batch(1, 2, 3))
+    assert len(rig.host.busy_since) >= 4
+
+
+def test_a_call_that_is_repeated_is_what_the_host_is_busy_with():
+    rig = Rig(retries=5)
+    rig.processor.raising = {1: 1}
+    seen = []
+    rig.processor.looks = lambda _: seen.append(rig.host.busy_since[-1])
+    decided = []
+
+    def decide(number, pause_s):
+        decided.append(pause_s)
+        rig.host.may = False
+
+    rig.host.decided = decide
+    rig.host.waiting = [lambda: setattr(rig.host, "may", True)]
+    assert rig.calls.run(batch(1))
+    assert seen == [100.0, 100.0]
+    assert 0.0 in rig.host.busy_since, "between the two no call ran"
+
+
+def test_rows_that_are_not_taken_end_the_run_and_take_the_changes_back():
+    rig = Rig(report_s=0.0)
+    rig.host.refuses = True
+    assert not rig.calls.run(batch(1, 2, 3))
+    assert rig.processor.given == [1], "nothing starts after a stop"
+    assert rig.host.offers == 1, "what was refused is not offered again"
+    assert rig.state == {}
+    rig.assert_closed()
+    rig.host.refuses = False
+    assert rig.calls.run(batch(1, 2, 3)), "the next run begins anew"
+    assert rig.state == {"1": {"last": 1}, "2": {"last": 2}, "3": {"last": 3}}
+
+
+def test_a_halt_whose_rows_before_it_are_refused_is_left_to_the_next_run():
+    rig = Rig()
+    rig.processor.raising = {2: 9}
+    rig.host.refuses = True
+    assert not rig.calls.run(batch(1, 2, 3))
+    assert rig.host.halts == []
+
+
+def test_past_the_fence_the_fast_way_ends_behind_a_report():
+    rig = Rig(report_s=0.0)
+    rig.host.may = False
+    given = []
+
+    def renewed():
+        given.extend(rig.processor.given)
+        rig.host.may = True
+
+    rig.host.waiting = [renewed]
+    assert rig.calls.run(batch(1, 2, 3))
+    assert given == [1], "past the fence nothing starts"
+    assert rig.processor.given == [1, 2, 3]
+    assert rig.host.places[0] == (1, [1], 1)
+
+
+# Beside each other, by a runner that the test drives.
+
+
+def test_a_call_that_raises_beside_others_closes_its_context_and_undoes_its_changes():
+    rig = Rig(records=4, retries=5)
+    rig.processor.raising = {2: 1}
+    rig.host.waiting = [rig.manual.end, rig.manual.end]
+    assert rig.calls.run(batch(1, 2, 3))
+    assert rig.processor.given == [1, 2, 3, 2]
+    assert rig.state == {"1": {"last": 1}, "2": {"last": 2}, "3": {"last": 3}}
+    assert [row for _, rows, _ in rig.host.places for row in rows] == [1, 2, 3]
+    rig.assert_closed()
+
+
+def test_batches_join_and_each_ends_with_a_report():
+    rig = Rig(records=8)
+    rig.host.joins = [batch(3, 4, last=5), batch(6)]
+    rig.host.waiting = [rig.manual.end] * 2
+    assert rig.calls.run(batch(1, 2))
+    assert rig.host.done == [2, 5, 6]
+    assert [upto for upto, _, _ in rig.host.places] == [2, 5, 6]
+    assert rig.host.asked >= 3
+
+
+def test_no_batch_joins_once_a_record_halts_the_lease():
+    rig = Rig(records=8)
+    rig.processor.raising = {1: 9}
+    rig.host.waiting = [lambda: rig.manual.end(0), lambda: None, lambda: rig.manual.end()]
+    asked = []
+
+    def more():
+        asked.append(list(rig.host.halts))
+
+    rig.host.more = more
+    assert not rig.calls.run(batch(1, 2, 3))
+    assert rig.host.halts == [0]
+    assert asked
+    assert all(not halts for halts in asked), "the halted lease takes no more records"
+
+
+def test_no_batch_joins_beyond_the_records_that_may_wait():
+    rig = Rig(records=2)
+    count = AHEAD_MAX // 2 + 1
+    numbers = itertools.count(1)
+    rig.host.more = lambda: batch(*itertools.islice(numbers, count), key=lambda _: "one")
+    rig.host.waiting = [lambda: setattr(rig.host, "stops", Stop(is_lost=True)), rig.manual.end]
+    rig.calls.run(rig.host.more())
+    assert next(numbers) <= AHEAD_MAX + 2 * count
+
+
+def test_a_stop_starts_nothing_above_and_cancels_once_after_a_part_of_the_grace():
+    rig = Rig(records=8, grace_s=20.0)
+    host = rig.host
+    host.waiting = [
+        lambda: setattr(host, "stops", Stop()),
+        lambda: setattr(host, "at", 100.0 + rig.calls._concurrency.cancel_after_s - 0.1),
+        lambda: setattr(host, "at", 100.0 + rig.calls._concurrency.cancel_after_s),
+        lambda: None,
+        rig.manual.end,
+    ]
+    cancelled = []
+    host.wait = _noting(host.wait, lambda: cancelled.append(rig.manual.cancelled))
+    rig.calls._wait = host.wait
+    asked_before = 2
+    assert rig.calls.run(batch(1, 2))
+    assert cancelled == [0, 0, 0, 1, 1]
+    assert host.asked <= asked_before, "a stop lets no batch join"
+    assert host.pauses[1] == pytest.approx(rig.calls._concurrency.cancel_after_s)
+
+
+def test_a_lost_lease_cancels_at_once():
+    rig = Rig(records=8, grace_s=20.0)
+    rig.host.stops = Stop(is_lost=True)
+    assert not rig.calls.run(batch(1, 2))
+    assert (rig.manual.cancelled, rig.manual.started) == (1, [])
+
+
+def test_what_is_done_behind_a_record_that_is_left_is_undone_and_closed():
+    rig = Rig(records=8)
+    host = rig.host
+    host.waiting = [
+        lambda: rig.manual.end(1),
+        lambda: setattr(host, "stops", Stop(is_lost=True)),
+        lambda: rig.manual.ended.append(Ended(0, ValueError("cancelled"), is_cancelled=True)),
+    ]
+    assert not rig.calls.run(batch(1, 2))
+    assert (host.places, rig.state) == ([], {})
+    assert (host.raises, host.halts) == ([], []), "a call that was cancelled did not fail"
+    rig.assert_closed()
+
+
+def test_what_is_done_of_one_key_is_undone_the_last_change_first():
+    rig = Rig(records=8)
+    host = rig.host
+    host.waiting = [
+        lambda: rig.manual.end(1),
+        lambda: rig.manual.end(2),
+        lambda: setattr(host, "stops", Stop(is_lost=True)),
+        lambda: rig.manual.ended.append(Ended(0, ValueError("cancelled"), is_cancelled=True)),
+    ]
+    assert not rig.calls.run(batch(1, 2, 3, key=lambda number: "a" if number == 1 else "b"))
+    assert rig.processor.given == [2, 3]
+    assert rig.state == {}
+
+
+def test_a_lost_lease_does_not_repeat_a_call_below_one_that_runs():
+    rig = Rig(records=8, retries=5)
+    host = rig.host
+    rig.processor.raising = {1: 1}
+
+    def lose():
+        host.may, host.stops = True, Stop(is_lost=True)
+
+    def raise_first():
+        host.may = False
+        rig.manual.end(0)
+
+    host.waiting = [raise_first, lose, rig.manual.end]
+    assert not rig.calls.run(batch(1, 2))
+    assert rig.processor.given == [1, 2]
+
+
+def test_records_that_keep_much_let_only_the_first_one_start(monkeypatch):
+    monkeypatch.setattr(concurrency, "KEPT_BYTES_MAX", 1)
+    rig = Rig(records=2)
+    started = []
+
+    def then(*numbers):
+        def end():
+            started.append([number for number, _, _ in rig.manual.started])
+            rig.manual.end(*numbers)
+
+        return end
+
+    rig.host.waiting = [then(1), then(0), then()]
+    assert rig.calls.run(batch(1, 2, 3, 4))
+    assert started == [[0, 1], [0], [2, 3]]
+
+
+def test_a_run_does_not_count_what_the_run_before_kept(monkeypatch):
+    monkeypatch.setattr(concurrency, "KEPT_BYTES_MAX", 1)
+    rig = Rig(records=2)
+    host = rig.host
+    host.waiting = [
+        lambda: rig.manual.end(1),
+        lambda: setattr(host, "stops", Stop(is_lost=True)),
+        rig.manual.end,
+    ]
+    rig.calls.run(batch(1, 2, 3))
+    host.stops, rig.manual.started = None, []
+    started = []
+    host.waiting = [
+        lambda: started.append(len(rig.manual.started)),
+        rig.manual.end,
+    ]
+    assert rig.calls.run(batch(4, 5))
+    assert started == [2]
+    assert host.done[-1] == 5
+
+
+def test_the_oldest_call_is_what_the_host_is_busy_with():
+    rig = Rig(records=8)
+    host = rig.host
+    host.joins = [None, batch(2)]
+    host.waiting = [
+        lambda: setattr(host, "at", 105.0),
+        lambda: rig.manual.end(0),
+        lambda: rig.manual.end(1),
+    ]
+    assert rig.calls.run(batch(1))
+    assert host.busy_since[0] == 100.0
+    assert 105.0 in host.busy_since
+    assert host.busy_since == sorted(host.busy_since)
+
+
+def test_progress_is_reported_when_its_time_has_come_though_records_before_a_stop_run():
+    rig = Rig(records=8, report_s=0.0)
+    rig.host.waiting = [lambda: rig.manual.end(0), lambda: rig.manual.end(1)]
+    assert rig.calls.run(batch(1, 2, last=7))
+    assert rig.host.places == [(1, [1], 1), (7, [2], 1)]
+
+
+def test_a_pause_ends_with_the_next_report():
+    rig = Rig(records=8, report_s=1_000.0)
+    rig.host.waiting = [lambda: rig.manual.end(0), rig.manual.end]
+    assert rig.calls.run(batch(1, 2))
+    assert rig.host.places == [(2, [1, 2], 2)], "nothing is reported before its time"
+    first, second = rig.host.pauses
+    assert first is None, "nothing is due"
+    assert 0.0 < second <= 1_000.0
+
+
+def test_a_pause_ends_with_what_is_due_first():
+    rig = Rig(records=8, report_s=1_000.0, grace_s=20.0)
+    rig.host.waiting = [
+        lambda: rig.manual.end(0),
+        lambda: setattr(rig.host, "stops", Stop()),
+        rig.manual.end,
+    ]
+    assert rig.calls.run(batch(1, 2))
+    assert rig.host.pauses[-1] == pytest.approx(10.0)
+
+
+def _noting(call, note):
+    def noted(*arguments):
+        note()
+        return call(*arguments)
+
+    return noted
