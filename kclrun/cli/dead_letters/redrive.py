@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import msgspec
 
+from kclrun.cli.child_lines import lines_of
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.dead_letters import user_process
 from kclrun.cli.dead_letters.user_process import RedriveJob, Redriven, ServiceAccess
@@ -153,7 +153,7 @@ def process_again(
         for shard, of_shard in itertools.groupby(letters, lambda each: each.letter.shard_id):
             kept = list(of_shard)
             ask(msgspec.json.encode([each.letter for each in kept]))
-            answer = _answer(answers.readline())
+            answer = _answer(next(answers, b""))
             if refusal := rows.refusal(answer):
                 answer = Redriven(error=refusal)
             if answer.error:
@@ -266,17 +266,16 @@ def _services(settings: Settings) -> ServiceAccess:
 @contextmanager
 def _user_process(
     environment: Mapping[str, str],
-) -> Iterator[tuple[Callable[[bytes], None], BinaryIO]]:
-    """The process of user code: a function that sends it a line, and the stream of its answers."""
+) -> Iterator[tuple[Callable[[bytes], None], Iterator[bytes]]]:
+    """The process of user code: a function that sends it a line, and the lines of its answers."""
     with subprocess.Popen(  # noqa: S603 - our own module
         own_module(user_process.__name__),
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
-        asked, answers = process.stdin, process.stdout
+        asked = process.stdin
         assert asked is not None, "a pipe"
-        assert answers is not None, "a pipe"
 
         def ask(line: bytes) -> None:
             with suppress(BrokenPipeError):  # `_answer` reports it
@@ -284,7 +283,7 @@ def _user_process(
                 asked.flush()
 
         try:
-            yield ask, cast("BinaryIO", answers)
+            yield ask, lines_of(process)
         finally:
             with suppress(BrokenPipeError):
                 asked.close()
