@@ -2,8 +2,7 @@
 
 `kclpy:module:Class` and `kclpy:script.py` name a processor written for `amazon_kclpy`. Imported
 from the given folders first, then from the environment; never from the current folder [S4]. Used by
-lease processes and by `kclrun check`, which runs this module in a process of its own
-(`python -m kclrun.loading`), so that a manager never holds user code.
+lease processes and by the trial import, so that a manager never holds user code.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import os
 import re
 import sys
 import traceback
@@ -19,10 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from kclrun.codec.values import BY_NAME, Decode, decoder_of_type, decoding, is_value_type
-from kclrun.emit_calls import emit_calls
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.model.record import Decoding
 from kclrun.processor import (
@@ -38,14 +33,7 @@ _REFERENCE: Final = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):(\w+)\Z")
 _SCRIPT: Final = re.compile(r"[\w-][\w.-]*\.py\Z")
 # The output of user code at import is cut at this length, which fits a screen.
 _TEXT_MAX: Final = 2_000
-_EX_CONFIG: Final = 78
 _KCLPY: Final = "kclpy:"
-# Separates the output of user code on standard error from our message.
-MARK: Final = "\x1e"
-# Before each call of `context.emit()` in a processor's source, as JSON, on standard error.
-EMITS: Final = "\x1demits "
-# Before the setting and the kind of each processor, on standard error.
-KIND: Final = "\x1dkind "
 BATCHES: Final = "process_records"
 RECORDS: Final = "process_record"
 ASYNC_RECORDS: Final = "async process_record"
@@ -132,8 +120,12 @@ def _find_script(setting: str, name: str, paths: Sequence[Path]) -> Path:
     )
 
 
-def _try_script(setting: str, name: str, paths: Sequence[Path]) -> None:
-    """Import the modules that a script imports; its main block waits for a shard."""
+def try_script(setting: str, reference: str, paths: Sequence[Path]) -> None:
+    """Import the modules that the script of a reference imports, if it names one; the script's main
+    block waits for a shard. Raises: ProcessorLoadError."""
+    name = reference.removeprefix(_KCLPY)
+    if not _SCRIPT.match(name):
+        return
     from kclrun.compat.kclpy.scripts import import_script
 
     script = _find_script(setting, name, paths)
@@ -333,40 +325,3 @@ def _defined(module: object) -> str:
         if callable(value) and getattr(value, "__module__", None) == getattr(module, "__name__", "")
     ]
     return ", ".join(sorted(names)[:20]) or "nothing"
-
-
-def _unopened() -> Decode:
-    """Stands for the schema registry, which a check does not ask."""
-    return bytes
-
-
-def _main(arguments: Sequence[str]) -> int:
-    """`SETTING=REFERENCE… -- PATH…`: load each; print the error to standard error, exit with 78."""
-    end = arguments.index("--")
-    folders = [Path(path) for path in arguments[end + 1 :]]
-    for argument in arguments[:end]:
-        setting, _, reference = argument.partition("=")
-        try:
-            if setting.rpartition(".")[2] == "decode":
-                load_decoder(reference, folders, _unopened, setting)
-            elif setting.rpartition(".")[2] == "processor":
-                processor = load_processor(reference, folders, setting)
-                load_decoding(None, processor, folders, _unopened)
-                sys.stderr.write(f"\n{KIND}{setting} {kind_of(processor)}\n")
-                for call in emit_calls(processor):
-                    sys.stderr.write(f"\n{EMITS}{msgspec.json.encode(call).decode()}\n")
-                if _SCRIPT.match(reference.removeprefix(_KCLPY)):
-                    _try_script(setting, reference.removeprefix(_KCLPY), folders)
-            elif setting == "pipeline":
-                load_pipeline(reference, folders)
-            else:
-                load_function(setting, reference, folders)
-        except (ProcessorLoadError, SettingsError) as error:
-            # Below the output of the user's code; only this part is shown.
-            sys.stderr.write(f"{MARK}{error}\n")
-            return _EX_CONFIG
-    return os.EX_OK
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))

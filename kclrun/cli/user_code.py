@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
@@ -14,13 +13,14 @@ import msgspec
 
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.messages import echo
+from kclrun.cli.trial_import import Loaded, try_import
 from kclrun.cli.waiting import waiting_for
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.config.outputs import named_outputs
 from kclrun.config.schema import OutputSettings, Settings
-from kclrun.emit_calls import EmitCall, refuse_unknown_outputs
+from kclrun.emit_calls import refuse_unknown_outputs
 from kclrun.errors import ProcessorLoadError, SettingsError
-from kclrun.loading import ASYNC_RECORDS, BATCHES, EMITS, GLUE, KIND, MARK, import_paths
+from kclrun.loading import ASYNC_RECORDS, BATCHES, GLUE, import_paths
 from kclrun.manager.launcher import lease_environment
 from kclrun.record_calls.fitting import concurrency_of, why_misfit
 
@@ -169,7 +169,7 @@ def require_user_code(configuration: Configuration, outputs: Sequence[str] | Non
     Spark's workers on this machine have too.
     """
     named = dict(named_user_code(configuration))
-    printed: list[str] = []
+    trials: list[Loaded] = []
     if configuration.settings.engine == "fleet":
         of_leases = {
             **_processors(configuration.settings),
@@ -178,20 +178,15 @@ def require_user_code(configuration: Configuration, outputs: Sequence[str] | Non
         }
         processors = {setting: named.pop(setting) for setting in of_leases}
         only = configuration.settings.environment.only
-        printed += _import(configuration, processors, lease_environment(os.environ, only))
+        environment = lease_environment(os.environ, only)
+        trials.append(_import(configuration, processors, environment))
     if named:
-        printed += _import(configuration, named, os.environ)
-    _require_fit(
-        configuration.settings, dict(each.split(" ", 1) for each in _marked(printed, KIND))
-    )
+        trials.append(_import(configuration, named, os.environ))
+    kinds = {setting: kind for trial in trials for setting, kind in trial.kinds.items()}
+    _require_fit(configuration.settings, kinds)
     if outputs is None:
         outputs = [name for name, _ in named_outputs(configuration.settings)]
-    calls = [msgspec.json.decode(call, type=EmitCall) for call in _marked(printed, EMITS)]
-    refuse_unknown_outputs(calls, outputs)
-
-
-def _marked(printed: Sequence[str], mark: str) -> list[str]:
-    return [line.removeprefix(mark) for line in printed if line.startswith(mark)]
+    refuse_unknown_outputs([call for trial in trials for call in trial.emits], outputs)
 
 
 def _require_fit(settings: Settings, kinds: Mapping[str, str]) -> None:
@@ -215,32 +210,26 @@ def _require_fit(settings: Settings, kinds: Mapping[str, str]) -> None:
 
 def _import(
     configuration: Configuration, named: Mapping[str, str], environment: Mapping[str, str]
-) -> list[str]:
-    """Import it. Returns the lines that it wrote to standard error, with those that are marked."""
+) -> Loaded:
+    """Import it in a process of its own. Raises: ProcessorLoadError."""
     paths = import_paths(configuration.settings.path, configuration.folder)
-    arguments = [f"{setting}={reference}" for setting, reference in named.items()]
-    command = [*own_module("kclrun.loading"), *arguments, "--", *map(str, paths)]
-    try:
-        with waiting_for(f"the import of {', '.join(named.values())}"):
-            done = subprocess.run(  # noqa: S603 - our own module; references are checked by pattern
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=_IMPORT_MAX_S,
-                check=False,
+    code = ", ".join(named.values())
+    with waiting_for(f"the import of {code}"):
+        trial = try_import(
+            own_module("kclrun.cli.trial_import"), named, paths, environment, within_s=_IMPORT_MAX_S
+        )
+    if trial.loaded is None:
+        if trial.exit_code is None:
+            raise ProcessorLoadError(
+                f"importing {code} takes longer than {_IMPORT_MAX_S} s\n"
+                "An import must not wait for the network; connect in `initialize`"
             )
-    except subprocess.TimeoutExpired:
-        raise ProcessorLoadError(
-            f"importing {', '.join(named.values())} takes longer than {_IMPORT_MAX_S} s\n"
-            "An import must not wait for the network; connect in `initialize`"
-        ) from None
-    if done.returncode != os.EX_OK:
-        said = done.stderr.decode(errors="replace").rpartition(MARK)[2].strip()
-        said = said or f"the import ended with exit code {done.returncode}"
-        raise ProcessorLoadError(said + _on_withheld_variables(said, environment))
-    return done.stderr.decode(errors="replace").split("\n")
+        said = trial.said.strip() or f"the import ended with exit code {trial.exit_code}"
+    elif trial.loaded.error is not None:
+        said = trial.loaded.error
+    else:
+        return trial.loaded
+    raise ProcessorLoadError(said + _on_withheld_variables(said, environment))
 
 
 def _on_withheld_variables(said: str, environment: Mapping[str, str]) -> str:

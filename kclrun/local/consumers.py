@@ -7,7 +7,8 @@ the Kinesis API reference; "Develop enhanced fan-out consumers" in the developer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -15,14 +16,17 @@ import msgspec
 from kclrun.errors import ServiceError
 from kclrun.local.iterators import position_of
 from kclrun.local.limits import MIB, ShardLimits
+from kclrun.local.refusals import (
+    limit_exceeded,
+    resource_in_use,
+    resource_not_found,
+)
 from kclrun.local.stream import (
     PAGE_RECORDS_MAX,
     ShardLog,
     StoredRecord,
     Stream,
-    limit_exceeded,
-    resource_in_use,
-    resource_not_found,
+    add_tags,
 )
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import ChildShard
@@ -39,6 +43,7 @@ TAKEOVER_AFTER_S: Final = 5.0
 SUBSCRIPTION_S: Final = 300.0
 # How often a subscription without records sends an event with its position.
 HEARTBEAT_S: Final = 5.0
+_NO_TAGS: Final[Mapping[str, str]] = types.MappingProxyType({})
 # Bytes of data and keys in one event. A larger record comes alone.
 EVENT_BYTES_MAX: Final = MIB
 
@@ -50,6 +55,7 @@ class Consumer(msgspec.Struct, frozen=True):
     arn: str
     created_at: WallTime
     settled_at: WallTime
+    tags: dict[str, str]
 
     def status(self, now: WallTime) -> str:
         return "ACTIVE" if now >= self.settled_at else "CREATING"
@@ -185,8 +191,9 @@ class StreamConsumers:
         """In the order of their names."""
         return [self._consumers[name] for name in sorted(self._consumers)]
 
-    def register(self, name: str, now: WallTime) -> Consumer:
-        """Raises: Unavailable (exists, or the stream is not ACTIVE), Throttled (too many)."""
+    def register(self, name: str, now: WallTime, tags: Mapping[str, str] = _NO_TAGS) -> Consumer:
+        """Raises: Unavailable (exists, or the stream is not ACTIVE), Throttled (too many),
+        InvalidRequest (its tags)."""
         stream = self._stream
         if stream.status(now) in ("CREATING", "DELETING"):
             raise resource_in_use(f"Stream {stream.name} is {stream.status(now)}, not ACTIVE.")
@@ -203,8 +210,10 @@ class StreamConsumers:
                 f"{CREATING_MAX} consumers of stream {stream.name} are being created, the most at"
                 " one time."
             )
+        kept_tags: dict[str, str] = {}
+        add_tags(kept_tags, tags)
         arn = f"{stream.arn}/consumer/{name}:{int(now)}"
-        consumer = Consumer(name, arn, now, WallTime(now + self._settle_s))
+        consumer = Consumer(name, arn, now, WallTime(now + self._settle_s), kept_tags)
         self._consumers[name] = consumer
         return consumer
 

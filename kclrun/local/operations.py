@@ -6,7 +6,7 @@ refusal has AWS's error name and the HTTP status that the service uses (400, exc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from typing import Any, Final, get_args
@@ -19,16 +19,27 @@ from kclrun.errors import ServiceError
 from kclrun.local import requests
 from kclrun.local.consumers import Consumer, StreamConsumers, Subscription, SubscriptionEvent
 from kclrun.local.iterators import ShardQuery
-from kclrun.local.service import REGION, SHARDS_MAX, Kinesis, ReadPage
-from kclrun.local.stream import (
-    PutEntry,
-    ShardLog,
-    Stream,
+from kclrun.local.refusals import (
     invalid_argument,
+    resource_not_found,
     unknown_operation,
     validation,
 )
-from kclrun.model.record import IteratorType
+from kclrun.local.service import (
+    ON_DEMAND_STREAMS_MAX,
+    REGION,
+    SHARDS_MAX,
+    Kinesis,
+    ReadPage,
+)
+from kclrun.local.stream import (
+    ON_DEMAND,
+    PROVISIONED,
+    PutEntry,
+    ShardLog,
+    Stream,
+    add_tags,
+)
 from kclrun.model.shard import ChildShard, HashRange
 from kclrun.model.time import WallTime
 
@@ -92,8 +103,12 @@ def child_json(child: ChildShard) -> Json:
 
 
 _KIB: Final = 1024
-# "50 on-demand streams" an account in the largest regions.
-_ON_DEMAND_STREAMS_MAX: Final = 50
+# "If you specify a value greater than 100 (ListShards: 1000), at most 100 results are returned."
+_DESCRIBED_MAX: Final = 100
+_NAMES_MAX: Final = 100
+_LISTED_MAX: Final = 1000
+# The listing of the streams, in its tokens. Another listing has the ARN of a stream.
+_STREAMS: Final = "streams"
 _ALL_METRICS: Final = frozenset(get_args(requests.ShardMetric)) - {"ALL"}
 # PutRecords: "up to 10 MiB, including partition keys" a request.
 _PUT_BYTES_MAX: Final = 10 * 1024 * _KIB
@@ -129,6 +144,9 @@ class _Call(msgspec.Struct, frozen=True):
     def stream(self, request: requests.OfStream) -> Stream:
         return self.kinesis.stream(request.stream_name, request.stream_arn, self.now)
 
+    def named(self, arn: str) -> Stream:
+        return self.kinesis.stream(None, arn, self.now)
+
 
 def answer(
     kinesis: Kinesis,
@@ -144,7 +162,10 @@ def answer(
         entry = OPERATIONS.get(operation)
         if entry is None:
             raise unknown_operation(f"The embedded Kinesis does not know {operation[:64]!r}.")
-        given = entry.carry_out(_Call(kinesis, now, region), _decoded(entry, body, encoding))
+        request = _decoded(entry, body, encoding)
+        if (unknown := request.not_emulated()) is not None:
+            raise invalid_argument(f"The embedded Kinesis does not emulate {unknown}.")
+        given = entry.carry_out(_Call(kinesis, now, region), request)
     except msgspec.ValidationError as error:
         return refusal_answer(validation(str(error)), encoding)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedCbor):
@@ -183,17 +204,22 @@ def _encoded(given: Json, encoding: Encoding) -> bytes:
 
 
 def _create_stream(call: _Call, request: requests.CreateStream) -> None:
+    mode = request.stream_mode_details
     # Without a count the service makes an on-demand stream, which begins with four shards.
-    stream = call.kinesis.create_stream(
+    is_on_demand = request.shard_count is None if mode is None else mode.stream_mode == ON_DEMAND
+    if is_on_demand and request.shard_count is not None:
+        raise invalid_argument("ShardCount is not allowed for a stream with the mode ON_DEMAND.")
+    if not is_on_demand and request.shard_count is None:
+        raise invalid_argument("ShardCount is required for a stream with the mode PROVISIONED.")
+    call.kinesis.create_stream(
         request.stream_name,
         request.shard_count or 4,
         call.now,
         region=call.region,
         record_bytes_max=(request.max_record_size_in_kib or _KIB) * _KIB,
         tags=request.tags,
+        mode=ON_DEMAND if is_on_demand else PROVISIONED,
     )
-    if request.stream_mode_details is not None:
-        stream.mode = request.stream_mode_details.stream_mode
 
 
 def _delete_stream(call: _Call, request: requests.DeleteStream) -> None:
@@ -217,41 +243,66 @@ def _describe_stream(call: _Call, request: requests.PagedStream) -> Json:
     if stream.status(call.now) == "CREATING":
         shards = []
     body = described_json(stream, call.now)
-    body["Shards"] = [shard_json(shard) for shard in shards[: request.limit]]
-    body["HasMoreShards"] = len(shards) > request.limit
+    page = shards[: min(request.limit, _DESCRIBED_MAX)]
+    body["Shards"] = [shard_json(shard) for shard in page]
+    body["HasMoreShards"] = len(shards) > len(page)
     return {"StreamDescription": body}
 
 
 def _list_streams(call: _Call, request: requests.ListStreams) -> Json:
-    after = request.next_token or request.exclusive_start_stream_name or ""
+    if request.next_token is None:
+        after = request.exclusive_start_stream_name or ""
+    else:
+        after = call.kinesis.open_names(request.next_token, _STREAMS, call.now)
     streams = [stream for stream in call.kinesis.streams(call.now) if stream.name > after]
-    page = streams[: request.limit]
+    page = streams[: min(request.limit, _NAMES_MAX)]
     body: Json = {
         "StreamNames": [stream.name for stream in page],
         "HasMoreStreams": len(streams) > len(page),
         "StreamSummaries": [summary_json(stream, call.now) for stream in page],
     }
     if len(streams) > len(page):
-        # Names are not secret: the token of the next page is the last name of this one.
-        body["NextToken"] = page[-1].name
+        body["NextToken"] = call.kinesis.seal_names(page[-1].name, _STREAMS, call.now)
     return body
 
 
 def _list_shards(call: _Call, request: requests.ListShards) -> Json:
+    count_max = min(request.max_results, _LISTED_MAX)
     if request.next_token is not None:
-        if request.stream_name or request.exclusive_start_shard_id:
-            raise invalid_argument("NextToken and StreamName cannot be provided together.")
-        page = call.kinesis.list_more_shards(request.next_token, request.max_results, call.now)
+        _require_alone(
+            StreamName=request.stream_name,
+            StreamARN=request.stream_arn,
+            StreamCreationTimestamp=request.stream_creation_timestamp,
+            ExclusiveStartShardId=request.exclusive_start_shard_id,
+            ShardFilter=request.shard_filter,
+        )
+        page = call.kinesis.list_more_shards(request.next_token, count_max, call.now)
     else:
         after = request.exclusive_start_shard_id
         wanted = request.shard_filter
         query = ShardQuery(after=after) if wanted is None else wanted.query(after)
         stream = call.stream(request)
-        page = call.kinesis.list_shards(stream, query, request.max_results, call.now)
+        _require_created_at(stream, request.stream_creation_timestamp)
+        page = call.kinesis.list_shards(stream, query, count_max, call.now)
     body: Json = {"Shards": [shard_json(shard) for shard in page.shards]}
     if page.next_token is not None:
         body["NextToken"] = page.next_token
     return body
+
+
+def _require_alone(**others: object) -> None:
+    """A token names the stream, the filter and the position. Raises: InvalidRequest."""
+    for name, value in others.items():
+        if value is not None:
+            raise invalid_argument(f"NextToken and {name} cannot be provided together.")
+
+
+def _require_created_at(stream: Stream, at: float | None) -> None:
+    """Raises: NotFound if the timestamp is that of another stream of this name."""
+    if at is not None and int(at) != int(stream.created_at):
+        raise resource_not_found(
+            f"Stream {stream.name} that was created at {at:.3f} does not exist."
+        )
 
 
 def _put_record(call: _Call, request: requests.PutRecord) -> Json:
@@ -272,18 +323,10 @@ def _put_records(call: _Call, request: requests.PutRecords) -> Json:
 
 
 def _get_shard_iterator(call: _Call, request: requests.GetShardIterator) -> Json:
-    try:
-        kind = IteratorType(request.shard_iterator_type)
-    except ValueError:
-        kinds = ", ".join(sorted(kind.value for kind in IteratorType))
-        raise validation(
-            "Value at 'shardIteratorType' failed to satisfy constraint: Member must satisfy enum"
-            f" value set: [{kinds}]"
-        ) from None
     token = call.kinesis.iterator(
         call.stream(request),
         request.shard_id,
-        kind,
+        request.shard_iterator_type,
         call.now,
         sequence_number=request.starting_sequence_number,
         timestamp=None if request.timestamp is None else WallTime(request.timestamp),
@@ -314,11 +357,6 @@ def _merge_shards(call: _Call, request: requests.MergeShards) -> None:
 
 
 def _update_shard_count(call: _Call, request: requests.UpdateShardCount) -> Json:
-    if request.scaling_type != "UNIFORM_SCALING":
-        raise validation(
-            "Value at 'scalingType' failed to satisfy constraint: Member must satisfy enum value"
-            " set: [UNIFORM_SCALING]"
-        )
     stream = call.stream(request)
     before = len(stream.open_shards())
     call.kinesis.update_shard_count(stream, request.target_shard_count, call.now)
@@ -336,35 +374,44 @@ def _set_retention(call: _Call, request: requests.Retention, *, longer: bool) ->
 
 
 def _set_record_size(call: _Call, request: requests.MaxRecordSize) -> None:
-    call.stream(request).record_bytes_max = request.max_record_size_in_kib * _KIB
+    stream = call.named(request.stream_arn)
+    stream.change(call.now)
+    stream.record_bytes_max = request.max_record_size_in_kib * _KIB
 
 
-def _tagged(call: _Call, request: requests.Tagging | requests.ListTags) -> Stream:
-    arn = request.resource_arn or request.stream_arn
-    return call.kinesis.stream(request.stream_name, arn, call.now)
+def _add_tags(call: _Call, request: requests.AddTags) -> None:
+    add_tags(call.stream(request).tags, request.tags)
 
 
-def _add_tags(call: _Call, request: requests.Tagging) -> None:
-    stream = _tagged(call, request)
-    # "You can assign up to 50 tags to a data stream."
-    if len(stream.tags | (request.tags or {})) > 50:
-        raise invalid_argument(f"Stream {stream.name} would have more than 50 tags.")
-    stream.tags.update(request.tags or {})
+def _remove_tags(call: _Call, request: requests.RemoveTags) -> None:
+    _untag(call.stream(request).tags, request.tag_keys)
 
 
-def _remove_tags(call: _Call, request: requests.Tagging) -> None:
-    stream = _tagged(call, request)
-    for key in request.tag_keys or []:
-        stream.tags.pop(key, None)
+def _untag(tags: dict[str, str], keys: Sequence[str]) -> None:
+    for key in keys:
+        tags.pop(key, None)
 
 
 def _list_tags(call: _Call, request: requests.ListTags) -> Json:
-    tags = sorted(_tagged(call, request).tags.items())
     after = request.exclusive_start_tag_key or ""
-    rest = [{"Key": key, "Value": value} for key, value in tags if key > after]
-    if request.resource_arn is not None:
-        return {"Tags": rest}
+    rest = [tag for tag in _tags_json(call.stream(request).tags) if tag["Key"] > after]
     return {"Tags": rest[: request.limit], "HasMoreTags": len(rest) > request.limit}
+
+
+def _tags_json(tags: dict[str, str]) -> list[dict[str, str]]:
+    return [{"Key": key, "Value": value} for key, value in sorted(tags.items())]
+
+
+def _tag_resource(call: _Call, request: requests.TagResource) -> None:
+    add_tags(call.kinesis.tags_of(request.resource_arn, call.now), request.tags)
+
+
+def _untag_resource(call: _Call, request: requests.UntagResource) -> None:
+    _untag(call.kinesis.tags_of(request.resource_arn, call.now), request.tag_keys)
+
+
+def _list_resource_tags(call: _Call, request: requests.OfResource) -> Json:
+    return {"Tags": _tags_json(call.kinesis.tags_of(request.resource_arn, call.now))}
 
 
 def _describe_limits(call: _Call, _request: requests.DescribeLimits) -> Json:
@@ -372,13 +419,13 @@ def _describe_limits(call: _Call, _request: requests.DescribeLimits) -> Json:
     return {
         "ShardLimit": SHARDS_MAX,
         "OpenShardCount": call.kinesis.open_shard_count,
-        "OnDemandStreamCount": sum(stream.mode == "ON_DEMAND" for stream in streams),
-        "OnDemandStreamCountLimit": _ON_DEMAND_STREAMS_MAX,
+        "OnDemandStreamCount": sum(stream.mode == ON_DEMAND for stream in streams),
+        "OnDemandStreamCountLimit": ON_DEMAND_STREAMS_MAX,
     }
 
 
 def _update_mode(call: _Call, request: requests.UpdateStreamMode) -> None:
-    call.stream(request).change_mode(request.stream_mode_details.stream_mode, call.now)
+    call.named(request.stream_arn).change_mode(request.stream_mode_details.stream_mode, call.now)
 
 
 def _start_encryption(call: _Call, request: requests.Encryption) -> None:
@@ -391,6 +438,7 @@ def _stop_encryption(call: _Call, request: requests.Encryption) -> None:
 
 def _monitor(call: _Call, request: requests.Monitoring, *, enable: bool) -> Json:
     stream = call.stream(request)
+    stream.change(call.now)
     named = frozenset(request.shard_level_metrics)
     named = _ALL_METRICS if "ALL" in named else named
     before = stream.shard_metrics
@@ -413,8 +461,8 @@ def _consumer_json(consumer: Consumer, now: WallTime) -> Json:
 
 
 def _register_consumer(call: _Call, request: requests.RegisterConsumer) -> Json:
-    stream = call.kinesis.stream(None, request.stream_arn, call.now)
-    consumer = call.kinesis.consumers_of(stream).register(request.consumer_name, call.now)
+    consumers = call.kinesis.consumers_of(call.named(request.stream_arn))
+    consumer = consumers.register(request.consumer_name, call.now, request.tags or {})
     return {"Consumer": _consumer_json(consumer, call.now)}
 
 
@@ -423,8 +471,7 @@ def _named_consumer(call: _Call, request: requests.OfConsumer) -> tuple[StreamCo
     if request.consumer_arn is not None:
         consumers = call.kinesis.consumers_by_arn(request.consumer_arn, call.now)
     elif request.stream_arn is not None and request.consumer_name is not None:
-        stream = call.kinesis.stream(None, request.stream_arn, call.now)
-        consumers = call.kinesis.consumers_of(stream)
+        consumers = call.kinesis.consumers_of(call.named(request.stream_arn))
     else:
         raise invalid_argument("Either ConsumerARN, or StreamARN and ConsumerName, must be given.")
     return consumers, consumers.consumer(request.consumer_name, request.consumer_arn)
@@ -443,14 +490,18 @@ def _deregister_consumer(call: _Call, request: requests.OfConsumer) -> None:
 
 
 def _list_consumers(call: _Call, request: requests.ListConsumers) -> Json:
-    stream = call.kinesis.stream(None, request.stream_arn, call.now)
-    after = request.next_token or ""
-    rest = [each for each in call.kinesis.consumers_of(stream).listed() if each.name > after]
-    page = rest[: request.max_results]
-    body: Json = {"Consumers": [_consumer_json(each, call.now) for each in page]}
+    stream = call.named(request.stream_arn)
+    after = ""
+    if request.next_token is not None:
+        _require_alone(StreamCreationTimestamp=request.stream_creation_timestamp)
+        after = call.kinesis.open_names(request.next_token, stream.arn, call.now)
+    _require_created_at(stream, request.stream_creation_timestamp)
+    consumers = call.kinesis.consumers_of(stream).listed()
+    rest = [consumer for consumer in consumers if consumer.name > after]
+    page = rest[: min(request.max_results, _NAMES_MAX)]
+    body: Json = {"Consumers": [_consumer_json(consumer, call.now) for consumer in page]}
     if len(rest) > len(page):
-        # Names are not secret, as with ListStreams.
-        body["NextToken"] = page[-1].name
+        body["NextToken"] = call.kinesis.seal_names(page[-1].name, stream.arn, call.now)
     return body
 
 
@@ -511,7 +562,7 @@ def _of(
 
 
 OPERATIONS: Final[dict[str, _Operation]] = {
-    "AddTagsToStream": _of(requests.Tagging, _add_tags),
+    "AddTagsToStream": _of(requests.AddTags, _add_tags),
     "CreateStream": _of(requests.CreateStream, _create_stream),
     "DecreaseStreamRetentionPeriod": _of(requests.Retention, partial(_set_retention, longer=False)),
     "DeleteStream": _of(requests.DeleteStream, _delete_stream),
@@ -528,19 +579,19 @@ OPERATIONS: Final[dict[str, _Operation]] = {
     "ListShards": _of(requests.ListShards, _list_shards),
     "ListStreamConsumers": _of(requests.ListConsumers, _list_consumers),
     "ListStreams": _of(requests.ListStreams, _list_streams),
-    "ListTagsForResource": _of(requests.ListTags, _list_tags),
+    "ListTagsForResource": _of(requests.OfResource, _list_resource_tags),
     "ListTagsForStream": _of(requests.ListTags, _list_tags),
     "MergeShards": _of(requests.MergeShards, _merge_shards),
     "PutRecord": _of(requests.PutRecord, _put_record),
     "PutRecords": _of(requests.PutRecords, _put_records),
     "RegisterStreamConsumer": _of(requests.RegisterConsumer, _register_consumer),
-    "RemoveTagsFromStream": _of(requests.Tagging, _remove_tags),
+    "RemoveTagsFromStream": _of(requests.RemoveTags, _remove_tags),
     "SplitShard": _of(requests.SplitShard, _split_shard),
     "StartStreamEncryption": _of(requests.Encryption, _start_encryption),
     "StopStreamEncryption": _of(requests.Encryption, _stop_encryption),
     "SubscribeToShard": _of(requests.SubscribeToShard, _subscribe),
-    "TagResource": _of(requests.Tagging, _add_tags),
-    "UntagResource": _of(requests.Tagging, _remove_tags),
+    "TagResource": _of(requests.TagResource, _tag_resource),
+    "UntagResource": _of(requests.UntagResource, _untag_resource),
     "UpdateMaxRecordSize": _of(requests.MaxRecordSize, _set_record_size),
     "UpdateShardCount": _of(requests.UpdateShardCount, _update_shard_count),
     "UpdateStreamMode": _of(requests.UpdateStreamMode, _update_mode),

@@ -17,6 +17,22 @@ from kclrun.model.time import WallTime
 _ABBREVIATIONS: Final = {"Arn": "ARN", "InKib": "InKiB"}
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]+$", min_length=1, max_length=128)]
+_ARN_MAX: Final = 2048
+StreamArn = Annotated[
+    str, msgspec.Meta(pattern=r"^arn:aws.*:kinesis:.*:\d{12}:stream/\S+$", max_length=_ARN_MAX)
+]
+ConsumerArn = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^arn:aws.*:kinesis:.*:\d{12}:.*stream/[a-zA-Z0-9_.-]+/consumer/[a-zA-Z0-9_.-]+:\d+$",
+        max_length=_ARN_MAX,
+    ),
+]
+# A stream, or a consumer of one.
+ResourceArn = Annotated[
+    str, msgspec.Meta(pattern=r"^arn:aws.*:kinesis:.*:\d{12}:.*stream/\S+$", max_length=_ARN_MAX)
+]
+StreamId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{20}-[a-z0-9]{3}$")]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 PageSize = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 HashKey = Annotated[str, msgspec.Meta(pattern=r"^(0|[1-9]\d{0,38})$")]
@@ -26,9 +42,22 @@ Tags = Annotated[
         Annotated[str, msgspec.Meta(min_length=1, max_length=128)],
         Annotated[str, msgspec.Meta(max_length=256)],
     ],
-    msgspec.Meta(max_length=200),
+    msgspec.Meta(min_length=1, max_length=200),
 ]
+TagKeys = Annotated[
+    list[Annotated[str, msgspec.Meta(min_length=1, max_length=128)]],
+    msgspec.Meta(min_length=1, max_length=50),
+]
+Token = Annotated[str, msgspec.Meta(min_length=1, max_length=1_048_576)]
 RecordSizeKib = Annotated[int, msgspec.Meta(ge=1024, le=10_240)]
+FilterKind = Literal[
+    "AFTER_SHARD_ID",
+    "AT_LATEST",
+    "AT_TIMESTAMP",
+    "AT_TRIM_HORIZON",
+    "FROM_TIMESTAMP",
+    "FROM_TRIM_HORIZON",
+]
 TagPage = Annotated[int, msgspec.Meta(ge=1, le=50)]
 ShardMetric = Literal[
     "ALL",
@@ -49,18 +78,44 @@ def _wire_name(field: str) -> str:
     return name
 
 
+class _Fields(msgspec.Struct, frozen=True, kw_only=True, rename=_wire_name):
+    """A structure inside a request."""
+
+
 class _Request(msgspec.Struct, frozen=True, kw_only=True, rename=_wire_name):
-    pass
+    """These fields of the service are read to refuse them: what they ask for is not emulated, and
+    without it the operation would do something else."""
+
+    stream_id: StreamId | None = None
+    dry_run: bool | None = None
+    warm_throughput_mi_bps: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    record_distribution_strategy: Literal["AUTO", "USER_PARTITION_KEY"] | None = None
+
+    def not_emulated(self) -> str | None:
+        """The name of a field that asks for what is not emulated."""
+        asked = {
+            "StreamId": self.stream_id is not None,
+            "DryRun": self.dry_run is True,
+            "WarmThroughputMiBps": bool(self.warm_throughput_mi_bps),
+            "RecordDistributionStrategy": self.record_distribution_strategy == "AUTO",
+        }
+        return next((name for name, is_asked in asked.items() if is_asked), None)
 
 
 class OfStream(_Request, frozen=True, kw_only=True):
     """A request about one stream, by name or ARN."""
 
     stream_name: Name | None = None
-    stream_arn: str | None = None
+    stream_arn: StreamArn | None = None
 
 
-class StreamMode(_Request, frozen=True, kw_only=True):
+class OfStreamArn(_Request, frozen=True, kw_only=True):
+    """A request about one stream, by ARN alone."""
+
+    stream_arn: StreamArn
+
+
+class StreamMode(_Fields, frozen=True, kw_only=True):
     """PROVISIONED or ON_DEMAND, which the model only remembers: it does not scale by itself."""
 
     stream_mode: Literal["PROVISIONED", "ON_DEMAND"]
@@ -86,22 +141,22 @@ class ListStreams(_Request, frozen=True, kw_only=True):
     """ListStreams: by page, or after a name."""
 
     limit: PageSize = 100
-    exclusive_start_stream_name: str | None = None
-    next_token: str | None = None
+    exclusive_start_stream_name: Name | None = None
+    next_token: Token | None = None
 
 
 class PagedStream(OfStream, frozen=True, kw_only=True):
     """DescribeStream: its shards by page."""
 
     limit: PageSize = 100
-    exclusive_start_shard_id: str | None = None
+    exclusive_start_shard_id: Name | None = None
 
 
-class ShardFilterField(_Request, frozen=True, kw_only=True):
+class ShardFilterField(_Fields, frozen=True, kw_only=True):
     """The filter of ListShards."""
 
-    type: str
-    shard_id: str | None = None
+    type: FilterKind
+    shard_id: Name | None = None
     timestamp: float | None = None
 
     def query(self, after: str | None) -> ShardQuery:
@@ -112,8 +167,8 @@ class ShardFilterField(_Request, frozen=True, kw_only=True):
 class ListShards(OfStream, frozen=True, kw_only=True):
     """ListShards: a first page, or the next one by token alone."""
 
-    next_token: str | None = None
-    exclusive_start_shard_id: str | None = None
+    next_token: Token | None = None
+    exclusive_start_shard_id: Name | None = None
     max_results: PageSize = 1000
     stream_creation_timestamp: float | None = None
     shard_filter: ShardFilterField | None = None
@@ -123,9 +178,9 @@ class PutRecord(OfStream, frozen=True, kw_only=True):
     """PutRecord."""
 
     data: bytes
-    partition_key: str | None = None
-    explicit_hash_key: str | None = None
-    sequence_number_for_ordering: str | None = None
+    partition_key: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
+    explicit_hash_key: HashKey | None = None
+    sequence_number_for_ordering: Number | None = None
 
 
 class PutRecords(OfStream, frozen=True, kw_only=True):
@@ -138,7 +193,7 @@ class GetShardIterator(OfStream, frozen=True, kw_only=True):
     """GetShardIterator: one of the five types."""
 
     shard_id: Name
-    shard_iterator_type: str
+    shard_iterator_type: IteratorType
     starting_sequence_number: Number | None = None
     timestamp: float | None = None
 
@@ -146,9 +201,9 @@ class GetShardIterator(OfStream, frozen=True, kw_only=True):
 class GetRecords(_Request, frozen=True, kw_only=True):
     """GetRecords: by iterator."""
 
-    shard_iterator: str
-    limit: int = 10_000
-    stream_arn: str | None = None
+    shard_iterator: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+    limit: PageSize = 10_000
+    stream_arn: StreamArn | None = None
 
 
 class SplitShard(OfStream, frozen=True, kw_only=True):
@@ -169,7 +224,7 @@ class UpdateShardCount(OfStream, frozen=True, kw_only=True):
     """UpdateShardCount: uniform scaling."""
 
     target_shard_count: Count
-    scaling_type: str
+    scaling_type: Literal["UNIFORM_SCALING"]
 
 
 class Retention(OfStream, frozen=True, kw_only=True):
@@ -178,33 +233,56 @@ class Retention(OfStream, frozen=True, kw_only=True):
     retention_period_hours: int
 
 
-class MaxRecordSize(OfStream, frozen=True, kw_only=True):
+class MaxRecordSize(OfStreamArn, frozen=True, kw_only=True):
     """UpdateMaxRecordSize."""
 
     max_record_size_in_kib: RecordSizeKib
 
 
-class Tagging(OfStream, frozen=True, kw_only=True):
-    """Adding (`tags`) and removing (`tag_keys`), by the old names and the new."""
+class AddTags(OfStream, frozen=True, kw_only=True):
+    """AddTagsToStream."""
 
-    resource_arn: str | None = None
-    tags: Tags | None = None
-    tag_keys: list[str] | None = None
+    tags: Tags
+
+
+class RemoveTags(OfStream, frozen=True, kw_only=True):
+    """RemoveTagsFromStream."""
+
+    tag_keys: TagKeys
 
 
 class ListTags(OfStream, frozen=True, kw_only=True):
     """ListTagsForStream: by page."""
 
-    resource_arn: str | None = None
-    exclusive_start_tag_key: str | None = None
+    exclusive_start_tag_key: Annotated[str, msgspec.Meta(min_length=1, max_length=128)] | None = (
+        None
+    )
     limit: TagPage = 50
+
+
+class OfResource(_Request, frozen=True, kw_only=True):
+    """ListTagsForResource, of a stream or a consumer."""
+
+    resource_arn: ResourceArn
+
+
+class TagResource(OfResource, frozen=True, kw_only=True):
+    """TagResource."""
+
+    tags: Tags
+
+
+class UntagResource(OfResource, frozen=True, kw_only=True):
+    """UntagResource."""
+
+    tag_keys: TagKeys
 
 
 class DescribeLimits(_Request, frozen=True, kw_only=True):
     """DescribeLimits, of the account."""
 
 
-class UpdateStreamMode(OfStream, frozen=True, kw_only=True):
+class UpdateStreamMode(OfStreamArn, frozen=True, kw_only=True):
     """UpdateStreamMode."""
 
     stream_mode_details: StreamMode
@@ -223,31 +301,30 @@ class Monitoring(OfStream, frozen=True, kw_only=True):
     shard_level_metrics: Annotated[list[ShardMetric], msgspec.Meta(min_length=1, max_length=7)]
 
 
-class RegisterConsumer(_Request, frozen=True, kw_only=True):
+class RegisterConsumer(OfStreamArn, frozen=True, kw_only=True):
     """RegisterStreamConsumer."""
 
-    stream_arn: str
     consumer_name: Name
+    tags: Tags | None = None
 
 
 class OfConsumer(_Request, frozen=True, kw_only=True):
     """Describe- and DeregisterStreamConsumer: by ARN, or by the stream's and name."""
 
-    consumer_arn: str | None = None
-    stream_arn: str | None = None
+    consumer_arn: ConsumerArn | None = None
+    stream_arn: StreamArn | None = None
     consumer_name: Name | None = None
 
 
-class ListConsumers(_Request, frozen=True, kw_only=True):
+class ListConsumers(OfStreamArn, frozen=True, kw_only=True):
     """ListStreamConsumers: by page."""
 
-    stream_arn: str
-    next_token: str | None = None
+    next_token: Token | None = None
     max_results: PageSize = 100
     stream_creation_timestamp: float | None = None
 
 
-class StartingPosition(_Request, frozen=True, kw_only=True):
+class StartingPosition(_Fields, frozen=True, kw_only=True):
     """Where a subscription begins: one of the five types of iterator."""
 
     type: IteratorType
@@ -258,6 +335,6 @@ class StartingPosition(_Request, frozen=True, kw_only=True):
 class SubscribeToShard(_Request, frozen=True, kw_only=True):
     """SubscribeToShard."""
 
-    consumer_arn: Annotated[str, msgspec.Meta(min_length=1, max_length=2048)]
+    consumer_arn: ConsumerArn
     shard_id: Name
     starting_position: StartingPosition

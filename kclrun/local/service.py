@@ -18,8 +18,16 @@ from kclrun.errors import Throttled
 from kclrun.local import iterators
 from kclrun.local.consumers import StreamConsumers
 from kclrun.local.limits import STORED_BYTES_MAX, ShardLimits, Storage
+from kclrun.local.refusals import (
+    invalid_argument,
+    limit_exceeded,
+    resource_in_use,
+    resource_not_found,
+)
 from kclrun.local.stream import (
+    ON_DEMAND,
     PAGE_RECORDS_MAX,
+    PROVISIONED,
     RECORD_BYTES_DEFAULT,
     RECORD_OVERHEAD_BYTES,
     PutEntry,
@@ -27,11 +35,8 @@ from kclrun.local.stream import (
     ShardLog,
     StoredRecord,
     Stream,
+    add_tags,
     check_entry,
-    invalid_argument,
-    limit_exceeded,
-    resource_in_use,
-    resource_not_found,
 )
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import ChildShard
@@ -46,6 +51,10 @@ _RETENTION_HOURS_MAX: Final = 8760
 # A shard costs a few kB here; AWS's default quota in its largest regions is 20,000 an account.
 SHARDS_MAX: Final = 20_000
 _HOUR_S: Final = 3600.0
+# "50 on-demand streams" an account in the largest regions.
+ON_DEMAND_STREAMS_MAX: Final = 50
+# "More than five streams in the CREATING state at any point in time."
+_CREATING_MAX: Final = 5
 _PUT_COUNT_MAX: Final = 500
 # A key of 256 characters is at most 1024 bytes of UTF-8.
 _ENTRY_OVERHEAD_BYTES: Final = RECORD_OVERHEAD_BYTES + 1024
@@ -53,12 +62,13 @@ _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}\Z")
 
 
 class KinesisSettings(msgspec.Struct, frozen=True):
-    """The settings of the model. `settle_s` is the duration of CREATING, UPDATING and DELETING.
-    `limits` None means no limits of rates."""
+    """The settings of the model. `settle_s` is the duration of CREATING, UPDATING and DELETING;
+    UPDATING takes at least `update_s`. `limits` None means no limits of rates."""
 
     account_id: str = ACCOUNT_ID
     limits: ShardLimits | None = None
     settle_s: float = 0.0
+    update_s: float = 0.0
     stored_bytes_max: int = STORED_BYTES_MAX
 
 
@@ -100,8 +110,10 @@ class Kinesis:
         region: str = REGION,
         record_bytes_max: int = RECORD_BYTES_DEFAULT,
         tags: dict[str, str] | None = None,
+        mode: str = PROVISIONED,
     ) -> Stream:
-        """Raises: Unavailable (exists), Throttled (too many shards), InvalidRequest (its name)."""
+        """Raises: Unavailable (exists), Throttled (too many streams or shards), InvalidRequest (its
+        name or tags)."""
         if not _NAME.match(name):
             raise invalid_argument("StreamName must match [a-zA-Z0-9_.-]+ (1 to 128 characters).")
         self._forget_deleted(now)
@@ -109,7 +121,11 @@ class Kinesis:
             raise resource_in_use(
                 f"Stream {name} under account {self.settings.account_id} already exists."
             )
+        kept_tags: dict[str, str] = {}
+        if tags:
+            add_tags(kept_tags, tags)
         self._require_shards_left(shard_count)
+        self._require_streams_left(mode, now)
         arn = f"arn:aws:kinesis:{region}:{self.settings.account_id}:stream/{name}"
         # By name and time of creation: an iterator of a deleted stream must not be valid for a
         # later stream of the same name.
@@ -124,9 +140,11 @@ class Kinesis:
             storage=self.storage,
             limits=self.settings.limits,
             settle_s=self.settings.settle_s,
+            update_s=self.settings.update_s,
             record_bytes_max=record_bytes_max,
+            mode=mode,
         )
-        stream.tags.update(tags or {})
+        stream.tags.update(kept_tags)
         self._streams[name] = stream
         self._by_id[stream.stream_id] = stream
         self._consumers[stream.stream_id] = StreamConsumers(
@@ -177,7 +195,7 @@ class Kinesis:
         stream.split(shard_id, at, now)
 
     def set_retention(self, stream: Stream, hours: int, now: WallTime, *, longer: bool) -> None:
-        """Raises: InvalidRequest if out of bounds or in the other direction."""
+        """Raises: InvalidRequest if out of bounds or in the other direction, Unavailable."""
         current = int(stream.retention_s / _HOUR_S)
         if not _RETENTION_HOURS_MIN <= hours <= _RETENTION_HOURS_MAX:
             raise invalid_argument(
@@ -190,6 +208,7 @@ class Kinesis:
                 f"Requested retention period ({hours} hours) for stream {stream.name} can not be"
                 f" {word} than existing retention period ({current} hours)."
             )
+        stream.change(now)
         stream.trim(now)  # what has expired does not come back with a longer retention
         stream.retention_s = hours * _HOUR_S
 
@@ -208,6 +227,12 @@ class Kinesis:
         if not mark:
             raise invalid_argument("ConsumerARN must be the ARN of a consumer.")
         return self.consumers_of(self.stream(None, stream_arn, now))
+
+    def tags_of(self, arn: str, now: WallTime) -> dict[str, str]:
+        """The tags of the stream or consumer of this ARN. Raises: NotFound."""
+        if "/consumer/" in arn:
+            return self.consumers_by_arn(arn, now).consumer(None, arn).tags
+        return self.stream(None, arn, now).tags
 
     # Records
 
@@ -315,6 +340,14 @@ class Kinesis:
             raise resource_not_found("The stream of this NextToken does not exist any more.")
         return self.list_shards(stream, opened.query, count_max, now)
 
+    def seal_names(self, after: str, of: str, now: WallTime) -> str:
+        """The token of the page of names after this one; `of` says whose names they are."""
+        return iterators.seal_name_page(self._secret, iterators.NamePage(of, after, now))
+
+    def open_names(self, token: str, of: str, now: WallTime) -> str:
+        """The name after which the page of a token begins. Raises: InvalidRequest."""
+        return iterators.open_name_page(self._secret, token, of, now).after
+
     def _forget_deleted(self, now: WallTime) -> None:
         for stream in [stream for stream in self._streams.values() if stream.is_gone(now)]:
             del self._streams[stream.name], self._by_id[stream.stream_id]
@@ -334,6 +367,21 @@ class Kinesis:
                 f" {self.settings.account_id}. Current shard count for the account: {used}."
                 f" Limit: {SHARDS_MAX}. Number of additional shards that would have resulted from"
                 f" this request: {more}."
+            )
+
+    def _require_streams_left(self, mode: str, now: WallTime) -> None:
+        streams = self._streams.values()
+        if sum(stream.status(now) == "CREATING" for stream in streams) >= _CREATING_MAX:
+            raise limit_exceeded(
+                f"{_CREATING_MAX} streams of account {self.settings.account_id} are in the state"
+                " CREATING, the most at one time."
+            )
+        if mode == ON_DEMAND and sum(stream.mode == ON_DEMAND for stream in streams) >= (
+            ON_DEMAND_STREAMS_MAX
+        ):
+            raise limit_exceeded(
+                f"Account {self.settings.account_id} has {ON_DEMAND_STREAMS_MAX} streams with the"
+                " mode ON_DEMAND, the most that it can have."
             )
 
     def _make_room(self, entries: Sequence[PutEntry], now: WallTime) -> None:

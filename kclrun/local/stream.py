@@ -9,127 +9,26 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
 
-from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, Throttled, Unavailable
+from kclrun.errors import Throttled
+from kclrun.local.hash_ranges import Merge, Split, even_ranges, even_ranges_near, steps_to
 from kclrun.local.limits import MIB, ShardLimits, ShardMeter, Storage
+from kclrun.local.refusals import (
+    invalid_argument,
+    limit_exceeded,
+    resource_in_use,
+    resource_not_found,
+    throughput_exceeded,
+    validation,
+)
 from kclrun.local.sequence_numbers import COUNTER_END, Numbering, ParsedNumber
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard, hash_key_of
 from kclrun.model.time import WallTime
-
-
-# The refusals of the embedded Kinesis: our error classes with AWS's error names.
-#
-# A message names streams, shards, limits and numbers; never a payload, a partition key, an iterator
-# or a token. Source: the error sections of the Kinesis API reference. `operations.py` converts the
-# errors to HTTP answers.
-def resource_not_found(message: str) -> NotFound:
-    return NotFound(message, code="ResourceNotFoundException")
-
-
-def resource_in_use(message: str) -> Unavailable:
-    """Unavailable, as `ports.classify` does for the code: the same request may succeed later."""
-    return Unavailable(message, code="ResourceInUseException")
-
-
-def invalid_argument(message: str) -> InvalidRequest:
-    return InvalidRequest(message, code="InvalidArgumentException")
-
-
-def validation(message: str) -> InvalidRequest:
-    """A single field is outside what the API's schema allows."""
-    return InvalidRequest(f"1 validation error detected: {message}", code="ValidationException")
-
-
-def unknown_operation(message: str) -> InvalidRequest:
-    return InvalidRequest(message, code="UnknownOperationException")
-
-
-def limit_exceeded(message: str) -> Throttled:
-    return Throttled(message, code="LimitExceededException")
-
-
-def throughput_exceeded(message: str) -> Throttled:
-    return Throttled(message, code="ProvisionedThroughputExceededException")
-
-
-def expired_iterator(message: str) -> ExpiredIterator:
-    return ExpiredIterator(message, code="ExpiredIteratorException")
-
-
-def expired_token(message: str) -> InvalidRequest:
-    return InvalidRequest(message, code="ExpiredNextTokenException")
-
-
-# The arithmetic of hash ranges: equal ranges, and the steps from one set of ranges to another.
-#
-# Every step is a split of one range or a merge of two neighbours, as the service does it
-# (UpdateShardCount: "performs splits or merges on individual shards. This can cause short-lived
-# shards to be created"). After every step the ranges still tile the hash space.
-class Split(msgspec.Struct, frozen=True):
-    """Cut a range in two; the second begins at `at`."""
-
-    whole: HashRange
-    at: int
-
-
-class Merge(msgspec.Struct, frozen=True):
-    """Join two neighbours."""
-
-    low: HashRange
-    high: HashRange
-
-
-def even_ranges(count: int) -> list[HashRange]:
-    """The hash space in `count` equal ranges; the last one has the remainder too."""
-    width = (HASH_KEY_MAX + 1) // count
-    edges = [*(index * width for index in range(count)), HASH_KEY_MAX + 1]
-    return [HashRange(low, high - 1) for low, high in pairwise(edges)]
-
-
-def steps_to(current: Sequence[HashRange], target: Sequence[HashRange]) -> Iterator[Split | Merge]:
-    """Splits, then merges, that lead from one tiling (in order) to another.
-
-    A range that is in both is not changed. Ranges are cut and joined by halves, so that a lineage
-    of k steps is about log2(k) generations deep.
-    """
-    cuts = [wanted.start for wanted in target]
-    pieces: list[HashRange] = []
-    for whole in current:
-        inside = cuts[bisect_right(cuts, whole.start) : bisect_right(cuts, whole.end)]
-        yield from _cut(whole, inside)
-        edges = [whole.start, *inside, whole.end + 1]
-        pieces += [HashRange(low, high - 1) for low, high in pairwise(edges)]
-    starts = [piece.start for piece in pieces]
-    for wanted in target:
-        yield from _join(
-            pieces[bisect_left(starts, wanted.start) : bisect_right(starts, wanted.end)]
-        )
-
-
-def _cut(whole: HashRange, cuts: Sequence[int]) -> Iterator[Split]:
-    if not cuts:
-        return
-    middle = len(cuts) // 2
-    at = cuts[middle]
-    yield Split(whole, at)
-    yield from _cut(HashRange(whole.start, at - 1), cuts[:middle])
-    yield from _cut(HashRange(at, whole.end), cuts[middle + 1 :])
-
-
-def _join(pieces: Sequence[HashRange]) -> Iterator[Merge]:
-    if len(pieces) < 2:
-        return
-    middle = len(pieces) // 2
-    yield from _join(pieces[:middle])
-    yield from _join(pieces[middle:])
-    low = HashRange(pieces[0].start, pieces[middle - 1].end)
-    yield Merge(low, HashRange(pieces[middle].start, pieces[-1].end))
-
 
 # A record to put, its bounds, and its result. A refusal names neither data nor partition key.
 _KEY_CHARACTERS_MAX: Final = 256
@@ -179,6 +78,23 @@ def check_entry(entry: PutEntry, bytes_max: int, where: str) -> int | None:
             f"ExplicitHashKey of {where} is not a number between 0 and {HASH_KEY_MAX}."
         )
     return int(text)
+
+
+# The modes of a stream. The model does not scale by itself.
+PROVISIONED: Final = "PROVISIONED"
+ON_DEMAND: Final = "ON_DEMAND"
+# "You can assign up to 50 tags to a data stream." Their keys may not begin as AWS's own do.
+_TAGS_MAX: Final = 50
+_OF_AWS: Final = "aws:"
+
+
+def add_tags(tags: dict[str, str], more: Mapping[str, str]) -> None:
+    """Add or replace tags. Raises: InvalidRequest, before anything is changed."""
+    if any(key.lower().startswith(_OF_AWS) for key in more):
+        raise invalid_argument(f"The key of a tag must not begin with {_OF_AWS}")
+    if len(tags.keys() | more.keys()) > _TAGS_MAX:
+        raise invalid_argument(f"There would be more than {_TAGS_MAX} tags.")
+    tags.update(more)
 
 
 # The memory of a record besides data and key: the struct, the headers of three strings and bytes,
@@ -367,7 +283,12 @@ class ShardLog:
 PAGE_BYTES_MAX: Final = 10 * MIB
 PAGE_RECORDS_MAX: Final = 10_000
 RECORD_BYTES_DEFAULT: Final = MIB
-RETENTION_DEFAULT_S: Final = 24 * 3600.0
+_DAY_S: Final = 24 * 3600.0
+RETENTION_DEFAULT_S: Final = _DAY_S
+# UpdateShardCount: "Scale more than ten times per rolling 24-hour period per stream", "Scale up to
+# more than 10000 shards in a stream".
+_SCALINGS_MAX: Final = 10
+SCALED_SHARDS_MAX: Final = 10_000
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -398,7 +319,9 @@ class Stream:
         storage: Storage,
         limits: ShardLimits | None = None,
         settle_s: float = 0.0,
+        update_s: float = 0.0,
         record_bytes_max: int = RECORD_BYTES_DEFAULT,
+        mode: str = PROVISIONED,
     ) -> None:
         self.name = name
         self.arn = arn
@@ -407,14 +330,17 @@ class Stream:
         self.retention_s = RETENTION_DEFAULT_S
         self.record_bytes_max = record_bytes_max
         self.tags: dict[str, str] = {}
+        self.mode = mode
         # Remembered for the descriptions; nothing here depends on them.
-        self.mode = "PROVISIONED"
         self.encryption_key: str | None = None
         self.shard_metrics: frozenset[str] = frozenset()
         self._account_id = account_id
         self._storage = storage
         self._limits = limits
         self._settle_s = settle_s
+        self._update_s = max(settle_s, update_s)
+        # When UpdateShardCount was called, in the last day.
+        self._scaled_at: deque[WallTime] = deque()
         self._phase = "CREATING"
         self._settled_at = WallTime(now + settle_s)
         self._shards: dict[str, ShardLog] = {}
@@ -424,7 +350,7 @@ class Stream:
         self._open_starts = [shard.hash_range.start for shard in self._open_shards]
 
     def status(self, now: WallTime) -> str:
-        """CREATING or UPDATING until `settle_s` after the change, DELETING until it is removed."""
+        """CREATING or UPDATING until the change has settled, DELETING until it is removed."""
         return "ACTIVE" if now >= self._settled_at and self._phase != "DELETING" else self._phase
 
     def is_gone(self, now: WallTime) -> bool:
@@ -519,7 +445,7 @@ class Stream:
 
     def split(self, shard_id: str, at: int, now: WallTime) -> None:
         """Close a shard and open two. Raises: NotFound, InvalidRequest, Unavailable (in use)."""
-        self._require_active(now)
+        self._require_scalable("SplitShard", now)
         shard = self._open_shard(shard_id, now)
         if not shard.hash_range.start + 1 < at < shard.hash_range.end:
             raise invalid_argument(
@@ -533,7 +459,7 @@ class Stream:
 
     def merge(self, shard_id: str, adjacent_id: str, now: WallTime) -> None:
         """Close two neighbours and open one. Raises: NotFound, InvalidRequest, Unavailable."""
-        self._require_active(now)
+        self._require_scalable("MergeShards", now)
         one, other = self._open_shard(shard_id, now), self._open_shard(adjacent_id, now)
         low, high = sorted((one, other), key=lambda shard: shard.hash_range.start)
         if low.hash_range.end + 1 != high.hash_range.start:
@@ -545,30 +471,47 @@ class Stream:
         self._enter("UPDATING", now)
 
     def update_shard_count(self, count: int, now: WallTime) -> None:
-        """Uniform scaling. Raises: InvalidRequest (beyond double or half), Unavailable."""
-        self._require_active(now)
+        """Uniform scaling. Raises: InvalidRequest (beyond double or half; its mode), Throttled
+        (too often, with limits), Unavailable."""
+        self._require_scalable("UpdateShardCount", now)
         current = len(self._open_shards)
-        if count > 2 * current or 2 * count < current:
+        if count > 2 * current or 2 * count < current or count > SCALED_SHARDS_MAX:
             raise invalid_argument(
                 f"UpdateShardCount cannot go from {current} open shards to {count}: at most double"
-                " and at least half of the current count is possible in one call."
+                f" and at least half of the current count is possible in one call, and at most"
+                f" {SCALED_SHARDS_MAX} shards."
             )
+        if self._limits is not None:
+            self._count_scaling(now)
         ranges = [shard.hash_range for shard in self._open_shards]
-        for step in steps_to(ranges, even_ranges(count)):
+        for step in steps_to(ranges, even_ranges_near(ranges, count)):
             self._apply(step, now)
+        self._enter("UPDATING", now)
+
+    def _count_scaling(self, now: WallTime) -> None:
+        while self._scaled_at and self._scaled_at[0] <= now - _DAY_S:
+            self._scaled_at.popleft()
+        if len(self._scaled_at) >= _SCALINGS_MAX:
+            raise limit_exceeded(
+                f"Stream {self.name} under account {self._account_id} was scaled {_SCALINGS_MAX}"
+                " times within 24 hours, the most that is possible."
+            )
+        self._scaled_at.append(now)
+
+    def change(self, now: WallTime) -> None:
+        """One of its settings changes: it is UPDATING. Raises: Unavailable (in use)."""
+        self._require_active(now)
         self._enter("UPDATING", now)
 
     def change_mode(self, mode: str, now: WallTime) -> None:
         """Raises: Unavailable (in use)."""
-        self._require_active(now)
+        self.change(now)
         self.mode = mode
-        self._enter("UPDATING", now)
 
     def encrypt(self, key: str | None, now: WallTime) -> None:
         """Remember the key of encryption at rest, None for none. Raises: Unavailable (in use)."""
-        self._require_active(now)
+        self.change(now)
         self.encryption_key = key
-        self._enter("UPDATING", now)
 
     def _apply(self, step: Split | Merge, now: WallTime) -> None:
         parents: tuple[ShardLog, ...]
@@ -625,9 +568,19 @@ class Stream:
                 f" state {self.status(now)}"
             )
 
+    def _require_scalable(self, operation: str, now: WallTime) -> None:
+        self._require_active(now)
+        if self.mode == ON_DEMAND:
+            raise validation(
+                f"{operation} is not possible for stream {self.name} under account"
+                f" {self._account_id}: its mode is {ON_DEMAND}."
+            )
+
     def _enter(self, phase: str, now: WallTime) -> None:
         self._phase = phase
-        self._settled_at = WallTime(now + self._settle_s)
+        self._settled_at = WallTime(
+            now + (self._update_s if phase == "UPDATING" else self._settle_s)
+        )
 
     def _is_forgotten(self, shard: ShardLog, now: WallTime) -> bool:
         return shard.closed_at is not None and shard.closed_at < now - self.retention_s

@@ -6,8 +6,11 @@ from collections import defaultdict
 import hypothesis.strategies as st
 from hypothesis import given
 
+from kclrun.local.hash_ranges import Merge, Split, even_ranges, steps_to
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream import Merge, PutEntry, Split, even_ranges, steps_to
+from kclrun.local.stream import (
+    PutEntry,
+)
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from tests.examples import examples

@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from kclrun.cli.child_lines import lines_of
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.dead_letters import user_process
 from kclrun.cli.dead_letters.user_process import RedriveJob, Redriven, ServiceAccess
@@ -324,6 +325,7 @@ class _UserProcesses:
         self._environment = environment
         self._job = job
         self._process: subprocess.Popen[bytes] | None = None
+        self._lines: Iterator[bytes] = iter(())
         self._ends = 0
 
     def answers(
@@ -353,10 +355,10 @@ class _UserProcesses:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )
+            self._lines = lines_of(self._process)
             self._ask(self._job)
         self._ask(msgspec.json.encode([kept.letter for kept in letters]))
-        assert self._process.stdout is not None, "a pipe"
-        line = self._process.stdout.readline()
+        line = next(self._lines, b"")
         if not line.endswith(b"\n"):
             self._ends += 1
             self.close()

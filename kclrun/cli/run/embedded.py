@@ -24,6 +24,7 @@ import msgspec
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import LOOPBACK_CREDENTIALS
 from kclrun.aws.endpoints import LOOPBACK_REGION, EndpointSettings, open_session
+from kclrun.cli.child_lines import lines_of
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.terminal import stop_signals
 from kclrun.cli.user_code import own_module, with_output_paths
@@ -290,8 +291,7 @@ class _Filler:
 
     def _take_in(self) -> None:
         """The filler's progress and report, until it has ended."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in lines_of(self._process):
             try:
                 message = msgspec.json.decode(line, type=FillReport | Filling)
             except msgspec.DecodeError:

@@ -185,7 +185,12 @@ class Stream:
 
     # Resharding.
 
+    def _is_active(self):
+        summary = self.world.kinesis.describe_stream_summary(StreamName=self.name)
+        return summary["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE"
+
     def split(self, index):
+        until(self._is_active, "the reshard before it is done")
         shard = self.open_shards()[index]
         first, last = (
             int(shard["HashKeyRange"][f"{end}HashKey"]) for end in ("Starting", "Ending")
@@ -197,6 +202,7 @@ class Stream:
         )
 
     def merge(self, index):
+        until(self._is_active, "the reshard before it is done")
         shards = self.open_shards()
         self.world.kinesis.merge_shards(
             StreamName=self.name,

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.processor.ledger_processor import digest
 
 _RECORDS_A_CALL_MAX = 500
@@ -141,7 +141,12 @@ class Producer:
             self.put[result["ShardId"]].append((result["SequenceNumber"], key, number))
         return size
 
+    def _is_active(self):
+        summary = self._kinesis.describe_stream_summary(StreamName=self._stream)
+        return summary["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE"
+
     def _reshard(self, how, index):
+        until(self._is_active)  # the reshard before it
         open_ones = {"Type": "AT_LATEST"}
         shards = sorted(
             self._kinesis.list_shards(StreamName=self._stream, ShardFilter=open_ones)["Shards"],

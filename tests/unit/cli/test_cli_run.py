@@ -361,7 +361,10 @@ def test_an_import_that_hangs_or_dies_is_reported(tmp_path, monkeypatch):
     with pytest.raises(ProcessorLoadError, match=r"the import ended with exit code 9$"):
         user_code.require_user_code(configuration(LEAST, tmp_path))
     # What the import prints is not the terminal's, and it has nothing to read.
-    program("import sys; print('out'); assert sys.stdin.read() == ''")
+    program(
+        "import os, sys; print('out'); assert sys.stdin.read() == '';"
+        "os.write(int(sys.argv[1]), b'{}\\n')"
+    )
     user_code.require_user_code(configuration(LEAST, tmp_path))
 
 

@@ -1,15 +1,16 @@
 """`processor: kclpy:…`: found by name or as a script, whether amazon_kclpy is installed or not."""
 
-import subprocess
+import os
 import sys
 import textwrap
 
 import pytest
 
+from kclrun.cli.trial_import import Loaded, try_import
 from kclrun.compat.kclpy import stand_in
 from kclrun.config.load import settings_of
 from kclrun.errors import LeaseLost, ProcessorLoadError, SettingsError
-from kclrun.loading import MARK, load_processor
+from kclrun.loading import load_processor
 from kclrun.model.time import WallTime
 from kclrun.processor import Checkpointer
 from kclrun.testing import run_processor
@@ -198,33 +199,23 @@ def test_a_script_that_is_not_there_is_refused_with_where_it_was_looked_for(fold
 
 
 def checked(reference, folder):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-P", "-m", "kclrun.loading"),
-            *(f"processor={reference}", "--", str(folder)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=HUNG_S,
-    )
-    return done.returncode, done.stderr.rpartition(MARK)[2]
+    command = [sys.executable, "-P", "-m", "kclrun.cli.trial_import"]
+    named = {"processor": reference}
+    return try_import(command, named, [folder], os.environ, within_s=HUNG_S).loaded
 
 
 @pytest.mark.parametrize("reference", ["kclpy:consumer:Consumer", "kclpy:consumer.py"])
 def test_a_consumer_is_checked_without_being_made(folder, reference):
-    code, said = checked(reference, folder)
-
-    assert (code, said.strip("\n")) == (0, "\x1dkind processor process_records")
+    assert checked(reference, folder) == Loaded(kinds={"processor": "process_records"})
 
 
 def test_what_a_script_imports_in_vain_is_said(folder):
     write(folder / "counting_help.py", "import nowhere_to_be_found\n")
 
-    code, said = checked("kclpy:consumer.py", folder)
+    error = checked("kclpy:consumer.py", folder).error
 
-    assert code == 78
-    assert "importing consumer.py failed" in said
-    assert "No module named 'nowhere_to_be_found'" in said
+    assert "importing consumer.py failed" in error
+    assert "No module named 'nowhere_to_be_found'" in error
 
 
 # The settings around it.

@@ -13,9 +13,11 @@ from kclrun.ports import ShardReader, StreamAdmin
 ROOM = Path(kclrun.local.__file__).parent
 PURE = (
     "consumers",
+    "hash_ranges",
     "iterators",
     "limits",
     "operations",
+    "refusals",
     "requests",
     "sequence_numbers",
     "service",

@@ -14,7 +14,7 @@ import pytest
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local import server
 from kclrun.local.server import start_embedded
-from tests.patience import HUNG_S
+from tests.patience import HUNG_S, until
 from tests.unit.local.conftest import KEY, SECRET
 from tests.unit.local.serving import code_of, post
 
@@ -56,6 +56,25 @@ def test_the_settings_reach_the_process(guarded, client):
     for endpoint in (guarded.kinesis_endpoint, guarded.dynamodb_endpoint):
         status, _, body = post(endpoint, "Kinesis_20131202.ListStreams", b"{}")
         assert (status, json.loads(body)["__type"]) == (400, "MissingAuthenticationTokenException")
+
+
+def test_a_stream_is_made_at_once_and_changed_one_change_after_the_other(client):
+    with start_embedded() as running:
+        kinesis = client("kinesis", running.endpoint)
+        kinesis.create_stream(StreamName="s", ShardCount=1)
+        split = {"StreamName": "s", "NewStartingHashKey": str(2**126)}
+        kinesis.split_shard(ShardToSplit="shardId-000000000000", **split)
+        again = {"ShardToSplit": "shardId-000000000001"} | split | {"NewStartingHashKey": "99"}
+
+        assert code_of(kinesis.split_shard, **again) == ("ResourceInUseException", 400)
+        kinesis.put_record(StreamName="s", Data=b"x", PartitionKey="k")
+        until(lambda: status_of(kinesis) == "ACTIVE")
+        kinesis.split_shard(**again)
+
+
+def status_of(kinesis):
+    summary = kinesis.describe_stream_summary(StreamName="s")
+    return summary["StreamDescriptionSummary"]["StreamStatus"]
 
 
 def test_each_process_has_a_session_of_its_own_and_both_run(guarded):

@@ -14,11 +14,15 @@ from kclrun.errors import (
 )
 from kclrun.local import service as service_module
 from kclrun.local import stream as stream_module
+from kclrun.local.hash_ranges import Merge, Split, even_ranges, steps_to
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.limits import Storage
 from kclrun.local.sequence_numbers import Numbering, ParsedNumber, parse
 from kclrun.local.service import Kinesis, KinesisSettings
-from kclrun.local.stream import Merge, PutEntry, ShardLog, Split, even_ranges, steps_to
+from kclrun.local.stream import (
+    PutEntry,
+    ShardLog,
+)
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, hash_key_of
 
@@ -629,7 +633,6 @@ def test_the_token_of_a_listing_lives_for_five_minutes(kinesis):
 @pytest.mark.parametrize(
     "query",
     [
-        ShardQuery("SOMETHING"),
         ShardQuery("AT_TIMESTAMP"),
         ShardQuery("AT_LATEST", timestamp=START),
         ShardQuery("AFTER_SHARD_ID"),

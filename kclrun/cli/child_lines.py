@@ -1,0 +1,37 @@
+"""What a process that runs user code writes, until it has ended.
+
+Not until the end of the pipe: user code may start processes, and they keep the pipe open.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+from collections.abc import Iterator
+from typing import Final
+
+_PIECE_BYTES: Final = 64 * 1024
+
+
+def lines_of(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+    """The lines of its standard output, as they come; the last one may lack its end."""
+    assert process.stdout is not None
+    fd, rest = process.stdout.fileno(), b""
+    pidfd = os.pidfd_open(process.pid)
+    poller = select.poll()
+    for waits in (fd, pidfd):
+        poller.register(waits, select.POLLIN)
+    try:
+        while True:
+            has_more = fd in dict(poller.poll())
+            piece = os.read(fd, _PIECE_BYTES) if has_more else b""
+            if not piece:
+                break  # it has ended, and nothing is left to be read; or the pipe has
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield line + b"\n"
+    finally:
+        os.close(pidfd)
+    if rest:
+        yield rest
