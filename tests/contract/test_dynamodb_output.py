@@ -258,3 +258,14 @@ def test_a_check_refuses_a_schema_whose_rows_lack_the_key(place, schema, reporte
         with pytest.raises(SettingsError, match=re.escape(reported)):
             output.check()
     assert place.rows() == []
+
+
+def test_a_table_may_be_named_by_its_arn(place):
+    arn = place.client.describe_table(TableName=place.name)["Table"]["TableArn"]
+    output = place.open(OF, dynamodb=arn)
+    output.begin(START)
+    put(output, 1, "by its ARN", 1)
+
+    assert persist(output) == at(1)
+    assert values(place) == {1: "by its ARN"}
+    assert "may write: proven" in output.check()
