@@ -50,6 +50,7 @@ Imports nothing of kclrun, so that every package may import it.
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -95,6 +96,7 @@ __all__ = [
     "Unavailable",
     "UndecodableRecord",
     "host_error",
+    "host_refusal",
     "is_host_shortage",
 ]
 
@@ -102,6 +104,7 @@ __all__ = [
 _SCARCE: Final = frozenset(
     {errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT}
 )
+_NOT_EXECUTED: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOEXEC})
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 # The answers of the kernel, or of a sandbox around us, to a call that it will never allow.
 _NEVER: Final = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOENT})
@@ -356,6 +359,25 @@ def host_error(what: str, reason: str, number: int | None) -> HostRefused | Host
         f"this host has no more to give: {reason}. {what} See its limits of processes, memory and"
         " descriptors (ulimit -a, the cgroup's pids.max and memory.max)"
     )
+
+
+def host_refusal(error: BaseException) -> HostRefused | None:
+    """The refusal of this host that an error of the kernel stands for: a limit of the sizes of
+    files, or an interpreter that it does not execute. None for another error."""
+    if not isinstance(error, OSError):
+        return None
+    if error.errno == errno.EFBIG:
+        return HostRefused(
+            f"this host refuses it: {error.strerror}. kclrun has files and shared memory that are"
+            " larger than its limit of their sizes: raise that (ulimit -f, LimitFSIZE= of systemd)"
+        )
+    if error.filename == sys.executable and error.errno in _NOT_EXECUTED:
+        return HostRefused(
+            f"this host does not execute {sys.executable}: {error.strerror}. kclrun runs user code"
+            " in processes of this interpreter: may this user execute it, is it on a disk that is"
+            " mounted noexec, and was it removed?"
+        )
+    return None
 
 
 def is_host_shortage(error: BaseException) -> bool:

@@ -43,7 +43,9 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.stream(stream)}/consumer/{named}:*"
 
     def table(self, name: str) -> str:
-        """The ARN of a table of this account."""
+        """The ARN of a table of this account, or the table's own, if it is named by that."""
+        if name.startswith("arn:"):
+            return name
         return self._arn("dynamodb", f"table/{name}")
 
     def index(self, table: str, name: str) -> str:

@@ -7,9 +7,11 @@ used. The verb's line of help is here, so that `kclrun --help` imports none of t
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +20,7 @@ import click
 from kclrun.cli import exit_codes, messages
 from kclrun.cli.config_options import CONFIG_NAMES, with_verb_first
 from kclrun.cli.messages import echo
+from kclrun.errors import SettingsError, host_refusal
 from kclrun.model.text import harmless
 
 _DEFAULT: Final = "run"
@@ -162,11 +165,24 @@ def program() -> None:
     """
 
 
+def refuse_time_zone() -> None:
+    """Raises: SettingsError if the C library makes of TZ an offset that Python does not take: each
+    request to AWS would fail with it, like one without an answer."""
+    try:
+        datetime.now().astimezone()
+    except (ValueError, OverflowError) as error:
+        raise SettingsError(
+            f"the environment variable TZ is {os.environ.get('TZ', '')!r}, which is not a time zone"
+            f" ({error})\nSet one such as UTC or Europe/Berlin, or unset it"
+        ) from None
+
+
 def run_program(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code. Only here errors become messages."""
     ordered = with_verb_first(arguments, _VERBS, _DEFAULT)
     verb = next(iter(ordered), _DEFAULT)
     try:
+        refuse_time_zone()
         code = program.main(ordered, prog_name="kclrun", standalone_mode=False)
         if sys.stdout is not None:  # else its terminal is gone
             sys.stdout.flush()  # Python's flush at the exit would report an error without advice
@@ -188,7 +204,7 @@ def run_program(arguments: Sequence[str]) -> int:
         _drop_full_output()
         if isinstance(error, KeyboardInterrupt):
             return exit_codes.INTERRUPTED
-        return messages.report_error(error, verb)
+        return messages.report_error(host_refusal(error) or error, verb)
     return code if isinstance(code, int) else exit_codes.DRAINED
 
 

@@ -57,6 +57,11 @@ DecodeRef = Annotated[
 TableName = Annotated[
     str, spelled(f"^{TABLE}$", " of 3 to 255 letters, digits, dots, dashes and underscores")
 ]
+# DynamoDB takes the ARN of a table, of another account too, wherever it takes a name.
+_TABLE_ARN: Final = r"arn:[a-z0-9-]+:dynamodb:[a-z0-9-]+:\d{12}:table/[A-Za-z0-9_.-]{3,255}"
+TableReference = Annotated[
+    str, spelled(f"^({TABLE}|{_TABLE_ARN})$", " that is a table's name or ARN")
+]
 StreamName = Annotated[str, spelled(f"^({_STREAM})$", " that is a stream's name or ARN")]
 # What `stream:` reads: the stream of a DynamoDB table is known by its ARN alone.
 SourceName = Annotated[

@@ -22,6 +22,7 @@ from kclrun.config.names import (
     SourceName,
     StreamName,
     TableName,
+    TableReference,
     TopicArn,
     VariableName,
     documented,
@@ -388,9 +389,10 @@ class OutputSettings(msgspec.Struct, frozen=True, kw_only=True):
     sql: Annotated[
         str | None, documented("rows of a table; SQLAlchemy's URL, such as postgresql+psycopg://…")
     ] = None
-    dynamodb: Annotated[TableName | None, documented("items of a table; a row is a whole item")] = (
-        None
-    )
+    dynamodb: Annotated[
+        TableReference | None,
+        documented("items of a table, by its name or ARN; a row is a whole item"),
+    ] = None
     kinesis: Annotated[StreamName | None, documented("records of a stream; name or ARN")] = None
     sqs: Annotated[QueueName | None, documented("messages of a queue; name or URL")] = None
     sns: Annotated[TopicArn | None, documented("messages of a topic; its ARN")] = None

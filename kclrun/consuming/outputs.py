@@ -16,7 +16,7 @@ from kclrun.model.lease import Lease
 from kclrun.model.output import Cursor, Cursors, StoredCursors, sorted_cursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.protocol.reports import OUTPUT, STATE, ProcessorFailed
+from kclrun.protocol.reports import OUTPUT, STATE, ProcessorFailed, ProcessWarned
 
 # How long a lease that is given away, or halts, waits for its last commit. After that its
 # checkpoint is the position that every output has, and the next owner processes the rest again. A
@@ -32,6 +32,7 @@ class OutputCommits:
     `waiting_since` is when the rows that a checkpoint needs were requested first; None if none are
     awaited. `refused` is why no repetition of a commit helps; None while one may help.
     `leave_instant` is when the lease stops waiting for its last commit; None before it waits.
+    `failure` is why the last write failed, in words; empty once one succeeded.
     """
 
     def __init__(self, policy: LifePolicy) -> None:
@@ -50,6 +51,8 @@ class OutputCommits:
         self._rests_until = Instant(0.0)
         self.leave_instant: Instant | None = None
         self._final = TRIM_HORIZON  # the position of the last commit
+        self._has_given_up = False
+        self.failure = ""
 
     def claim(self, row: Lease) -> None:
         """Begin with the claimed row: its checkpoint covers rows that all outputs have."""
@@ -95,6 +98,7 @@ class OutputCommits:
         state_version: str | None = None,
     ) -> None:
         """The outputs have every row up to `upto`, and the version is the state there."""
+        self.failure = ""
         if upto >= self.confirmed:
             self._state_version = state_version
         self.confirmed = max(self.confirmed, upto)
@@ -126,6 +130,22 @@ class OutputCommits:
             return False
         answered = self._answered
         return answered is None or not answered.must or answered.upto < self._final
+
+    def give_up(self, now: Instant) -> tuple[ProcessWarned, ...]:
+        """Once the last commit is not waited for any longer although the outputs lack rows: why
+        they do, also if that was reported before. Nothing if they answered without a failure."""
+        is_left = self.leave_instant is not None and self._final > self.confirmed
+        is_known = self._has_given_up or self.refused is not None
+        if not is_left or is_known or self.is_last_awaited(now):
+            return ()
+        self._has_given_up = True
+        if self.failure:
+            return (ProcessWarned(f"the last write did not succeed: {self.failure}"),)
+        if self._answered is not None and self._answered.upto >= self._final:
+            return ()
+        named = ", ".join(name for name, _ in self._cursors)
+        outputs = f" of {named}" if named else ""
+        return (ProcessWarned(f"the last write{outputs} was not answered in time"),)
 
     def covered(
         self,

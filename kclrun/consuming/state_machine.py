@@ -254,6 +254,7 @@ class LeaseStateMachine:
             case events.OutputsCommitted(upto, cursors, answers, version):
                 self.commits.commit(upto, cursors, answers, now, version)
             case events.OutputsNotCommitted(_, message):
+                self.commits.failure = message
                 return self._warn_once(message)
             case events.OutputsRefused(message):
                 self.commits.refused = ProcessorFailed(OUTPUT, message, attempts=1)
@@ -543,7 +544,7 @@ class LeaseStateMachine:
             return self._write(now)
         if self.commits.refused is not None and self.state in MAY_BE_REFUSED:
             self._fail(self.commits.refused)
-        return self._ask_outputs(now) + self._write(now)
+        return self._ask_outputs(now) + self.commits.give_up(now) + self._write(now)
 
     def _write(self, now: Instant) -> Commands:
         own = self.own

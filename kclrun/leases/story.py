@@ -17,6 +17,7 @@ from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.stream import short_name
 from kclrun.model.time import Instant, WallTime
+from kclrun.protocol.reports import DEAD_LETTER, OUTPUT, STATE
 
 Value = str | int | float | None
 
@@ -80,7 +81,7 @@ RECORDED: Final[Mapping[str, tuple[str, ...]]] = {
     "process_killed": ("signal",),
     "process_unkillable": (),
     "process_condemned": (),
-    "checkpoint_missed": ("position", "checkpoint"),
+    "checkpoint_missed": ("position", "checkpoint", "warning"),
     "checkpoint_late": ("checkpoint", "waited_s"),
     "checkpoint_moved": ("checkpoint", "after_s"),
     "reads_throttled": ("seconds",),
@@ -95,8 +96,14 @@ RECORDED: Final[Mapping[str, tuple[str, ...]]] = {
     "gil_held": ("seconds",),
     "lease_process_warned": ("detail",),
 }
-# A reason is a sentence of ours; beyond this it explains nothing more, and an entry stays small.
-TEXT_CHARACTERS_MAX: Final = 200
+# A reason is a sentence of ours, and may end with that of a service or a database. Beyond this it
+# explains nothing more, and an entry stays small.
+TEXT_CHARACTERS_MAX: Final = 400
+# The `where` of failures that are not of user code.
+_OURS: Final = frozenset({OUTPUT, STATE, DEAD_LETTER})
+_FAILED_OURS: Final = re.compile(
+    rf"({'|'.join(sorted(_OURS))}) failed (?:once|\d+ times): (.*)", re.DOTALL
+)
 _TYPE: Final = re.compile(r"[A-Za-z_][\w.]*(?=:|\Z)")
 # A text of `reason_of` (protocol/reports.py): behind the type, if there is one, is a message of
 # user code. HaltShard has a message alone.
@@ -111,8 +118,9 @@ def recorded(event: str, fields: Mapping[str, Value]) -> dict[str, Value] | None
     """The fields of the event to record; None for an event that is not recorded, or that repeats
     the one before.
 
-    Of an exception of user code only its type is kept. A failure that is repeated for hours is
-    recorded at attempts 1, 2, 4, 8, …
+    Of an exception of user code only its type is kept; the words of an output, of the state or of
+    the place of the dead letters are ours. A failure that is repeated for hours is recorded at
+    attempts 1, 2, 4, 8, …
     """
     names = RECORDED.get(event)
     if names is None:
@@ -120,16 +128,37 @@ def recorded(event: str, fields: Mapping[str, Value]) -> dict[str, Value] | None
     attempts = fields.get("attempts")
     if event == "processor_raised" and isinstance(attempts, int) and attempts & (attempts - 1):
         return None
-    return {name: _kept(name, fields[name]) for name in names if fields.get(name) is not None}
+    where = fields.get("where")
+    return {
+        name: _kept(name, fields[name], where) for name in names if fields.get(name) is not None
+    }
 
 
-def _kept(name: str, value: Value) -> Value:
+def _kept(name: str, value: Value, where: Value) -> Value:
     if not isinstance(value, str):
         return value
     if name == "error":
-        found = _TYPE.match(value)
-        return found[0] if found is not None else "an exception"
-    return _OF_USER_CODE.sub(r"\1", value)[:TEXT_CHARACTERS_MAX]
+        return _cut(value) if _is_ours(where, value) else _type_of(value)
+    failed = _FAILED_OURS.match(value)
+    if failed is not None and _is_ours(failed[1], failed[2]):
+        return _cut(value)
+    return _cut(_OF_USER_CODE.sub(r"\1", value))
+
+
+def _is_ours(where: Value, error: str) -> bool:
+    """Whether the error is in our words. That of a place of dead letters may be an exception."""
+    return where in _OURS and (where != DEAD_LETTER or _TYPE.match(error) is None)
+
+
+def _type_of(error: str) -> str:
+    found = _TYPE.match(error)
+    return found[0] if found is not None else "an exception"
+
+
+def _cut(text: str) -> str:
+    if len(text) <= TEXT_CHARACTERS_MAX:
+        return text
+    return f"{text[: TEXT_CHARACTERS_MAX - 1]}…"
 
 
 # A checkpoint is late after so many intervals without one: one interval passes without a checkpoint
@@ -249,8 +278,6 @@ _SENTENCES: Final[Mapping[str, str]] = {
     "process_killed": "Its process was sent {signal}.",
     "process_unkillable": "No signal ends its process: the lease goes on without it.",
     "process_condemned": "Its process wrote invalid data to its manager, and was killed.",
-    "checkpoint_missed": "{who} stopped before it could checkpoint {position}: what came after"
-    " {checkpoint} is read again.",
     "checkpoint_late": "No checkpoint for {waited_s} s, though records wait for one: it stands at"
     " {checkpoint}.",
     "checkpoint_moved": "A checkpoint was made at {checkpoint}, after {after_s} s without one.",
@@ -466,6 +493,14 @@ class _StoryWriter:
             f"Its process died{row}: {_Shown(entry)['reason']}. {who(entry.owner)} starts another."
         )
 
+    def missed(self, entry: Entry) -> str:
+        shown, warning = _Shown(entry), entry.fields.get("warning")
+        because = f" The last warning before: {str(warning).rstrip('.')}." if warning else ""
+        return (
+            f"{shown['who']} stopped before it could checkpoint {shown['position']}: what came"
+            f" after {shown['checkpoint']} is read again.{because}"
+        )
+
     def ended(self, entry: Entry) -> str:
         children = [each for each in str(entry.fields.get("children") or "").split(", ") if each]
         if not children:
@@ -489,6 +524,7 @@ _WITH_CAUSE: Final[Mapping[str, Callable[[_StoryWriter, Entry], str]]] = {
     "lease_lost": _StoryWriter.lost,
     "process_died": _StoryWriter.died,
     "shard_ended": _StoryWriter.ended,
+    "checkpoint_missed": _StoryWriter.missed,
 }
 
 

@@ -429,6 +429,7 @@ class Manager:
             shard=child.key,
             position=str(status.processed),
             checkpoint=str(status.checkpointed),
+            **({"warning": child.warning} if child.warning else {}),
         )
 
     def table_gone(self, error: ServiceError) -> None:

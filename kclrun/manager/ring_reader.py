@@ -51,13 +51,13 @@ class Child:
 
     `pid` and `pidfd` are None until the fork is reported. `has_reported_end`: its ring contained
     the last report of its life. `force_instant` is when patience ends; `forced` are the signals
-    sent. `trouble` is the exception of user code, in words, while the call is retried. `stall`: the
-    reason, in words, if its manager ends it because it stalled. `is_written_off`: not even KILL
-    ends it, its fence has passed, and its lease continues without it. `heat` is the last report of
-    its shard's traffic. `is_sharing`: other leases may run in its process. `has_left`: it ended
-    there, and the process goes on. `unsent` are the messages that wait for a process that does not
-    read, in order: of each kind only the last, for an old failover or old credentials must not
-    replace newer ones."""
+    sent. `trouble` is the exception of user code, in words, while the call is retried. `warning`
+    is its last warning. `stall`: the reason, in words, if its manager ends it because it
+    stalled. `is_written_off`: not even KILL ends it, its fence has passed, and its lease
+    continues without it. `heat` is the last report of its shard's traffic. `is_sharing`: other
+    leases may run in its process. `has_left`: it ended there, and the process goes on. `unsent`
+    are the messages that wait for a process that does not read, in order: of each kind only the
+    last, for an old failover or old credentials must not replace newer ones."""
 
     start: StartProcess
     incarnation: int
@@ -72,6 +72,7 @@ class Child:
     has_reported_end: bool = False
     drain_reason: str | None = None
     trouble: str = ""
+    warning: str = ""
     stall: str | None = None
     is_written_off: bool = False
     force_instant: Instant | None = None
@@ -204,6 +205,7 @@ class RingReader:
                 expired = str(position)
                 self._log.note("records_expired", shard=key, position=expired, detail=detail)
             case reports.ProcessWarned(detail):
+                child.warning = detail
                 self._log.note("lease_process_warned", shard=key, detail=detail)
             case _:
                 pass  # The core logs it, or it is progress.

@@ -220,6 +220,13 @@ _SECRET: Final = re.compile(rf"\b(?:AKIA|ASIA)[A-Z0-9]{{12,}}|[A-Za-z0-9/+=]{{{_
 # The end of a path of `model.output.roll_folder`, up to the first hyphen. It makes a long run of
 # names of the settings, and messages about outputs name those paths.
 _OF_ROLLS: Final = re.compile(r"/[0-9]{8}T[0-9]{6}Z/shardId\Z")
+# What leads to a run without a space: the beginning of a path.
+_TOKEN: Final = re.compile(r"[^\s\"'=(\[,;]*\Z")
+_SLASHES_MIN: Final = 3
+# The words of a name, and its numbers: OrdersProcessor2 has three. Random characters change between
+# capitals, small letters and digits far more often than at each fourth one.
+_WORDS: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+|[+=]")
+_WORD_MIN: Final = 4
 _OF_SECRETS: Final = (re.compile(r"[a-z]"), re.compile(r"[A-Z]"), re.compile(r"[0-9]"))
 # A processor that logs a line for each batch writes 5 a second at most: polls are 200 ms apart.
 _BURST_LINES: Final = 50
@@ -261,8 +268,26 @@ def _ends_of(text: str, characters_max: int) -> str:
 def _withheld(match: re.Match[str]) -> str:
     run = _OF_ROLLS.sub("", match[0])
     is_key = run.startswith(("AKIA", "ASIA"))
-    is_secret = len(run) >= _RUN_MIN and all(kind.search(run) for kind in _OF_SECRETS)
+    is_secret = len(run) >= _RUN_MIN and _is_mixed(run) and not _is_of_path(match)
     return "[withheld]" if is_key or is_secret else match[0]
+
+
+def _is_mixed(run: str) -> bool:
+    return all(kind.search(run) for kind in _OF_SECRETS)
+
+
+def _is_of_path(match: re.Match[str]) -> bool:
+    """Whether the run is a part of an absolute path, or of a URL of a bucket, all of whose names
+    are made of words."""
+    begun = _TOKEN.search(match.string, 0, match.start())
+    token = (begun[0] if begun is not None else "") + match[0].rpartition("=")[2]
+    names = match[0].rpartition("=")[2].split("/")
+    is_path = token.startswith(("/", "./", "~/", "s3://")) and token.count("/") >= _SLASHES_MIN
+    return is_path and all(
+        len(_WORDS.findall(name)) <= len(name) / _WORD_MIN + 1
+        for name in names
+        if len(name) > _WORD_MIN
+    )
 
 
 class RateLimit:

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from kclrun.model.text import escaped
 from kclrun.observe.health import Verdict
 from kclrun.observe.metrics import COUNTED, MEANINGS, METRICS, labels_by_series
 from kclrun.observe.sample import LeaseSample, ManagerSample
@@ -53,9 +54,9 @@ class Exposition(Collector):
         info.add_metric(
             (),
             {
-                "application": sample.application,
-                "stream": sample.stream,
-                "owner": sample.owner,
+                "application": escaped(sample.application),
+                "stream": escaped(sample.stream),
+                "owner": escaped(sample.owner),
                 "version": self._version,
             },
         )
@@ -85,7 +86,8 @@ def _of_leases(sample: ManagerSample) -> Iterator[Metric]:
     restarts = _family("kclrun_restarts_total")
     traffic = _Traffic()
     for lease in sample.leases:
-        labels = (sample.application, lease.shard)
+        # A key of a row that another program wrote may hold any character.
+        labels = (sample.application, escaped(lease.shard))
         traffic.add(labels, lease)
         if lease.lag_ms is not None:
             lag.add_metric(labels, lease.lag_ms / 1000)

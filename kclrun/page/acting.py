@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from kclrun.errors import KclrunError, Throttled, Unavailable
 from kclrun.leases.operating import Plan, Reach, plan_move, plan_pause, plan_resume, plan_unpause
 from kclrun.model.lease import Lease, LeaseKey, Owner, OwnerId, Scope
 from kclrun.model.stream import StreamKey, called, stream_name_of, stream_of
@@ -337,7 +338,12 @@ def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
         return 403, element("p", "The token is wrong. Nothing was changed.", class_="box bad")
     if wish.do is Do.REDRIVE:
         return _redrive(actions, wish, fields)
-    leases = actions.read(LeaseKey(wish.key) if wish.key else None)
+    try:
+        leases = actions.read(LeaseKey(wish.key) if wish.key else None)
+    except KclrunError as error:
+        words = f"It cannot be read: {error}. Nothing was changed."
+        status = 503 if isinstance(error, Throttled | Unavailable) else 409
+        return status, joined(element("p", words, class_="box bad"), _back(wish))
     plans = plans_of(wish, leases, actions.now())
     if basis_of(plans) != fields.get("basis"):
         return 409, plan_body(wish, shown_of(plans), notice=_CHANGED)

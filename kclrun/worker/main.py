@@ -63,6 +63,7 @@ from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.fitting import require_fit
 from kclrun.sinks.durable_files import keep_from_children
 from kclrun.state.event_times import EventTimes
+from kclrun.worker import tampering
 from kclrun.worker.delivering import Deliverer
 from kclrun.worker.delivery_queue import CheckpointCalls, DeliveryQueue, Inbox, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread, FetchView, FetchWatch, silence_max_s
@@ -279,7 +280,9 @@ def _serve(
 def _broke(error: BaseException, ring: EventRing, doorbell: Doorbell) -> int:
     """Report why the process ends, if the processor is not at fault; returns the exit code."""
     fault = host_fault(error)
-    words = fault or f"a bug in kclrun: {type(error).__name__}: {error}"
+    what = f"{type(error).__name__}: {error}"
+    cause = tampering.cause_of(error)
+    words = fault or (f"{what}: {cause}" if cause else f"a bug in kclrun: {what}")
     ring.put(messages.encode_report(ProcessBroke(words)))
     doorbell.press()
     if fault is None:

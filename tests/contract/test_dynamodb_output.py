@@ -373,3 +373,14 @@ def test_an_item_that_the_table_refuses_names_the_column_at_the_commit_and_in_a_
         tried.try_rows([good, bad], ())
     assert trials == [False, True]
     assert {row["n"] for row in place.rows()} <= {1}, "a trial puts no item"
+
+
+def test_a_table_may_be_named_by_its_arn(place):
+    arn = place.client.describe_table(TableName=place.name)["Table"]["TableArn"]
+    output = place.open(OF, dynamodb=arn)
+    output.begin(START)
+    put(output, 1, "by its ARN", 1)
+
+    assert persist(output) == at(1)
+    assert values(place) == {1: "by its ARN"}
+    assert "may write: proven" in output.check()

@@ -584,3 +584,10 @@ def test_every_declared_operation_exists_and_is_used():
             if name != "operations.py" and re.search(rf"\b{constant}\b", text)
         ]
         assert users, f"{constant} is granted and never called"
+
+
+def test_a_table_that_is_named_by_its_arn_is_the_resource():
+    arn = "arn:aws:dynamodb:eu-west-1:999999999999:table/items"
+    policy = fleet(f"output: {{dynamodb: '{arn}'}}\n")
+
+    assert [statement["Resource"] for statement in policy["Statement"]].count(arn) == 1

@@ -2,6 +2,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from kclrun.errors import (
     TableRefused,
     Throttled,
     Unavailable,
+    host_refusal,
 )
 from kclrun.local import server
 from kclrun.model.text import harmless
@@ -374,3 +376,41 @@ def test_closed_standard_files_are_no_bug(tmp_path, closed):
         .read_text()
         .startswith(f"0 False {['/dev/null'] * len(closed)}".rstrip("]"))
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.EFBIG, "File too large"), "ulimit -f, LimitFSIZE="),
+        (PermissionError(errno.EACCES, "Permission denied", sys.executable), "may this user"),
+        (FileNotFoundError(errno.ENOENT, "No such file", sys.executable), "was it removed?"),
+        (OSError(errno.ENOEXEC, "Exec format error", sys.executable), "does not execute"),
+    ],
+)
+def test_what_this_host_refuses_is_no_bug_and_has_no_traceback(monkeypatch, capsys, error, words):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(program.program, "main", fail)
+
+    assert run_program(["check"]) == 78
+    reported = capsys.readouterr().err
+    assert words in reported
+    assert "Traceback" not in reported
+    assert "bug" not in reported
+
+
+@pytest.mark.parametrize("error", [PermissionError(errno.EACCES, "denied", "/x"), ValueError("x")])
+def test_other_errors_are_as_they_were(error):
+    assert host_refusal(error) is None
+
+
+def test_a_time_zone_that_python_does_not_take_is_named(monkeypatch, capsys):
+    monkeypatch.setenv("TZ", "XXX99999999")
+    time.tzset()
+    try:
+        assert run_program(["check"]) == 78
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert "the environment variable TZ is 'XXX99999999'" in capsys.readouterr().err

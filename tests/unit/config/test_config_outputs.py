@@ -13,6 +13,7 @@ SPARK = "engine: spark\nspark: {checkpoint: /c}\n"
 SQL = "sql: 'sqlite:///x'"
 TOPIC = "sns: 'arn:aws:sns:eu-west-1:123456789012:t'"
 MIB = 2**20
+TABLE_ARN = "arn:aws:dynamodb:eu-west-1:999999999999:table/items"
 
 
 def loaded(more: str) -> Settings:
@@ -61,6 +62,11 @@ def places(more: str, stream: StreamKey = ONLY_STREAM) -> tuple[OutputPlace, ...
             )
         ),
         ("{path: 's3://b/x'}", "not a URL (s3://…). Write s3: instead"),
+        (
+            f"{{dynamodb: '{TABLE_ARN}'}}\naws: {{region: us-east-1}}",
+            "is a table of eu-west-1, and",
+        ),
+        ("{dynamodb: 'arn:aws:dynamodb:table/x'}", "that is a table's name or ARN"),
     ],
 )
 def test_an_output_that_contradicts_itself_is_refused(output, said):
@@ -157,3 +163,9 @@ def test_the_representation_of_an_output_shows_no_password():
     assert place.sql == "postgresql://me:secret@host/db"
     assert "secret" not in repr(place)
     assert "output" in repr(place)
+
+
+def test_a_table_of_another_account_is_named_by_its_arn():
+    (place,) = places(f"output: {{dynamodb: '{TABLE_ARN}'}}\naws: {{region: eu-west-1}}\n")
+
+    assert place.dynamodb == TABLE_ARN

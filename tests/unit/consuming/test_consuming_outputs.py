@@ -374,3 +374,43 @@ def test_a_lease_given_away_before_its_outputs_began_stays_where_it_is():
 
     assert driver.state is State.RELEASED
     assert driver.stored.checkpoint == p(10)
+
+
+def drained(driver):
+    """A drain with a batch whose rows the outputs lack."""
+    driver.batch(30)
+    driver.happen(events.DrainRequested("a deploy"))
+
+
+def past_the_wait(driver):
+    for _ in range(11):
+        driver.tick(1.0)
+    return [warned.detail for warned in driver.reports(reports.ProcessWarned)]
+
+
+def test_a_drain_says_why_the_last_write_failed_also_if_that_was_said_before(driver):
+    driver.happen(events.OutputsNotCommitted(p(20), "output: cannot reach the database"))
+    drained(driver)
+    driver.happen(events.OutputsNotCommitted(p(30), "output: cannot reach the database"))
+
+    assert past_the_wait(driver) == [
+        "output: cannot reach the database",
+        "the last write did not succeed: output: cannot reach the database",
+    ]
+    assert driver.reports(reports.LeaseReleased)
+
+
+def test_a_drain_says_that_an_output_did_not_answer(driver):
+    drained(driver)
+
+    (said,) = past_the_wait(driver)
+    assert said.startswith("the last write")
+    assert said.endswith("was not answered in time")
+
+
+def test_a_drain_whose_outputs_have_all_rows_says_nothing(driver):
+    driver.happen(events.OutputsNotCommitted(p(20), "no route"))
+    drained(driver)
+    driver.commits(30)
+
+    assert past_the_wait(driver) == ["no route"]

@@ -203,3 +203,36 @@ def test_a_checkpoint_is_late_once_after_three_intervals_while_records_wait():
     assert look(251.0, later, throttled=0.25) == [("reads_throttled", {"seconds": 0.25})]
     assert look(252.0, later, throttled=0.5) == []
     assert look(253.0, later) == [("reads_unthrottled", {})]
+
+
+DATABASE = "output: cannot commit to shop.orders: OperationalError (57P01): the server shuts down"
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "kept"),
+    [
+        ("processor_failed", {"where": "output", "error": DATABASE}, DATABASE),
+        ("processor_raised", {"where": "output", "error": DATABASE, "attempts": 1}, DATABASE),
+        ("processor_failed", {"where": "state", "error": "cannot read s3://b/x"}, "cannot read s3"),
+        (
+            "processor_raised",
+            {"where": "dead letter", "error": "cannot keep it: no"},
+            "keep it: no",
+        ),
+        ("lease_halted", {"reason": f"output failed once: {DATABASE}"}, DATABASE),
+        ("lease_still_halted", {"reason": "state failed 2 times: cannot read x"}, "cannot read x"),
+        ("checkpoint_missed", {"position": "5", "checkpoint": "4", "warning": DATABASE}, DATABASE),
+        ("lease_process_warned", {"detail": DATABASE}, DATABASE),
+    ],
+)
+def test_the_words_of_an_output_are_kept_whole_and_reach_the_story(event, fields, kept):
+    entry = Entry(5.0, OWNERS["A"], event, SHARD, recorded(event, fields))
+    claimed = Entry(4.0, OWNERS["A"], "lease_claimed", SHARD, {"position": "1"})
+
+    said = " ".join(sentence.text for sentence in story_of(SHARD, [claimed, entry]).sentences)
+
+    assert kept in said
+
+
+def test_words_that_are_too_long_show_that_they_are_cut():
+    assert recorded("lease_process_warned", {"detail": "x" * 500})["detail"].endswith("x…")

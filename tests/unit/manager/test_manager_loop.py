@@ -639,6 +639,7 @@ class Living:
 
     def __init__(self, key, trouble="", **status):
         self.key, self.pid, self.trouble, self.heat = key, os.getpid(), trouble, None
+        self.warning = ""
         self.status = LeaseStatus(
             **{"pid": 1, "incarnation": 1, "state": WorkerState.PROCESSING} | status
         )

@@ -244,6 +244,20 @@ def test_what_has_to_be_read_is_not_taken_for_a_secret():
     )
 
     assert clean_text(text) == text
+    for path in (
+        "cannot read /srv/Data2026/processors/shop/OrdersProcessor/settings/app.yaml: denied",
+        "file=/opt/Team7/releases/2026/11/29/shop/Orders/lib/python3/site",
+        "s3://bucket/Team7/orders/Clicks/2026/11/29/hour/part/x",
+        "'/home/me/work_2/Data2026/processors/shop/OrdersProcessor/settings'",
+    ):
+        assert clean_text(path) == path
+    for secret in (
+        f"/home/{CANARIES['secret key']}/x/y",
+        f"/a/b/c/d key={CANARIES['secret key']}",
+        f"https://hooks.example/{CANARIES['secret key']}/a/b/c",
+        CANARIES["secret key"],
+    ):
+        assert "[withheld]" in clean_text(secret)
     roll = "/20260102T030405Z/shardId-0"
     assert clean_text(f"{CANARIES['secret key']}{roll}") == "[withheld]-0"
 

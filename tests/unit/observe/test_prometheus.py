@@ -160,3 +160,11 @@ def test_the_traffic_of_a_shard_has_its_series_and_a_key_is_no_label():
     labels = {name for _, labelled in series for name, _ in labelled}
     assert labels <= {"application", "shard", "state", "stream", "owner", "version"}
     assert ("kclrun_hot", (("application", "orders"), ("shard", "c"))) not in series
+
+
+def test_a_control_character_of_a_foreign_key_is_escaped_in_labels():
+    text = Exposition(lambda: (sample(lease("a\x1b[2J\x07")), OK), "0.1.0").text()
+
+    assert b"\x1b" not in text
+    assert b"\x07" not in text
+    assert b'shard="a\\\\x1b[2J' in text

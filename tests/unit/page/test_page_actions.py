@@ -6,6 +6,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 import pytest
 
+from kclrun.errors import InvalidRequest, NotFound, Unavailable
 from kclrun.leases.operating import plan_move
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import ANYBODY, Halt, LeaseKey, Pause, Scope
@@ -30,7 +31,7 @@ class Site:
         for each in leases:
             self.rows.write(CreateLease(each))
         about = msgspec.structs.replace(ABOUT, has_actions=True)
-        actions = Actions(
+        self.actions = actions = Actions(
             TOKEN, read=self._read, write=self._write, now=lambda: NOW, letters=letters
         )
         self.server = serve_pages("127.0.0.1", 0, about, self.look, actions)
@@ -324,3 +325,30 @@ def test_a_title_keeps_the_capitals_of_a_stream_and_of_a_time(made):
     assert "<h3>Stream Orders-EU</h3>" in ask(site.server, "/")[2]
     page = ask(site.server, f"/shard?key={quote(row.key)}")[2]
     assert re.search(r"<strong>Paused since [0-9-]+T[0-9:]+Z", page)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InvalidRequest("GetItem: shop: a row without a counter", code="BrokenRow"), 409),
+        (NotFound("there is no table shop"), 409),
+        (Unavailable("GetItem: no answer"), 503),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_answered_in_words_and_nothing_is_changed(
+    made, monkeypatch, error, status
+):
+    site = made(lease(0))
+    _, page = site.plan(do="pause", key=key(0))
+    fields = site.fields(page)
+
+    def broken(_):
+        raise error
+
+    monkeypatch.setattr(site.actions, "read", broken)
+
+    answered, _, words = site.post(fields | {"token": TOKEN})
+
+    assert answered == status
+    assert f"It cannot be read: {error}. Nothing was changed." in words
+    assert site.written == 0
