@@ -54,7 +54,7 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True):
     read_timeout_s: float = 5.0
 
 
-def open_session(settings: EndpointSettings) -> botocore.session.Session:
+def open_session(settings: EndpointSettings) -> OwnSession:
     """A botocore session for a profile and region; with an endpoint on this host and no region
     anywhere, for `LOOPBACK_REGION`. Raises: SettingsError for an unknown profile, or configuration
     files of AWS that cannot be read."""

@@ -61,6 +61,10 @@ _HINTS: Final[tuple[tuple[type[errors.KclrunError], str], ...]] = (
     ),
     (errors.Throttled, "The service asked us to slow down for too long; try again later"),
     (errors.EngineFailed, "What was committed stays; start it again, and the rest is read again"),
+    (
+        errors.ExpiredKeys,
+        "Renew the keys where they come from (aws sso login, a new session token), then try again",
+    ),
     (errors.NothingListens, "Start the service there, or correct aws.endpoint"),
     (errors.Unavailable, "Check the network, aws.region and aws.endpoint, then try again"),
 )

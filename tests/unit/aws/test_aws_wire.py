@@ -18,6 +18,7 @@ from kclrun.aws.operations import GET_RECORDS, OPERATIONS, PUT_ITEM, UPDATE_ITEM
 from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.errors import (
     AccessDenied,
+    ExpiredKeys,
     ExpiredIterator,
     InvalidRequest,
     InvariantViolation,
@@ -211,7 +212,7 @@ CASES = [
     (400, "AccessDeniedException", AccessDenied, AccessDenied),
     (400, "UnrecognizedClientException", AccessDenied, AccessDenied),
     (403, "", AccessDenied, AccessDenied),
-    (400, "ExpiredTokenException", Unavailable, Unavailable),
+    (400, "ExpiredTokenException", ExpiredKeys, ExpiredKeys),
     (400, "ValidationException", InvalidRequest, InvalidRequest),
     (400, "InvalidArgumentException", InvalidRequest, InvalidRequest),
     (400, "TransactionConflictException", Unavailable, Unavailable),
