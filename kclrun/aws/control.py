@@ -134,7 +134,7 @@ def doing(operation: Operation, what: str) -> Iterator[None]:
             yield
     except ServiceError as failure:
         text = f"cannot {what}: {failure}"
-        if failure.code == "NoSuchBucket":
+        if failure.code == "NoSuchBucket" and not isinstance(failure, AccessDenied):
             text += ": create the bucket, or correct its name in the settings"
         raise failure.reworded(text) from None
 

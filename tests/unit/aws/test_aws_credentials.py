@@ -191,7 +191,7 @@ def test_a_program_that_prints_no_credentials_is_named(tmp_path, printed):
         f"[default]\ncredential_process = printf '{printed}'\nregion = eu-west-1\n"
     )
 
-    with pytest.raises(AccessDenied, match="credential_process (printed no|failed)") as caught:
+    with pytest.raises(AccessDenied, match=r"credential_process (printed no|failed)") as caught:
         CredentialSource(session()).current()
     assert "CANARY" not in str(caught.value)
 

@@ -18,8 +18,8 @@ from kclrun.aws.operations import GET_RECORDS, OPERATIONS, PUT_ITEM, UPDATE_ITEM
 from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.errors import (
     AccessDenied,
-    ExpiredKeys,
     ExpiredIterator,
+    ExpiredKeys,
     InvalidRequest,
     InvariantViolation,
     NotFound,
