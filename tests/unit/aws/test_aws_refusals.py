@@ -116,9 +116,10 @@ def test_a_wrong_clock_is_said_by_how_much_it_is_off(code, off_s, words):
     assert exit_code_of(error) == 77
 
 
-@pytest.mark.parametrize("date", [None, "", "yesterday", formatdate(usegmt=True)])
+@pytest.mark.parametrize("date", [None, "", "yesterday", "now"])
 def test_a_wrong_key_is_not_a_wrong_clock(date):
-    headers = {} if date is None else {"date": date}
+    now = formatdate(usegmt=True)
+    headers = {} if date is None else {"date": now if date == "now" else date}
     refused = client_error("SignatureDoesNotMatch", 403, headers.items())
     error = from_botocore(operations.PUT_OBJECT, refused)
     assert "wrong secret key" in str(error)
