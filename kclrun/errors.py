@@ -11,7 +11,8 @@ leaves.
     ├── ServiceError               AWS refused, or did not answer
     │   ├── Throttled                ask again later; nothing happened
     │   ├── Unavailable              5xx, refused or broken connection; harmless to repeat
-    │   │   └── NothingListens         refused on this host: start the service there
+    │   │   ├── NothingListens         refused on this host: start the service there
+    │   │   └── ExpiredKeys            the keys have expired: renew them
     │   ├── OutcomeUnknown           a write may or may not have happened: read back before deciding
     │   ├── AccessDenied             grant the permission the message names
     │   ├── NotFound                 the stream, shard or table is not there
@@ -59,6 +60,7 @@ __all__ = [
     "ConfigError",
     "DataLoss",
     "EngineFailed",
+    "ExpiredKeys",
     "ExpiredIterator",
     "FailedRecords",
     "HaltShard",
@@ -179,6 +181,11 @@ class Unavailable(ServiceError):
 class NothingListens(Unavailable):
     """This host refused the connection to an address of its own. Repeating the request does not
     help a start; what runs already waits for the service, as while it is unavailable."""
+
+
+class ExpiredKeys(Unavailable):
+    """The service refused keys that have expired, before it did anything. Repeating the request
+    does not help a start; what runs already goes on with keys that are renewed."""
 
 
 class OutcomeUnknown(ServiceError):

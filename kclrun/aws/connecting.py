@@ -144,9 +144,8 @@ def _require_private(pool: urllib3.HTTPConnectionPool) -> None:
     missing = [name for name in _PRIVATE if not callable(getattr(pool, name, None))]
     if missing:
         raise SettingsError(
-            f"urllib3 {metadata.version('urllib3')} has no {' and no '.join(missing)}:"
-            " kclrun needs it to open connections\n"
-            "Install a release that has: pip install 'urllib3<2.9'"
+            f"urllib3 {metadata.version('urllib3')} has no {' and no '.join(missing)}"
+            " to open connections with\nInstall a release that has: pip install 'urllib3<2.9'"
         )
 
 

@@ -8,7 +8,9 @@ inspects botocore's errors.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -26,7 +28,7 @@ from botocore.parsers import ResponseParserError
 
 from kclrun.aws.connecting import is_refusal
 from kclrun.aws.endpoints import EndpointSettings, open_session
-from kclrun.aws.errors import ErrorReply, code_in, nothing_listens, service_error
+from kclrun.aws.errors import ErrorReply, clock_words, code_in, nothing_listens, service_error
 from kclrun.aws.operations import Operation
 from kclrun.aws.sessions import VIA
 from kclrun.errors import AccessDenied, ServiceError, SinkError
@@ -63,9 +65,11 @@ def from_botocore(operation: Operation, error: Exception) -> ServiceError:
         if code == _NAMELESS:
             silent = ErrorReply(message="an error without a name: the answer was cut short")
             return service_error(operation, silent, None)
-        return service_error(
+        refused = service_error(
             operation, ErrorReply(code=code, message=named.get("Message", "")), status
         )
+        clock = clock_words(code, _date_of(response), time.time())
+        return refused if clock is None else refused.reworded(f"{operation.name}: {code}: {clock}")
     if isinstance(error, NoCredentialsError):
         return AccessDenied(
             f"{operation.name}: no AWS credentials", operation=operation.name, code=NO_CREDENTIALS
@@ -85,6 +89,15 @@ def from_botocore(operation: Operation, error: Exception) -> ServiceError:
         None,
         was_sent=not isinstance(error, _NOT_SENT),
     )
+
+
+def _date_of(response: dict[str, Any]) -> float | None:
+    """The service's time in an answer."""
+    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    try:
+        return parsedate_to_datetime(headers["date"]).timestamp()
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
 
 
 def _refused_at(error: BaseException | None) -> str | None:
@@ -121,7 +134,7 @@ def doing(operation: Operation, what: str) -> Iterator[None]:
             yield
     except ServiceError as failure:
         text = f"cannot {what}: {failure}"
-        if failure.code == "NoSuchBucket":
+        if failure.code == "NoSuchBucket" and not isinstance(failure, AccessDenied):
             text += ": create the bucket, or correct its name in the settings"
         raise failure.reworded(text) from None
 

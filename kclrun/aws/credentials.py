@@ -7,18 +7,22 @@ anonymous, and never appear in a message, a repr or a log.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import botocore.session
 from botocore.credentials import Credentials, RefreshableCredentials
-from botocore.exceptions import ClientError, PartialCredentialsError
+from botocore.exceptions import BotoCoreError
 
-from kclrun.aws.control import BOTO_FAILURES, NO_CREDENTIALS, from_botocore
-from kclrun.aws.operations import ASSUME_ROLE
-from kclrun.errors import AccessDenied, SettingsError, Unavailable
+from kclrun.aws.control import BOTO_FAILURES, NO_CREDENTIALS
+from kclrun.aws.provider_words import nothing_found, provider_error
+from kclrun.aws.sessions import OwnSession
+from kclrun.errors import AccessDenied, KclrunError, SettingsError
 from kclrun.model.stream import is_loopback
+from kclrun.model.time import Instant
 from kclrun.model.wire import WireCredentials
 
 # For an emulator on this host, where no keys are configured. Emulators check no signature, so
@@ -26,6 +30,11 @@ from kclrun.model.wire import WireCredentials
 LOOPBACK_CREDENTIALS: Final = WireCredentials("kclrun-loopback", "kclrun-loopback")
 # The session name is shown in the account's CloudTrail: it says which program assumed the role.
 _ROLE_SESSION: Final = "kclrun"
+# A file is read in a millisecond, and a role is assumed once for each of these.
+_REREAD_PAUSE_S: Final = 10.0
+# A provider reads a file (a token), runs a program (`credential_process`) or asks a service, and
+# parses the answer without checks. A RuntimeError: what it got has expired already.
+_FAILURES: Final = (*BOTO_FAILURES, AttributeError, TypeError, OSError, RuntimeError)
 
 
 class CredentialSource:
@@ -37,7 +46,7 @@ class CredentialSource:
 
     def __init__(
         self,
-        session: botocore.session.Session,
+        session: OwnSession,
         *,
         endpoint_url: str | None = None,
         role_arn: str | None = None,
@@ -53,6 +62,9 @@ class CredentialSource:
             self._role_session["ExternalId"] = role_external_id
         self._sts_endpoint_url = sts_endpoint_url
         self._lock = threading.Lock()
+        self._rereading = threading.Lock()
+        self._reread_instant: Instant | None = None
+        self._replaced: Callable[[], None] = lambda: None
         self._credentials: Credentials | None = None
         self._uses_loopback = False
 
@@ -71,23 +83,8 @@ class CredentialSource:
                 return LOOPBACK_CREDENTIALS
             # Outside the lock: while one thread renews early, botocore serves the others at once.
             frozen = found.get_frozen_credentials()
-        except ClientError as error:
-            raise from_botocore(ASSUME_ROLE, error) from None
-        except PartialCredentialsError as error:
-            raise AccessDenied(
-                f"the AWS credentials found lack a part: {error.kwargs['cred_var']}\n"
-                "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, both of them, or correct the"
-                " profile",
-                operation="credentials",
-                code=NO_CREDENTIALS,
-            ) from None
-        except (*BOTO_FAILURES, AttributeError, TypeError, OSError) as error:
-            # A provider reads a file (a token), runs a program (`credential_process`) or asks a
-            # service. This host may lack a file descriptor or memory for it now, the file is being
-            # replaced, or the answer is not what it should be. botocore parses that without checks.
-            raise Unavailable(
-                f"credentials cannot be had: {type(error).__name__}", operation="credentials"
-            ) from None
+        except _FAILURES as error:
+            raise provider_error(error, *self._profile(), os.environ) from None
         if not frozen.access_key or not frozen.secret_key:
             raise SettingsError("the AWS credentials found are empty")
         found_keys = WireCredentials(frozen.access_key, frozen.secret_key, frozen.token)
@@ -99,6 +96,44 @@ class CredentialSource:
             )
         return found_keys
 
+    def notify(self, replaced: Callable[[], None]) -> None:
+        """`replaced` is called, on any thread, after a refusal led to other keys."""
+        self._replaced = replaced
+
+    def reread(self, refused: WireCredentials) -> bool:
+        """Whether there are other keys than those that a service refused.
+
+        A person or a program may have replaced them where they come from: the files, the program or
+        the service are read again, at most once in `_REREAD_PAUSE_S`. May do I/O; the thread that
+        renews a lease never comes here. Raises: nothing.
+        """
+        with self._rereading:
+            if self._held() not in {refused, None}:
+                return True  # another thread has read them
+            now = Instant(time.monotonic())
+            if self._reread_instant is not None and now < self._reread_instant + _REREAD_PAUSE_S:
+                return False
+            self._reread_instant = now
+            former = self._session, self._credentials, self._uses_loopback
+            with self._lock:
+                self._session, self._credentials = self._session.reopened(), None
+                self._uses_loopback = False
+            found = self._held()
+            if found is None:
+                # What is read now is less than what there was: a file that is being written.
+                with self._lock:
+                    self._session, self._credentials, self._uses_loopback = former
+        if found in {refused, None}:
+            return False
+        self._replaced()
+        return True
+
+    def _held(self) -> WireCredentials | None:
+        try:
+            return self.current()
+        except KclrunError:
+            return None
+
     def _found(self) -> Credentials | None:
         if self._credentials is None and not self._uses_loopback:
             base = self._session.get_credentials()
@@ -108,14 +143,18 @@ class CredentialSource:
                 return None
             if base is None:
                 raise AccessDenied(
-                    "no AWS credentials were found\n"
-                    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or give"
-                    " this host a role",
+                    nothing_found(*self._profile(), os.environ),
                     operation="credentials",
                     code=NO_CREDENTIALS,
                 )
             self._credentials = base if self._role_arn is None else self._assumed(self._role_arn)
         return self._credentials
+
+    def _profile(self) -> tuple[Mapping[str, Any], str | None]:
+        """The settings of the profile in use, and its name."""
+        with contextlib.suppress(BotoCoreError):
+            return self._session.get_scoped_config(), self._session.profile
+        return {}, None
 
     def _assumed(self, role_arn: str) -> Credentials:
         client: Any = self._session.create_client("sts", endpoint_url=self._sts_endpoint_url)

@@ -24,6 +24,7 @@ from kclrun.aws.proxies import proxies_for
 from kclrun.aws.sessions import OwnSession, ca_bundle
 from kclrun.errors import SettingsError
 from kclrun.model.stream import is_aws_region, is_loopback
+from kclrun.model.text import without_secrets
 from kclrun.model.wire import WireEndpoint
 
 # An emulator on this host has no region, but signatures, ARNs and boto3 need one. Never used for
@@ -54,7 +55,7 @@ class EndpointSettings(msgspec.Struct, frozen=True, kw_only=True):
     read_timeout_s: float = 5.0
 
 
-def open_session(settings: EndpointSettings) -> botocore.session.Session:
+def open_session(settings: EndpointSettings) -> OwnSession:
     """A botocore session for a profile and region; with an endpoint on this host and no region
     anywhere, for `LOOPBACK_REGION`. Raises: SettingsError for an unknown profile, or configuration
     files of AWS that cannot be read."""
@@ -88,8 +89,14 @@ def resolve_endpoint(
     try:
         probed = _probe_anywhere(session, service, settings)
     except (BotoCoreError, ValueError) as error:
-        raise SettingsError(f"the {service} endpoint cannot be resolved: {error}") from None
+        words = without_secrets(str(error))
+        raise SettingsError(f"the {service} endpoint cannot be resolved: {words}") from None
     parts = urlsplit(probed["url"])
+    if "@" in parts.netloc or parts.query:
+        raise SettingsError(
+            f"the {service} endpoint has a user, a password or a query: none has a place there\n"
+            f"Correct AWS_ENDPOINT_URL or AWS_ENDPOINT_URL_{service.upper()}, or the profile"
+        )
     region = probed["region"]
     # botocore makes a host name of any word. DNS does not know the name of a wrong one.
     if f".{region}.amazonaws.com" in str(parts.hostname) and not is_aws_region(region):

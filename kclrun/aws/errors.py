@@ -19,6 +19,9 @@ from kclrun import errors
 from kclrun.aws.operations import Operation
 from kclrun.ports import Retry, classify
 
+# The services accept a date that is up to five minutes off. A code that may have other causes
+# counts as a wrong clock only from four minutes on. All AWS SDKs use this figure.
+SKEW_BELIEVED_S: Final = 240.0
 # The first codes always mean a wrong clock. The second ones may have another cause: a wrong key
 # gives the same code.
 CLOCK_SKEW_CODES: Final = frozenset(
@@ -26,6 +29,18 @@ CLOCK_SKEW_CODES: Final = frozenset(
 )
 POSSIBLE_CLOCK_SKEW_CODES: Final = frozenset({"InvalidSignatureException", "SignatureDoesNotMatch"})
 
+# The service does not take these keys: unknown, deleted, expired, or with another secret.
+REFUSED_KEYS: Final = frozenset(
+    {
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "InvalidToken",
+        "UnrecognizedClientException",
+        *POSSIBLE_CLOCK_SKEW_CODES,
+    }
+)
 # The service refused expired keys before it did anything, and the parent will send newer keys:
 # the request may be repeated, as after a refused connection.
 _STALE_CREDENTIALS: Final = frozenset({"ExpiredToken", "ExpiredTokenException"})
@@ -45,6 +60,8 @@ _DENIED: Final = frozenset(
         *CLOCK_SKEW_CODES,
     }
 )
+# Servers beside AWS have codes of their own for a caller that they do not know: XAdminUserNotFound.
+_OF_THE_CALLER: Final = re.compile(r"(?i)user|access_?key|credential|account|^auth")
 _NOT_FOUND: Final = frozenset({"ResourceNotFoundException", "TableNotFoundException"})
 _LEAF_OF: Final[Mapping[Retry, type[errors.ServiceError]]] = {
     Retry.AGAIN_SLOWER: errors.Throttled,
@@ -140,12 +157,12 @@ def _leaf(
     operation: Operation, code: str, status: int | None, *, was_sent: bool
 ) -> type[errors.ServiceError]:
     if code in _STALE_CREDENTIALS:
-        return errors.Unavailable
+        return errors.ExpiredKeys
     retry = classify(code, status, is_write=operation.is_write, was_sent=was_sent)
     if retry is not Retry.GIVE_UP:
         return _LEAF_OF[retry]
     # 407: a proxy wants a user and a password.
-    if code in _DENIED or status in {401, 403, 407}:
+    if code in _DENIED or status in {401, 403, 407} or _OF_THE_CALLER.search(code):
         return errors.AccessDenied
     return errors.NotFound if code in _NOT_FOUND else errors.InvalidRequest
 
@@ -164,6 +181,29 @@ def safe_text(reply: ErrorReply) -> str:
     first_line = reply.message.partition("\n")[0]
     shown = _LONG_RUN.sub("…", _UNPRINTABLE.sub(" ", first_line))
     return shown[:_TEXT_MAX] or "the service gave no reason"
+
+
+def clock_words(code: str, date_at: float | None, now: float) -> str | None:
+    """What a refusal says about this machine's clock, if that may be its cause: how far it is off
+    the service's, which is the date of the answer."""
+    if date_at is None or code not in CLOCK_SKEW_CODES | POSSIBLE_CLOCK_SKEW_CODES:
+        return None
+    off_s = now - date_at
+    if abs(off_s) < SKEW_BELIEVED_S:
+        return None
+    side = "ahead of" if off_s > 0 else "behind"
+    return (
+        f"the clock of this machine is {_roughly(abs(off_s))} {side} the service's\n"
+        "Set the clock (timedatectl, chronyc): AWS refuses requests that are five minutes off"
+    )
+
+
+def _roughly(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    days, hours = minutes // 1440, minutes % 1440 // 60
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
 
 
 # The object that is created as a probe of a bucket; the permission is for all of its objects.

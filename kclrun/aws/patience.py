@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from kclrun.errors import NothingListens, ServiceError, Throttled, Unavailable
+from kclrun.errors import ExpiredKeys, NothingListens, ServiceError, Throttled, Unavailable
 from kclrun.model.time import Instant, backoff_s
 
 T = TypeVar("T")
@@ -31,13 +31,14 @@ def patiently(
 
     While AWS throttles, the call is repeated for twice as long. Throttling is an answer, and the
     managers of a fleet that start together are served one after the other.
-    Raises: Unavailable after that, with the last error; NothingListens and any other error at once.
+    Raises: Unavailable after that, with the last error; NothingListens,
+    ExpiredKeys and any other error at once.
     """
     attempt = 0
     while True:
         try:
             return call()
-        except NothingListens:
+        except (NothingListens, ExpiredKeys):
             raise
         except (Throttled, Unavailable) as error:
             attempt += 1

@@ -42,6 +42,16 @@ class OwnSession(botocore.session.Session):
             )
         return client
 
+    def reopened(self) -> OwnSession:
+        """A session of the same profile and region that has read nothing yet: no configuration, no
+        credentials."""
+        settings = self.instance_variables()
+        session = OwnSession(profile=settings.get("profile"))
+        region = self.get_config_variable("region")
+        if region is not None:
+            session.set_config_variable("region", region)
+        return session
+
 
 class _OnFirstUse:
     """The HTTP session of a client, made with its first request: many a client only resolves an

@@ -30,5 +30,10 @@ def open_stream_client(
     session = open_session(settings)
     endpoint = resolve_endpoint(session, endpoint_service(stream), settings)
     credentials = CredentialSource(session, endpoint_url=endpoint.url, role_arn=role_arn)
-    client = WireClient(endpoint, credentials.current, service=signing_service(stream))
+    client = WireClient(
+        endpoint,
+        credentials.current,
+        service=signing_service(stream),
+        reread=credentials.reread,
+    )
     return StreamClient(client, endpoint.url)

@@ -179,6 +179,32 @@ _POLL_S: Final = 0.5
 _USABLE: Final = frozenset({_ACTIVE, "UPDATING"})
 
 
+# Statuses that a person has to end: what each means, and what to do. DynamoDB's API reference,
+# TableDescription.
+_ENDED: Final[Mapping[str, tuple[str, str]]] = {
+    "INACCESSIBLE_ENCRYPTION_CREDENTIALS": (
+        "DynamoDB cannot use the KMS key that encrypts it",
+        "Enable the key again, or give DynamoDB its grant back: it archives the table in a week",
+    ),
+    "ARCHIVING": (
+        "its KMS key could not be used for seven days, and DynamoDB puts it into a backup",
+        "Restore it from that backup under another name when it is done, and set leases.table",
+    ),
+    "ARCHIVED": (
+        "its KMS key could not be used for seven days, and DynamoDB has put it into a backup",
+        "Restore it from that backup under another name, and set leases.table",
+    ),
+    "REPLICATION_NOT_AUTHORIZED": (
+        "DynamoDB may not replicate it",
+        "Allow the replication of the global table in its resource policy",
+    ),
+}
+_PASSING: Final[Mapping[str, str]] = {
+    "CREATING": "It is being made: wait until it is ACTIVE, and try again",
+    "DELETING": "It is being deleted: when it is gone, the next start makes a new one",
+}
+
+
 class TableReport(msgspec.Struct, frozen=True):
     """The lease table that was found or created. Without the index, offers are found by scans.
 
@@ -205,8 +231,9 @@ def ensure_table(
     """The lease table, usable and open to kclrun; created if it is absent and `create` is true.
 
     `wait` pauses (a `threading.Event.wait` that a signal can end); `clock` is monotonic.
-    Raises: TableRefused (other keys, KCL 3 native mode, or absent without `create`); Unavailable
-    if it is not usable within `timeout_s`; AccessDenied, Throttled, … from the service.
+    Raises: TableRefused (other keys, KCL 3 native mode, absent without `create`, or a status that a
+    person has to end); Unavailable with its status if it is not usable within `timeout_s`;
+    AccessDenied, Throttled, … from the service.
     """
     reads = plane.dynamodb_reads()
     report = inspect_table(reads, name)
@@ -221,17 +248,35 @@ def ensure_table(
         created = _create(plane.dynamodb_writes(), name, tags)
     deadline = clock() + timeout_s
     while report is None or report.status not in _USABLE:
+        if report is not None and report.status in _ENDED:
+            require_usable(report)
         if clock() >= deadline:
-            raise errors.Unavailable(
-                f"lease table {name} is not ACTIVE after {timeout_s:g} s",
-                operation=operations.DESCRIBE_TABLE.name,
-            )
+            require_usable(report or TableReport(name, "CREATING", True, False), timeout_s)  # noqa: FBT003
         wait(_POLL_S)
+        was_deleting = report is not None and report.status == "DELETING"
         report = inspect_table(reads, name)
-        if report is None and created is None:
+        if report is None and (created is None or (was_deleting and create)):
             created = _create(plane.dynamodb_writes(), name, tags)
     refuse_kcl3(reads, name, application)
     return msgspec.structs.replace(report, created=created is not False)
+
+
+def require_usable(report: TableReport, waited_s: float | None = None) -> None:
+    """Raises: TableRefused for a status that a person has to end; Unavailable for one that ends by
+    itself, after `waited_s`."""
+    status = report.status
+    if status in _USABLE:
+        return
+    if status in _ENDED:
+        meaning, advice = _ENDED[status]
+        raise errors.TableRefused(f"lease table {report.name} is {status}: {meaning}\n{advice}")
+    after = "" if waited_s is None else f" after {round(waited_s, 1):g} s"
+    raise errors.Unavailable(
+        f"lease table {report.name} is {status}{after}, and not ACTIVE\n"
+        f"{_PASSING.get(status, 'Wait until it is ACTIVE, and try again')}",
+        operation=operations.DESCRIBE_TABLE.name,
+        code=status,
+    )
 
 
 def inspect_table(client: Client, name: str) -> TableReport | None:

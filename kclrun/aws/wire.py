@@ -22,6 +22,8 @@ import msgspec
 from kclrun.aws.errors import (
     CLOCK_SKEW_CODES,
     POSSIBLE_CLOCK_SKEW_CODES,
+    REFUSED_KEYS,
+    SKEW_BELIEVED_S,
     ErrorReply,
     nothing_listens,
     parse_error_reply,
@@ -34,9 +36,6 @@ from kclrun.model.stream import is_loopback
 from kclrun.model.time import WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
-# The services accept a date that is up to five minutes off. A code that may have other causes
-# counts as a wrong clock only from four minutes on. All AWS SDKs use this figure.
-SKEW_BELIEVED_S: Final = 240.0
 AnswerT = TypeVar("AnswerT", bound=Answer | StreamedAnswer)
 T = TypeVar("T")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -157,14 +156,15 @@ class RefusedReply(msgspec.Struct, frozen=True):
 class WireClient:
     """Calls one service. Threads may share it; processes may not.
 
-    It repeats no request, with two harmless exceptions: a read on a connection that the service had
-    just closed, and a request that the service refused for its date. No I/O happens before the
-    first call. A client refuses to be used in another process than the one that made it, because
-    two processes on one connection would read each other's answers.
+    It repeats no request, with three harmless exceptions: a read on a connection that the service
+    had just closed, and a request that the service refused for its date or for its keys. No I/O
+    happens before the first call. A client refuses to be used in another process than the one that
+    made it, because two processes on one connection would read each other's answers.
 
     `credentials` is called for every request: a `HeldCredentials` in a lease process, a
-    `CredentialSource.current` in the manager. `clock` gives seconds since the epoch. At most
-    `connections_max` requests are under way at once.
+    `CredentialSource.current` in the manager. `reread` says whether there are other keys than those
+    that the service refused; a lease process waits for the manager's. `clock` gives seconds since
+    the epoch. At most `connections_max` requests are under way at once.
     """
 
     def __init__(
@@ -175,6 +175,7 @@ class WireClient:
         service: str,
         clock: Callable[[], float] = time.time,
         connections_max: int = CONNECTIONS_MAX,
+        reread: Callable[[WireCredentials], bool] = lambda _refused: False,
     ) -> None:
         host = _host_header(endpoint.url)
         if host is None:
@@ -183,6 +184,7 @@ class WireClient:
         self._host = host
         self._is_on_this_host = is_loopback(endpoint.url)
         self._credentials = credentials
+        self._reread = reread
         self._clock = clock
         self._skew_s = 0.0
         self._ahead_s = 0.0
@@ -215,7 +217,7 @@ class WireClient:
 
         Raises: Unavailable or OutcomeUnknown where no complete answer came.
         """
-        answer = self._answered(lambda: self._send(operation, body))
+        answer = self._answered(lambda keys: self._send(operation, body, keys))
         if isinstance(answer, RefusedReply):
             return self._of_proxy(answer)
         return WireReply(answer.status, answer.body, self._note_time(answer))
@@ -227,7 +229,9 @@ class WireClient:
         """
         try:
             answer = self._answered(
-                lambda: self._transport.post_for_stream(self._headers(operation, body), body)
+                lambda keys: self._transport.post_for_stream(
+                    self._headers(operation, body, keys), body
+                )
             )
         except TransportFailure as failure:
             raise self._unanswered(operation, failure) from None
@@ -238,14 +242,19 @@ class WireClient:
         self._note_time(answer)
         return answer
 
-    def _answered(self, send: Callable[[], AnswerT]) -> AnswerT | RefusedReply:
-        """The answer to a request; sent again if the service refused only its date."""
+    def _answered(self, send: Callable[[WireCredentials], AnswerT]) -> AnswerT | RefusedReply:
+        """The answer to a request; sent again if the service refused only its date or its keys."""
         self._refuse_other_process()
-        answer = send()
+        keys = self._credentials()
+        answer = send(keys)
         refused = _refusal(answer)
         # The service only checked the date: a second send is safe, also for a write.
         if refused is not None and self._corrects_clock(refused.error.code, _date_of(answer)):
-            answer = send()
+            answer = send(keys)
+            refused = _refusal(answer)
+        # It refused the keys before it did anything: the same holds.
+        if refused is not None and refused.error.code in REFUSED_KEYS and self._reread(keys):
+            answer = send(self._credentials())
             refused = _refusal(answer)
         return refused or answer
 
@@ -269,9 +278,9 @@ class WireClient:
             self._ahead_s = date_at - self._clock()
         return date_at
 
-    def _send(self, operation: Operation, body: bytes) -> Answer:
+    def _send(self, operation: Operation, body: bytes, keys: WireCredentials) -> Answer:
         try:
-            return self._send_once(operation, body)
+            return self._send_once(operation, body, keys)
         except TransportFailure as failure:
             stale = failure.on_reused_connection and not failure.timed_out
             if operation.is_write or not stale:
@@ -279,19 +288,19 @@ class WireClient:
         # The service had closed the idle connection: a second read is harmless.
         self._transport.close()
         try:
-            return self._send_once(operation, body)
+            return self._send_once(operation, body, keys)
         except TransportFailure as failure:
             raise self._unanswered(operation, failure) from None
 
-    def _send_once(self, operation: Operation, body: bytes) -> Answer:
-        return self._transport.post(self._headers(operation, body), body)
+    def _send_once(self, operation: Operation, body: bytes, keys: WireCredentials) -> Answer:
+        return self._transport.post(self._headers(operation, body, keys), body)
 
-    def _headers(self, operation: Operation, body: bytes) -> dict[str, str]:
+    def _headers(self, operation: Operation, body: bytes, keys: WireCredentials) -> dict[str, str]:
         headers = self._signer.headers(
             body,
             target=operation.target,
             content_type=operation.content_type,
-            credentials=self._credentials(),
+            credentials=keys,
             at=self._clock() + self._skew_s,
         )
         headers["User-Agent"] = "kclrun"

@@ -47,6 +47,7 @@ MEANINGS: Final[Mapping[int, str]] = {
 _CODES: Final[tuple[tuple[type[errors.KclrunError], int], ...]] = (
     (errors.ConfigError, CONFIGURATION),
     (errors.AccessDenied, PERMISSION),
+    (errors.ExpiredKeys, PERMISSION),
     (errors.NotFound, NO_STREAM),
     # "The request itself was wrong". The settings were checked, so a name or an endpoint in them is
     # wrong. A restart cannot repair this.

@@ -52,7 +52,10 @@ _CANNOT: Final[Mapping[str, str]] = {
 # Error codes for an unknown caller: another permission would not help.
 _UNKNOWN_CALLER: Final = re.compile(
     r"UnrecognizedClient|InvalidSignature|SignatureDoesNotMatch|ExpiredToken|InvalidClientTokenId"
+    r"|InvalidAccessKeyId|InvalidToken|UserNotFound|AccessKey"
 )
+# The status of a table or a stream, which AWS has answered.
+_STATUS: Final = re.compile(r"[A-Z][A-Z_]+")
 _LISTENS_NOT: Final = re.compile(r"nothing listens at \S+:(\d+)")
 _HINTS: Final[tuple[tuple[type[errors.KclrunError], str], ...]] = (
     (
@@ -61,6 +64,10 @@ _HINTS: Final[tuple[tuple[type[errors.KclrunError], str], ...]] = (
     ),
     (errors.Throttled, "The service asked us to slow down for too long; try again later"),
     (errors.EngineFailed, "What was committed stays; start it again, and the rest is read again"),
+    (
+        errors.ExpiredKeys,
+        "Renew the keys where they come from (aws sso login, a new session token), then try again",
+    ),
     (errors.NothingListens, "Start the service there, or correct aws.endpoint"),
     (errors.Unavailable, "Check the network, aws.region and aws.endpoint, then try again"),
 )
@@ -148,6 +155,8 @@ def for_a_person(error: BaseException, verb: str) -> str:
             f"Start the service there, or correct aws.endpoint;  kclrun local --port {port[1]}"
             "  serves an AWS on this machine"
         )
+    elif isinstance(error, errors.Unavailable) and _STATUS.fullmatch(error.code):
+        hint = None if more else "AWS has answered: wait until it is ACTIVE, then try again"
     elif isinstance(error, errors.Unavailable) and not error.operation:  # not of AWS
         hint = "Check that it runs and can be reached from here, then try again"
     if isinstance(error, errors.AccessDenied) and _UNKNOWN_CALLER.search(first):

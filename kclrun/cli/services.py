@@ -150,7 +150,11 @@ class Aws:
 
     @cached_property
     def kinesis_client(self) -> WireClient:
-        return WireClient(self.kinesis, self.credentials.current, service="kinesis")
+        return self._wire_client(self.kinesis, "kinesis")
+
+    def _wire_client(self, endpoint: WireEndpoint, service: str) -> WireClient:
+        keys = self.credentials
+        return WireClient(endpoint, keys.current, service=service, reread=keys.reread)
 
     @cached_property
     def source(self) -> WireEndpoint:
@@ -166,7 +170,7 @@ class Aws:
         if self.source is self.kinesis:
             return self.kinesis_client
         service = signing_service(self._any_stream)
-        return WireClient(self.source, self.credentials.current, service=service)
+        return self._wire_client(self.source, service)
 
     @property
     def _any_stream(self) -> str:
@@ -174,7 +178,7 @@ class Aws:
 
     @cached_property
     def dynamodb_client(self) -> WireClient:
-        return WireClient(self.dynamodb, self.credentials.current, service="dynamodb")
+        return self._wire_client(self.dynamodb, "dynamodb")
 
     @cached_property
     def table(self) -> DynamoLeaseTable:

@@ -30,6 +30,7 @@ from kclrun.config.schema import Settings
 from kclrun.config.units import DURATION_PATTERN, SIZE_PATTERN, ByteSize, Duration, OutOfRange
 from kclrun.config.yaml_reader import Expanded, Path, dotted
 from kclrun.model.names import hint, nearest
+from kclrun.model.text import without_secrets
 
 _MISSING: Final = object()
 # The result of a value that does not fit: its setting keeps its default, so that the rules for the
@@ -281,7 +282,8 @@ def _shown(value: Any) -> str:
         return "a switch (on or off)"
     if isinstance(value, dict | list):
         return "a list" if isinstance(value, list) else "a mapping"
-    text = repr(value)
+    # A literal credential is refused, and so it is not repeated.
+    text = repr(without_secrets(value) if isinstance(value, str) else value)
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
 
 

@@ -107,9 +107,7 @@ def observe_rules(observe: ObserveSettings) -> Iterator[Problem]:
         try:
             ipaddress.ip_network(text)
         except ValueError:
-            yield Problem(
-                ("observe", "members"), f"expected networks like 100.64.0.0/10, not {text}"
-            )
+            yield Problem(("observe", "members"), "expected networks like 100.64.0.0/10")
     if observe.hot_window and not _HOT_WINDOW_MIN_S <= observe.hot_window <= _HOT_WINDOW_MAX_S:
         yield Problem(("observe", "hot_window"), "expected 2s to 1h, or 0s to measure nothing")
     if observe.cloudwatch is not None:

@@ -108,7 +108,8 @@ def parse_start(
     names = ", ".join(each.sequence_number for each in sentinels)
     expected = f"{names}{' or ' if names else ''}an instant such as 2026-03-01T06:00:00Z"
     try:
-        moment = _past_instant(text, now, expected)
+        # The value is not quoted: it may come from the environment, or be a secret.
+        moment = _past_instant(text, now, expected, is_quoted=False)
     except ValueError as error:
         hint = ""
         if isinstance(error, OutOfRange) and LATEST in sentinels:
@@ -141,13 +142,14 @@ def parse_time(
         raise OutOfRange(f"{error}; records that are yet to come are read with LATEST") from None
 
 
-def parse_instant(text: str, expected: str) -> WallTime:
+def parse_instant(text: str, expected: str, *, is_quoted: bool = True) -> WallTime:
     """An ISO-8601 instant with a zone, in the past or the future; `expected` names the accepted
-    forms, for errors. Raises: ValueError."""
+    forms, for errors, and a text that is none is quoted. Raises: ValueError."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"expected {expected}, got {text[:60]!r}") from None
+        got = f", got {text[:60]!r}" if is_quoted else ""
+        raise ValueError(f"expected {expected}{got}") from None
     if moment.tzinfo is None:
         raise ValueError(f"{text} has no time zone; add Z for UTC, or +01:00")
     try:
@@ -156,9 +158,9 @@ def parse_instant(text: str, expected: str) -> WallTime:
         raise ValueError(f"{text} is before the year 1 in UTC") from None
 
 
-def _past_instant(text: str, now: WallTime, expected: str) -> WallTime:
+def _past_instant(text: str, now: WallTime, expected: str, *, is_quoted: bool = True) -> WallTime:
     """As `parse_instant`. Raises: OutOfRange, a ValueError, for the future."""
-    at = parse_instant(text, expected)
+    at = parse_instant(text, expected, is_quoted=is_quoted)
     if at > now:
         raise OutOfRange(f"{text} is in the future (it is now {utc_text(now)})")
     return at

@@ -29,7 +29,12 @@ from kclrun.errors import InvariantViolation
 from kclrun.ipc import messages
 from kclrun.ipc.channel import Channel, NotSent, PeerGone, Quiet
 from kclrun.ipc.exit_codes import BUG, HOST
-from kclrun.manager.lease_session import EXIT_HOOKS_WAIT_S, end_session, run_exit_hooks
+from kclrun.manager.lease_session import (
+    EXIT_HOOKS_WAIT_S,
+    end_session,
+    missing_hooks,
+    run_exit_hooks,
+)
 
 # From <linux/prctl.h>; the numbers are part of the kernel's stable interface. Each function below
 # changes the calling process only [S9], and works between the fork and the first line of user code.
@@ -156,6 +161,11 @@ def main(arguments: Sequence[str]) -> int:
     # Ctrl-C is for the manager; a TERM to the whole group must not stop forks during a drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for name in missing_hooks():
+        version = ".".join(map(str, sys.version_info[:2]))
+        _say(
+            f"Python {version} has no {name}: exit hooks of user code do not run in lease processes"
+        )
     if threading.active_count() != 1:
         raise InvariantViolation("a preloaded module started a thread: forks would be unsafe")
     gc.collect()
@@ -368,6 +378,12 @@ def _leave(code: int) -> None:
 
     run_exit_hooks(EXIT_HOOKS_WAIT_S, leave_now)
     leave_now()
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"kclrun: {text}\n")
+        sys.stderr.flush()
 
 
 def _print_traceback() -> None:

@@ -18,6 +18,9 @@ _PROC: Final = Path("/proc")
 # A member that forks while it is killed leaves a child for the next round. A program that forks
 # without end is a fork bomb: the limit of processes has to stop it.
 _ROUNDS_MAX: Final = 10
+# In the order of the interpreter's own exit; the first also waits for threads of user code. They
+# have no public name, and are there from Python 3.11 to 3.13 at least: the launcher looks for them.
+_HOOKS: Final = ((threading, "_shutdown"), (atexit, "_run_exitfuncs"))
 # The same time as user code gets to return when its lease is lost (`worker/main.py`): an idle pool
 # ends in some milliseconds, and a busy pool works for a lease that is lost.
 EXIT_HOOKS_WAIT_S: Final = 1.0
@@ -83,12 +86,24 @@ def run_exit_hooks(wait_s: float, leave: Callable[[], None]) -> None:
         late.start()
     except RuntimeError:
         return
-    # In the order of the interpreter's own exit; the first also waits for threads of user code.
-    with contextlib.suppress(BaseException):  # errors of user code; the process ends all the same
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - has no public name
-    with contextlib.suppress(BaseException):
-        atexit._run_exitfuncs()  # noqa: SLF001 - has no public name
+    for module, name in _HOOKS:
+        hook = getattr(module, name, None)
+        with contextlib.suppress(
+            BaseException
+        ):  # errors of user code; the process ends all the same
+            if hook is not None:
+                hook()
     late.cancel()
+
+
+def missing_hooks() -> tuple[str, ...]:
+    """What this Python lacks of what `run_exit_hooks` calls. Without it the hooks do not run; the
+    processes that user code started are ended all the same."""
+    return tuple(
+        f"{module.__name__}.{name}"
+        for module, name in _HOOKS
+        if not callable(getattr(module, name, None))
+    )
 
 
 def _members(leader: int, spared: set[int]) -> dict[int, int]:

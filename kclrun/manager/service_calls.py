@@ -19,13 +19,14 @@ from kclrun.errors import (
     AccessDenied,
     IndexMissing,
     InvalidRequest,
+    KclrunError,
     NotFound,
     ServiceError,
     Unavailable,
 )
 from kclrun.leases import commands, events
 from kclrun.leases.commands import Request, ServiceRequests
-from kclrun.manager.loop import IoPool, Loop
+from kclrun.manager.loop import IoPool, Loop, Timer
 from kclrun.manager.world import CredentialSource, World
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.state import PrefetchJob, StatePlace, is_own_version, version_folder
@@ -64,13 +65,34 @@ class CredentialRenewal:
         self._log = log
         self._renewed = renewed
         self._is_failing = False
+        self._is_looking = self._looks_again = False
+        self._timer: Timer | None = None
         self.held = source.current()
 
     def open(self) -> None:
-        self._loop.after(_LOOK_EVERY_S, self.look)
+        self._source.notify(lambda: self._loop.post(self._look_now))
+        self._look_later()
+
+    def _look_later(self) -> None:
+        self._is_looking = False
+        if self._looks_again:
+            self._looks_again = False
+            self.look()
+            return
+        self._timer = self._loop.after(_LOOK_EVERY_S, self.look)
+
+    def _look_now(self) -> None:
+        """The lease processes still use the keys that were replaced."""
+        if self._is_looking:
+            self._looks_again = True
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self.look()
 
     def look(self) -> None:
         """Request once, and again after a pause."""
+        self._is_looking = True
         self._pool.run(self._source.current, self._had, self._missed)
 
     def _had(self, credentials: WireCredentials) -> None:
@@ -78,14 +100,16 @@ class CredentialRenewal:
         if credentials != self.held:
             self.held = credentials
             self._renewed(credentials)
-        self.open()
+        self._look_later()
 
     def _missed(self, error: Exception) -> None:
         if not self._is_failing:
-            # Only the type: the texts of credential providers may quote secrets that they read.
-            self._log.note("credentials_not_renewed", error=type(error).__name__)
+            # Our errors quote no secret. Of another one only the type: it may.
+            is_ours = isinstance(error, KclrunError)
+            words = str(error) if is_ours else type(error).__name__
+            self._log.note("credentials_not_renewed", error=words)
         self._is_failing = True
-        self.open()
+        self._look_later()
 
 
 # Scans find offers as well: without this request moves are slower, but no lease waits for ever.

@@ -41,6 +41,10 @@ class CredentialSource(Protocol):
         """
         ...
 
+    def notify(self, replaced: Callable[[], None]) -> None:
+        """`replaced` is called, on any thread, when keys that a service refused were replaced."""
+        ...
+
 
 @dataclass(frozen=True)
 class SourceStream:

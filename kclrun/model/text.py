@@ -24,6 +24,20 @@ _UNSAFE_BUT_LINES: Final = (
 _BUT_LINES: Final = re.compile(f"[{_UNSAFE_BUT_LINES}]")
 _NAMED_MAX: Final = 8
 _ALL: Final = re.compile(rf"[\t\n{_UNSAFE_BUT_LINES}]")
+# What looks like a key or a token: the id of an access key, a long run, the value of a field whose
+# name says so, and the user and the query of a URL.
+_KEY_ID: Final = re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[A-Z0-9]{12,}\b")
+_LONG_RUN: Final = re.compile(r"[A-Za-z0-9+/=_-]{40,}")
+_LETTER: Final = re.compile(r"[A-Za-z]")
+_DIGIT: Final = re.compile(r"[0-9]")
+_NAMED_SECRET: Final = re.compile(
+    r"(?i)((?:secret|token|password|passwd|pwd|signature|access[_-]?key|api[_-]?key)[a-z_-]*[\"']?"
+    r"\s*(?:=|:(?=\s*\S{6}))\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&}]+)"
+)
+_USER_INFO: Final = re.compile(
+    r"(?<=://)[^\s/@?#\"']*(?:@[^\s/@?#\"']*)*@|[^\s/@:\"']*:[^\s/@\"']+@"
+)
+_QUERY: Final = re.compile(r"(://[^\s?#\"']*)[?#][^\s\"']*")
 
 
 def escaped(text: str, *, keeps_lines: bool = False) -> str:
@@ -50,3 +64,16 @@ def some_of(names: Sequence[str]) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode("ascii")
+
+
+def _unless_plain(match: re.Match[str]) -> str:
+    """A long run of letters alone is a word or a filling."""
+    has_both = _LETTER.search(match[0]) and _DIGIT.search(match[0])
+    return "…" if has_both else match[0]
+
+
+def without_secrets(text: str) -> str:
+    """A text of other origin for a message: whatever looks like a key, a token or a password is
+    left out. It may leave out more than that."""
+    shown = _NAMED_SECRET.sub(r"\1…", _USER_INFO.sub("…@", text))
+    return _LONG_RUN.sub(_unless_plain, _KEY_ID.sub("…", _QUERY.sub(r"\1?…", shown)))

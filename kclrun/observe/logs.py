@@ -217,6 +217,8 @@ _RUN_MIN: Final = 40
 # Secrets are looked for in so much of a text: the rest of a longer one is cut out first.
 _SEARCHED_MAX: Final = 8_192
 _SECRET: Final = re.compile(rf"\b(?:AKIA|ASIA)[A-Z0-9]{{12,}}|[A-Za-z0-9/+=]{{{_RUN_MIN},}}")
+# The user and the password in a URL: libraries name the URL that they could not reach.
+_USER_INFO: Final = re.compile(r"(?<=://)[^\s/?#\"']+@")
 # The end of a path of `model.output.roll_folder`, up to the first hyphen. It makes a long run of
 # names of the settings, and messages about outputs name those paths.
 _OF_ROLLS: Final = re.compile(r"/[0-9]{8}T[0-9]{6}Z/shardId\Z")
@@ -254,6 +256,7 @@ def clean_text(
     """
     searched = _ends_of(text, max(_SEARCHED_MAX, 4 * characters_max))
     # Before the cut: the pattern does not recognize a part of a secret.
+    searched = _USER_INFO.sub("[withheld]@", searched)
     text = _ends_of(_SECRET.sub(_withheld, searched), characters_max)
     return escaped(text, keeps_lines=keeps_lines)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import hmac
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
@@ -25,6 +24,7 @@ from kclrun.observe.endpoint import Query
 from kclrun.page.layout import shard_link
 from kclrun.page.markup import Html, as_title, element, joined, link
 from kclrun.page.snapshot import Snapshot
+from kclrun.page.token import Token
 from kclrun.protocol.writes import Applied, ConditionFailed, Outcome
 
 PATH: Final = "/act"
@@ -110,8 +110,8 @@ class Letters(Protocol):
 class Actions:
     """The calls behind the actions. `read` returns the rows of the table as they are now, those of
     one key or all; `write` sends the changes of plans; `now` is the service's time; `letters` are
-    the dead letters, if they can be redriven here. The token is compared in constant time, and
-    shown nowhere."""
+    the dead letters, if they can be redriven here. `refused` is called with the number of wrong
+    tokens so far."""
 
     def __init__(
         self,
@@ -121,17 +121,13 @@ class Actions:
         write: Callable[[Sequence[Plan]], Mapping[LeaseKey, Outcome]],
         now: Callable[[], WallTime],
         letters: Letters | None = None,
+        refused: Callable[[int], object] = lambda _count: None,
     ) -> None:
         self.letters = letters
-        self._digest = hashlib.sha256(token.encode()).digest()
+        self.token = Token(token, refused)
         self.read = read
         self.write = write
         self.now = now
-
-    def permits(self, token: str) -> bool:
-        """Whether this is the token. Digests are compared: they have one length, so the time of the
-        comparison says nothing about the token."""
-        return hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._digest)
 
 
 def wish_of(fields: Query) -> Wish | None:
@@ -334,7 +330,7 @@ def _back(wish: Wish) -> Html:
 def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
     """Do what the form says, if its token is right and its plan still holds. Returns: the status,
     and the body of the answer."""
-    if not actions.permits(fields.get("token", "")):
+    if not actions.token.is_right(fields.get("token", "")):
         return 403, element("p", "The token is wrong. Nothing was changed.", class_="box bad")
     if wish.do is Do.REDRIVE:
         return _redrive(actions, wish, fields)

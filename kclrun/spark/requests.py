@@ -126,6 +126,7 @@ class Connected:
             self._credentials.current,
             service="kinesis",
             connections_max=connections_max,
+            reread=self._credentials.reread,
         )
         self.reader: ShardReader
         self.admin: StreamAdmin
@@ -162,7 +163,8 @@ class Connected:
             url = self.endpoint.url
         settings = EndpointSettings(region=self.endpoint.region, endpoint_url=url)
         endpoint = resolve_endpoint(self._session, "dynamodb", settings)
-        client = WireClient(endpoint, self._credentials.current, service="dynamodb")
+        keys = self._credentials
+        client = WireClient(endpoint, keys.current, service="dynamodb", reread=keys.reread)
         return DynamoLeaseTable(client, leases.table)
 
     def letters(self, place: LetterPlace) -> LetterStore:

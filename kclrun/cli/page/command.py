@@ -228,7 +228,13 @@ def _actions(aws: Aws, token: str, reader: FleetReader, letters: PageLetters) ->
         return outcomes
 
     redriven, now = letters if letters.are_here else None, aws.dynamodb_client.service_time
-    return Actions(token, read=read, write=write, now=now, letters=redriven)
+    return Actions(
+        token, read=read, write=write, now=now, letters=redriven, refused=_say_wrong_token
+    )
+
+
+def _say_wrong_token(count: int) -> None:
+    echo(f"An action was refused: its token is wrong ({count} so far)", err=True)
 
 
 def _about(aws: Aws, file: Path, overrides: Sequence[str], *, every_s: float) -> About:

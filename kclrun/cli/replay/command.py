@@ -212,10 +212,12 @@ def _run(place: Place) -> int:
 def leases_of(place: Place, aws: Aws) -> tuple[Lease, ...] | None:
     """The leases that the replay has from an earlier run, None if there was none; its folder is
     its own from here on. Raises: SettingsError if that is another one's."""
-    from kclrun.aws.table_setup import inspect_table
+    from kclrun.aws.table_setup import inspect_table, require_usable
     from kclrun.cli.leases.views import scan_leases
 
     report = inspect_table(aws.control.dynamodb_reads(), aws.settings.table)
+    if report is not None:
+        require_usable(report)
     leases = None if report is None else scan_leases(aws)
     _claim_folder(place, is_new=leases is None)
     return leases

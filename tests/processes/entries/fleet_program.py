@@ -62,6 +62,9 @@ class Keys:
     def current(self):
         return WireCredentials("AKIACANARYCANARYCANARY", "canary/secret/key/of/forty/characters000")
 
+    def notify(self, replaced):
+        pass
+
 
 def main():
     behaviour, grace_s, report, until = sys.argv[1:]

@@ -405,3 +405,23 @@ def test_a_tunnel_that_is_refused_means_nothing_was_sent(tls_server, make_client
 def test_a_proxy_of_another_kind_is_a_settings_error(make_client):
     with pytest.raises(SettingsError, match="neither"):
         make_client("http://127.0.0.1:1", proxies={"http": "socks5://127.0.0.1:1"})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://me:CANARY@kinesis.example",
+        "https://CANARY@kinesis.example",
+        "https://me:CANARY@kinesis.example:99999999",
+        "https://kinesis.example/?token=CANARY",
+        "CANARY:x@kinesis.example",
+    ],
+)
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_KINESIS"])
+def test_an_endpoint_of_the_environment_with_credentials_is_refused_without_them(
+    url, name, monkeypatch
+):
+    monkeypatch.setenv(name, url)
+    with pytest.raises(SettingsError, match="kinesis endpoint") as raised:
+        resolved()
+    assert "CANARY" not in str(raised.value)

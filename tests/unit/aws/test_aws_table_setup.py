@@ -3,15 +3,18 @@
 import itertools
 from typing import Any
 
+import botocore.session
 import msgspec
 import pytest
 from botocore.exceptions import ReadTimeoutError
 
 from kclrun.aws.lease_table import OWNER_INDEX, DynamoCoordinatorState
-from kclrun.aws.table_setup import TableReport, ensure_table, inspect_table
+from kclrun.aws.table_setup import TableReport, ensure_table, inspect_table, require_usable
+from kclrun.cli.messages import report_error
 from kclrun.errors import AccessDenied, InvalidRequest, TableRefused, Unavailable
 from kclrun.model.time import Instant
 from tests.patience import HUNG_S
+from tests.unit.aws.conftest import Reply
 from tests.unit.aws.held_plane import HeldPlane
 
 _numbers = itertools.count()
@@ -146,7 +149,7 @@ def test_a_table_whose_creation_is_not_answered_is_looked_for_and_asked_for_agai
 def test_a_table_whose_creation_is_never_answered_ends_the_start_in_time(moto_url, name):
     plane = LostAnswers(moto_url, 1_000, arrive=False)
     try:
-        with pytest.raises(Unavailable, match="not ACTIVE after 30 s"):
+        with pytest.raises(Unavailable, match="is CREATING after 30 s, and not ACTIVE"):
             ensured(plane, name)
     finally:
         plane.close()
@@ -293,7 +296,7 @@ def test_of_two_managers_that_create_at_once_both_go_on(server, scripted):
 def test_a_table_that_never_becomes_active_is_unavailable(server, scripted):
     server.default.body = described("CREATING")
 
-    with pytest.raises(Unavailable, match="not ACTIVE after 30 s"):
+    with pytest.raises(Unavailable, match="is CREATING after 30 s, and not ACTIVE"):
         ensured(scripted, "leases")
 
 
@@ -321,3 +324,63 @@ def test_a_missing_permission_names_the_policy_that_has_it(server, scripted):
         ensured(scripted, "leases")
     assert "dynamodb:CreateTable" in str(raised.value)
     assert len(server.requests) == 2
+
+
+# Every TableStatus of the API reference
+
+
+STATUSES = {
+    "ACTIVE": None,
+    "UPDATING": None,
+    "CREATING": (Unavailable, 69, "It is being made"),
+    "DELETING": (Unavailable, 69, "when it is gone, the next start makes a new one"),
+    "INACCESSIBLE_ENCRYPTION_CREDENTIALS": (TableRefused, 78, "KMS key.*\\nEnable the key"),
+    "ARCHIVING": (TableRefused, 78, "backup\\nRestore it"),
+    "ARCHIVED": (TableRefused, 78, "backup\\nRestore it"),
+    "REPLICATION_NOT_AUTHORIZED": (TableRefused, 78, "replicate"),
+    "OF_THE_FUTURE": (Unavailable, 69, "Wait until it is ACTIVE"),
+}
+
+
+def test_the_statuses_are_those_of_the_api_reference():
+    session = botocore.session.Session()
+    listed = session.get_service_model("dynamodb").shape_for("TableStatus").enum
+    assert set(listed) <= STATUSES.keys()
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_each_status_of_the_table_is_said_with_what_to_do(status, server, scripted, capsys):
+    server.default = Reply(body=described(status))
+    expected = STATUSES[status]
+    if expected is None:
+        assert require_usable(inspect_table(scripted.dynamodb_reads(), "t")) is None
+        return
+    kind, code, words = expected
+
+    for call in (
+        lambda: ensured(scripted, "t"),
+        lambda: require_usable(inspect_table(scripted.dynamodb_reads(), "t")),
+    ):
+        with pytest.raises(kind, match=f"lease table t is {status}(?s:.)*{words}") as raised:
+            call()
+        assert report_error(raised.value, "run") == code
+        assert "network" not in capsys.readouterr().err
+
+
+def test_a_status_that_a_person_has_to_end_is_not_waited_for(server, scripted):
+    server.default = Reply(body=described("ARCHIVED"))
+    with pytest.raises(TableRefused):
+        ensured(scripted, "t")
+    assert len(server.requests) == 1
+
+
+def test_a_table_that_is_being_deleted_is_made_again_when_it_is_gone(server, scripted):
+    server.reply(body=described("DELETING"))
+    server.refuse(400, "ResourceNotFoundException")
+    server.reply(body=b"{}")
+    server.reply(body=described("ACTIVE"))
+
+    assert ensured(scripted, "t").created
+
+    targets = [request.headers["x-amz-target"].split(".")[1] for request in server.requests]
+    assert targets[:4] == ["DescribeTable", "DescribeTable", "CreateTable", "DescribeTable"]

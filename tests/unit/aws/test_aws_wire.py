@@ -19,6 +19,7 @@ from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.errors import (
     AccessDenied,
     ExpiredIterator,
+    ExpiredKeys,
     InvalidRequest,
     InvariantViolation,
     NotFound,
@@ -211,7 +212,7 @@ CASES = [
     (400, "AccessDeniedException", AccessDenied, AccessDenied),
     (400, "UnrecognizedClientException", AccessDenied, AccessDenied),
     (403, "", AccessDenied, AccessDenied),
-    (400, "ExpiredTokenException", Unavailable, Unavailable),
+    (400, "ExpiredTokenException", ExpiredKeys, ExpiredKeys),
     (400, "ValidationException", InvalidRequest, InvalidRequest),
     (400, "InvalidArgumentException", InvalidRequest, InvalidRequest),
     (400, "TransactionConflictException", Unavailable, Unavailable),

@@ -1,11 +1,13 @@
 """The launcher and what asks it: forks in their turn, its silence, its death, outside signals."""
 
+import atexit
 import errno
 import os
 import select
 import signal
 import socket
 import subprocess
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from kclrun.ipc.messages import Exited
 from kclrun.manager.children import reap_adopted
 from kclrun.manager.forks import ForkRefused, Forks, Launcher, LauncherGone, ProcessForked
+from kclrun.manager.lease_session import missing_hooks, run_exit_hooks
 from kclrun.model.wire import WireEndpoint
 from kclrun.observe.logs import EventLog, LineSink
 from tests.foreground import heeding_signals
@@ -125,6 +128,23 @@ def test_the_tls_context_of_lease_processes_is_made_before_the_fork(
         exited = heard_until(launcher, Exited)
     os.close(child.pidfd)
     assert os.waitstatus_to_exitcode(exited.status) == contexts, "also by the next launcher"
+
+
+@pytest.mark.parametrize(("module", "name"), [(threading, "_shutdown"), (atexit, "_run_exitfuncs")])
+def test_a_python_without_an_exit_hook_is_noticed_and_the_other_hook_still_runs(
+    monkeypatch, module, name
+):
+    assert missing_hooks() == ()
+    ran = []
+    for each, hook in ((threading, "_shutdown"), (atexit, "_run_exitfuncs")):
+        monkeypatch.setattr(each, hook, lambda hook=hook: ran.append(hook))
+    monkeypatch.delattr(module, name)
+
+    run_exit_hooks(HUNG_S, lambda: ran.append("late"))
+
+    assert missing_hooks() == (f"{module.__name__}.{name}",)
+    assert len(ran) == 1
+    assert name not in ran
 
 
 @pytest.fixture

@@ -556,6 +556,9 @@ def test_new_credentials_are_handed_over_once_and_a_failure_keeps_the_old(
                 raise self.keys
             return self.keys
 
+        def notify(self, replaced):
+            self.replaced = replaced
+
     source, handed = Source(), []
     handing = CredentialRenewal(source, loop=loop, pool=pool, log=log, renewed=handed.append)
 
@@ -574,16 +577,40 @@ def test_new_credentials_are_handed_over_once_and_a_failure_keeps_the_old(
     look()
     source.keys = WireCredentials("e", "f")
     look()
-    source.keys = Unavailable("again")
+    source.keys = RuntimeError("SECRET")
     look()
 
     assert handed == [WireCredentials("c", "d"), WireCredentials("e", "f")]
     assert handing.held == WireCredentials("e", "f")
     reported = (tmp_path / "log").read_text()
     assert reported.count("credentials_not_renewed") == 2, "once an outage"
-    assert "no metadata" not in reported
+    assert "no metadata" in reported, "in the provider's words"
+    assert "SECRET" not in reported, "an error of another kind may quote a secret"
     apart = [round(instant - loop.now()) for instant, _, _ in loop._timers]
     assert set(apart) == {30}
+
+
+def test_keys_that_were_replaced_after_a_refusal_are_handed_over_at_once(loop, pool, log):
+    class Source:
+        keys = WireCredentials("a", "b")
+
+        def current(self):
+            return self.keys
+
+        def notify(self, replaced):
+            self.replaced = replaced
+
+    source, handed = Source(), []
+    handing = CredentialRenewal(source, loop=loop, pool=pool, log=log, renewed=handed.append)
+    handing.open()
+
+    source.keys = WireCredentials("c", "d")
+    source.replaced()
+    turn_until(loop, lambda: handed)
+
+    assert handed == [WireCredentials("c", "d")]
+    pending = [timer for _, _, timer in loop._timers if timer.callback is not None]
+    assert len(pending) == 1, "and looked for as before"
 
 
 def test_a_sample_before_anything_happened_is_empty_and_whole():

@@ -37,6 +37,9 @@ class Keys:
     def current(self):
         return WireCredentials("AKIAEXAMPLEEXAMPLE", "s")
 
+    def notify(self, replaced):
+        pass
+
 
 class NoShards(Stream):
     def list_shards(self, shard_filter=None):

@@ -235,6 +235,13 @@ def test_the_log_is_json_for_machines_and_words_for_a_terminal_unless_asked(
     assert log_of(settings, "me", None).as_json == as_json
 
 
+@pytest.mark.parametrize("user", ["me:CANARY", "CANARY", "me:CAN@CANARY", ":CANARY"])
+def test_a_url_in_a_line_has_neither_user_nor_password(user):
+    said = clean_text(f"cannot reach https://{user}@collector:4318/v1/traces (refused)")
+    assert "CANARY" not in said
+    assert said.endswith("@collector:4318/v1/traces (refused)")
+
+
 def test_what_has_to_be_read_is_not_taken_for_a_secret():
     text = (
         "shardId-000000000001 at 49590338271490256608559692538361571095921575989136588898 in"

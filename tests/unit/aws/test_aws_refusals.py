@@ -1,0 +1,145 @@
+"""Refusals of services: a 401 or 403 is a permission, and a wrong clock is called a wrong clock."""
+
+import time
+from email.utils import formatdate
+
+import pytest
+from botocore.exceptions import ClientError
+
+from kclrun.aws import operations
+from kclrun.aws.control import ControlPlane, RenewedClient, from_botocore
+from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.errors import ErrorReply, clock_words, service_error
+from kclrun.aws.operations import Operation
+from kclrun.aws.outputs.s3 import Bucket
+from kclrun.cli.exit_codes import exit_code_of
+from kclrun.cli.services import _checked
+from kclrun.errors import AccessDenied, InvalidRequest, NotFound
+from kclrun.model.wire import WireCredentials
+
+KEYS = WireCredentials("AKID", "secret")
+OPERATIONS = [each for each in vars(operations).values() if isinstance(each, Operation)]
+CODES = [
+    "",
+    "403",
+    "Forbidden",
+    "Nope",
+    "XAdminUserNotFound",
+    "InvalidAccessKeyId",
+    "NoSuchBucket",
+    "ResourceNotFoundException",
+    "ValidationException",
+    "PreconditionFailed",
+]
+
+
+def client_error(code, status, headers=()):
+    return ClientError(
+        {
+            "Error": {"Code": code, "Message": "as it says"},
+            "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": dict(headers)},
+        },
+        "Operation",
+    )
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.service}-{each.name}")
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_401_or_403_is_a_permission_whatever_its_code(operation, status):
+    for code in CODES:
+        ours = service_error(operation, ErrorReply(code=code), status)
+        botocores = from_botocore(operation, client_error(code, status))
+        for error in (ours, botocores):
+            assert isinstance(error, AccessDenied), (code, error)
+            assert exit_code_of(error) == 77
+
+
+@pytest.mark.parametrize("code", ["XAdminUserNotFound", "NoSuchAccessKey", "InvalidCredentials"])
+def test_a_caller_that_a_server_does_not_know_is_a_permission_with_any_status(code):
+    for status in (400, 404):
+        assert isinstance(
+            from_botocore(operations.PUT_OBJECT, client_error(code, status)), AccessDenied
+        )
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("ResourceNotFoundException", NotFound), ("ValidationException", InvalidRequest)],
+)
+def test_what_is_not_about_the_caller_stays_what_it_is(code, kind):
+    assert type(from_botocore(operations.PUT_OBJECT, client_error(code, 400))) is kind
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("code", ["XAdminUserNotFound", "InvalidAccessKeyId", "NoSuchBucket"])
+def test_the_check_of_a_bucket_that_refuses_the_keys_advises_to_create_nothing(
+    status, code, server
+):
+    body = f"<Error><Code>{code}</Code><Message>it says</Message></Error>".encode()
+    server.reply(status, body, headers={"Content-Type": "application/xml"})
+    settings = EndpointSettings(region="eu-west-1", endpoint_url=server.url)
+    client = RenewedClient(settings, lambda: KEYS, ControlPlane.s3)
+
+    with pytest.raises(AccessDenied, match=f"outputs.x: .*{code}: it says") as raised:
+        _checked("outputs.x", lambda: Bucket(client, "s3://bucket/rows"))
+
+    assert "reate it" not in str(raised.value)
+    assert "create the bucket" not in str(raised.value)
+
+
+# The clock of this machine
+
+SKEWED = [
+    "RequestTimeTooSkewed",
+    "RequestExpired",
+    "InvalidSignatureException",
+    "SignatureDoesNotMatch",
+]
+
+
+@pytest.mark.parametrize("code", SKEWED)
+@pytest.mark.parametrize(
+    ("off_s", "words"),
+    [
+        (3600, "1 h 0 min ahead of the service's"),
+        (-3600, "1 h 0 min behind the service's"),
+        (-600, "10 min behind the service's"),
+        (86_400 * 2 + 7200, "2 d 2 h ahead of the service's"),
+    ],
+)
+def test_a_wrong_clock_is_said_by_how_much_it_is_off(code, off_s, words):
+    headers = {"date": formatdate(time.time() - off_s, usegmt=True)}
+    error = from_botocore(operations.DESCRIBE_TABLE, client_error(code, 400, headers.items()))
+    assert f"the clock of this machine is {words}" in str(error)
+    assert "\nSet the clock" in str(error)
+    assert "secret key" not in str(error)
+    assert exit_code_of(error) == 77
+
+
+@pytest.mark.parametrize("date", [None, "", "yesterday", "now"])
+def test_a_wrong_key_is_not_a_wrong_clock(date):
+    now = formatdate(usegmt=True)
+    headers = {} if date is None else {"date": now if date == "now" else date}
+    refused = client_error("SignatureDoesNotMatch", 403, headers.items())
+    error = from_botocore(operations.PUT_OBJECT, refused)
+    assert "wrong secret key" in str(error)
+
+
+def test_another_refusal_says_nothing_about_the_clock():
+    assert clock_words("AccessDenied", 0.0, 1e9) is None
+    assert clock_words("SignatureDoesNotMatch", 1000.0, 1100.0) is None
+
+
+def test_a_botocore_client_says_it_of_a_real_answer(server):
+    date = formatdate(time.time() + 7200, usegmt=True)
+    headers = {"Date": date, "Content-Type": "application/x-amz-json-1.0"}
+    body = b'{"__type": "x#InvalidSignatureException", "message": "Signature not yet current"}'
+    server.reply(400, body, headers=headers)
+    settings = EndpointSettings(region="eu-west-1", endpoint_url=server.url)
+    client = RenewedClient(settings, lambda: KEYS, ControlPlane.dynamodb_writes)()
+
+    with pytest.raises(ClientError) as raised:
+        client.describe_table(TableName="t")
+
+    said = str(from_botocore(operations.DESCRIBE_TABLE, raised.value))
+    assert "the clock of this machine is 2 h 0 min behind the service's" in said
