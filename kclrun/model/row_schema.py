@@ -273,7 +273,7 @@ _FLOAT: Final = struct.Struct("<f")
 
 def _read_back(kept: float) -> float:
     """The number of the shortest text of a float, which a reader of it sees."""
-    for digits in range(6, 9):
+    for digits in range(1, 9):
         text = float(f"{kept:.{digits}g}")
         if _FLOAT.unpack(_FLOAT.pack(text))[0] == kept:
             return text

@@ -68,7 +68,7 @@ def test_no_error_of_the_tree_is_forgotten():
 
     # What ends the program as a bug: never meant to reach it.
     assert {leaf.__name__ for leaf in ours - known} >= {"InvariantViolation", "LeaseLost"}
-    assert {leaf.__name__ for leaf in known} >= {"SettingsError", "AccessDenied", "NotFound"}
+    assert {leaf.__name__ for leaf in known} >= {"RowsRefused", "AccessDenied", "NotFound"}
 
 
 def test_a_message_says_what_happened_and_then_what_to_do():

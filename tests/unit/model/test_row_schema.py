@@ -12,6 +12,13 @@ import pytest
 from kclrun.errors import RowMismatch
 from kclrun.model.row_schema import Column, DecimalType, RowSchema, SimpleType
 
+
+class Nanoseconds(datetime):
+    """As the times of pandas."""
+
+    nanosecond = 7
+
+
 SECRET = "4111-1111"
 
 
@@ -149,6 +156,13 @@ def test_a_value_that_fits_is_as_its_type_has_it(column, given, checked):
         ("double", SECRET, "column n: expected double, got str"),
         ("double", 10**400, "column n: a number outside the range of double"),
         ("float", 3.5e38, "column n: a number outside the range of float"),
+        ("double", 2**53 + 1, "column n: a number with more digits than double has"),
+        ("float", 0.123456789, "column n: a number with more digits than float has"),
+        ("float", 1e-50, "column n: a number with more digits than float has"),
+        ("float", 16_777_217, "column n: a number with more digits than float has"),
+        ("timestamp", "2013-01-01T00:00:00.123456789Z", "column n: a time with nanoseconds"),
+        ("timestamp", "2013-01-01T00:00:00,1234567", "column n: a time with nanoseconds"),
+        ("timestamp", Nanoseconds(2013, 1, 1), "column n: a time with nanoseconds"),
         ("binary", SECRET, "column n: expected binary, got str"),
         ("date", NOON, "column n: expected date, got datetime"),
         ("date", SECRET, "column n: expected date, got a text that is not an ISO 8601 date"),
@@ -219,3 +233,18 @@ def test_a_checked_row_has_every_column_in_order_whether_mapping_dataclass_or_st
         "legs": [{"to": "LGA", "miles": 7}],
         "carrier": "AA",
     }
+
+
+@pytest.mark.parametrize(
+    "number", [0.1, 1 / 4, 3.4e38, 1e-45, 123456.0, 0.10000000149011612, float("nan"), -0.0, 7]
+)
+def test_a_float_takes_what_is_read_back_as_it_was_given(number):
+    [checked] = RowSchema.parse("n float").check({"n": number}).values()
+    assert repr(checked) == repr(float(number))
+
+
+def test_a_timestamp_takes_microseconds_and_zeros_behind_them():
+    [checked] = (
+        RowSchema.parse("n timestamp").check({"n": "2013-01-01T00:00:00.123456000Z"}).values()
+    )
+    assert checked.microsecond == 123456

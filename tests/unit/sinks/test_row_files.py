@@ -104,3 +104,26 @@ def test_json_lines_are_the_rows_as_they_were_checked(schema):
 def test_a_format_with_columns_needs_a_schema(name):
     with pytest.raises(SettingsError, match=f"format: {name} needs `schema`"):
         row_format(name, None)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(
+    ("name", "schema", "wrap"),
+    [
+        ("json", None, lambda number: number),
+        ("json", None, lambda number: [1, {"deep": (None, number)}]),
+        ("json", "n double", lambda number: number),
+        ("csv", "n array<double>", lambda number: [None, number]),
+        ("csv", "n struct<x double>", lambda number: {"x": number}),
+    ],
+)
+def test_a_number_that_would_become_null_is_refused_with_its_column(name, schema, wrap, number):
+    row = {"m": None, "n": wrap(number)} if schema is None else {"n": wrap(number)}
+    with pytest.raises(TypeError, match="'n': a number that is not finite"):
+        row_format(name, schema).encode(row)
+
+
+def test_nulls_and_texts_of_null_are_what_they_are():
+    row = {"a": None, "b": "null", "c": [None, {"d": None}], "e": 1.5}
+    line, _ = row_format("json", None).encode(row)
+    assert line == b'{"a":null,"b":"null","c":[null,{"d":null}],"e":1.5}\n'
