@@ -106,10 +106,12 @@ def _of_service(error: ClientError) -> ServiceError:
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0
     if isinstance(failed, Throttled) or (status >= 500 and "Expired" not in code):
         return failed
-    advice = "Look at the keys that the role is assumed with, and at the role's trust policy"
+    advice = "\nLook at the keys that the role is assumed with, and at the role's trust policy"
     if "Expired" in code:
-        advice = "Renew the keys or the token that the role is assumed with"
-    return AccessDenied(f"{_CANNOT}: {failed}\n{advice}", operation="credentials", code=code)
+        advice = "\nRenew the keys or the token that the role is assumed with"
+    if "\n" in str(failed):  # it has advice of its own: a clock that is off
+        advice = ""
+    return AccessDenied(f"{_CANNOT}: {failed}{advice}", operation="credentials", code=code)
 
 
 def _of_half(
