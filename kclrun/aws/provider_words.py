@@ -11,11 +11,12 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 from botocore import exceptions as boto
 from botocore.exceptions import ClientError
 
 from kclrun.aws.control import NO_CREDENTIALS, from_botocore
-from kclrun.aws.operations import Operation
+from kclrun.aws.operations import ASSUME_ROLE
 from kclrun.aws.sessions import VIA
 from kclrun.errors import AccessDenied, ServiceError, Throttled, Unavailable, is_host_shortage
 from kclrun.model.text import without_secrets
@@ -100,15 +101,17 @@ def nothing_found(profile: Mapping[str, Any], name: str | None, environ: Mapping
 
 def _of_service(error: ClientError) -> ServiceError:
     """The refusal of STS, of SSO or of another service that a provider called."""
-    failed = from_botocore(Operation("sts", error.operation_name), error)
+    failed = from_botocore(msgspec.structs.replace(ASSUME_ROLE, name=error.operation_name), error)
     code = str(error.response.get("Error", {}).get("Code", ""))
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0
     if isinstance(failed, Throttled) or (status >= 500 and "Expired" not in code):
         return failed
-    advice = "Look at the keys that the role is assumed with, and at the role's trust policy"
+    advice = "\nLook at the keys that the role is assumed with, and at the role's trust policy"
     if "Expired" in code:
-        advice = "Renew the keys or the token that the role is assumed with"
-    return AccessDenied(f"{_CANNOT}: {failed}\n{advice}", operation="credentials", code=code)
+        advice = "\nRenew the keys or the token that the role is assumed with"
+    if "\n" in str(failed):  # it has advice of its own: a clock that is off
+        advice = ""
+    return AccessDenied(f"{_CANNOT}: {failed}{advice}", operation="credentials", code=code)
 
 
 def _of_half(

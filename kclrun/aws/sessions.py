@@ -7,9 +7,10 @@ here, also those that botocore's credential providers make for themselves.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -41,6 +42,11 @@ class OwnSession(botocore.session.Session):
                 partial(_sending_for, client, socket_options, partial(ca_bundle, self))
             )
         return client
+
+    def get_credentials(self, *args: Any, **kwargs: Any) -> Any:
+        """As botocore's; the metadata of an instance are asked without a proxy."""
+        with metadata_unproxied():
+            return super().get_credentials(*args, **kwargs)
 
     def reopened(self) -> OwnSession:
         """A session of the same profile and region that has read nothing yet: no configuration, no
@@ -106,6 +112,26 @@ class SharedTrust(URLLib3Session):
             if proxy is not None:
                 error.kwargs = {**error.kwargs, VIA: proxy}
             raise
+
+
+# No proxy reaches the metadata of this instance, which are link-local or on this host.
+_METADATA: Final = "169.254.169.254,[fd00:ec2::254],fd00:ec2::254,localhost,127.0.0.1,[::1],::1"
+
+
+@contextlib.contextmanager
+def metadata_unproxied() -> Iterator[None]:
+    """NO_PROXY with the addresses of the metadata in it, while a chain of providers is made, which
+    is when botocore reads it. Another thread that reads it meanwhile sees more entries."""
+    name = "no_proxy" if "no_proxy" in os.environ else "NO_PROXY"
+    former = os.environ.get(name)
+    os.environ[name] = ",".join(filter(None, (former, _METADATA)))
+    try:
+        yield
+    finally:
+        if former is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = former
 
 
 def ca_bundle(session: botocore.session.Session) -> str:

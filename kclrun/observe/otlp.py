@@ -28,6 +28,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.metrics_core import Metric as Family
 
 from kclrun.errors import Unavailable
+from kclrun.observe.collector import session_for
 
 _NS: Final = 1_000_000_000
 # By the end of a name. A count has no unit: a collector would add it to the name for Prometheus.
@@ -68,7 +69,9 @@ class OtlpOutlet:
 
     def __init__(self, endpoint: str | None, *, application: str, owner: str) -> None:
         url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/metrics"
-        self._exporter = OTLPMetricExporter(endpoint=url, timeout=_REQUEST_S)
+        self._exporter = OTLPMetricExporter(
+            endpoint=url, timeout=_REQUEST_S, session=session_for(url, "METRICS")
+        )
         self._resource = Resource.create(
             {"service.name": application, "service.instance.id": owner}
         )

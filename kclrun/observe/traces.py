@@ -33,6 +33,7 @@ from kclrun.model.reading import FetchedPage
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
+from kclrun.observe.collector import session_for
 
 # Those of the batch processor of the SDK: 2,048 spans of 1 KB wait at most.
 _WAITING_MAX: Final = 2048
@@ -162,7 +163,9 @@ class ProcessSpans:
         warn: Callable[[str], None],
     ) -> None:
         url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
-        exporter = OTLPSpanExporter(endpoint=url, timeout=_REQUEST_S)
+        exporter = OTLPSpanExporter(
+            endpoint=url, timeout=_REQUEST_S, session=session_for(url, "TRACES")
+        )
         # The exporter logs each failure; the queue warns once for each outage.
         logging.getLogger(OTLPSpanExporter.__module__).addFilter(_not_ours)
         self.queue = SpanQueue(exporter, warn)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import time
+from email.utils import formatdate
 
 import pytest
 from botocore.exceptions import (
@@ -209,6 +211,17 @@ def test_what_a_person_has_to_correct_is_a_permission(error, words):
     made = provider_error(error, {}, "p")
     assert isinstance(made, AccessDenied)
     assert words in str(made)
+
+
+def test_a_clock_that_sts_refuses_is_called_that():
+    refused = client_error("SignatureDoesNotMatch", 403)
+    date = formatdate(time.time() - 7200, usegmt=True)
+    refused.response["ResponseMetadata"]["HTTPHeaders"] = {"date": date}
+
+    made = provider_error(refused, {}, "p")
+
+    assert "the clock of this machine is 2 h 0 min ahead of the service's\nSet" in str(made)
+    assert "trust policy" not in str(made)
 
 
 @pytest.mark.parametrize("error", PASSING, ids=lambda each: type(each).__name__)

@@ -284,3 +284,27 @@ def test_the_password_of_a_proxy_may_have_escaped_characters(serve, make_client)
     address = f"http://us%40er:p%3Aw@127.0.0.1:{proxy.port}"
     make_client("http://kinesis.test", proxies={"http": address}).call(GET_RECORDS, b"{}")
     assert proxy.requests[0].headers["proxy-authorization"] == "Basic dXNAZXI6cDp3"
+
+
+@pytest.mark.parametrize("named", ["NO_PROXY", "no_proxy", None])
+def test_the_metadata_of_an_instance_are_asked_without_a_proxy(serve, monkeypatch, named):
+    proxy = serve()
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.port}")
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.port}")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
+    monkeypatch.setenv("AWS_METADATA_SERVICE_TIMEOUT", "1")
+    if named is not None:
+        monkeypatch.setenv(named, "example.com")
+    before = dict(os.environ)
+    asked = []
+    monkeypatch.setattr(
+        "botocore.httpsession.URLLib3Session.send",
+        lambda self, request: asked.append((request.url, self._proxy_config._proxies)) or 1 / 0,
+    )
+
+    with pytest.raises(ZeroDivisionError):
+        open_session(EndpointSettings(region="eu-west-1")).get_credentials()
+
+    assert asked[0][0].startswith("http://169.254.169.254/")
+    assert asked[0][1] == {}
+    assert dict(os.environ) == before
