@@ -13,6 +13,7 @@ import msgspec
 
 from kclrun.aws.lease_table import OWNER_INDEX
 from kclrun.aws.operations import OPERATIONS, Grant
+from kclrun.config.kcl import kcl_application
 from kclrun.config.outputs import output_places
 from kclrun.config.schema import Settings, StartAtLeases
 from kclrun.config.state import state_place
@@ -193,7 +194,7 @@ def _fleet(settings: Settings, site: Site) -> Iterator[_Statement]:
     yield from _reads(settings, site)
     yield _allow(Grant.LEASES, table)
     yield _allow(Grant.OFFERS, [site.index(settings.table, OWNER_INDEX)])
-    yield _allow(Grant.KCL3, [site.table(coordinator_table(settings.kcl_application))])
+    yield _allow(Grant.KCL3, [site.table(coordinator_table(kcl_application(settings)))])
     if settings.leases.create:
         yield _allow(Grant.CREATE, table)
     cloudwatch = settings.observe.cloudwatch

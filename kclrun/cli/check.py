@@ -186,6 +186,7 @@ def _consumer(aws: Aws, summary: StreamSummary) -> str:
 def _table(aws: Aws) -> str:
     from kclrun.aws.table_setup import inspect_table, refuse_kcl3, require_usable
     from kclrun.cli.services import open_streams, refuse_other_kind, remarks_on_names
+    from kclrun.config.kcl import kcl_application
 
     settings = aws.settings
     client = aws.control.dynamodb_reads()
@@ -198,7 +199,7 @@ def _table(aws: Aws) -> str:
     if report is None:
         return f"{settings.table} does not exist yet; the first start creates it"
     require_usable(report)
-    refuse_kcl3(client, settings.table, settings.kcl_application)
+    refuse_kcl3(client, settings.table, kcl_application(settings))
     try:
         opened = open_streams(aws)
     except ServiceError:  # the check of the streams reports it

@@ -33,6 +33,7 @@ from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.services import Aws, OpenStream, fleet_aws, open_streams
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.waiting import waiting_for
+from kclrun.config.kcl import kcl_application
 from kclrun.config.units import parse_start
 from kclrun.errors import AccessDenied, InvalidRequest, SettingsError
 from kclrun.leases.doctor.diagnosis import diagnose, is_healthy
@@ -118,7 +119,7 @@ def look_of(items: tuple[Item, ...], listings: Mapping[StreamKey, Listing]) -> L
 def refuse_native(aws: Aws) -> None:
     """Refuse to write if KCL 3 assigns the leases. Raises: TableRefused."""
     settings = aws.settings
-    refuse_kcl3(aws.control.dynamodb_reads(), settings.table, settings.kcl_application)
+    refuse_kcl3(aws.control.dynamodb_reads(), settings.table, kcl_application(settings))
 
 
 def _look(aws: Aws, streams: Mapping[StreamKey, OpenStream]) -> tuple[Look, tuple[Item, ...]]:

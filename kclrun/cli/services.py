@@ -29,6 +29,7 @@ from kclrun.aws.missing_streams import advised, is_of_stream
 from kclrun.aws.wire import WireClient
 from kclrun.cli.config_options import ConfigChoice
 from kclrun.cli.waiting import waiting_for
+from kclrun.config.kcl import kcl_application
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import refuse_embedded
 from kclrun.config.schema import Settings, StreamSettings, stream_name
@@ -187,7 +188,7 @@ class Aws:
     @cached_property
     def coordinator(self) -> DynamoCoordinatorState:
         """The table in which a KCL 3 fleet of an early version keeps its mode."""
-        return DynamoCoordinatorState(self.dynamodb_client, self.settings.kcl_application)
+        return DynamoCoordinatorState(self.dynamodb_client, kcl_application(self.settings))
 
     @cached_property
     def stream(self) -> StreamAdmin:

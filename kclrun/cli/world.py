@@ -22,6 +22,7 @@ from kclrun.cli.services import (
     refuse_other_kind,
 )
 from kclrun.cli.waiting import waiting_for
+from kclrun.config.kcl import kcl_application
 from kclrun.config.schema import Settings
 from kclrun.errors import NotFound
 from kclrun.ipc.board import boottime
@@ -96,7 +97,7 @@ def open_world(settings: Settings) -> World:
 
 
 def _described(
-    aws: Aws, deadline: Instant, patience_s: float, missing: dict[str, str]
+    aws: Aws, deadline: Instant, patience_s: float, missing: dict[str, str] | None = None
 ) -> tuple[Mapping[StreamKey, OpenStream], Instant]:
     """All streams, and the time at which the oldest of the used answers was requested. `missing`
     gets those that are not there any more, with the service's words."""
@@ -112,7 +113,8 @@ def _described(
         return patiently(once, deadline, patience_s, what=what)
 
     def note(name: str, error: NotFound) -> None:
-        missing[name] = str(error)
+        if missing is not None:
+            missing[name] = str(error)
 
     opened = open_streams(aws, patient, note)
     return opened, min(asked)
@@ -146,7 +148,7 @@ def _ensured(aws: Aws, deadline: Instant) -> TableReport:
     return ensure_table(
         aws.control,
         settings.table,
-        application=settings.kcl_application,
+        application=kcl_application(settings),
         create=settings.leases.create,
         tags=settings.leases.tags,
         clock=lambda: Instant(time.monotonic()),

@@ -258,10 +258,7 @@ class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     kcl_application: Annotated[
         TableName | None,
-        documented(
-            "applicationName of a KCL 3.0 to 3.4 on this table, if it is another than ours: only by"
-            " it a fleet in its own mode is noticed, and the start refused"
-        ),
+        documented("application of a KCL 3.0-3.4 on this table, if not ours: shows its mode"),
     ] = None
     create: Annotated[bool, documented("create the lease table if it is absent")] = True
     tags: Annotated[dict[str, str], documented("tags of a table created by kclrun")] = {}
@@ -618,11 +615,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def table(self) -> str:
         """The lease table's name: `leases.table`, else the application's, as the KCL does."""
         return self.leases.table or self.application
-
-    @property
-    def kcl_application(self) -> str:
-        """The application name of Java workers on the lease table."""
-        return self.leases.kcl_application or self.application
 
     @property
     def start_text(self) -> str:

@@ -34,12 +34,11 @@ class LeasesElsewhere:
         observation: Observation,
         *,
         me: OwnerId,
-        now: Instant,
     ) -> None:
         self.halted: list[LeaseKey] = []
         self.reading: list[Lease] = []
         self.unknown: list[str] = []
-        wall = observation.wall_time(now)
+        wall = observation.wall_time(view.seen_instant)
         for lease in view.unended:
             if lease.key in held_leases or _is_unread(lease, view, me):
                 continue

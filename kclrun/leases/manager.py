@@ -74,7 +74,8 @@ class ModeWatch:
         self._in_table: str | None = None
         self._elsewhere: str | None = None
         self._has_java = True  # until a scan shows otherwise
-        self._reported: tuple[str, bool] | None = None
+        self._reported_mode: str | None = None
+        self._has_reported_java = True
         self._reads = policy.reads_kcl3_mode
         self._is_reading = False
         self._read_instant: Instant | None = None
@@ -123,12 +124,12 @@ class ModeWatch:
         mode our leases stay ours while we renew them, Java workers get nothing, and the next kclrun
         to start is refused."""
         native = self.native
+        is_new_advice = native is not None and self._has_reported_java and not self._has_java
+        if native == self._reported_mode and not is_new_advice:
+            return []
+        self._reported_mode, self._has_reported_java = native, self._has_java
         if native is None:
-            self._reported = None
             return []
-        if self._reported in {(native, self._has_java), (native, False)}:
-            return []
-        self._reported = native, self._has_java
         advice = mode_advice(native, has_java=self._has_java)
         fields = {"what": str([native]), "reason": advice}
         return [Note("kcl3_native", "error", fields={**fields})]
@@ -168,7 +169,6 @@ class LeaseManager:
         self._scan_instant: Instant | None = None
         self._scanned_instant = Instant(float("-inf"))  # when the last scan began
         self._viewed_instant = self._changed_instant = self._scanned_instant
-        self._handled_instant = Instant(0.0)
         self._is_scanning = self._is_finished = self._has_waited = self._is_refused = False
         self._lacks_phase = True
         self._may_be_old = False  # whether the next scan may be eventually consistent
@@ -199,7 +199,6 @@ class LeaseManager:
         After `Finish` every event is ignored: only scans and reads under way still arrive.
         Raises: InvariantViolation for an event that cannot happen in the current state.
         """
-        self._handled_instant = now
         if self._is_finished:
             return ()
         commands = self._handlers[type(event)](event, now)
@@ -289,18 +288,19 @@ class LeaseManager:
     def _elsewhere(self) -> LeasesElsewhere:
         view = self._view
         assert view is not None, "the first scan is over"
-        held, seen, now = self._held.held_leases, self._observation, self._handled_instant
-        return LeasesElsewhere(view, held, seen, me=self._policy.me, now=now)
+        held, seen = self._held.held_leases, self._observation
+        return LeasesElsewhere(view, held, seen, me=self._policy.me)
 
-    def caught_up_blockers(self) -> tuple[str, ...]:
+    def caught_up_blockers(self, now: Instant | None = None) -> tuple[str, ...]:
         """Why the fleet is not caught up, in words; empty when every lease runs or ended.
 
         The shell checks whether the running leases are at the tip of their shards: ours by their
-        processes, those of `read_elsewhere` by reading on from their checkpoints.
+        processes, those of `read_elsewhere` by reading on from their checkpoints. `now`: a scan
+        that is old by then says nothing; None: the age is not judged.
         """
         if self._view is None or not self._audits.have_synced:
             return ("the first scan and the first listing are not over",)
-        if is_view_old(self._view, self._policy.failover_s, self._handled_instant):
+        if now is not None and is_view_old(self._view, self._policy.failover_s, now):
             return ("the lease table was not scanned for too long",)
         if self._audits.is_creating or self._viewed_instant < self._changed_instant:
             return ("leases were created or ended since the last scan",)

@@ -631,7 +631,7 @@ class Watch:
                 self._log.note("shard_cooled", shard=change.key, reason=change.reason)
 
     def _look_for_the_end(self, now: Instant, statuses: list[LeaseStatus | None]) -> None:
-        reasons = why_not_caught_up(self._manager.core, self._are_read)
+        reasons = why_not_caught_up(self._manager.core, now, self._are_read)
         self._note_waiting(reasons, statuses)
         is_caught_up = self._caught_up.look(
             now, is_source_done=self._source_is_done(), blockers=reasons, statuses=statuses

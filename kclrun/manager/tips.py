@@ -32,11 +32,11 @@ _STANDS_FOR_S: Final = 5.0
 
 
 def why_not_caught_up(
-    core: LeaseManager, are_read: Callable[[Sequence[Lease]], bool]
+    core: LeaseManager, now: Instant, are_read: Callable[[Sequence[Lease]], bool]
 ) -> tuple[str, ...]:
     """Why the fleet is not caught up, but for the shards that this machine reads. `are_read`:
     whether these leases of other owners are read to their tips; asked if nothing else remains."""
-    reasons = core.caught_up_blockers()
+    reasons = core.caught_up_blockers(now)
     elsewhere = () if reasons else core.read_elsewhere()
     if are_read(elsewhere):
         return reasons

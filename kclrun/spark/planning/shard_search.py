@@ -210,7 +210,8 @@ class ShardSearch:
         if self._expiry.is_proven(listed, Instant(now)):
             return True
         self.gone = None
-        self.budget.rest(now + _NOT_FOUND_REST_S)
+        if not any(shard.shard_id == self.cursor.shard_id for shard in listed):
+            self.budget.rest(now + _NOT_FOUND_REST_S)
         return False
 
     def _failed(self, error: ServiceError, at: Moment, settings: SourceSettings) -> None:

@@ -179,7 +179,7 @@ OF_THE_EDGES = (
     Mutant(
         name="kcl3-native-in-silence",
         file="kclrun/leases/manager.py",
-        old="        if native == self._reported_mode:\n",
+        old="        if native == self._reported_mode and not is_new_advice:\n",
         new="        if native is None or self._policy.me:\n",
         breaks="a fleet that is about to be locked out of its table hears nothing of it",
         source="P8",

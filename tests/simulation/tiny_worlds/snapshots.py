@@ -63,12 +63,15 @@ NOTED = {
         "_in_table",
         "_elsewhere",
         "_reported_mode",
+        "_has_java",
+        "_has_reported_java",
         "_reads",
         "_is_reading",
         "_read_instant",
     ),
-    # `_whole` only saves judging the same hash ranges again.
-    "Auditor": ("_changes", "_reported_expired", "_whole"),
+    # `_whole` only saves judging the same hash ranges again; `problem` is for the end of a run.
+    "Auditor": ("_changes", "_reported_expired", "_whole", "problem"),
+    "Audits": ("_reasons",),
     "StreamWatch": ("_open_and_ended_since",),
     "ConfigDrift": ("_changes",),
     "CapacityWatch": ("_short_scans", "_left_unread"),

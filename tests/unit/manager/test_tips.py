@@ -147,7 +147,7 @@ class Core:
     def __init__(self, *rows, blockers=()):
         self.rows, self.blockers = rows, blockers
 
-    def caught_up_blockers(self):
+    def caught_up_blockers(self, now):
         return self.blockers
 
     def read_elsewhere(self):
@@ -159,7 +159,7 @@ def test_the_reasons_of_the_table_come_before_the_stream_is_asked():
         assert not leases
         return True
 
-    assert why_not_caught_up(Core(lease(at(9)), blockers=("x",)), never) == ("x",)
-    assert why_not_caught_up(Core(), never) == ()
-    (reason,) = why_not_caught_up(Core(lease(at(9))), lambda _: False)
+    assert why_not_caught_up(Core(lease(at(9)), blockers=("x",)), 1.0, never) == ("x",)
+    assert why_not_caught_up(Core(), 1.0, never) == ()
+    (reason,) = why_not_caught_up(Core(lease(at(9))), 1.0, lambda _: False)
     assert "kclrun:g:other:n" in reason
