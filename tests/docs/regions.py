@@ -1,5 +1,7 @@
 """Tables of the reference that are made of the code's own data, one function a region."""
 
+import botocore.session
+
 from kclrun.aws.expressions import CREATE, Texts
 from kclrun.compat.kclpy.property_table import PROPERTIES
 from kclrun.config.convert import json_schema
@@ -8,6 +10,7 @@ from kclrun.leases import assignment, balancing, capacity, load, manager, policy
 from kclrun.leases import policy as pacing
 from kclrun.leases.doctor.findings import Kind
 from kclrun.leases.table_view import STEADY_AFTER_S
+from kclrun.local.operations import OPERATIONS
 from kclrun.model.lease import ASK_STALE_AFTER_S, LOAD_MEAN_S
 from kclrun.observe import events
 from kclrun.observe.alarms import ALARMS, prometheus_rules
@@ -302,6 +305,17 @@ def _options(settings, options):
     )
 
 
+def embedded_kinesis():
+    """The operations of Kinesis's API that the embedded AWS has, and those that it lacks."""
+    every = botocore.session.get_session().get_service_model("kinesis").operation_names
+    lacking = sorted(set(every) - set(OPERATIONS))
+    rows = (
+        ("carried out", ", ".join(f"`{name}`" for name in sorted(OPERATIONS))),
+        ("`UnknownOperationException`", ", ".join(f"`{name}`" for name in lacking)),
+    )
+    return table(("the embedded Kinesis", "operations"), rows)
+
+
 def timers():
     """When the fleet does what, computed by the functions that the managers use."""
     return table(("what", "when, with F = 10 s"), [*_renewal_timers(), *_lease_timers()])
@@ -423,6 +437,7 @@ def _lease_timers():
 
 
 REGIONS = {
+    "embedded-kinesis": embedded_kinesis,
     "settings": settings,
     "metrics": metrics,
     "series": series,
