@@ -135,7 +135,10 @@ def test_a_consumer_is_named_by_itself_where_the_applications_name_is_too_long()
         ("", None),
         ("aws: {endpoint: 'https://h:1'}", "https://h:1"),
         ("aws: {endpoints: {dynamodb: 'https://h:2'}}", "https://h:2"),
-        ("aws: {endpoints: {dynamodbstreams: 'https://h:3', dynamodb: 'https://h:2'}}", "https://h:3"),
+        (
+            "aws: {endpoints: {dynamodbstreams: 'https://h:3', dynamodb: 'https://h:2'}}",
+            "https://h:3",
+        ),
         ("aws: {endpoints: {kinesis: 'https://h:4'}}", None),
     ],
 )
