@@ -163,7 +163,7 @@ class Aws:
         service = endpoint_service(self._any_stream)
         if service == "kinesis":
             return self.kinesis
-        return resolve_endpoint(self._session, service, self._endpoint_settings("dynamodb"))
+        return resolve_endpoint(self._session, service, self._endpoint_settings(service))
 
     @cached_property
     def source_client(self) -> WireClient:

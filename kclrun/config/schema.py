@@ -183,6 +183,7 @@ def stream_name(stream: str) -> str:
 AwsService = Literal[
     "kinesis",
     "dynamodb",
+    "dynamodbstreams",
     "cloudwatch",
     "sts",
     "autoscaling",
@@ -214,8 +215,12 @@ class AwsSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = Duration(60)
 
     def url_of(self, service: str) -> str | None:
-        """The URL for one service; None leaves it to botocore's own sources."""
-        return next((url for name, url in self.endpoints.items() if name == service), self.endpoint)
+        """The URL for one service; None leaves it to botocore's own sources. The streams of tables
+        are read where the tables are, unless they have a URL of their own."""
+        urls: dict[str, str] = dict(self.endpoints.items())
+        if service == "dynamodbstreams" and service not in urls:
+            service = "dynamodb"
+        return urls.get(service, self.endpoint)
 
 
 class LeaseSettings(msgspec.Struct, frozen=True, kw_only=True):

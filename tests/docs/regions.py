@@ -8,6 +8,7 @@ from kclrun.leases import assignment, balancing, capacity, load, manager, policy
 from kclrun.leases import policy as pacing
 from kclrun.leases.doctor.findings import Kind
 from kclrun.leases.table_view import STEADY_AFTER_S
+from kclrun.local.operations import OPERATIONS
 from kclrun.model.lease import ASK_STALE_AFTER_S, LOAD_MEAN_S
 from kclrun.observe import events
 from kclrun.observe.alarms import ALARMS, prometheus_rules
@@ -305,6 +306,11 @@ def _options(settings, options):
     )
 
 
+def embedded_kinesis():
+    """The operations of Kinesis's API that the embedded AWS carries out."""
+    return table(("operation",), [(f"`{name}`",) for name in sorted(OPERATIONS)])
+
+
 def timers():
     """When the fleet does what, computed by the functions that the managers use."""
     return table(("what", "when, with F = 10 s"), [*_renewal_timers(), *_lease_timers()])
@@ -426,6 +432,7 @@ def _lease_timers():
 
 
 REGIONS = {
+    "embedded-kinesis": embedded_kinesis,
     "settings": settings,
     "metrics": metrics,
     "series": series,

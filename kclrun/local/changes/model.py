@@ -136,10 +136,16 @@ class ChangeStream:
         for shard in self._open_shards():
             self._close(shard, now)
 
-    def describe(self, after: str | None, limit: int, now: WallTime) -> dict[str, Any]:
-        """The parts of a DescribeStream answer that depend on the shards."""
+    def describe(
+        self, after: str | None, limit: int, now: WallTime, *, children_of: str | None = None
+    ) -> dict[str, Any]:
+        """The parts of a DescribeStream answer that depend on the shards: all, or the children of
+        one. Raises: NotFound (no such parent)."""
         self._pass_time(now)
         listed = [shard for shard in self._shards.values() if shard.listed_at <= now]
+        if children_of is not None:
+            self._shard(children_of, now)
+            listed = [shard for shard in listed if shard.parent_id == children_of]
         ids = [shard.shard_id for shard in listed]
         begin = ids.index(after) + 1 if after in ids else 0
         page = listed[begin : begin + min(limit, SHARDS_A_PAGE)]

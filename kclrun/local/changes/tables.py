@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -27,6 +27,11 @@ from kclrun.model.time import WallTime
 _STREAMS_MAX: Final = 1_000
 
 
+class _ShardFilter(msgspec.Struct, rename="pascal"):
+    type: Literal["CHILD_SHARDS"]
+    shard_id: str
+
+
 class _Request(msgspec.Struct, rename="pascal"):
     stream_arn: str = ""
     shard_id: str = ""
@@ -36,6 +41,7 @@ class _Request(msgspec.Struct, rename="pascal"):
     exclusive_start_shard_id: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1)] = RECORDS_A_CALL
     table_name: str | None = None
+    shard_filter: _ShardFilter | None = None
 
 
 class ChangeStreams:
@@ -77,7 +83,9 @@ class ChangeStreams:
             case "DescribeStream":
                 limit = min(request.limit, SHARDS_A_PAGE)
                 stream = self._stream(request.stream_arn)
-                described = stream.describe(request.exclusive_start_shard_id, limit, now)
+                parent = None if request.shard_filter is None else request.shard_filter.shard_id
+                after = request.exclusive_start_shard_id
+                described = stream.describe(after, limit, now, children_of=parent)
                 return {"StreamDescription": _named(stream.arn) | described}
             case "GetShardIterator":
                 kind = _kind(request.shard_iterator_type)

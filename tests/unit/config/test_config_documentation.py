@@ -87,7 +87,7 @@ def test_the_schema_shows_defaults_as_people_write_them():
     assert None not in shown.values()
     assert reported["aws.endpoints"]["propertyNames"] == {
         "enum": [
-            *("kinesis", "dynamodb", "cloudwatch", "sts", "autoscaling"),
+            *("kinesis", "dynamodb", "dynamodbstreams", "cloudwatch", "sts", "autoscaling"),
             *("s3", "sqs", "sns", "firehose", "glue"),
         ]
     }

@@ -130,3 +130,27 @@ def test_a_consumer_is_named_by_itself_where_the_applications_name_is_too_long()
         settings_of(text, environment={}, now=NOW)
     assert settings_of(text, ["fetch.consumer=short"], environment={}, now=NOW)
     assert settings_of(text, ["fetch.mode=polling"], environment={}, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("more", "url"),
+    [
+        ("", None),
+        ("aws: {endpoint: 'https://h:1'}", "https://h:1"),
+        ("aws: {endpoints: {dynamodb: 'https://h:2'}}", "https://h:2"),
+        (
+            "aws: {endpoints: {dynamodbstreams: 'https://h:3', dynamodb: 'https://h:2'}}",
+            "https://h:3",
+        ),
+        ("aws: {endpoints: {kinesis: 'https://h:4'}}", None),
+    ],
+)
+def test_the_streams_of_tables_have_a_url_of_their_own_or_that_of_the_tables(more, url):
+    assert (
+        settings_of(
+            f"application: orders\nstream: orders\nprocessor: a:B\n{more}\n",
+            environment={},
+            now=WallTime(1_780_000_000.0),
+        ).aws.url_of("dynamodbstreams")
+        == url
+    )
