@@ -338,7 +338,7 @@ def test_batches_join_and_each_ends_with_a_report():
 def test_no_batch_joins_once_a_record_halts_the_lease():
     rig = Rig(records=8)
     rig.processor.raising = {1: 9}
-    rig.host.waiting = [lambda: rig.manual.end(0), lambda: None, lambda: rig.manual.end()]
+    rig.host.waiting = [lambda: rig.manual.end(0), lambda: None, rig.manual.end]
     asked = []
 
     def more():
