@@ -298,14 +298,12 @@ class FetchSettings(msgspec.Struct, frozen=True, kw_only=True):
             " it is registered on first use and never removed by a run"
         ),
     ] = None
-    idle: Annotated[
-        Duration, documented("pause after a read that found nothing, at the tip of a shard")
-    ] = Duration(1)
+    idle: Annotated[Duration, documented("pause after an empty page at the tip")] = Duration(1)
     every: Annotated[
         Duration,
         documented(
-            "least time between two reads of a shard at its tip, with records or without; behind"
-            " the tip five reads a second are made. The KCL's is 1s. Fan-out does without it"
+            "least time between two polls of a shard at its tip, with records or without; behind"
+            " the tip five are made a second. The KCL's is 1s"
         ),
     ] = Duration(0.4)
     buffer: Annotated[ByteSize, documented("payload bytes fetched ahead per lease")] = ByteSize(

@@ -376,7 +376,6 @@ class Sampler:
         status = child.look() if child is not None else None
         trouble = child.trouble if child is not None else ""
         counts = self._report.shard(key, status)
-        records = counts.records or 0
         cpu, memory = gauged.get(pid, (None, None)) if pid is not None else (None, None)
         still_s = self._still_s(self._progress[key], held_lease, status, now)
         unread = unread_s(status, still_s, self._unread_max_s)
@@ -384,13 +383,13 @@ class Sampler:
         return LeaseSample(
             shard=key,
             state=state_of(held_lease, status, trouble),
-            records_total=records,
+            records_total=counts.records or 0,
             bytes_total=counts.bytes or 0,
             retries_total=counts.retries or 0,
             dead_letters_total=counts.dead_letters or 0,
             skipped_total=counts.skipped or 0,
             output_lag_ms=status.output_lag_ms(now) if status is not None else None,
-            records_per_s=self._progress[key].records_per_s(records, now),
+            records_per_s=self._progress[key].records_per_s(counts.records or 0, now),
             lag_ms=lag if lag or unread is None else None,
             still_s=still_s,
             restarts=counts.restarts,

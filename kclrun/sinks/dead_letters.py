@@ -25,7 +25,7 @@ from kclrun.model.letter import (
     refuse_entry,
 )
 from kclrun.ports import LetterStore
-from kclrun.sinks.durable_files import check_folder, publish_file, sync_folder
+from kclrun.sinks.durable_files import check_folder, publish_file, remove_unfinished, sync_folder
 
 
 def letter_store(place: LetterPlace, elsewhere: Callable[[], LetterStore]) -> LetterStore:
@@ -38,6 +38,8 @@ class LetterFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # Folders of shards in which no file of a killed process is left unfinished.
+        self._clean: set[Path] = set()
 
     def keep(self, letter: Letter) -> None:
         """As `LetterStore.keep`. The same letter may be kept twice, and is then there once."""
@@ -55,6 +57,9 @@ class LetterFolder:
                 for parent in (path.parent.parent, self._folder):
                     sync_folder(parent)
             publish_file(path, msgspec.json.encode(content) + b"\n")
+            if path.parent not in self._clean:
+                remove_unfinished(path.parent)
+                self._clean.add(path.parent)
         except OSError as error:
             raise SinkError(f"cannot keep the dead letter {path}: {error.strerror}") from error
 

@@ -25,6 +25,8 @@ class StateFiles:
     def __init__(self, root: Path, folder: str) -> None:
         self._root = root
         self._folder = root / folder
+        # Folders of shards in which no file of a killed process is left unfinished.
+        self._clean: set[Path] = set()
 
     def create(self, shard: str, name: str, content: bytes) -> None:
         """As `VersionStore`."""
@@ -32,6 +34,9 @@ class StateFiles:
         with failing(path, "write"):
             make_folder(path.parent)
             publish_file(path, content)
+            if path.parent not in self._clean:
+                remove_unfinished(path.parent)
+                self._clean.add(path.parent)
 
     def claim(self, shard: str, name: str, content: bytes) -> bytes:
         """As `ClaimStore`."""

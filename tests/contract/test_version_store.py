@@ -273,6 +273,19 @@ def test_what_killed_processes_left_unfinished_a_day_ago_goes_with_an_old_versio
     assert list(written.parent.iterdir()) == [new]
 
 
+def test_what_killed_processes_left_unfinished_goes_with_the_first_version_of_the_next_one(
+    tmp_path,
+):
+    """A state that never changes again has no old version to go with."""
+    StateFiles(tmp_path, FOLDER).create(SHARD, NAMES[0], b"")
+    (written,) = tmp_path.glob(f"**/{NAMES[0]}.state")
+    old = written.with_name(".old.state.0011.partial")
+    old.write_bytes(b"half a stat")
+    os.utime(old, (time.time() - 86_401, time.time() - 86_401))
+    StateFiles(tmp_path, FOLDER).create(SHARD, NAMES[1], b"")
+    assert not old.exists()
+
+
 LARGE = b"".join(number.to_bytes(4) for number in range(250_000))  # three items
 
 

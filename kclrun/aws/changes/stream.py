@@ -37,9 +37,7 @@ _SINCE: Final = "since:"
 # The pause between two pages of a listing: DescribeStream answers ten requests a second, of all
 # readers together. 1,000 shards are ten pages, one second.
 _PAGE_PAUSE_S: Final = 0.1
-# How often the pages of one listing may be throttled, and the pause before each repetition. A lease
-# process lists at the end of its shard and renews after that: with 1.5 s more, a listing of 1,000
-# shards is over before a lease with a failover of 3 s is lost.
+# How often the pages of one listing may be throttled, and the pause before each repetition.
 _THROTTLED_MAX: Final = 3
 _THROTTLED_PAUSE_S: Final = 0.5
 # A disabled stream can be read for 24 hours, so it is ACTIVE to a reader.

@@ -37,7 +37,7 @@ from kclrun.model.output import MAIN_OUTPUT, OutputPlace
 from kclrun.model.record import PutEntry
 from kclrun.model.stream import ONLY_STREAM, StreamKey, shard_id_of, stream_name_of, stream_of
 from kclrun.ports import LetterStore, record_limit
-from kclrun.sinks.durable_files import publish_file
+from kclrun.sinks.durable_files import publish_file, remove_unfinished
 
 
 class Redrive(msgspec.Struct, frozen=True):
@@ -406,6 +406,7 @@ class _GrowingRows:
         path = self._folder / name
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            remove_unfinished(self._folder)
             publish_file(path, b"".join(encode_row(row) for row in answer.rows))
         except OSError as error:
             raise SettingsError(f"cannot write {path}: {error.strerror}") from None

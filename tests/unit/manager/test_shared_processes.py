@@ -173,6 +173,18 @@ def test_a_channel_that_ends_without_a_word_proves_nothing(rig):
     assert {event.key for event in rig.of(ProcessExited)} == {"s0", "s1"}
 
 
+def test_a_process_that_has_died_is_watched_no_more(rig):
+    """Its descriptors are closed, and their numbers are soon those of other files."""
+    before = set(rig.loop._selector.get_map())
+    rig.begin("s0", "s1")
+    rig.admitted()
+    assert set(rig.loop._selector.get_map()) > before
+
+    rig.die()
+
+    assert set(rig.loop._selector.get_map()) <= before
+
+
 def test_a_death_is_reported_for_each_lease_as_one_that_may_be_anothers_fault(rig):
     rig.begin("s0", "s1")
     rig.begin("s9", is_alone=True)

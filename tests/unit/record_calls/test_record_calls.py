@@ -338,7 +338,7 @@ def test_batches_join_and_each_ends_with_a_report():
 def test_no_batch_joins_once_a_record_halts_the_lease():
     rig = Rig(records=8)
     rig.processor.raising = {1: 9}
-    rig.host.waiting = [lambda: rig.manual.end(0), lambda: None, lambda: rig.manual.end()]
+    rig.host.waiting = [lambda: rig.manual.end(0), lambda: None, rig.manual.end]
     asked = []
 
     def more():
@@ -422,6 +422,7 @@ def test_a_lost_lease_does_not_repeat_a_call_below_one_that_runs():
     rig.processor.raising = {1: 1}
 
     def lose():
+        host.at += 100.0  # its repetition is due
         host.may, host.stops = True, Stop(is_lost=True)
 
     def raise_first():
@@ -469,6 +470,9 @@ def test_a_run_does_not_count_what_the_run_before_kept(monkeypatch):
     assert rig.calls.run(batch(4, 5))
     assert started == [2]
     assert host.done[-1] == 5
+    host.waiting = [rig.manual.end]
+    assert rig.calls.run(batch(6, 7)), "nor the numbers of its records"
+    assert host.places[-1] == (7, [6, 7], 2)
 
 
 def test_the_oldest_call_is_what_the_host_is_busy_with():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -74,6 +75,23 @@ def test_a_file_that_is_not_a_letter_is_named(tmp_path, content, words):
 
     with pytest.raises(SettingsError, match=rf"1-0\.json: {words}"):
         list(LetterFolder(tmp_path).kept())
+
+
+def test_what_killed_processes_left_unfinished_a_day_ago_goes_with_the_next_letter(tmp_path):
+    shard = tmp_path / "orders" / "shardId-000000000002"
+    shard.mkdir(parents=True)
+    old, new = (shard / f".{name}.json.aa.partial" for name in ("1-0", "2-0"))
+    for path in (old, new):
+        path.write_text("{")
+    os.utime(old, (time.time() - 86_401, time.time() - 86_401))
+    folder = LetterFolder(tmp_path)
+
+    folder.keep(letter())
+
+    assert (old.exists(), new.exists()) == (False, True)
+    os.utime(new, (time.time() - 86_401, time.time() - 86_401))
+    folder.keep(letter())
+    assert new.exists(), "one look for each owner: a folder of letters may be large"
 
 
 def test_a_letter_that_is_being_written_is_not_one_yet(tmp_path):

@@ -676,6 +676,78 @@ def test_before_the_tip_the_record_a_time_leads_to_is_where_the_batch_ends(posit
     assert cursor.head_ms == head_ms, "it is the first record, or a part of it is before the batch"
 
 
+def pushed(*records, behind_ms=0, following="next"):
+    page = FetchedPage(list(records), following, behind_ms, continuation="1")
+    return Paged("used", page, 0.0, 0.0)
+
+
+def wants(position, target, *answers, is_busy=False, kept=None):
+    """The runs of pages that a search asks for, with these answers to its first requests."""
+    cursor = ShardCursor("s", position, 10_000)
+    cursor.is_busy = is_busy
+    if kept is not None:
+        cursor.kept.is_pushed = kept
+    looking, found = find_bound(cursor, target), []
+    try:
+        want = next(looking)
+        for answer in (*answers, None):
+            found.append("pushed on" if want.page_run is cursor.kept else "by time")
+            if answer is None:
+                break
+            want = looking.send((answer, 0))
+    except StopIteration:
+        found.append("over")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("claim", "position", "is_tip", "is_busy", "kept", "answers", "found"),
+    [
+        (
+            "at the tip pushed pages are read on",
+            *(after("1"), True, False, None),
+            [pushed(record(2), behind_ms=5)],
+            ["pushed on", "pushed on"],
+        ),
+        (
+            "short of the tip the bound is looked up by its time",
+            *(TRIM_HORIZON, False, False, None),
+            [pushed(record(2), behind_ms=5)],
+            ["pushed on", "by time"],
+        ),
+        (
+            "what was pushed before the search is not news",
+            *(after("1"), True, True, True),
+            [],
+            ["by time"],
+        ),
+        (
+            "a polled page is not read on",
+            *(after("1"), True, False, None),
+            [paged(record(2), behind_ms=5)],
+            ["pushed on", "by time"],
+        ),
+        (
+            "at the end of what was pushed the bound is found",
+            *(after("1"), True, False, None),
+            [pushed(record(2))],
+            ["pushed on", "over"],
+        ),
+        (
+            "and at the end of the shard",
+            *(after("1"), True, False, None),
+            [pushed(record(2), following=None)],
+            ["pushed on", "over"],
+        ),
+    ],
+)
+def test_only_fresh_pushed_pages_at_the_tip_are_read_on(
+    claim, position, is_tip, is_busy, kept, answers, found
+):
+    target = BatchTarget(1_000, 1_000, is_tip=is_tip)
+    assert wants(position, target, *answers, is_busy=is_busy, kept=kept) == found, claim
+
+
 def test_executors_get_an_iterator_while_it_lives_and_only_where_no_record_is_missing():
     cursor = ShardCursor("s", TRIM_HORIZON, 10_000)
     cursor.kept = PageRun(TRIM_HORIZON, 10_000, token="begins here", token_at=100.0)
