@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.codec.values import BY_NAME, Decode, decoder_of_type, decoding, is_value_type
-from kclrun.emit_calls import emit_calls
+from kclrun.emit_calls import emit_calls, state_uses
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.model.record import Decoding
 from kclrun.processor import (
@@ -44,6 +44,7 @@ _KCLPY: Final = "kclpy:"
 MARK: Final = "\x1e"
 # Before each call of `context.emit()` in a processor's source, as JSON, on standard error.
 EMITS: Final = "\x1demits "
+USES_STATE: Final = "\x1duses state "
 # Before the setting and the kind of each processor, on standard error.
 KIND: Final = "\x1dkind "
 BATCHES: Final = "process_records"
@@ -355,6 +356,8 @@ def _main(arguments: Sequence[str]) -> int:
                 sys.stderr.write(f"\n{KIND}{setting} {kind_of(processor)}\n")
                 for call in emit_calls(processor):
                     sys.stderr.write(f"\n{EMITS}{msgspec.json.encode(call).decode()}\n")
+                for place in state_uses(processor):
+                    sys.stderr.write(f"\n{USES_STATE}{place}\n")
                 if _SCRIPT.match(reference.removeprefix(_KCLPY)):
                     _try_script(setting, reference.removeprefix(_KCLPY), folders)
             elif setting == "pipeline":

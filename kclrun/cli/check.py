@@ -199,7 +199,7 @@ def _table(aws: Aws) -> str:
         return f"{settings.table} does not exist yet; the first start creates it"
     refuse_kcl3(client, settings.table, settings.application)
     try:
-        created = {key: each.summary.created_at for key, each in open_streams(aws).items()}
+        created = {key: stream.summary.created_at for key, stream in open_streams(aws).items()}
     except ServiceError:  # the check of the streams reports it
         created = {}
     refuse_other_kind(aws, created)

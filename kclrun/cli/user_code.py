@@ -18,9 +18,9 @@ from kclrun.cli.waiting import waiting_for
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.config.outputs import named_outputs
 from kclrun.config.schema import OutputSettings, Settings
-from kclrun.emit_calls import EmitCall, refuse_unknown_outputs
+from kclrun.emit_calls import EmitCall, refuse_state_uses, refuse_unknown_outputs
 from kclrun.errors import ProcessorLoadError, SettingsError
-from kclrun.loading import ASYNC_RECORDS, BATCHES, EMITS, GLUE, KIND, MARK, import_paths
+from kclrun.loading import ASYNC_RECORDS, BATCHES, EMITS, GLUE, KIND, MARK, USES_STATE, import_paths
 from kclrun.manager.launcher import lease_environment
 from kclrun.record_calls.fitting import concurrency_of, why_misfit
 
@@ -188,6 +188,8 @@ def require_user_code(configuration: Configuration, outputs: Sequence[str] | Non
         outputs = [name for name, _ in named_outputs(configuration.settings)]
     calls = [msgspec.json.decode(call, type=EmitCall) for call in _marked(printed, EMITS)]
     refuse_unknown_outputs(calls, outputs)
+    if configuration.settings.state is None and configuration.settings.engine == "fleet":
+        refuse_state_uses(_marked(printed, USES_STATE))
 
 
 def _marked(printed: Sequence[str], mark: str) -> list[str]:
