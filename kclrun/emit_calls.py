@@ -1,4 +1,4 @@
-"""The `emit` calls of a processor's source, and the outputs that they name.
+"""The `emit` calls of a processor's source, the outputs that they name, and its uses of the state.
 
 The source is read and nothing of it runs: the processor's class, its bases, and those functions and
 classes of their modules that they use by name. It finds calls of `emit` on a context, which is an
@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Collection, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,6 +21,9 @@ from kclrun.model.output import MAIN_OUTPUT, no_output
 
 # The usual names of a context, as in `self.context` and `ctx`.
 _CONTEXT: Final = re.compile(r"context|ctx", re.IGNORECASE)
+_CONTEXTS: Final = frozenset({"context", "_context", "ctx", "_ctx"})
+# What of a context needs `state` in the settings.
+_OF_STATE: Final = frozenset({"state", "counter", "table", "set_timer"})
 _TYPES: Final = frozenset({"Context", "RecordContext"})
 # Which argument of a method is a context, `self` counted.
 _ARGUMENTS: Final = {"initialize": 1, "process_record": 2}
@@ -43,20 +46,36 @@ def emit_calls(processor: type) -> list[EmitCall]:
     """Every call that is found, in the order of files and lines. A class whose source is not there
     has none."""
     found: set[tuple[str, int, str | None]] = set()
-    by_module: dict[str, list[str]] = {}
-    for kind in processor.__mro__:
-        if kind.__module__.partition(".")[0] not in {"kclrun", "builtins", "abc"}:
-            by_module.setdefault(kind.__module__, []).append(kind.__qualname__)
-    for name, classes in by_module.items():
-        module = sys.modules.get(name)
-        try:
-            tree = ast.parse(inspect.getsource(module)) if module is not None else None
-        except (OSError, TypeError, SyntaxError, ValueError):
-            continue
-        if tree is not None:
-            file = getattr(module, "__file__", None) or name
-            found |= {(file, line, to) for line, to in _calls_of(tree, classes)}
+    for file, tree, classes in _sources(processor):
+        found |= {(file, line, to) for line, to in _calls_of(tree, classes)}
     return [EmitCall(*call) for call in sorted(found, key=lambda call: (call[0], call[1]))]
+
+
+def state_uses(processor: type) -> list[str]:
+    """Where the source uses the state of a context, or its timers, as file and line. Left out are
+    uses within a `try`, and behind a condition on the options or on the context: they may be for
+    other settings."""
+    found: set[tuple[str, int]] = set()
+    for file, tree, classes in _sources(processor):
+        used = _used(tree, classes)
+        names = _names_of_contexts(used)
+        for node in _unconditional(used):
+            if not isinstance(node, ast.Attribute) or node.attr not in _OF_STATE:
+                continue
+            of = _dotted(node.value)
+            if of in names or of.rpartition(".")[2] in _CONTEXTS:
+                found.add((file, node.lineno))
+    return [f"{file}:{line}" for file, line in sorted(found)]
+
+
+def refuse_state_uses(places: Collection[str]) -> None:
+    """For settings without `state`: the first such use would halt a shard, perhaps days after the
+    start. Raises: SettingsError with the file and line of each."""
+    if places:
+        raise SettingsError(
+            f"{', '.join(places)}: context.state needs a place that survives this machine: set"
+            " state.store to a folder or to s3://bucket/prefix"
+        )
 
 
 def refuse_unknown_outputs(calls: Collection[EmitCall], known: Collection[str]) -> None:
@@ -74,6 +93,51 @@ def refuse_unknown_outputs(calls: Collection[EmitCall], known: Collection[str]) 
         raise SettingsError(
             "\n".join(f"{', '.join(places)}: {why}" for why, places in words.items())
         )
+
+
+class _Source(NamedTuple):
+    """A module of the processor's class and its bases, and those of them that it has."""
+
+    file: str
+    tree: ast.Module
+    classes: list[str]
+
+
+def _sources(processor: type) -> Iterator[_Source]:
+    by_module: dict[str, list[str]] = {}
+    for kind in processor.__mro__:
+        if kind.__module__.partition(".")[0] not in {"kclrun", "builtins", "abc"}:
+            by_module.setdefault(kind.__module__, []).append(kind.__qualname__)
+    for name, classes in by_module.items():
+        module = sys.modules.get(name)
+        try:
+            tree = ast.parse(inspect.getsource(module)) if module is not None else None
+        except (OSError, TypeError, SyntaxError, ValueError):
+            continue
+        if tree is not None:
+            yield _Source(getattr(module, "__file__", None) or name, tree, classes)
+
+
+def _unconditional(nodes: Collection[ast.stmt]) -> Iterator[ast.AST]:
+    """The nodes but for those within `try`, or behind a condition on settings."""
+    waiting: list[ast.AST] = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Try):
+            continue
+        is_chosen = isinstance(node, ast.If | ast.IfExp) and _asks_for_settings(node.test)
+        if not is_chosen:
+            yield node
+            waiting += ast.iter_child_nodes(node)
+
+
+def _asks_for_settings(test: ast.expr) -> bool:
+    """Whether a condition looks at the options or at a context, or calls `hasattr`."""
+    return any(
+        bool(_CONTEXT.search(name) or name in {"options", "hasattr"})
+        for node in ast.walk(test)
+        if (name := node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", ""))
+    )
 
 
 def _calls_of(tree: ast.Module, classes: Collection[str]) -> Iterator[tuple[int, str | None]]:

@@ -570,6 +570,18 @@ def fires_timers(processor: object) -> bool:
     return getattr(kind, "on_timer", None) not in {None, RecordProcessor.on_timer}
 
 
+def unused_event_time(processor: object) -> str:
+    """Why the processor's `event_time` is never called, in words; empty without a problem."""
+    kind = processor if isinstance(processor, type) else type(processor)
+    own = getattr(kind, "event_time", None)
+    if fires_timers(processor) or own in {None, RecordProcessor.event_time}:
+        return ""
+    return (
+        f"{kind.__name__} defines event_time and no on_timer: event_time is never called. It moves"
+        " the watermark of timers and Windows, which call on_timer"
+    )
+
+
 def is_asynchronous(processor: object) -> bool:
     """Whether its `process_record` is `async def`."""
     return inspect.iscoroutinefunction(getattr(processor, "process_record", None))

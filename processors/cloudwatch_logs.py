@@ -125,7 +125,7 @@ def some_subscriptions() -> Iterator[tuple[str, bytes]]:
         "subscriptionFilters": [],
         "logEvents": [{"id": "", "timestamp": 1, "message": "CWL CONTROL MESSAGE: Checking ..."}],
     }
-    yield "control", gzip.compress(json.dumps(control).encode())
+    yield "control", gzip.compress(json.dumps(control).encode(), mtime=0)
     for number in range(20):
         lines = [
             {
@@ -135,12 +135,13 @@ def some_subscriptions() -> Iterator[tuple[str, bytes]]:
             }
             for line in range(5)
         ]
+        log_stream = f"host-{number % 3}"
         data = {
             "messageType": "DATA_MESSAGE",
             "owner": "123456789012",
             "logGroup": "/shop/web",
-            "logStream": f"host-{number % 3}",
+            "logStream": log_stream,
             "subscriptionFilters": ["all"],
             "logEvents": lines,
         }
-        yield data["logStream"], gzip.compress(json.dumps(data).encode())
+        yield log_stream, gzip.compress(json.dumps(data).encode(), mtime=0)

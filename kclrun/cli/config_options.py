@@ -162,7 +162,9 @@ class StreamChoice(msgspec.Struct, frozen=True):
 
         given = {"stream": self.stream, "aws.endpoint": self.endpoint, "aws.region": self.region}
         # A text of JSON is one of YAML, whatever it contains.
-        named = [f"{name}={json.dumps(each)}" for name, each in given.items() if each is not None]
+        named = [
+            f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None
+        ]
         return settings_of(
             f"application: {verb}",
             [*named, *self.config.overrides],
@@ -352,13 +354,13 @@ def _places(
     configs: list[str] = []
     at = 0
     while at < len(arguments) and arguments[at] != "--" and arguments[at] not in stops:
-        each = arguments[at]
-        name, equals, value = each.partition("=")
-        if not each.startswith("-") or each == "-":
+        argument = arguments[at]
+        name, equals, value = argument.partition("=")
+        if not argument.startswith("-") or argument == "-":
             places.append(at)
         elif name in _CONFIG:
             configs.append(value if equals else "".join(arguments[at + 1 : at + 2]))
-        elif each.startswith("-c"):
-            configs.append(each.removeprefix("-c"))
+        elif argument.startswith("-c"):
+            configs.append(argument.removeprefix("-c"))
         at += 2 if name in takes_value and not equals else 1
     return places, configs, at

@@ -150,7 +150,8 @@ def for_a_person(error: BaseException, verb: str) -> str:
     first, *more = harmless(str(error)).split("\n")
     lines = [f"{_beginning(error, verb)}: {first}", *(f"  {line}" for line in more)]
     hint = next((hint for kind, hint in _HINTS if isinstance(error, kind)), None)
-    if isinstance(error, errors.NothingListens) and (port := _LISTENS_NOT.search(first)):
+    is_of_aws = isinstance(error, errors.NothingListens) and error.operation
+    if is_of_aws and (port := _LISTENS_NOT.search(first)):
         hint = (
             f"Start the service there, or correct aws.endpoint;  kclrun local --port {port[1]}"
             "  serves an AWS on this machine"

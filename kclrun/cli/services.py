@@ -7,11 +7,13 @@ first needed. `open_streams` finds and describes the streams, and advises on a m
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -44,6 +46,7 @@ from kclrun.model.stream import (
     ONLY_STREAM,
     StreamKey,
     called,
+    is_loopback_host,
     region_of,
     stream_key,
     stream_name_of,
@@ -72,6 +75,9 @@ _NO_ROWS: Final = RowsOf(
     token=0,
 )
 
+# By the first part of a URL.
+_PORTS: Final = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306}
+_PROBE_S: Final = 1.0
 _READABLE: Final = frozenset({"ACTIVE", "UPDATING"})
 
 T = TypeVar("T")
@@ -111,6 +117,21 @@ def _checked(named: str, open_it: Callable[[], Checkable]) -> str:
         raise error.reworded(f"{named}: {error}") from None
     except errors.SinkError as error:
         raise errors.Unavailable(f"{named}: {error}") from None
+
+
+def refusing_address(url: str) -> str | None:
+    """The address on this machine that a database's URL names, if nothing listens there."""
+    parts = urlsplit(url)
+    host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme.partition("+")[0])
+    if host is None or port is None or not is_loopback_host(host):
+        return None
+    try:
+        socket.create_connection((host, port), timeout=_PROBE_S).close()
+    except ConnectionRefusedError:
+        return f"{host}:{port}"
+    except OSError:
+        return None
+    return None
 
 
 def _refuse_other_region(settings: Settings, region: str) -> None:
@@ -242,7 +263,14 @@ class Aws:
         )
         if place.grows:
             opening = partial(open_rolled_files, place, _NO_ROWS)  # only its folder is looked at
-        return _checked(setting_of(place.name), opening)
+        try:
+            return _checked(setting_of(place.name), opening)
+        except errors.Unavailable as error:
+            if place.sql is None or (address := refusing_address(place.sql)) is None:
+                raise
+            # As an endpoint of AWS on this machine: a start does not wait for it.
+            words = f"{error}\nnothing listens at {address}"
+            raise error.reworded(words, errors.NothingListens) from None
 
     @property
     def metrics(self) -> MetricOutlet[Measurement] | None:

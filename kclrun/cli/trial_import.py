@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from kclrun.codec.values import Decode
-from kclrun.emit_calls import EmitCall, emit_calls
+from kclrun.emit_calls import EmitCall, emit_calls, state_uses
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import (
     kind_of,
@@ -44,11 +44,12 @@ _SAID_BYTES_MAX: Final = 64 * 1024
 
 class Loaded(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer: why the import failed; or the kind of each processor, by its setting, and the
-    calls of `emit` in their sources."""
+    calls of `emit` and the uses of the state in their sources."""
 
     error: str | None = None
     kinds: dict[str, str] = {}
     emits: list[EmitCall] = []
+    state_uses: list[str] = []
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -164,6 +165,7 @@ def _loaded(named: Sequence[tuple[str, str]], folders: Sequence[Path]) -> Loaded
     """Load each reference, by its setting."""
     kinds: dict[str, str] = {}
     emits: list[EmitCall] = []
+    uses: list[str] = []
     try:
         for setting, reference in named:
             match setting.rpartition(".")[2]:
@@ -174,6 +176,7 @@ def _loaded(named: Sequence[tuple[str, str]], folders: Sequence[Path]) -> Loaded
                     load_decoding(None, processor, folders, _unopened)
                     kinds[setting] = kind_of(processor)
                     emits += emit_calls(processor)
+                    uses += state_uses(processor)
                     try_script(setting, reference, folders)
                 case "pipeline":
                     load_pipeline(reference, folders)
@@ -181,7 +184,7 @@ def _loaded(named: Sequence[tuple[str, str]], folders: Sequence[Path]) -> Loaded
                     load_function(setting, reference, folders)
     except (ProcessorLoadError, SettingsError) as error:
         return Loaded(error=str(error))
-    return Loaded(kinds=kinds, emits=emits)
+    return Loaded(kinds=kinds, emits=emits, state_uses=uses)
 
 
 def _main(arguments: Sequence[str]) -> int:

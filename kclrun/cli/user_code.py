@@ -18,7 +18,7 @@ from kclrun.cli.waiting import waiting_for
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.config.outputs import named_outputs
 from kclrun.config.schema import OutputSettings, Settings
-from kclrun.emit_calls import refuse_unknown_outputs
+from kclrun.emit_calls import refuse_state_uses, refuse_unknown_outputs
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import ASYNC_RECORDS, BATCHES, GLUE, import_paths
 from kclrun.manager.launcher import lease_environment
@@ -187,6 +187,8 @@ def require_user_code(configuration: Configuration, outputs: Sequence[str] | Non
     if outputs is None:
         outputs = [name for name, _ in named_outputs(configuration.settings)]
     refuse_unknown_outputs([call for trial in trials for call in trial.emits], outputs)
+    if configuration.settings.state is None and configuration.settings.engine == "fleet":
+        refuse_state_uses([place for trial in trials for place in trial.state_uses])
 
 
 def _require_fit(settings: Settings, kinds: Mapping[str, str]) -> None:

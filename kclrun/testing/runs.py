@@ -43,7 +43,7 @@ from kclrun.state.timers import Step, Timer
 from kclrun.testing.record_runs import RESTS_MAX, RecordKit
 from kclrun.testing.records import RecordLike, make_records
 from kclrun.testing.states import Ledger, TestedState, Timing
-from kclrun.testing.traps import known_outputs, warn_of_times
+from kclrun.testing.traps import known_outputs, warn_of_times, warn_of_unused_time
 
 Mode = Literal["auto", "batch", "manual"]
 Returned = TypeVar("Returned")
@@ -241,6 +241,7 @@ def _lived(
         run.timers, run.watermark = ledger.state.timers(), ledger.state.watermark
         run.late, run.ahead = life.times.late, life.times.ahead
     warn_of_times(life.times, run.watermark)
+    warn_of_unused_time(processor)
     return run
 
 

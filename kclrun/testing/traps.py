@@ -11,6 +11,7 @@ from typing import Final
 
 from kclrun.errors import SettingsError
 from kclrun.model.output import MAIN_OUTPUT, no_output
+from kclrun.processor import unused_event_time
 from kclrun.state.event_times import EventTimes
 from kclrun.state.timers import Step
 
@@ -50,6 +51,12 @@ def warn_of_times(times: EventTimes, watermark: Step) -> None:
             f"the event_time of {_records(times.unusable)} raised, or was not a time, and none"
             " moved the watermark: event timers do not fire, and windows stay open"
         )
+
+
+def warn_of_unused_time(processor: object) -> None:
+    """Warn, at the line of the test, of an `event_time` that is never called."""
+    if words := unused_event_time(processor):
+        _warn(words)
 
 
 def _records(number: int) -> str:

@@ -56,7 +56,14 @@ from kclrun.observe.failures import Failure
 from kclrun.observe.loggers import LoggerLevels
 from kclrun.observe.logs import OWN_LOGGER, EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin
-from kclrun.processor import Context, RecordProcessor, Row, call_method, fires_timers
+from kclrun.processor import (
+    Context,
+    RecordProcessor,
+    Row,
+    call_method,
+    fires_timers,
+    unused_event_time,
+)
 from kclrun.protocol.reports import DEAD_LETTER, ProcessBroke, StartUnclaimed
 from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.record_calls.calls import CallTerms
@@ -488,6 +495,8 @@ class LeaseProcess:
         reached = max((row.checkpoint, *self._rows.cuts))
         self._rows.until_there(DEAD_LETTER, lambda: self._letters.begin(claimed, reached))
         times = EventTimes(processor.event_time, self._reporter.warn)
+        if unused := unused_event_time(processor):
+            self._reporter.warn(unused)
         timers = self._take_timers(processor, times, row)
         context = self._context(row, times, timers, is_single=is_single)
         call_method(processor, "initialize", context)

@@ -5,7 +5,12 @@ import sys
 
 import pytest
 
-from kclrun.emit_calls import emit_calls, refuse_unknown_outputs
+from kclrun.emit_calls import (
+    emit_calls,
+    refuse_state_uses,
+    refuse_unknown_outputs,
+    state_uses,
+)
 from kclrun.errors import SettingsError
 
 HEAD = """
@@ -140,3 +145,48 @@ def test_an_unknown_output_is_refused_with_its_line_and_the_known_ones(mine, cal
     line = file.read_text().splitlines().index(f"        {call}") + 1
     for each in (f"{file}:{line}: ", *words):
         assert each in str(refused.value)
+
+
+STATEFUL = """
+from kclrun import RecordProcessor
+
+class P(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+        self.mine = context
+        {initialize}
+
+    def process_records(self, batch, checkpointer):
+        for record in batch:
+            {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "is_found"),
+    [
+        ("self.context.state[record]['n'] = 1", True),
+        ("self.mine.state[record]['n'] = 1", True),
+        ("self.context.counter('n')", True),
+        ("self.context.table('n', int)", True),
+        ("self.context.set_timer(record, 5.0)", True),
+        ("if record.data: self.context.state", True),
+        ("if self.context.options.get('counts'): self.context.state", False),
+        ("if hasattr(self, 'x'): self.context.state", False),
+        ("try: self.context.state\n            except Exception: pass", False),
+        ("self.machine.state", False),
+        ("self.ssl_context.state", False),
+        ("self.context.emit({'state': 1})", False),
+    ],
+)
+def test_a_use_of_the_state_is_found_by_its_line(tmp_path, monkeypatch, body, is_found):
+    name = f"stateful_{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(STATEFUL.format(initialize="pass", body=body))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    places = state_uses(importlib.import_module(name).P)
+
+    assert [place.rpartition(":")[2] for place in places] == (["12"] if is_found else [])
+    if is_found:
+        with pytest.raises(SettingsError, match=r"\.py:12: context\.state needs a place"):
+            refuse_state_uses(places)

@@ -320,26 +320,29 @@ def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], f
 
 
 def _show(found: Iterator[Difference], counts: Comparison, path: Path) -> None:
+    most = most_on_terminal(_SHOWN_MAX)
     with path.open("wb") as file:
-        for number, each in enumerate(found):
-            file.write(msgspec.json.encode(each) + b"\n")
-            if number < _SHOWN_MAX:
-                echo(_line(each))
+        for number, difference in enumerate(found):
+            file.write(msgspec.json.encode(difference) + b"\n")
+            if most is None or number < most:
+                echo(_line(difference))
     differing = counts.only_a + counts.only_b + counts.changed
-    if differing > _SHOWN_MAX:
-        echo(f"… and {differing - _SHOWN_MAX} more")
+    if most is not None and differing > most:
+        echo(f"… and {differing - most} more")
     echo(
         f"{counts.equal:,} rows are equal, {counts.changed:,} changed, {counts.only_a:,} only in A,"
         f" {counts.only_b:,} only in B." + (f" All differences: {path}" if differing else "")
     )
 
 
-def _line(each: Difference) -> str:
-    head = f"{each.shard} {each.at} {each.to}[{each.ordinal}] {each.kind}"
-    if each.a is None or each.b is None:
-        return f"{head}: {_short(each.a or each.b)}"
+def _line(difference: Difference) -> str:
+    row = f"{difference.to}[{difference.ordinal}]"
+    head = f"{difference.shard} {difference.at} {row} {difference.kind}"
+    a, b = difference.a, difference.b
+    if a is None or b is None:
+        return f"{head}: {_short(a or b)}"
     fields = (
-        f"{name}: {_short(each.a.get(name))} → {_short(each.b.get(name))}" for name in each.changed
+        f"{name}: {_short(a.get(name))} → {_short(b.get(name))}" for name in difference.changed
     )
     return f"{head}: {', '.join(fields)}"
 

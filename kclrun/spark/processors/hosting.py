@@ -57,6 +57,7 @@ from kclrun.processor import (
     RecordProcessor,
     call_method,
     fires_timers,
+    unused_event_time,
 )
 from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.fitting import require_fit
@@ -459,6 +460,8 @@ class ProcessorHost:
         # Each attempt gets a fresh instance: a half-initialised one is not usable.
         self._processor = user_code()
         times = EventTimes(self._processor.event_time, self._warn)
+        if unused := unused_event_time(self._processor):
+            self._warn(unused)
         self._context = Context(
             application=self._job.application,
             stream=self._stream,

@@ -500,3 +500,22 @@ def test_a_character_that_the_output_has_not_is_a_question_mark():
         env={"PYTHONIOENCODING": "latin-1"},
     )
     assert ended.stdout == b"a?b\n"
+
+
+def test_a_processor_that_uses_the_state_without_settings_for_it_is_refused(tmp_path, capsys):
+    (tmp_path / "counting.py").write_text(
+        "from kclrun import RecordProcessor\n"
+        "class Counting(RecordProcessor):\n"
+        "    def initialize(self, context): self.context = context\n"
+        "    def process_records(self, batch, checkpointer):\n"
+        "        for record in batch: self.context.state[record]['n'] = 1\n"
+    )
+    file = tmp_path / "app.yaml"
+    file.write_text(
+        "application: shop\nstream: orders\nprocessor: counting:Counting\n"
+        "aws: {endpoint: embedded}\n"
+    )
+
+    assert run_program(["check", "--config", str(file)]) == 78
+    assert "counting.py:5: context.state needs a place" in capsys.readouterr().err
+    assert run_program(["check", "--config", str(file), "--set", "state.store=kept"]) == 0

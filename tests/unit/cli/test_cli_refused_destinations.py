@@ -1,15 +1,18 @@
 """What `kclrun check` and a start say where AWS refuses each of the destinations."""
 
+import socket
 import time
 from email.message import Message
 from typing import Any
 
 import pytest
 
+from kclrun.aws.patience import patiently
 from kclrun.cli import exit_codes
-from kclrun.cli.services import Aws
+from kclrun.cli.messages import for_a_person
+from kclrun.cli.services import Aws, refusing_address
 from kclrun.config.load import settings_of
-from kclrun.errors import AccessDenied
+from kclrun.errors import AccessDenied, NothingListens, SinkError
 from kclrun.model.time import WallTime
 from tests.support.http_service import HttpService
 
@@ -70,3 +73,34 @@ def test_a_place_of_letters_that_is_refused_is_77_with_its_setting_and_call(refu
 def _aws(endpoint: str, more: str) -> Aws:
     text = f"application: orders\nstream: orders\naws: {{endpoint: '{endpoint}'}}\n{more}\n"
     return Aws(settings_of(text, environment={}, now=WallTime(time.time())))
+
+
+class NoAnswer:
+    def check(self):
+        raise SinkError("cannot look into orders: OperationalError: connection refused")
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+psycopg", "mysql+pymysql"])
+def test_a_database_of_this_machine_at_which_nothing_listens_is_not_waited_for(monkeypatch, scheme):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    place = f"{{sql: '{scheme}://u@127.0.0.1:{port}/shop', table: orders}}"
+    monkeypatch.setattr("kclrun.cli.services.open_output", lambda *_: NoAnswer())
+    ((_, check),) = _aws("http://127.0.0.1:9", f"output: {place}").outputs
+    began = time.monotonic()
+
+    with pytest.raises(NothingListens, match=f"nothing listens at 127.0.0.1:{port}") as raised:
+        patiently(check, began + 60.0, 60.0, lambda *_: None)
+    assert time.monotonic() - began < 5.0
+    text = for_a_person(raised.value, "run")
+    assert "Check that it runs and can be reached from here" in text
+    assert "kclrun local" not in text
+
+
+@pytest.mark.parametrize("url", ["sqlite:///a.db", "postgresql://db.example/x", "postgresql:///x"])
+def test_only_an_address_of_this_machine_is_looked_at(url):
+    assert refusing_address(url) is None

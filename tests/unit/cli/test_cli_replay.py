@@ -8,7 +8,14 @@ import pytest
 
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.program import run_program
-from kclrun.cli.replay.command import Comparison, _claim_folder, compare, place_of
+from kclrun.cli.replay.command import (
+    Comparison,
+    Difference,
+    _claim_folder,
+    _show,
+    compare,
+    place_of,
+)
 from kclrun.cli.replay.plan import (
     Asked,
     plan_lines,
@@ -258,3 +265,23 @@ def test_a_comparison_begins_its_own_folder_anew_and_no_other(tmp_path):
     (folder / "notes").touch()
     with pytest.raises(SettingsError, match="has files already"):
         claim(folder, processor="a:B")
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(False, 50), (True, 20)])
+def test_a_comparison_shows_all_differences_in_a_pipe(
+    tmp_path, capsys, monkeypatch, is_terminal, shown
+):
+    found = [
+        Difference("a", str(number), "output", 0, {"n": 1}, {"n": 2}, ("n",))
+        for number in range(50)
+    ]
+    counts = Comparison()
+    counts.changed = 50
+    monkeypatch.setattr("kclrun.cli.tables.terminal_width", lambda: 100 if is_terminal else None)
+
+    _show(iter(found), counts, tmp_path / "differences.jsonl")
+
+    out = capsys.readouterr().out
+    assert out.count("n: 1 → 2") == shown
+    assert ("… and 30 more" in out) == is_terminal
+    assert len((tmp_path / "differences.jsonl").read_text().splitlines()) == 50

@@ -6,12 +6,12 @@ import pytest
 
 from kclrun.consuming.policy import Pacing
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound
-from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.model.reading import TRIMMED_CODE, PageCursor
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import ALL_HASH_KEYS
 from kclrun.ports import next_page
+from kclrun.protocol.trimming import ExpiryWatch
 from kclrun.worker.delivery_queue import DeliveryQueue, Exhausted, QueueLimits
 from kclrun.worker.fetching import FetchPlan, FetchThread
 from tests.support.change_streams import ModelChanges
