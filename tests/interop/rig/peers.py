@@ -16,6 +16,7 @@ from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import Application
 
 _PROCESSORS = Path(__file__).parent / "processor"
+_MADE_UP_CREATION = 12345
 COMPATIBLE = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
 
 
@@ -156,7 +157,7 @@ class Kclrun(Application):
 
 class Rig:
     """One stream or several over one table, their ledger and their workers; all ended by `close`.
-    `stream` is the only one, or the first."""
+    `stream` is the only one, or the first; of the others Java has a made-up creation."""
 
     def __init__(self, folder, shards, streams=1):
         self.folder = folder
@@ -167,7 +168,9 @@ class Rig:
         self._open = [self.world]
         try:
             table = f"app-{self._application}" if self.has_several else None
-            self.streams = [Stream(self.world, shards, table) for _ in range(streams)]
+            # The KCL takes the creation from its settings and compares it with nothing.
+            creations = [None, *(_MADE_UP_CREATION for _ in range(streams - 1))]
+            self.streams = [Stream(self.world, shards, table, each) for each in creations]
             self.stream = self.streams[0]
         except BaseException:
             self.close()

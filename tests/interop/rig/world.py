@@ -105,9 +105,9 @@ class World:
 
 class Stream:
     """One stream of the world, its lease table, and every record that was put. As one of several it
-    gets the `table` that they share."""
+    gets the `table` that they share; Java calls it by `creation`, if it is not the true one."""
 
-    def __init__(self, world, shards, table=None):
+    def __init__(self, world, shards, table=None, creation=None):
         self.world = world
         self.name = f"interop-{uuid.uuid4().hex[:10]}"
         self.table = table or f"app-{self.name}"
@@ -119,12 +119,13 @@ class Stream:
             StreamName=self.name, WaiterConfig={"Delay": 1, "MaxAttempts": 20}
         )
         # What stands before a shard in its lease key; as the KCL names it: account:stream:creation.
-        self.identifier = self._identifier() if table else ""
+        self.identifier = self._identifier(creation) if table else ""
 
-    def _identifier(self):
+    def _identifier(self, creation):
         summary = self._summary()
         account = summary["StreamARN"].split(":")[4]
-        return f"{account}:{self.name}:{int(summary['StreamCreationTimestamp'].timestamp())}"
+        creation = creation or int(summary["StreamCreationTimestamp"].timestamp())
+        return f"{account}:{self.name}:{creation}"
 
     def _summary(self):
         answer = self.world.kinesis.describe_stream_summary(StreamName=self.name)
@@ -256,6 +257,11 @@ class Stream:
             }
             for item in found
         }
+
+    def leases_of_no(self, streams):
+        """The lease keys of the table that none of these streams has."""
+        own = tuple(f"{stream.identifier}:" for stream in streams)
+        return [key for key in self.items() if "shardId-" in key and not key.startswith(own)]
 
     def rows(self):
         """The stream's leases among them, by shard."""
