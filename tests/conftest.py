@@ -118,13 +118,25 @@ def endpoint(shared_aws):
 
 
 class ToldAtOnce:
-    """A failure has its name at once, and a line in a file for the end of `bin/test`."""
+    """A failure has its name at once, and a line in a file for the end of `bin/test`; the reason of
+    a skipped test is a line for the end of `.ci/run`."""
 
-    def __init__(self, reporter, notes):
+    def __init__(self, reporter, notes, skipped):
         self._reporter = reporter
         self._notes = notes
+        self._skipped = skipped
+
+    def pytest_collectreport(self, report):
+        self._note_skipped(report)
+
+    def _note_skipped(self, report):
+        if self._skipped and report.skipped and not hasattr(report, "wasxfail"):
+            reason = " ".join(report.longrepr[2].removeprefix("Skipped: ").split())
+            with Path(self._skipped).open("a") as file:
+                file.write(f"{reason[:300]}\n")
 
     def pytest_runtest_logreport(self, report):
+        self._note_skipped(report)
         if not report.failed:
             return
         crash = getattr(report.longrepr, "reprcrash", None)
@@ -147,4 +159,5 @@ def pytest_sessionstart(session):
     reporter = plugins.get_plugin("terminalreporter")
     if reporter is not None and not hasattr(session.config, "workerinput"):  # xdist's own workers
         # Tests that run pytest themselves, over planted bugs, have failures that are not ours.
-        plugins.register(ToldAtOnce(reporter, os.environ.pop("KCLRUN_TEST_FAILURES", None)))
+        noted = [os.environ.pop(f"KCLRUN_TEST_{what}", None) for what in ("FAILURES", "SKIPPED")]
+        plugins.register(ToldAtOnce(reporter, *noted))

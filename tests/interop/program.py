@@ -14,14 +14,15 @@ _UNAVAILABLE = 69
 
 
 def run(names, version):
-    """All scenarios, or those named; with one version of the KCL, or with each. The exit code."""
+    """All scenarios, or those named; with one version of the KCL, or with each. The exit code: 1 if
+    one failed, else 69 if one could not be run here."""
     wanted = [
         (name, each)
         for name in names or SCENARIOS
         for each in SCENARIOS[name][1]
         if version in (None, each)
     ]
-    failed = []
+    failed, unavailable = [], []
     for name, each in wanted:
         print(f"{name} ({each}) …", flush=True)
         folder = Path(tempfile.mkdtemp(prefix=f"kclrun-interop-{name}-"))
@@ -30,7 +31,7 @@ def run(names, version):
             figures = SCENARIOS[name][0](folder, each)
         except NotToBeHad as reason:
             print(f"cannot be run here: {reason}", file=sys.stderr)
-            return _UNAVAILABLE
+            unavailable.append(f"{name} ({each})")
         except Exception:
             traceback.print_exc()
             print(f"  FAILED after {time.monotonic() - began:.0f} s; logs: {folder}", flush=True)
@@ -42,4 +43,6 @@ def run(names, version):
             shutil.rmtree(folder, ignore_errors=True)
     if failed:
         print(f"{len(failed)} of {len(wanted)} failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    if unavailable:
+        print(f"not run: {', '.join(unavailable)}", file=sys.stderr)
+    return 1 if failed else _UNAVAILABLE if unavailable else 0

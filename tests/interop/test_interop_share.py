@@ -1,4 +1,4 @@
-"""Beside the real KCL, in five minutes: the rest is `bin/prove interop`."""
+"""Beside the real KCL, in four minutes: the rest is `bin/prove interop`."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_what_is_claimed_beside_the_real_kcl_holds(name, version, tmp_path):
     try:
         consumer_classpath(version)
     except NotToBeHad as reason:
-        pytest.skip(f"NOT RUN beside the real KCL {version}: {reason}")
+        pytest.skip(f"nothing ran beside the real Java KCL {version}: {reason}")
 
     for figure in SCENARIOS[name][0](tmp_path, version):
         print(figure)

@@ -83,7 +83,7 @@ class Checkout:
             check=False,
         )
 
-    def pytest_twice(self, *arguments):
+    def pytest_twice(self, *arguments, **more_environment):
         """The real tests/twice.py beside tests of this checkout."""
         noted = self.folder / "failures-noted"
         noted.touch()
@@ -91,7 +91,7 @@ class Checkout:
         return subprocess.run(
             [sys.executable, "-m", "tests.twice", *arguments],
             cwd=self.folder,
-            env=environment | {"KCLRUN_TEST_FAILURES": str(noted)},
+            env=environment | {"KCLRUN_TEST_FAILURES": str(noted)} | more_environment,
             capture_output=True,
             text=True,
             timeout=HUNG_S,

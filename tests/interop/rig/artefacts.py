@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ _FETCH_MAX_S = 900
 
 
 class NotToBeHad(Exception):
-    """No Java, no Maven, or no answer from Maven Central: the text says which."""
+    """No Java, no Maven, or no answer from its repository: the text says which."""
 
 
 def consumer_classpath(version):
@@ -117,7 +118,26 @@ def _build(profile, version, folder):
     except subprocess.TimeoutExpired as error:
         raise NotToBeHad(f"Maven was not done within {_FETCH_MAX_S} s") from error
     if done.returncode:
-        last = "\n".join((done.stdout + done.stderr).splitlines()[-8:])
-        if "Could not transfer" in last or "Could not resolve" in last:
-            raise NotToBeHad(f"Maven could not fetch what it needs:\n{last}")
-        raise RuntimeError(f"Maven failed:\n{last}")
+        raise maven_failure(done.stdout + done.stderr)
+
+
+# What Maven says where its repository does not answer, or a JDK is older than 17. All else, a wrong
+# version or a source that does not compile, is a failure of the test.
+_NOT_HERE = (
+    "Could not transfer",
+    "Could not resolve",
+    "No plugin found for prefix",
+    "in offline mode",
+    "invalid target release",
+    "release version 17 not supported",
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def maven_failure(printed):
+    """The error that Maven's last words stand for: NotToBeHad or RuntimeError."""
+    lines = [line for line in _COLOUR.sub("", printed).splitlines() if line.strip()]
+    for line in lines:
+        if any(words in line for words in _NOT_HERE):
+            return NotToBeHad(f"Maven: {line.removeprefix('[ERROR] ')}")
+    return RuntimeError("Maven failed:\n" + "\n".join(lines[-8:]))

@@ -5,6 +5,8 @@ import os
 import shutil
 import signal
 import subprocess
+import uuid
+from collections import Counter
 from pathlib import Path
 
 from tests.interop.rig.artefacts import consumer_classpath, kclpy
@@ -14,6 +16,7 @@ from tests.patience import HUNG_S
 from tests.processes.ledger_rig.application import Application
 
 _PROCESSORS = Path(__file__).parent / "processor"
+_MADE_UP_CREATION = 12345
 COMPATIBLE = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
 
 
@@ -34,6 +37,8 @@ class JavaWorker:
             "ledger": rig.ledger.path,
             **properties,
         }
+        if rig.has_several:
+            settings["streams"] = ",".join(stream.identifier for stream in rig.streams)
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [
@@ -142,6 +147,8 @@ class Kclrun(Application):
             "fetch": {"idle": "500ms"},
             "checkpoint": {"every": "batch"},
         }
+        if "streams" in more:
+            del settings["stream"]
         for name, value in more.items():
             merged = {**settings.get(name, {}), **value} if isinstance(value, dict) else value
             settings[name] = merged
@@ -149,15 +156,22 @@ class Kclrun(Application):
 
 
 class Rig:
-    """One stream, its ledger and its workers; all ended by `close`."""
+    """One stream or several over one table, their ledger and their workers; all ended by `close`.
+    `stream` is the only one, or the first; of the others Java has a made-up creation."""
 
-    def __init__(self, folder, shards):
+    def __init__(self, folder, shards, streams=1):
         self.folder = folder
+        self.has_several = streams > 1
+        self._application = f"several-{uuid.uuid4().hex[:10]}" if self.has_several else None
         self.ledger = Ledger(folder / "common-ledger")
         self.world = World(folder)
         self._open = [self.world]
         try:
-            self.stream = Stream(self.world, shards)
+            table = f"app-{self._application}" if self.has_several else None
+            # The KCL takes the creation from its settings and compares it with nothing.
+            creations = [None, *(_MADE_UP_CREATION for _ in range(streams - 1))]
+            self.streams = [Stream(self.world, shards, table, each) for each in creations]
+            self.stream = self.streams[0]
         except BaseException:
             self.close()
             raise
@@ -169,12 +183,14 @@ class Rig:
         return self._keep(KclpyDaemon(self, version, **properties))
 
     def kclrun(self, who="kclrun", **settings):
-        return self._keep(
-            Kclrun(self.folder, self.world, self.stream.name, machine=who, **settings)
-        )
+        if self.has_several:
+            settings["streams"] = [{"name": stream.name} for stream in self.streams]
+            settings["options"] = {**settings.get("options", {}), "several": True}
+        application = self._application or self.stream.name
+        return self._keep(Kclrun(self.folder, self.world, application, machine=who, **settings))
 
     def producer(self, every_s=0.5):
-        return Producer(self.stream, every_s)
+        return Producer(self.streams, every_s)
 
     def _keep(self, worker):
         self._open.append(worker)
@@ -189,14 +205,31 @@ class Rig:
 
         return until(held, what, within_s)[1]
 
+    def owners(self):
+        """The owner of each open shard's lease, over all streams."""
+        return {
+            stream.in_ledger(shard): owner
+            for stream in self.streams
+            for shard, owner in stream.owners().items()
+        }
+
+    def shares(self):
+        """How many open shards each owner has; `None` for those without."""
+        return Counter(self.owners().values())
+
+    def put(self):
+        """Every record that was put, to where."""
+        return {record: at for stream in self.streams for record, at in stream.put.items()}
+
     def until_all_given(self, within_s=HUNG_S):
         """Until every record that was put was given to a worker; after how many seconds."""
-        put = self.stream.put
+        put = self.put()
         return self.until(lambda: put.keys() <= self.ledger.records, "all given", within_s)
 
     def verdict(self):
         """Asserts that nothing was lost, invented or out of order."""
-        verdict = judge(self.stream.put, self.stream.parents(), self.ledger.read())
+        parents = {shard: of for stream in self.streams for shard, of in stream.parents().items()}
+        verdict = judge(self.put(), parents, self.ledger.read())
         assert not verdict.faults, verdict.faults
         return verdict
 

@@ -6,7 +6,6 @@ import subprocess
 import threading
 import time
 import uuid
-from collections import Counter
 from dataclasses import dataclass
 
 import boto3
@@ -105,19 +104,36 @@ class World:
 
 
 class Stream:
-    """One stream of the world, its lease table, and every record that was put."""
+    """One stream of the world, its lease table, and every record that was put. As one of several it
+    gets the `table` that they share; Java calls it by `creation`, if it is not the true one."""
 
-    def __init__(self, world, shards):
+    def __init__(self, world, shards, table=None, creation=None):
         self.world = world
         self.name = f"interop-{uuid.uuid4().hex[:10]}"
-        self.table = f"app-{self.name}"
-        # Record to (shard, (sequence, sub)).
+        self.table = table or f"app-{self.name}"
+        # Record to (shard, (sequence, sub)); the shard as the ledger has it.
         self.put = {}
         self._counts = 0
         world.kinesis.create_stream(StreamName=self.name, ShardCount=shards)
         world.kinesis.get_waiter("stream_exists").wait(
             StreamName=self.name, WaiterConfig={"Delay": 1, "MaxAttempts": 20}
         )
+        # What stands before a shard in its lease key; as the KCL names it: account:stream:creation.
+        self.identifier = self._identifier(creation) if table else ""
+
+    def _identifier(self, creation):
+        summary = self._summary()
+        account = summary["StreamARN"].split(":")[4]
+        creation = creation or int(summary["StreamCreationTimestamp"].timestamp())
+        return f"{account}:{self.name}:{creation}"
+
+    def _summary(self):
+        answer = self.world.kinesis.describe_stream_summary(StreamName=self.name)
+        return answer["StreamDescriptionSummary"]
+
+    def in_ledger(self, shard_id):
+        """A shard as the ledger has it: with the stream's name, if there are several."""
+        return f"{self.name}:{shard_id}" if self.identifier else shard_id
 
     def shards(self):
         """All of them as ListShards has them."""
@@ -134,7 +150,9 @@ class Stream:
     def parents(self):
         names = ("ParentShardId", "AdjacentParentShardId")
         return {
-            shard["ShardId"]: [shard[name] for name in names if name in shard]
+            self.in_ledger(shard["ShardId"]): [
+                self.in_ledger(shard[name]) for name in names if name in shard
+            ]
             for shard in self.shards()
         }
 
@@ -159,7 +177,8 @@ class Stream:
             ExplicitHashKey=made.explicit_hash_key,
         )
         for sub, record in enumerate(records):
-            self.put[record] = (answer["ShardId"], (int(answer["SequenceNumber"]), sub))
+            place = (int(answer["SequenceNumber"]), sub)
+            self.put[record] = (self.in_ledger(answer["ShardId"]), place)
 
     def put_singles(self, count):
         """Spread evenly over the hash keys, wherever the shards' bounds are."""
@@ -177,11 +196,12 @@ class Stream:
         )
         assert answer["FailedRecordCount"] == 0, "the rig's puts are never refused"
         for record, result in zip(records, answer["Records"], strict=True):
-            self.put[record] = (result["ShardId"], (int(result["SequenceNumber"]), 0))
+            place = (int(result["SequenceNumber"]), 0)
+            self.put[record] = (self.in_ledger(result["ShardId"]), place)
 
     def _next(self):
         self._counts += 1
-        return f"i:{self._counts}"
+        return f"{self.name}:{self._counts}"
 
     # Resharding.
 
@@ -219,8 +239,7 @@ class Stream:
 
     def consumer_count(self):
         """The consumers that are registered for enhanced fan-out."""
-        summary = self.world.kinesis.describe_stream_summary(StreamName=self.name)
-        return summary["StreamDescriptionSummary"]["ConsumerCount"]
+        return self._summary()["ConsumerCount"]
 
     def client_version(self):
         """The mode of KCL 3: 3.5 keeps it in the lease table, earlier ones beside it. Or ''."""
@@ -245,9 +264,19 @@ class Stream:
             for item in found
         }
 
+    def leases_of_no(self, streams):
+        """The lease keys of the table that none of these streams has."""
+        own = tuple(f"{stream.identifier}:" for stream in streams)
+        return [key for key in self.items() if "shardId-" in key and not key.startswith(own)]
+
     def rows(self):
-        """The leases among them."""
-        return {key: row for key, row in self.items().items() if key.startswith("shardId-")}
+        """The stream's leases among them, by shard."""
+        before = f"{self.identifier}:" if self.identifier else ""
+        return {
+            key.removeprefix(before): row
+            for key, row in self.items().items()
+            if key.startswith(f"{before}shardId-")
+        }
 
     def owners(self):
         """The owner (`kclrun` for all of one machine's, else the worker's name) of each open
@@ -258,17 +287,13 @@ class Stream:
             found[shard] = rows.get(shard, {}).get("leaseOwner")
         return found
 
-    def shares(self):
-        """How many open shards each owner has; `None` for those without."""
-        return Counter(self.owners().values())
-
 
 class Producer:
-    """Puts a little of everything, again and again, until it is stopped. `paused()` around a
-    reshard, so that no put falls between a listing and its use."""
+    """Puts a little of everything into each stream, again and again, until it is stopped.
+    `paused()` around a reshard, so that no put falls between a listing and its use."""
 
-    def __init__(self, stream, every_s=0.5):
-        self._stream = stream
+    def __init__(self, streams, every_s=0.5):
+        self._streams = streams
         self._every_s = every_s
         self._is_stopping = threading.Event()
         self._between = threading.Lock()
@@ -283,9 +308,10 @@ class Producer:
             while not self._is_stopping.wait(self._every_s):
                 with self._between:
                     rounds += 1
-                    self._stream.put_singles(40)
-                    if rounds % 5 == 0:
-                        self._stream.put_aggregates(1)
+                    for stream in self._streams:
+                        stream.put_singles(40)
+                        if rounds % 5 == 0:
+                            stream.put_aggregates(1)
         except Exception as error:
             self._error = error
 

@@ -133,6 +133,9 @@ def _interop(asked: argparse.Namespace) -> int:
 
     if unknown := [name for name in asked.names if name not in SCENARIOS]:
         raise SystemExit(f"no scenario is called {unknown[0]}; there are: {', '.join(SCENARIOS)}")
+    versions = {each for name in asked.names or SCENARIOS for each in SCENARIOS[name][1]}
+    if asked.kcl is not None and asked.kcl not in versions:
+        raise SystemExit(f"none of these runs with {asked.kcl}, but: {', '.join(sorted(versions))}")
     return run(asked.names, asked.kcl)
 
 

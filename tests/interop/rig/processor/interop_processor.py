@@ -1,7 +1,7 @@
 """kclrun's side of the common ledger: the same lines as `LedgerConsumer.java` writes.
 
 Options: `ledger`, the file; `hold_after`, to checkpoint after so many records of a shard and then
-no more (with `checkpoint: manual`).
+no more (with `checkpoint: manual`); `several`, to write the stream's name before that of the shard.
 """
 
 import json
@@ -12,7 +12,8 @@ from kclrun import RecordProcessor
 
 class Recorder(RecordProcessor):
     def initialize(self, context):
-        self.context = context
+        several = context.options.get("several", False)
+        self.shard = f"{context.stream}:{context.shard_id}" if several else context.shard_id
         self.hold_after = context.options.get("hold_after", 0)
         self.given = 0
         self.file = os.open(context.options["ledger"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -43,5 +44,5 @@ class Recorder(RecordProcessor):
 
     def write(self, what, **more):
         who = os.environ["KCLRUN_RIG_MANAGER"]
-        line = json.dumps({"what": what, "who": who, "shard": self.context.shard_id, **more})
+        line = json.dumps({"what": what, "who": who, "shard": self.shard, **more})
         os.write(self.file, f"\n{line}\n".encode())

@@ -7,6 +7,7 @@ import java.lang.reflect.Field;
 import java.net.URI;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
 
@@ -20,6 +21,8 @@ import software.amazon.kinesis.common.ConfigsBuilder;
 import software.amazon.kinesis.common.InitialPositionInStream;
 import software.amazon.kinesis.common.InitialPositionInStreamExtended;
 import software.amazon.kinesis.common.KinesisClientUtil;
+import software.amazon.kinesis.common.StreamConfig;
+import software.amazon.kinesis.common.StreamIdentifier;
 import software.amazon.kinesis.coordinator.CoordinatorConfig;
 import software.amazon.kinesis.coordinator.Scheduler;
 import software.amazon.kinesis.exceptions.InvalidStateException;
@@ -31,9 +34,13 @@ import software.amazon.kinesis.lifecycle.events.ProcessRecordsInput;
 import software.amazon.kinesis.lifecycle.events.ShardEndedInput;
 import software.amazon.kinesis.lifecycle.events.ShutdownRequestedInput;
 import software.amazon.kinesis.metrics.NullMetricsFactory;
+import software.amazon.kinesis.processor.FormerStreamsLeasesDeletionStrategy;
+import software.amazon.kinesis.processor.MultiStreamTracker;
 import software.amazon.kinesis.processor.RecordProcessorCheckpointer;
 import software.amazon.kinesis.processor.ShardRecordProcessor;
+import software.amazon.kinesis.processor.ShardRecordProcessorFactory;
 import software.amazon.kinesis.processor.SingleStreamTracker;
+import software.amazon.kinesis.processor.StreamTracker;
 import software.amazon.kinesis.retrieval.KinesisClientRecord;
 import software.amazon.kinesis.retrieval.RetrievalConfig;
 import software.amazon.kinesis.retrieval.polling.PollingConfig;
@@ -42,20 +49,22 @@ import software.amazon.kinesis.retrieval.polling.PollingConfig;
  * A consumer as the KCL's guide has it: the client of KinesisClientUtil (HTTP/2, CBOR), polling, or
  * by enhanced fan-out with -DfanOut=true.
  * It writes each record it is given to a ledger that all workers share. Settings are properties:
- * who, stream, table, kinesis, dynamodb, ledger; compatible (the version that a KCL 3 is to be
- * compatible with); holdAfter (checkpoint after so many records of a shard, and then no more);
- * cleanupMs (how often ended leases are looked at).
+ * who, stream, table, kinesis, dynamodb, ledger; start (TRIM_HORIZON or LATEST); compatible (the
+ * version that a KCL 3 is to be compatible with); holdAfter (checkpoint after so many records of a
+ * shard, and then no more); failoverMs (instead of the KCL's ten seconds); cleanupMs (how often ended
+ * leases are looked at). With several streams, streams is account:name:creation of each, with commas
+ * between them, and the ledger has the stream's name before that of the shard.
  */
 public final class LedgerConsumer {
     private static final String WHO = System.getProperty("who");
     private static final int HOLD_AFTER = Integer.getInteger("holdAfter", 0);
+    private static final String STREAMS = System.getProperty("streams", "");
     private static FileOutputStream ledger;
 
     private LedgerConsumer() {}
 
     public static void main(String[] arguments) throws Exception {
         ledger = new FileOutputStream(System.getProperty("ledger"), true);
-        String stream = System.getProperty("stream");
         var credentials =
                 StaticCredentialsProvider.create(AwsBasicCredentials.create("AKIAEXAMPLE", "secret"));
         KinesisAsyncClient kinesis = KinesisClientUtil.createKinesisAsyncClient(
@@ -75,17 +84,19 @@ public final class LedgerConsumer {
                 .region(Region.US_EAST_1)
                 .credentialsProvider(credentials)
                 .build();
-        var start = InitialPositionInStreamExtended.newInitialPosition(InitialPositionInStream.TRIM_HORIZON);
         ConfigsBuilder configs = new ConfigsBuilder(
-                new SingleStreamTracker(stream, start),
+                tracker(),
                 System.getProperty("table"),
                 kinesis,
                 dynamodb,
                 cloudwatch,
                 WHO,
-                Recorder::new);
+                new Recorders());
         // The default of a minute is slept once, at the first start, and is no part of any claim.
         LeaseManagementConfig leases = configs.leaseManagementConfig().shardSyncIntervalMillis(1000);
+        if (Long.getLong("failoverMs") != null) {
+            leases.failoverTimeMillis(Long.getLong("failoverMs"));
+        }
         cleanUpEvery(Long.getLong("cleanupMs", 0), leases);
         Scheduler scheduler = new Scheduler(
                 configs.checkpointConfig(),
@@ -94,7 +105,7 @@ public final class LedgerConsumer {
                 configs.lifecycleConfig(),
                 configs.metricsConfig().metricsFactory(new NullMetricsFactory()),
                 configs.processorConfig(),
-                retrieval(configs, stream, kinesis));
+                retrieval(configs, kinesis));
         Thread running = new Thread(scheduler, "scheduler");
         Runtime.getRuntime().addShutdownHook(new Thread(() -> stop(scheduler)));
         running.start();
@@ -102,13 +113,38 @@ public final class LedgerConsumer {
         running.join();
     }
 
+    private static StreamTracker tracker() {
+        var start = InitialPositionInStreamExtended.newInitialPosition(
+                InitialPositionInStream.valueOf(System.getProperty("start", "TRIM_HORIZON")));
+        if (STREAMS.isEmpty()) {
+            return new SingleStreamTracker(System.getProperty("stream"), start);
+        }
+        List<StreamConfig> streams = Arrays.stream(STREAMS.split(","))
+                .map(stream -> new StreamConfig(StreamIdentifier.multiStreamInstance(stream), start))
+                .toList();
+        return new MultiStreamTracker() {
+            @Override
+            public List<StreamConfig> streamConfigList() {
+                return streams;
+            }
+
+            @Override
+            public FormerStreamsLeasesDeletionStrategy formerStreamsLeasesDeletionStrategy() {
+                return new FormerStreamsLeasesDeletionStrategy.NoLeaseDeletionStrategy();
+            }
+        };
+    }
+
     /** The KCL's default is enhanced fan-out, with a consumer named as the application. */
-    private static RetrievalConfig retrieval(ConfigsBuilder configs, String stream, KinesisAsyncClient kinesis) {
+    private static RetrievalConfig retrieval(ConfigsBuilder configs, KinesisAsyncClient kinesis) {
         RetrievalConfig config = configs.retrievalConfig();
-        return Boolean.getBoolean("fanOut")
-                ? config
-                : config.retrievalSpecificConfig(
-                        new PollingConfig(stream, kinesis).idleTimeBetweenReadsInMillis(500));
+        if (Boolean.getBoolean("fanOut")) {
+            return config;
+        }
+        PollingConfig polling = STREAMS.isEmpty()
+                ? new PollingConfig(System.getProperty("stream"), kinesis)
+                : new PollingConfig(kinesis);
+        return config.retrievalSpecificConfig(polling.idleTimeBetweenReadsInMillis(500));
     }
 
     private static void stop(Scheduler scheduler) {
@@ -158,14 +194,31 @@ public final class LedgerConsumer {
         }
     }
 
+    private static final class Recorders implements ShardRecordProcessorFactory {
+        @Override
+        public ShardRecordProcessor shardRecordProcessor() {
+            return new Recorder("");
+        }
+
+        @Override
+        public ShardRecordProcessor shardRecordProcessor(StreamIdentifier stream) {
+            return new Recorder(STREAMS.isEmpty() ? "" : stream.streamName() + ":");
+        }
+    }
+
     private static final class Recorder implements ShardRecordProcessor {
+        private final String stream;
         private String shard;
         private int given;
         private boolean holds;
 
+        Recorder(String stream) {
+            this.stream = stream;
+        }
+
         @Override
         public void initialize(InitializationInput input) {
-            shard = input.shardId();
+            shard = stream + input.shardId();
             var from = input.extendedSequenceNumber();
             write("began", shard, ",\"from\":[\"" + from.sequenceNumber() + "\","
                     + from.subSequenceNumber() + "]");
