@@ -15,9 +15,12 @@ from kclrun.cli.config_options import Configuration
 from kclrun.cli.messages import echo
 from kclrun.cli.trial_import import Loaded, try_import
 from kclrun.cli.waiting import waiting_for
+from kclrun.config.destinations import OutputSettings
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.config.outputs import named_outputs
-from kclrun.config.schema import OutputSettings, Settings
+from kclrun.config.schema import (
+    Settings,
+)
 from kclrun.emit_calls import refuse_state_uses, refuse_unknown_outputs
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import ASYNC_RECORDS, BATCHES, GLUE, import_paths

@@ -12,7 +12,11 @@ from pathlib import PurePath
 from typing import Final
 
 from kclrun.config.convert import Problem
-from kclrun.config.schema import OutputSettings, RollSettings, Settings, stream_name
+from kclrun.config.destinations import OutputSettings, RollSettings
+from kclrun.config.schema import (
+    Settings,
+    stream_name,
+)
 from kclrun.config.yaml_reader import Path
 from kclrun.model.output import MAIN_OUTPUT, OutputPlace, setting_of
 from kclrun.model.row_schema import RowSchema

@@ -83,9 +83,10 @@ class ShardPages:
     """Reads one shard, a page at a time. `is_begun`: it has got its first iterator.
 
     `was_waiting`: it waited for its parents. `head` notices records that expired unread. `expiry`
-    proves that a shard which is not found was trimmed, with `may_be_listed`. For one thread at a time. A failure never
-    ends the shard. An iterator expires if a page is not taken for more than five minutes. Then it
-    is replaced by one after the last received record, so no record is skipped.
+    proves that a shard which is not found was trimmed, with `may_be_listed`. For one thread at a
+    time. A failure never ends the shard. An iterator expires if a page is not taken for more than
+    five minutes. Then it is replaced by one after the last received record, so no record is
+    skipped.
     """
 
     def __init__(

@@ -22,9 +22,14 @@ from kclrun.cli.config_options import ConfigChoice, ConfigCommand, config_option
 from kclrun.cli.messages import command_of, echo
 from kclrun.cli.terminal import stop_signals
 from kclrun.cli.times import DURATION
+from kclrun.config.destinations import OutputSettings
 from kclrun.config.file_permissions import read_secret
 from kclrun.config.outputs import named_outputs
-from kclrun.config.schema import OutputSettings, Settings, StreamSettings, stream_name
+from kclrun.config.schema import (
+    Settings,
+    StreamSettings,
+    stream_name,
+)
 from kclrun.config.units import Duration, parse_listen
 from kclrun.errors import SettingsError
 from kclrun.model.lease import Lease, LeaseKey

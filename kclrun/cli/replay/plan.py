@@ -17,12 +17,10 @@ from typing import Final
 import msgspec
 
 from kclrun.cli.services import utc
+from kclrun.config.destinations import DeadLetterSettings, OutputSettings, RollSettings
 from kclrun.config.outputs import named_outputs, output_places
 from kclrun.config.schema import (
-    DeadLetterSettings,
     InstanceSettings,
-    OutputSettings,
-    RollSettings,
     Settings,
 )
 from kclrun.config.units import StartPosition

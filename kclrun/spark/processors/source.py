@@ -15,8 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, get_args
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
+from kclrun.config.destinations import DeadLetterSettings
 from kclrun.config.processing import RECORDS_MAX
-from kclrun.config.schema import CheckpointSettings, DeadLetterSettings, Settings, stream_name
+from kclrun.config.schema import (
+    CheckpointSettings,
+    Settings,
+    stream_name,
+)
 from kclrun.config.state import state_place
 from kclrun.consuming.concurrency import Concurrency, Order
 from kclrun.consuming.delivery import ErrorPolicy, Then

@@ -9,7 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kclrun.config.schema import OutputSettings, Settings, StartAtLeases
+from kclrun.config.destinations import OutputSettings
+from kclrun.config.schema import (
+    Settings,
+    StartAtLeases,
+)
 from kclrun.config.units import parse_start
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import load_pipeline

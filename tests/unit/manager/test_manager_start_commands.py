@@ -5,15 +5,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kclrun.config.destinations import DeadLetterSettings, OutputSettings
 from kclrun.config.schema import (
     AwsSettings,
     CheckpointSettings,
-    DeadLetterSettings,
     FetchSettings,
     LogSettings,
     ObserveSettings,
     OnErrorSettings,
-    OutputSettings,
     Settings,
     StreamErrorSettings,
     StreamSettings,

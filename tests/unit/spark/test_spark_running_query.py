@@ -7,8 +7,8 @@ import pyspark.sql.streaming.query
 import pytest
 from pyspark.errors import AnalysisException
 
+from kclrun.config.destinations import OutputSettings
 from kclrun.config.load import settings_of
-from kclrun.config.schema import OutputSettings
 from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import DataLoss, EngineFailed, ProcessorLoadError, SettingsError
 from kclrun.model.time import WallTime
