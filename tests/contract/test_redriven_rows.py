@@ -1,13 +1,16 @@
 """Rows of redriven letters at each destination of `test_outputs`: beside those of the run, and once
 wherever a cursor is stored [K13]."""
 
+import contextlib
 import random
+import sqlite3
 
 import pytest
 
 from kclrun.cli.dead_letters.user_process import LetterRefused, LetterRows
 from kclrun.errors import SinkError
 from kclrun.model.output import OutputPlace
+from kclrun.sinks.sql import SqlOutput
 from tests.contract.dynamodb_places import Items
 from tests.contract.message_places import PLACES as MESSAGES
 from tests.contract.test_outputs import OF, PLACES, at, begun, emit, made_place, owner, persist
@@ -151,3 +154,20 @@ def test_a_message_of_a_letter_is_not_taken_for_one_of_the_run(aws, tmp_path, na
 
     assert [row["n"] for row in place.rows()] == [3, 3]
     place.close()
+
+
+def test_where_one_output_refuses_a_row_of_a_letter_no_output_gets_its_rows(tmp_path):
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    with contextlib.closing(sqlite3.connect(tmp_path / "rows.db")) as connection, connection:
+        connection.execute("CREATE TABLE open (n INTEGER)")
+        connection.execute("CREATE TABLE picky (n INTEGER CHECK (n < 5))")
+    places = [OutputPlace(name=name, sql=url, table=name) for name in ("open", "picky")]
+    redriver = LetterRows(places, SqlOutput, sleep=lambda _: None)
+
+    with pytest.raises(LetterRefused, match=r"outputs\.picky: .*column n"):
+        redriver.write(of_run(1), {"open": [{"n": 1}], "picky": [{"n": 9}]})
+    redriver.write(of_run(2), {"open": [{"n": 2}], "picky": [{"n": 2}]})
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "rows.db")) as connection:
+        found = connection.execute("SELECT n FROM open").fetchall()
+    assert found == [(2,)]

@@ -285,6 +285,12 @@ class LetterRows:
                         continue  # a former redrive did not get to remove the letter
                     encoded = [output.encode(row)[0] for row in rows[place.name]]
                 waiting.append((place, output, encoded))
+            for number, (place, output, encoded) in enumerate(waiting):
+                try_rows = getattr(output, "try_rows", None)
+                if try_rows is not None and len(waiting) > 1:
+                    before = [(other, given) for _, other, given in waiting[:number]]
+                    with _naming(place):
+                        self._trying(partial(try_rows, encoded, before))
             for place, output, encoded in waiting:
                 with _naming(place):
                     self._trying(partial(output.add, encoded, end))
