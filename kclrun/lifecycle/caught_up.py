@@ -2,7 +2,7 @@
 
 Pure. Rule: a single look that finds no work is not enough. It may have come between two records, or
 between the end of a source and the arrival of its last record. So two looks must find no work, far
-enough apart, and no look between them may find any. Each shard must have been read between them.
+enough apart, and no look between them may find any. Each shard must have been read lately.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from kclrun.protocol.status import LeaseStatus, WorkerState
 # `fetch.idle` takes a second to see it, and a status is up to a second old
 # (`worker/lease_thread.py`).
 LOOK_APART_S: Final = 2.5
+# An idle shard is read each second, a subscription is answered each five. With a longer
+# `fetch.idle` a read since the first of the two looks is waited for.
+READ_WITHIN_S: Final = 30.0
 
 
 def is_at_tip(status: LeaseStatus | None) -> bool:
@@ -62,7 +65,8 @@ class CaughtUp:
             return False
         if self._since is None:
             self._since = now
-        return now - self._since >= LOOK_APART_S and not _are_unread(seen, self._since)
+        since = min(self._since, Instant(now - READ_WITHIN_S))
+        return now - self._since >= LOOK_APART_S and not _are_unread(seen, since)
 
 
 def _are_unread(statuses: Iterable[LeaseStatus | None], since: Instant) -> bool:
