@@ -11,7 +11,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -24,6 +24,9 @@ _CONTEXT: Final = re.compile(r"context|ctx", re.IGNORECASE)
 _CONTEXTS: Final = frozenset({"context", "_context", "ctx", "_ctx"})
 # What of a context needs `state` in the settings.
 _OF_STATE: Final = frozenset({"state", "counter", "table", "set_timer"})
+# Of every processor that has them, these are called once there are records.
+_CALLED: Final = frozenset({"initialize", "process_records", "process_record"})
+_LEAVES: Final = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 _TYPES: Final = frozenset({"Context", "RecordContext"})
 # Which argument of a method is a context, `self` counted.
 _ARGUMENTS: Final = {"initialize": 1, "process_record": 2}
@@ -52,14 +55,21 @@ def emit_calls(processor: type) -> list[EmitCall]:
 
 
 def state_uses(processor: type) -> list[str]:
-    """Where the source uses the state of a context, or its timers, as file and line. Left out are
-    uses within a `try`, and behind a condition on the options or on the context: they may be for
-    other settings."""
+    """Where the methods that kclrun calls use the state of a context, or its timers, whatever their
+    options and records are: as file and line. Left out are uses behind a condition, after a way out
+    of the method, within a `try`, and in other functions: they may be for other settings."""
     found: set[tuple[str, int]] = set()
     for file, tree, classes in _sources(processor):
-        used = _used(tree, classes)
-        names = _names_of_contexts(used)
-        for node in _unconditional(used):
+        names = _names_of_contexts(_used(tree, classes))
+        own = {name.partition(".")[0] for name in classes}
+        methods = [
+            method
+            for kind in tree.body
+            if isinstance(kind, ast.ClassDef) and kind.name in own
+            for method in kind.body
+            if isinstance(method, _Function) and method.name in _CALLED
+        ]
+        for node in (node for method in methods for node in _unconditional(method.body)):
             if not isinstance(node, ast.Attribute) or node.attr not in _OF_STATE:
                 continue
             of = _dotted(node.value)
@@ -118,26 +128,27 @@ def _sources(processor: type) -> Iterator[_Source]:
             yield _Source(getattr(module, "__file__", None) or name, tree, classes)
 
 
-def _unconditional(nodes: Collection[ast.stmt]) -> Iterator[ast.AST]:
-    """The nodes but for those within `try`, or behind a condition on settings."""
-    waiting: list[ast.AST] = list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.Try):
-            continue
-        is_chosen = isinstance(node, ast.If | ast.IfExp) and _asks_for_settings(node.test)
-        if not is_chosen:
-            yield node
-            waiting += ast.iter_child_nodes(node)
+def _unconditional(statements: Sequence[ast.stmt]) -> Iterator[ast.AST]:
+    """The nodes of a block that run whenever it does, but for loops: their bodies count, too."""
+    for statement in statements:
+        match statement:
+            case ast.For() | ast.AsyncFor() | ast.While() | ast.With() | ast.AsyncWith():
+                yield from _expressions(statement)
+                yield from _unconditional(statement.body)
+            case ast.If() | ast.Try() | ast.TryStar() | ast.Match() | ast.FunctionDef():
+                pass
+            case _:
+                yield from _expressions(statement)
+        if any(isinstance(node, _LEAVES) for node in ast.walk(statement)):
+            return  # what follows depends on a condition
 
 
-def _asks_for_settings(test: ast.expr) -> bool:
-    """Whether a condition looks at the options or at a context, or calls `hasattr`."""
-    return any(
-        bool(_CONTEXT.search(name) or name in {"options", "hasattr"})
-        for node in ast.walk(test)
-        if (name := node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", ""))
-    )
+def _expressions(node: ast.AST) -> Iterator[ast.AST]:
+    """The expressions of a node that are always evaluated."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.stmt | ast.IfExp | ast.BoolOp | ast.Lambda):
+            yield child
+            yield from _expressions(child)
 
 
 def _calls_of(tree: ast.Module, classes: Collection[str]) -> Iterator[tuple[int, str | None]]:

@@ -107,7 +107,7 @@ def test_a_place_for_lock_files_that_cannot_be_written_is_78(project, embedded_a
 
 
 def test_foreign_text_in_a_message_moves_no_cursor(project):
-    ended = project.settings(start="\x1b[2Jsoon\r\u202e").run()
+    ended = project.settings(application="\x1b[2Jsoon\r\u202e").run()
 
     assert ended.code == 78
     assert not any(character in ended.reported for character in "\x1b\r\u202e")

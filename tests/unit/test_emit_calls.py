@@ -170,7 +170,11 @@ class P(RecordProcessor):
         ("self.context.counter('n')", True),
         ("self.context.table('n', int)", True),
         ("self.context.set_timer(record, 5.0)", True),
-        ("if record.data: self.context.state", True),
+        # A program that never gets there is not refused.
+        ("if record.data: self.context.state", False),
+        ("if not self.options: continue\n            self.context.state", False),
+        ("self.mine and self.context.state", False),
+        ("later = lambda: self.context.state", False),
         ("if self.context.options.get('counts'): self.context.state", False),
         ("if hasattr(self, 'x'): self.context.state", False),
         ("try: self.context.state\n            except Exception: pass", False),

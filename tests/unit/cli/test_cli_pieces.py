@@ -766,7 +766,7 @@ def test_a_tail_goes_on_until_it_is_full_over_or_alone(monkeypatch):
     assert took[0] == (AllBegun(), {"follows": True})
     assert (follow(full_after=1), len(took)) == (0, 1)
     assert (follow(over_after=1), len(took)) == (0, 1)
-    assert given[0] == ({}, {"follows": True, "patience_s": 60.0})
+    assert given[0] == ({}, {"follows": True, "patience_s": 60.0, "may_be_listed": False})
     lost[0] = True
     with pytest.raises(BrokenPipeError):
         follow()
