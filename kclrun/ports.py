@@ -481,7 +481,16 @@ class Outage:
         """A try that began at `asked` failed: the outage of a hanging service begins then."""
         if self._since is None:
             self._since = asked
-        if not self._is_logged and self._now() - self._since >= self._noticed_s:
+        if self._now() - self._since >= self._noticed_s:
+            self._tell(message)
+
+    def note_lasting(self, message: str, asked: Instant) -> None:
+        """As `note`, for a failure that a repetition does not change: the warning comes at once."""
+        self.note(message, asked)
+        self._tell(message)
+
+    def _tell(self, message: str) -> None:
+        if not self._is_logged:
             self._is_logged = True
             self._warn(f"{self._work} fails and is tried again: {message}")
 

@@ -24,7 +24,7 @@ from kclrun.aws.kinesis import Page, all_pages
 from kclrun.aws.wire import WireClient, call_json
 from kclrun.codec.event_stream import MalformedEventStream, Message, MessageDecoder
 from kclrun.codec.get_records import decode_subscription_event
-from kclrun.consuming.subscribing import SILENCE_MAX_S, SubscriptionPlan
+from kclrun.consuming.subscribing import SILENCE_MAX_S, SubscriptionPlan, is_lasting
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import StartPoint
 from kclrun.model.time import Instant, WallTime
@@ -369,5 +369,6 @@ class FanOut:
     def _fail(self, error: Exception, asked: Instant) -> None:
         self.close()
         self.trouble = error
-        self._outage.note(str(error), asked)
+        note = self._outage.note_lasting if is_lasting(error) else self._outage.note
+        note(str(error), asked)
         self._plan.failed(error, self._now(), random.random())

@@ -41,6 +41,11 @@ RETRY_MAX_S: Final = 30.0
 REFUSED_FOR_GOOD_S: Final = 60.0
 
 
+def is_lasting(error: Exception) -> bool:
+    """Whether a refusal stays until an operator changes something."""
+    return isinstance(error, ServiceError) and not isinstance(error, Throttled | Unavailable)
+
+
 class SubscriptionPlan:
     """Decides when to subscribe. Times are instants of one clock; `chance` is in [0, 1)."""
 
@@ -115,10 +120,7 @@ class SubscriptionPlan:
 
     def failed(self, error: Exception, now: Instant, chance: float) -> None:
         """The subscription was refused, or broke."""
-        is_for_good = isinstance(error, ServiceError) and not isinstance(
-            error, Throttled | Unavailable
-        )
-        if is_for_good:
+        if is_lasting(error):
             pause_s = REFUSED_FOR_GOOD_S * (0.5 + chance / 2)
             self._began, self._next_try = None, Instant(now + pause_s)
         else:

@@ -223,6 +223,17 @@ def test_a_longer_time_of_polling_is_reported_once_and_its_end_too():
     assert "works again" in warnings[1]
 
 
+def test_a_refusal_that_an_operator_must_end_is_reported_at_once():
+    """The next try comes after a minute: until then nothing else would say that it polls."""
+    fan, _, warnings = fan_out(AccessDenied("SubscribeToShard: no permission"))
+    fan.polled()
+
+    assert not fan.takes_over(BEGINNING)
+
+    (warning,) = warnings
+    assert "no permission" in warning
+
+
 def test_what_settles_within_two_of_the_services_five_seconds_is_not_told():
     fan, subscriber, warnings = fan_out(IN_USE, IN_USE, [event(1)])
     fan.polled()

@@ -175,7 +175,7 @@ class Stage:
         self.thread.break_off(RuntimeError("the test is over"))
         self.thread.join(HUNG_S)
         assert not self.thread.is_alive()
-        # A look-up under way posts its answer to the inbox, which in a process outlives all threads.
+        # A look-up under way posts its answer to the inbox; in a process that outlives all threads.
         if (look_up := self.thread._look_ups._thread) is not None:
             look_up.join(HUNG_S)
         self.manager.close()
