@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import defaultdict
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -282,7 +282,7 @@ def test_a_time_is_read_as_boto3_sends_it(embedded, client):
         StreamName="timed",
         ShardId=FIRST,
         ShardIteratorType="AT_TIMESTAMP",
-        Timestamp=datetime.fromtimestamp(time.time() - 60),
+        Timestamp=datetime.fromtimestamp(time.time() - 60, UTC),
     )["ShardIterator"]
 
     assert len(kinesis.get_records(ShardIterator=iterator)["Records"]) == 1

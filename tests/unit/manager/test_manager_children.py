@@ -339,6 +339,7 @@ def test_kill_all_ends_every_process_and_what_was_forked_meanwhile_gets_no_comma
     assert {event.reason for event in rig.of(ProcessExited)} == {"killed by SIGKILL"}
     assert len(rig.of(ProcessStarted)) == 2
     rig.launcher.processes[2].await_death()
+    rig.turn()
     assert rig.launcher.processes[2].sees_its_channel_end(), "and hears nothing before"
 
 
