@@ -11,14 +11,30 @@ import subprocess
 from collections.abc import Iterator
 from typing import Final
 
+from kclrun.errors import HostRefused
+
 _PIECE_BYTES: Final = 64 * 1024
+
+
+def open_pidfd(process: subprocess.Popen[bytes]) -> int:
+    """A descriptor that is readable once the process has ended. Raises: HostRefused, after the
+    process was ended, under a kernel or a seccomp profile that does not know it."""
+    try:
+        return os.pidfd_open(process.pid)
+    except OSError as error:
+        process.kill()
+        process.wait()
+        raise HostRefused(
+            f"this host refuses pidfd_open: {error.strerror}. kclrun watches its processes with it:"
+            " it needs Linux 5.3, and a seccomp profile that allows it"
+        ) from None
 
 
 def lines_of(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
     """The lines of its standard output, as they come; the last one may lack its end."""
     assert process.stdout is not None
     fd, rest = process.stdout.fileno(), b""
-    pidfd = os.pidfd_open(process.pid)
+    pidfd = open_pidfd(process)
     poller = select.poll()
     for waits in (fd, pidfd):
         poller.register(waits, select.POLLIN)

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 import psutil
 
+from kclrun.cli.child_lines import open_pidfd
 from kclrun.codec.values import Decode
 from kclrun.emit_calls import EmitCall, emit_calls, state_uses
 from kclrun.errors import ProcessorLoadError, SettingsError
@@ -70,7 +71,7 @@ def try_import(
     within_s: float,
 ) -> Trial:
     """Import the references `named` (by setting) from `paths`, in a process that `command` starts.
-    Neither the process nor those that it started are left behind. Raises: OSError."""
+    Neither the process nor those that it started are left behind. Raises: OSError, HostRefused."""
     answer_fd, child_fd = os.pipe()
     arguments = [f"{setting}={reference}" for setting, reference in named.items()]
     try:
@@ -86,7 +87,7 @@ def try_import(
         )
     finally:
         os.close(child_fd)
-    pidfd = os.pidfd_open(process.pid)
+    pidfd = open_pidfd(process)
     try:
         output = _read(process, answer_fd, pidfd, time.monotonic() + within_s)
         ended = select.poll()
