@@ -235,8 +235,9 @@ def send_all(
 def send_accepted(
     client: WireClient, stream: str, batch: Sequence[PutEntry]
 ) -> dict[int, InvalidRequest]:
-    """As `send_all`, but for entries that the service refuses for good: by their index, why. It
-    refuses the request that has such an entry: then each is sent by itself."""
+    """Send a batch as `send_all` does. Returns the entries that the service refuses for good, by
+    their index, with the reason. It refuses the whole request for one such entry, so the entries of
+    a refused request are sent one by one."""
     try:
         send_all(client, stream, batch)
     except InvalidRequest as error:

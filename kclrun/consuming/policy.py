@@ -129,8 +129,8 @@ class Pacing:
         """The pause after a page.
 
         An empty page while behind is normal (a gap in the shard) and does not cause the idle pause.
-        A page whose last record is no older than `every_s` is at the tip: the next read takes what
-        has come since. Where the lag of a page with records is not known, it may be behind.
+        A page counts as read at the tip of the shard if its lag is at most `every_s`. If the lag of
+        a page with records is not known, the page counts as read behind the tip.
         """
         self._failures, self._has_expired = 0, False
         if records == 0:

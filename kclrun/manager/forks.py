@@ -391,7 +391,7 @@ class Launcher:
         process, self._process = self._process, None
         if process is None:
             return None
-        self._unreaped = [each for each in self._unreaped if each.poll() is None]
+        self._unreaped = [process for process in self._unreaped if process.poll() is None]
         try:
             return process.wait(timeout=kill_after_s)
         except subprocess.TimeoutExpired:

@@ -77,8 +77,8 @@ _Phase = dict[_Exchange, None]
 class Connections:
     """Serves the clients of a listening socket until `close`.
 
-    `begin` is called with a request up to its empty line; it returns what is to be read and done,
-    or at once an answer. `refused` makes the answer of a status and a text.
+    `begin` is called with the head of a request, up to its empty line. It returns a `Begun`, or the
+    answer if no body and no work is needed. `refused` makes an answer from a status and a text.
     """
 
     def __init__(

@@ -487,7 +487,7 @@ def _attribute(value: Any, depth: int = 0) -> _Attribute:
         case bytes() | bytearray() | memoryview():
             return {"B": base64.b64encode(value).decode()}
         case list() | tuple():
-            return {"L": [_attribute(each, depth + 1) for each in value]}
+            return {"L": [_attribute(item, depth + 1) for item in value]}
         case Mapping():
             return _map(value, depth + 1)
         case date() | datetime():
@@ -508,12 +508,12 @@ def _map(value: Mapping[Any, Any], depth: int) -> _Attribute:
 
 
 def _set(value: set[Any] | frozenset[Any]) -> _Attribute:
-    members = [_attribute(each) for each in value]
-    kinds = {name for each in members for name in each}
+    members = [_attribute(member) for member in value]
+    kinds = {kind for member in members for kind in member}
     if len(kinds) != 1 or not kinds <= {"S", "N", "B"}:
         raise TypeError("a set whose members are not all texts, all numbers or all bytes")
     [kind] = kinds
-    texts = sorted(str(each[kind]) for each in members)
+    texts = sorted(str(member[kind]) for member in members)
     if "" in texts:
         raise TypeError("a set with an empty member")
     if len(set(texts)) < len(texts):

@@ -63,8 +63,8 @@ def hints_for(
 
 
 def lost_shard(shard_id: str, position: Position) -> str:
-    """What is known of a trimmed shard that was read up to there. Nobody knows whether records
-    came after that."""
+    """The text about a shard that was trimmed and was read up to `position`. Whether the shard had
+    records after that position is not known."""
     return (
         f"{shard_id} is gone: its retention ended before it was read to its end. It was read up to"
         f" {position}; records after that, if it had any, were not read and are lost"
