@@ -17,13 +17,11 @@ _PIECE_BYTES: Final = 64 * 1024
 
 
 def open_pidfd(process: subprocess.Popen[bytes]) -> int:
-    """A descriptor that is readable once the process has ended. Raises: HostRefused, after the
-    process was ended, under a kernel or a seccomp profile that does not know it."""
+    """A descriptor that is readable once the process has ended. Raises: HostRefused
+    under a kernel or a seccomp profile that does not know it; the process still runs then."""
     try:
         return os.pidfd_open(process.pid)
     except OSError as error:
-        process.kill()
-        process.wait()
         raise HostRefused(
             f"this host refuses pidfd_open: {error.strerror}. kclrun watches its processes with it:"
             " it needs Linux 5.3, and a seccomp profile that allows it"
@@ -34,7 +32,12 @@ def lines_of(process: subprocess.Popen[bytes]) -> Iterator[bytes]:
     """The lines of its standard output, as they come; the last one may lack its end."""
     assert process.stdout is not None
     fd, rest = process.stdout.fileno(), b""
-    pidfd = open_pidfd(process)
+    try:
+        pidfd = open_pidfd(process)
+    except HostRefused:
+        process.kill()
+        process.wait()
+        raise
     poller = select.poll()
     for waits in (fd, pidfd):
         poller.register(waits, select.POLLIN)

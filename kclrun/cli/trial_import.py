@@ -25,7 +25,7 @@ import psutil
 from kclrun.cli.child_lines import open_pidfd
 from kclrun.codec.values import Decode
 from kclrun.emit_calls import EmitCall, emit_calls, state_uses
-from kclrun.errors import ProcessorLoadError, SettingsError
+from kclrun.errors import HostRefused, ProcessorLoadError, SettingsError
 from kclrun.loading import (
     kind_of,
     load_decoder,
@@ -87,7 +87,12 @@ def try_import(
         )
     finally:
         os.close(child_fd)
-    pidfd = open_pidfd(process)
+    try:
+        pidfd = open_pidfd(process)
+    except HostRefused:
+        os.close(answer_fd)
+        _end(process)
+        raise
     try:
         output = _read(process, answer_fd, pidfd, time.monotonic() + within_s)
         ended = select.poll()
