@@ -37,6 +37,9 @@ _LINGER_S_MAX: Final = 1.0
 _CONNECTIONS_MAX: Final = 64
 # Complete requests that wait for one of the threads. One more is refused.
 _WAITING_MAX: Final = 64
+# An answer to a probe is made within a millisecond: 512 wait for half of the second that Kubernetes
+# gives a probe by default.
+_PROBES_WAITING_MAX: Final = 512
 _ACCEPTED_A_TURN_MAX: Final = 64
 # The pause after a failed accept (no descriptors left).
 _PAUSE_S: Final = 0.1
@@ -205,9 +208,11 @@ class Connections:
 
     def _ask(self, exchange: _Exchange, begun: Begun) -> None:
         """Give a complete request to the threads."""
-        waiting = self._probes if begun.is_probe else self._waiting
-        if waiting.qsize() >= _WAITING_MAX:
-            self._write(exchange, self._refused(503, f"{_WAITING_MAX} requests wait already"))
+        waiting, limit = (
+            (self._probes, _PROBES_WAITING_MAX) if begun.is_probe else (self._waiting, _WAITING_MAX)
+        )
+        if waiting.qsize() >= limit:
+            self._write(exchange, self._refused(503, f"{limit} requests wait already"))
             return
         self._leave(exchange)
         waiting.put(exchange)

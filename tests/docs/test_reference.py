@@ -32,6 +32,8 @@ def rows(text):
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(pages.DOCS)))
 def test_the_generated_tables_of_a_page_are_those_of_the_code(path):
     text = path.read_text()
+    if "generated: python-api" in text:
+        pytest.importorskip("pyspark")  # whose classes kclrun.spark extends
 
     assert pages.rewritten(text) == text, "run bin/docs"
 

@@ -81,7 +81,10 @@ class Process:
         assert poller.poll(HUNG_S * 1000), "it does not die"
 
     def close(self):
-        self.die(signal.SIGKILL)
+        # With what it started: its session is its process group.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.await_death()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         os.close(self._pidfd)
