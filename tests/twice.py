@@ -42,6 +42,9 @@ def run(arguments: list[str]) -> int:
             print("\n".join(f"  {each}" for each in failures))
             if code == 0:
                 print(PASSED_LATER, flush=True)
+            if of_all := os.environ.get("KCLRUN_TEST_SECOND_TRIES"):
+                with Path(of_all).open("a") as file:
+                    file.writelines(f"{failure}\n" for failure in failures)
         if outer:
             with Path(outer).open("a") as file:
                 file.write(notes.read_text())

@@ -371,7 +371,7 @@ SCENARIOS = {
     "several-streams": (several_streams, ("2.7.2", "3.5.1")),
     "kclpy": (kclpy_daemon, (KCLPY,)),
 }
-# What `.ci/run` does: claims that hold however slow the machine is.
+# What `bin/prove night` does: claims that hold however slow the machine is.
 SHARE = tuple(
     (name, version) for name in ("hand-over", "several-streams") for version in ("2.7.2", "3.5.1")
 )

@@ -46,7 +46,7 @@ def test_readme_has_each_scenario_and_those_of_the_gate():
     [table] = re.findall(r"^## Scenarios\n(.*?)^All workers", README, re.MULTILINE | re.DOTALL)
     rows = [line.partition("|")[2].partition("|")[0] for line in table.splitlines()]
     named = [name for row in rows for name in re.findall(r"`([a-z-]+)`", row)]
-    [gate] = re.findall(r"the share of `.ci/run`: (.*?) with both versions", README)
+    [gate] = re.findall(r"the share of `bin/prove night`: (.*?) with both versions", README)
 
     assert sorted(named) == sorted(SCENARIOS)
     assert set(re.findall(r"`([a-z-]+)`", gate)) == {name for name, _ in SHARE}

@@ -188,6 +188,14 @@ def test_only_all_examples_tries_all_of_a_random_test_and_the_longest_tests(chec
     assert len(checkout.calls()) == 6
 
 
+@pytest.mark.parametrize("arguments", [[], ["--quick"], ["--all-examples"]])
+def test_quick_tests_have_no_second_try_and_those_of_real_processes_have(checkout, arguments):
+    checkout.run(*arguments)
+
+    for call in checkout.calls():
+        assert call.startswith("-m pytest " if "tests/unit" in call else "-m tests.twice ")
+
+
 def test_quick_runs_one_group_with_few_examples(checkout):
     ran = checkout.run("--quick")
 
@@ -363,7 +371,9 @@ def test_what_fails_is_given_one_second_try_and_more_than_three_are_not_chance(
     text = FAILS_AT_FIRST.replace("MANY", str(many)).replace("PASSES", str(passes))
     (checkout.folder / "tests" / "test_small.py").write_text(text)
 
-    ran = checkout.pytest_twice("tests", "-q", *workers)
+    listed = checkout.folder / "second-tries"
+
+    ran = checkout.pytest_twice("tests", "-q", *workers, KCLRUN_TEST_SECOND_TRIES=str(listed))
 
     assert ran.returncode == code, ran.stdout
     assert ran.stdout.count("E           AssertionError: the machine stood still") == many
@@ -373,6 +383,8 @@ def test_what_fails_is_given_one_second_try_and_more_than_three_are_not_chance(
     assert ran.stdout.count("FAILED tests/test_small.py::test_always") == (not passes) * 4
     assert checkout.reported("failures-noted").count("test_always") == (not passes)
     assert "test_an_interrupt_arrives" not in ran.stdout
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    assert len(lines) == (failed if failed <= 3 else 0)
 
 
 def test_a_test_that_hung_is_not_tried_again(checkout):

@@ -9,7 +9,8 @@ import pytest
 from tests.packaging.test_bin_test import Checkout
 from tests.patience import HUNG_S
 
-SCRIPT = (Path(__file__).parents[2] / ".ci" / "run").read_text()
+ROOT = Path(__file__).parents[2]
+SCRIPT = (ROOT / ".ci" / "run").read_text()
 
 PROGRAMS = {"javac", "mvn", "npm"}
 
@@ -79,6 +80,30 @@ def test_the_reasons_are_behind_the_last_stage():
     assert "printf 'SKIPPED: " not in SCRIPT.replace(function("show_skipped"), "")
 
 
+def test_tests_with_a_second_try_are_in_the_last_lines_each_once(tmp_path):
+    notes = tmp_path / "notes"
+    notes.write_text("tests/a.py::test_b (call): late\n" * 2)
+
+    ran = bash(
+        function("show_second_tries"),
+        "show_second_tries",
+        PATH="/usr/bin:/bin",
+        KCLRUN_TEST_SECOND_TRIES=str(notes),
+    )
+
+    assert ran.stdout == "SECOND TRY: tests/a.py::test_b (call): late\n"
+    assert SCRIPT.index("\nshow_second_tries\n") > SCRIPT.index("\nprintf '\\n== done ")
+
+
+def test_a_word_that_is_not_a_run_is_refused_and_nothing_begins():
+    ran = subprocess.run(
+        [ROOT / ".ci" / "run", "nigth"], capture_output=True, text=True, timeout=HUNG_S, check=False
+    )
+
+    assert (ran.returncode, ran.stdout) == (64, "")
+    assert ran.stderr == "Not known: nigth. .ci/run, or .ci/run night\n"
+
+
 @pytest.mark.parametrize("lacks", sorted(PROGRAMS))
 def test_a_machine_without_java_maven_or_node_and_without_packages_goes_on(tmp_path, lacks):
     for name in {"python3", "git", "useradd"} | PROGRAMS - {lacks}:
@@ -90,6 +115,7 @@ def test_a_machine_without_java_maven_or_node_and_without_packages_goes_on(tmp_p
         function("install_packages").replace("/usr/bin/python3", "python3"),
         "install_packages",
         PATH=str(tmp_path),
+        what="night",
     )
 
     assert ran.returncode == 0, ran.stderr

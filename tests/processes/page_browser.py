@@ -18,7 +18,7 @@ import pytest
 
 from tests.patience import HUNG_S
 
-# Where `bin/debian chromium` has unpacked it, for a machine without one; .ci/run does that.
+# Where `bin/debian chromium` has unpacked it, for a machine without one; bin/prove night does that.
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kclrun" / "chromium"
 CHROMIUM = (
     shutil.which("chromium")
