@@ -51,6 +51,35 @@ PROSE_RULES = {
 }
 
 
+# The rooms and their packages. "top" is the files of `kclrun/` itself.
+ROOMS = {
+    "the public face": ("top",),
+    "model, protocol, codec": ("model", "protocol", "codec"),
+    "leases": ("leases",),
+    "the life of one lease": ("consuming",),
+    "calling": ("calling", "record_calls"),
+    "lifecycle, traffic": ("lifecycle", "traffic"),
+    "state, outputs, producing": ("state", "sinks", "reading"),
+    "aws": ("aws",),
+    "manager, worker, ipc": ("manager", "worker", "ipc"),
+    "observe, config": ("observe", "config"),
+    "cli, operating, page": ("cli", "operating", "page"),
+    "spark": ("spark",),
+    "local, simulation": ("local", "simulation"),
+    "testing, pytest_plugin, compat": ("testing", "pytest_plugin", "compat", "samples"),
+}
+# A feature and the names of the modules that are about it: how many packages it is spread over.
+FEATURES = {
+    "outputs": re.compile(r"(?:^|_)(?:outputs?|outbox|rolls?|emitted|destinations|opening)(?:_|$)"),
+    "keyed state": re.compile(r"(?:^|_)(?:keyed|states?(?!_machine)|versions?_store)(?:_|$)"),
+    "dead letters": re.compile(r"(?:^|_)(?:letters?|redriv\w*)(?:_|$)"),
+}
+# What decides about a batch of user code. Who makes one drives user code.
+DECIDES_A_BATCH = "BatchRun"
+# More than these needs a reason (design, sizes).
+METHODS_MAX, CONSTRUCTOR_MAX, PARAMETERS_MAX, LINES_OF_ONE_SUBJECT = 25, 10, 8, 600
+
+
 class Module:
     """One file of `kclrun/`, read once."""
 
@@ -115,6 +144,49 @@ class Module:
                 named |= set(re.findall(r"kclrun(?:\.\w+)+", node.value))
         return (named & _names()) - {self.name}
 
+    @functools.cached_property
+    def imports_of_code(self):
+        """The modules of `kclrun` that this one imports, at its start or later, but for types."""
+        for_types = {
+            node
+            for block in self.nodes
+            if isinstance(block, ast.If) and getattr(block.test, "id", None) == "TYPE_CHECKING"
+            for node in ast.walk(block)
+        }
+        named = self._named_by(
+            node
+            for node in self.nodes
+            if isinstance(node, ast.Import | ast.ImportFrom) and node not in for_types
+        )
+        # A package's face, which imports its modules at their first use.
+        return named - {self.name.rpartition(".")[0], "kclrun"}
+
+    @property
+    def package(self):
+        parts = self.path.relative_to(ROOT / "kclrun").parts
+        return parts[0] if len(parts) > 1 else "top"
+
+    def parameters(self):
+        """(name, number of its parameters without `self`) of each function."""
+        for node in self.nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                named = [*node.args.posonlyargs, *node.args.args]
+                has_self = bool(named) and named[0].arg in ("self", "cls")
+                yield node.name, len(named) + len(node.args.kwonlyargs) - has_self
+
+    def methods(self):
+        """How many methods each class has."""
+        for node in self.nodes:
+            if isinstance(node, ast.ClassDef):
+                yield sum(isinstance(part, ast.FunctionDef) for part in node.body)
+
+    def makes(self, name):
+        return any(
+            isinstance(node, ast.Call)
+            and name in (getattr(node.func, "id", None), getattr(node.func, "attr", None))
+            for node in self.nodes
+        )
+
     @property
     def prose(self):
         docstrings = [
@@ -157,6 +229,34 @@ def unreached():
     return sorted(set(by_name) - reached)
 
 
+def circles():
+    """Modules that import each other, however indirectly: each circle sorted."""
+    imports = {module.name: module.imports_of_code for module in modules()}
+    reached = {}
+    for name, imported in imports.items():
+        seen, open_names = set(), [*imported]
+        while open_names:
+            other = open_names.pop()
+            if other not in seen:
+                seen.add(other)
+                open_names += imports[other]
+        reached[name] = seen
+    return {
+        tuple(sorted(other for other in reached[name] if name in reached[other]))
+        for name in imports
+        if name in reached[name]
+    }
+
+
+def spread(feature):
+    """The packages with a module whose name says that it is about this feature."""
+    return {
+        module.package
+        for module in modules()
+        if FEATURES[feature].search(module.name.rpartition(".")[2])
+    }
+
+
 def prose():
     """Rule to how often 10,000 words of comments and docstrings break it."""
     text = "\n".join(module.prose for module in modules())
@@ -190,6 +290,20 @@ def crossing(step):
     return 100 * calls[True] / total, total, len(files)
 
 
+def _more_than_a_reader_holds(everything):
+    parameters = [each for module in everything for each in module.parameters()]
+    return {
+        "classes above 25 methods": sum(
+            count > METHODS_MAX for module in everything for count in module.methods()
+        ),
+        "constructors above 10 arguments": sum(
+            name == "__init__" and count > CONSTRUCTOR_MAX for name, count in parameters
+        ),
+        "functions above 8 parameters": sum(count > PARAMETERS_MAX for _, count in parameters),
+        "files above 600 lines": sum(module.lines > LINES_OF_ONE_SUBJECT for module in everything),
+    }
+
+
 def figures():
     """Name to figure: the table."""
     everything = modules()
@@ -202,9 +316,20 @@ def figures():
         "function lines, p95": functions[len(functions) * 95 // 100],
         "modules that no entry point reaches": len(unreached()),
         "lines in tests/": sum(tests),
+        **_more_than_a_reader_holds(everything),
+        "circles of imports": len(circles()),
+        "modules that drive user code": sum(module.makes(DECIDES_A_BATCH) for module in everything),
         "README lines": (ROOT / "README.md").read_text().count("\n"),
     }
     result |= {f"{rule}, per 10,000 words": share for rule, share in prose().items()}
+    for feature in FEATURES:
+        result[f"packages of {feature}"] = len(spread(feature))
+    by_package = Counter()
+    for module in everything:
+        by_package[module.package] += module.lines
+    for room, packages in ROOMS.items():
+        result[f"lines: {room}"] = sum(by_package.pop(package, 0) for package in packages)
+    result["lines: in no room"] = by_package.total()
     for name, step in STEPS.items():
         result[f"crossing: {name}, %"] = crossing(step)[0]
     return result
