@@ -584,7 +584,7 @@ class Audits:
         """The scan without the rows of streams that we do not read."""
         has_plain = ONLY_STREAM in self._auditors
         # A bare key needs no look at its stream; that is the usual case.
-        keys = [each.key for each in event.leases if not has_plain or ":" in each.key]
+        keys = [lease.key for lease in event.leases if not has_plain or ":" in lease.key]
         strange = {key for key in (*keys, *event.broken) if not self.is_ours(key)}
         self._reasons = event.reasons
         if not strange:

@@ -379,11 +379,11 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[writes.Create
         if shard.shard_id in ancestors and not any(map(view.has_row, shard.parents)):
             conditions = _inherited(shard, ancestors[shard.shard_id], view, listing)
         if conditions:
-            parents = [view.rows[each.key] for each in conditions]
+            parents = [view.rows[condition.key] for condition in conditions]
             child = child_lease(
                 *(shard.shard_id, shard.parents, shard.hash_range, highest_generation(parents)),
                 pause=inherited_pause(parents) or of_stream,
-                has_state=any(each.state_version for each in parents),
+                has_state=any(parent.state_version for parent in parents),
             )
             groups.setdefault(conditions[:_PARENTS_CHECKED_MAX], []).append(child)
     return tuple(

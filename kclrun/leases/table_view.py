@@ -329,7 +329,7 @@ class TableView:
 
     def has_begun(self, shard_ids: Iterable[str]) -> bool:
         """Whether one of these shards has a row that has begun."""
-        found = (self.rows.get(LeaseKey(each)) for each in shard_ids)
+        found = (self.rows.get(LeaseKey(shard_id)) for shard_id in shard_ids)
         return any(row is not None and row.has_begun for row in found)
 
     def lacks_children(self) -> bool:

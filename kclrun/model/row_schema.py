@@ -402,10 +402,10 @@ def _struct_check(columns: Iterable[Column]) -> Callable[[object], dict[str, Any
     """Of a row or of a value of a struct type. This is the hot path of every row."""
     plan = tuple(
         (
-            *(each.name, _AS_THEY_ARE.get(str(each.type)), _limit(each.type)),
-            *(_check_of(each.type), each.nullable),
+            *(column.name, _AS_THEY_ARE.get(str(column.type)), _limit(column.type)),
+            *(_check_of(column.type), column.nullable),
         )
-        for each in columns
+        for column in columns
     )
     names = frozenset(each.name for each in columns)
 

@@ -161,7 +161,7 @@ def plans_of(wish: Wish, leases: Sequence[Lease], now: WallTime) -> tuple[Plan, 
 
 def shown_of(plans: Sequence[Plan]) -> Shown:
     """These plans as the page shows them."""
-    words = [each.words for each in plans[:_PLANS_SHOWN_MAX]] or ["No lease fits this request."]
+    words = [plan.words for plan in plans[:_PLANS_SHOWN_MAX]] or ["No lease fits this request."]
     if len(plans) > _PLANS_SHOWN_MAX:
         words.append(f"… and {len(plans) - _PLANS_SHOWN_MAX} more leases.")
     is_possible = any(each.change is not None for each in plans)
@@ -179,7 +179,7 @@ def plan_of(actions: Actions, wish: Wish, snapshot: Snapshot) -> Shown:
 
 def basis_of(plans: Sequence[Plan]) -> str:
     """A digest of the rows that these plans were made from, for the form."""
-    text = "\n".join(each.basis for each in plans)
+    text = "\n".join(plan.basis for plan in plans)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -191,7 +191,7 @@ def shard_actions(lease: Lease, owners: Sequence[OwnerId]) -> Html:
     hold = _asking(Do.PAUSE, of_it, _choice("lasting", "how long", tuple(_PAUSES)))
     if lease.pause is not None:
         hold = _asking(Do.UNPAUSE, of_it)
-    others = [each for each in owners if each != lease.owner]
+    others = [owner for owner in owners if owner != lease.owner]
     return joined(
         element("h2", "Actions"),
         element(
@@ -217,9 +217,9 @@ def fleet_actions(snapshot: Snapshot) -> Html:
         element("h2", "Actions"),
         _of_many("all shards", {}, tuple(leases), owners),
         [
-            _of_many(f"stream {stream_name_of(StreamKey(each))}", {"stream": each}, of, owners)
-            for each in streams[:_STREAMS_MAX]
-            for of in (of_streams[each],)
+            _of_many(f"stream {stream_name_of(StreamKey(stream))}", {"stream": stream}, of, owners)
+            for stream in streams[:_STREAMS_MAX]
+            for of in (of_streams[stream],)
         ],
     )
 
@@ -257,7 +257,7 @@ def letter_actions(lease: Lease | None, *, what: str) -> Html:
 def kclrun_owners(snapshot: Snapshot) -> list[OwnerId]:
     """The owners of leases that have not ended, without the Java workers."""
     owners = {row.owner for row in snapshot.leases.values() if row.owner and not row.is_ended}
-    return sorted(each for each in owners if Owner.parse(each) is not None)
+    return sorted(owner for owner in owners if Owner.parse(owner) is not None)
 
 
 def _asking(do: Do, meant: Mapping[str, str], more: Html | None = None, name: str = "") -> Html:
@@ -274,7 +274,7 @@ def _asking(do: Do, meant: Mapping[str, str], more: Html | None = None, name: st
 
 
 def _choice(name: str, label: str, values: Sequence[str]) -> Html:
-    options = [element("option", each, value=each) for each in values]
+    options = [element("option", value, value=value) for value in values]
     return element("label", f"{label} ", element("select", options, name=name))
 
 
@@ -287,7 +287,7 @@ def plan_body(wish: Wish, plan: Shown, *, notice: str = "") -> Html:
     return joined(
         element("div", element("p", notice), class_="box bad", role="alert") if notice else None,
         element("h2", "The plan"),
-        [element("p", each, class_="words") for each in plan.words],
+        [element("p", word, class_="words") for word in plan.words],
         _doing(wish, plan) if plan.is_possible else element("p", "Nothing can be done."),
         _back(wish),
     )
@@ -343,7 +343,7 @@ def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
     plans = plans_of(wish, leases, actions.now())
     if basis_of(plans) != fields.get("basis"):
         return 409, plan_body(wish, shown_of(plans), notice=_CHANGED)
-    outcomes = actions.write([each for each in plans if each.change is not None])
+    outcomes = actions.write([plan for plan in plans if plan.change is not None])
     return 200, joined(
         element("h2", "Done"),
         [

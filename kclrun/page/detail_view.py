@@ -157,8 +157,8 @@ def _is_of_halt(line: str, lease: Lease) -> bool:
 
 def _lines(sentences: Sequence[Sentence]) -> Iterator[Html]:
     day = ""
-    for each in sentences:
-        at = layout.date_of(each.at)
+    for sentence in sentences:
+        at = layout.date_of(sentence.at)
         if at is None:
             is_new, clock = False, "not a time"
         else:
@@ -167,7 +167,7 @@ def _lines(sentences: Sequence[Sentence]) -> Iterator[Html]:
         yield element(
             "li",
             element("span", f"{day} {clock}" if is_new else clock, class_="id at"),
-            element("span", each.text, class_="words"),
+            element("span", sentence.text, class_="words"),
         )
 
 
@@ -266,7 +266,7 @@ def _traffic(detail: LeaseDetail) -> Html | None:
 
 def _once(errors: Sequence[ErrorBody]) -> tuple[ErrorBody, ...]:
     """Without the halt by an error that is there with its stack, too."""
-    failed = {each.error for each in errors if each.event == "processor_failed"}
+    failed = {error.error for error in errors if error.event == "processor_failed"}
     return tuple(
         each
         for each in errors
@@ -277,7 +277,7 @@ def _once(errors: Sequence[ErrorBody]) -> tuple[ErrorBody, ...]:
 def _errors(errors: Sequence[ErrorBody]) -> Html:
     if not errors:
         return joined(element("h3", "Last errors"), element("p", "None."))
-    return joined(element("h3", "Last errors"), [_error(each) for each in errors])
+    return joined(element("h3", "Last errors"), [_error(error) for error in errors])
 
 
 def _error(error: ErrorBody) -> Html:

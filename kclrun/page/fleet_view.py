@@ -147,9 +147,9 @@ def findings_besides_halts(snapshot: Snapshot) -> tuple[Finding, ...] | None:
         return None
     halted = {key for key, lease in snapshot.leases.items() if lease.halt is not None}
     return tuple(
-        each
-        for each in snapshot.findings
-        if each.kind is not Kind.HALTED or not halted.issuperset(each.keys)
+        finding
+        for finding in snapshot.findings
+        if finding.kind is not Kind.HALTED or not halted.issuperset(finding.keys)
     )
 
 

@@ -99,7 +99,7 @@ def page(
                 "main",
                 element("h1", title),
                 None if is_still else _read_at(about, snapshot, path, query, is_live=is_live),
-                [_problem(each) for each in snapshot.problems],
+                [_problem(problem) for problem in snapshot.problems],
                 body,
                 id="content",
                 data_news=news_of(snapshot),

@@ -73,7 +73,7 @@ def serve_pages(
 
 def version_of(snapshot: Snapshot) -> object:
     """Another value when something was read, or a reading failed."""
-    problems = tuple((each.about, each.message) for each in snapshot.problems)
+    problems = tuple((problem.about, problem.message) for problem in snapshot.problems)
     return snapshot.table_at, snapshot.lags_at, snapshot.findings_at, problems
 
 
@@ -114,9 +114,9 @@ def _warned(about: About, snapshot: Snapshot, details: Details | None) -> Mappin
     for lease in leases_to_ask(about, snapshot):
         asked = details.asked(lease)
         errors = asked.detail.errors if asked is not None and asked.detail is not None else ()
-        for each in errors[::-1]:  # the last one first
-            if each.event == "lease_process_warned":
-                warned[lease.key] = Warned(each.at, each.error)
+        for error in errors[::-1]:  # the last one first
+            if error.event == "lease_process_warned":
+                warned[lease.key] = Warned(error.at, error.error)
     return warned
 
 

@@ -138,7 +138,8 @@ def lineage_body(snapshot: Snapshot, ended: Collection[str] = frozenset()) -> Ht
         return element("p", f"No split and no merge is in the table or the stream. {alone}")
     judge = Finished(snapshot.leases, snapshot.shards, ended)
     words = {
-        each.key: _standing(states.get(each.key), judge, each.key) for each in lineage.descents
+        descent.key: _standing(states.get(descent.key), judge, descent.key)
+        for descent in lineage.descents
     }
     rows = [_descent(each, states.get(each.key), words[each.key]) for each in lineage.descents]
     left = (

@@ -211,7 +211,7 @@ class _Place:
         self._report = folder / "report.json"
         self._report.unlink(missing_ok=True)
         self._names = [*([MAIN_OUTPUT] if settings.output else []), *settings.outputs]
-        sets = [word for each in overrides for word in ("--set", each)]
+        sets = [word for override in overrides for word in ("--set", override)]
         self.arguments = ["--config", str(file), *sets, "--report", str(self._report)]
         self._state_dir = str(folder / "locks")
         self.environment = os.environ | {
@@ -227,7 +227,7 @@ class _Place:
             exit_code=exit_code,
             rows=outputs.get(MAIN_OUTPUT, []),
             outputs=outputs,
-            letters=[each.letter for each in letters],
+            letters=[letter.letter for letter in letters],
             log=list(self._log_lines()),
             report=msgspec.json.decode(self._report.read_bytes()) if self._report.exists() else {},
         )

@@ -38,8 +38,8 @@ class TestStream:
     def put(self, items: Iterable[RecordLike]) -> None:
         """Put records in order: bytes, text, `(key, data)` pairs, or what `make_record` takes."""
         entries = [
-            PutEntry(bytes(each.data), each.partition_key, each.explicit_hash_key)
-            for each in make_records(items)
+            PutEntry(bytes(record.data), record.partition_key, record.explicit_hash_key)
+            for record in make_records(items)
         ]
         for at in range(0, len(entries), _PUT_MAX):
             part = entries[at : at + _PUT_MAX]
@@ -52,7 +52,7 @@ class TestStream:
     def shards(self) -> list[str]:
         """The ids of the open shards, in the order of their hash ranges."""
         return self._aws.call(
-            lambda kinesis, now: [each.shard_id for each in self._of(kinesis, now).open_shards()]
+            lambda kinesis, now: [shard.shard_id for shard in self._of(kinesis, now).open_shards()]
         )
 
     def split(self, shard_id: str | None = None) -> None:
@@ -74,7 +74,7 @@ class TestStream:
 
         def merge(kinesis: Kinesis, now: WallTime) -> None:
             stream = self._of(kinesis, now)
-            shards = [each.shard_id for each in stream.open_shards()]
+            shards = [shard.shard_id for shard in stream.open_shards()]
             at = shards.index(shard_id) if shard_id else 0
             stream.merge(shards[at], shards[at + 1], now)
 

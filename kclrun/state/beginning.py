@@ -45,7 +45,7 @@ def parents_to_read(row: Lease) -> tuple[LeaseKey, ...]:
     """The parents whose rows decide where this lease begins; none if its own row does."""
     if row.state_version not in {None, OF_PARENTS}:
         return ()
-    return tuple(LeaseKey(each) for each in sorted(row.parents))
+    return tuple(LeaseKey(parent) for parent in sorted(row.parents))
 
 
 def beginning(

@@ -287,7 +287,7 @@ def _credentials(provider: str) -> Iterator[Converted]:
     counts. Only a role's ARN and a profile's name are carried over."""
     first, *others = provider.split(",")
     kind, *arguments = first.split("|")
-    role = next((each for each in arguments if _ROLE.fullmatch(each)), None)
+    role = next((argument for argument in arguments if _ROLE.fullmatch(argument)), None)
     beside = "; the other providers are left to the usual chain" if others else ""
     if role is not None:
         external = any(each.startswith("externalId=") for each in arguments)

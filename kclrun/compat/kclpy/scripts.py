@@ -83,4 +83,4 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
             f"options.{_ARGUMENTS}: expected a list, such as [--table, orders]; it is what the"
             " script finds in sys.argv"
         )
-    return [str(each) for each in arguments]
+    return [str(argument) for argument in arguments]
