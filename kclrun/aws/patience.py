@@ -7,17 +7,23 @@ import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+import msgspec
+
 from kclrun.errors import ExpiredKeys, NothingListens, ServiceError, Throttled, Unavailable
-from kclrun.model.time import Instant, backoff_s
+from kclrun.model.retries import PASSING, Retries, repeated
+from kclrun.model.time import Instant
 
 T = TypeVar("T")
 
 # 120 s in all at the default of `aws.start_timeout`. This is twice the time that 1,000 managers
 # need, and below the 4 minutes of the unit file, also if the table must be created.
 THROTTLED_PATIENCES: Final = 2
-# With pauses of this size, 1,000 managers send 67 requests a second, three times the account's
-# limit.
-_THROTTLED_PAUSE_MAX_S: Final = 20.0
+# An account may send 20 DescribeStreamSummary a second. 1,000 managers that start together are
+# served after 50 s at best. With these pauses the last one is served after 65 s, with 5,000 calls
+# in all: 67 a second, three times the account's limit. With the pauses for an unavailable service
+# it takes as long, but with 15,000 calls, which delay the calls of other applications.
+WHILE_THROTTLED: Final = Retries(base_s=0.25, max_s=20.0)
+_AT_ONCE: Final = (NothingListens, ExpiredKeys)
 
 
 def patiently(
@@ -34,37 +40,28 @@ def patiently(
     Raises: Unavailable after that, with the last error; NothingListens,
     ExpiredKeys and any other error at once.
     """
-    attempt = 0
-    while True:
-        try:
-            return call()
-        except (NothingListens, ExpiredKeys):
-            raise
-        except (Throttled, Unavailable) as error:
-            attempt += 1
-            is_throttled = isinstance(error, Throttled)
-            pause_s = start_pause_s(attempt, random.random(), is_throttled=is_throttled)
-            patient_s = patience_s * (THROTTLED_PATIENCES - 1) if is_throttled else 0.0
-            left_s = deadline + patient_s - time.monotonic()
-            if pause_s >= left_s:
-                who = "AWS" if error.operation else "The destination"
-                raise error.reworded(
-                    f"{who} has not answered for {patience_s:g} s (aws.start_timeout)\n"
-                    f"The last attempt: {error}",
-                    Unavailable,
-                ) from None
-            failed(error, left_s)
-            time.sleep(pause_s)
+    limit_s = deadline - time.monotonic()
+    throttled_s = limit_s + patience_s * (THROTTLED_PATIENCES - 1)
+    retries = Retries(
+        lasts_s=limit_s,
+        at_once=_AT_ONCE,
+        throttled=msgspec.structs.replace(WHILE_THROTTLED, lasts_s=throttled_s),
+    )
 
+    def note(error: ServiceError, elapsed_s: float) -> None:
+        is_throttled = isinstance(error, Throttled)
+        failed(error, (throttled_s if is_throttled else limit_s) - elapsed_s)
 
-def start_pause_s(attempt: int, chance: float, *, is_throttled: bool) -> float:
-    """The pause before attempt number `attempt` (from 1) at a call of the start.
-
-    An account may send 20 DescribeStreamSummary a second. 1,000 managers that start together are
-    served after 50 s at best. With these pauses the last one is served after 65 s, with 5,000 calls
-    in all. With the pauses for an unavailable service it takes as long, but with 15,000 calls,
-    which delay the calls of other applications.
-    """
-    if is_throttled:
-        return backoff_s(attempt, chance, base_s=0.25, max_s=_THROTTLED_PAUSE_MAX_S)
-    return backoff_s(attempt, chance)
+    try:
+        return repeated(
+            call, retries, wait=time.sleep, chance=random.random, clock=time.monotonic, failed=note
+        )
+    except _AT_ONCE:
+        raise
+    except PASSING as error:
+        who = "AWS" if error.operation else "The destination"
+        raise error.reworded(
+            f"{who} has not answered for {patience_s:g} s (aws.start_timeout)\n"
+            f"The last attempt: {error}",
+            Unavailable,
+        ) from None

@@ -24,14 +24,13 @@ from kclrun.codec.kpl import effective_hash_key
 from kclrun.errors import (
     InvalidRequest,
     NothingListens,
-    OutcomeUnknown,
     ServiceError,
     Throttled,
     Unavailable,
 )
 from kclrun.model.record import PutEntry, PutResult
+from kclrun.model.retries import PASSING_OF_WRITES, Retries
 from kclrun.model.shard import Shard
-from kclrun.model.time import backoff_s
 
 # PutRecords takes 500 records and 10 MiB, keys included. Emulators take 5 MiB, as the service did
 # before October 2025. A larger record is alone in its request.
@@ -43,7 +42,7 @@ ATTEMPTS_MAX: Final = 12
 # A block is one aggregate of small records. A hundred of 200 B make 25 kB, which is one payload
 # unit of PutRecords, and small enough to hold in memory for each of hundreds of shards.
 BLOCK_MAX: Final = 100
-_BACKOFF_BASE_S: Final = 0.1
+_RETRIES: Final = Retries(attempts_max=ATTEMPTS_MAX, base_s=0.1, passing=PASSING_OF_WRITES)
 # The two codes the API documents for a record of an accepted request.
 _RECORD_CODES: Final = frozenset({"ProvisionedThroughputExceededException", "InternalFailure"})
 
@@ -223,12 +222,13 @@ def send_all(
             break
         refusals += 1
         fruitless = 0 if len(left) < len(pending) else fruitless + 1
-        if fruitless >= ATTEMPTS_MAX:
+        pause_s = _RETRIES.pause_s(last, max(fruitless, 1), chance())
+        if pause_s is None:
             raise last.reworded(
                 f"{len(left)} records were not taken in {fruitless} attempts; the last: {last}"
             )
         pending = left
-        wait(backoff_s(max(fruitless, 1), chance(), base_s=_BACKOFF_BASE_S))
+        wait(pause_s)
     return refusals
 
 
@@ -262,7 +262,7 @@ def _attempt(
         results = put_records(client, stream, pending)
     except NothingListens:
         raise
-    except (Throttled, Unavailable, OutcomeUnknown) as error:
+    except PASSING_OF_WRITES as error:
         return tuple(pending), error
     refused = [
         (entry, code)

@@ -19,6 +19,7 @@ from kclrun.aws import operations
 from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, asking, from_botocore
 from kclrun.aws.lease_table import INDEX_KEYS, OWNER_INDEX
 from kclrun.model.lease import KCL3_MODE_KEY, coordinator_table, is_native, mode_advice
+from kclrun.model.retries import PASSING
 from kclrun.model.time import Instant
 
 # The owner index for a lease table without one: a table made by the Java KCL 2.x or by an operator.
@@ -131,7 +132,7 @@ def _requested(writes: Client, reads: Client, table: str, state: IndexState) -> 
 def _looked_again(reads: Client, table: str, before: IndexState) -> IndexState:
     try:
         after = inspect_owner_index(reads, table)
-    except (errors.Throttled, errors.Unavailable):
+    except PASSING:
         return before
     return before if after.status is None else after
 

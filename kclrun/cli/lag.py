@@ -40,11 +40,12 @@ from kclrun.leases.lines import (
 from kclrun.model.lease import Lease
 from kclrun.model.reading import FetchedPage, PageCursor
 from kclrun.model.record import IteratorType, Record, StartPoint
+from kclrun.model.retries import PASSING, Retries, repeated
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import Shard, ShardGraph
 from kclrun.model.stream import StreamKey, called, qualified_shards, shard_id_of, stream_of
 from kclrun.model.text import some_of
-from kclrun.model.time import WallTime, backoff_s
+from kclrun.model.time import WallTime
 from kclrun.ports import ShardReader, next_page
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ _PAGES_MAX: Final = 5
 _PAGE_PAUSE_S: Final = 0.25
 # The application's reader and ours sometimes exceed the limit together. Three attempts with
 # doubling pauses take half a second, five attempts three seconds.
-_ATTEMPTS_MAX: Final = 5
+_RETRIES: Final = Retries(attempts_max=5, base_s=0.2, at_once=(errors.NothingListens,))
 # The Date of an answer has whole seconds, and the answer takes time. Within this difference two
 # clocks count as equal.
 _CLOCKS_AGREE_S: Final = 1.5
@@ -145,12 +146,7 @@ def measure(
         return _lag_from(reader, shard, start, position)
     except errors.NotFound:
         return Lag(None, is_trimmed=True, note="the stream has no such shard any more")
-    except (
-        errors.Throttled,
-        errors.Unavailable,
-        errors.InvalidRequest,
-        errors.RecordError,
-    ) as error:
+    except (*PASSING, errors.InvalidRequest, errors.RecordError) as error:
         return Lag(None, note=f"not known: {error}".partition("\n")[0])
 
 
@@ -200,15 +196,8 @@ def _service_now(served_at: WallTime | None) -> float:
 
 def _patiently(call: Callable[[], T]) -> T:
     """The value of `call`, repeated a few times while it is throttled or AWS is unavailable."""
-    for attempt in range(1, _ATTEMPTS_MAX):
-        try:
-            return call()
-        except errors.NothingListens:
-            raise
-        except (errors.Throttled, errors.Unavailable):
-            # There are no other callers to spread apart: half of the jitter is sufficient.
-            time.sleep(backoff_s(attempt, 0.5, base_s=0.2))
-    return call()
+    # There are no other callers to spread apart: half of the jitter is sufficient.
+    return repeated(call, _RETRIES, wait=time.sleep, chance=lambda: 0.5)
 
 
 def further_behind(lines: Sequence[LagLine], max_s: float) -> tuple[LagLine, ...]:

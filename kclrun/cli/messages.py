@@ -47,7 +47,6 @@ _CANNOT: Final[Mapping[str, str]] = {
     "why": "Cannot explain the shard",
     "top": "Cannot show the fleet",
     "tail": "Cannot tail",
-    "cost": "Cannot estimate the cost",
 }
 # Error codes for an unknown caller: another permission would not help.
 _UNKNOWN_CALLER: Final = re.compile(

@@ -40,7 +40,6 @@ _HEADINGS: Final[Mapping[str, Mapping[str, str]]] = {
         "page": "Show the whole fleet as a web page; with --actions, change leases there.",
         "why": "Explain a shard: its owners so far, and why it stands still.",
         "tail": "Print the records of a stream as they arrive.",
-        "cost": "Estimate what the application costs a month, and what a setting changes.",
         "dashboards": "Print a Grafana dashboard, or alert rules for Prometheus.",
     },
     "Repair": {

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from kclrun.codec.kpl import parse_hash_key
-from kclrun.errors import LimitExceeded, ServiceError, Throttled, Unavailable
+from kclrun.errors import LimitExceeded, ServiceError
 from kclrun.model.record import PutEntry
-from kclrun.model.time import backoff_s
+from kclrun.model.retries import Retries, repeated
 
 RECORD_BYTES_MAX: Final = 2**20
 RECORD_BYTES_LARGEST: Final = 10 * 2**20
@@ -22,9 +22,7 @@ KEY_CHARACTERS_MAX: Final = 256
 # The owner may raise the limit while we run. An account has 20 DescribeStreamSummary a second.
 _AGE_MAX_S: Final = 30.0
 # Pauses of 0.5, 1 and 2 s: throttling by other callers ends in them.
-_TRIES: Final = 4
-_PAUSE_S: Final = 0.5
-_PAUSE_MAX_S: Final = 2.0
+_RETRIES: Final = Retries(attempts_max=4, base_s=0.25, max_s=2.0)
 
 
 def checked_size_bytes(entry: PutEntry, bytes_max: int, unknown: str = "") -> int:
@@ -96,15 +94,11 @@ class RecordLimit:
         return checked_size_bytes(entry, bytes_max, self._unknown)
 
     def _look(self) -> None:
-        for failed in range(_TRIES):
-            try:
-                self._bytes_max = self._ask() or RECORD_BYTES_MAX
-            except ServiceError as error:
-                self._unknown = f", unless the stream allows more; that is not known: {error}"
-                if isinstance(error, Throttled | Unavailable) and failed < _TRIES - 1:
-                    self._wait(backoff_s(failed, 1.0, base_s=_PAUSE_S, max_s=_PAUSE_MAX_S))
-                    continue
-            else:
-                self._unknown = ""
-            break
+        try:
+            found = repeated(self._ask, _RETRIES, wait=self._wait, chance=lambda: 1.0)
+        except ServiceError as error:
+            self._unknown = f", unless the stream allows more; that is not known: {error}"
+        else:
+            self._bytes_max = found or RECORD_BYTES_MAX
+            self._unknown = ""
         self._asked_at = self._clock()

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from kclrun.errors import ServiceError, Throttled, Unavailable
+from kclrun.errors import ServiceError
+from kclrun.model.retries import PASSING
 from kclrun.model.time import Instant, backoff_s
 
 # The service ends a subscription after five minutes. A subscription made a little earlier replaces
@@ -43,7 +44,7 @@ REFUSED_FOR_GOOD_S: Final = 60.0
 
 def is_lasting(error: Exception) -> bool:
     """Whether a refusal stays until an operator changes something."""
-    return isinstance(error, ServiceError) and not isinstance(error, Throttled | Unavailable)
+    return isinstance(error, ServiceError) and not isinstance(error, PASSING)
 
 
 class SubscriptionPlan:

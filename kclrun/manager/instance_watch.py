@@ -18,6 +18,7 @@ from kclrun.manager.manager import Manager
 from kclrun.manager.service_calls import Outages
 from kclrun.manager.world import InstanceServices
 from kclrun.model.instance import InstanceIdentity, InstanceLook
+from kclrun.model.retries import PASSING_OF_WRITES
 from kclrun.model.time import WallTime
 from kclrun.observe.logs import EventLog
 
@@ -177,7 +178,7 @@ class InstanceWatch:
             if not isinstance(error, errors.KclrunError):
                 self._manager.broke(error)
                 return
-            if isinstance(error, errors.Throttled | errors.Unavailable | errors.OutcomeUnknown):
+            if isinstance(error, PASSING_OF_WRITES):
                 self._outages.failed(_GROUP, error, asked)
             else:  # the group answered, with a refusal
                 self._outages.worked(_GROUP)

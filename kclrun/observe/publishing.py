@@ -12,22 +12,18 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, Generic
 
-from kclrun.errors import KclrunError, ServiceError, Throttled, Unavailable
-from kclrun.model.time import backoff_s
+from kclrun.errors import KclrunError, ServiceError
+from kclrun.model.retries import Retries, repeated
 from kclrun.observe.logs import EventLog
 from kclrun.ports import Metric, MetricOutlet
 
 # One set is offered each minute: more than a few waiting mean that no request succeeds.
 _WAITING_MAX: Final = 3
 # All within a few seconds; a longer outage costs the values of its minute.
-_ATTEMPTS_MAX: Final = 3
-
-
-def _pause_s(attempt: int) -> float:
-    """At most a second, then at most two."""
-    return backoff_s(attempt, random.random(), base_s=0.5)
+_RETRIES: Final = Retries(attempts_max=3, base_s=0.5)
 
 
 class Publisher(Generic[Metric]):
@@ -76,23 +72,18 @@ class Publisher(Generic[Metric]):
     def _send(self, batch: Sequence[Metric]) -> None:
         asked = time.monotonic()
         try:
-            self._send_patiently(batch)
+            repeated(
+                partial(self._outlet.put, batch),
+                _RETRIES,
+                wait=self._is_closed.wait,
+                chance=random.random,
+            )
         except KclrunError as error:
             self._failed(batch, error, asked)
         except Exception as error:  # noqa: BLE001 - an error of metrics ends nothing else
             self._failed(batch, KclrunError(f"unexpected: {type(error).__name__}"), asked)
         else:
             self._worked()
-
-    def _send_patiently(self, batch: Sequence[Metric]) -> None:
-        for attempt in range(1, _ATTEMPTS_MAX):
-            try:
-                self._outlet.put(batch)
-            except (Throttled, Unavailable):
-                self._is_closed.wait(_pause_s(attempt))
-            else:
-                return
-        self._outlet.put(batch)
 
     def _failed(self, batch: Sequence[Metric], error: KclrunError, asked: float) -> None:
         if self._failing_since is None:

@@ -15,9 +15,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from kclrun.errors import KclrunError, Throttled, Unavailable
+from kclrun.errors import KclrunError
 from kclrun.leases.operating import Plan, Reach, plan_move, plan_pause, plan_resume, plan_unpause
 from kclrun.model.lease import Lease, LeaseKey, Owner, OwnerId, Scope
+from kclrun.model.retries import PASSING
 from kclrun.model.stream import StreamKey, called, stream_name_of, stream_of
 from kclrun.model.time import WallTime
 from kclrun.observe.endpoint import Query
@@ -338,7 +339,7 @@ def act(actions: Actions, wish: Wish, fields: Query) -> tuple[int, Html]:
         leases = actions.read(LeaseKey(wish.key) if wish.key else None)
     except KclrunError as error:
         words = f"It cannot be read: {error}. Nothing was changed."
-        status = 503 if isinstance(error, Throttled | Unavailable) else 409
+        status = 503 if isinstance(error, PASSING) else 409
         return status, joined(element("p", words, class_="box bad"), _back(wish))
     plans = plans_of(wish, leases, actions.now())
     if basis_of(plans) != fields.get("basis"):

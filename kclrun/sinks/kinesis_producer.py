@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from kclrun.codec.record_sizes import RecordLimit
-from kclrun.errors import InvariantViolation, OutcomeUnknown, ServiceError, Throttled, Unavailable
+from kclrun.errors import InvariantViolation, ServiceError, Unavailable
 from kclrun.model.record import PutEntry, PutResult
+from kclrun.model.retries import PASSING_OF_WRITES
 from kclrun.model.shard import Shard
 from kclrun.ports import RecordPutter
 from kclrun.sinks.flow_control import Flow, ProducerMetrics, ProducerSettings
@@ -185,7 +186,7 @@ class KinesisProducer:
         now = self._clock()
         if isinstance(outcome, tuple):
             self._pending.settle(request, outcome, now)
-        elif isinstance(outcome, Throttled | Unavailable | OutcomeUnknown):
+        elif isinstance(outcome, PASSING_OF_WRITES):
             self._pending.fail(request, outcome, now, self._chance())
         else:
             self._pending.put_back(request)

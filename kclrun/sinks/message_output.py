@@ -20,6 +20,7 @@ import msgspec
 from kclrun import errors
 from kclrun.codec.row_lines import encode_row
 from kclrun.model.output import Cursor, Message, MessageLimits, OutputPlace, RowsOf
+from kclrun.model.retries import PASSING_OF_WRITES
 from kclrun.model.time import backoff_s
 from kclrun.ports import MessageSender
 from kclrun.processor import Row
@@ -256,7 +257,7 @@ class MessageOutput:
             self._failures, self._chance(), base_s=_BACKOFF_BASE_S, max_s=_BACKOFF_MAX_S
         )
         self._held_until = now + pause_s
-        may_pass = isinstance(error, errors.Throttled | errors.Unavailable | errors.OutcomeUnknown)
+        may_pass = isinstance(error, PASSING_OF_WRITES)
         has_lasted = now - self._failing_since >= GIVE_UP_AFTER_S
         if gives_up and (has_lasted or not may_pass):
             raise self._failed(error)

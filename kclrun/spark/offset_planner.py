@@ -20,9 +20,10 @@ from kclrun import errors
 from kclrun.leases.stream_rows import key_in_table
 from kclrun.model.lease import Lease
 from kclrun.model.record import IteratorType, StartPoint
+from kclrun.model.retries import Retries, repeated
 from kclrun.model.shard import ShardGraph
 from kclrun.model.stream import StreamKey, shard_id_of, stream_key, stream_of
-from kclrun.model.time import WallTime, backoff_s
+from kclrun.model.time import WallTime
 from kclrun.ports import LeaseTable, ShardFilter, ShardReader, StreamAdmin, StreamSummary
 from kclrun.spark.offsets import Hint, Offset, StreamIs, together
 from kclrun.spark.options import SourceSettings, StartKind
@@ -538,14 +539,6 @@ class OffsetPlanner:
 
     def _retried(self, call: Callable[[], T]) -> T:
         """A call that must succeed; repeated as the settings allow."""
-        attempt = 0
-        while True:
-            try:
-                return call()
-            except errors.ServiceError as error:
-                attempt += 1
-                attempts_max = self._settings.retry_attempts
-                is_spent = attempts_max is not None and attempt >= attempts_max
-                if is_spent or not isinstance(error, errors.Throttled | errors.Unavailable):
-                    raise
-            self._wait(backoff_s(attempt, self._chance(), max_s=self._settings.retry_backoff_max_s))
+        settings = self._settings
+        retries = Retries(attempts_max=settings.retry_attempts, max_s=settings.retry_backoff_max_s)
+        return repeated(call, retries, wait=self._wait, chance=self._chance)

@@ -28,6 +28,7 @@ from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import WireClient
 from kclrun.codec.values import Decode
 from kclrun.model.letter import LetterPlace
+from kclrun.model.retries import PASSING, Retries, repeated
 from kclrun.model.state import StatePlace
 from kclrun.model.stream import is_loopback
 from kclrun.model.wire import WireEndpoint
@@ -52,7 +53,7 @@ from kclrun.spark.subscribed import NamedConsumer
 
 # A load balancer changes hosts within seconds; a user waits at the terminal for this answer.
 _WAIT_MAX_S: Final = 10.0
-_PAUSE_S: Final = 0.5
+_RETRIES: Final = Retries(lasts_s=_WAIT_MAX_S, base_s=0.5, max_s=0.5)
 
 
 def require_stream(
@@ -66,27 +67,23 @@ def require_stream(
 
     Raises: NotFound, AccessDenied, Unavailable, Throttled, InvalidRequest.
     """
-    give_up_at = clock() + _WAIT_MAX_S
     where = reached.endpoint_url or reached.region or "the region of this environment"
-    while True:
-        try:
-            return admin.summary()
-        except errors.NotFound as error:
-            raise error.reworded(
-                f"there is no stream {reached.name} at {where}: {error}\n"
-                "Check streamName, region and endpointUrl; kclrun does not create streams"
-            ) from None
-        except errors.AccessDenied as error:
-            raise error.reworded(
-                f"the stream {reached.name} at {where} may not be read: {error}"
-            ) from None
-        except (errors.Throttled, errors.Unavailable) as error:
-            if clock() >= give_up_at:
-                raise error.reworded(
-                    f"the stream {reached.name} cannot be reached at {where}, tried for"
-                    f" {_WAIT_MAX_S:.0f} s: {error}\nCheck endpointUrl, region and the network"
-                ) from None
-            wait(_PAUSE_S)
+    try:
+        return repeated(admin.summary, _RETRIES, wait=wait, chance=lambda: 1.0, clock=clock)
+    except errors.NotFound as error:
+        raise error.reworded(
+            f"there is no stream {reached.name} at {where}: {error}\n"
+            "Check streamName, region and endpointUrl; kclrun does not create streams"
+        ) from None
+    except errors.AccessDenied as error:
+        raise error.reworded(
+            f"the stream {reached.name} at {where} may not be read: {error}"
+        ) from None
+    except PASSING as error:
+        raise error.reworded(
+            f"the stream {reached.name} cannot be reached at {where}, tried for"
+            f" {_WAIT_MAX_S:.0f} s: {error}\nCheck endpointUrl, region and the network"
+        ) from None
 
 
 # The clients of this process, by the place of their stream: on the driver and on executors.
@@ -148,7 +145,7 @@ class Connected:
             for name, admin in admins_of(self.admin).items()
         }
         for each in by_name.values():
-            with contextlib.suppress(errors.Throttled, errors.Unavailable):
+            with contextlib.suppress(*PASSING):
                 each.register()
         return by_name[""] if "" in by_name else StreamsSubscriber(by_name)
 
@@ -344,7 +341,7 @@ class Asking:
         sent_at = self._clock()
         try:
             return shard_cursor.Listed(self._admin.list_shards(), sent_at)
-        except (errors.Throttled, errors.Unavailable) as error:
+        except PASSING as error:
             return shard_cursor.NotListed(error)
 
     def _page(self, ask: Ask) -> shard_cursor.Outcome:

@@ -25,6 +25,7 @@ from kclrun.codec.change_events import CHANGES_MAX, decode_changes
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Throttled
 from kclrun.model.reading import TRIMMED_CODE, FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
+from kclrun.model.retries import Retries
 from kclrun.model.shard import ALL_HASH_KEYS, Shard
 from kclrun.model.stream import is_change_stream, table_of
 from kclrun.model.time import WallTime
@@ -38,8 +39,7 @@ _SINCE: Final = "since:"
 # readers together. 1,000 shards are ten pages, one second.
 _PAGE_PAUSE_S: Final = 0.1
 # How often the pages of one listing may be throttled, and the pause before each repetition.
-_THROTTLED_MAX: Final = 3
-_THROTTLED_PAUSE_S: Final = 0.5
+_RETRIES: Final = Retries(attempts_max=4, base_s=0.5, max_s=0.5, passing=(Throttled,))
 # A disabled stream can be read for 24 hours, so it is ACTIVE to a reader.
 _STATUS: Final = {
     "ENABLING": "CREATING",
@@ -254,11 +254,12 @@ class ChangeStreamAdmin:
                 try:
                     page = call_json(self._client, DESCRIBE_STREAM, request, _DESCRIBED_DECODER)
                     break
-                except Throttled:
+                except Throttled as error:
                     throttled += 1
-                    if throttled > _THROTTLED_MAX:
+                    pause_s = _RETRIES.pause_s(error, throttled, chance=1.0)
+                    if pause_s is None:
                         raise
-                self._wait(_THROTTLED_PAUSE_S)
+                self._wait(pause_s)
             described = page.stream_description
             first = first or described
             found |= {shard.shard_id: shard for shard in described.shards}

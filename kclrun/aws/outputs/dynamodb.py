@@ -25,7 +25,6 @@ from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.operations import PUT_ITEM
 from kclrun.aws.outputs.item_tables import (
     CONDITION_REFUSED,
-    PASSING,
     TRIES,
     IndexColumn,
     ItemTable,
@@ -38,6 +37,7 @@ from kclrun.aws.outputs.item_tables import (
 )
 from kclrun.aws.wire import RefusedReply, WireClient, garbled
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.retries import PASSING_OF_WRITES
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.ports import Output
@@ -304,7 +304,7 @@ class DynamoDbOutput:
                 failure = service_error(PUT_ITEM, reply.error, reply.status)
                 if self._is_of_item(failure):
                     return TypeError(self._refusal(reply.error))
-            if not isinstance(failure, PASSING):
+            if not isinstance(failure, PASSING_OF_WRITES):
                 break
             self._sleep(pause_s(number))
         return errors.SinkError(f"cannot put items into {self._table}: {failure}")
@@ -395,7 +395,7 @@ class DynamoDbOutput:
         if reply.error.code == CONDITION_REFUSED:
             return self._mark_of(reply.error)
         failure = service_error(PUT_ITEM, reply.error, reply.status)
-        if isinstance(failure, PASSING):
+        if isinstance(failure, PASSING_OF_WRITES):
             return failure
         if self._is_of_item(failure):
             raise errors.RowsRefused(self._refusal(reply.error))

@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 
-from kclrun import errors
 from kclrun.aws.errors import service_error
 from kclrun.aws.operations import DESCRIBE_TABLE, PUT_ITEM
 from kclrun.aws.outputs.write_probes import may_write
@@ -21,7 +20,6 @@ CONDITION_REFUSED: Final = "ConditionalCheckFailedException"
 # A request is repeated after 50 ms, doubled up to a second: for four seconds altogether. Then the
 # commit fails, and is repeated at the pace of the host.
 TRIES: Final = 8
-PASSING: Final = (errors.Throttled, errors.Unavailable, errors.OutcomeUnknown)
 # A key of each type; in base64 that of bytes. The condition refuses the item whatever it is.
 _KEYS: Final = {"S": "kclrun-check", "N": "0", "B": "a2NscnVu"}
 _KINDS: Final = {

@@ -25,9 +25,10 @@ from kclrun import errors
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.errors import service_error
 from kclrun.aws.operations import DELETE_ITEM, GET_ITEM, PUT_ITEM, QUERY, Operation
-from kclrun.aws.outputs.item_tables import CONDITION_REFUSED, PASSING, TRIES, describe, pause_s
+from kclrun.aws.outputs.item_tables import CONDITION_REFUSED, TRIES, describe, pause_s
 from kclrun.aws.wire import MALFORMED, RefusedReply, WireClient, garbled
 from kclrun.errors import SettingsError, SinkError
+from kclrun.model.retries import PASSING_OF_WRITES
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
@@ -239,7 +240,7 @@ class StateItems:
                 failure = error
             except MALFORMED:
                 failure = garbled(operation, "the answer is not what the service promises")
-            if not isinstance(failure, PASSING) or number == TRIES - 1:
+            if not isinstance(failure, PASSING_OF_WRITES) or number == TRIES - 1:
                 break
             self._sleep(pause_s(number))
         if isinstance(failure, errors.InvalidRequest):  # its message may quote the item

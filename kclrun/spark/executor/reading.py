@@ -22,8 +22,9 @@ from kclrun import errors
 from kclrun.codec.kpl import drop_until, open_aggregates
 from kclrun.model.reading import Fetch
 from kclrun.model.record import Record, StartPoint
+from kclrun.model.retries import PASSING, Retries
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.model.time import Instant, WallTime, backoff_s
+from kclrun.model.time import Instant, WallTime
 from kclrun.ports import ShardReader, StreamAdmin
 from kclrun.spark.executor.range_cursor import (
     SILENCE_S_MAX,
@@ -145,7 +146,6 @@ _AWAITED_S_MAX: Final = 120.0
 _MISSING_S_MAX: Final = 10.0
 _MISSING_PAUSE_S: Final = 1.0
 # GetRecords allows five calls a second: the shortest pause after a throttled call.
-_RETRY_BASE_S: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -179,6 +179,12 @@ class ShardReading:
         self._reader = source.reader
         self._admin = source.admin
         self._settings = settings
+        self._retries = Retries(
+            attempts_max=settings.retry_attempts,
+            base_s=0.1,
+            max_s=settings.retry_backoff_max_s,
+            passing=(*PASSING, errors.ExpiredIterator),
+        )
         self._clocks = clocks
         self._pause = pause
         self._stream, self._shard_id = settings.reached.named(wanted.shard_id)
@@ -250,8 +256,6 @@ class ShardReading:
         if isinstance(error, errors.NotFound) and not isinstance(request, AskRetention):
             self._missed(error)
             return
-        if not isinstance(error, errors.ExpiredIterator | errors.Throttled | errors.Unavailable):
-            raise self._explained(error) from error
         if isinstance(error, errors.ExpiredIterator):
             self._cursor.reopen()
         self._wait_after(error)
@@ -274,8 +278,8 @@ class ShardReading:
         if not self._failures:
             self._failing_since, self._is_logged = now, False
         self._failures += 1
-        attempts = self._settings.retry_attempts
-        if attempts is not None and self._failures >= attempts:
+        pause_s = self._retries.pause_s(error, self._failures, self._clocks.chance())
+        if pause_s is None:
             raise self._explained(error) from error
         if now - self._failing_since >= _LOGGED_AFTER_S and not self._is_logged:
             self._is_logged = True
@@ -286,10 +290,7 @@ class ShardReading:
                 now - self._failing_since,
                 error,
             )
-        max_s = self._settings.retry_backoff_max_s
-        self._pause(
-            backoff_s(self._failures, self._clocks.chance(), base_s=_RETRY_BASE_S, max_s=max_s)
-        )
+        self._pause(pause_s)
 
     def _log_wait(self, records: Sequence[Record]) -> None:
         """Log once that no record comes for long, although the driver has seen the next one."""

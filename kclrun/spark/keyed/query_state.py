@@ -50,7 +50,7 @@ _SHARDS_AT_ONCE: Final = 8
 # spark.sql.streaming.minBatchesToRetain.
 BATCHES_KEPT: Final = 100
 # So many shards are looked at after each batch, with a listing each: a thousand in 500 batches.
-SHARDS_LOOKED_AT: Final = 2
+_SHARDS_LOOKED_AT: Final = 2
 # Starts at the same instant take the next numbers one after the other.
 _CLAIMS_MAX: Final = 100
 
@@ -211,7 +211,7 @@ class QueryState:
         shards = sorted(
             set(store.shards()) - {RUNS}, key=lambda each: (each <= self._looked_at, each)
         )
-        for shard_id in shards[:SHARDS_LOOKED_AT]:
+        for shard_id in shards[:_SHARDS_LOOKED_AT]:
             self._looked_at = shard_id
             listed = list(store.list(shard_id))
             positions = {*kept.get(shard_id, ())}

@@ -14,11 +14,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from kclrun.errors import AccessDenied, NotFound, ServiceError, Throttled, Unavailable
+from kclrun.model.retries import PASSING, Retries, repeated
 from kclrun.model.shard import Shard
-from kclrun.model.time import backoff_s
 from kclrun.ports import ShardFilter
 from kclrun.spark.options import Reached
 from kclrun.spark.requests import connected
@@ -29,7 +30,7 @@ _KEPT_S: Final = 30.0
 # With pauses from 0.1 s on that double, 3 to 6 s in all. A micro-batch can wait for so long, and so
 # can a user for the message that an endpoint cannot be reached.
 _ATTEMPTS_MAX: Final = 6
-_BACKOFF_BASE_S: Final = 0.1
+_RETRIES: Final = Retries(attempts_max=_ATTEMPTS_MAX, base_s=0.1)
 # The same number as the connections that a process keeps.
 _STREAMS_MAX: Final = 16
 
@@ -65,22 +66,16 @@ class OpenShards:
             if self._clock() - at < _KEPT_S:
                 return shards
             try:
-                shards = self._now(reached)
-            except (Throttled, Unavailable) as error:
+                shards = repeated(
+                    partial(self._listed, reached), _RETRIES, wait=self._wait, chance=self._chance
+                )
+            except PASSING as error:
                 if not shards:
                     raise _not_writable(error, reached) from None
             except (NotFound, AccessDenied) as error:
                 raise _not_writable(error, reached) from None
             self._keep(reached, shards)
             return shards
-
-    def _now(self, reached: Reached) -> tuple[Shard, ...]:
-        for attempt in range(1, _ATTEMPTS_MAX):
-            try:
-                return self._listed(reached)
-            except (Throttled, Unavailable):
-                self._wait(backoff_s(attempt, self._chance(), base_s=_BACKOFF_BASE_S))
-        return self._listed(reached)
 
     def _keep(self, reached: Reached, shards: tuple[Shard, ...]) -> None:
         self._read[reached] = (self._clock(), shards)

@@ -44,7 +44,7 @@ def shell(tmp_path_factory):
         (("kclrun", "dash"), ["dashboards"]),
         (("kclrun", "dashboards", "gr"), ["grafana"]),
         (("kclrun", "dashboards", "alerts", "--ret"), ["--retention"]),
-        (("kclrun", "cost", "--capacity", "on"), ["on-demand"]),
+        (("kclrun", "reset", "--state", "dr"), ["drop"]),
         (("kclrun", "completion", "z"), ["zsh"]),
         (("kclrun", "nothing-like-it"), []),
     ],

@@ -204,7 +204,6 @@ LINES = {
     "iam-provision": "iam --account 123456789012 --purpose provision",
     "migrate-kclpy": "migrate kclpy app.properties made",
     "migrate-spark": "migrate spark checkpoint",
-    "cost": "cost --set observe.cloudwatch.detail=shard",
     "help": "--help",
 }
 

@@ -17,6 +17,7 @@ from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, PutEntry, StartPoint
+from kclrun.model.retries import Retries
 from kclrun.model.sequence import (
     AT_TIMESTAMP,
     LATEST,
@@ -163,7 +164,7 @@ def test_a_page_without_a_lag_is_not_a_lag_of_zero():
 
 
 def test_what_cannot_be_measured_says_why_and_a_missing_permission_ends_it(monkeypatch):
-    monkeypatch.setattr("kclrun.cli.lag._ATTEMPTS_MAX", 1)
+    monkeypatch.setattr("kclrun.cli.lag._RETRIES", Retries(attempts_max=1))
 
     lag = measure(Gaps(0, Throttled("slow\ndown")), KEY, HORIZON, TRIM_HORIZON)
     assert lag == Lag(None, note="not known: slow")

@@ -23,7 +23,6 @@ _LIST_NAMES = ("list", "verify")
 LISTINGS = {
     "check": ("check", list),
     "consumers": ("consumers list", list),
-    "cost": ("cost", dict),
     "dead-letters": (f"dead-letters list {LETTERS}", list),
     "doctor": ("doctor", dict),
     "files": ("files verify empty", dict),

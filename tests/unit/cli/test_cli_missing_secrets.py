@@ -47,7 +47,6 @@ USING = {
     "dead-letters drop": "on_error",
     "files verify": "output, outputs",
     "local": "output, outputs, state, embedded",
-    "cost": "output, outputs, state, checkpoint, observe",
     "iam": "all names",
 }
 MORE = {

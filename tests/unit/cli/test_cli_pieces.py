@@ -26,6 +26,7 @@ from kclrun.config.load import settings_of
 from kclrun.config.units import StartPosition
 from kclrun.errors import AccessDenied, NotFound, SettingsError, Throttled, Unavailable
 from kclrun.model.record import Record
+from kclrun.model.retries import Retries
 from kclrun.model.sequence import LATEST
 from kclrun.model.text import some_of
 from kclrun.model.time import Instant, WallTime
@@ -246,8 +247,9 @@ def test_each_service_has_its_endpoint_or_that_of_all():
 
 
 def test_pauses_of_a_start_double_up_to_their_longest():
-    throttled = [patience.start_pause_s(n, 0.5, is_throttled=True) for n in (1, 2, 20)]
-    away = [patience.start_pause_s(n, 0.5, is_throttled=False) for n in (1, 2, 20)]
+    slow, lost = Throttled("slow down"), Unavailable("no answer")
+    throttled = [patience.WHILE_THROTTLED.pause_s(slow, n, 0.5) for n in (1, 2, 20)]
+    away = [Retries().pause_s(lost, n, 0.5) for n in (1, 2, 20)]
     assert throttled == pytest.approx([0.375, 0.75, 15.0])
     assert away == pytest.approx([away[0], 2 * away[0], 2.25])
 

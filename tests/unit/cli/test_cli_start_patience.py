@@ -6,11 +6,12 @@ import random
 
 import pytest
 
-from kclrun.aws.patience import THROTTLED_PATIENCES, start_pause_s
+from kclrun.aws.patience import THROTTLED_PATIENCES, WHILE_THROTTLED
 from kclrun.cli.world import _described, patiently
 from kclrun.errors import AccessDenied, Throttled, Unavailable
 from kclrun.leases.auditing import StreamWatch
 from kclrun.leases.shard_sync import Listing
+from kclrun.model.retries import Retries
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.time import backoff_s
@@ -23,6 +24,7 @@ START_TIMEOUT_S = 60.0
 PAGES_OF_10_000_SHARDS = 10
 # At the start, and by who finds the table empty: everything, and from where it begins.
 LISTINGS_OF_A_START = 3
+THROTTLED, AWAY = Throttled("slow down"), Unavailable("no answer")
 SHARDS = (Shard("s0", HashRange(0, HASH_KEY_MAX), "1"),)
 
 
@@ -44,7 +46,7 @@ def cold_start(first_listing_after_s):
         left = min(DESCRIPTIONS_PER_S, left + (at_s - last_s) * DESCRIPTIONS_PER_S)
         last_s, calls = at_s, calls + 1
         if left < 1:
-            patient_s = start_pause_s(attempt, chance.random(), is_throttled=True)
+            patient_s = WHILE_THROTTLED.pause_s(THROTTLED, attempt, chance.random())
             pause_s = patient_s if is_start else backoff_s(attempt + 1, chance.random())
             heapq.heappush(asks, (at_s + pause_s, manager, attempt + 1, is_start))
             continue
@@ -80,7 +82,7 @@ def test_their_listings_are_no_more_than_a_stream_answers():
 
 
 def test_a_service_that_is_away_is_asked_again_within_three_seconds():
-    assert max(start_pause_s(n, 0.999, is_throttled=False) for n in range(1, 20)) < 3.0
+    assert max(Retries().pause_s(AWAY, n, 0.999) for n in range(1, 20)) < 3.0
 
 
 def test_a_start_knows_when_the_answer_was_asked_for_that_counts(monkeypatch):

@@ -164,7 +164,6 @@ VERBS = (
     "reset --to LATEST --state drop",
     "replay --from TRIM_HORIZON --to 2026-03-01T07:00:00Z",
     "replay --list",
-    "cost",
     "dead-letters list",
     "state show",
 )

@@ -9,6 +9,7 @@ import pytest
 
 from kclrun.errors import AccessDenied, OutcomeUnknown, Throttled, Unavailable
 from kclrun.model.record import Measurement, Statistics
+from kclrun.model.retries import Retries
 from kclrun.observe import publishing
 from kclrun.observe.logs import EventLog, LineSink
 from kclrun.observe.publishing import Publisher
@@ -91,23 +92,25 @@ def test_a_request_that_had_no_effect_is_sent_again(rig, error):
 
 
 @pytest.mark.parametrize(("failures", "requests", "dropped"), [(2, 3, 0), (3, 3, 1)])
-def test_a_batch_is_tried_three_times_with_a_pause_between(
+def test_a_batch_is_tried_three_times_with_a_pause_of_a_second_and_then_two(
     rig, monkeypatch, failures, requests, dropped
 ):
     paused = []
-    monkeypatch.setattr(publishing, "_pause_s", lambda attempt: paused.append(attempt) or 0.0)
+
+    class Paused(Retries, frozen=True):
+        def pause_s(self, error, attempt, chance, elapsed_s=0.0):
+            pause_s = super().pause_s(error, attempt, chance, elapsed_s)
+            paused.append(pause_s)
+            return None if pause_s is None else 0.0
+
+    limits = msgspec.structs.asdict(publishing._RETRIES)
+    monkeypatch.setattr(publishing, "_RETRIES", Paused(**limits))
+    monkeypatch.setattr(publishing.random, "random", lambda: 1.0)
     outlet = Outlet(*[Throttled("slow")] * failures)
 
     assert rig.publish(outlet, "a") == dropped
     assert outlet.asked == [["a"]] * requests
-    assert paused == [1, 2]
-
-
-@pytest.mark.parametrize(("attempt", "at_most_s"), [(1, 1.0), (2, 2.0)])
-def test_a_pause_is_a_second_and_then_two_at_most(monkeypatch, attempt, at_most_s):
-    monkeypatch.setattr(publishing.random, "random", lambda: 1.0)
-
-    assert publishing._pause_s(attempt) == at_most_s
+    assert paused[:2] == [1.0, 2.0]  # at most
 
 
 @pytest.mark.parametrize("error", [OutcomeUnknown("?"), AccessDenied("no"), ValueError("bug")])
@@ -156,7 +159,7 @@ def test_an_error_that_is_ours_is_reported_by_its_kind(rig):
 
 
 def test_a_close_does_not_wait_for_the_pause_of_a_service_that_is_away(rig, monkeypatch):
-    monkeypatch.setattr(publishing, "_pause_s", lambda _: HUNG_S)
+    monkeypatch.setattr(publishing, "_RETRIES", Retries(base_s=HUNG_S * 2, max_s=HUNG_S * 2))
     outlet = Outlet(Throttled("slow"))
     publisher = Publisher(outlet, rig.log)
     publisher.offer([measurement()])
