@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from kclrun.model.letter import LetterPlace
 from kclrun.sinks.dead_letters import letter_store
 from tests.chaos import two_managers
+from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.application import Application
 from tests.processes.ledger_rig.aws import Aws
 
@@ -25,8 +26,10 @@ USER_CODE = Path(__file__).parent / "user_code"
 DYNAMODB = "tests.chaos.refusals.strict_dynamodb"
 FAILOVER_S = 5.0
 TABLE, ITEMS, INDEX = "numbered", "numbered", "by-driver"
-# One record in so many has its row in DynamoDB: moto takes some 3 ms for an item.
-_ITEM_EVERY = 10
+# One record in so many has its row in DynamoDB, and more of those are bad: moto takes some 3 ms for
+# an item, and for its trial.
+_ITEM_EVERY = 40
+_BAD_ITEMS = 20
 # What an index on a text refuses: no value, an empty text, a number.
 _BAD_DRIVERS = (None, "", 5)
 # The rows of records that were put so long ago are there, if the fleet is not behind.
@@ -39,12 +42,11 @@ _LOOKED_AT = 200
 class Plan(two_managers.Plan):
     """The database is away between the shares `away`; from the first of them on `poison_share` of
     the rows are such as it refuses. At the share `index_at` the items get an index; a while after
-    it the same share of them are such as the index refuses. A call has `batch_max` records."""
+    it more of them are such as the index refuses."""
 
     away: tuple[float, float]
     index_at: float
     poison_share: float
-    batch_max: int = 3
 
 
 @dataclass
@@ -78,7 +80,8 @@ class NumberedRecords:
             row = {"to": "items" if is_item else "table", "id": number}
             row |= {"driver": f"driver {number}"} if is_item else {"n": number}
             may_be_bad = number >= plan.flights * _poison_from(plan, is_item=is_item)
-            if may_be_bad and chance.random() < plan.poison_share:
+            share = plan.poison_share * (_BAD_ITEMS if is_item else 1)
+            if may_be_bad and chance.random() < share:
                 kind, bad = ("n", -1) if not is_item else ("driver", chance.choice(_BAD_DRIVERS))
                 row[kind] = bad
                 self.poison[number] = kind
@@ -130,7 +133,8 @@ class RefusalsRun(two_managers.TwoManagers):
             path=str(USER_CODE),
             options={"calls": str(self._calls)},
             leases={"failover": f"{FAILOVER_S:g}s"},
-            fetch={"batch_max": self._plan.batch_max},
+            # At the tip each put comes by itself: so many small calls wait for the database.
+            fetch={"mode": "fan-out"},
             checkpoint={"every": "1s", "uncheckpointed_max": 1_000_000},
             outputs={
                 "table": {"sql": self._database.url, "table": TABLE},
@@ -166,6 +170,14 @@ class RefusalsRun(two_managers.TwoManagers):
         self._look_whether_caught_up(entries)
 
     def _take_database_away(self):
+        put = self._source.entries
+        newest = sa.text(f"SELECT max(id) FROM {TABLE}")
+
+        def is_at_the_tip():
+            with self._engine.connect() as connection:
+                return (connection.execute(newest).scalar() or 0) >= put
+
+        until(is_at_the_tip, HUNG_S)
         if hasattr(self._database, "crash"):
             self._database.crash()
         else:
