@@ -5,8 +5,8 @@ is changed on its way; and what only the database refuses is found in a trial, w
 import contextlib
 import datetime as dt
 import itertools
-import re
 import random
+import re
 from decimal import Decimal
 from uuid import UUID
 
