@@ -90,7 +90,8 @@ def constraint_of(error: BaseException | None) -> str | None:
     return named
 
 
-_TYPE_IN: Final = re.compile(r"\\btype ([a-z][a-z ]*[a-z])")
+_TYPE_IN: Final = re.compile(r"\btype ([a-z][a-z ]*[a-z])")
+_PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _OF_NUMBERS: Final = "numeric field overflow"
 
 
@@ -101,6 +102,13 @@ def types_of(error: BaseException | None) -> frozenset[str]:
     found = {str(kind) for kind in _TYPE_IN.findall(words)}
     if words == _OF_NUMBERS:
         found.add("numeric")
-    if kind := getattr(diag, "datatype_name", None):  # of a domain
-        found.add(str(kind))
+    if domain := getattr(diag, "datatype_name", None):
+        # `format_type` names the schema of a domain that is not on the search path.
+        schema = getattr(diag, "schema_name", None) or ""
+        kinds = {_quoted(domain), f"{_quoted(schema)}.{_quoted(domain)}"}
+        found |= kinds | {f"{kind}[]" for kind in kinds}
     return frozenset(found)
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN.fullmatch(name) else '"{}"'.format(name.replace('"', '""'))

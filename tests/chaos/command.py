@@ -26,6 +26,10 @@ def main(arguments=None):
         from tests.chaos.outcomes.command import main as outcomes  # pyarrow, SQLAlchemy
 
         return outcomes(arguments[1:])
+    if arguments[:1] == ["refusals"]:
+        from tests.chaos.refusals.command import main as refusals
+
+        return refusals(arguments[1:])
     if arguments[:1] == ["sessions"]:
         from tests.chaos.sessions.command import main as sessions
 

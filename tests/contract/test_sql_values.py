@@ -31,6 +31,9 @@ def prepared(postgres):
         "CREATE DOMAIN code AS varchar(3) CHECK (VALUE <> 'no')",
         "CREATE DOMAIN positive AS int CHECK (VALUE > 0)",
         "CREATE DOMAIN price AS numeric(5,2)",
+        "CREATE SCHEMA apart",
+        "CREATE DOMAIN apart.positive AS int CHECK (VALUE > 0)",
+        'CREATE DOMAIN "Positive" AS int CHECK (VALUE > 0)',
         "CREATE DOMAIN moment AS timestamp(0)",
         "CREATE TYPE pair AS (a int, b int)",
         "CREATE EXTENSION citext",
@@ -274,6 +277,24 @@ def test_what_only_postgresql_can_read_is_refused_in_a_trial_with_its_column(pre
             row = output.encode({"n": 1, name: value})[0]
             with pytest.raises(TypeError, match=f"column {name}"):
                 output.try_rows([row], [(output, ())])
+
+
+NAMED = {
+    "p apart.positive": -5,
+    'p "Positive"': -5,
+    "p positive[]": [5, -5],
+    "p apart.positive[]": [5, -5],
+    "p point": "here",
+}
+
+
+@pytest.mark.parametrize("column", NAMED)
+def test_a_refusal_of_a_type_names_the_columns_of_this_type_and_no_other(prepared, column):
+    with opened(prepared, f"n int, x lseg, {column}, y money") as (output, _):
+        row = output.encode({"n": 1, "x": "((0,0),(1,1))", "p": NAMED[column], "y": 5})[0]
+        with pytest.raises(TypeError) as refused:
+            output.try_rows([row], [(output, ())])
+    assert re.findall(r"column \w+", str(refused.value)) == ["column p"]
 
 
 def test_a_trial_of_a_commit_that_was_applied_and_not_answered_has_its_rows_once(database):
