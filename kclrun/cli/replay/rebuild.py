@@ -25,7 +25,7 @@ from kclrun.cli.messages import echo
 from kclrun.cli.replay import command
 from kclrun.cli.replay.plan import Asked, table_of
 from kclrun.cli.services import open_streams, refuse_expired, utc
-from kclrun.cli.state import read_state, with_stores
+from kclrun.cli.stored_state import read_state, with_stores
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import stream_name
 from kclrun.config.units import StartPosition
