@@ -53,6 +53,7 @@ _UNKNOWN_CALLER: Final = re.compile(
     r"UnrecognizedClient|InvalidSignature|SignatureDoesNotMatch|ExpiredToken|InvalidClientTokenId"
     r"|InvalidAccessKeyId|InvalidToken|UserNotFound|AccessKey"
 )
+_NAMED_IN_REPORTS: Final = ("kclrun", "boto3", "msgspec", "protobuf")
 # The status of a table or a stream, which AWS has answered.
 _STATUS: Final = re.compile(r"[A-Z][A-Z_]+")
 _LISTENS_NOT: Final = re.compile(r"nothing listens at \S+:(\d+)")
@@ -185,11 +186,22 @@ def bug_report(error: BaseException) -> str:
     )
 
 
+def versions() -> str:
+    """One line with the versions of kclrun and of its main dependencies."""
+    from importlib import metadata
+
+    def version_of(name: str) -> str:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return "(not installed)"
+
+    return ", ".join(f"{name} {version_of(name)}" for name in _NAMED_IN_REPORTS)
+
+
 def _versions() -> str:
     """Never raises, even if imports fail because the program has no free file descriptor."""
     try:
-        from kclrun.cli.version import versions
-
         return f"{versions()}, Python {platform.python_version()}, {platform.platform()}"
     except (ImportError, OSError):
         return f"Python {sys.version}"

@@ -19,7 +19,7 @@ import click
 
 from kclrun.cli import exit_codes, messages
 from kclrun.cli.config_options import CONFIG_NAMES, with_verb_first
-from kclrun.cli.messages import echo
+from kclrun.cli.messages import echo, versions
 from kclrun.errors import SettingsError, host_refusal
 from kclrun.model.text import harmless
 
@@ -136,8 +136,6 @@ class _Verbs(click.Group):
 
 def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click
     if value:
-        from kclrun.cli.version import versions
-
         echo(versions())
         ctx.exit()
 

@@ -17,7 +17,9 @@ LEASES, MACHINES, MINUTES = 12, 3, 10
 
 def units_of(label):
     """The units a minute of the row with this label."""
-    found = re.search(rf"^\| {label} \|.*\| (\d+) (?:write|read) units", PAGE.read_text(), re.M)
+    found = re.search(
+        rf"^\| {label} \|.*\| (\d+) (?:write|read) units", PAGE.read_text(), re.MULTILINE
+    )
     assert found is not None, label
     return int(found[1])
 

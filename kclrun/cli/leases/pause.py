@@ -8,7 +8,6 @@ writes, and this module sends them.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +23,7 @@ from kclrun.cli.config_options import (
     yes_option,
 )
 from kclrun.cli.leases import views
-from kclrun.cli.leases.rows import aws_of, lease_of, print_failure
+from kclrun.cli.leases.rows import RowOutcome, aws_of, lease_of, print_failures, write_rows
 from kclrun.cli.messages import echo
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import DURATION
@@ -36,13 +35,11 @@ from kclrun.model.stream import ONLY_STREAM, StreamKey, called, stream_name_of, 
 from kclrun.model.text import some_of
 from kclrun.model.time import WallTime
 from kclrun.protocol.fence import renew_interval_s
-from kclrun.protocol.writes import Applied, ConditionFailed, Outcome
+from kclrun.protocol.writes import Applied, ConditionFailed
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws
 
-# One write a row, at some 5 ms: 1,000 shards take a second.
-_THREADS: Final = 8
 # Rows that appear while the others are written are found by another scan; children inherit the
 # pause of their parents, so that a second one finds nothing unless shards are created all the time.
 _PASSES_MAX: Final = 5
@@ -185,7 +182,7 @@ def _change(
 
 
 # A lease may be halted and paused: these are two changes of its row.
-Written = dict[tuple[LeaseKey, type[Change]], Outcome]
+Written = dict[tuple[LeaseKey, type[Change]], RowOutcome]
 
 
 def _due(plans: Sequence[Plan], written: Container[tuple[LeaseKey, type[Change]]]) -> list[Plan]:
@@ -199,12 +196,8 @@ def _due(plans: Sequence[Plan], written: Container[tuple[LeaseKey, type[Change]]
 def write_all(aws: Aws, plans: Sequence[Plan]) -> Written:
     """Write the changes of these plans; the outcome of each."""
     changes = [each.change for each in plans if each.change is not None]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        outcomes = pool.map(aws.table.write, changes)
-        return {
-            (change.key, type(change)): outcome
-            for change, outcome in zip(changes, outcomes, strict=True)
-        }
+    outcomes = write_rows(changes, aws.table.write)
+    return {(change.key, type(change)): outcome for change, outcome in outcomes}
 
 
 def _print_written(aws: Aws, written: Written, unwritten: Sequence[LeaseKey]) -> int:
@@ -222,8 +215,10 @@ def _print_written(aws: Aws, written: Written, unwritten: Sequence[LeaseKey]) ->
     if unwritten:
         names = some_of([called(key) for key in unwritten])
         echo(f"Not changed, because they appeared meanwhile: {names}. Run it again", err=True)
-    codes = [exit_codes.UNMET] if moved or unwritten else []
-    for (key, _), outcome in written.items():
-        if not isinstance(outcome, Applied | ConditionFailed):
-            codes.append(print_failure(key, outcome))
-    return max(codes, default=exit_codes.DRAINED)
+    failed = [
+        (key, outcome)
+        for (key, _), outcome in written.items()
+        if not isinstance(outcome, Applied | ConditionFailed)
+    ]
+    unmet = exit_codes.UNMET if moved or unwritten else exit_codes.DRAINED
+    return max(unmet, print_failures(failed))

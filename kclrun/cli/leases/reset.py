@@ -7,7 +7,7 @@ not be reset now, shows the plan, and sends it. Each write is conditional on the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.lag import lag_of_lease
 from kclrun.cli.leases import views
-from kclrun.cli.leases.rows import Failure, lease_of, print_failure
+from kclrun.cli.leases.rows import lease_of, print_failures, write_rows
 from kclrun.cli.messages import echo
 from kclrun.cli.services import refuse_expired, utc
 from kclrun.cli.tables import most_on_terminal
@@ -68,6 +68,7 @@ from kclrun.protocol.writes import (
     Applied,
     ConditionFailed,
     CreateLease,
+    Outcome,
     Refused,
     ResetLease,
     keys_of,
@@ -77,8 +78,8 @@ if TYPE_CHECKING:
     from kclrun.cli.services import Aws, OpenStream
     from kclrun.config.schema import Settings
 
-# Rows written at the same time: as many as the client has connections.
-_ROWS_AT_ONCE: Final = 8
+# Shards read at the same time: as many as the client has connections.
+_SHARDS_AT_ONCE: Final = 8
 # What `--to` ends with if it names a file of positions.
 _KEPT_SUFFIX: Final = ".json"
 # Of each kind of row; a stream may have a thousand.
@@ -226,10 +227,10 @@ def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
         echo("Stop the fleet first.")
     if ends_with_plan(is_confirmed=is_confirmed):
         return exit_codes.DRAINED
-    for each in resets:
-        code = _write(aws, each, asked.text)
-        if code != exit_codes.DRAINED:
-            return code
+    # A stream whose reset is not complete does not stop those of the others.
+    code = max((_write(aws, each, asked.text) for each in resets), default=exit_codes.DRAINED)
+    if code != exit_codes.DRAINED:
+        return code
     echo("The next fleet to start begins there.")
     return exit_codes.DRAINED
 
@@ -357,7 +358,7 @@ def _notes(
         lost = "" if to.is_sentinel else lag_of_lease(moved, None, stream.reader).note
         return key, "; ".join(part for part in (skips, lost) if part)
 
-    with ThreadPoolExecutor(_ROWS_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_SHARDS_AT_ONCE) as pool:
         return dict(pool.map(of, (*plan.begin, *plan.end)))
 
 
@@ -446,12 +447,18 @@ def _show_what_stays(settings: Settings, rows: Iterable[Lease]) -> None:
 def _write(aws: Aws, each: _Reset, to: str) -> int:
     """Make the writes, stage by stage; the exit code. A stage that fails is the last one."""
     plan, patience_s = each.plan, float(aws.settings.aws.start_timeout)
-    settle = partial(_settled, aws.table, patience_s)
     try:
-        with ThreadPoolExecutor(_ROWS_AT_ONCE) as pool:
-            for outcome in _outcomes(plan, settle, pool):
-                if outcome is not None:
-                    return _stopped(*outcome)
+        for stage in _stages(plan):
+            outcomes = write_rows(stage, partial(_settled, aws.table, patience_s))
+            failed = [
+                (keys_of(write)[0], outcome)
+                for write, outcome in outcomes
+                if not isinstance(outcome, Applied)
+            ]
+            if failed:
+                code = print_failures(failed)
+                echo(_INCOMPLETE, err=True)
+                return code
     except KeyboardInterrupt:
         echo(_INCOMPLETE, err=True)
         raise
@@ -460,48 +467,29 @@ def _write(aws: Aws, each: _Reset, to: str) -> int:
     return exit_codes.DRAINED
 
 
-_Unsettled = tuple[ResetWrite, ConditionFailed | Failure]
-
-
-def _outcomes(
-    plan: ResetPlan,
-    settle: Callable[[ResetWrite], _Unsettled | None],
-    pool: ThreadPoolExecutor,
-) -> Iterator[_Unsettled | None]:
-    """The next stage is sent when all of the one before was taken."""
-    yield from list(pool.map(settle, (*plan.begin, *plan.halt)))
-    yield from list(pool.map(settle, plan.end))
+def _stages(plan: ResetPlan) -> Iterator[Sequence[ResetWrite]]:
+    """The rows of a stage may be written in any order. The next stage is sent when all of the one
+    before was taken."""
+    yield (*plan.begin, *plan.halt)
+    yield plan.end
     for write in plan.remove:
-        yield settle(write)
-    yield from list(pool.map(settle, plan.finish))
+        yield (write,)
+    yield plan.finish
 
 
-def _settled(table: LeaseTable, patience_s: float, write: ResetWrite) -> _Unsettled | None:
+def _settled(table: LeaseTable, patience_s: float, write: ResetWrite) -> Outcome:
     """Send until the outcome is known. A repetition expects the same row, so that the write applies
     once; the row that it then meets shows whether it had applied [P6]."""
     deadline, attempt = time.monotonic() + patience_s, 0
     while True:
         outcome = table.write(write)
         match outcome:
-            case Applied():
-                return None
             case ConditionFailed(row=row):
-                return None if is_written(write, row) else (write, outcome)
-            case Refused():
-                return write, outcome
+                return Applied(row) if is_written(write, row) else outcome
+            case Applied() | Refused():
+                return outcome
         attempt += 1
         pause_s = backoff_s(attempt, 1.0)
         if time.monotonic() + pause_s >= deadline:
-            return write, outcome
+            return outcome
         time.sleep(pause_s)
-
-
-def _stopped(write: ResetWrite, outcome: ConditionFailed | Failure) -> int:
-    (key,) = keys_of(write)
-    code = exit_codes.CUT_SHORT
-    if isinstance(outcome, ConditionFailed):
-        echo(f"{called(key)}: its row has changed meanwhile: is a manager running?", err=True)
-    else:
-        code = print_failure(key, outcome)
-    echo(_INCOMPLETE, err=True)
-    return code

@@ -31,7 +31,7 @@ from kclrun.config.schema import (
     stream_name,
 )
 from kclrun.config.units import Duration, parse_listen
-from kclrun.errors import SettingsError
+from kclrun.errors import KclrunError, SettingsError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import setting_of
 from kclrun.model.stream import is_loopback_host
@@ -220,6 +220,7 @@ def _actions(aws: Aws, token: str, reader: FleetReader, letters: PageLetters) ->
     from kclrun.cli.leases import views
     from kclrun.cli.leases.pause import write_all
     from kclrun.page.acting import Actions
+    from kclrun.protocol.writes import Refused
 
     def read(key: LeaseKey | None) -> tuple[Lease, ...]:
         if key is None:
@@ -228,9 +229,12 @@ def _actions(aws: Aws, token: str, reader: FleetReader, letters: PageLetters) ->
         return () if lease is None else (lease,)
 
     def write(plans: Sequence[Plan]) -> Mapping[LeaseKey, Outcome]:
-        outcomes = {key: outcome for (key, _), outcome in write_all(aws, plans).items()}
+        written = write_all(aws, plans)
         reader.read_table()
-        return outcomes
+        return {
+            key: Refused("", str(outcome)) if isinstance(outcome, KclrunError) else outcome
+            for (key, _), outcome in written.items()
+        }
 
     redriven, now = letters if letters.are_here else None, aws.dynamodb_client.service_time
     return Actions(

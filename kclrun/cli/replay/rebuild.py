@@ -20,12 +20,12 @@ import msgspec
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ends_with_plan
 from kclrun.cli.leases.reset import rows_to_change, watched_rows
-from kclrun.cli.leases.rows import print_failure
+from kclrun.cli.leases.rows import print_failures, write_rows
 from kclrun.cli.messages import echo
 from kclrun.cli.replay import command
 from kclrun.cli.replay.plan import Asked, table_of
 from kclrun.cli.services import open_streams, refuse_expired, utc
-from kclrun.cli.state import read_state, with_stores
+from kclrun.cli.stored_state import read_state, with_stores
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import stream_name
 from kclrun.config.units import StartPosition
@@ -50,8 +50,6 @@ if TYPE_CHECKING:
     from kclrun.cli.config_options import Configuration
     from kclrun.cli.services import Aws, OpenStream
     from kclrun.ports import VersionStore
-
-_CHANGED = "its row has changed meanwhile: is a manager running?"
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,11 +203,21 @@ def _replay_and_write(plan: _Rebuild, fleet: Aws) -> int:
     name = place.settings.sources[0].name
     folder = version_folder(place.settings.application, stream_name(name))
     store = StateFiles(plan.folder / "state", folder)
-    for target in plan.targets:
-        code = _write(fleet, target, made[target.shard_id], store)
-        if code != exit_codes.DRAINED:
-            echo("The same command goes on with the others.", err=True)
-            return code
+    # One at a time: the state of a shard is in memory while it is written.
+    outcomes = write_rows(
+        plan.targets,
+        lambda target: _write(fleet, target, made[target.shard_id], store),
+        at_once=1,
+    )
+    failed = [
+        (target.row.key, outcome)
+        for target, outcome in outcomes
+        if not isinstance(outcome, writes.Applied)
+    ]
+    if failed:
+        code = print_failures(failed)
+        echo("The same command goes on with these.", err=True)
+        return code
     command.delete_leases(place.settings, place.settings.table)
     shutil.rmtree(plan.folder)
     halted = [called(each.row.key) for each in plan.targets if each.row.halt is not None]
@@ -230,8 +238,8 @@ def _all_made(plan: _Rebuild, leases: Iterable[Lease]) -> bool:
     )
 
 
-def _write(aws: Aws, target: _Target, made: Lease, store: StateFiles) -> int:
-    """Write the state as a version of its shard, and name it on the row; the exit code."""
+def _write(aws: Aws, target: _Target, made: Lease, store: StateFiles) -> writes.Outcome:
+    """Write the state as a version of its shard, and name it on the row. Raises: SinkError."""
     row = target.row
     assert made.state_version is not None, "the replay is complete"
     entries = MemoryEntries()
@@ -247,11 +255,7 @@ def _write(aws: Aws, target: _Target, made: Lease, store: StateFiles) -> int:
     outcome = _name_version(aws, row, versions.version)
     if isinstance(outcome, writes.Applied):
         echo(f"{called(row.key)}: has its state at {shortened(str(row.checkpoint))}")
-        return exit_codes.DRAINED
-    if isinstance(outcome, writes.ConditionFailed):
-        echo(f"{called(row.key)}: {_CHANGED}", err=True)
-        return exit_codes.CUT_SHORT
-    return print_failure(row.key, outcome)
+    return outcome
 
 
 def _name_version(aws: Aws, row: Lease, version: str) -> writes.Outcome:

@@ -39,8 +39,6 @@ DIFFERING = {
     "--all": "more than is shown or done without it",
     "--folder": "what is in the folder",
     "--outputs": "each has its own choices",
-    "--shards": "a number of shards: of a plan, a simulation or a new stream",
-    "--records-per-second": "a simulation has a default",
 }
 
 

@@ -160,7 +160,7 @@ def test_a_reset_that_is_cut_leaves_halted_leases_that_name_it_and_is_made_again
         return write(change)
 
     with monkeypatch.context() as patched:
-        patched.setattr("kclrun.cli.leases.reset._ROWS_AT_ONCE", 1)
+        patched.setattr("kclrun.cli.leases.rows._AT_ONCE", 1)
         patched.setattr(site.rows, "write", cutting)
         got, _, reported = call("reset --to TRIM_HORIZON --yes")
 
@@ -170,6 +170,23 @@ def test_a_reset_that_is_cut_leaves_halted_leases_that_name_it_and_is_made_again
     assert any(each.startswith("a reset to TRIM_HORIZON was begun at 2023-") for each in halts)
     assert call("reset --to TRIM_HORIZON --yes")[0] == 0
     assert fate(site) == dict.fromkeys((0, 1), (TRIM_HORIZON, 2, False))
+
+
+def test_each_row_that_a_stage_cannot_write_is_named_and_the_others_are_written(
+    site, call, monkeypatch
+):
+    write = site.rows.write
+    bad = {key(0), key(2)}
+    monkeypatch.setattr(
+        site.rows, "write", lambda change: REFUSED if change.key in bad else write(change)
+    )
+
+    code, _, reported = call("reset --to TRIM_HORIZON --yes")
+
+    assert code == 77
+    assert {line.split(":")[0] for line in reported[1:-1]} == bad
+    assert reported[-1].startswith("The reset is not complete")
+    assert rows(site)[key(1)].checkpoint == TRIM_HORIZON
 
 
 def test_a_write_whose_answer_is_lost_is_not_made_twice(site, call, monkeypatch):

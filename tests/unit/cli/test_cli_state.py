@@ -9,7 +9,7 @@ import pytest
 from kclrun.cli.replay import command, rebuild
 from kclrun.model.output import StoredCursors
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.protocol.writes import Applied, OutcomeUnknown, Take
+from kclrun.protocol.writes import Applied, OutcomeUnknown, Refused, Take
 from kclrun.sinks.state_files import StateFiles
 from kclrun.state.versions import Version, encode_version, version_name
 from tests.unit.cli.memory_site import CONFIG, JAVA, A, caller, key, site_for
@@ -146,30 +146,62 @@ def test_a_stream_that_lost_the_beginning_is_replayed_from_where_the_user_says(s
     assert "from the oldest record on" in out[1]
 
 
-@pytest.fixture
-def replayed(site, monkeypatch):
-    """The replay is done: its state of the first shard is in its folder."""
+def replay(site, monkeypatch, *numbers):
+    """The replay is done: its state of these shards is in its folder, and theirs is lost."""
     site.store.delete(key(0), [NAME])
     outputs = StoredCursors(AT, ())
-    site.plant(0, A, AT, state_version=NAME, outputs=outputs, start="TRIM_HORIZON")
+    for number in numbers:
+        site.plant(number, A, AT, state_version=NAME, outputs=outputs, start="TRIM_HORIZON")
 
     def made(place, _):
-        row = msgspec.structs.replace(site.row(0), state_version=NAME, checkpoint=AT)
-        version = Version(
-            name=NAME,
-            shard=key(0),
-            cursor=str(AT),
-            token=1,
-            attempt=1,
-            base=None,
-            changes=[("ann", "clicks", msgspec.msgpack.encode(7))],
-        )
         store = StateFiles(place.folder / "state", f"{place.settings.application}/orders")
-        store.create(key(0), NAME, encode_version(version))
-        return (row,)
+        for number in numbers:
+            version = Version(
+                name=NAME,
+                shard=key(number),
+                cursor=str(AT),
+                token=1,
+                attempt=1,
+                base=None,
+                changes=[("ann", "clicks", msgspec.msgpack.encode(7))],
+            )
+            store.create(key(number), NAME, encode_version(version))
+        return tuple(
+            msgspec.structs.replace(site.row(number), state_version=NAME, checkpoint=AT)
+            for number in numbers
+        )
 
     monkeypatch.setattr(command, "leases_of", made)
     monkeypatch.setattr(command, "delete_leases", lambda *_: None)
+
+
+@pytest.fixture
+def replayed(site, monkeypatch):
+    replay(site, monkeypatch, 0)
+
+
+def test_a_shard_whose_row_is_refused_does_not_keep_the_state_from_the_others(
+    site, call, monkeypatch
+):
+    replay(site, monkeypatch, 0, 1)
+    write = site.rows.write
+
+    def refusing(change):
+        is_bad = isinstance(change, Take) and change.key == key(0)
+        return Refused("AccessDenied", "not this row") if is_bad else write(change)
+
+    site.rows.write = refusing
+    code, out, err = call(REBUILD, "--yes")
+
+    assert (code, err[1:]) == (
+        77,
+        [f"{key(0)}: refused: not this row", "The same command goes on with these."],
+    )
+    assert f"{key(1)}: has its state at 49500…000007" in out
+    assert site.row(1).state_version != NAME
+    site.rows.write = write
+    assert call(REBUILD, "--yes")[0] == 0
+    assert call("state", "verify")[:2] == (0, ["2 of 2 shards have their state"])
 
 
 @pytest.mark.usefixtures("replayed")

@@ -1,1 +1,0 @@
-"""`kclrun completion`: verbs and options complete in a shell."""
