@@ -27,7 +27,6 @@ from kclrun.local.refusals import (
 )
 from kclrun.local.service import (
     ON_DEMAND_STREAMS_MAX,
-    REGION,
     SHARDS_MAX,
     Kinesis,
     ReadPage,
@@ -139,7 +138,6 @@ class _Call(msgspec.Struct, frozen=True):
 
     kinesis: Kinesis
     now: WallTime
-    region: str
 
     def stream(self, request: requests.OfStream) -> Stream:
         return self.kinesis.stream(request.stream_name, request.stream_arn, self.now)
@@ -153,11 +151,10 @@ def answer(
     operation: str,
     body: bytes,
     now: WallTime,
-    region: str = REGION,
     *,
     encoding: Encoding = Encoding.JSON,
 ) -> Answer | Subscription:
-    """Execute one operation. Never raises because of the request's content."""
+    """Execute one operation in a region. Never raises because of the request's content."""
     try:
         entry = OPERATIONS.get(operation)
         if entry is None:
@@ -165,7 +162,7 @@ def answer(
         request = _decoded(entry, body, encoding)
         if (unknown := request.not_emulated()) is not None:
             raise invalid_argument(f"The embedded Kinesis does not emulate {unknown}.")
-        given = entry.carry_out(_Call(kinesis, now, region), request)
+        given = entry.carry_out(_Call(kinesis, now), request)
     except msgspec.ValidationError as error:
         return refusal_answer(validation(str(error)), encoding)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedCbor):
@@ -215,7 +212,6 @@ def _create_stream(call: _Call, request: requests.CreateStream) -> None:
         request.stream_name,
         request.shard_count or 4,
         call.now,
-        region=call.region,
         record_bytes_max=(request.max_record_size_in_kib or _KIB) * _KIB,
         tags=request.tags,
         mode=ON_DEMAND if is_on_demand else PROVISIONED,

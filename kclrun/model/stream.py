@@ -14,6 +14,9 @@ from kclrun.errors import SettingsError
 from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.time import WallTime
 
+# An emulator on this host has no region, but signatures, ARNs and boto3 need one. Never used for
+# an address that is not this host's own.
+LOOPBACK_REGION: Final = "us-east-1"
 # In every partition; with the names that ask for endpoints of FIPS.
 _REGION: Final = re.compile(r"(fips-)?[a-z]{2,4}(-[a-z]+)+-\d{1,2}(-fips)?")
 
