@@ -463,14 +463,21 @@ def _register_consumer(call: _Call, request: requests.RegisterConsumer) -> Json:
 
 
 def _named_consumer(call: _Call, request: requests.OfConsumer) -> tuple[StreamConsumers, Consumer]:
-    """Raises: NotFound, InvalidRequest (neither the consumer's ARN nor the stream's and a name)."""
+    """Raises: NotFound, InvalidRequest (neither the consumer's ARN nor the stream's and a name; the
+    ARN is not that of the consumer that the others name)."""
     if request.consumer_arn is not None:
         consumers = call.kinesis.consumers_by_arn(request.consumer_arn, call.now)
-    elif request.stream_arn is not None and request.consumer_name is not None:
-        consumers = call.kinesis.consumers_of(call.named(request.stream_arn))
-    else:
+        consumer = consumers.consumer(None, request.consumer_arn)
+        # "You may also provide all three parameters, as long as they don't conflict."
+        if request.stream_arn not in (None, consumers.stream_arn) or (
+            request.consumer_name not in (None, consumer.name)
+        ):
+            raise invalid_argument("ConsumerARN, StreamARN and ConsumerName conflict.")
+        return consumers, consumer
+    if request.stream_arn is None or request.consumer_name is None:
         raise invalid_argument("Either ConsumerARN, or StreamARN and ConsumerName, must be given.")
-    return consumers, consumers.consumer(request.consumer_name, request.consumer_arn)
+    consumers = call.kinesis.consumers_of(call.named(request.stream_arn))
+    return consumers, consumers.consumer(request.consumer_name, None)
 
 
 def _describe_consumer(call: _Call, request: requests.OfConsumer) -> Json:

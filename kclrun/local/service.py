@@ -104,8 +104,14 @@ class Kinesis:
         self.settings = settings
         self._secret = secret
         # Shared by all regions: the bytes, and the regions in which a stream was created.
-        self.storage = Storage(settings.stored_bytes_max) if beside is None else beside.storage
-        self._regions = {settings.region: self} if beside is None else beside._regions  # noqa: SLF001 - of the same class
+        self.storage: Storage
+        self._regions: dict[str, Kinesis]
+        if beside is None:
+            self.storage = Storage(settings.stored_bytes_max)
+            self._regions = {settings.region: self}
+        else:
+            self.storage = beside.storage
+            self._regions = beside._regions  # noqa: SLF001 - of another of this class
         self._streams: dict[str, Stream] = {}
         self._by_id: dict[int, Stream] = {}
         self._consumers: dict[int, StreamConsumers] = {}
