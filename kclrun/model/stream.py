@@ -105,6 +105,23 @@ def region_of(stream: str) -> str | None:
     return parts[3] or None if len(parts) > 5 and parts[0] == "arn" else None
 
 
+def arn_difference(own: str, other: str) -> str:
+    """How the ARN of a stream differs from one that is nearly the same, in words; empty for one
+    that only has its form in common."""
+    ours, theirs = own.split(":", 5), other.split(":", 5)
+    name, its_name = (parts[-1].removeprefix("stream/") for parts in (ours, theirs))
+    if len(theirs) != len(ours) or name.casefold() != its_name.casefold():
+        return ""
+    if name != its_name:
+        return f"{its_name} is written otherwise than {name}, which is read"
+    # Partition, service, region, account.
+    for at, what in ((1, "partition"), (3, "region"), (4, "account")):
+        if ours[at] != theirs[at]:
+            its, own_one = theirs[at] or "(none)", ours[at]
+            return f"{name} of {what} {its}; the one of {what} {own_one} is read"
+    return ""
+
+
 def table_of(arn: str) -> str:
     """The table of a DynamoDB stream."""
     parts = _CHANGES.fullmatch(arn)
