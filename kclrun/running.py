@@ -75,8 +75,9 @@ def run(processor: type[RecordProcessor] | str | None = None, /, **settings: Any
 
     Raises: SettingsError and ProcessorLoadError for what the verb refuses with exit code 78;
     AccessDenied (77), NotFound (66: no stream, or the lease table was deleted), Unavailable (69)
-    as the verb; TableRefused (78: the stream was made again); ProcessorError (65) if user code gave
-    up on a shard and the others are caught up. All of them can be caught as KclrunError.
+    as the verb; TableRefused (78: the rows of the lease table are of another stream);
+    ProcessorError (65) if user code gave up on a shard and the others are caught up. All of them
+    can be caught as KclrunError.
     """
     _refuse_place()
     given = dict(settings)

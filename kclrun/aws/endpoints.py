@@ -23,13 +23,9 @@ from kclrun.aws import operations
 from kclrun.aws.proxies import proxies_for
 from kclrun.aws.sessions import OwnSession, ca_bundle
 from kclrun.errors import SettingsError
-from kclrun.model.stream import is_aws_region, is_loopback
+from kclrun.model.stream import LOOPBACK_REGION, is_aws_region, is_loopback
 from kclrun.model.text import without_secrets
 from kclrun.model.wire import WireEndpoint
-
-# An emulator on this host has no region, but signatures, ARNs and boto3 need one. Never used for
-# an address that is not this host's own.
-LOOPBACK_REGION: Final = "us-east-1"
 
 _PROBES: Final[dict[str, tuple[operations.Operation, dict[str, str]]]] = {
     "kinesis": (operations.DESCRIBE_STREAM_SUMMARY, {"StreamName": "probe"}),

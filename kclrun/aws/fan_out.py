@@ -27,6 +27,7 @@ from kclrun.codec.get_records import decode_subscription_event
 from kclrun.consuming.subscribing import SILENCE_MAX_S, SubscriptionPlan, is_lasting
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import StartPoint
+from kclrun.model.stream import arn_difference
 from kclrun.model.time import Instant, WallTime
 from kclrun.ports import Outage, ShardSubscriber, StreamSummary, Subscription
 
@@ -53,8 +54,10 @@ def consumer_of(summary: StreamSummary, named: str, setting: str) -> str:
     Raises: SettingsError for the ARN of another stream's consumer.
     """
     if named.startswith("arn:") and not named.startswith(f"{summary.arn}/consumer/"):
+        near = arn_difference(summary.arn, named.partition("/consumer/")[0])
         raise errors.SettingsError(
-            f"{setting}: {named} is not a consumer of stream {summary.name}\n"
+            f"{setting}: {named} is not a consumer of stream {summary.name}"
+            f"{f' ({near})' if near else ''}\n"
             "Give its name instead: each stream has a consumer of its own"
         )
     return consumer_name(named)

@@ -11,6 +11,7 @@ from kclrun.config.schema import stream_name
 from kclrun.errors import NotFound, ServiceError
 from kclrun.model.names import nearest
 from kclrun.model.stream import is_change_stream, is_loopback
+from kclrun.model.wire import WireEndpoint
 
 # Operations on the stream. A NotFound of another operation, on the lease table, gets no advice.
 _OF_STREAMS: Final = frozenset(
@@ -24,16 +25,17 @@ def is_of_stream(error: NotFound) -> bool:
 
 
 def advised(
-    error: NotFound, streams: Sequence[str], kinesis_url: str, client: Callable[[], WireClient]
+    error: NotFound, streams: Sequence[str], kinesis: WireEndpoint, client: Callable[[], WireClient]
 ) -> NotFound:
     """The error for one or several missing streams, by name or ARN, with a similar stream name, or
-    with the command that creates the stream on an emulator. `client` is one of Kinesis."""
-    lines = [str(error), *_advice(streams, kinesis_url, client)]
+    with the command that creates the stream on an emulator. `kinesis` is where it is missing,
+    `client` one of Kinesis."""
+    lines = [str(error), *_advice(streams, kinesis, client)]
     return NotFound("\n".join(lines), code=error.code)
 
 
 def _advice(
-    streams: Sequence[str], kinesis_url: str, client: Callable[[], WireClient]
+    streams: Sequence[str], kinesis: WireEndpoint, client: Callable[[], WireClient]
 ) -> Iterator[str]:
     if is_change_stream(streams[0]):
         yield "A stream that is disabled and enabled again has another ARN, which the table names:"
@@ -48,13 +50,13 @@ def _advice(
         near = nearest(name, names)
         if near is not None:
             yield f"Did you mean {near}?"
-    if not is_loopback(kinesis_url):
+    if not is_loopback(kinesis.url):
         yield "Check the name, aws.region, and the account of the credentials"
         return
-    url = kinesis_url.rstrip("/")
+    region = f"--region {kinesis.signing_region}"
+    at = f"{region} --endpoint {kinesis.url.rstrip('/')}"
     for name in missing:
         yield "It is made on this emulator with:"
-        yield (
-            f"  echo hello | kclrun put --format text --create 2 --stream {name} --endpoint {url}"
-        )
-        yield f"or when kclrun's own emulator starts:  kclrun local --stream {name}:2"
+        yield f"  echo hello | kclrun put --format text --create 2 --stream {name} {at}"
+        local = f"kclrun local --stream {name}:2 {region}"
+        yield f"or when kclrun's own emulator starts:  {local}"

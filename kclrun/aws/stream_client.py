@@ -9,13 +9,14 @@ from kclrun.aws.credentials import CredentialSource
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.wire import WireClient
 from kclrun.errors import SettingsError
+from kclrun.model.wire import WireEndpoint
 
 
 class StreamClient(NamedTuple):
     """The client, and the address that it uses. Nothing has been sent."""
 
     client: WireClient
-    url: str
+    endpoint: WireEndpoint
 
 
 def open_stream_client(
@@ -36,4 +37,4 @@ def open_stream_client(
         service=signing_service(stream),
         reread=credentials.reread,
     )
-    return StreamClient(client, endpoint.url)
+    return StreamClient(client, endpoint)

@@ -40,7 +40,7 @@ MEANINGS: Final[Mapping[int, str]] = {
     CUT_SHORT: "stopped before all was drained and checkpointed; the rest is read again",
     PERMISSION: "AWS refused a permission, or there are no credentials",
     CONFIGURATION: "the configuration is wrong, the processor cannot be loaded, this host refuses"
-    " what kclrun is built on, or the stream was made again",
+    " what kclrun is built on, or the rows of the lease table are of another stream",
 }
 
 # The first match wins: subclasses come before their base classes.

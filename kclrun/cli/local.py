@@ -10,10 +10,12 @@ import click
 
 from kclrun.cli.config_options import ConfigChoice, ConfigCommand, optional_config_options
 from kclrun.cli.terminal import stop_signals
-from kclrun.config.schema import SHARDS_MAX
+from kclrun.config.schema import SHARDS_MAX, AwsSettings
+from kclrun.model.stream import LOOPBACK_REGION
 
 # The service's rule for names.
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_REGION: Final = re.compile(r"[A-Za-z0-9-]{1,63}")
 
 
 @click.command(cls=ConfigCommand)
@@ -45,6 +47,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
     metavar="NAME[:SHARDS]",
     help="Make this stream, with so many shards or one (repeatable).",
 )
+@click.option(
+    "--region",
+    metavar="NAME",
+    help="With --stream: its region; without, that of AWS_REGION or the profile, else us-east-1.",
+)
 def local(
     config: ConfigChoice,
     port: int,
@@ -52,6 +59,7 @@ def local(
     credentials: str | None,
     streams: tuple[str, ...],
     *,
+    region: str | None,
     limits: bool,
     serves_moto_api: bool,
 ) -> int:
@@ -79,16 +87,20 @@ def local(
         stop_signals=stop_signals(),
     )
     named = dict(_stream(text) for text in streams)
+    from kclrun.cli.run.embedded import embedded_streams, furnished, local_region
+
     if config.named is None:
-        return run(credentials=_pair(credentials), streams=named)
+        own = local_region(AwsSettings(region=_region(region))) if named else LOOPBACK_REGION
+        return run(credentials=_pair(credentials), streams=named, region=own)
+    if region is not None:
+        raise click.UsageError("--region and --config exclude each other: --set aws.region=NAME")
     if credentials is not None:
         raise click.UsageError("--credentials and --config exclude each other.")
-    from kclrun.cli.run.embedded import embedded_streams, furnished
-
     configuration = config.load_for("embedded", "output", "outputs", "state", "path")
     return run(
         credentials=None,
         streams=embedded_streams(configuration.settings) | named,
+        region=local_region(configuration.settings.aws),
         furnished=partial(furnished, configuration),
     )
 
@@ -103,6 +115,14 @@ def _stream(text: str) -> tuple[str, int]:
             param_hint="--stream",
         )
     return name, shards or 1
+
+
+def _region(name: str | None) -> str | None:
+    if name is not None and not _REGION.fullmatch(name):
+        raise click.BadParameter(
+            f"expected a region such as eu-west-1, got {name[:60]!r}", param_hint="--region"
+        )
+    return name
 
 
 def _pair(credentials: str | None) -> tuple[str, str] | None:

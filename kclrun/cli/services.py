@@ -468,7 +468,7 @@ def advising_on_streams(aws: Aws) -> Iterator[None]:
         if not is_of_stream(error):
             raise
         named = tuple(source.name for source in aws.settings.sources)
-        raise advised(error, named, aws.kinesis.url, lambda: aws.kinesis_client) from None
+        raise advised(error, named, aws.kinesis, lambda: aws.kinesis_client) from None
 
 
 def _summary(admin: StreamAdmin) -> StreamSummary:

@@ -372,7 +372,7 @@ class LeaseManager:
             return []
         self._is_refused = True
         note = Note("stream_recreated", "error", fields={"detail": why})
-        return [note, StopRefused("the stream was deleted and made again")]
+        return [note, StopRefused("the rows of the lease table are of another stream")]
 
     def _on_write(self, event: events.WriteResolved, now: Instant) -> list[Command]:
         change = event.change

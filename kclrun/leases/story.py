@@ -251,7 +251,7 @@ _SENTENCES: Final[Mapping[str, str]] = {
     "service_back": "{operation} works again for {who}, after {outage_s} s.",
     "table_vanished": "The lease table was deleted: {who} stopped reading.",
     "instance_notice": "The machine of {who} is about to end: {reason}.",
-    "stream_recreated": "The stream was deleted and made again: {who} stopped reading.",
+    "stream_recreated": "The rows are of another stream: {who} stopped reading.",
     "lease_created": "The shard got a lease, to be read from {position}.",
     "lease_released": "{who} released the lease at {position}.",
     "lease_asked": "{who} asked {row_owner} for the lease.",

@@ -187,6 +187,10 @@ class StreamConsumers:
     def __len__(self) -> int:
         return len(self._consumers)
 
+    @property
+    def stream_arn(self) -> str:
+        return self._stream.arn
+
     def listed(self) -> list[Consumer]:
         """In the order of their names."""
         return [self._consumers[name] for name in sorted(self._consumers)]

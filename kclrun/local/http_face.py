@@ -46,8 +46,9 @@ from kclrun.local.operations import (
     exception_message,
     initial_response,
 )
-from kclrun.local.service import REGION, Kinesis
+from kclrun.local.service import Kinesis
 from kclrun.local.signatures import Credentials, SignatureRefused, SignedRequest, verify
+from kclrun.model.stream import LOOPBACK_REGION
 from kclrun.model.time import WallTime
 
 # A WSGI application (PEP 3333), called with an ASGI request. Body and answer are in memory as a
@@ -320,20 +321,35 @@ _S3_CODES: Final = _XML_CODES | {
 }
 
 
+# A signature names the region and the service that it is for.
+_SCOPE: Final = re.compile(rb"Credential=[^/,]*/\d{8}/([A-Za-z0-9-]{1,64})/([a-z0-9-]{1,64})/")
+
+
+def signed_region(scope: Scope) -> str:
+    """The region of a request, which its client chose: that of its signature. A request without a
+    signature in its headers is for the default region, as moto has it."""
+    signed = _signed(scope)
+    return LOOPBACK_REGION if signed is None else signed[1].decode("ascii")
+
+
+def _signed(scope: Scope) -> re.Match[bytes] | None:
+    return _SCOPE.search(dict(scope["headers"]).get(b"authorization", b""))
+
+
 class MotoFace:
     """An ASGI application over moto's WSGI application.
 
     DynamoDB requests are answered one at a time, so that a condition and its write are one step. In
-    the same thread, `changes` answers requests for DynamoDB Streams instead of moto: operation and
-    body, to status and body. A few threads answer the other requests, so that an SQS long poll does
-    not block them. With credentials, an unsigned request does not reach moto.
+    the same thread, `changes` answers requests for DynamoDB Streams instead of moto: operation,
+    body and region, to status and body. A few threads answer the other requests, so that an SQS
+    long poll does not block them. With credentials, an unsigned request does not reach moto.
     """
 
     def __init__(
         self,
         moto: WsgiApp,
         credentials: Credentials | None,
-        changes: Callable[[str, bytes], tuple[int, bytes]] | None = None,
+        changes: Callable[[str, bytes, str], tuple[int, bytes]] | None = None,
     ) -> None:
         self._moto = moto
         self._credentials = credentials
@@ -365,7 +381,9 @@ class MotoFace:
         loop = asyncio.get_running_loop()
         if self._changes is not None and target.startswith(_CHANGES_PREFIX):
             operation = target.removeprefix(_CHANGES_PREFIX).decode("latin-1")
-            status, content = await loop.run_in_executor(pool, self._changes, operation, body)
+            status, content = await loop.run_in_executor(
+                pool, self._changes, operation, body, signed_region(scope)
+            )
             content_type = (b"content-type", b"application/x-amz-json-1.0")
             await respond(send, status, [content_type], content)
             return
@@ -416,7 +434,6 @@ _TARGET_PREFIX: Final = b"Kinesis_20131202."
 # 10 MiB of data is 13.4 MiB in base64. 500 keys of 256 characters in six-byte JSON escapes and
 # the field names need less than the rest.
 _BODY_BYTES_MAX: Final = 16 * 1024 * 1024
-_SCOPE: Final = re.compile(rb"Credential=[^/,]*/\d{8}/([a-z0-9-]{1,64})/([a-z0-9-]{1,64})/")
 
 
 class HttpFace:
@@ -439,14 +456,13 @@ class HttpFace:
         """One request. The server calls it for HTTP only (lifespan and web sockets are off)."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         target = headers.get(b"x-amz-target", b"")
-        scope_match = _SCOPE.search(headers.get(b"authorization", b""))
+        signed = _signed(scope)
         is_kinesis = target.startswith(_TARGET_PREFIX) or (
-            scope_match is not None and scope_match[2] == b"kinesis"
+            signed is not None and signed[2] == b"kinesis"
         )
         if not is_kinesis and self._elsewhere is not None:
             await self._elsewhere(scope, receive, send)
             return
-        region = REGION if scope_match is None else scope_match[1].decode("ascii")
         encoding = Encoding.of(headers.get(b"content-type", b""))
         given: Answer | Subscription
         try:
@@ -458,7 +474,7 @@ class HttpFace:
             given = error_answer(413, "RequestEntityTooLargeException", too_large, encoding)
         else:
             operation = target.removeprefix(_TARGET_PREFIX).decode("latin-1")
-            given = self._answer(scope, operation, body, region, encoding)
+            given = self._answer(scope, operation, body, encoding)
         request_id = (b"x-amzn-requestid", str(uuid.uuid4()).encode())
         if isinstance(given, Subscription):
             start = [(b"content-type", CONTENT_TYPE), request_id, date_header(self._clock)]
@@ -469,7 +485,7 @@ class HttpFace:
         await respond(send, given.status, about, given.body, self._clock)
 
     def _answer(
-        self, scope: Scope, operation: str, body: bytes, region: str, encoding: Encoding
+        self, scope: Scope, operation: str, body: bytes, encoding: Encoding
     ) -> Answer | Subscription:
         now = self._clock()
         if self._credentials is not None:
@@ -477,7 +493,8 @@ class HttpFace:
                 verify(SignedRequest.of(scope, body), self._credentials, now)
             except SignatureRefused as refusal:
                 return error_answer(400, refusal.code, str(refusal), encoding)
-        return answer(self._kinesis, operation, body, WallTime(now), region, encoding=encoding)
+        kinesis = self._kinesis.in_region(signed_region(scope))
+        return answer(kinesis, operation, body, WallTime(now), encoding=encoding)
 
 
 async def _push(

@@ -25,6 +25,8 @@ def dispatcher() -> WsgiApp:
     """
     # By default moto accepts requests of web pages of any origin. No web page needs access here.
     os.environ["MOTO_DISABLE_GLOBAL_CORS"] = "true"
+    # The region is the client's to choose, as for Kinesis.
+    os.environ["MOTO_ALLOW_NONEXISTENT_REGION"] = "true"
     from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
     moto = DomainDispatcherApplication(create_backend_app)

@@ -27,7 +27,6 @@ from kclrun.local.refusals import (
 )
 from kclrun.local.service import (
     ON_DEMAND_STREAMS_MAX,
-    REGION,
     SHARDS_MAX,
     Kinesis,
     ReadPage,
@@ -139,7 +138,6 @@ class _Call(msgspec.Struct, frozen=True):
 
     kinesis: Kinesis
     now: WallTime
-    region: str
 
     def stream(self, request: requests.OfStream) -> Stream:
         return self.kinesis.stream(request.stream_name, request.stream_arn, self.now)
@@ -153,11 +151,10 @@ def answer(
     operation: str,
     body: bytes,
     now: WallTime,
-    region: str = REGION,
     *,
     encoding: Encoding = Encoding.JSON,
 ) -> Answer | Subscription:
-    """Execute one operation. Never raises because of the request's content."""
+    """Execute one operation in a region. Never raises because of the request's content."""
     try:
         entry = OPERATIONS.get(operation)
         if entry is None:
@@ -165,7 +162,7 @@ def answer(
         request = _decoded(entry, body, encoding)
         if (unknown := request.not_emulated()) is not None:
             raise invalid_argument(f"The embedded Kinesis does not emulate {unknown}.")
-        given = entry.carry_out(_Call(kinesis, now, region), request)
+        given = entry.carry_out(_Call(kinesis, now), request)
     except msgspec.ValidationError as error:
         return refusal_answer(validation(str(error)), encoding)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MalformedCbor):
@@ -215,7 +212,6 @@ def _create_stream(call: _Call, request: requests.CreateStream) -> None:
         request.stream_name,
         request.shard_count or 4,
         call.now,
-        region=call.region,
         record_bytes_max=(request.max_record_size_in_kib or _KIB) * _KIB,
         tags=request.tags,
         mode=ON_DEMAND if is_on_demand else PROVISIONED,
@@ -467,14 +463,21 @@ def _register_consumer(call: _Call, request: requests.RegisterConsumer) -> Json:
 
 
 def _named_consumer(call: _Call, request: requests.OfConsumer) -> tuple[StreamConsumers, Consumer]:
-    """Raises: NotFound, InvalidRequest (neither the consumer's ARN nor the stream's and a name)."""
+    """Raises: NotFound, InvalidRequest (neither the consumer's ARN nor the stream's and a name; the
+    ARN is not that of the consumer that the others name)."""
     if request.consumer_arn is not None:
         consumers = call.kinesis.consumers_by_arn(request.consumer_arn, call.now)
-    elif request.stream_arn is not None and request.consumer_name is not None:
-        consumers = call.kinesis.consumers_of(call.named(request.stream_arn))
-    else:
+        consumer = consumers.consumer(None, request.consumer_arn)
+        # "You may also provide all three parameters, as long as they don't conflict."
+        if request.stream_arn not in (None, consumers.stream_arn) or (
+            request.consumer_name not in (None, consumer.name)
+        ):
+            raise invalid_argument("ConsumerARN, StreamARN and ConsumerName conflict.")
+        return consumers, consumer
+    if request.stream_arn is None or request.consumer_name is None:
         raise invalid_argument("Either ConsumerARN, or StreamARN and ConsumerName, must be given.")
-    return consumers, consumers.consumer(request.consumer_name, request.consumer_arn)
+    consumers = call.kinesis.consumers_of(call.named(request.stream_arn))
+    return consumers, consumers.consumer(request.consumer_name, None)
 
 
 def _describe_consumer(call: _Call, request: requests.OfConsumer) -> Json:

@@ -33,7 +33,7 @@ from kclrun.lifecycle.stopping import STOP_SIGNALS
 from kclrun.local.changes.model import ChangeSettings
 from kclrun.local.limits import STORED_BYTES_MAX
 from kclrun.local.signatures import Credentials
-from kclrun.model.stream import is_loopback_host
+from kclrun.model.stream import LOOPBACK_REGION, is_loopback_host
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
 # The services that kclrun uses.
@@ -230,14 +230,15 @@ def run_local(
     hosts: Sequence[str] = (),
     serves_moto_api: bool = False,
     streams: Mapping[str, int] = types.MappingProxyType({}),
+    region: str = LOOPBACK_REGION,
     furnished: Callable[[Embedded, threading.Event], AbstractContextManager[None]] | None = None,
     stop_signals: Iterable[signal.Signals] = STOP_SIGNALS,
 ) -> int:
     """`kclrun local`: serve in the foreground until one of `stop_signals`; the exit code.
 
-    Creates `streams` (name to number of shards), then enters `furnished`, which is given an event
-    that is set by the signal. Prints one line when ready, and one that names the streams. The exit
-    code is 0 after a signal and 69 if one of the processes ends by itself.
+    Creates `streams` (name to number of shards) in `region`, then enters `furnished`, which is
+    given an event that is set by the signal. Prints one line when ready, and one that names the
+    streams. The exit code is 0 after a signal and 69 if one of the processes ends by itself.
     """
     asked = signal_event(stop_signals)
     started = start_embedded(
@@ -248,12 +249,12 @@ def run_local(
         serves_moto_api=serves_moto_api,
     )
     with started as embedded:
-        _make_streams(embedded, streams, credentials)
+        _make_streams(embedded, region, streams, credentials)
         with contextlib.nullcontext() if furnished is None else furnished(embedded, asked):
             sys.stdout.write(f"{SERVICES} at {embedded.endpoint} (Ctrl-C ends them)\n")
             if streams:
                 named = ", ".join(f"{name} (shards: {shards})" for name, shards in streams.items())
-                sys.stdout.write(f"Streams: {named}\n")
+                sys.stdout.write(f"Streams in {region}: {named}\n")
             sys.stdout.flush()
             if credentials is None and not embedded.is_on_loopback:
                 sys.stderr.write(_OPEN)
@@ -265,15 +266,17 @@ def run_local(
 
 
 def _make_streams(
-    embedded: Embedded, streams: Mapping[str, int], credentials: tuple[str, str] | None
+    embedded: Embedded,
+    region: str,
+    streams: Mapping[str, int],
+    credentials: tuple[str, str] | None,
 ) -> None:
     if not streams:
         return
     # Imported only if streams are created.
-    from kclrun.aws.endpoints import LOOPBACK_REGION
     from kclrun.local.filling import LOCAL_CREDENTIALS, make_stream
 
-    endpoint = WireEndpoint(embedded.kinesis_endpoint, LOOPBACK_REGION, LOOPBACK_REGION)
+    endpoint = WireEndpoint(embedded.kinesis_endpoint, region, region)
     keys = LOCAL_CREDENTIALS if credentials is None else WireCredentials(*credentials)
     for name, shards in streams.items():
         make_stream(endpoint, name, shards, keys)

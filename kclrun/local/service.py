@@ -1,4 +1,4 @@
-"""The model's account: all streams, their tokens, and the bound on the bytes they store together.
+"""The model's account: the streams of each region, their tokens, and the bound on all their bytes.
 
 The HTTP endpoint and the simulator both call it. It knows neither HTTP nor JSON nor clocks: `now`
 is an argument of every call, the secret of the tokens one of the constructor. Every refusal is a
@@ -40,14 +40,16 @@ from kclrun.local.stream import (
 )
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import ChildShard
+from kclrun.model.stream import LOOPBACK_REGION
 from kclrun.model.time import WallTime
 
 # moto uses this account too, so that the ARNs of all services agree.
 ACCOUNT_ID: Final = "123456789012"
-REGION: Final = "us-east-1"
 # "1 to 8760": the longest retention is a year; lowering never goes below a day.
 _RETENTION_HOURS_MIN: Final = 24
 _RETENTION_HOURS_MAX: Final = 8760
+# AWS has fewer. The names of regions are not checked: any client chooses its own.
+_REGIONS_MAX: Final = 100
 # A shard costs a few kB here; AWS's default quota in its largest regions is 20,000 an account.
 SHARDS_MAX: Final = 20_000
 _HOUR_S: Final = 3600.0
@@ -66,6 +68,7 @@ class KinesisSettings(msgspec.Struct, frozen=True):
     UPDATING takes at least `update_s`. `limits` None means no limits of rates."""
 
     account_id: str = ACCOUNT_ID
+    region: str = LOOPBACK_REGION
     limits: ShardLimits | None = None
     settle_s: float = 0.0
     update_s: float = 0.0
@@ -89,15 +92,39 @@ class ShardPage(msgspec.Struct, frozen=True):
 
 
 class Kinesis:
-    """Every operation of the embedded service, with Python values."""
+    """Every operation of the embedded service in one region, with Python values.
 
-    def __init__(self, settings: KinesisSettings, secret: bytes) -> None:
+    As in AWS, regions share no stream, no consumer and no token. Here they share the bound on the
+    stored bytes.
+    """
+
+    def __init__(
+        self, settings: KinesisSettings, secret: bytes, *, beside: Kinesis | None = None
+    ) -> None:
         self.settings = settings
-        self.storage = Storage(settings.stored_bytes_max)
         self._secret = secret
+        # Shared by all regions: the bytes, and the regions in which a stream was created.
+        self.storage: Storage
+        self._regions: dict[str, Kinesis]
+        if beside is None:
+            self.storage = Storage(settings.stored_bytes_max)
+            self._regions = {settings.region: self}
+        else:
+            self.storage = beside.storage
+            self._regions = beside._regions  # noqa: SLF001 - of another of this class
         self._streams: dict[str, Stream] = {}
         self._by_id: dict[int, Stream] = {}
         self._consumers: dict[int, StreamConsumers] = {}
+
+    def in_region(self, region: str) -> Kinesis:
+        """The same account in another region, or this one."""
+        found = self._regions.get(region)
+        if found is None:
+            settings = msgspec.structs.replace(self.settings, region=region)
+            # Another secret: a token of one region is not valid in another.
+            secret = blake2b(region.encode(), key=self._secret).digest()
+            found = Kinesis(settings, secret, beside=self)
+        return found
 
     # Streams
 
@@ -107,7 +134,6 @@ class Kinesis:
         shard_count: int,
         now: WallTime,
         *,
-        region: str = REGION,
         record_bytes_max: int = RECORD_BYTES_DEFAULT,
         tags: dict[str, str] | None = None,
         mode: str = PROVISIONED,
@@ -126,7 +152,8 @@ class Kinesis:
             add_tags(kept_tags, tags)
         self._require_shards_left(shard_count)
         self._require_streams_left(mode, now)
-        arn = f"arn:aws:kinesis:{region}:{self.settings.account_id}:stream/{name}"
+        self._keep_region()
+        arn = f"arn:aws:kinesis:{self.settings.region}:{self.settings.account_id}:stream/{name}"
         # By name and time of creation: an iterator of a deleted stream must not be valid for a
         # later stream of the same name.
         identity = blake2b(f"{arn}@{now!r}".encode(), digest_size=8).digest()
@@ -181,8 +208,22 @@ class Kinesis:
         if stream is None or arn not in (None, stream.arn):
             raise resource_not_found(
                 f"Stream {wanted} under account {self.settings.account_id} not found."
+                f"{self._elsewhere(wanted)}"
             )
         return stream
+
+    def has_stream(self, name: str) -> bool:
+        return name in self._streams
+
+    def _elsewhere(self, name: str) -> str:
+        """Where there is a stream of this name: a client with another region is easily taken for
+        one of this. The service does not say it."""
+        others = sorted(
+            region for region, kinesis in self._regions.items() if kinesis.has_stream(name)
+        )
+        if not others or others == [self.settings.region]:
+            return ""
+        return f" The request is for {self.settings.region}; {name} is in {', '.join(others)}."
 
     def update_shard_count(self, stream: Stream, count: int, now: WallTime) -> None:
         """Raises: as `Stream.update_shard_count`, and Throttled for too many shards."""
@@ -353,6 +394,11 @@ class Kinesis:
             del self._streams[stream.name], self._by_id[stream.stream_id]
             del self._consumers[stream.stream_id]
 
+    def _keep_region(self) -> None:
+        if self.settings.region not in self._regions and len(self._regions) >= _REGIONS_MAX:
+            raise limit_exceeded(f"There are streams in {_REGIONS_MAX} regions already.")
+        self._regions[self.settings.region] = self
+
     def _require_writable(self, stream: Stream, now: WallTime) -> None:
         if stream.status(now) in ("CREATING", "DELETING"):
             raise resource_not_found(
@@ -385,8 +431,9 @@ class Kinesis:
             )
 
     def _make_room(self, entries: Sequence[PutEntry], now: WallTime) -> None:
-        """Before a write is refused, trim the expired records of every stream."""
+        """Before a write is refused, trim the expired records of every stream of every region."""
         needed = sum(len(entry.data) + _ENTRY_OVERHEAD_BYTES for entry in entries)
         if not self.storage.has_room(needed):
-            for stream in self._streams.values():
-                stream.trim(now)
+            for kinesis in self._regions.values():
+                for stream in kinesis.streams(now):
+                    stream.trim(now)

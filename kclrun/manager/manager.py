@@ -312,7 +312,7 @@ class Manager:
                 self.others_in_sight = others
                 self.processes.broadcast(OthersInSight(others))
             case commands.StopRefused(reason):
-                self.drain(reason, at_its_end=ExitReason.STREAM_RECREATED)
+                self.drain(reason, at_its_end=ExitReason.ANOTHER_STREAM)
             case commands.Note():
                 self._note(command)
             case commands.Finish():

@@ -117,8 +117,9 @@ class ExitReason(enum.Enum):
     HALTED = "caught up but for halted shards"
     # Ownership cannot be proven, renewed or checkpointed any more: an operator has to act.
     TABLE_GONE = "the lease table is gone"
-    # The checkpoints mean nothing in the new stream: an operator decides where reading begins.
-    STREAM_RECREATED = "the stream was deleted and made again"
+    # The checkpoints mean nothing in the stream that is read: an operator decides where reading
+    # begins. Its log line says whether the stream was deleted and made again under its name.
+    ANOTHER_STREAM = "the rows of the lease table are of another stream"
     # A process had to be killed, a row of ours was left to expire, or processed records could not
     # be checkpointed (a full disk). No loss: records that were not checkpointed are read again.
     CUT_SHORT = "stopped before it was drained"
@@ -132,6 +133,6 @@ class ExitReason(enum.Enum):
             ExitReason.HALTED: 65,
             ExitReason.TABLE_GONE: 66,
             ExitReason.CUT_SHORT: 75,
-            ExitReason.STREAM_RECREATED: 78,
+            ExitReason.ANOTHER_STREAM: 78,
         }
         return codes.get(self, 0)

@@ -14,6 +14,9 @@ from kclrun.errors import SettingsError
 from kclrun.model.shard import ChildShard, Shard
 from kclrun.model.time import WallTime
 
+# An emulator on this host has no region, but signatures, ARNs and boto3 need one. Never used for
+# an address that is not this host's own.
+LOOPBACK_REGION: Final = "us-east-1"
 # In every partition; with the names that ask for endpoints of FIPS.
 _REGION: Final = re.compile(r"(fips-)?[a-z]{2,4}(-[a-z]+)+-\d{1,2}(-fips)?")
 
@@ -100,6 +103,23 @@ def region_of(stream: str) -> str | None:
     """The region that a stream's ARN names; None for a name."""
     parts = stream.split(":")
     return parts[3] or None if len(parts) > 5 and parts[0] == "arn" else None
+
+
+def arn_difference(own: str, other: str) -> str:
+    """How the ARN of a stream differs from one that is nearly the same, in words; empty for one
+    that only has its form in common."""
+    ours, theirs = own.split(":", 5), other.split(":", 5)
+    name, its_name = (parts[-1].removeprefix("stream/") for parts in (ours, theirs))
+    if len(theirs) != len(ours) or name.casefold() != its_name.casefold():
+        return ""
+    if name != its_name:
+        return f"{its_name} is written otherwise than {name}, which is read"
+    # Partition, service, region, account.
+    for at, what in ((1, "partition"), (3, "region"), (4, "account")):
+        if ours[at] != theirs[at]:
+            its, own_one = theirs[at] or "(none)", ours[at]
+            return f"{name} of {what} {its}; the one of {what} {own_one} is read"
+    return ""
 
 
 def table_of(arn: str) -> str:

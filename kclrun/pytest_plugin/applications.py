@@ -22,7 +22,6 @@ from typing import Any, Final, Self
 import msgspec
 import psutil
 
-from kclrun.aws.endpoints import LOOPBACK_REGION
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigChoice
 from kclrun.config.schema import Settings
@@ -30,6 +29,7 @@ from kclrun.errors import SettingsError
 from kclrun.local.in_process import InProcessAws
 from kclrun.model.letter import Letter
 from kclrun.model.output import MAIN_OUTPUT
+from kclrun.model.stream import LOOPBACK_REGION
 from kclrun.processor import RecordProcessor
 from kclrun.pytest_plugin.streams import TestStream
 from kclrun.sinks.dead_letters import LetterFolder

@@ -219,7 +219,7 @@ def _opened(
         profile=settings.aws.profile,
         endpoint_url=settings.aws.endpoint,
     )
-    client, url = open_stream_client(stream, aws, role_arn=settings.aws.role_arn)
+    client, endpoint = open_stream_client(stream, aws, role_arn=settings.aws.role_arn)
     readers = None
     try:
         admin = admin_of(client, stream)
@@ -228,7 +228,7 @@ def _opened(
         except NotFound as error:
             if not is_of_stream(error):
                 raise
-            raise advised(error, (stream,), url, lambda: client) from None
+            raise advised(error, (stream,), endpoint, lambda: client) from None
         readers = StreamReaders(
             starts,
             reader_of(client, stream),

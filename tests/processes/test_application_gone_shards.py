@@ -93,7 +93,10 @@ def test_a_stream_that_is_made_again_stops_the_fleet_and_refuses_the_next_start(
     assert app.process.wait(HUNG_S) == 78
     (refused,) = app.of("stream_recreated")
     assert "deleted and made again under its name" in refused["detail"]
-    assert app.of("manager_stopped")[-1]["reason"] == "the stream was deleted and made again"
+    assert (
+        app.of("manager_stopped")[-1]["reason"]
+        == "the rows of the lease table are of another stream"
+    )
     assert all("leaseOwner" not in row for row in forgetful_aws.rows(app.table).values())
 
     start(stream, again=app)

@@ -5,6 +5,7 @@ from kclrun.aws.errors import parse_error_reply, service_error
 from kclrun.aws.wire import WireReply
 from kclrun.local.changes.model import ChangeSettings
 from kclrun.local.changes.tables import ChangeStreams
+from kclrun.model.stream import region_of
 
 ARN = "arn:aws:dynamodb:us-east-1:123456789012:table/orders/stream/2026-01-01T00:00:00.000"
 
@@ -35,14 +36,14 @@ class ModelChanges:
 
     def call(self, operation, body):
         self.between(operation.name)
-        status, answer = self._streams.answer(operation.name, body)
+        status, answer = self._streams.answer(operation.name, body, region_of(ARN))
         if status != 200:
             raise service_error(operation, parse_error_reply(answer, None), status)
         return WireReply(status, answer, float(int(self.now)))
 
     def refused(self, operation, body):
         """The code with which a request is refused."""
-        status, answer = self._streams.answer(operation, body)
+        status, answer = self._streams.answer(operation, body, region_of(ARN))
         assert status == 400
         return parse_error_reply(answer, None).code
 

@@ -23,7 +23,8 @@ import msgspec
 
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import LOOPBACK_CREDENTIALS
-from kclrun.aws.endpoints import LOOPBACK_REGION, EndpointSettings, open_session
+from kclrun.aws.endpoints import EndpointSettings, open_session
+from kclrun.aws.sessions import OwnSession
 from kclrun.cli.child_lines import lines_of
 from kclrun.cli.config_options import Configuration
 from kclrun.cli.terminal import stop_signals
@@ -45,6 +46,7 @@ _FILLER_END_MAX_S: Final = 5.0
 _FILLED_POLL_S: Final = 0.05
 
 
+_ON_THIS_HOST: Final = "http://127.0.0.1"
 # Two seconds are usual: the import of moto.
 _EMBEDDED_QUICK_S: Final = 4.0
 
@@ -82,10 +84,10 @@ def embedded_run(configuration: Configuration) -> Iterator[EmbeddedRun]:
     with waiting_for("the embedded AWS to start", _EMBEDDED_QUICK_S):
         started = start_embedded(limits=embedded_settings.limits)
     with started as embedded, _own_places(settings) as placed:
-        kinesis = WireEndpoint(embedded.kinesis_endpoint, LOOPBACK_REGION, LOOPBACK_REGION)
+        reached = msgspec.structs.replace(placed, aws=_aws(settings.aws, embedded))
+        kinesis = _kinesis(reached, embedded)
         for name, shards in embedded_streams(settings).items():
             make_stream(kinesis, name, shards)
-        reached = msgspec.structs.replace(placed, aws=_aws(settings.aws, embedded))
         _make_destinations(reached, kinesis)
         if embedded_settings.fill is None:
             yield EmbeddedRun(reached, None)
@@ -116,8 +118,8 @@ def furnished(
     SettingsError or Unavailable if the filler fails.
     """
     settings = configuration.settings
-    kinesis = WireEndpoint(embedded.kinesis_endpoint, LOOPBACK_REGION, LOOPBACK_REGION)
     reached = msgspec.structs.replace(settings, aws=_aws(settings.aws, embedded))
+    kinesis = _kinesis(reached, embedded)
     _make_destinations(reached, kinesis)
     if settings.embedded is None or settings.embedded.fill is None:
         yield
@@ -131,6 +133,23 @@ def furnished(
         filler.result()
 
 
+def local_region(aws: AwsSettings) -> str:
+    """The region of an application's requests to an endpoint on this machine: an embedded AWS has
+    its streams there. Raises: SettingsError (the configuration files of AWS)."""
+    profile = aws.profile
+    if profile is not None and profile not in OwnSession().available_profiles:
+        profile = None  # of another machine: the application cannot run here with it
+    own = EndpointSettings(region=aws.region, profile=profile, endpoint_url=_ON_THIS_HOST)
+    region: str = open_session(own).get_config_variable("region")
+    return region
+
+
+def _kinesis(reached: Settings, embedded: Embedded) -> WireEndpoint:
+    region = reached.aws.region
+    assert region is not None, "that of an embedded AWS is known"
+    return WireEndpoint(embedded.kinesis_endpoint, region, region)
+
+
 def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
     """The streams, buckets, queues and topics of the outputs, and the bucket or table of the state:
     they exist as long as the run."""
@@ -138,7 +157,7 @@ def _make_destinations(settings: Settings, kinesis: WireEndpoint) -> None:
 
     if settings.engine != "fleet":
         return
-    own = EndpointSettings(region=LOOPBACK_REGION, endpoint_url=settings.aws.endpoint)
+    own = EndpointSettings(region=settings.aws.region, endpoint_url=settings.aws.endpoint)
     control = ControlPlane(open_session(own), own, LOOPBACK_CREDENTIALS)
     state = state_place(settings)
     places = output_places(settings, ONLY_STREAM)
@@ -218,7 +237,7 @@ def _aws(aws: AwsSettings, embedded: Embedded) -> AwsSettings:
     belong to the real AWS."""
     return msgspec.structs.replace(
         aws,
-        region=LOOPBACK_REGION,
+        region=local_region(aws),
         endpoint=embedded.endpoint,
         endpoints={"kinesis": embedded.kinesis_endpoint, "dynamodb": embedded.dynamodb_endpoint},
         profile=None,

@@ -21,6 +21,7 @@ from kclrun.local.changes.model import (
     opened,
 )
 from kclrun.model.record import IteratorType
+from kclrun.model.stream import region_of
 from kclrun.model.time import WallTime
 
 # A disabled stream stays readable for a day; a process of a development machine rarely lives on.
@@ -63,11 +64,12 @@ class ChangeStreams:
         """A change of an item of the stream's table."""
         self._streams[arn].add(event, self._now())
 
-    def answer(self, operation: str, body: bytes) -> tuple[int, bytes]:
-        """The status and the body of the answer to one request."""
+    def answer(self, operation: str, body: bytes, region: str) -> tuple[int, bytes]:
+        """The status and the body of the answer to one request. Its region has streams of its own,
+        as its tables."""
         try:
             request = msgspec.json.decode(body, type=_Request)
-            return 200, msgspec.json.encode(self._answer(operation, request))
+            return 200, msgspec.json.encode(self._answer(operation, request, region))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             error: ServiceError = InvalidRequest("not understood", code="SerializationException")
         except ServiceError as refused:
@@ -75,31 +77,32 @@ class ChangeStreams:
         named = f"com.amazonaws.dynamodb.v20120810#{error.code}"
         return 400, msgspec.json.encode({"__type": named, "message": str(error)})
 
-    def _answer(self, operation: str, request: _Request) -> dict[str, Any]:
+    def _answer(self, operation: str, request: _Request, region: str) -> dict[str, Any]:
         now = self._now()
         match operation:
             case "ListStreams":
-                return {"Streams": [_named(arn) for arn in self._streams if _is_of(arn, request)]}
+                there = [arn for arn in self._streams if region_of(arn) == region]
+                return {"Streams": [_named(arn) for arn in there if _is_of(arn, request)]}
             case "DescribeStream":
                 limit = min(request.limit, SHARDS_A_PAGE)
-                stream = self._stream(request.stream_arn)
+                stream = self._stream(request.stream_arn, region)
                 parent = None if request.shard_filter is None else request.shard_filter.shard_id
                 after = request.exclusive_start_shard_id
                 described = stream.describe(after, limit, now, children_of=parent)
                 return {"StreamDescription": _named(stream.arn) | described}
             case "GetShardIterator":
                 kind = _kind(request.shard_iterator_type)
-                stream = self._stream(request.stream_arn)
+                stream = self._stream(request.stream_arn, region)
                 iterator = stream.iterator(request.shard_id, kind, request.sequence_number, now)
                 return {"ShardIterator": iterator}
             case "GetRecords":
-                stream = self._stream(opened(request.shard_iterator).arn)
+                stream = self._stream(opened(request.shard_iterator).arn, region)
                 return stream.fetch(request.shard_iterator, request.limit, now)
         raise InvalidRequest(f"no operation {operation}", code="UnknownOperationException")
 
-    def _stream(self, arn: str) -> ChangeStream:
+    def _stream(self, arn: str, region: str) -> ChangeStream:
         stream = self._streams.get(arn)
-        if stream is None:
+        if stream is None or region_of(arn) != region:
             raise NotFound(
                 f"Requested resource not found: Stream: {arn} not found",
                 code="ResourceNotFoundException",

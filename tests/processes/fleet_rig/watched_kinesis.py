@@ -22,14 +22,14 @@ class WatchedAnswers:
         self._noter = Noter()
         self._shards = {}
 
-    def __call__(self, kinesis, operation, body, now, region, **more):
+    def __call__(self, kinesis, operation, body, now, **more):
         if operation == "GetRecords":
             shard = self._shards.pop(json.loads(body)["ShardIterator"], None)
             if shard is not None:
                 self._noter.note("first_read", **shard)
         elif operation == "ListShards":
             self._noter.note("list_shards", stream=json.loads(body).get("StreamName"))
-        given = self._answer(kinesis, operation, body, now, region, **more)
+        given = self._answer(kinesis, operation, body, now, **more)
         if operation == "GetShardIterator" and given.status == 200:
             asked = json.loads(body)
             stream = asked.get("StreamName") or asked["StreamARN"].rpartition("/")[2]

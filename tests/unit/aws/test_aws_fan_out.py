@@ -13,6 +13,7 @@ from kclrun.aws.fan_out import (
     FanOutReader,
     StreamConsumers,
     consumer_name,
+    consumer_of,
 )
 from kclrun.codec.event_stream import encode_message
 from kclrun.errors import (
@@ -21,11 +22,14 @@ from kclrun.errors import (
     LimitExceeded,
     NotFound,
     NothingListens,
+    SettingsError,
     Throttled,
     Unavailable,
 )
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange
+from kclrun.model.time import WallTime
+from kclrun.ports import StreamSummary
 from tests.patience import HUNG_S
 
 STREAM = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
@@ -382,3 +386,27 @@ def test_a_consumer_that_is_not_there_is_none(server, make_client):
 @pytest.mark.parametrize("named", ["shop", ARN])
 def test_a_consumer_is_named_by_its_name_or_its_arn(named):
     assert consumer_name(named) == "shop"
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "words"),
+    [
+        (
+            "eu-west-1",
+            "us-east-1",
+            " (orders of region us-east-1; the one of region eu-west-1 is read)",
+        ),
+        ("123456789012", "999999999999", " (orders of account 999999999999; the one of account"),
+        ("/orders", "/Orders", " (Orders is written otherwise than orders"),
+        ("/orders", "/audits", None),
+    ],
+)
+def test_a_consumer_of_nearly_the_same_stream_is_named_with_the_difference(part, other, words):
+    summary = StreamSummary("orders", STREAM, "ACTIVE", 24, 1, WallTime(0.0))
+    named = f"{STREAM}/consumer/mine:1700000000"
+    assert consumer_of(summary, named, "fetch.consumer") == "mine"
+
+    with pytest.raises(SettingsError) as refused:
+        consumer_of(summary, named.replace(part, other), "fetch.consumer")
+
+    assert (words in str(refused.value)) if words else ("stream orders\n" in str(refused.value))

@@ -288,7 +288,7 @@ def test_local_is_ready_once_the_records_of_the_configuration_are_in(source, tmp
             )
             return
         local.until_lines(2)
-        assert local.lines[1] == "Streams: orders (shards: 3)"
+        assert local.lines[1] == "Streams in us-east-1: orders (shards: 3)"
         endpoint = local.lines[0].split(" at ")[1].split()[0]
         where = ["--stream", "orders", "--endpoint", endpoint, "--from", "TRIM_HORIZON"]
         code, out, _ = ended("tail", *where, "--max", 1, "--json")

@@ -265,7 +265,7 @@ def test_the_starter_runs_on_the_local_aws_as_its_help_says(tmp_path):
         local.terminate()
         local.communicate(timeout=HUNG_S)
 
-    assert streams == "Streams: hello (shards: 2)\n"
+    assert streams == "Streams in us-east-1: hello (shards: 2)\n"
     assert (put.returncode, ran.returncode) == (0, 0), ran.stderr
     assert "embedded: is not used" in ran.stderr
     assert ran.stderr.endswith("Rows are in out\n")

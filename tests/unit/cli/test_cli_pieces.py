@@ -456,7 +456,9 @@ def test_credentials_are_a_key_and_a_secret(given, monkeypatch):
     monkeypatch.setattr(local, "stop_signals", lambda: STOPS["stop_signals"])
     assert run_program(["local", "--port", "0", "--limits", "--credentials", "a:b"]) == 5
     given_on = {"limits": True, "credentials": ("a", "b"), "streams": {}} | STOPS
-    assert seen == [((0,), given_on | {"hosts": (), "serves_moto_api": False})]
+    assert seen == [
+        ((0,), given_on | {"hosts": (), "serves_moto_api": False} | {"region": "us-east-1"})
+    ]
 
 
 def test_names_and_the_interface_of_moto_are_given_on(monkeypatch):

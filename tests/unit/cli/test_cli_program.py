@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.cli import exit_codes, program
 from kclrun.cli.config_options import with_verb_first
 from kclrun.cli.messages import bug_report, for_a_person, report_error
@@ -173,6 +174,56 @@ def test_local_makes_the_streams_named_with_one_shard_or_as_many_as_are_asked_fo
         assert run_program(["local", "--stream", wrong]) == 64
         assert "expected NAME or NAME:SHARDS" in capsys.readouterr().err
     assert len(served) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "aws", "region"),
+    [
+        (["--stream", "orders"], {}, None, "us-east-1"),
+        (["--stream", "orders"], {"AWS_REGION": "eu-west-1"}, None, "eu-west-1"),
+        (["--stream", "orders"], {"AWS_DEFAULT_REGION": "eu-west-2"}, None, "eu-west-2"),
+        (
+            ["--stream", "orders", "--region", "eu-west-3"],
+            {"AWS_REGION": "eu-west-1"},
+            None,
+            "eu-west-3",
+        ),
+        ([], {}, "{}", "us-east-1"),
+        ([], {"AWS_REGION": "eu-west-1"}, "{}", "eu-west-1"),
+        ([], {"AWS_REGION": "eu-west-1"}, "{region: eu-west-2}", "eu-west-2"),
+        ([], {}, "{region: eu-west-2, profile: of-production}", "eu-west-2"),
+    ],
+)
+def test_local_makes_streams_where_an_application_of_this_environment_looks_for_them(
+    arguments, environment, aws, region, tmp_path, monkeypatch
+):
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if aws is not None:
+        config = tmp_path / "app.yaml"
+        config.write_text(f"application: shop\nstream: orders\nprocessor: a:B\naws: {aws}\n")
+        config.chmod(0o600)
+        arguments = [*arguments, "--config", str(config)]
+    ran = []
+    monkeypatch.setattr(server, "run_local", lambda *_, **given: ran.append(given) or 0)
+
+    assert run_program(["local", *arguments]) == 0
+
+    assert [(given["streams"], given["region"]) for given in ran] == [({"orders": 1}, region)]
+    if aws is None or "profile" not in aws:
+        own = region if aws or "--region" in arguments else None
+        there = EndpointSettings(region=own, endpoint_url="http://127.0.0.1:1")
+        assert resolve_endpoint(open_session(there), "kinesis", there).signing_region == region
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--stream", "orders", "--region", "EU West"], ["--config", "app.yaml", "--region", "a"]],
+)
+def test_local_refuses_a_region_that_it_cannot_use(arguments):
+    assert run_program(["local", *arguments]) == 64
 
 
 VERBS = ("run", "check", "leases")

@@ -22,6 +22,7 @@ from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.stream import ONLY_STREAM, short_name, spelled_out
+from kclrun.model.wire import WireEndpoint
 from kclrun.ports import StreamSummary
 from kclrun.protocol.writes import CreateLease
 from tests.unit.cli.test_cli_live_table import SAMPLE, drawn
@@ -221,7 +222,7 @@ class Names:
 def advice(text, url, names):
     site = types.SimpleNamespace(
         settings=settings_of(text, environment={}, now=1e9),
-        kinesis=types.SimpleNamespace(url=url),
+        kinesis=WireEndpoint(url, "eu-west-1", "eu-west-1"),
         kinesis_client=Names(url, names),
     )
     with pytest.raises(NotFound) as caught, advising_on_streams(site):
@@ -242,11 +243,12 @@ def test_a_missing_stream_in_aws_is_answered_with_the_name_that_may_be_meant():
 def test_a_missing_stream_of_an_emulator_is_answered_with_how_it_is_made():
     reported = advice(SEVERAL, f"{HERE}/", ["orders"])
 
+    put = "echo hello | kclrun put --format text --create 2 --stream audits"
     assert reported == [
         "not there",
         "It is made on this emulator with:",
-        f"  echo hello | kclrun put --format text --create 2 --stream audits --endpoint {HERE}",
-        "or when kclrun's own emulator starts:  kclrun local --stream audits:2",
+        f"  {put} --region eu-west-1 --endpoint {HERE}",
+        "or when kclrun's own emulator starts:  kclrun local --stream audits:2 --region eu-west-1",
     ]
 
 

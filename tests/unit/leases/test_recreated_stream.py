@@ -3,9 +3,12 @@
 import pytest
 
 from kclrun.aws.rows import decode_row, encode_row
+from kclrun.cli.exit_codes import CONFIGURATION, MEANINGS
 from kclrun.leases import commands as c
 from kclrun.leases import events as e
+from kclrun.leases import story
 from kclrun.leases.auditing import why_another_stream
+from kclrun.manager.world import ExitReason
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.stream import ONLY_STREAM
@@ -42,6 +45,9 @@ def test_a_row_of_another_creation_time_stops_the_manager_before_it_takes_anythi
     note = next(note for note in life.asked(c.Note) if note.event == "stream_recreated")
     assert note.level == "error"
     assert "To go on: stop every manager" in note.fields["detail"]
+    assert life.asked(c.StopRefused) == [
+        c.StopRefused("the rows of the lease table are of another stream")
+    ]
     life.say(e.DrainRequested("recreated"))
     assert life.asked(c.Finish)
 
@@ -208,3 +214,17 @@ def test_an_empty_listing_in_between_does_not_hide_another_stream():
     assert listed(life) == []
     assert listed(life, shard("900", None, "s9")) == [c.DescribeStream()]
     assert life.writes() == []
+
+
+@pytest.mark.parametrize("now_created_at", [AGAIN, BORN - 1.0])
+def test_no_word_of_an_exit_says_that_a_stream_was_made_again_which_rows_alone_do_not_show(
+    now_created_at,
+):
+    """The application name of another stream gives such rows, too."""
+    life = manager(row(S0, None, 7, stream_created_at=BORN), created_at=now_created_at)
+    (stop,) = life.asked(c.StopRefused)
+
+    said = [stop.reason, ExitReason.ANOTHER_STREAM.value, MEANINGS[CONFIGURATION]]
+    said.append(story._SENTENCES["stream_recreated"])
+
+    assert not [text for text in said if "made again" in text or "deleted" in text]

@@ -78,6 +78,7 @@ def test_the_stream_is_listed_only_if_its_rows_have_another_name():
         ("2:orders:1700000000", "orders of account 2; the one of account 1 is read"),
         ("1:Orders:1700000000", "Orders is written otherwise than orders"),
         ("1:audits:1700000000", None),
+        ("1:orders-2:1700000000", None),
         (OWN, None),
         ("", None),
     ],

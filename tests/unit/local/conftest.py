@@ -12,12 +12,12 @@ def client():
     """Makes boto3 clients and closes them."""
     made = []
 
-    def make(service, endpoint, key=KEY, secret=SECRET):
+    def make(service, endpoint, key=KEY, secret=SECRET, region="us-east-1"):
         made.append(
             boto3.client(
                 service,
                 endpoint_url=endpoint,
-                region_name="eu-west-1",
+                region_name=region,
                 aws_access_key_id=key,
                 aws_secret_access_key=secret,
                 config=Config(retries={"total_max_attempts": 1}),

@@ -32,7 +32,7 @@ def streams():
 
 def asked(streams, **request):
     body = json.dumps({"StreamArn": ARN} | request).encode()
-    status, body = streams.answer("DescribeStream", body)
+    status, body = streams.answer("DescribeStream", body, "us-east-1")
     return status, json.loads(body)
 
 

@@ -262,7 +262,7 @@ def test_tags_retention_and_sizes_are_kept(embedded, client):
     kinesis.increase_stream_retention_period(StreamARN=arn, RetentionPeriodHours=48)
     kinesis.update_max_record_size(StreamARN=arn, MaxRecordSizeInKiB=3072)
 
-    assert arn == "arn:aws:kinesis:eu-west-1:123456789012:stream/kept"
+    assert arn == "arn:aws:kinesis:us-east-1:123456789012:stream/kept"
     assert [tag["Key"] for tag in kinesis.list_tags_for_stream(StreamName="kept")["Tags"]] == [
         "b",
         "c",
@@ -364,7 +364,8 @@ def test_a_stream_is_made_in_the_region_that_its_request_was_signed_for(embedded
         headers = {"Authorization": authorization} if authorization else {}
         post(embedded.endpoint, "Kinesis_20131202.CreateStream", body, headers)
         body = json.dumps({"StreamName": name}).encode()
-        _, _, reported = post(embedded.endpoint, "Kinesis_20131202.DescribeStreamSummary", body)
+        about = "Kinesis_20131202.DescribeStreamSummary"
+        _, _, reported = post(embedded.endpoint, about, body, headers)
         return json.loads(reported)["StreamDescriptionSummary"]["StreamARN"].split(":")[3]
 
     signed = "AWS4-HMAC-SHA256 Credential=k/20260101/eu-central-1/kinesis/aws4_request"

@@ -267,7 +267,9 @@ def test_in_the_foreground_it_says_what_is_ready_and_ends_with_zero(
     assert ready.startswith(
         "Kinesis, DynamoDB with its streams, CloudWatch, S3, SQS, SNS and Firehose at http://127.0.0.1:"
     )
-    assert more == (["Streams: orders (shards: 2), returns (shards: 1)"] if streams else [])
+    assert more == (
+        ["Streams in us-east-1: orders (shards: 2), returns (shards: 1)"] if streams else []
+    )
 
 
 def test_what_other_machines_reach_is_said_to_be_open(in_the_foreground, capsys):

@@ -215,7 +215,7 @@ def test_leases_of_a_stream_that_was_made_again_are_given_up_and_the_end_says_wh
     run = rig(created={ONLY_STREAM: 5.0})
     run.at(20.0, lambda: run.manager._perform(commands.StopRefused("the stream was made again")))
 
-    assert run.run() is ExitReason.STREAM_RECREATED
+    assert run.run() is ExitReason.ANOTHER_STREAM
 
     assert owners(run) == {None}
     assert {said[2] for said in run.processes.reported("drain")} == {"the stream was made again"}
@@ -596,7 +596,7 @@ def test_each_end_of_a_run_has_the_exit_code_that_units_and_scripts_rely_on():
         ExitReason.HALTED: 65,
         ExitReason.TABLE_GONE: 66,
         ExitReason.CUT_SHORT: 75,
-        ExitReason.STREAM_RECREATED: 78,
+        ExitReason.ANOTHER_STREAM: 78,
     }
 
 

@@ -6,6 +6,7 @@ from kclrun.errors import SettingsError
 from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.stream import (
     ONLY_STREAM,
+    arn_difference,
     called,
     qualified,
     qualified_child,
@@ -71,3 +72,26 @@ def test_a_child_is_qualified_with_its_parents():
         f"{ORDERS}:c", (f"{ORDERS}:a", f"{ORDERS}:b"), RANGE
     )
     assert qualified_child(ONLY_STREAM, child) == child
+
+
+HERE = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
+
+
+@pytest.mark.parametrize(
+    ("part", "other", "words"),
+    [
+        ("eu-west-1", "us-east-1", "orders of region us-east-1; the one of region eu-west-1"),
+        ("123456789012", "999999999999", "orders of account 999999999999; the one of account 1234"),
+        ("arn:aws:", "arn:aws-cn:", "orders of partition aws-cn; the one of partition aws is"),
+        ("orders", "Orders", "Orders is written otherwise than orders, which is read"),
+        ("orders", "audits", None),
+        ("stream/orders", "orders", None),
+        (HERE, "orders", None),
+        ("eu-west-1", "eu-west-1", None),
+    ],
+)
+def test_an_arn_that_is_nearly_the_same_is_named_with_its_difference(part, other, words):
+    """Besides the keys of rows: of them see tests/unit/leases/test_stream_rows.py."""
+    found = arn_difference(HERE, HERE.replace(part, other))
+
+    assert found.startswith(words) if words else found == ""
