@@ -16,6 +16,7 @@ from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.world import FleetSettings
 from tests.docs.blocks import blocks_of
 from tests.docs.pages import DOCS
+from tests.support.oracles.watch import Oracles
 
 PAGE = DOCS / "how-to" / "what-it-costs.md"
 REPLACE = msgspec.structs.replace
@@ -40,7 +41,9 @@ def amounts(plan=PLAN, traffic=TRAFFIC):
 )
 def test_a_simulated_fleet_uses_the_units_of_the_formulas(failover_s, every_s, records_per_s):
     settings = FleetSettings(failover_s=failover_s, checkpoint_every_s=every_s)
-    fleet = Fleet(5, shards=12, records_per_s=records_per_s, settings=settings)
+    fleet = Fleet(
+        5, shards=12, records_per_s=records_per_s, settings=settings, observer_kind=Oracles
+    )
     for name in "abc":
         fleet.add_host(name, name)
     fleet.run_for(180.0)  # until it is at rest
