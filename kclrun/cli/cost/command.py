@@ -6,7 +6,6 @@ amounts that AWS bills, and `prices.json` has the prices. It changes nothing.
 
 from __future__ import annotations
 
-import importlib.resources
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from kclrun.cli.config_options import ConfigChoice, ConfigCommand, FiniteRange, 
 from kclrun.cli.messages import echo
 from kclrun.cli.tables import print_table
 from kclrun.config.changes import is_of_changes
+from kclrun.config.data_files import package_data
 from kclrun.config.outputs import output_places
 from kclrun.config.rules import EMBEDDED
 from kclrun.config.schema import Settings
@@ -61,8 +61,7 @@ class PriceList(msgspec.Struct, frozen=True):
 
 def price_list() -> PriceList:
     """That of this version of kclrun."""
-    text = importlib.resources.files("kclrun.cli.cost").joinpath("prices.json").read_bytes()
-    return msgspec.json.decode(text, type=PriceList)
+    return package_data("kclrun.cli.cost", "prices.json", PriceList)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
