@@ -1,8 +1,8 @@
 """AWS Signature Version 4, the verifying side.
 
-It knows the algorithm and AWS's refusals, but neither clocks (time is an argument) nor sockets.
-Comparisons take constant time. A message names the fault, never a key or a signature.
-Source: "Signature Version 4 signing process" in the IAM user guide.
+The signature is computed by botocore's signer, which signs the request again. This module knows the
+claims and AWS's refusals, but neither clocks (time is an argument) nor sockets. Comparisons take
+constant time. A message names the fault, never a key or a signature.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -21,7 +21,6 @@ import msgspec
 _PRESIGNED_MAX_S: Final = 7 * 86_400
 # "The request must reach AWS within five minutes of the time stamp in the request."
 _SKEW_MAX_S: Final = 300.0
-_ALGORITHM: Final = "AWS4-HMAC-SHA256"
 _AUTHORIZATION: Final = re.compile(
     r"AWS4-HMAC-SHA256\s+Credential=(?P<credential>[^,\s]+),\s*"
     r"SignedHeaders=(?P<headers>[^,\s]+),\s*Signature=(?P<signature>[0-9a-f]{64})\Z"
@@ -87,10 +86,6 @@ class _Scope(msgspec.Struct, frozen=True):
     day: str
     region: str
     service: str
-
-    @property
-    def text(self) -> str:
-        return f"{self.day}/{self.region}/{self.service}/aws4_request"
 
 
 class _Claim(msgspec.Struct, frozen=True):
@@ -210,28 +205,33 @@ def _check_body(request: SignedRequest, claim: _Claim) -> None:
 
 
 def _signature(request: SignedRequest, claim: _Claim, secret_key: str) -> str:
-    canonical = hashlib.sha256(_canonical(request, claim).encode()).hexdigest()
-    to_sign = "\n".join((_ALGORITHM, claim.stamp, claim.scope.text, canonical))
-    key = f"AWS4{secret_key}".encode()
-    for part in (claim.scope.day, claim.scope.region, claim.scope.service, "aws4_request"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    return hmac.digest(key, to_sign.encode(), "sha256").hex()
+    """The signature that these credentials give this request, by botocore's signer."""
+    from kclrun.aws.signing import SignedParts, signature_of
 
-
-def _canonical(request: SignedRequest, claim: _Claim) -> str:
-    signed = {name: _header_values(request, name) for name in claim.signed_headers}
-    lines = [f"{name}:{value}" for name, value in sorted(signed.items())]
-    return "\n".join(
-        (
-            request.method,
-            _canonical_path(request.path, claim.scope.service),
-            _canonical_query(request.query),
-            *lines,
-            "",
-            ";".join(claim.signed_headers),
-            _payload_hash(request, claim),
-        )
+    parts = SignedParts(
+        method=request.method,
+        path=request.path,
+        query="&".join(
+            part for part in request.query.split("&") if not part.startswith("X-Amz-Signature=")
+        ),
+        headers=tuple(_signed_headers(request, claim)),
+        payload_hash=_payload_hash(request, claim),
     )
+    return signature_of(
+        parts,
+        access_key=claim.scope.key,
+        secret_key=secret_key,
+        service=claim.scope.service,
+        region=claim.scope.region,
+        stamp=claim.stamp,
+    )
+
+
+def _signed_headers(request: SignedRequest, claim: _Claim) -> Iterator[tuple[str, str]]:
+    """The values of each signed header; an empty one for a header that the request lacks."""
+    for name in dict.fromkeys(claim.signed_headers):
+        values = [value for header, value in request.headers if header == name]
+        yield from ((name, value) for value in values or [""])
 
 
 def _payload_hash(request: SignedRequest, claim: _Claim) -> str:
@@ -243,30 +243,9 @@ def _payload_hash(request: SignedRequest, claim: _Claim) -> str:
     return hashlib.sha256(request.body).hexdigest()
 
 
-def _header_values(request: SignedRequest, name: str) -> str:
-    values = [" ".join(value.split()) for header, value in request.headers if header == name]
-    return ",".join(values)
-
-
-def _canonical_path(path: str, service: str) -> str:
-    """For S3 the path as sent; for the other services encoded once more."""
-    if service == "s3":
-        return quote(unquote_to_bytes(path), safe="/~")
-    return quote(path, safe="/~")
-
-
 def _query_pairs(query: str) -> Sequence[tuple[str, str]]:
     pairs = (part.partition("=") for part in query.split("&") if part)
     return [
         (unquote_to_bytes(name).decode("latin-1"), unquote_to_bytes(value).decode("latin-1"))
         for name, _, value in pairs
     ]
-
-
-def _canonical_query(query: str) -> str:
-    encoded = sorted(
-        (quote(name.encode("latin-1"), safe="~"), quote(value.encode("latin-1"), safe="~"))
-        for name, value in _query_pairs(query)
-        if name != "X-Amz-Signature"
-    )
-    return "&".join(f"{name}={value}" for name, value in encoded)

@@ -35,7 +35,7 @@ from kclrun.model.shard import Shard
 from kclrun.model.time import Instant, WallTime
 from kclrun.protocol.reports import ProcessorFailed
 from kclrun.protocol.trimming import ExpiryWatch
-from kclrun.simulation.oracles import Oracles, Reader
+from kclrun.simulation.observer import Observer, Reader
 from kclrun.simulation.shards import FetchFate, ShardStream
 from kclrun.simulation.user_code import Attempt, BatchUserCode
 
@@ -92,7 +92,7 @@ class SimulatedDeliveryQueue:
         self,
         reader: Reader,
         stream: ShardStream,
-        oracles: Oracles,
+        observer: Observer,
         times: QueueTimes,
         *,
         post: Callable[[events.Event], None],
@@ -108,7 +108,7 @@ class SimulatedDeliveryQueue:
         self._reader = reader
         self._key: LeaseKey = reader.key
         self._stream = stream
-        self._oracles = oracles
+        self._observer = observer
         self._world_now = times.world_now
         self._now = times.now
         self._after = times.after
@@ -201,7 +201,7 @@ class SimulatedDeliveryQueue:
             self._pacing.after_page(0, 0)
         permit = self._delivery.permit
         if permit is not None and self._now() >= permit.fence:
-            self._oracles.coverage.seen("fence_passed_mid_fetch")
+            self._observer.coverage.seen("fence_passed_mid_fetch")
         if self._subscribing is not None:
             if self._subscription:
                 self._subscribing.event_came()
@@ -251,7 +251,7 @@ class SimulatedDeliveryQueue:
             self._subscription = subscription
             plan.began(self._now(), self._chance())
         else:
-            self._oracles.coverage.seen("subscription_refused")
+            self._observer.coverage.seen("subscription_refused")
             plan.failed(Unavailable("in use"), self._now(), self._chance())
 
     def _subscription_broke(self, subscription: object, situation: str) -> None:
@@ -259,17 +259,17 @@ class SimulatedDeliveryQueue:
         if self._subscribing is None or subscription is not self._subscription:
             return
         self._subscription = None
-        self._oracles.coverage.seen(situation)
+        self._observer.coverage.seen(situation)
         self._subscribing.failed(Unavailable(situation), self._now(), self._chance())
         self._fetch_in(_FETCH_S)
 
     def _pause_after(self, fault: FetchFate) -> float:
         match fault:
             case "expired_iterator":  # GetShardIterator after the last record, then GetRecords
-                self._oracles.coverage.seen("iterator_expired")
+                self._observer.coverage.seen("iterator_expired")
                 return 2 * _FETCH_S
             case "throttled":
-                self._oracles.coverage.seen("reads_throttled")
+                self._observer.coverage.seen("reads_throttled")
                 return self._pacing.after_throttle(self._chance())
             case "unreachable" | "not_found":
                 return self._pacing.after_error(self._chance())
@@ -327,7 +327,7 @@ class SimulatedDeliveryQueue:
         match self._delivery.next_start(waiting, self._now()):
             case None:
                 if waiting and self._delivery.may_start(self._now()):
-                    self._oracles.coverage.seen("delivery_stopped_at_the_cap")
+                    self._observer.coverage.seen("delivery_stopped_at_the_cap")
             case StartBatch(records):
                 self._deliver(records)
             case ConfirmStop():
@@ -341,7 +341,7 @@ class SimulatedDeliveryQueue:
         if self._is_expired:
             self._post(events.ShardExhausted((), is_expired=True))
             return
-        self._oracles.shard_exhausted(self._reader)
+        self._observer.shard_exhausted(self._reader)
         self._post(events.ShardExhausted(self._stream.children_of(self._key)))
 
     def _called(self, call: Call) -> None:
@@ -385,7 +385,7 @@ class SimulatedDeliveryQueue:
     def _attempt(self, batch: _Batch, attempt: Attempt) -> None:
         batch.may_go_again = False
         first, last = batch.given
-        self._oracles.batch_begun(self._reader, first, last)
+        self._observer.batch_begun(self._reader, first, last)
         poison = self._user_code.kind.first_poison(first, last)
         share, until = attempt.checkpointed_share, last if poison is None else poison - 1
 
@@ -395,7 +395,7 @@ class SimulatedDeliveryQueue:
             else:
                 self._keep_held(batch)
                 covered = first + int((until - first) * share)
-                self._oracles.batch_vouched_for(self._reader, first, covered)
+                self._observer.batch_vouched_for(self._reader, first, covered)
                 self._checkpoint(
                     covered, lambda answer: self._answered(batch, attempt, poison, answer)
                 )
@@ -420,13 +420,13 @@ class SimulatedDeliveryQueue:
             self._raised(batch, ValueError("as drawn"), poison)
         else:
             if batch.run is not None:
-                self._oracles.coverage.seen("user_code_raised_and_held")
-            self._oracles.batch_processed(self._reader, *batch.given)
+                self._observer.coverage.seen("user_code_raised_and_held")
+            self._observer.batch_processed(self._reader, *batch.given)
             self._returned(batch)
 
     def _returned(self, batch: _Batch) -> None:
         if self._now() >= self._fence:
-            self._oracles.coverage.seen("fence_passed_mid_batch")
+            self._observer.coverage.seen("fence_passed_mid_batch")
         if batch.run is None:
             self._processed(batch)
         else:
@@ -440,7 +440,7 @@ class SimulatedDeliveryQueue:
     def _raised(self, batch: _Batch, error: Exception, poison: int | None) -> None:
         """`poison` is the record that the traceback shows; user code of every second batch shows
         none."""
-        self._oracles.batch_raised(self._reader, batch.given[0])
+        self._observer.batch_raised(self._reader, batch.given[0])
         if batch.run is None:
             batch.run = BatchRun(_records(batch), self._policy, self._breaker)
             batch.run.next_step(self._now())  # the whole batch, which was given
@@ -459,14 +459,14 @@ class SimulatedDeliveryQueue:
             self._post(events.BatchProcessed(position))
         match run.next_step(self._now()):
             case Finished():
-                self._oracles.left_out_before(self._reader, batch.last + 1)
+                self._observer.left_out_before(self._reader, batch.last + 1)
                 self._processed(batch)
                 self._go_on()
             case Rest(pause_s):
                 self._after(pause_s, lambda: self._step(batch, error))
             case Give(indexes):
                 batch.given = (batch.first + indexes[0], batch.first + indexes[-1])
-                self._oracles.left_out_before(self._reader, batch.given[0])
+                self._observer.left_out_before(self._reader, batch.given[0])
                 batch.may_go_again = True
                 self._after(0.0, self._go_on)
             case LetGo(index):
@@ -485,14 +485,14 @@ class SimulatedDeliveryQueue:
 
     def _kept(self, batch: _Batch, number: int) -> None:
         """The letter is durable, whatever became of the batch meanwhile."""
-        self._oracles.gave_up(self._reader, number)
+        self._observer.gave_up(self._reader, number)
         self._step(batch)
 
     def _keep_held(self, batch: _Batch) -> None:
         """Before user code checkpoints inside its call [I13]."""
         if batch.run is not None:
             for held in batch.run.held:
-                self._oracles.gave_up(self._reader, batch.first + held.index)
+                self._observer.gave_up(self._reader, batch.first + held.index)
             batch.run.release(self._now())
 
     def _checkpoint(
@@ -505,13 +505,13 @@ class SimulatedDeliveryQueue:
             self._is_busy = False
             is_lost = answer.answer is commands.CheckpointAnswer.LOST
             name = "checkpoint_by_hand_refused" if is_lost else "checkpoint_by_hand"
-            self._oracles.coverage.seen(name)
+            self._observer.coverage.seen(name)
             answered(answer)
             self._go_on()
 
         self._is_busy = True
         self._waits_for = (request, go_on)
-        self._oracles.vouched_for(self._reader, self._delivered if last is None else last)
+        self._observer.vouched_for(self._reader, self._delivered if last is None else last)
         position = None if last is None else self._stream.position(self._key, last)
         self._post(events.CheckpointRequested(request, position))
 

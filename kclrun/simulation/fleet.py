@@ -17,7 +17,7 @@ from kclrun.model.sequence import SHARD_END
 from kclrun.simulation.clocks import HostClock, Scheduler
 from kclrun.simulation.host import Host
 from kclrun.simulation.machine import Machine
-from kclrun.simulation.oracles import Oracles, WatchPolicy
+from kclrun.simulation.observer import ObserverKind, WatchPolicy
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.shards import RECORD_BYTES, ShardStream, Traffic
 from kclrun.simulation.stories import RuleBroken, Stories, clock
@@ -55,7 +55,7 @@ MemberT = TypeVar("MemberT", bound=Member)
 
 class Fleet:
     """`replay` is the command that repeats this run. `core_kind` and `process_kind` are for planted
-    bugs, `oracles_kind` for rules beside the members that `add_member` brings."""
+    bugs; `observer_kind` makes the observer of the run."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Fleet:
         *,
         shards: int,
         records_per_s: float,
+        observer_kind: ObserverKind,
         record_bytes: int = RECORD_BYTES,
         skew: float = 0.0,
         settings: FleetSettings | None = None,
@@ -71,7 +72,6 @@ class Fleet:
         replay: str = "",
         core_kind: type[LeaseManager] = LeaseManager,
         process_kind: type[LeaseProcess] = LeaseProcess,
-        oracles_kind: type[Oracles] = Oracles,
     ) -> None:
         self.seed = seed
         self.scheduler = Scheduler(seed)
@@ -80,7 +80,7 @@ class Fleet:
         self.stream = ShardStream(shards, traffic, self.scheduler.chance("stream"))
         settings = settings if settings is not None else FleetSettings()
         user_code = user_code if user_code is not None else UserCode()
-        self.oracles = oracles_kind(
+        self.observer = observer_kind(
             self.stream,
             self.stories,
             now=self.scheduler.clock,
@@ -93,9 +93,9 @@ class Fleet:
                 poison_every=user_code.poison_every,
             ),
         )
-        self.table = SimulatedTable(self.scheduler, self.oracles, page_rows_max=scan_page_rows)
+        self.table = SimulatedTable(self.scheduler, self.observer, page_rows_max=scan_page_rows)
         self.world = World(
-            self.scheduler, self.table, self.stream, self.oracles, settings, user_code
+            self.scheduler, self.table, self.stream, self.observer, settings, user_code
         )
         self.hosts: list[Host] = []
         self.other_members: list[Member] = []
@@ -196,8 +196,8 @@ class Fleet:
             gc.set_threshold(*thresholds)
 
     def require_all_read(self, patience_s: float) -> None:
-        """L1, as `Oracles.require_all_read`; reported like every failure."""
-        self.judge(lambda: self.oracles.require_all_read(patience_s))
+        """L1, as `Observer.require_all_read`; reported like every failure."""
+        self.judge(lambda: self.observer.require_all_read(patience_s))
 
     def judge(self, require: Callable[[], None]) -> None:
         """Check a requirement now; a broken one is reported like every failure."""
@@ -262,7 +262,7 @@ class Fleet:
     def _note_readable(self) -> None:
         for log in self.stream.shards():
             if not log.parents:
-                self.oracles.gaps.readable(log.shard_id, self.scheduler.now)
+                self.observer.gaps.readable(log.shard_id, self.scheduler.now)
 
     def _with_story(self, error: Exception) -> InvariantViolation:
         """The error with seed, time, the lease's story, and the command that replays it."""

@@ -81,7 +81,7 @@ class Children:
         parent, key = self._parent, command.key
         draining = self._starting.pop(key)
         if parent.machine.refuses_forks:
-            parent.world.oracles.coverage.seen("fork_failed")
+            parent.world.observer.coverage.seen("fork_failed")
             parent.feed(events.StartFailed(key, "the fork was refused"))
             return
         self._incarnations += 1
@@ -102,7 +102,7 @@ class Children:
             self._force_from(process, force_instant)
         elif key in self._starting:
             self._starting[key] = (reason, force_instant)
-            self._parent.world.oracles.coverage.seen("drain_with_a_start_under_way")
+            self._parent.world.observer.coverage.seen("drain_with_a_start_under_way")
 
     def send_to_all(self, message: worker_events.OthersInSight) -> None:
         """Send to all running processes; new ones get it with their start command."""
@@ -224,7 +224,7 @@ class ServiceCalls(ServiceRequests):
         self._uplink.idle_no_more(self._offer_polls)
 
     def _send(self, request: Request, attempt: int) -> None:
-        uplink, cost, now = self._uplink, self._world.oracles.cost, self._world.scheduler.now
+        uplink, cost, now = self._uplink, self._world.observer.cost, self._world.scheduler.now
 
         def came(event: events.Event) -> None:
             self._os.act(lambda: self._deliver(event))
@@ -433,7 +433,7 @@ class Host:
         locks = self.machine.locks
         gained = locks.seize_former(self.owner, self.os)
         if gained:
-            self.world.oracles.cost.proven_gone()
+            self.world.observer.cost.proven_gone()
             self.feed(events.FormerOwnersProvenGone(gained))
         self._is_seizing = locks.are_others(self.owner)
         if self._is_seizing:
@@ -471,7 +471,7 @@ class Host:
                 self._children.send_to_all(OthersInSight(others))
             case commands.StopRefused():
                 self.is_refused = True
-                self.world.oracles.coverage.seen("stream_recreated")
+                self.world.observer.coverage.seen("stream_recreated")
                 self._drain()
             case commands.Note() | commands.Finish() | commands.ReadKcl3Mode():
                 pass

@@ -75,7 +75,7 @@ class LeaseProcess:
         self._owner = host.owner
         self._uplink = host.machine.uplink
         self._scheduler = world.scheduler
-        self._oracles = world.oracles
+        self._observer = world.observer
         self._stream = world.stream
         policy = self.policy(host, start)
         chance = world.scheduler.chance(self.who).random
@@ -84,7 +84,7 @@ class LeaseProcess:
         self.queue = self.queue_kind(
             self,
             world.stream,
-            world.oracles,
+            world.observer,
             QueueTimes(world.scheduler.clock, self.machine.instant, self.os.after),
             post=self.post,
             poll_s=settings.poll_s,
@@ -132,8 +132,8 @@ class LeaseProcess:
         """It was forked. `rung` is called when its ring has messages for the manager, `gone` when
         it has died."""
         self._rung, self._gone = rung, gone
-        self._oracles.process_noted(self, "starts")
-        self._oracles.coverage.started(self._owner, self.key)
+        self._observer.process_noted(self, "starts")
+        self._observer.coverage.started(self._owner, self.key)
         self.os.after(_LOCKED_AFTER_S, self._lock)
 
     def _lock(self) -> None:
@@ -155,23 +155,23 @@ class LeaseProcess:
         """No action and no message follows. If it did not exit by itself, it was killed."""
         if not self.is_over:
             self.is_over = True
-            self._oracles.process_noted(self, "is killed")
-            self._oracles.coverage.killed(
+            self._observer.process_noted(self, "is killed")
+            self._observer.coverage.killed(
                 self._owner,
                 self.key,
                 has_claimed=self.life.own.row is not None,
                 is_writing=self._pump.is_held and self.life.own.pending is not None,
                 in_user_code=self.queue.is_inside_user_code,
             )
-            self._oracles.ended_uncleanly(self)
+            self._observer.ended_uncleanly(self)
             self._pump.is_held = True
 
     def _stands_still(self) -> None:
         self._still_since = self.machine.instant()
-        self._oracles.process_noted(self, "stands still")
+        self._observer.process_noted(self, "stands still")
         if self.queue.is_inside_user_code:
-            self._oracles.coverage.seen("frozen_inside_user_code")
-        self._oracles.frozen(self)
+            self._observer.coverage.seen("frozen_inside_user_code")
+        self._observer.frozen(self)
 
     @property
     def may_stand_still(self) -> bool:
@@ -222,10 +222,10 @@ class LeaseProcess:
             case commands.ListShards():
                 self._ask_kinesis()
             case commands.AllowDelivery(fence):
-                self._oracles.delivery_allowed(self, self.machine.clock.time_of(fence))
+                self._observer.delivery_allowed(self, self.machine.clock.time_of(fence))
                 self.queue.allow_delivery(command)
             case commands.StopDelivery():
-                self._oracles.delivery_stopped(self)
+                self._observer.delivery_stopped(self)
                 self.queue.stop_delivery()
             case commands.AnswerCheckpoint():
                 self.queue.answer(command)
@@ -239,13 +239,13 @@ class LeaseProcess:
                 self.queue.call(call)
 
     def _exit(self, cause: commands.ExitCause) -> None:
-        self._oracles.process_noted(self, "exits:", cause.value)
+        self._observer.process_noted(self, "exits:", cause.value)
         self.is_over = self._pump.is_held = True
-        self._oracles.coverage.exited(cause, is_orphan=self._is_orphan)
+        self._observer.coverage.exited(cause, is_orphan=self._is_orphan)
         if cause is commands.ExitCause.LOST:
-            self._oracles.ended_uncleanly(self, "losing it")
+            self._observer.ended_uncleanly(self, "losing it")
         else:
-            self._oracles.ended_in_order(self)
+            self._observer.ended_in_order(self)
         self.os.die()
         self._gone(self, cause.value)
 
@@ -296,7 +296,7 @@ class LeaseProcess:
             self._answered(events.WriteResolved(change, outcome, sent))
 
         if isinstance(change, LateCheckpoint):
-            self._oracles.process_noted(self, "checkpoints late", change)
+            self._observer.process_noted(self, "checkpoints late", change)
         self._pump.is_held = True
         self._uplink.write(self.who, change, resolved)
 
@@ -340,11 +340,11 @@ class LeaseProcess:
             self.queue.note_durable(report.position)
         if isinstance(report, reports.CoreReport):
             self._send_report(report)
-        self._oracles.coverage.reported(report)
+        self._observer.coverage.reported(report)
         if isinstance(report, reports.RecordsExpired):
-            self._oracles.shard_expired(self)
+            self._observer.shard_expired(self)
         if not isinstance(report, reports.Checkpointed):
-            self._oracles.process_noted(self, "reports", report)
+            self._observer.process_noted(self, "reports", report)
 
     def _send_report(self, report: reports.CoreReport) -> None:
         self.ring.append(ProcessReported(self.key, report))

@@ -155,12 +155,12 @@ class SimulatedTable:
         return self._costs
 
     def leases(self) -> Iterator[Lease]:
-        """All rows, as they are now: for the oracles."""
+        """All rows, as they are now: for the observer."""
         for page in self._rows.scan():
             yield from page.leases
 
     def row(self, key: LeaseKey) -> Lease | None:
-        """One row as it is now: for the oracles."""
+        """One row as it is now: for the observer."""
         return self._rows.read(key)
 
     def delete_by_hand(self, row: Lease) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from kclrun.model.lease import OwnerId
 from kclrun.simulation.fleet import BOOT_SPREAD_S, Fleet
+from kclrun.simulation.record import FleetRecord
 from kclrun.simulation.shards import RECORD_BYTES
 from kclrun.simulation.world import FleetSettings
 
@@ -70,14 +71,14 @@ class Recorder:
         """Record the current state."""
         fleet, series = self._fleet, self.series
         now = round(fleet.scheduler.now, 3)
-        unread, costs = fleet.oracles.gaps.unread(), fleet.table.costs
+        unread, costs = fleet.observer.gaps.unread(), fleet.table.costs
         counts = fleet.shards_by_owner()
         series.at_s.append(now)
         series.unread.append(len(unread))
         series.unread_longest_s.append(round(now - min(unread.values(), default=now), 3))
         even = fleet.stream.open_count() / len(counts) if counts else 0.0
         series.shards_even.append(round(even, 3))
-        series.moves.append(fleet.oracles.tally.moves)
+        series.moves.append(fleet.observer.tally.moves)
         series.write_units.append(costs.write_units)
         series.read_units.append(round(costs.read_units, 1))
         if fleet.stream.traffic.skew:
@@ -205,6 +206,7 @@ class _Run:
             asked.seed,
             shards=asked.shards,
             records_per_s=asked.records_per_s,
+            observer_kind=FleetRecord,
             record_bytes=asked.record_bytes,
             skew=asked.skew,
             settings=asked.settings,
@@ -236,7 +238,7 @@ class _Run:
     def _begin(self, name: str, befalls: Callable[[float], None], length_s: float) -> _Mark:
         """Start a phase, and look at the balance until the next one begins."""
         fleet = self._fleet
-        costs, tally, began_s = fleet.table.costs, fleet.oracles.tally, fleet.scheduler.now
+        costs, tally, began_s = fleet.table.costs, fleet.observer.tally, fleet.scheduler.now
         mark = _Mark(
             name, began_s, tally.moves, tally.duplicates, costs.write_units, costs.read_units
         )
@@ -285,7 +287,7 @@ class _Run:
 
     def _figures(self, marks: Sequence[_Mark]) -> Figures:
         fleet, now = self._fleet, self._fleet.scheduler.now
-        tally, costs = fleet.oracles.tally, fleet.table.costs
+        tally, costs = fleet.observer.tally, fleet.table.costs
         end = _Mark("", now, tally.moves, tally.duplicates, costs.write_units, costs.read_units)
         held = sorted(fleet.shards_by_owner().values())
         return Figures(
@@ -312,7 +314,7 @@ class _Run:
         )
 
     def _phase(self, mark: _Mark, following: _Mark, unbalanced_until: float) -> PhaseFigures:
-        gaps = self._fleet.oracles.gaps.since(mark.began_s, until_s=following.began_s)
+        gaps = self._fleet.observer.gaps.since(mark.began_s, until_s=following.began_s)
         lengths = sorted(gap.length_s for gap in gaps)
         is_settled = unbalanced_until < following.began_s
         return PhaseFigures(

@@ -1,4 +1,4 @@
-"""The state that all hosts of a fleet share: time, table, stream, oracles, settings."""
+"""The state that all hosts of a fleet share: time, table, stream, observer, settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from kclrun.leases.policy import Balance
 from kclrun.model.lease import Owner, OwnerId
 from kclrun.simulation.clocks import Scheduler
-from kclrun.simulation.oracles import Oracles
+from kclrun.simulation.observer import Observer
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.table import SimulatedTable
 from kclrun.simulation.user_code import UserCode
@@ -51,6 +51,6 @@ class World:
     scheduler: Scheduler
     table: SimulatedTable
     stream: ShardStream
-    oracles: Oracles
+    observer: Observer
     settings: FleetSettings
     user_code: UserCode

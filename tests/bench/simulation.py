@@ -9,6 +9,7 @@ from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.what_if import WhatIf, run_what_if
 from kclrun.simulation.world import FleetSettings
+from tests.support.oracles.watch import Oracles
 
 # The fleet of the goals; four records a second and shard bring something with every poll.
 _OWNERS: Final = 3
@@ -52,7 +53,9 @@ def _hours_played() -> float:
 
 def _play() -> Fleet:
     settings = FleetSettings(poll_s=_POLL_S)
-    fleet = Fleet(1, shards=_SHARDS, records_per_s=_RECORDS_PER_S, settings=settings)
+    fleet = Fleet(
+        1, shards=_SHARDS, records_per_s=_RECORDS_PER_S, settings=settings, observer_kind=Oracles
+    )
     for number in range(_OWNERS):
         fleet.add_host("abc"[number], f"host-{number}")
     fleet.run_for(_PLAYED_S)

@@ -15,7 +15,7 @@ from moto import mock_aws
 from kclrun.aws.policies import Site, run_policy
 from kclrun.config.load import settings_of
 from kclrun.model.time import WallTime
-from kclrun.observe.alarms import ALARMS
+from kclrun.observe.alarms import alarms
 from kclrun.observe.metrics import APPLICATION, METRICS
 from tests.deploy.templates import TEMPLATE, Stack, read_template
 from tests.patience import HUNG_S
@@ -404,13 +404,13 @@ def alarm_row(alarm):
 
 
 def rows_of_the_catalogue():
-    for alarm in ALARMS:
+    for alarm in alarms():
         if (watch := alarm.watch) is not None:
             sign, limit = watch.condition.split()
             yield (
                 alarm.name,
                 alarm.summary,
-                sorted(f"{metric} {statistic}" for _, metric, statistic in watch.metrics),
+                sorted(f"{metric.name} {metric.statistic}" for metric in watch.metrics),
                 f"{sign} {float(limit):g}",
                 f"{watch.minutes} of {watch.minutes}",
                 "breaching" if watch.is_breached_by_silence else "notBreaching",

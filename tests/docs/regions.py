@@ -1,7 +1,7 @@
 """Tables of the reference that are made of the code's own data, one function a region."""
 
 from kclrun.aws.expressions import CREATE, Texts
-from kclrun.compat.kclpy.property_table import PROPERTIES
+from kclrun.compat.kclpy.property_table import known_properties
 from kclrun.config.convert import json_schema
 from kclrun.consuming import shard_end as loss
 from kclrun.leases import assignment, balancing, capacity, load, manager, policy
@@ -11,7 +11,8 @@ from kclrun.leases.table_view import STEADY_AFTER_S
 from kclrun.local.operations import OPERATIONS
 from kclrun.model.lease import ASK_STALE_AFTER_S, LOAD_MEAN_S
 from kclrun.observe import events
-from kclrun.observe.alarms import ALARMS, prometheus_rules
+from kclrun.observe.alarms import alarms as known_alarms
+from kclrun.observe.alarms import prometheus_rules
 from kclrun.observe.metrics import METRICS, SERIES
 from kclrun.protocol import fence
 from kclrun.protocol.conditions import WRITES, When
@@ -132,7 +133,7 @@ def alarms():
     """What each alarm means."""
     return table(
         ("alarm", "meaning", "what to do"),
-        [(each.sign, each.meaning, each.action) for each in ALARMS],
+        [(each.sign, each.meaning, each.action) for each in known_alarms()],
     )
 
 
@@ -151,10 +152,10 @@ def alarms_of_prometheus():
 def alarms_of_cloudwatch():
     """The alarms of the CloudFormation template."""
     rows = []
-    for each in ALARMS:
+    for each in known_alarms():
         if (watch := each.watch) is not None:
-            asked = [f"`{metric}` {statistic}" for _, metric, statistic in watch.metrics]
-            ids = [f"`{name}` = " for name, _, _ in watch.metrics]
+            asked = [f"`{metric.name}` {metric.statistic}" for metric in watch.metrics]
+            ids = [f"`{metric.id}` = " for metric in watch.metrics]
             with_ids = " and ".join(map("".join, zip(ids, asked, strict=True)))
             metric = f"`{watch.expression}`, with {with_ids}" if watch.expression else asked[0]
             silence = "**breaching**" if watch.is_breached_by_silence else "not breaching"
@@ -269,14 +270,16 @@ def expression_forms():
 
 def properties():
     """Properties of amazon_kclpy that become settings."""
-    rows = [(f"`{one.name}`", f"`{one.setting}`", one.note) for one in PROPERTIES if one.setting]
+    rows = [
+        (f"`{one.name}`", f"`{one.setting}`", one.note) for one in known_properties() if one.setting
+    ]
     return table(("property", "in `app.yaml`", "what changes"), rows)
 
 
 def properties_without():
     """Properties of amazon_kclpy that have no counterpart, by reason."""
     because = {}
-    for one in PROPERTIES:
+    for one in known_properties():
         if not one.setting:
             because.setdefault(one.note, []).append(f"`{one.name}`")
     rows = [(", ".join(names), note) for note, names in because.items()]

@@ -40,8 +40,18 @@ def test_no_package_named_processors_is_installed_and_the_samples_are_in_kclrun(
     assert samples == {path.name for path in (ROOT / "processors").glob("*.py")}
 
 
-def test_the_style_sheet_of_the_page_is_in_the_wheel(wheel):
-    assert "kclrun/page/style.css" in zipfile.ZipFile(wheel).namelist()
+@pytest.mark.parametrize(
+    "name",
+    [
+        "page/style.css",
+        "observe/alarms.yaml",
+        "observe/dashboard.yaml",
+        "compat/kclpy/properties.yaml",
+        "cli/cost/prices.json",
+    ],
+)
+def test_a_data_file_of_the_package_is_in_the_wheel(wheel, name):
+    assert f"kclrun/{name}" in zipfile.ZipFile(wheel).namelist()
 
 
 def test_from_a_wheel_samples_load_and_a_folder_of_the_users_is_not_shadowed(wheel, tmp_path):

@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kclrun.compat.kclpy.app_yaml import Script, app_yaml
-from kclrun.compat.kclpy.property_table import PROPERTIES, read_properties
+from kclrun.compat.kclpy.property_table import known_properties, read_properties
 from kclrun.config.load import settings_of
 from kclrun.errors import SettingsError
 from tests.examples import examples
 from tests.unit.compat.test_kclpy_properties import BASE, NOW
 
-NAMES = st.sampled_from([each.name for each in PROPERTIES])
+NAMES = st.sampled_from([each.name for each in known_properties()])
 
 
 VALUES = st.one_of(

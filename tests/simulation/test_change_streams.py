@@ -57,7 +57,7 @@ def end_without_children(queue):
     if queue._is_expired:
         queue._post(events.ShardExhausted((), is_expired=True))
         return
-    queue._oracles.shard_exhausted(queue._reader)
+    queue._observer.shard_exhausted(queue._reader)
     queue._post(events.ShardExhausted(()))
 
 

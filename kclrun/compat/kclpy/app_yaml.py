@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.compat.kclpy.property_table import BY_NAME
+from kclrun.compat.kclpy.property_table import by_name
 from kclrun.config.load import settings_of
 from kclrun.config.units import Duration
 from kclrun.config.yaml_reader import read_yaml
@@ -170,11 +170,11 @@ def _quoted(text: str) -> str:
 def _remarks(properties: Mapping[str, str]) -> Iterator[str]:
     """The properties without a counterpart. Their values are left out: one may be a secret."""
     without = [
-        f"{name}: {BY_NAME[name.lower()].note}"
+        f"{name}: {by_name()[name.lower()].note}"
         for name in properties
-        if name.lower() in BY_NAME and not BY_NAME[name.lower()].setting
+        if name.lower() in by_name() and not by_name()[name.lower()].setting
     ]
-    unknown = [name for name in properties if name.lower() not in BY_NAME]
+    unknown = [name for name in properties if name.lower() not in by_name()]
     if without:
         yield ""
         yield "# These properties have no counterpart:"
@@ -391,4 +391,4 @@ def _duration(seconds: float) -> str:
 
 
 def _remark(name: str) -> str:
-    return BY_NAME[name.lower()].note
+    return by_name()[name.lower()].note

@@ -18,14 +18,14 @@ class MixedFleet(Fleet):
     oracles: MixedOracles
 
     def __init__(self, seed: int, **named: Any) -> None:
-        super().__init__(seed, oracles_kind=MixedOracles, **named)
+        super().__init__(seed, observer_kind=MixedOracles, **named)
         self.java_workers: list[JavaWorker] = []
 
     def add_java_worker(self, group: str, slot: str) -> JavaWorker:
         """A worker of the Java KCL 2.x starts, on a machine with clocks of its own."""
         worker = self.add_member(
             f"{group}-{slot}",
-            lambda name, machine: JavaWorker(name, self.world, machine, self.oracles),
+            lambda name, machine: JavaWorker(name, self.world, machine, self.observer),
         )
         self.java_workers.append(worker)
         worker.start()

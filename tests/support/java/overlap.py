@@ -6,7 +6,7 @@ import msgspec
 
 from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, LeaseKey, OwnerId
 from kclrun.protocol.writes import Claim, Take
-from kclrun.simulation.oracles import Reader
+from kclrun.simulation.observer import Reader
 from kclrun.simulation.stories import RuleBroken
 from tests.support.storms.coverage import StormOracles
 

@@ -116,7 +116,7 @@ class Calm:
         if fleet.stream.traffic.skew:
             self._demand_even_loads()
         fleet.judge(self._require_short_gaps)
-        takes = fleet.oracles.tally.takes
+        takes = fleet.observer.tally.takes
         self._pass(_SCANS_AT_REST * self._scan_s)
         fleet.judge(lambda: self._require_rest(takes))
         fleet.require_all_read(self._unread_max_s())
@@ -129,8 +129,8 @@ class Calm:
         self._pass(LOAD_MEAN_S + STEADY_AFTER_S)
         end_s = fleet.scheduler.now + (_ROUNDS_TO_EVEN_LOADS + _ROUNDS_AT_REST) * _ROUND_S
         takes = -1
-        while takes != fleet.oracles.tally.takes and fleet.scheduler.now < end_s:
-            takes = fleet.oracles.tally.takes
+        while takes != fleet.observer.tally.takes and fleet.scheduler.now < end_s:
+            takes = fleet.observer.tally.takes
             self._pass(_ROUNDS_AT_REST * _ROUND_S)
         fleet.judge(lambda: self._require_rest(takes))
         fleet.judge(self._require_balance)
@@ -143,7 +143,7 @@ class Calm:
         self._pass(self._pending_s)
         self._pass_until(self._is_left, _SCANS_TO_REFUSE * self._scan_s)
         fleet.judge(self._require_left)
-        takes = fleet.oracles.tally.takes
+        takes = fleet.observer.tally.takes
         fleet.add_host("a", "late")
         self._pass_until(self._is_left, _SCANS_TO_REFUSE * self._scan_s)
         fleet.judge(self._require_left)
@@ -231,7 +231,7 @@ class Calm:
         depth: dict[str, int] = {}
         for log in self._fleet.stream.shards():
             above = max((depth[parent] for parent in log.parents), default=0)
-            depth[log.shard_id] = above + (not self._fleet.oracles.is_over(log.shard_id))
+            depth[log.shard_id] = above + (not self._fleet.observer.is_over(log.shard_id))
         return max(depth.values())
 
     # State.
@@ -277,7 +277,7 @@ class Calm:
 
     def _is_all_read(self) -> bool:
         try:
-            self._fleet.oracles.require_all_read(self._unread_max_s())
+            self._fleet.observer.require_all_read(self._unread_max_s())
         except RuleBroken:
             return False
         return True
@@ -287,7 +287,7 @@ class Calm:
     def _require_readers(self) -> None:
         """L1: no readable shard has been without a reader for longer than the bound."""
         now = self._fleet.scheduler.now
-        for key, since_s in sorted(self._fleet.oracles.gaps.unread().items()):
+        for key, since_s in sorted(self._fleet.observer.gaps.unread().items()):
             waited_s = now - max(since_s, self._began_s + self._pending_s)
             if waited_s >= self._patience_s:
                 raise RuleBroken("L1", key, f"nobody reads it, {waited_s:.1f} s into the calm")
@@ -296,7 +296,7 @@ class Calm:
         """L3, and moves: every shard that became unread since was read soon, children first. An
         owner that gives a lease away finishes its batch first. Where an outside party deleted a
         parent's row, the parent's owner has a failover to write it again."""
-        oracles, batch_s = self._fleet.oracles, self._fleet.world.user_code.batch_s
+        oracles, batch_s = self._fleet.observer, self._fleet.world.user_code.batch_s
         for gap in oracles.gaps.since(self._began_s + self._pending_s):
             longest_s = self._scan_s + batch_s + _END_S
             if oracles.lacks_a_parents_row(gap.key):
@@ -339,7 +339,7 @@ class Calm:
                         raise RuleBroken("L4", "", words)
 
     def _require_rest(self, takes: int) -> None:
-        moved = self._fleet.oracles.tally.takes - takes
+        moved = self._fleet.observer.tally.takes - takes
         if moved:
             raise RuleBroken("L4", "", f"{moved} takes after the fleet was balanced")
 

@@ -36,8 +36,9 @@ from kclrun.protocol.writes import (
     Withdraw,
     keys_of,
 )
-from kclrun.simulation.oracles import Coverage, Oracles
+from kclrun.simulation.observer import Coverage
 from kclrun.simulation.shards import ShardStream
+from tests.support.oracles.watch import Oracles
 
 # The meaning of each name.
 STORIES: Final[Mapping[str, str]] = {

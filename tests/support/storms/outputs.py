@@ -150,8 +150,8 @@ class Store:
         self.seen: Counter[str] = Counter()
         self.chance = world.scheduler.chance("outputs")
         self._stream = world.stream
-        self._written = world.oracles.row_written
-        world.oracles.row_written = self._row_written
+        self._written = world.observer.row_written
+        world.observer.row_written = self._row_written
 
     def destination(self, kind: str, key: str) -> Destination:
         if (kind, key) not in self.of:
@@ -250,7 +250,7 @@ class ProcessWithOutputs(LeaseProcess):
 
     def _exit(self, cause: commands.ExitCause) -> None:
         if self.life.has_undone:  # an output had too much to send, or did not answer
-            self._oracles.ended_uncleanly(self)
+            self._observer.ended_uncleanly(self)
         super()._exit(cause)
 
     # The start [K11, K12].
@@ -290,7 +290,7 @@ class ProcessWithOutputs(LeaseProcess):
         )
         if start > checkpoint:
             self.store.seen["adopted"] += 1
-            self._oracles.outputs_adopted(self, start)
+            self._observer.outputs_adopted(self, start)
         self._has_begun_outputs = True
         self.post(events.OutputsBegan(self._start, self._cursors()))
         if self.life.state is State.INITIALIZING:  # else delivery was stopped meanwhile
@@ -321,7 +321,7 @@ class ProcessWithOutputs(LeaseProcess):
         is_offer = must and asked.is_leaving and self._scheduler.now <= self.faults_until_s
         if is_offer and lane.kind == "s3" and self._draws(MUCH_LEFT):
             self.store.seen["much left"] += 1
-            self._oracles.ended_uncleanly(self)
+            self._observer.ended_uncleanly(self)
             is_due = False
         if not is_due or limit <= lane.at:
             self._serve_lane(index + 1, asked, limit)
@@ -346,7 +346,7 @@ class ProcessWithOutputs(LeaseProcess):
         def unknown() -> None:
             self.store.seen["unknown"] += 1
             if asked is not None and asked.is_leaving:
-                self._oracles.ended_uncleanly(self)
+                self._observer.ended_uncleanly(self)
             self.post(events.OutputsNotCommitted(self._position(upto), "timed out"))
             look = functools.partial(destination.resolve, self._token, began, upto)
             self._request(look, committed, unknown)

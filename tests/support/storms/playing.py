@@ -167,14 +167,14 @@ def _switch_on(fleet: MixedFleet, profile: Profile) -> None:
 
 
 def _played(fleet: Fleet, strikes: Strikes, *, is_short: bool) -> Played:
-    tally, costs = fleet.oracles.tally, fleet.table.costs
+    tally, costs = fleet.observer.tally, fleet.table.costs
     return Played(
         virtual_s=fleet.scheduler.now,
         events=fleet.scheduler.events_total,
         faults=costs.faults,
         strikes=strikes.hits,
         is_short=is_short,
-        situations=fleet.oracles.situations.names,
+        situations=fleet.observer.situations.names,
         records=tally.records,
         duplicates=tally.duplicates,
         story_hash=_digest(fleet),
@@ -185,5 +185,5 @@ def _digest(fleet: Fleet) -> str:
     """Of the last events of every lease, to the microsecond, and of all counts: what took another
     turn anywhere on the way comes to other times here."""
     reported = fleet.stories.whole_text()
-    counts = (fleet.scheduler.events_total, fleet.table.costs, fleet.oracles.tally)
+    counts = (fleet.scheduler.events_total, fleet.table.costs, fleet.observer.tally)
     return hashlib.sha256(f"{reported}\n{counts}".encode()).hexdigest()

@@ -144,8 +144,8 @@ class VersionsOfWorld:
         self._stream = world.stream
         self._folds = Folds(world.stream)
         self._needed: dict[str, frozenset[str]] = {}  # of each row, by shard
-        self._written = world.oracles.row_written
-        world.oracles.row_written = self._row_written
+        self._written = world.observer.row_written
+        world.observer.row_written = self._row_written
 
     def create(self, shard: str, name: str, content: bytes) -> None:
         if self.content.setdefault((shard, name), content) != content:
@@ -256,7 +256,7 @@ class RecordsQueue(SimulatedDeliveryQueue):
 
     def _attempt(self, batch: Any, _: Any) -> None:
         first, last = batch.given
-        self._oracles.batch_begun(self._reader, first, last)
+        self._observer.batch_begun(self._reader, first, last)
         policy = ErrorPolicy(1, 0.2, then="skip")
         window = self._window = RecordWindow(Concurrency(AT_ONCE), policy, self._breaker)
         keys = keys_in(self.process.hash_range)
@@ -358,7 +358,7 @@ class RecordsQueue(SimulatedDeliveryQueue):
             changes += (context.changes or ()) if context is not None else ()
         first, self._upto = batch.first + self._upto, upto
         last = batch.first + upto - 1
-        self._oracles.batch_processed(self._reader, first, last)
+        self._observer.batch_processed(self._reader, first, last)
         position = self._stream.position(self._key, last)
         self.process.settle(position, changes)
         self._post(events.BatchProcessed(position))
@@ -371,7 +371,7 @@ class RecordsQueue(SimulatedDeliveryQueue):
             self.process.take_back(context)
         if window.unsettled:
             self.process.store.seen["left"] += 1
-            self._oracles.batch_raised(self._reader, batch.first + window.first)
+            self._observer.batch_raised(self._reader, batch.first + window.first)
             self._given = batch.first + window.first - 1
         self._window = self._batch = None
         self._is_busy = False

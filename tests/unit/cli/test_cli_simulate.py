@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from kclrun.cli.program import run_program
-from kclrun.simulation.oracles import Oracles
+from kclrun.simulation.record import FleetRecord
 from kclrun.simulation.stories import RuleBroken
 
 pytestmark = pytest.mark.seconds
@@ -208,7 +208,7 @@ def test_a_broken_promise_ends_with_70_the_story_and_a_line_that_replays_it(caps
     def refuse(_, reader):
         raise RuleBroken("I1", reader.key, "planted")
 
-    monkeypatch.setattr(Oracles, "shard_exhausted", refuse)
+    monkeypatch.setattr(FleetRecord, "shard_exhausted", refuse)
 
     assert run_program([*EVERYTHING, "--seed", "3"]) == 70
 

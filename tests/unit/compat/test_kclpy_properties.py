@@ -3,7 +3,7 @@
 import pytest
 
 from kclrun.compat.kclpy.app_yaml import Script, app_yaml, convert
-from kclrun.compat.kclpy.property_table import PROPERTIES, read_properties
+from kclrun.compat.kclpy.property_table import known_properties, read_properties
 from kclrun.config.convert import field_types, members, plain_type
 from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
@@ -318,7 +318,7 @@ def test_a_name_cannot_end_its_comment():
 
 
 def test_a_file_that_sets_every_property_is_accepted():
-    numbers = dict.fromkeys((each.name for each in PROPERTIES), "5000")
+    numbers = dict.fromkeys((each.name for each in known_properties()), "5000")
     odd = {
         **BASE,
         "streamArn": "arn:aws:kinesis:eu-west-1:123456789012:stream/orders",
@@ -337,9 +337,9 @@ def test_a_file_that_sets_every_property_is_accepted():
 
 
 def test_the_table_names_each_property_once_and_settings_that_exist():
-    names = [each.name.lower() for each in PROPERTIES]
+    names = [each.name.lower() for each in known_properties()]
     assert len(names) == len(set(names)) > 60
-    for each in PROPERTIES:
+    for each in known_properties():
         assert each.note or each.setting
         level = Settings
         for step in filter(None, each.setting.split(".")):

@@ -105,6 +105,57 @@ def test_a_signed_header_that_is_changed_is_noticed():
     assert refused(changed(request, headers=headers)).code == "InvalidSignatureException"
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"User-Agent": "aws-sdk-java/2.25  Linux"},
+        {"X-Amzn-Trace-Id": "Root=1"},
+        {"Expect": "100-continue"},
+    ],
+)
+def test_a_header_that_botocore_does_not_sign_may_be_signed_by_others(more, monkeypatch):
+    monkeypatch.setattr("botocore.auth.SIGNED_HEADERS_BLACKLIST", [])
+    request = signed(more=more)
+    (name,) = more
+    headers = tuple((n, "other" if n == name.lower() else value) for n, value in request.headers)
+
+    verify(request, KNOWN, now())
+    assert refused(changed(request, headers=headers)).code == "InvalidSignatureException"
+
+
+def test_a_header_that_was_not_signed_may_change():
+    request = signed(more={"User-Agent": "boto3"})
+    headers = tuple((n, "x" if n == "user-agent" else value) for n, value in request.headers)
+
+    verify(changed(request, headers=(*headers, ("via", "proxy"))), KNOWN, now())
+
+
+@pytest.mark.parametrize(
+    ("service", "field"),
+    [
+        ("kinesis", {"path": "/#x"}),
+        ("kinesis", {"path": "/?#x", "query": ""}),
+        ("s3", {"path": "/bucket/key#x"}),
+        ("kinesis", {"query": "a=1#x"}),
+        ("kinesis", {"headers": (("host", "other"),)}),
+    ],
+)
+def test_no_part_of_a_request_is_left_out_of_its_signature(service, field):
+    request = signed(service=service, url=HOST + ("/bucket/key" if service == "s3" else "/"))
+    if "headers" in field:
+        kept = tuple(pair for pair in request.headers if pair[0] != "host")
+        field = {"headers": (*field["headers"], *kept)}
+
+    assert refused(changed(request, **field)).code == "InvalidSignatureException"
+
+
+def test_a_signed_header_that_is_gone_is_noticed():
+    request = signed(more={"X-Amz-Meta-Kind": "blue"})
+    kept = tuple(pair for pair in request.headers if pair[0] != "x-amz-meta-kind")
+
+    assert refused(changed(request, headers=kept)).code == "InvalidSignatureException"
+
+
 def test_a_signature_is_good_for_five_minutes_either_way():
     request = signed()
     stamp = datetime.strptime(request.header("x-amz-date"), "%Y%m%dT%H%M%SZ")

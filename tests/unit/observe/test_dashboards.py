@@ -18,8 +18,8 @@ from promql_parser import (
 )
 
 from kclrun.cli.program import run_program
-from kclrun.observe.alarms import ALARMS, prometheus_rules
-from kclrun.observe.grafana import dashboard
+from kclrun.observe.alarms import RETENTION_S, alarms, prometheus_rules
+from kclrun.observe.grafana import dashboard, rows
 from kclrun.observe.metrics import METRICS, SERIES, labels_by_series
 
 # What Prometheus itself puts on each series that it scrapes.
@@ -139,8 +139,27 @@ def test_alerts_of_one_application_name_it_at_each_series_and_half_its_retention
     )
 
 
+def test_the_file_of_alarms_has_names_once_and_watches_metrics_that_are_published():
+    names = [alarm.name for alarm in alarms()]
+    assert len(names) == len(set(names)) == len({alarm.alert for alarm in alarms()}) > 10
+    watched = {metric.name for alarm in alarms() if alarm.watch for metric in alarm.watch.metrics}
+    assert watched <= METRICS.keys()
+    (near,) = [alarm.watch for alarm in alarms() if alarm.name == "near data loss"]
+    assert near.condition == f"> {RETENTION_S / 2 * 1000:.0f}"
+    for watch in filter(None, (alarm.watch for alarm in alarms())):
+        assert bool(watch.expression) == (len(watch.metrics) > 1)
+
+
+def test_the_file_of_panels_has_titles_once_and_a_legend_for_each_query():
+    panels = [panel for row in rows() for panel in row.panels]
+
+    assert len(panels) == len({panel.title for panel in panels}) > 20
+    assert all(panel.queries for panel in panels)
+    assert all("{{application}}" in query.legend for panel in panels for query in panel.queries)
+
+
 def test_each_alarm_says_what_it_means_and_what_to_do():
-    for alarm, rule in zip(ALARMS, alerts().values(), strict=True):
+    for alarm, rule in zip(alarms(), alerts().values(), strict=True):
         assert rule["annotations"]["summary"] == alarm.summary
         # Plain text: the pages' marks mean nothing in a message.
         assert not set("`[]") & set(rule["annotations"]["description"])

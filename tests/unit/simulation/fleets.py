@@ -13,7 +13,7 @@ def small_fleet(seed, *, hosts=3, shards=9, groups="abc", **bugs):
         shards=shards,
         records_per_s=shards * 4.0,
         settings=settings,
-        oracles_kind=StormOracles,
+        observer_kind=StormOracles,
         **bugs,
     )
     for number in range(hosts):

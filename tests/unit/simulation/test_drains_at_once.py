@@ -9,6 +9,7 @@ import pytest
 
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.world import FleetSettings
+from tests.support.oracles.watch import Oracles
 
 pytestmark = pytest.mark.seconds
 
@@ -20,7 +21,7 @@ UNREAD_MAX_S = 1.5
 def five_hosts(seed):
     """One that had all sixteen shards for itself, and four that have just come."""
     settings = FleetSettings(failover_s=FAILOVER_S, poll_s=0.5)
-    fleet = Fleet(seed, shards=16, records_per_s=100, settings=settings)
+    fleet = Fleet(seed, shards=16, records_per_s=100, settings=settings, observer_kind=Oracles)
     fleet.add_host("g", "a")
     fleet.run_for(20)
     for name in "bcde":
@@ -33,12 +34,12 @@ def drain_the_four(fleet, chance):
     for host in fleet.hosts[1:]:
         fleet.after(chance.uniform(0, 0.02), host.drain)
     fleet.run_for(20)
-    assert fleet.oracles.gaps.unread() == {}
-    assert fleet.oracles.tally.duplicates == 0
+    assert fleet.observer.gaps.unread() == {}
+    assert fleet.observer.tally.duplicates == 0
     assert {host.name: host.is_finished for host in fleet.hosts[1:]} == {
         host.name: True for host in fleet.hosts[1:]
     }
-    return [gap.length_s for gap in fleet.oracles.gaps.since(began_s)]
+    return [gap.length_s for gap in fleet.observer.gaps.since(began_s)]
 
 
 def further(*seeds):

@@ -6,6 +6,7 @@ from kclrun.leases.load import HEAVY_ABOVE
 from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.shards import ShardStream, Traffic
 from kclrun.simulation.world import FleetSettings
+from tests.support.oracles.watch import Oracles
 
 HOSTS, SHARDS = 4, 24
 
@@ -18,6 +19,7 @@ def fleet_of(skew, balance="load", seed=3):
         record_bytes=50_000,
         skew=skew,
         settings=FleetSettings(balance=balance, poll_s=5.0),
+        observer_kind=Oracles,
     )
     for number in range(HOSTS):
         fleet.after(number * 0.5, lambda number=number: fleet.add_host("a", f"h{number}"))
@@ -36,17 +38,17 @@ def spread(fleet):
 @pytest.mark.parametrize("seed", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_skewed_fleet_evens_out_its_loads_and_rests_with_even_counts_and_no_record_twice(seed):
     fleet = fleet_of(0.9, seed=seed)
-    before, moves = spread(fleet), fleet.oracles.tally.moves
+    before, moves = spread(fleet), fleet.observer.tally.moves
 
     fleet.run_for(1800)
-    after, moved = spread(fleet), fleet.oracles.tally.moves - moves
+    after, moved = spread(fleet), fleet.observer.tally.moves - moves
     fleet.run_for(1800)
 
     assert before > 1.2
     assert after <= HEAVY_ABOVE
-    assert fleet.oracles.tally.moves - moves == moved > 0, "it rests"
+    assert fleet.observer.tally.moves - moves == moved > 0, "it rests"
     assert fleet.is_balanced()
-    assert fleet.oracles.tally.duplicates == 0
+    assert fleet.observer.tally.duplicates == 0
     fleet.require_all_read(20.0)
 
 
@@ -54,22 +56,22 @@ def test_a_skewed_fleet_evens_out_its_loads_and_rests_with_even_counts_and_no_re
 @pytest.mark.seconds
 def test_with_counts_alone_no_lease_moves():
     fleet = fleet_of(0.9, balance="counts")
-    before, moves = spread(fleet), fleet.oracles.tally.moves
+    before, moves = spread(fleet), fleet.observer.tally.moves
 
     fleet.run_for(1800)
 
-    assert (spread(fleet), fleet.oracles.tally.moves) == (before, moves)
+    assert (spread(fleet), fleet.observer.tally.moves) == (before, moves)
 
 
 @pytest.mark.long
 @pytest.mark.seconds
 def test_an_even_stream_moves_no_lease():
     fleet = fleet_of(0.0)
-    moves = fleet.oracles.tally.moves
+    moves = fleet.observer.tally.moves
 
     fleet.run_for(1800)
 
-    assert fleet.oracles.tally.moves == moves
+    assert fleet.observer.tally.moves == moves
 
 
 @pytest.mark.parametrize("skew", [0.0, 0.5, 1.5])

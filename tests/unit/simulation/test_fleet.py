@@ -12,7 +12,7 @@ PATIENCE_S = 25  # failover + 7 s, a poll, and the backlog
 
 
 def gap_lengths(fleet, since_s):
-    return sorted(gap.length_s for gap in fleet.oracles.gaps.since(since_s))
+    return sorted(gap.length_s for gap in fleet.observer.gaps.since(since_s))
 
 
 @pytest.mark.parametrize("seed", seeds(0, 3))
@@ -22,12 +22,12 @@ def test_a_fleet_that_starts_cold_is_balanced_within_half_a_minute_and_then_noth
     fleet.run_for(30)
 
     assert sorted(fleet.shards_by_owner().values()) == [2, 2, 2, 3, 3]
-    takes = fleet.oracles.tally.takes
+    takes = fleet.observer.tally.takes
     fleet.run_for(120)
     assert fleet.is_balanced()
-    assert fleet.oracles.tally.takes == takes
+    assert fleet.observer.tally.takes == takes
     fleet.require_all_read(PATIENCE_S)
-    assert fleet.oracles.tally.duplicates == 0
+    assert fleet.observer.tally.duplicates == 0
 
 
 @pytest.mark.parametrize("seed", seeds(0, 3))
@@ -47,7 +47,7 @@ def test_a_rolling_deploy_repeats_nothing_and_leaves_no_shard_unread_for_long(se
     assert len(lengths) >= 24
     # The goal: from give-away to reading p99 1.5 s; here from the stop of delivery.
     assert lengths[len(lengths) * 99 // 100] <= 1.5
-    assert fleet.oracles.tally.duplicates == 0
+    assert fleet.observer.tally.duplicates == 0
     assert fleet.is_balanced()
     fleet.require_all_read(PATIENCE_S)
 
@@ -66,7 +66,7 @@ def test_what_a_lost_group_read_is_read_again_within_failover_and_seven_seconds(
     assert len(lengths) >= 8
     assert max(lengths) <= 17
     assert fleet.is_balanced()
-    assert fleet.oracles.tally.duplicates > 0  # what was not checkpointed comes again [I7]
+    assert fleet.observer.tally.duplicates > 0  # what was not checkpointed comes again [I7]
     fleet.require_all_read(PATIENCE_S)
 
 
@@ -81,10 +81,10 @@ def test_after_a_reshard_every_child_is_read_and_every_parent_ended(count, unrea
     fleet.require_all_read(PATIENCE_S)
     assert fleet.stream.open_count() == count
     assert sum(fleet.shards_by_owner().values()) == count
-    assert not fleet.oracles.gaps.unread()
+    assert not fleet.observer.gaps.unread()
     # L3: a scan and a second at the most.
     assert max(gap_lengths(fleet, began_s)) <= unread_max_s
-    assert fleet.oracles.tally.duplicates == 0
+    assert fleet.observer.tally.duplicates == 0
 
 
 def test_a_host_that_stood_still_for_longer_than_failover_reads_nothing_that_is_anothers():

@@ -30,10 +30,10 @@ def test_kclrun_joins_java_workers_and_takes_its_share_one_lease_a_cycle(seed):
     fleet.run_for(90)
 
     assert sorted(fleet.shards_by_owner().values()) == [2, 2, 2, 2]
-    assert fleet.oracles.overlaps.forced_takes >= 4
-    forced = fleet.oracles.overlaps.forced_takes
+    assert fleet.observer.overlaps.forced_takes >= 4
+    forced = fleet.observer.overlaps.forced_takes
     fleet.run_for(300)  # and then nothing moves
-    assert fleet.oracles.overlaps.forced_takes == forced
+    assert fleet.observer.overlaps.forced_takes == forced
     assert fleet.is_balanced()
     fleet.require_all_read(PATIENCE_S)
 
@@ -54,9 +54,9 @@ def beside_java_s(seed):
     fleet.run_for(240)
 
     assert sorted(fleet.shards_by_owner().values()) == [2, 2, 2, 2], f"seed {seed}"
-    assert fleet.oracles.overlaps.java_steals >= 4, f"seed {seed}"
+    assert fleet.observer.overlaps.java_steals >= 4, f"seed {seed}"
     fleet.require_all_read(PATIENCE_S)
-    return fleet.oracles.overlaps.kclrun_beside_java_s
+    return fleet.observer.overlaps.kclrun_beside_java_s
 
 
 def test_a_java_worker_waits_at_a_shard_that_gets_no_records():
@@ -65,7 +65,7 @@ def test_a_java_worker_waits_at_a_shard_that_gets_no_records():
     fleet.run_for(240)
 
     assert owners(fleet) == {fleet.java_workers[0].owner: 2}
-    assert fleet.oracles.gaps.unread() == {}
+    assert fleet.observer.gaps.unread() == {}
 
 
 @pytest.mark.parametrize("count", [12, 4])
@@ -96,7 +96,7 @@ def test_what_a_dead_java_worker_had_is_read_again_within_failover_and_seven_sec
     fleet.java_workers[0].kill()
     fleet.run_for(60)
 
-    lengths = [gap.length_s for gap in fleet.oracles.gaps.since(began_s - 1)]
+    lengths = [gap.length_s for gap in fleet.observer.gaps.since(began_s - 1)]
     assert len(lengths) >= had > 0
     assert max(lengths) <= 17
     fleet.require_all_read(PATIENCE_S)
@@ -163,4 +163,4 @@ def test_a_java_worker_that_never_notices_its_loss_is_caught(monkeypatch):
 
 
 def test_the_oracles_of_a_mixed_fleet_know_java_members():
-    assert isinstance(mixed_fleet(7, java=0, hosts=1).oracles, MixedOracles)
+    assert isinstance(mixed_fleet(7, java=0, hosts=1).observer, MixedOracles)

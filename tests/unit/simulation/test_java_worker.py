@@ -55,7 +55,7 @@ def test_a_graceful_shutdown_checkpoints_and_leaves_its_rows_to_expire():
     fleet = mixed_fleet(3, java=2, shards=4)
     fleet.run_for(120)
     leaving, staying = fleet.java_workers
-    duplicates = fleet.oracles.tally.duplicates
+    duplicates = fleet.observer.tally.duplicates
 
     leaving.drain()
     fleet.run_for(9)
@@ -64,7 +64,7 @@ def test_a_graceful_shutdown_checkpoints_and_leaves_its_rows_to_expire():
     fleet.run_for(45)
 
     assert owners(fleet) == {staying.owner: 4}
-    assert fleet.oracles.tally.duplicates == duplicates
+    assert fleet.observer.tally.duplicates == duplicates
     fleet.require_all_read(PATIENCE_S)
 
 

@@ -119,7 +119,7 @@ def test_a_row_is_found_with_the_look_that_would_have_found_it():
     fleet.hosts[0].drain()
     fleet.run_for(20)
 
-    lengths = sorted(gap.length_s for gap in fleet.oracles.gaps.since(began_s))
+    lengths = sorted(gap.length_s for gap in fleet.observer.gaps.since(began_s))
     assert len(lengths) >= 3
     assert max(lengths) < 1.5
     # Not at once either: looks are as far apart as ever.

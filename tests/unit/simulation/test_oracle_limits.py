@@ -20,11 +20,11 @@ from kclrun.protocol.writes import (
     Renew,
     Take,
 )
-from kclrun.simulation.oracles import WatchPolicy
-from kclrun.simulation.oracles.cost import CostWatch
-from kclrun.simulation.oracles.deliveries import Letters, ShardDeliveries
-from kclrun.simulation.oracles.permissions import Permissions
+from kclrun.simulation.observer import WatchPolicy
 from kclrun.simulation.stories import RuleBroken
+from tests.support.oracles.cost import CostWatch
+from tests.support.oracles.deliveries import Letters, ShardDeliveries
+from tests.support.oracles.permissions import Permissions
 from tests.unit.simulation.watched_world import Watched
 
 

@@ -28,8 +28,8 @@ from kclrun.protocol.writes import (
     Take,
     Withdraw,
 )
-from kclrun.simulation.oracles.row_history import RowHistory, RowLives
 from kclrun.simulation.stories import RuleBroken
+from tests.support.oracles.row_history import RowHistory, RowLives
 
 ME, OTHER, JAVA = "kclrun:a:h:1", "kclrun:b:h:2", "java-1"
 MANAGER, FIRST, SECOND, OTHERS = "a:h:1", "a:h:1/1", "a:h:1/2", "b:h:2"

@@ -61,9 +61,9 @@ def a_record_that_was_never_put(world, reader):
 
 @fault("I1: records 1 to 50 left out")
 def a_batch_that_begins_before_the_last_one_returned(world, reader):
-    world.oracles.batch_begun(reader, 1, 50)
+    world.observer.batch_begun(reader, 1, 50)
     yield
-    world.oracles.batch_begun(reader, 51, 60)
+    world.observer.batch_begun(reader, 51, 60)
 
 
 @fault("I1: exhausted before its last record")
@@ -71,7 +71,7 @@ def a_shard_that_is_called_exhausted_before_its_last_record(world, reader):
     world.split(reader.key)
     world.read(reader, 1, 599)
     yield
-    world.oracles.shard_exhausted(reader)
+    world.observer.shard_exhausted(reader)
 
 
 @fault("I1: ended before")
@@ -100,7 +100,7 @@ def killed(world, former, *, read_up_to=100, checkpointed=40):
     """The first reader of a shard was killed; a second one has claimed."""
     world.read(former, 1, read_up_to)
     world.checkpoint(former, checkpointed)
-    world.oracles.ended_uncleanly(former)
+    world.observer.ended_uncleanly(former)
     world.now += 15
     return world.begin(former.key, "b:h:2")
 
@@ -252,7 +252,7 @@ def test_a_write_that_no_table_would_apply_is_noticed(plant, words, policy):
 
 @fault("I5: a:h:1/1 wrote a Renew after a:h:1/2 had")
 def a_zombies_write_after_its_successors_claim(world, reader):
-    world.oracles.ended_uncleanly(reader)
+    world.observer.ended_uncleanly(reader)
     world.claim(reader.key, "a:h:1", 2)
     row = world.row(reader.key)
     yield
@@ -261,7 +261,7 @@ def a_zombies_write_after_its_successors_claim(world, reader):
 
 @fault("I5: a:h:1/1 wrote a Renew after a:h:1 had")
 def a_zombies_write_after_its_managers(world, reader):
-    world.oracles.ended_uncleanly(reader)
+    world.observer.ended_uncleanly(reader)
     world.as_owner(reader, Renew)  # the last one of a killed process may still apply
     world.write("a:h:1", renewal(world.row(reader.key)))
     row = world.row(reader.key)
@@ -281,14 +281,14 @@ def a_batch_past_the_fence(world, _):
     reader = fenced(world)
     world.now += 10.5
     yield
-    world.oracles.batch_begun(reader, 1, 10)
+    world.observer.batch_begun(reader, 1, 10)
 
 
 @fault("I4: ")
 def a_batch_of_a_reader_whose_delivery_was_stopped(world, reader):
-    world.oracles.delivery_stopped(reader)
+    world.observer.delivery_stopped(reader)
     yield
-    world.oracles.batch_begun(reader, 1, 10)
+    world.observer.batch_begun(reader, 1, 10)
 
 
 @fault(r"I4: b:h:2/1 reads while a:h:1/1 may for 6\.000 s more")
@@ -296,7 +296,7 @@ def a_second_permit_beside_a_standing_one(world, _):
     first = fenced(world)
     world.now += 4
     yield
-    world.oracles.delivery_allowed(Reader(first.key, "b:h:2", 1), world.now + 10)
+    world.observer.delivery_allowed(Reader(first.key, "b:h:2", 1), world.now + 10)
 
 
 @fault("I4: kclrun:b:h:2 took what a:h:1/1 may read")
@@ -322,7 +322,7 @@ def the_victim_of_a_java_member_past_its_fence(world, _):
     world.read(victim, 1, 10)
     world.now += 10.5
     yield
-    world.oracles.batch_begun(victim, 11, 20)
+    world.observer.batch_begun(victim, 11, 20)
 
 
 @fault(r"I4: .* java-1 may still process it")
@@ -330,13 +330,13 @@ def a_begin_on_a_row_taken_by_force_before_it_was_waited_for(world, reader):
     row = world.row(reader.key)
     world.rows._rows[reader.key] = replace(row, taken_from="java-1")
     yield
-    world.oracles.batch_begun(reader, 1, 10)
+    world.observer.batch_begun(reader, 1, 10)
 
 
 @fault("I4: ")
 def an_overlap_after_the_victim_of_a_deletion_gave_the_row_away(world, victim):
     row = world.row(victim.key)
-    world.oracles.row_deleted_from_outside(row)
+    world.observer.row_deleted_from_outside(row)
     at = row.checkpoint
     world.write(victim.who, Release(row.key, row.owner, row.counter, at, at))
     yield
@@ -345,11 +345,11 @@ def an_overlap_after_the_victim_of_a_deletion_gave_the_row_away(world, victim):
 
 @fault(r"I4: .* what c:h:3/1 may read")
 def an_overlap_with_a_later_owner_of_a_deleted_row(world, former):
-    world.oracles.row_deleted_from_outside(world.row(former.key))
+    world.observer.row_deleted_from_outside(world.row(former.key))
     again = world.begin(former.key, "b:h:2", for_s=10)
     world.release(again, 0)
     last = world.begin(former.key, "c:h:3", for_s=10)
-    world.oracles.delivery_allowed(former, world.now + 1)  # to its fence
+    world.observer.delivery_allowed(former, world.now + 1)  # to its fence
     yield
     world.take(last.key, "d:h:4")
 
@@ -388,7 +388,7 @@ def test_a_child_that_is_read_before_its_parent_ended_is_noticed(has_parent):
         world.now += 60
         child = world.begin(children[0], "b:h:2")
         yield
-        world.oracles.batch_begun(child, 1, 10)
+        world.observer.batch_begun(child, 1, 10)
 
     test_an_oracle_notices(plant, r"I3: read before its parent .* ended", {})
 
@@ -400,11 +400,11 @@ def a_child_long_after_its_parents_deleted_row_came_again(world, reader):
     world.write("b:h:2", CreateLease(world.lease(reader.key)))
     world.now += 20
     begun_before = world.begin(children[1], "b:h:2", 2)
-    world.oracles.batch_begun(begun_before, 1, 10)  # it had looked before
+    world.observer.batch_begun(begun_before, 1, 10)  # it had looked before
     world.now += 10
     child = world.begin(children[0], "b:h:2")
     yield
-    world.oracles.batch_begun(child, 1, 10)
+    world.observer.batch_begun(child, 1, 10)
 
 
 @fault("I3: b:h:2/1 reads it after its shard end")
@@ -412,9 +412,9 @@ def a_shard_that_is_read_after_its_end(world, reader):
     read_out(world, reader)
     world.end(reader)
     second = Reader(reader.key, "b:h:2", 1)
-    world.oracles.delivery_allowed(second, world.now + 10)
+    world.observer.delivery_allowed(second, world.now + 10)
     yield
-    world.oracles.batch_begun(second, 1, 10)
+    world.observer.batch_begun(second, 1, 10)
 
 
 @fault(r"I11: was deleted before \[.*\] had begun")
@@ -491,13 +491,13 @@ def a_row_that_its_owner_writes_again_though_nobody_deleted_it(world, reader):
 @fault("L1: 600 records unread for 0 s")
 def a_shard_that_nobody_reads(world, _):
     yield
-    world.oracles.require_all_read(0)
+    world.observer.require_all_read(0)
 
 
 @fault("P13: .* reports that it expired, and it has not")
 def a_shard_that_is_given_up_as_trimmed_and_is_there(world, reader):
     yield
-    world.oracles.shard_expired(reader)
+    world.observer.shard_expired(reader)
 
 
 # I12: what a core holds.

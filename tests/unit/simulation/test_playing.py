@@ -17,6 +17,7 @@ from kclrun.simulation.shards import StreamFaults
 from kclrun.simulation.table import FaultRates
 from kclrun.simulation.user_code import UserCode
 from kclrun.simulation.world import FleetSettings
+from tests.support.oracles.watch import Oracles
 from tests.support.storms.calm import Calm
 from tests.support.storms.playing import play
 from tests.support.storms.profile import Profile, Strike, StrikeKind
@@ -129,7 +130,9 @@ def demanded(fleet, *, in_the_calm, after_s=90.0):
 
 def resharded_fleet():
     """Two hosts with eight children."""
-    fleet = Fleet(1, shards=4, records_per_s=8.0, settings=FleetSettings(poll_s=1.0))
+    fleet = Fleet(
+        1, shards=4, records_per_s=8.0, settings=FleetSettings(poll_s=1.0), observer_kind=Oracles
+    )
     hosts = [fleet.add_host("a", "one"), fleet.add_host("a", "two")]
     fleet.run_for(60.0)
     for shard_id in fleet.stream.open_ids():
@@ -144,7 +147,7 @@ def test_children_that_are_read_soon_in_the_calm_keep_its_promise():
 
     assert demanded(fleet, in_the_calm=lambda: fleet.split(fleet.stream.open_ids()[0]))
 
-    assert [gap.key for gap in fleet.oracles.gaps.since(began_s)]
+    assert [gap.key for gap in fleet.observer.gaps.since(began_s)]
 
 
 def test_a_shard_that_no_process_reads_for_a_failover_in_the_calm_breaks_its_promise():

@@ -7,7 +7,7 @@ from tests.unit.simulation.fleets import settled_fleet
 
 
 def gap_lengths(fleet, since_s):
-    return sorted(gap.length_s for gap in fleet.oracles.gaps.since(since_s))
+    return sorted(gap.length_s for gap in fleet.observer.gaps.since(since_s))
 
 
 @pytest.mark.parametrize("seed", seeds(0, 3))
@@ -25,7 +25,7 @@ def test_a_manager_that_is_killed_and_started_again_on_its_host_reads_again_with
     assert len(lengths) == 6
     assert max(lengths) <= 1 + 3  # the goal, from its start
     assert fleet.is_balanced()
-    assert fleet.oracles.tally.duplicates == 0
+    assert fleet.observer.tally.duplicates == 0
 
 
 def test_the_lease_processes_of_a_killed_manager_give_their_leases_to_others_at_once():
@@ -35,15 +35,15 @@ def test_the_lease_processes_of_a_killed_manager_give_their_leases_to_others_at_
     fleet.hosts[0].kill_manager()
     fleet.run_for(30)
 
-    assert "orphan_gave_its_lease_away" in fleet.oracles.situations.names
+    assert "orphan_gave_its_lease_away" in fleet.observer.situations.names
     assert not list(fleet.hosts[0].living())
     assert max(gap_lengths(fleet, began_s)) < fleet.world.settings.failover_s / 2
-    assert fleet.oracles.tally.duplicates == 0
+    assert fleet.observer.tally.duplicates == 0
 
 
 def test_lease_processes_work_on_while_only_their_manager_stands_still():
     fleet = settled_fleet(2)
-    began_s, moves = fleet.scheduler.now, fleet.oracles.tally.moves
+    began_s, moves = fleet.scheduler.now, fleet.observer.tally.moves
 
     fleet.hosts[0].os.stop()
     fleet.run_for(60)
@@ -51,7 +51,7 @@ def test_lease_processes_work_on_while_only_their_manager_stands_still():
     fleet.run_for(60)
 
     assert gap_lengths(fleet, began_s) == []
-    assert fleet.oracles.tally.moves == moves
+    assert fleet.observer.tally.moves == moves
     assert fleet.is_balanced()
 
 
@@ -110,10 +110,10 @@ def test_without_forks_a_manager_keeps_its_leases_and_reads_once_forks_work_agai
     for process in list(host.living()):
         process.kill()
     fleet.run_for(40)
-    assert len(fleet.oracles.gaps.unread()) == 4
+    assert len(fleet.observer.gaps.unread()) == 4
 
     host.machine.allow_forks()
     fleet.run_for(31)  # the longest pause before the next try, and the start
 
-    assert not fleet.oracles.gaps.unread()
-    assert "fork_failed" in fleet.oracles.situations.names
+    assert not fleet.observer.gaps.unread()
+    assert "fork_failed" in fleet.observer.situations.names

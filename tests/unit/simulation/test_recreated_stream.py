@@ -22,7 +22,7 @@ def made_again(seed, shards, **faults):
     for name, value in faults.items():
         setattr(fleet.table, name, value)
     fleet.stream.make_again(shards, fleet.scheduler.now)
-    records = fleet.oracles.tally.records
+    records = fleet.observer.tally.records
     fleet.run_for(NOTICED_S)
     return fleet, records
 
@@ -36,19 +36,19 @@ def test_every_manager_gives_its_leases_up_and_stops_refused(seed, shards):
     assert not any(row.is_ended for row in fleet.table.leases())
     assert all(row.owner is None or "offered" in row.owner for row in fleet.table.leases())
     # What was fetched before is processed; of the new stream nothing can be.
-    assert fleet.oracles.tally.records - records < 6 * 4 * 10
+    assert fleet.observer.tally.records - records < 6 * 4 * 10
 
 
 @pytest.mark.parametrize("seed", seeds(0, 3))
 def test_a_manager_that_starts_on_the_old_rows_takes_none_of_them(seed):
     fleet, _ = made_again(seed, 6)
-    takes = fleet.oracles.tally.takes
+    takes = fleet.observer.tally.takes
 
     host = fleet.add_host("a", "new")
     fleet.run_for(30)
 
     assert (host.is_refused, host.is_finished) == (True, True)
-    assert fleet.oracles.tally.takes == takes
+    assert fleet.observer.tally.takes == takes
 
 
 def test_a_fleet_whose_stream_is_resharded_and_trimmed_is_not_refused():

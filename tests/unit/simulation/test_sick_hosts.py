@@ -16,6 +16,7 @@ from kclrun.simulation.fleet import Fleet
 from kclrun.simulation.process import LeaseProcess
 from kclrun.simulation.world import FleetSettings
 from tests.examples import seeds
+from tests.support.oracles.watch import Oracles
 
 pytestmark = pytest.mark.seconds
 
@@ -72,7 +73,14 @@ def nothing_is_sick_yet():
 
 def fleet_of(hosts, seed=1):
     settings = FleetSettings(poll_s=1.0)
-    fleet = Fleet(seed, shards=6, records_per_s=12.0, settings=settings, process_kind=Mortal)
+    fleet = Fleet(
+        seed,
+        shards=6,
+        records_per_s=12.0,
+        settings=settings,
+        process_kind=Mortal,
+        observer_kind=Oracles,
+    )
     for number in range(hosts):
         fleet.after(0.1 * number, lambda number=number: fleet.add_host("a", f"h{number}"))
     fleet.run_for(SICK_AT_S)
@@ -81,8 +89,8 @@ def fleet_of(hosts, seed=1):
 
 def longest_gap_s(fleet):
     now = fleet.scheduler.now
-    open_s = [now - since for since in fleet.oracles.gaps.unread().values()]
-    return max([gap.length_s for gap in fleet.oracles.gaps.since(SICK_AT_S)] + open_s)
+    open_s = [now - since for since in fleet.observer.gaps.unread().values()]
+    return max([gap.length_s for gap in fleet.observer.gaps.since(SICK_AT_S)] + open_s)
 
 
 def kill_all_processes(host):
@@ -138,7 +146,7 @@ def test_the_leases_of_a_host_too_slow_to_claim_them_are_read_elsewhere(seed):
     assert longest_gap_s(fleet) < EXPIRED_STARTS_S
     # Those that were killed and those asked for instead; then one at a time, after longer and
     # longer pauses: at 30, 90 and 210 s.
-    assert len(list(fleet.oracles.gaps.since(SICK_AT_S))) <= 2 + 2 + 3
+    assert len(list(fleet.observer.gaps.since(SICK_AT_S))) <= 2 + 2 + 3
     assert halted(fleet) == []
     Mortal.slow = set()
     fleet.run_for(RECOVERY_MAX_S)
@@ -162,7 +170,7 @@ def test_a_lease_that_kills_whatever_runs_it_stands_still_after_a_dozen_deaths(h
     assert halted(fleet) == [poison]
     assert 6 <= len(Mortal.deaths) <= 12
     assert len({machine for machine, _ in Mortal.deaths}) == min(hosts, 2)
-    assert set(fleet.oracles.gaps.unread()) == {poison}
+    assert set(fleet.observer.gaps.unread()) == {poison}
 
 
 def test_where_all_hosts_fail_for_a_while_everything_is_read_soon_after():
@@ -171,12 +179,12 @@ def test_where_all_hosts_fail_for_a_while_everything_is_read_soon_after():
         host.machine.refuses_forks = True
         kill_all_processes(host)
     fleet.run_for(300.0)
-    assert fleet.oracles.gaps.unread()
+    assert fleet.observer.gaps.unread()
 
     for host in fleet.hosts:
         host.machine.allow_forks()
     # Three failovers until what nobody takes is overdue, and the scans that see it.
     fleet.run_for(50.0)
 
-    assert fleet.oracles.gaps.unread() == {}
+    assert fleet.observer.gaps.unread() == {}
     assert halted(fleet) == []

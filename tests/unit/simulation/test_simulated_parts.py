@@ -9,9 +9,9 @@ from kclrun.model.lease import Lease
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import CreateLease
 from kclrun.simulation.machine import NonceLocks
-from kclrun.simulation.oracles.watch import Oracles
 from kclrun.simulation.shards import ShardStream, StreamFaults, Traffic
 from kclrun.simulation.stories import ReadingGaps, RuleBroken, Stories, clock
+from tests.support.oracles.watch import Oracles
 from tests.unit.simulation.fleets import settled_fleet
 from tests.unit.simulation.watched_world import Reader, Watched
 
@@ -146,12 +146,12 @@ def test_children_of_a_child_that_was_trimmed_without_a_row_are_readable_with_it
 
     world.read_out(reader)
 
-    assert set(world.oracles.gaps.unread()) == {children[1], *grandchildren}
+    assert set(world.observer.gaps.unread()) == {children[1], *grandchildren}
 
 
 def all_read(world, patience_s):
     try:
-        world.oracles.require_all_read(patience_s)
+        world.observer.require_all_read(patience_s)
     except RuleBroken as error:
         return str(error)
     return None
@@ -173,20 +173,20 @@ def test_all_is_read_up_to_the_last_record_that_patience_excuses():
     world.now += 2.0
     assert all_read(world, 1.0) == "L1: closed and not ended for 1 s"
     assert all_read(world, 2.0) is None
-    world.oracles.shard_exhausted(reader)
+    world.observer.shard_exhausted(reader)
     assert all_read(world, 2.0) is None
 
 
 def test_each_batch_counts_with_its_records(monkeypatch):
     world, counted = Watched(shards=1), []
-    monkeypatch.setattr(world.oracles.cost, "delivered", lambda *batch: counted.append(batch))
+    monkeypatch.setattr(world.observer.cost, "delivered", lambda *batch: counted.append(batch))
     reader = world.begin(world.keys[0], "a:h:1", for_s=1000)
 
     world.read(reader, 1, 50)
     world.read(reader, 51, 60)
 
     assert counted == [(reader.key, 50), (reader.key, 10)]
-    tally = world.oracles.tally
+    tally = world.observer.tally
     assert (tally.records, tally.batches, tally.duplicates) == (60, 2, 0)
 
 
@@ -194,13 +194,13 @@ def test_only_a_report_before_its_fence_has_passed_opens_a_reader():
     world = Watched(shards=1)
     world.take(world.keys[0], "a:h:1")
     reader = Reader(world.keys[0], "a:h:1", 1)
-    assert isinstance(world.oracles, Oracles)
+    assert isinstance(world.observer, Oracles)
 
-    world.oracles.delivery_allowed(reader, world.now)
+    world.observer.delivery_allowed(reader, world.now)
     with pytest.raises(RuleBroken, match="I4"):
-        world.oracles.batch_begun(reader, 1, 2)
-    world.oracles.delivery_allowed(reader, world.now + 0.001)
-    world.oracles.batch_begun(reader, 1, 2)
+        world.observer.batch_begun(reader, 1, 2)
+    world.observer.delivery_allowed(reader, world.now + 0.001)
+    world.observer.batch_begun(reader, 1, 2)
 
 
 def test_a_listing_that_lags_shows_the_stream_as_it_was():

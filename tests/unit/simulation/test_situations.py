@@ -137,7 +137,7 @@ def test_dense_storms_break_no_promise_and_reach_every_situation():
     kinds = {kind for kind, _ in KNOWN}
     further = ((kind, seed) for seed in range(STORMS) for kind in PLAYED if kind in kinds)
     for kind, seed in itertools.chain(KNOWN, further):
-        missing -= played(kind, seed).oracles.situations.names
+        missing -= played(kind, seed).observer.situations.names
         if not missing:
             return
 
@@ -147,7 +147,7 @@ def test_dense_storms_break_no_promise_and_reach_every_situation():
 def figures_of(fleet):
     """Counts by kind and sums of times, to say what has changed; and the sums over all events and
     stories, which any other order, pause, draw, position or word changes."""
-    oracles, costs = fleet.oracles, fleet.table.costs
+    oracles, costs = fleet.observer, fleet.table.costs
     reported = [entry for entries in fleet.stories._of.values() for entry in entries]
     kinds = Counter(
         f"{what} {type(detail).__name__}" if what in {"applied", "reports"} else what

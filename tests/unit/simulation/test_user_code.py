@@ -78,7 +78,7 @@ class AtQueue:
         self.queue = SimulatedDeliveryQueue(
             self.reader,
             self.world.stream,
-            self.world.oracles,
+            self.world.observer,
             times,
             post=self.said.append,
             poll_s=1.0,
@@ -166,8 +166,8 @@ def test_a_batch_that_waits_for_its_next_call_is_given_up_when_delivery_is_stopp
 def test_what_a_checkpoint_of_a_call_that_raised_covers_is_not_given_again():
     seed = next(s for s in range(99) if names_the_middle(s))
     at = AtQueue(seed, raising=1.0, checkpoints_by_hand=True)
-    given, begin = [], at.world.oracles.batch_begun
-    at.world.oracles.batch_begun = lambda *batch: given.append(batch[1:]) or begin(*batch)
+    given, begin = [], at.world.observer.batch_begun
+    at.world.observer.batch_begun = lambda *batch: given.append(batch[1:]) or begin(*batch)
     at.open()
     at.run(0.5)
     [asked] = at.of(events.CheckpointRequested)
@@ -195,7 +195,7 @@ def test_a_fetch_that_fails_is_made_again_at_the_position_reached(fault, situati
 
     firsts = at.of(events.BatchProcessed)
     assert len(firsts) >= 3
-    assert at.world.oracles.tally.duplicates == 0
+    assert at.world.observer.tally.duplicates == 0
     assert situation in at.world.seen
 
 
@@ -210,7 +210,7 @@ def test_a_subscription_gives_records_when_they_arrive_and_not_at_the_next_poll(
     # Ten records a second: an event for each, and a page of ten for each poll.
     assert len(at.of(events.BatchDelivered)) > 80
     assert len(polling.of(events.BatchDelivered)) < 15
-    assert at.world.oracles.tally.duplicates == 0
+    assert at.world.observer.tally.duplicates == 0
 
 
 def test_a_subscription_that_breaks_goes_on_by_polling_and_subscribes_again():
@@ -223,7 +223,7 @@ def test_a_subscription_that_breaks_goes_on_by_polling_and_subscribes_again():
     at.run(14.0)
 
     assert len(at.of(events.BatchDelivered)) > 60
-    assert at.world.oracles.tally.duplicates == 0
+    assert at.world.observer.tally.duplicates == 0
 
 
 def test_a_subscription_of_another_owner_takes_over_and_is_refused_before():
@@ -244,7 +244,7 @@ def test_a_subscription_of_another_owner_takes_over_and_is_refused_before():
     assert "subscription_taken_over" in at.world.seen
     at.run(15.0)  # it polls, is refused, and takes over again
     assert len(at.of(events.BatchDelivered)) > before + 40
-    assert at.world.oracles.tally.duplicates == 0
+    assert at.world.observer.tally.duplicates == 0
 
 
 def raises(seed):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from kclrun.simulation.oracles import Tally
+from kclrun.simulation.observer import Tally
 from kclrun.simulation.table import Costs
 from kclrun.simulation.what_if import (
     OwnerSeries,
@@ -42,7 +42,7 @@ class ShownFleet:
     def __init__(self, rates=(), *, skew=0.0):
         self.scheduler = SimpleNamespace(now=0.0)
         self.unread, self.tally, self.costs = {}, Tally(), Costs()
-        self.oracles = SimpleNamespace(
+        self.observer = SimpleNamespace(
             gaps=SimpleNamespace(unread=lambda: self.unread), tally=self.tally
         )
         self.table = SimpleNamespace(costs=self.costs)

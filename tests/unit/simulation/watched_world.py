@@ -18,7 +18,7 @@ from kclrun.protocol.writes import (
     Take,
     keys_of,
 )
-from kclrun.simulation.oracles import WatchPolicy
+from kclrun.simulation.observer import WatchPolicy
 from kclrun.simulation.shards import ShardStream, Traffic
 from kclrun.simulation.stories import Stories
 from tests.support.storms.coverage import StormOracles
@@ -41,7 +41,7 @@ class Watched:
         self.now = 0.0
         self.stream = ShardStream(shards, Traffic(records_per_s=10.0 * shards))
         self.rows = LeaseRows()
-        self.oracles = StormOracles(
+        self.observer = StormOracles(
             self.stream,
             Stories(),
             now=lambda: self.now,
@@ -55,7 +55,7 @@ class Watched:
 
     @property
     def seen(self):
-        return self.oracles.situations.names
+        return self.observer.situations.names
 
     def lease(self, key, **fields):
         parents = frozenset(self.stream.parents_of(key))
@@ -69,11 +69,11 @@ class Watched:
         outcome = self.rows.write(change)
         assert isinstance(outcome, Applied), outcome
         for key, was in before.items():
-            self.oracles.row_written(sender, change, was, self.rows.read(key))
+            self.observer.row_written(sender, change, was, self.rows.read(key))
 
     def wrote(self, sender, change, before, after):
         """A write that no table would apply, applied."""
-        self.oracles.row_written(sender, change, before, after)
+        self.observer.row_written(sender, change, before, after)
 
     def row(self, key):
         return self.rows.read(key)
@@ -81,7 +81,7 @@ class Watched:
     def delete_by_somebody(self, key):
         row = self.row(key)
         self.rows.uproot(key)
-        self.oracles.row_deleted_from_outside(row)
+        self.observer.row_deleted_from_outside(row)
 
     def take(self, key, host):
         row = self.row(key)
@@ -100,7 +100,7 @@ class Watched:
     def claim(self, key, host, number=1, *, for_s=10.0):
         reader = Reader(key, host, number)
         self.as_owner(reader, Claim)
-        self.oracles.delivery_allowed(reader, self.now + for_s)
+        self.observer.delivery_allowed(reader, self.now + for_s)
         return reader
 
     def checkpoint(self, reader, number):
@@ -108,33 +108,33 @@ class Watched:
         self.as_owner(reader, Checkpoint, self.stream.position(reader.key, number), last)
 
     def release(self, reader, number):
-        self.oracles.delivery_stopped(reader)
+        self.observer.delivery_stopped(reader)
         last = self.row(reader.key).checkpoint
         self.as_owner(reader, Release, self.stream.position(reader.key, number), last)
-        self.oracles.ended_in_order(reader)
+        self.observer.ended_in_order(reader)
 
     def offer(self, reader, number, to=None):
-        self.oracles.delivery_stopped(reader)
+        self.observer.delivery_stopped(reader)
         last = self.row(reader.key).checkpoint
         self.as_owner(reader, Offer, self.stream.position(reader.key, number), last, to)
-        self.oracles.ended_in_order(reader)
+        self.observer.ended_in_order(reader)
 
     # User code.
 
     def read(self, reader, first, last):
-        self.oracles.batch_begun(reader, first, last)
-        self.oracles.batch_processed(reader, first, last)
+        self.observer.batch_begun(reader, first, last)
+        self.observer.batch_processed(reader, first, last)
 
     def read_out(self, reader):
         """Everything the closed shard holds, and its end."""
         total = self.stream.total(reader.key)
         self.read(reader, 1, total)
-        self.oracles.shard_exhausted(reader)
+        self.observer.shard_exhausted(reader)
         return total
 
     def end(self, reader):
         self.as_owner(reader, End, self.row(reader.key).checkpoint)
-        self.oracles.delivery_stopped(reader)
+        self.observer.delivery_stopped(reader)
 
     def create_children(self, sender, parent):
         children = tuple(self.lease(child.shard_id) for child in self.stream.children_of(parent))

@@ -15,10 +15,11 @@ from typing import Final
 import msgspec
 
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.simulation.oracles.permissions import Reader
-from kclrun.simulation.oracles.row_history import RowLives
+from kclrun.simulation.observer import Reader
+from kclrun.simulation.record import ShardProgress
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.stories import RuleBroken
+from tests.support.oracles.row_history import RowLives
 
 # The time from a read of the parents' rows to a first batch: the answer is awaited, then the claim
 # comes within a failover [P4], and the batch before the fence [P7].
@@ -117,17 +118,17 @@ class Letters:
         return range(-(-first // self._every) * self._every, last + 1, self._every)
 
 
-class ShardDeliveries:
+class ShardDeliveries(ShardProgress):
     """The deliveries of one shard. `repeats_max` bounds the repeats of one unclean transfer.
 
     An excuse belongs to one reader, and ends once a checkpoint covers that reader's records.
     """
 
     def __init__(self, key: str, repeats_max: int) -> None:
+        super().__init__()
         self.key = key
-        self.processed = 0
         self.checkpointed = 0
-        self.has_begun = self.is_over = False
+        self.has_begun = False
         # The row's position when it was last claimed; None where a Java member has it.
         self.claimed: int | None = None
         # Up to here the outputs of its last reader had the rows as it began [K12].
@@ -137,8 +138,7 @@ class ShardDeliveries:
         # The readers when the row was created anew: they read on beside its owners, to their
         # fences.
         self._left_behind: set[Reader] = set()
-        self._latest: Reader | None = None
-        self._given: list[_Given] = []
+        self._ranges: list[_Given] = []
         self._next: dict[Reader, int] = {}
         self._excuses: dict[Reader, str] = {}
         # The Java KCL has no cap: it checkpoints when its processor does.
@@ -156,7 +156,7 @@ class ShardDeliveries:
         self._require_order(reader, first)
         self._next[reader] = last + 1
         self._latest = reader
-        given = self._given
+        given = self._ranges
         if not given or first > given[-1].last:
             self._append(reader, first, last)
             return 0
@@ -182,31 +182,27 @@ class ShardDeliveries:
             self.done(number - 1)
         return left_out
 
-    def done(self, last: int) -> None:
-        """User code returned for everything up to `last`, or vouches for it."""
-        self.processed = max(self.processed, last)
-
     def raised(self, reader: Reader, first: int) -> None:
         """User code raised: its records from `first` on count as never given."""
         if reader in self._next:
             self._next[reader] = first
         kept = []
-        for each in self._given:
+        for each in self._ranges:
             if each.reader is reader and each.last >= first:
                 if each.first >= first:
                     continue
                 each.last = first - 1
             kept.append(each)
-        self._given = kept
+        self._ranges = kept
 
     def excuse(self, reader: Reader, why: str) -> None:
         """The reader ended uncleanly: its records without a checkpoint may come again."""
-        if any(each.reader is reader for each in self._given):
+        if any(each.reader is reader for each in self._ranges):
             self._excuses.setdefault(reader, why)
 
     def excuse_all(self, why: str) -> None:
         """The lease was taken from its owner, or its row was deleted."""
-        for each in self._given:
+        for each in self._ranges:
             self._excuses.setdefault(each.reader, why)
 
     def row_deleted(self) -> None:
@@ -228,7 +224,7 @@ class ShardDeliveries:
     def covered(self, number: int) -> None:
         """A checkpoint of the owner covers the records up to `number`."""
         self.checkpointed = max(self.checkpointed, number)
-        given = self._given
+        given = self._ranges
         while given and given[0].last <= number:
             del given[0]
         if given:
@@ -272,7 +268,7 @@ class ShardDeliveries:
     def _require_excuses(self, reader: Reader, first: int, last: int) -> int:
         """Check the excuse of each reader that was given some of these records before."""
         total = 0
-        for each in self._given:
+        for each in self._ranges:
             repeated = min(last, each.last) - max(first, each.first) + 1
             if repeated <= 0:
                 continue
@@ -295,7 +291,7 @@ class ShardDeliveries:
         return total
 
     def _append(self, reader: Reader, first: int, last: int) -> None:
-        given = self._given
+        given = self._ranges
         if given and given[-1].reader is reader and given[-1].last == first - 1:
             given[-1].last = last
         else:
@@ -305,14 +301,14 @@ class ShardDeliveries:
         """The records belong to this reader now, whichever reader had them before."""
         kept = [
             _Given(each.first, min(each.last, first - 1), each.reader)
-            for each in self._given
+            for each in self._ranges
             if each.first < first
         ]
         rest = [
             _Given(max(each.first, last + 1), each.last, each.reader)
-            for each in self._given
+            for each in self._ranges
             if each.last > last
         ]
-        self._given = kept
+        self._ranges = kept
         self._append(reader, first, last)
-        self._given += rest
+        self._ranges += rest

@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.protocol.writes import Checkpoint, Claim, CreateChildren, CreateLease, End, Renew, Take
-from kclrun.simulation.oracles.permissions import WatchPolicy
+from kclrun.simulation.observer import ManagerRequests, WatchPolicy
 from kclrun.simulation.stories import RuleBroken
 
 # Three renewals in one failover, 25 ms early each [P9]; and half a per cent for a fast clock.
@@ -51,7 +51,7 @@ class _Budget(msgspec.Struct):
         return self.left >= 0
 
 
-class CostWatch:
+class CostWatch(ManagerRequests):
     """Counts every write that applied, and the requests of managers.
 
     Each row and each manager has a budget that fills at the pace of P9 and P17 and is spent request

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
-import msgspec
-
-from kclrun.model.lease import OWNER_PREFIX, Lease, LeaseKey, OwnerId
+from kclrun.model.lease import OWNER_PREFIX, Lease, OwnerId
 from kclrun.model.time import WallTime
 from kclrun.simulation.clocks import WORLD_BEGAN_AT
+from kclrun.simulation.observer import Reader
 from kclrun.simulation.stories import RuleBroken
 
 # Two clocks compared through world time round differently.
@@ -24,25 +23,6 @@ _ROUNDING_S: Final = 1e-6
 # old; a host's clock drifts.
 _PAUSE_END_S: Final = 2.0
 _DRIFT: Final = 1.01
-
-
-class WatchPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet's settings. `is_manual`: checkpoints only when user code asks, so that records
-    without a checkpoint may come again."""
-
-    failover_s: float = 10.0
-    checkpoint_every_s: float = 10.0
-    uncheckpointed_max: int = 100_000
-    is_manual: bool = False
-    poison_every: int = 0
-
-
-class Reader(Protocol):
-    """One incarnation of a lease process, or of a Java consumer. `who` begins with the name of its
-    host; a lease process adds a slash and its number."""
-
-    key: LeaseKey
-    who: str
 
 
 def owner_of(who: str) -> OwnerId:

@@ -4,8 +4,3 @@ It sees the world from outside: rows as they are written, permits as they are gi
 begin. It never asks a core for its state. `watch.py` passes each event to the rules. Each watched
 fact costs a constant time an event.
 """
-
-from kclrun.simulation.oracles.permissions import Reader, WatchPolicy
-from kclrun.simulation.oracles.watch import Coverage, Oracles, Tally
-
-__all__ = ["Coverage", "Oracles", "Reader", "Tally", "WatchPolicy"]

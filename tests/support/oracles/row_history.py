@@ -13,9 +13,9 @@ from typing import Any, Final
 from kclrun.model.lease import OFFERED, Lease, LeaseKey
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON
 from kclrun.protocol import writes
-from kclrun.simulation.oracles.permissions import owner_of
 from kclrun.simulation.shards import ShardStream
 from kclrun.simulation.stories import RuleBroken
+from tests.support.oracles.permissions import owner_of
 
 # I11: a row comes when its shard may be read, and is deleted when no process can miss it.
 #
