@@ -14,12 +14,13 @@ from collections.abc import Callable
 from typing import Final
 
 from kclrun.consuming import events
-from kclrun.consuming.delivery import Then, destination_pause_s
+from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import LetterTooLarge, SinkError
 from kclrun.ipc.board import StartSpec
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.letter import Letter, LetterOwner, Takeover
 from kclrun.model.output import Cursor
+from kclrun.model.policies import Then
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.observe.failures import Failure
@@ -258,5 +259,5 @@ class LeaseLetters:
 
     def _opened(self) -> LetterStore:
         if self._store is None:
-            self._store = letter_store(self._spec.on_error.letters, self._elsewhere)
+            self._store = letter_store(self._spec.letters, self._elsewhere)
         return self._store

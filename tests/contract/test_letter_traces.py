@@ -52,7 +52,7 @@ class Shard:
         spec = SimpleNamespace(
             lease_key=SHARD, owner=me, application="shop", processor="shop:Orders",
             stream_name="orders", shard_id=SHARD,
-            on_error=SimpleNamespace(then="dead-letter", letters=self.place.place),
+            on_error=SimpleNamespace(then="dead-letter"), letters=self.place.place,
         )  # fmt: skip
         letters = LeaseLetters(
             spec,
