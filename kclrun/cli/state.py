@@ -27,6 +27,7 @@ from kclrun.cli.messages import echo
 from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.cli.waiting import waiting_for
 from kclrun.config.state import state_place
+from kclrun.destinations import open_versions
 from kclrun.errors import SettingsError
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import TRIM_HORIZON
@@ -35,7 +36,6 @@ from kclrun.model.stream import called, shard_id_of, stream_of
 from kclrun.model.text import escaped_in_json
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.timers import is_reserved, timer_of
-from kclrun.worker.opening import open_versions
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws

@@ -36,6 +36,7 @@ from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
 from kclrun.consuming.timers import TimerRun
+from kclrun.destinations import open_letters, open_registry
 from kclrun.errors import HostFailed, SinkError
 from kclrun.ipc import exit_codes, messages
 from kclrun.ipc.board import Segment, StartSpec, boottime
@@ -336,7 +337,7 @@ class LeaseProcess:
         cpu_s = time.process_time if shared is None else shared.cpu_s
         self._life = LeaseStateMachine(life_policy(spec), random.random, cpu_s)
         self._user_code_returned = threading.Event()
-        self._letters = LeaseLetters(spec, self._services.table, self._letters_elsewhere)
+        self._letters = LeaseLetters(spec, self._services.table, self._open_letters)
         self._fetching: FetchThread | None = None
         slot = segment.slot(spec.place)
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
@@ -545,10 +546,8 @@ class LeaseProcess:
         self._rows.emit(row, to)
 
     def _registry(self) -> Decode:
-        from kclrun.aws.glue.decoder import open_registry
-
         spec = self._spec
-        return open_registry(spec.kinesis.region, spec.glue_url, self._services.credentials)
+        return open_registry(spec.kinesis, spec.glue_url, self._services.credentials)
 
     def _context(
         self, row: Lease, times: EventTimes, timers: TimerRun | None, *, is_single: bool
@@ -587,9 +586,7 @@ class LeaseProcess:
         delivered, durable = self._deliverer.delivered, self._checkpoints.durable
         self._letters.keep(record, failure, calls, delivered=delivered, durable=durable)
 
-    def _letters_elsewhere(self) -> LetterStore:
-        from kclrun.aws.dead_letters import open_letters
-
+    def _open_letters(self) -> LetterStore:
         spec = self._spec
         return open_letters(spec.letters, spec.kinesis, self._services.credentials)
 

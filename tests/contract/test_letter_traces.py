@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from kclrun.aws import dead_letters
+from kclrun.destinations import open_letters
 from kclrun.errors import SinkError
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
@@ -57,7 +58,7 @@ class Shard:
         letters = LeaseLetters(
             spec,
             self.rows,
-            lambda: dead_letters.open_letters(self.place.place, self.place.kinesis, lambda: KEYS),
+            lambda: open_letters(self.place.place, self.place.kinesis, lambda: KEYS),
         )
         letters.begin(claimed, claimed.checkpoint)
         return SimpleNamespace(letters=letters, row=claimed, me=me)

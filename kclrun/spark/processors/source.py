@@ -31,7 +31,6 @@ from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.policies import Order, Then
 from kclrun.ports import LetterStore
 from kclrun.record_calls.fitting import require_fit
-from kclrun.sinks.dead_letters import letter_store
 from kclrun.spark.engine.versions import installed
 from kclrun.spark.executor.reading import ReadPage, read_ranges
 from kclrun.spark.keyed.names import BEGINS, BatchState, QueryPlace, lineage_of, marked, unmarked
@@ -374,8 +373,7 @@ class ProcessorReader(StreamReader):
         )
 
     def _letters(self) -> LetterStore:
-        place = self._job.letters
-        return letter_store(place, lambda: connected(self._settings.reached).letters(place))
+        return connected(self._settings.reached).letters(self._job.letters)
 
 
 class ProcessorSource(KclrunDataSource):
