@@ -81,7 +81,7 @@ _OF_ONE_OBJECT: Final = (NotFound, InvalidRequest, AccessDenied)
 _PAGES_A_SHARD_MAX: Final = 100_000
 
 
-def open_letters(
+def open_aws_letters(
     place: LetterPlace,
     kinesis: WireEndpoint,
     credentials: Callable[[], WireCredentials],

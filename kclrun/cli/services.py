@@ -22,7 +22,6 @@ from kclrun.aws.changes.stream import admin_of, endpoint_service, reader_of, sig
 from kclrun.aws.cloudwatch import CloudWatchOutlet
 from kclrun.aws.control import ControlPlane
 from kclrun.aws.credentials import CredentialSource
-from kclrun.aws.dead_letters import open_letters
 from kclrun.aws.endpoints import EndpointSettings, open_session, resolve_endpoint
 from kclrun.aws.fan_out import StreamConsumers
 from kclrun.aws.instance import BotoLifecycleActions, Imds, open_imds
@@ -36,6 +35,7 @@ from kclrun.config.outputs import output_places
 from kclrun.config.rules import refuse_embedded
 from kclrun.config.schema import Settings, StreamSettings, stream_name
 from kclrun.config.state import state_place
+from kclrun.destinations import open_letters, open_output, open_versions
 from kclrun.leases.auditing import why_another_stream
 from kclrun.leases.stream_rows import key_in_table, near_misses
 from kclrun.model.lease import Lease, LeaseKey
@@ -57,9 +57,7 @@ from kclrun.model.wire import WireEndpoint
 from kclrun.observe.emf import EmfOutlet
 from kclrun.observe.logs import LineSink
 from kclrun.ports import LetterStore, MetricOutlet, ShardReader, StreamAdmin, StreamSummary
-from kclrun.sinks.dead_letters import letter_store
 from kclrun.sinks.rolled_files import open_rolled_files
-from kclrun.worker.opening import open_output, open_versions
 
 if TYPE_CHECKING:
     from kclrun.aws.outputs.story_objects import StoryObjects
@@ -233,10 +231,7 @@ class Aws:
     def letters(self, *, read_max: int | None = None) -> LetterStore:
         """The place of `on_error.dead_letter`; sends nothing. `read_max`: see `LetterStream`."""
         place = self.settings.letter_place
-        return letter_store(
-            place,
-            lambda: open_letters(place, self.kinesis, self.credentials.current, read_max=read_max),
-        )
+        return open_letters(place, self.kinesis, self.credentials.current, read_max=read_max)
 
     def check_letters(self) -> str:
         """The place of the letters in words, as `_checked`."""

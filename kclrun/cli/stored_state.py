@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from kclrun.config.state import state_place
+from kclrun.destinations import open_versions
 from kclrun.errors import SettingsError
 from kclrun.model.output import Cursor
 from kclrun.model.state import OF_PARENTS, is_own_version, version_folder
 from kclrun.model.stream import shard_id_of, stream_of
 from kclrun.state.chain import Entries, read_chain
 from kclrun.state.timers import is_reserved, timer_of
-from kclrun.worker.opening import open_versions
 
 if TYPE_CHECKING:
     from kclrun.cli.services import Aws

@@ -18,6 +18,7 @@ from kclrun.cli.waiting import waiting_for
 from kclrun.config.destinations import OutputSettings
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.config.outputs import named_outputs
+from kclrun.config.policies import concurrency_of
 from kclrun.config.schema import (
     Settings,
 )
@@ -25,7 +26,7 @@ from kclrun.emit_calls import refuse_state_uses, refuse_unknown_outputs
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.loading import ASYNC_RECORDS, BATCHES, GLUE, import_paths
 from kclrun.manager.launcher import lease_environment
-from kclrun.record_calls.fitting import concurrency_of, why_misfit
+from kclrun.record_calls.fitting import why_misfit
 
 
 def output_folder(settings: Settings) -> Path | None:
@@ -205,7 +206,7 @@ def _require_fit(settings: Settings, kinds: Mapping[str, str]) -> None:
         wrong = why_misfit(
             is_single=kind != BATCHES,
             is_async=kind == ASYNC_RECORDS,
-            concurrency=concurrency_of(source.concurrency, float(settings.shutdown.grace)),
+            concurrency=concurrency_of(source.concurrency, settings),
             is_manual=settings.checkpoint.every == "manual",
             has_state=settings.state is not None,
         )

@@ -198,7 +198,7 @@ def _nearest_word(choices: tuple[Any, ...], value: Any) -> str:
 def _converted(choice: Any, constraints: tuple[Any, ...], value: Any) -> Any:
     bare = plain_type(choice)
     if bare in {Duration, ByteSize}:
-        return bare.parse(value)
+        return value if isinstance(value, bare) else bare.parse(value)
     if bare is Any:
         return _without_marks(value)
     plain = str(value) if isinstance(value, str) else value

@@ -8,6 +8,7 @@ import msgspec
 
 from kclrun.config.names import documented
 from kclrun.config.units import ByteSize, Duration
+from kclrun.model.policies import Order
 
 # So many threads take 8 GB of address space and some 30 MB of memory; tasks take less. More calls
 # at a time than a service takes from one client only wait there.
@@ -27,7 +28,7 @@ class ConcurrencySettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 64
     order: Annotated[
-        Literal["key", "none"],
+        Order,
         documented(
             "`key`: records of a partition key follow each other; `none`: in any order (not"
             " with `state`)"

@@ -137,6 +137,17 @@ def _is_text(text: str, characters_max: int) -> bool:
 _KCLPY: Final = "kclpy:"
 
 
+def processor_rules(settings: Settings) -> Iterator[Problem]:
+    """The problems of a processor that a program runs on Spark: of user code, failures, letters and
+    rows. The query itself is the program's."""
+    yield from _folders(settings)
+    yield from _dead_letters(settings)
+    yield from kclpy_rules(settings)
+    yield from concurrency_rules(settings)
+    if settings.output is not None:
+        yield from schema_rule(("output",), settings.output)
+
+
 def kclpy_rules(settings: Settings) -> Iterator[Problem]:
     """Such a processor checkpoints by itself and may hold records back until it does. If a runtime
     checkpointed beside it, a crash would lose those records."""

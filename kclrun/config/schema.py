@@ -27,6 +27,7 @@ from kclrun.config.processing import ConcurrencySettings, StateSettings, Waterma
 from kclrun.config.units import ByteSize, Duration
 from kclrun.errors import SettingsError
 from kclrun.model.letter import LetterPlace
+from kclrun.model.policies import Then
 from kclrun.model.stream import is_change_stream, table_of
 
 # The largest first quota of shards that the service gives an account in a region.
@@ -123,7 +124,7 @@ class StreamErrorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Duration | None, documented("a call with a record older than this is not repeated")
     ] = None
     then: Annotated[
-        Literal["halt", "dead-letter", "skip"] | None,
+        Then | None,
         documented("what is done with a record that is given up"),
     ] = None
     limit: Annotated[
@@ -338,7 +339,7 @@ class OnErrorSettings(msgspec.Struct, frozen=True, kw_only=True):
         Duration | None, documented("a call with a record older than this is not repeated")
     ] = None
     then: Annotated[
-        Literal["halt", "dead-letter", "skip"],
+        Then,
         documented("what is done with a record that is given up"),
     ] = "halt"
     dead_letter: Annotated[DeadLetterSettings, documented("where records go that are given up")] = (

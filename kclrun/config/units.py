@@ -46,7 +46,13 @@ class Duration(float):
         """Read `10s`, `1m30s`, `250ms`, `2h`. Raises: ValueError that names the accepted forms."""
         if not isinstance(text, str) or not re.fullmatch(DURATION_PATTERN[1:-1], text):
             raise ValueError(f"expected a duration such as 10s, 250ms or 1m30s, got {text!r}")
-        seconds = sum(float(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(text))
+        return cls.of(sum(float(n) * _SECONDS[unit] for n, unit in _DURATION_PART.findall(text)))
+
+    @classmethod
+    def of(cls, seconds: float) -> Duration:
+        """A number of seconds, as a program gives it. Raises: OutOfRange."""
+        if not seconds >= 0:  # NaN, too
+            raise OutOfRange(f"expected 0 seconds or more, got {seconds}")
         if seconds > _DURATION_MAX_S:
             raise OutOfRange("expected a duration of at most 36500d, which are 100 years")
         return cls(seconds)

@@ -25,7 +25,6 @@ from typing import Final, Literal
 
 import msgspec
 
-from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.consuming.failures import (
     OUTAGE_AFTER,
     BatchRun,
@@ -35,10 +34,9 @@ from kclrun.consuming.failures import (
     Rest,
     outage_words,
 )
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.time import Instant, WallTime
-
-Order = Literal["key", "none"]
 
 # Further batches join while fewer records than this are unsettled: as many as one batch may have.
 # So memory holds two batches at most, and a record that takes long delays the commit of some 10,000
@@ -49,28 +47,6 @@ AHEAD_MAX: Final = 10_000
 # may still add its own (RECORD_ROWS_BYTES_MAX of `processor.py`).
 KEPT_BYTES_MAX: Final = 64 * 2**20
 _NO_LIMIT: Final = 2**63
-
-
-class Concurrency(msgspec.Struct, frozen=True):
-    """The setting `concurrency`. With `records: 1` records run in the order of the shard, whatever
-    `order` is. `grace_s`: how long a drain may take (`shutdown.grace`)."""
-
-    records: int = 1
-    order: Order = "key"
-    timeout_s: float | None = None
-    grace_s: float = 60.0
-
-    @property
-    def keeps_keys_in_order(self) -> bool:
-        """Whether records of one key are processed one after the other, as keyed state needs it."""
-        return self.order == "key" or self.records == 1
-
-    @property
-    def cancel_after_s(self) -> float:
-        """How long after a stop the calls that still run are cancelled. The other half of the grace
-        is for the last commit, which waits 10 s for the outputs, and for the write that gives the
-        lease away."""
-        return self.grace_s / 2
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -20,6 +20,7 @@ from kclrun.consuming.commands import (
     CallShutdownRequested,
 )
 from kclrun.errors import ConfigError, FailedRecords, HaltShard, OutputLocked, is_host_shortage
+from kclrun.model.policies import ErrorPolicy
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import DOUBLINGS_MAX, Instant, backoff_s
 
@@ -197,30 +198,12 @@ class GiveUp(msgspec.Struct, frozen=True):
 ErrorDecision = RetryAfter | GiveUp
 
 
-# What happens to a record that is given up.
-Then = Literal["halt", "dead-letter", "skip"]
-
-
-class ErrorPolicy(msgspec.Struct, frozen=True):
-    """The setting `on_error`: whether a call that raised is repeated, or given up.
-
-    Records are never skipped silently [I9]. `failures.py` decides by `then` what happens to a batch
-    that is given up. A call with a record older than `max_age_s` is not repeated. `limit` is that
-    of `failures.Breaker`.
-    """
-
-    retries: int
-    backoff_s: float
-    then: Then = "halt"
-    max_age_s: float | None = None
-    limit: int = 100
-
-    def decide(self, attempts: int) -> ErrorDecision:
-        """The decision after the `attempts`-th call (from 1) of the same function raised."""
-        if attempts > self.retries:
-            return GiveUp()
-        doubled = self.backoff_s * 2.0 ** min(attempts - 1, DOUBLINGS_MAX)
-        return RetryAfter(min(doubled, BACKOFF_MAX_S))
+def decision_after(attempts: int, policy: ErrorPolicy) -> ErrorDecision:
+    """The decision after the `attempts`-th call (from 1) of the same function raised."""
+    if attempts > policy.retries:
+        return GiveUp()
+    doubled = policy.backoff_s * 2.0 ** min(attempts - 1, DOUBLINGS_MAX)
+    return RetryAfter(min(doubled, BACKOFF_MAX_S))
 
 
 def destination_pause_s(failed: int) -> float:
@@ -275,7 +258,7 @@ class Attempts:
         self.failed += 1
         if isinstance(error, ConfigError | HaltShard) or self.where in CALLED_ONCE:
             return GiveUp()
-        return self._policy.decide(self.failed)
+        return decision_after(self.failed, self._policy)
 
 
 class RowScope(Protocol):

@@ -25,7 +25,8 @@ from typing import Final
 import msgspec
 
 from kclrun import errors
-from kclrun.consuming.delivery import Attempts, ErrorPolicy, GiveUp, RetryAfter
+from kclrun.consuming.delivery import Attempts, GiveUp, RetryAfter
+from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime

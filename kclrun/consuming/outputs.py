@@ -43,7 +43,7 @@ class OutputCommits:
         self.confirmed = TRIM_HORIZON
         self.waiting_since: Instant | None = None
         self.refused: ProcessorFailed | None = None
-        self._every_s = policy.checkpoint_every_s
+        self._every_s = policy.checkpoint.every_s
         self._cursors: Cursors = ()
         self._asked: CommitOutputs | None = None
         self._needed = TRIM_HORIZON  # the highest position that was asked for

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from kclrun.errors import SettingsError
 from kclrun.model.lease import LOAD_MEAN_S, Lease, LeaseKey, Load, OwnerId, Pause
+from kclrun.model.policies import CheckpointPolicy
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime, backoff_s
@@ -42,9 +43,7 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
     seen_counter: int
     expires_instant: Instant
     failover_s: float
-    checkpoint_mode: Literal["auto", "batch", "manual"] = "auto"
-    checkpoint_every_s: float = 10.0
-    uncheckpointed_max: int = 100_000
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
     has_waited: bool = False
     past_pause: Pause | None = None
     others_in_sight: bool = False
@@ -56,7 +55,7 @@ class LifePolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_manual(self) -> bool:
         """Whether only the processor moves the checkpoint."""
-        return self.checkpoint_mode == "manual"
+        return self.checkpoint.mode == "manual"
 
 
 def first_start(row: Lease, start_at: WallTime | None, now_at: WallTime) -> StartPoint:

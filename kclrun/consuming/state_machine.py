@@ -85,7 +85,7 @@ class LeaseStateMachine:
             chance,
             adopts=not policy.has_storing_outputs,
         )
-        self.ledger = CheckpointLedger(TRIM_HORIZON, policy.uncheckpointed_max)
+        self.ledger = CheckpointLedger(TRIM_HORIZON, policy.checkpoint.uncheckpointed_max)
         self._chance = chance
         self._is_manual = policy.is_manual
         self._requests = CheckpointRequests(is_manual=policy.is_manual)
@@ -95,7 +95,7 @@ class LeaseStateMachine:
         self._is_withdrawn = False
         self._keeps_lease = False  # withdrawn for a restart only: the row stays ours
         self._manager_gone = False
-        self._permit = DeliveryPermit(one_batch_a_checkpoint=policy.checkpoint_mode == "batch")
+        self._permit = DeliveryPermit(one_batch_a_checkpoint=policy.checkpoint.mode == "batch")
         self._metering = Metering(cpu_s)
         self._saved_instant = Instant(0.0)
         self._put_off_until = Instant(0.0)  # the last checkpoint failed: no other before this
@@ -326,7 +326,7 @@ class LeaseStateMachine:
         row = self.own.confirmed
         if (reason := why_not_begun(row, has_waited=self.policy.has_waited)) is not None:
             return self._refuse(reason)
-        self.ledger = CheckpointLedger(row.checkpoint, self.policy.uncheckpointed_max)
+        self.ledger = CheckpointLedger(row.checkpoint, self.policy.checkpoint.uncheckpointed_max)
         self.commits.claim(row)
         self._saved_instant = now
         self._metering.begin(now)
@@ -562,7 +562,7 @@ class LeaseStateMachine:
         if self.state in {State.FAILING, State.RELEASING}:
             is_renewed = not self._manager_gone and self.own.next_owner is None
             self.commits.leave(final, now, None if is_renewed else self.own.fence)
-        is_urgent = self.policy.checkpoint_mode == "batch" or self.ledger.is_full
+        is_urgent = self.policy.checkpoint.mode == "batch" or self.ledger.is_full
         due = self.ledger.processed if self._must_save(now) else None
         asked_for = self._requests.highest
         wanted = wanted_commit(self.state, final, asked_for, due, is_urgent=is_urgent)
@@ -669,12 +669,12 @@ class LeaseStateMachine:
             return False
         if self.state in {State.FAILING, State.RELEASING}:
             return True
-        if policy.checkpoint_mode == "batch" and ledger.has_uncounted:
+        if policy.checkpoint.mode == "batch" and ledger.has_uncounted:
             return True
         uncheckpointed = ledger.delivered_total - ledger.checkpointed_total
-        if uncheckpointed >= policy.uncheckpointed_max * EARLY_SHARE:
+        if uncheckpointed >= policy.checkpoint.uncheckpointed_max * EARLY_SHARE:
             return True
-        return now >= self._saved_instant + policy.checkpoint_every_s
+        return now >= self._saved_instant + policy.checkpoint.every_s
 
     def _due_instant(self) -> Instant | None:
         """When the next write may be due, while none is in flight."""
@@ -685,9 +685,9 @@ class LeaseStateMachine:
         if self.policy.has_outputs and wanted is not None and wanted > self.commits.confirmed:
             again = self.commits.again_instant
             return min((each for each in (renewing, again) if each is not None), default=None)
-        if self.policy.checkpoint_mode != "auto" or not self.ledger.has_unsaved:
+        if self.policy.checkpoint.mode != "auto" or not self.ledger.has_unsaved:
             return renewing
-        due = Instant(self._saved_instant + self.policy.checkpoint_every_s)
+        due = Instant(self._saved_instant + self.policy.checkpoint.every_s)
         asking = self.commits.next_ask_instant(self.ledger.checkpointed)
         if asking is None:
             return renewing

@@ -12,79 +12,31 @@ import os
 import struct
 import threading
 import time
-from typing import Any, Final, Literal
+from typing import Any, Final
 from zlib import crc32
 
 import msgspec
 
-from kclrun.consuming.concurrency import Concurrency
-from kclrun.consuming.delivery import Then
 from kclrun.errors import LimitExceeded, SegmentRefused, host_error
 from kclrun.ipc.ring import RING_BYTES, EventRing
 from kclrun.ipc.seqlock import NoValue, SeqlockCell
 from kclrun.model.lease import Pause
 from kclrun.model.letter import LetterPlace
 from kclrun.model.output import OutputPlace, RowTrial
+from kclrun.model.policies import (
+    CheckpointPolicy,
+    Concurrency,
+    ErrorPolicy,
+    FetchPolicy,
+    LogPolicy,
+    TracePolicy,
+)
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.state import StatePlace
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol.status import LeaseStatus, WorkerState
-
-
-class FetchSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`fetch:` of the configuration. `kpl_range`: keep or drop user records outside the hash range.
-
-    `floor_s` is the least time between two GetRecords: the service allows 5 a second and shard.
-    `every_s` is that at the tip; 0 means `floor_s`.
-    `hot_window_s` is `observe.hot_window`; with 0 the traffic of the shard is not measured.
-    """
-
-    idle_s: float
-    floor_s: float = 0.2
-    every_s: float = 0.0
-    buffer_bytes: int
-    batch_max: int
-    kpl_range: Literal["keep", "drop"]
-    hot_window_s: float = 60.0
-
-
-class CheckpointSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`checkpoint:` of the configuration: every `every_s` (auto), each batch, or by user code."""
-
-    mode: Literal["auto", "batch", "manual"]
-    every_s: float
-    uncheckpointed_max: int
-
-
-class OnErrorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`on_error:` of the configuration."""
-
-    retries: int
-    backoff_s: float
-    then: Then = "halt"
-    max_age_s: float | None = None
-    limit: int = 100
-    letters: LetterPlace = LetterPlace()
-
-
-class LogSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`log:` of the configuration, with its format decided: JSON lines or text."""
-
-    level: str
-    json: bool
-    levels: dict[str, str] = msgspec.field(default_factory=dict)
-    # The packages of the user's code.
-    own: tuple[str, ...] = ()
-
-
-class TraceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`observe.otlp.traces` of the configuration, with the collector."""
-
-    endpoint: str | None
-    sample: float
-    context: str | None
 
 
 class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,9 +79,10 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     processor: str
     import_paths: tuple[str, ...] = ()
     options: dict[str, Any] = {}
-    fetch: FetchSpec
-    checkpoint: CheckpointSpec
-    on_error: OnErrorSpec
+    fetch: FetchPolicy
+    checkpoint: CheckpointPolicy
+    on_error: ErrorPolicy
+    letters: LetterPlace = LetterPlace()
     concurrency: Concurrency | None = None
     outputs: tuple[OutputPlace, ...] = ()
     state: StatePlace | None = None
@@ -141,8 +94,8 @@ class StartSpec(msgspec.Struct, frozen=True, kw_only=True):
     source: WireEndpoint | None = None
     credentials: WireCredentials
     lock_path: str
-    log: LogSpec
-    traces: TraceSpec | None = None
+    log: LogPolicy
+    traces: TracePolicy | None = None
     nice: int = 0
     replay: Replay | None = None
     trial: RowTrial | None = None
@@ -308,9 +261,10 @@ def _position(padded: bytes, sub_sequence_number: int) -> ExtendedSequenceNumber
     return ExtendedSequenceNumber(text, sub_sequence_number) if text else None
 
 
-# Any change of a layout in `board.py`, `seqlock.py` or `ring.py` needs a new version: manager and
+# Any change of a layout in `board.py`, `seqlock.py` or `ring.py`, and of the start message, needs a
+# new version: manager and
 # lease processes are of one installation, but an upgrade may happen under a running manager.
-LAYOUT_VERSION: Final = 5
+LAYOUT_VERSION: Final = 6
 # `leases.max` is 64 by default and 1024 at most, and the manager keeps 16 places beyond it. So many
 # places are 69 MiB of address space; only pages that were written take memory.
 PLACES_MAX: Final = 1040

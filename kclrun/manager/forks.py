@@ -16,10 +16,17 @@ from typing import Final
 
 import msgspec
 
-from kclrun.config.log import own_packages
 from kclrun.config.outputs import output_places
-from kclrun.config.schema import Settings, StreamSettings
-from kclrun.config.state import checkpoint_every, state_place
+from kclrun.config.policies import (
+    checkpoint_policy,
+    concurrency_of,
+    error_policy,
+    fetch_policy,
+    log_policy,
+    trace_policy,
+)
+from kclrun.config.schema import Settings
+from kclrun.config.state import state_place
 from kclrun.errors import MalformedFrame
 from kclrun.ipc import board as ipc
 from kclrun.ipc import messages
@@ -30,11 +37,10 @@ from kclrun.manager.loop import Loop, Timer
 from kclrun.manager.world import World
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.reading import Replay
-from kclrun.model.stream import StreamKey, is_change_stream, shard_id_of, stream_of
+from kclrun.model.stream import StreamKey, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.observe.logs import EventLog
-from kclrun.record_calls.fitting import concurrency_of
 
 
 class StartCommands:
@@ -102,10 +108,11 @@ class StartCommands:
             processor=source.settings.processor or "",
             import_paths=self._import_paths,
             options=source.settings.options,
-            fetch=_fetch(settings, source.settings.name),
-            checkpoint=_checkpoint(settings),
-            on_error=_on_error(settings, source.settings),
-            concurrency=concurrency_of(source.settings.concurrency, float(settings.shutdown.grace)),
+            fetch=fetch_policy(settings, source.settings.name),
+            checkpoint=checkpoint_policy(settings),
+            on_error=error_policy(settings.on_error_of(source.settings)),
+            letters=settings.letter_place,
+            concurrency=concurrency_of(source.settings.concurrency, settings),
             outputs=output_places(settings, stream),
             state=state_place(settings),
             decode=source.settings.decode,
@@ -116,61 +123,11 @@ class StartCommands:
             source=self._world.source,
             credentials=self._credentials(),
             lock_path=str(self._lock_path),
-            log=ipc.LogSpec(
-                level=settings.log.level,
-                json=self._log_as_json,
-                levels=dict(settings.log.levels),
-                own=own_packages(settings),
-            ),
-            traces=_traces(settings),
+            log=log_policy(settings, as_json=self._log_as_json),
+            traces=trace_policy(settings),
             nice=source.settings.priority,
             replay=self._replay and self._replay.of_shard(shard_id_of(start.key)),
         )
-
-
-def _fetch(settings: Settings, stream: str) -> ipc.FetchSpec:
-    fetch = settings.fetch
-    # A hot shard is found by its hash keys and split by a user. In DynamoDB Streams, shards have no
-    # hash keys, and no user splits them.
-    hot_window_s = 0.0 if is_change_stream(stream) else float(settings.observe.hot_window)
-    return ipc.FetchSpec(
-        idle_s=float(fetch.idle),
-        every_s=float(fetch.every),
-        buffer_bytes=int(fetch.buffer),
-        batch_max=fetch.batch_max,
-        kpl_range=fetch.kpl_range,
-        hot_window_s=hot_window_s,
-    )
-
-
-def _traces(settings: Settings) -> ipc.TraceSpec | None:
-    otlp = settings.observe.otlp
-    if otlp is None or otlp.traces is None:
-        return None
-    return ipc.TraceSpec(
-        endpoint=otlp.endpoint, sample=otlp.traces.sample, context=otlp.traces.context
-    )
-
-
-def _on_error(settings: Settings, source: StreamSettings) -> ipc.OnErrorSpec:
-    on_error = settings.on_error_of(source)
-    return ipc.OnErrorSpec(
-        retries=on_error.retries,
-        backoff_s=float(on_error.backoff),
-        then=on_error.then,
-        max_age_s=None if on_error.max_age is None else float(on_error.max_age),
-        limit=on_error.limit,
-        letters=settings.letter_place,
-    )
-
-
-def _checkpoint(settings: Settings) -> ipc.CheckpointSpec:
-    every = checkpoint_every(settings)
-    return ipc.CheckpointSpec(
-        mode=every if isinstance(every, str) else "auto",
-        every_s=0.0 if isinstance(every, str) else every,
-        uncheckpointed_max=settings.checkpoint.uncheckpointed_max,
-    )
 
 
 # The modules that a lease process imports before the first record, beside its entry. The launcher
@@ -189,7 +146,7 @@ _PRELOADED: Final = (
 def modules_of(settings: Settings) -> tuple[str, ...]:
     """The modules that only lease processes of these settings import. OpenTelemetry takes 0.2 s,
     which a lease would wait for at each of its starts."""
-    return ("kclrun.observe.traces",) if _traces(settings) is not None else ()
+    return ("kclrun.observe.traces",) if trace_policy(settings) is not None else ()
 
 
 def ca_bundles_of(endpoints: Iterable[WireEndpoint]) -> tuple[str | None, ...]:

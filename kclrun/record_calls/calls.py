@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TextIO
 
-from kclrun.consuming.concurrency import Concurrency, RecordWindow, Settled
-from kclrun.consuming.delivery import ErrorPolicy, host_fault
+from kclrun.consuming.concurrency import RecordWindow, Settled
+from kclrun.consuming.delivery import host_fault
 from kclrun.consuming.failures import Breaker, Halt, LetGo
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from kclrun.config.processing import ConcurrencySettings
-from kclrun.consuming.concurrency import Concurrency
 from kclrun.errors import ProcessorLoadError
+from kclrun.model.policies import Concurrency
 from kclrun.processor import fires_timers, is_asynchronous, takes_records
 
 # Two calls with one key would both begin from what the key held before them.
@@ -13,14 +12,6 @@ NO_ORDER = (
     " time, and one would undo what the other remembered\nUse order: key, or remove one of the two"
     " settings"
 )
-
-
-def concurrency_of(settings: ConcurrencySettings | None, grace_s: float) -> Concurrency | None:
-    """The setting `concurrency` as the runtime takes it; `grace_s` is `shutdown.grace`."""
-    if settings is None:
-        return None
-    timeout_s = None if settings.timeout is None else float(settings.timeout)
-    return Concurrency(settings.records, settings.order, timeout_s, grace_s)
 
 
 def why_misfit(

@@ -13,7 +13,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final, NamedTuple, Protocol, TextIO
 
-from kclrun.consuming.concurrency import Concurrency
+from kclrun.model.policies import Concurrency
 from kclrun.model.record import Record
 from kclrun.processor import RecordContext, RecordProcessor, is_asynchronous, why_not_returned
 

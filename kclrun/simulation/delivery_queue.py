@@ -19,7 +19,6 @@ from kclrun.consuming.delivery import (
     ConfirmEnd,
     ConfirmStop,
     Delivery,
-    ErrorPolicy,
     Repetition,
     StartBatch,
     error_words,
@@ -29,6 +28,7 @@ from kclrun.consuming.policy import EVERY_S, Pacing, batch_records_max
 from kclrun.consuming.subscribing import SubscriptionPlan
 from kclrun.errors import LeaseLost, Unavailable
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard

@@ -19,6 +19,7 @@ from kclrun.errors import InvariantViolation
 from kclrun.leases import commands as manager_commands
 from kclrun.leases.events import ProcessReported
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.policies import CheckpointPolicy
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant
 from kclrun.ports import Pump
@@ -113,9 +114,11 @@ class LeaseProcess:
             seen_counter=start.counter,
             expires_instant=start.expires_instant,
             failover_s=settings.failover_s,
-            checkpoint_mode="manual" if host.world.user_code.is_manual else "auto",
-            checkpoint_every_s=settings.checkpoint_every_s,
-            uncheckpointed_max=settings.uncheckpointed_max,
+            checkpoint=CheckpointPolicy(
+                mode="manual" if host.world.user_code.is_manual else "auto",
+                every_s=settings.checkpoint_every_s,
+                uncheckpointed_max=settings.uncheckpointed_max,
+            ),
             has_waited=start.has_waited,
             past_pause=start.past_pause,
             others_in_sight=host.others_in_sight,

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.consuming.delivery import Then
+from kclrun.model.policies import Then
 
 # Of the batches that raise, one in so many holds a poison record and raises for ever. The others
 # succeed after one to five attempts, as many as the default `on_error.retries` repeats.

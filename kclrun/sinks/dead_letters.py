@@ -7,7 +7,7 @@ the owner that gave it up.
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,19 +18,12 @@ from kclrun.model.letter import (
     TAKEN_OVER,
     KeptLetter,
     Letter,
-    LetterPlace,
     Takeover,
     Unusable,
     letters_of_files,
     refuse_entry,
 )
-from kclrun.ports import LetterStore
 from kclrun.sinks.durable_files import check_folder, publish_file, remove_unfinished, sync_folder
-
-
-def letter_store(place: LetterPlace, elsewhere: Callable[[], LetterStore]) -> LetterStore:
-    """The letters at this place; `elsewhere` opens those that are not in a folder."""
-    return elsewhere() if place.path is None else LetterFolder(Path(place.path))
 
 
 class LetterFolder:

@@ -14,7 +14,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -27,6 +26,7 @@ from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import WireClient
 from kclrun.codec.values import Decode
+from kclrun.destinations import open_claims, open_letters, open_registry
 from kclrun.model.letter import LetterPlace
 from kclrun.model.retries import PASSING, Retries, repeated
 from kclrun.model.state import StatePlace
@@ -40,7 +40,6 @@ from kclrun.ports import (
     StreamAdmin,
     StreamSummary,
 )
-from kclrun.sinks.state_files import StateFiles
 from kclrun.spark.options import LeasesAt, Reached
 from kclrun.spark.planning import shard_cursor
 from kclrun.spark.stream_set import StreamsAdmin, StreamsReader, StreamsSubscriber, admins_of
@@ -165,12 +164,10 @@ class Connected:
         return DynamoLeaseTable(client, leases.table)
 
     def letters(self, place: LetterPlace) -> LetterStore:
-        """The dead letters at this place, which is not a folder; sends nothing.
+        """The dead letters at this place; sends nothing.
 
         With a stream in an emulator on this host, S3 and SQS are in that emulator, too.
         """
-        from kclrun.aws.dead_letters import open_letters
-
         if is_loopback(self.endpoint.url):
             url = self.endpoint.url
             place = msgspec.structs.replace(
@@ -181,31 +178,23 @@ class Connected:
     def versions(self, place: StatePlace, folder: str) -> ClaimStore:
         """The versions of keyed state below a folder of this place; made once, sends nothing.
 
-        With a stream in an emulator on this host, S3 is in that emulator, too.
+        With a stream in an emulator on this host, S3 is in that emulator, too. Raises:
+        SettingsError for a table.
         """
         known = self._versions.get(folder)
         if known is None:
-            if place.path is not None:
-                known = StateFiles(Path(place.path), folder)
-            else:
-                from kclrun.aws.outputs.state_objects import open_state_objects
-
-                if place.endpoint_url is None and is_loopback(self.endpoint.url):
-                    place = msgspec.structs.replace(place, endpoint_url=self.endpoint.url)
-                known = open_state_objects(
-                    place, self.endpoint.region, self._credentials.current, folder
-                )
+            if place.endpoint_url is None and is_loopback(self.endpoint.url):
+                place = msgspec.structs.replace(place, endpoint_url=self.endpoint.url)
+            known = open_claims(place, folder, self.endpoint, self._credentials.current)
             self._versions[folder] = known
         return known
 
     def registry(self, url: str | None) -> Decode:
         """The schema registry of the stream's region; made once, because it keeps its schemas."""
-        from kclrun.aws.glue.decoder import open_registry
-
         if self._registry is None:
             if url is None and is_loopback(self.endpoint.url):
                 url = self.endpoint.url
-            self._registry = open_registry(self.endpoint.region, url, self._credentials.current)
+            self._registry = open_registry(self.endpoint, url, self._credentials.current)
         return self._registry
 
     def __repr__(self) -> str:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TextIO
 
-from kclrun.consuming.concurrency import Concurrency
 from kclrun.errors import ProcessorError, RetryLater
+from kclrun.model.policies import Concurrency
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant

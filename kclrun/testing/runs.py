@@ -16,13 +16,13 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from kclrun.codec.kpl import drop_until
 from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
-from kclrun.consuming.concurrency import Concurrency, Order
-from kclrun.consuming.delivery import Attempts, ErrorPolicy, RetryAfter, Then, attempt
+from kclrun.consuming.delivery import Attempts, RetryAfter, attempt
 from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
 from kclrun.consuming.timers import TimerRun
 from kclrun.errors import ProcessorError, ProcessorLoadError, RetryLater, StaleCheckpoint
 from kclrun.loading import load_decoding
 from kclrun.model.output import MAIN_OUTPUT, setting_of
+from kclrun.model.policies import Concurrency, ErrorPolicy, Order, Then
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import IDLE_TICKS, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber

@@ -18,7 +18,6 @@ from kclrun.consuming.delivery import (
     Attempts,
     Call,
     ConfirmStop,
-    ErrorPolicy,
     GiveUp,
     RetryAfter,
     RowScope,
@@ -31,6 +30,7 @@ from kclrun.consuming.timers import Quiet, TimerRun
 from kclrun.errors import FailedRecords, HostFailed, RetryLater, SinkError
 from kclrun.ipc.board import boottime
 from kclrun.model.lease import Lease
+from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime

@@ -14,18 +14,18 @@ from collections.abc import Callable
 from typing import Final
 
 from kclrun.consuming import events
-from kclrun.consuming.delivery import Then, destination_pause_s
+from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import LetterTooLarge, SinkError
 from kclrun.ipc.board import StartSpec
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.letter import Letter, LetterOwner, Takeover
 from kclrun.model.output import Cursor
+from kclrun.model.policies import Then
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.observe.failures import Failure
 from kclrun.ports import LeaseTable, LetterStore
 from kclrun.protocol import reports, writes
-from kclrun.sinks.dead_letters import letter_store
 from kclrun.worker.delivery_queue import DeliveryQueue
 
 
@@ -156,17 +156,16 @@ _NOTES_MAX: Final = 3
 
 
 class LeaseLetters:
-    """The letters of one lease. After `begin` any thread of user code may keep one. `elsewhere`
-    opens a place that is not a folder. The place is opened when a letter is kept or taken over, not
-    before."""
+    """The letters of one lease. After `begin` any thread of user code may keep one. `open_store`
+    opens their place, when a letter is kept or taken over, not before."""
 
     def __init__(
-        self, spec: StartSpec, table: LeaseTable, elsewhere: Callable[[], LetterStore]
+        self, spec: StartSpec, table: LeaseTable, open_store: Callable[[], LetterStore]
     ) -> None:
         self._spec = spec
         self._key, self._me = LeaseKey(spec.lease_key), OwnerId(spec.owner)
         self._table = table
-        self._elsewhere = elsewhere
+        self._open = open_store
         self._store: LetterStore | None = None
         self._owner = LetterOwner()
         self._noted: ExtendedSequenceNumber | None = None
@@ -258,5 +257,5 @@ class LeaseLetters:
 
     def _opened(self) -> LetterStore:
         if self._store is None:
-            self._store = letter_store(self._spec.on_error.letters, self._elsewhere)
+            self._store = self._open()
         return self._store

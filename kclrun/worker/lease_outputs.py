@@ -15,6 +15,7 @@ from kclrun.codec.row_lines import encode_row
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.consuming.delivery import destination_pause_s
+from kclrun.destinations import open_kept, open_output, open_versions
 from kclrun.errors import ServiceError, SettingsError, SinkError
 from kclrun.ipc.board import StartSpec, boottime
 from kclrun.model.lease import Lease, LeaseKey
@@ -33,7 +34,6 @@ from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, MakeChange, Undoable
 from kclrun.worker.delivery_queue import DeliveryQueue
 from kclrun.worker.lanes import Pace
-from kclrun.worker.opening import open_kept, open_output, open_versions
 from kclrun.worker.outputs import STATE_BUFFER_BYTES, Keyed, Outputs
 from kclrun.worker.row_trials import RowTrials
 

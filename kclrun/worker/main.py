@@ -29,22 +29,23 @@ from kclrun.aws.wire import HeldCredentials, WireClient
 from kclrun.codec.values import Decode
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.consuming.commands import ExitCause
-from kclrun.consuming.concurrency import Concurrency
-from kclrun.consuming.delivery import ErrorPolicy, RowScope, host_fault
+from kclrun.consuming.delivery import RowScope, host_fault
 from kclrun.consuming.events import ReleaseRequested, Ticked
 from kclrun.consuming.hot_keys import KeyMeter
 from kclrun.consuming.policy import LifePolicy, Pacing, batch_records_max, first_start
 from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
 from kclrun.consuming.timers import TimerRun
+from kclrun.destinations import open_letters, open_registry
 from kclrun.errors import HostFailed, SinkError
 from kclrun.ipc import exit_codes, messages
-from kclrun.ipc.board import Segment, StartSpec, TraceSpec, boottime
+from kclrun.ipc.board import Segment, StartSpec, boottime
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.ring import EventRing
 from kclrun.loading import load_decoding, load_function, load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.output import setting_of
+from kclrun.model.policies import Concurrency, TracePolicy
 from kclrun.model.record import Decoding, Record
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
@@ -143,9 +144,7 @@ def life_policy(spec: StartSpec) -> LifePolicy:
         seen_counter=spec.seen_counter,
         expires_instant=spec.expires_instant,
         failover_s=spec.failover_s,
-        checkpoint_mode=spec.checkpoint.mode,
-        checkpoint_every_s=spec.checkpoint.every_s,
-        uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
+        checkpoint=spec.checkpoint,
         has_waited=spec.has_waited,
         past_pause=spec.past_pause,
         others_in_sight=spec.others_in_sight,
@@ -154,13 +153,6 @@ def life_policy(spec: StartSpec) -> LifePolicy:
         has_storing_outputs=spec.state is not None
         or any(place.stores_cursor for place in spec.outputs),
         is_bounded=spec.replay is not None,
-    )
-
-
-def error_policy(spec: StartSpec) -> ErrorPolicy:
-    on_error = spec.on_error
-    return ErrorPolicy(
-        on_error.retries, on_error.backoff_s, on_error.then, on_error.max_age_s, on_error.limit
     )
 
 
@@ -345,7 +337,7 @@ class LeaseProcess:
         cpu_s = time.process_time if shared is None else shared.cpu_s
         self._life = LeaseStateMachine(life_policy(spec), random.random, cpu_s)
         self._user_code_returned = threading.Event()
-        self._letters = LeaseLetters(spec, self._services.table, self._letters_elsewhere)
+        self._letters = LeaseLetters(spec, self._services.table, self._open_letters)
         self._fetching: FetchThread | None = None
         slot = segment.slot(spec.place)
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
@@ -377,7 +369,7 @@ class LeaseProcess:
         return Deliverer(
             self._queue,
             self._inbox.post,
-            error_policy(self._spec),
+            self._spec.on_error,
             prepare=self._prepare,
             checkpoints=self._checkpoints,
             report=self._reporter.report,
@@ -401,7 +393,7 @@ class LeaseProcess:
             spans=self._spans,
         )
 
-    def _open_spans(self, traces: TraceSpec) -> LeaseSpans:
+    def _open_spans(self, traces: TracePolicy) -> LeaseSpans:
         """The spans of this lease. Their thread starts here, after the fork."""
         from kclrun.observe.traces import LeaseSpans, ProcessSpans
 
@@ -532,7 +524,7 @@ class LeaseProcess:
     def _take_records(
         self, processor: RecordProcessor, context: Context, decoding: Decoding | None
     ) -> None:
-        concurrency, policy = self._spec.concurrency or Concurrency(), error_policy(self._spec)
+        concurrency, policy = self._spec.concurrency or Concurrency(), self._spec.on_error
         self._deliverer.take_records(
             CallTerms(processor, context, concurrency, policy, decoding),
             self._rows,
@@ -554,10 +546,8 @@ class LeaseProcess:
         self._rows.emit(row, to)
 
     def _registry(self) -> Decode:
-        from kclrun.aws.glue.decoder import open_registry
-
         spec = self._spec
-        return open_registry(spec.kinesis.region, spec.glue_url, self._services.credentials)
+        return open_registry(spec.kinesis, spec.glue_url, self._services.credentials)
 
     def _context(
         self, row: Lease, times: EventTimes, timers: TimerRun | None, *, is_single: bool
@@ -596,11 +586,9 @@ class LeaseProcess:
         delivered, durable = self._deliverer.delivered, self._checkpoints.durable
         self._letters.keep(record, failure, calls, delivered=delivered, durable=durable)
 
-    def _letters_elsewhere(self) -> LetterStore:
-        from kclrun.aws.dead_letters import open_letters
-
+    def _open_letters(self) -> LetterStore:
         spec = self._spec
-        return open_letters(spec.on_error.letters, spec.kinesis, self._services.credentials)
+        return open_letters(spec.letters, spec.kinesis, self._services.credentials)
 
     def _cover(self, position: ExtendedSequenceNumber | None) -> None:
         covered = position or self._deliverer.delivered

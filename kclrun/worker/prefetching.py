@@ -15,11 +15,11 @@ import threading
 
 import msgspec
 
+from kclrun.destinations import open_kept, open_versions
 from kclrun.errors import KclrunError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.state import PrefetchJob
 from kclrun.sinks.state_versions import StateVersions
-from kclrun.worker.opening import open_kept, open_versions
 
 
 def prefetch(job: PrefetchJob) -> None:

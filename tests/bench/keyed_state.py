@@ -19,6 +19,7 @@ from bench.figures import Figure, Sample, Target, figure, paired_ratios
 from bench.measuring import timed
 from bench.servers import CREDENTIALS, endpoint_at, stock_client
 from kclrun.consuming.commands import CommitOutputs
+from kclrun.destinations import open_kept, open_versions
 from kclrun.ipc.board import boottime
 from kclrun.local.server import start_embedded
 from kclrun.model.lease import Lease, LeaseKey
@@ -30,7 +31,6 @@ from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import LiveEntries, MakeChange, State
 from kclrun.state.versions import Version, encode_version, version_name
 from kclrun.worker.lease_outputs import keyed
-from kclrun.worker.opening import open_kept, open_versions
 from kclrun.worker.outputs import Outputs
 
 _ROW: Final = "state"

@@ -24,20 +24,13 @@ from kclrun.aws.endpoints import EndpointSettings, open_session
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.table_setup import ensure_table
 from kclrun.aws.wire import WireClient
-from kclrun.ipc.board import (
-    CheckpointSpec,
-    FetchSpec,
-    LogSpec,
-    OnErrorSpec,
-    Segment,
-    StartSpec,
-    StatusSlot,
-)
+from kclrun.ipc.board import Segment, StartSpec, StatusSlot
 from kclrun.ipc.channel import Channel, Doorbell
 from kclrun.ipc.messages import Admit, Begin, Left, ToWorker, channel_to_worker
 from kclrun.local.server import Embedded, start_embedded
 from kclrun.manager.forks import Launcher, ProcessForked
 from kclrun.model.lease import Lease, LeaseKey, Owner
+from kclrun.model.policies import CheckpointPolicy, ErrorPolicy, FetchPolicy, LogPolicy
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import Instant
 from kclrun.model.wire import WireEndpoint
@@ -288,19 +281,19 @@ class LeaseRig:
             failover_s=_FAILOVER_S,
             processor="bench.processors:NoOp",
             import_paths=(str(Path(__file__).parents[1]),),
-            fetch=FetchSpec(
+            fetch=FetchPolicy(
                 idle_s=1.0,
                 buffer_bytes=16 * 2**20,
                 batch_max=10_000,
                 kpl_range="keep",
             ),
-            checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=100_000),
-            on_error=OnErrorSpec(retries=5, backoff_s=1.0),
+            checkpoint=CheckpointPolicy(mode="auto", every_s=10.0, uncheckpointed_max=100_000),
+            on_error=ErrorPolicy(retries=5, backoff_s=1.0),
             table_name=_TABLE,
             kinesis=self._endpoints[0],
             dynamodb=self._endpoints[1],
             credentials=CREDENTIALS,
             lock_path=str(self._folder / "lock"),
-            log=LogSpec(level="info", json=True),
+            log=LogPolicy(level="info", json=True),
         )
         return msgspec.structs.replace(spec, **self._settings)

@@ -19,12 +19,12 @@ from bench.measuring import Variant, interleaved
 from bench.servers import CREDENTIALS, CannedServer, endpoint_at, stock_client
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
+from kclrun.destinations import open_output
 from kclrun.model.output import MAIN_OUTPUT, OutputPlace, RowsOf
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
 from kclrun.processor import Context
-from kclrun.worker.opening import open_output
 from kclrun.worker.outputs import Outputs, Pace
 
 _ROW: Final = "outputs"

@@ -8,8 +8,8 @@ from typing import Final
 from bench.figures import Figure, Sample, Target, figure, paired_ratios
 from bench.lease_rig import LEASE_ENTRY, LeaseRig, wait_until
 from bench.servers import CannedServer
-from kclrun.ipc.board import FetchSpec
 from kclrun.model.lease import OwnerId
+from kclrun.model.policies import FetchPolicy
 from kclrun.model.reading import Replay
 from kclrun.model.time import WallTime
 from kclrun.observe.story import StoryRing
@@ -24,7 +24,7 @@ _LEASES: Final = 64
 _ENTRIES_PER_S: Final = 0.2
 _NOTED: Final = 5_000
 # No pause between two GetRecords: with the service's five a second both sides would only wait.
-UNPACED: Final = FetchSpec(
+UNPACED: Final = FetchPolicy(
     idle_s=0.0,
     floor_s=0.0,
     buffer_bytes=16 * 2**20,

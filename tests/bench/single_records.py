@@ -8,10 +8,9 @@ from typing import Final
 from bench.figures import Figure, Target, figure, paired_ratios
 from bench.measuring import interleaved, timed
 from kclrun.consuming import commands, events
-from kclrun.consuming.concurrency import Concurrency
-from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.ipc.board import boottime
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import Instant

@@ -14,12 +14,12 @@ from kclrun.aws.control import ControlPlane, RenewedClient
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.put_records import WirePutter
 from kclrun.aws.wire import WireClient
+from kclrun.destinations import open_letters
 from kclrun.errors import LetterTooLarge, ServiceError, SettingsError, SinkError
 from kclrun.local.filling import make_stream
 from kclrun.model.letter import LETTER_VERSION, LetterPlace
 from kclrun.model.record import PutEntry
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.sinks.dead_letters import letter_store
 from tests.support.letters import letter
 
 KEYS = WireCredentials("key", "secret")
@@ -42,7 +42,7 @@ def no_wait(monkeypatch):
 
 
 def letters_at(place, kinesis):
-    return letter_store(place, lambda: dead_letters.open_letters(place, kinesis, lambda: KEYS))
+    return open_letters(place, kinesis, lambda: KEYS)
 
 
 class Place:

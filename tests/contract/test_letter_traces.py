@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from kclrun.aws import dead_letters
+from kclrun.destinations import open_letters
 from kclrun.errors import SinkError
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
@@ -52,12 +53,12 @@ class Shard:
         spec = SimpleNamespace(
             lease_key=SHARD, owner=me, application="shop", processor="shop:Orders",
             stream_name="orders", shard_id=SHARD,
-            on_error=SimpleNamespace(then="dead-letter", letters=self.place.place),
+            on_error=SimpleNamespace(then="dead-letter"), letters=self.place.place,
         )  # fmt: skip
         letters = LeaseLetters(
             spec,
             self.rows,
-            lambda: dead_letters.open_letters(self.place.place, self.place.kinesis, lambda: KEYS),
+            lambda: open_letters(self.place.place, self.place.kinesis, lambda: KEYS),
         )
         letters.begin(claimed, claimed.checkpoint)
         return SimpleNamespace(letters=letters, row=claimed, me=me)

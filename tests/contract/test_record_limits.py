@@ -9,12 +9,12 @@ import boto3
 import pytest
 
 from kclrun import Producer
-from kclrun.aws.dead_letters import open_letters
 from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.put_records import WirePutter
 from kclrun.aws.wire import WireClient
 from kclrun.cli.program import run_program
 from kclrun.codec.record_sizes import RECORD_BYTES_LARGEST, RecordLimit
+from kclrun.destinations import open_letters
 from kclrun.errors import AccessDenied, LetterTooLarge, LimitExceeded, Throttled
 from kclrun.local.filling import make_stream
 from kclrun.model.letter import LetterPlace

@@ -47,7 +47,6 @@ def test_no_package_named_processors_is_installed_and_the_samples_are_in_kclrun(
         "observe/alarms.yaml",
         "observe/dashboard.yaml",
         "compat/kclpy/properties.yaml",
-        "cli/cost/prices.json",
     ],
 )
 def test_a_data_file_of_the_package_is_in_the_wheel(wheel, name):

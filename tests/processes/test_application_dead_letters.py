@@ -7,10 +7,9 @@ import signal
 import msgspec
 import pytest
 
-from kclrun.aws.dead_letters import open_letters
+from kclrun.destinations import open_letters
 from kclrun.model.letter import LetterPlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.sinks.dead_letters import letter_store
 from tests.seeds import seed_of
 
 pytest_plugins = ("tests.processes.ledger_rig.fixtures",)
@@ -25,7 +24,7 @@ def letters_at(place, aws):
     keys, at = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret"), LetterPlace(**place)
     return [
         each.letter
-        for each in letter_store(at, lambda: open_letters(at, kinesis, lambda: keys)).kept()
+        for each in open_letters(at, kinesis, lambda: keys).kept()
         if not each.is_uncommitted
     ]
 

@@ -19,18 +19,11 @@ from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.rows import encode_row
 from kclrun.aws.wire import WireClient
 from kclrun.ipc import exit_codes
-from kclrun.ipc.board import (
-    CheckpointSpec,
-    FetchSpec,
-    LogSpec,
-    OnErrorSpec,
-    Segment,
-    StartSpec,
-    boottime,
-)
+from kclrun.ipc.board import Segment, StartSpec, boottime
 from kclrun.ipc.channel import Channel, Doorbell
 from kclrun.ipc.messages import Begin, Drain, OthersInSight, channel_to_worker, decode_report
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey
+from kclrun.model.policies import CheckpointPolicy, ErrorPolicy, FetchPolicy, LogPolicy
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol import reports
@@ -161,25 +154,25 @@ class Stage:
             processor=processor,
             import_paths=(str(self.tmp_path),),
             options={"notes": str(self.notes_path)},
-            fetch=FetchSpec(
+            fetch=FetchPolicy(
                 idle_s=0.05,
                 floor_s=0.02,
                 buffer_bytes=2**20,
                 batch_max=1,
                 kpl_range="keep",
             ),
-            checkpoint=CheckpointSpec(
+            checkpoint=CheckpointPolicy(
                 mode=settings.get("mode", "auto"),
                 every_s=settings.get("every_s", 0.2),
                 uncheckpointed_max=100,
             ),
-            on_error=OnErrorSpec(retries=0, backoff_s=0.01),
+            on_error=ErrorPolicy(retries=0, backoff_s=0.01),
             table_name=self.name,
             kinesis=settings.get("kinesis", self.endpoints["kinesis"]),
             dynamodb=self.endpoints["dynamodb"],
             credentials=self.credentials,
             lock_path=str(self.lock_path),
-            log=LogSpec(level="info", json=True),
+            log=LogPolicy(level="info", json=True),
         )
         mine, its = Channel.pair()
         fds = (self.segment.fd, self.doorbell.write_fd, its.fileno())

@@ -14,7 +14,7 @@ import boto3
 import msgspec
 import pytest
 
-from kclrun.aws.dead_letters import open_letters
+from kclrun.destinations import open_letters
 from kclrun.local.server import start_embedded
 from kclrun.model.letter import LetterPlace
 from kclrun.model.wire import WireCredentials, WireEndpoint

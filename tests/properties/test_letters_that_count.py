@@ -92,7 +92,7 @@ class Owner:
         self.table = Table(world.rows, world.memory)
         spec = SimpleNamespace(
             lease_key=KEY, owner=self.me, application="shop", processor="p", stream_name="orders",
-            shard_id=KEY, on_error=SimpleNamespace(then="dead-letter", letters=PLACE),
+            shard_id=KEY, on_error=SimpleNamespace(then="dead-letter"), letters=PLACE,
         )  # fmt: skip
         self.letters = LeaseLetters(spec, self.table, lambda: world.memory)
         self.verdicts = {}

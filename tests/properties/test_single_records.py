@@ -6,9 +6,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.consuming.concurrency import Concurrency, RecordWindow, Settled
-from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.consuming.concurrency import RecordWindow, Settled
 from kclrun.consuming.failures import Breaker, LetGo
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.time import Instant, WallTime
 

@@ -15,10 +15,10 @@ from kclrun.aws.rows import decode_row, encode_row
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.consuming import events, timers
 from kclrun.consuming.commands import AllowDelivery, AnswerCheckpoint, CheckpointAnswer
-from kclrun.consuming.concurrency import Concurrency
-from kclrun.consuming.delivery import ConfirmStop, ErrorPolicy
+from kclrun.consuming.delivery import ConfirmStop
 from kclrun.consuming.timers import Quiet, TimerRun
 from kclrun.model.lease import Lease
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime

@@ -5,9 +5,9 @@ import msgspec
 import pytest
 
 from kclrun.consuming.commands import CommitOutputs
-from kclrun.consuming.concurrency import Concurrency, RecordWindow
-from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.consuming.concurrency import RecordWindow
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange

@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 
 import kclrun.spark
 from kclrun.aws.credentials import LOOPBACK_CREDENTIALS
-from kclrun.aws.dead_letters import open_letters
+from kclrun.destinations import open_letters
 from kclrun.errors import SettingsError
 from kclrun.local.filling import make_stream
 from kclrun.model.letter import LetterPlace

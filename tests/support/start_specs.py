@@ -2,7 +2,8 @@
 
 import msgspec
 
-from kclrun.ipc.board import CheckpointSpec, FetchSpec, LogSpec, OnErrorSpec, StartSpec
+from kclrun.ipc.board import StartSpec
+from kclrun.model.policies import CheckpointPolicy, ErrorPolicy, FetchPolicy, LogPolicy
 from kclrun.model.wire import WireCredentials, WireEndpoint
 
 NOWHERE = WireEndpoint(url="http://127.0.0.1:9", region="x", signing_region="x")
@@ -18,15 +19,15 @@ SPEC = StartSpec(
     expires_instant=1.0,
     failover_s=10.0,
     processor="m:C",
-    fetch=FetchSpec(idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"),
-    checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=1),
-    on_error=OnErrorSpec(retries=0, backoff_s=1.0),
+    fetch=FetchPolicy(idle_s=1.0, buffer_bytes=1, batch_max=1, kpl_range="keep"),
+    checkpoint=CheckpointPolicy(mode="auto", every_s=10.0, uncheckpointed_max=1),
+    on_error=ErrorPolicy(retries=0, backoff_s=1.0),
     table_name="t",
     kinesis=NOWHERE,
     dynamodb=NOWHERE,
     credentials=WireCredentials("AKIAEXAMPLEEXAMPLE", "s"),
     lock_path="/nonexistent",
-    log=LogSpec(level="info", json=True),
+    log=LogPolicy(level="info", json=True),
 )
 
 

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from kclrun.codec.values import Decode
+from kclrun.destinations import open_output, open_registry
 from kclrun.errors import ConfigError, KclrunError, RecordError, SinkError, Superseded
 from kclrun.loading import load_decoder, load_processor
 from kclrun.model.letter import Letter
@@ -33,7 +34,6 @@ from kclrun.observe.failures import describe
 from kclrun.ports import Output
 from kclrun.processor import RecordProcessor
 from kclrun.testing.runs import Run, run_processor
-from kclrun.worker.opening import open_output
 
 _ERROR_CHARACTERS_MAX: Final = 500
 
@@ -206,12 +206,9 @@ def _opener(job: RedriveJob) -> Open:
 
 def _registry(job: RedriveJob) -> Callable[[], Decode]:
     def opened() -> Decode:
-        from kclrun.aws.glue.decoder import open_registry
-
         access = job.services
         assert access is not None, "the verb gives it with `decode: glue`"
-        region = access.kinesis.region
-        return open_registry(region, access.registry_url, lambda: access.credentials)
+        return open_registry(access.kinesis, access.registry_url, lambda: access.credentials)
 
     return opened
 

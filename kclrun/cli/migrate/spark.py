@@ -25,6 +25,7 @@ from kclrun.cli.services import Aws
 from kclrun.cli.world import open_world, patiently
 from kclrun.config.schema import stream_name
 from kclrun.config.state import STATE_FOLDER, state_place
+from kclrun.destinations import open_versions
 from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused
 from kclrun.leases.lines import shortened
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, Owner, OwnerId
@@ -41,7 +42,6 @@ from kclrun.spark.keyed.shard_state import chain_at
 from kclrun.spark.offsets import Offset
 from kclrun.spark.positions import SHARD_END as ENDED
 from kclrun.spark.positions import TRIM_HORIZON as TRIM
-from kclrun.worker.opening import open_versions
 
 if TYPE_CHECKING:
     from kclrun.config.schema import Settings

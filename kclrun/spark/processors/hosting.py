@@ -20,10 +20,8 @@ import pyarrow as pa
 from kclrun.codec.kpl import drop_until
 from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row
 from kclrun.codec.values import Decode
-from kclrun.consuming.concurrency import Concurrency
 from kclrun.consuming.delivery import (
     Attempts,
-    ErrorPolicy,
     GiveUp,
     RetryAfter,
     RowScope,
@@ -45,6 +43,7 @@ from kclrun.errors import (
 from kclrun.loading import load_decoding, load_processor
 from kclrun.model.letter import Letter, LetterPlace
 from kclrun.model.output import MAIN_OUTPUT, no_output
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber

@@ -10,36 +10,34 @@ import time
 import uuid
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 import msgspec
 from pyspark.sql.datasource import InputPartition
 
-from kclrun.config.destinations import DeadLetterSettings
-from kclrun.config.processing import RECORDS_MAX
+from kclrun.config.policies import concurrency_of, error_policy
+from kclrun.config.processing import ConcurrencySettings
 from kclrun.config.schema import (
-    CheckpointSettings,
+    FetchSettings,
+    OnErrorSettings,
     Settings,
     stream_name,
 )
 from kclrun.config.state import state_place
-from kclrun.consuming.concurrency import Concurrency, Order
-from kclrun.consuming.delivery import ErrorPolicy, Then
 from kclrun.emit_calls import emit_calls, refuse_unknown_outputs
 from kclrun.errors import SettingsError
 from kclrun.loading import load_decoding, load_processor
-from kclrun.model.letter import LetterPlace
 from kclrun.model.output import MAIN_OUTPUT
-from kclrun.model.row_schema import RowSchema
+from kclrun.model.policies import Order, Then
 from kclrun.ports import LetterStore
-from kclrun.record_calls.fitting import concurrency_of, require_fit
-from kclrun.sinks.dead_letters import letter_store
+from kclrun.record_calls.fitting import require_fit
 from kclrun.spark.engine.versions import installed
 from kclrun.spark.executor.reading import ReadPage, read_ranges
 from kclrun.spark.keyed.names import BEGINS, BatchState, QueryPlace, lineage_of, marked, unmarked
 from kclrun.spark.keyed.query_state import FleetState, QueryState
 from kclrun.spark.offsets import ShardRange, decode_offset
 from kclrun.spark.options import SourceSettings, Use, read_source_options, source_texts
+from kclrun.spark.processors.arguments import processor_settings
 from kclrun.spark.processors.hosting import ACK, ROW, SCHEMA, ProcessorJob
 from kclrun.spark.processors.range_progress import fencing_token
 from kclrun.spark.processors.tasks import Keyed, ProcessorTask
@@ -52,6 +50,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+# An argument of `process` that is left out is what its setting is without a line in a file.
+_CONCURRENCY: Final = ConcurrencySettings()
+_FETCH: Final = FetchSettings()
+_ON_ERROR: Final = OnErrorSettings()
 # The name of the observed metric: the tasks' accounts of their ranges, in the query's progress.
 OBSERVED: Final = "kclrun"
 _APPLICATION: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}\Z")
@@ -85,25 +87,35 @@ def processor_stream(
     ProcessorLoadError where the class cannot be imported, and with ProcessorError where it raised
     on every attempt: those of `on_error` within a task, then Spark's attempts at the task.
     """
-    assert settings.processor is not None, "the rules of the settings require it"
-    on_error = settings.on_error
-    state = query_place(settings, source)
-    job = ProcessorJob(
+    job = _job(
+        settings,
         application=settings.application,
         stream=source.reached.name,
+        paths=paths,
+        state=query_place(settings, source),
+    )
+    return _emitted(spark, job, source_texts(source))
+
+
+def _job(
+    settings: Settings,
+    *,
+    application: str,
+    stream: str,
+    paths: Sequence[str | Path],
+    state: QueryPlace | None = None,
+) -> ProcessorJob:
+    assert settings.processor is not None, "the rules of the settings require it"
+    return ProcessorJob(
+        application=application,
+        stream=stream,
         processor=settings.processor,
         paths=tuple(str(path) for path in paths),
         options=settings.options,
         batch_max=settings.fetch.batch_max,
         uncheckpointed_max=settings.checkpoint.uncheckpointed_max,
-        on_error=ErrorPolicy(
-            on_error.retries,
-            float(on_error.backoff),
-            on_error.then,
-            None if on_error.max_age is None else float(on_error.max_age),
-            on_error.limit,
-        ),
-        concurrency=concurrency_of(settings.concurrency, float(settings.shutdown.grace)),
+        on_error=error_policy(settings.on_error),
+        concurrency=concurrency_of(settings.concurrency, settings),
         letters=settings.letter_place,
         decode=settings.decode,
         glue_url=settings.aws.url_of("glue"),
@@ -111,7 +123,6 @@ def processor_stream(
         state=state,
         run=uuid.uuid4().hex,
     )
-    return _emitted(spark, job, source_texts(source))
 
 
 def query_place(settings: Settings, source: SourceSettings) -> QueryPlace | None:
@@ -135,16 +146,16 @@ def process(
     options: Mapping[str, Any] | None = None,
     application: str | None = None,
     paths: Sequence[str | Path] = (),
-    batch_max: int = 10_000,
-    retries: int = 5,
-    backoff_s: float = 1.0,
-    then: Then = "halt",
+    batch_max: int = _FETCH.batch_max,
+    retries: int = _ON_ERROR.retries,
+    backoff_s: float = float(_ON_ERROR.backoff),
+    then: Then = _ON_ERROR.then,
     dead_letter: Mapping[str, str] | None = None,
-    limit: int = 100,
+    limit: int = _ON_ERROR.limit,
     decode: str | None = None,
     schema: str | None = None,
     concurrency: int | None = None,
-    order: Order = "key",
+    order: Order = _CONCURRENCY.order,
     timeout_s: float | None = None,
 ) -> DataFrame:
     """A `RecordProcessor` in a Spark program of one's own: the rows it emits, as a stream.
@@ -173,62 +184,33 @@ def process(
     unread.
     Raises: ProcessorLoadError, SettingsError, and the errors of the source's `load()`.
     """
-    folders = [Path(each) for each in paths]
+    stream = read_source_options(source, Use.STREAM).reached.name
+    settings = processor_settings(
+        processor,
+        stream.split(","),
+        options=options,
+        batch_max=batch_max,
+        retries=retries,
+        backoff_s=backoff_s,
+        then=then,
+        dead_letter=dead_letter,
+        limit=limit,
+        decode=decode,
+        schema=schema,
+        concurrency=concurrency,
+        order=order,
+        timeout_s=timeout_s,
+    )
+    folders = [Path(path) for path in paths]
     user_code = load_processor(processor, folders)
     load_decoding(decode, user_code, folders, lambda: bytes)  # only to check it
     refuse_unknown_outputs(emit_calls(user_code), [MAIN_OUTPUT])
-    if not 1 <= batch_max <= 100_000:
-        raise SettingsError(f"batch_max: expected 1 to 100000, got {batch_max}")
-    on_error = ErrorPolicy(retries, backoff_s, then, None, limit)
-    terms = Concurrency(1 if concurrency is None else concurrency, order, timeout_s)
-    _refuse_terms(on_error, terms)
-    several = None if concurrency is None else terms
-    require_fit(user_code, processor, several, is_manual=False)
-    if (then == "dead-letter") == (dead_letter is None):
-        raise SettingsError('dead_letter: is for `then="dead-letter"`, and needed there')
-    try:
-        place = msgspec.convert(dead_letter or {}, DeadLetterSettings)
-    except msgspec.ValidationError as error:
-        raise SettingsError(f"dead_letter: {error}") from None
-    try:
-        _ = schema is None or RowSchema.parse(schema)
-    except ValueError as error:
-        raise SettingsError(f"schema: {error}") from None
     named = application or user_code.__name__
     if not _APPLICATION.match(named):
         raise SettingsError(f"application: expected letters, digits, '_', '.', '-', not {named!r}")
-    job = ProcessorJob(
-        application=named,
-        stream=read_source_options(source, Use.STREAM).reached.name,
-        processor=processor,
-        paths=tuple(str(each) for each in paths),
-        options=dict(options or {}),
-        batch_max=batch_max,
-        uncheckpointed_max=CheckpointSettings().uncheckpointed_max,
-        on_error=on_error,
-        concurrency=several,
-        letters=LetterPlace(path=place.path, s3=place.s3, sqs=place.sqs, stream=place.stream),
-        decode=decode,
-        schema=schema,
-        run=uuid.uuid4().hex,
-    )
+    job = _job(settings, application=named, stream=stream, paths=paths)
+    require_fit(user_code, processor, job.concurrency, is_manual=False)
     return _emitted(spark, job, source)
-
-
-def _refuse_terms(on_error: ErrorPolicy, several: Concurrency) -> None:
-    """Raises: SettingsError for values that the settings of these names refuse."""
-    if on_error.retries < 0 or on_error.backoff_s < 0:
-        raise SettingsError("retries and backoff_s: expected 0 or more")
-    if on_error.limit < 1:
-        raise SettingsError(f"limit: expected 1 or more, got {on_error.limit}")
-    if not 1 <= several.records <= RECORDS_MAX:
-        raise SettingsError(f"concurrency: expected 1 to {RECORDS_MAX}, got {several.records}")
-    if several.timeout_s is not None and not several.timeout_s > 0:
-        raise SettingsError(f"timeout_s: expected more than 0, got {several.timeout_s}")
-    words = {"then": (on_error.then, get_args(Then)), "order": (several.order, get_args(Order))}
-    for name, (word, known) in words.items():
-        if word not in known:
-            raise SettingsError(f"{name}: expected {' or '.join(known)}, got {word!r}")
 
 
 def _emitted(
@@ -391,8 +373,7 @@ class ProcessorReader(StreamReader):
         )
 
     def _letters(self) -> LetterStore:
-        place = self._job.letters
-        return letter_store(place, lambda: connected(self._settings.reached).letters(place))
+        return connected(self._settings.reached).letters(self._job.letters)
 
 
 class ProcessorSource(KclrunDataSource):

@@ -16,10 +16,9 @@ import boto3
 import sqlalchemy as sa
 from pyarrow import parquet
 
-from kclrun.aws.dead_letters import open_letters
+from kclrun.destinations import open_letters
 from kclrun.model.letter import LetterPlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.sinks.dead_letters import letter_store
 from tests.chaos import two_managers
 from tests.chaos.outcomes.flights import Flights
 from tests.patience import HUNG_S, until
@@ -154,9 +153,7 @@ class OutcomesRun(two_managers.TwoManagers):
         place = places[self._plan.letters]
         kinesis = WireEndpoint(self._aws.embedded.kinesis_endpoint, REGION, REGION)
         keys = WireCredentials("AKIAEXAMPLEEXAMPLE", "secret")
-        with contextlib.closing(
-            letter_store(place, lambda: open_letters(place, kinesis, lambda: keys))
-        ) as store:
+        with contextlib.closing(open_letters(place, kinesis, lambda: keys)) as store:
             return [each.letter for each in store.kept() if not each.is_uncommitted]
 
     def _compare_letters(self):

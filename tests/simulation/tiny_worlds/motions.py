@@ -16,6 +16,7 @@ from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.leases import commands as manager_commands
 from kclrun.leases import events
 from kclrun.model.lease import LeaseKey
+from kclrun.model.policies import CheckpointPolicy
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.protocol.reports import CoreReport, Report
 from kclrun.protocol.writes import Applied
@@ -216,7 +217,7 @@ class Motion:
             seen_counter=start.counter,
             expires_instant=start.expires_instant,
             failover_s=FAILOVER_S,
-            checkpoint_every_s=CHECKPOINT_EVERY_S,
+            checkpoint=CheckpointPolicy(every_s=CHECKPOINT_EVERY_S),
             has_waited=start.has_waited,
             others_in_sight=host.others_in_sight,
         )

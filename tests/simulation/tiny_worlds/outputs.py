@@ -22,6 +22,7 @@ from kclrun.errors import InvariantViolation, SettingsError, SinkError, Supersed
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
+from kclrun.model.policies import CheckpointPolicy
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.protocol.reports import Report
 from kclrun.protocol.writes import Applied, OutcomeUnknown, Take
@@ -128,7 +129,7 @@ class Owner:
                 seen_counter=counter,
                 expires_instant=1000.0,
                 failover_s=_FAILOVER_S,
-                checkpoint_mode="batch",
+                checkpoint=CheckpointPolicy(mode="batch"),
                 has_outputs=True,
                 has_storing_outputs=True,
                 **self.policy,

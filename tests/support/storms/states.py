@@ -22,13 +22,13 @@ import msgspec
 import kclrun.worker.outputs
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.consuming import commands, events
-from kclrun.consuming.concurrency import Concurrency, RecordWindow, Settled
-from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.consuming.concurrency import RecordWindow, Settled
 from kclrun.consuming.failures import Halt, LetGo
 from kclrun.consuming.policy import LifePolicy
 from kclrun.consuming.states import State
 from kclrun.errors import SettingsError, SinkError
 from kclrun.model.lease import Lease, LeaseKey
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import HashRange

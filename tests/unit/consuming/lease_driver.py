@@ -15,6 +15,7 @@ from kclrun.consuming.state_machine import LeaseStateMachine
 from kclrun.consuming.states import State
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
+from kclrun.model.policies import CheckpointPolicy
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange
 from kclrun.model.time import Instant
@@ -88,9 +89,7 @@ class Driver:
             seen_counter=5,
             expires_instant=Instant(START + failover_s),
             failover_s=failover_s,
-            checkpoint_mode=mode,
-            checkpoint_every_s=every_s,
-            uncheckpointed_max=cap,
+            checkpoint=CheckpointPolicy(mode=mode, every_s=every_s, uncheckpointed_max=cap),
             has_waited=has_waited,
             past_pause=past_pause,
             others_in_sight=others_in_sight,

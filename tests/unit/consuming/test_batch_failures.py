@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.consuming.failures import (
     LIMIT_WINDOW_S,
     OUTAGE_AFTER,
@@ -27,6 +26,7 @@ from kclrun.errors import (
     RetryLater,
     UndecodableRecord,
 )
+from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.time import Instant
 

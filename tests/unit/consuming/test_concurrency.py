@@ -2,10 +2,10 @@
 
 import pytest
 
-from kclrun.consuming.concurrency import KEPT_BYTES_MAX, Concurrency, RecordWindow, Settled
-from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.consuming.concurrency import KEPT_BYTES_MAX, RecordWindow, Settled
 from kclrun.consuming.failures import OUTAGE_AFTER, Breaker, Halt, LetGo
 from kclrun.errors import HaltShard, RetryLater
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.time import Instant, WallTime
 

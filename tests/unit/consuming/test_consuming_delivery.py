@@ -14,7 +14,6 @@ from kclrun.consuming.delivery import (
     ConfirmEnd,
     ConfirmStop,
     Delivery,
-    ErrorPolicy,
     GiveUp,
     Repetition,
     RetryAfter,
@@ -24,6 +23,7 @@ from kclrun.consuming.delivery import (
 )
 from kclrun.errors import ProcessorLoadError, SettingsError
 from kclrun.model.lease import Lease
+from kclrun.model.policies import ErrorPolicy
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 
 NOW = 100.0

@@ -6,7 +6,7 @@ import pytest
 
 from kclrun.consuming.checkpoints import CheckpointLedger, CheckpointRequests
 from kclrun.consuming.commands import AnswerCheckpoint, CheckpointAnswer
-from kclrun.consuming.delivery import ErrorPolicy, GiveUp, RetryAfter, host_fault
+from kclrun.consuming.delivery import GiveUp, RetryAfter, decision_after, host_fault
 from kclrun.consuming.policy import (
     EVERY_S,
     FLOOR_S,
@@ -25,6 +25,7 @@ from kclrun.errors import (
     StaleCheckpoint,
 )
 from kclrun.model.lease import Lease, Load
+from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import Instant
@@ -389,14 +390,14 @@ def test_throttles_and_errors_double_up_to_their_bounds_and_a_page_resets_them()
 def test_retries_double_their_pause_and_then_it_gives_up():
     policy = ErrorPolicy(retries=3, backoff_s=1.0)
 
-    decisions = [policy.decide(attempt) for attempt in (1, 2, 3, 4)]
+    decisions = [decision_after(attempt, policy) for attempt in (1, 2, 3, 4)]
 
     assert decisions == [RetryAfter(1.0), RetryAfter(2.0), RetryAfter(4.0), GiveUp()]
 
 
 def test_the_pause_is_bounded_and_no_retries_are_none():
-    assert ErrorPolicy(10_000, 1.0).decide(9_999) == RetryAfter(30.0)
-    assert ErrorPolicy(0, 1.0).decide(1) == GiveUp()
+    assert decision_after(9_999, ErrorPolicy(10_000, 1.0)) == RetryAfter(30.0)
+    assert decision_after(1, ErrorPolicy(0, 1.0)) == GiveUp()
 
 
 # Start point

@@ -6,15 +6,7 @@ import msgspec
 import pytest
 
 from kclrun.ipc import exit_codes
-from kclrun.ipc.board import (
-    SLOT_BYTES,
-    CheckpointSpec,
-    FetchSpec,
-    LogSpec,
-    OnErrorSpec,
-    StartSpec,
-    StatusSlot,
-)
+from kclrun.ipc.board import SLOT_BYTES, StartSpec, StatusSlot
 from kclrun.ipc.channel import FRAME_BYTES_MAX, Channel, PeerGone, Sent
 from kclrun.ipc.messages import (
     Begin,
@@ -36,6 +28,7 @@ from kclrun.ipc.messages import (
     encode_report,
 )
 from kclrun.model.output import OutputPlace
+from kclrun.model.policies import CheckpointPolicy, ErrorPolicy, FetchPolicy, LogPolicy
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.wire import WireCredentials, WireEndpoint
 from kclrun.protocol import reports
@@ -74,16 +67,16 @@ def begin(**options):
             processor="processors.flights:DelayByCarrier",
             import_paths=("/srv/app",),
             options=options,
-            fetch=FetchSpec(idle_s=1.0, buffer_bytes=2**24, batch_max=10_000, kpl_range="keep"),
-            checkpoint=CheckpointSpec(mode="auto", every_s=10.0, uncheckpointed_max=100_000),
-            on_error=OnErrorSpec(retries=5, backoff_s=1.0),
+            fetch=FetchPolicy(idle_s=1.0, buffer_bytes=2**24, batch_max=10_000, kpl_range="keep"),
+            checkpoint=CheckpointPolicy(mode="auto", every_s=10.0, uncheckpointed_max=100_000),
+            on_error=ErrorPolicy(retries=5, backoff_s=1.0),
             outputs=(OutputPlace(name="output", path="out/"),),
             table_name="flights",
             kinesis=ENDPOINT,
             dynamodb=ENDPOINT,
             credentials=CREDENTIALS,
             lock_path="/run/kclrun/5f2c.lock",
-            log=LogSpec(level="info", json=True),
+            log=LogPolicy(level="info", json=True),
             nice=5,
         )
     )

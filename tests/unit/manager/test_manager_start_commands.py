@@ -25,6 +25,7 @@ from kclrun.manager.world import SourceStream, World
 from kclrun.model.lease import Lease
 from kclrun.model.letter import LetterPlace
 from kclrun.model.output import OutputPlace
+from kclrun.model.policies import CheckpointPolicy, ErrorPolicy, FetchPolicy, LogPolicy
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HashRange
 from kclrun.model.stream import ONLY_STREAM, qualified, stream_key
@@ -101,7 +102,7 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         processor="own:Class",
         import_paths=("/app",),
         options={"a": 1},
-        fetch=ipc.FetchSpec(
+        fetch=FetchPolicy(
             idle_s=2.0,
             every_s=0.7,
             buffer_bytes=4096,
@@ -109,8 +110,8 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
             kpl_range="drop",
             hot_window_s=9.0,
         ),
-        checkpoint=ipc.CheckpointSpec(mode="auto", every_s=20.0, uncheckpointed_max=500),
-        on_error=ipc.OnErrorSpec(retries=2, backoff_s=3.0, max_age_s=60.0, then="skip", limit=7),
+        checkpoint=CheckpointPolicy(mode="auto", every_s=20.0, uncheckpointed_max=500),
+        on_error=ErrorPolicy(retries=2, backoff_s=3.0, max_age_s=60.0, then="skip", limit=7),
         outputs=(place("/out", schema="a int"),),
         decode="glue",
         glue_url="https://x",
@@ -119,7 +120,7 @@ def test_a_start_command_says_all_that_a_lease_process_needs():
         dynamodb=DYNAMODB,
         credentials=KEYS,
         lock_path="/run/lock",
-        log=ipc.LogSpec(level="warning", json=True),
+        log=LogPolicy(level="warning", json=True),
         nice=3,
     )
 
@@ -145,8 +146,10 @@ def test_a_stream_may_have_an_answer_to_errors_of_its_own(application, stream, r
         errors=StreamErrorSettings(**stream),
     )
 
-    spec = ipc.OnErrorSpec(retries=4, backoff_s=1.0, then="dead-letter", letters=LETTERS)
-    assert make(START, 5, 12).on_error == msgspec.structs.replace(spec, **reported)
+    policy = ErrorPolicy(retries=4, backoff_s=1.0, then="dead-letter")
+    start = make(START, 5, 12)
+    assert start.on_error == msgspec.structs.replace(policy, **reported)
+    assert start.letters == LETTERS
 
 
 def place(path, **more):

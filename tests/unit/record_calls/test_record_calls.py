@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from kclrun.consuming import concurrency
-from kclrun.consuming.concurrency import AHEAD_MAX, Concurrency
-from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.consuming.concurrency import AHEAD_MAX
 from kclrun.errors import SinkError
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.processor import Context, KeptRow, RecordProcessor

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import KclrunError, ProcessorError, SettingsError
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, StoredCursors
+from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END as ENDED
 from kclrun.model.sequence import ExtendedSequenceNumber

@@ -7,7 +7,6 @@ import textwrap
 
 import pytest
 
-from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import (
     FailedRecords,
     HaltShard,
@@ -18,6 +17,7 @@ from kclrun.errors import (
     SettingsError,
     SinkError,
 )
+from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON as OLDEST
 from kclrun.model.sequence import ExtendedSequenceNumber

@@ -9,8 +9,9 @@ from pyspark.errors import AnalysisException
 
 from kclrun.config.destinations import OutputSettings
 from kclrun.config.load import settings_of
-from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import DataLoss, EngineFailed, ProcessorLoadError, SettingsError
+from kclrun.model.letter import LetterPlace
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.time import WallTime
 from kclrun.processor import RecordProcessor
 from kclrun.spark.options import Reached, SourceSettings
@@ -231,24 +232,65 @@ def test_a_processor_is_a_format_of_its_own_whose_rows_leave_without_accounts(mo
     assert (reader._job, reader._settings.reached.stream) == (source.job, "s")
 
 
+LETTERS = {"then": "dead-letter"}
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"batch_max": 0}, "batch_max: expected 1 to 100000, got 0"),
+        ({"batch_max": 0}, "batch_max: expected a whole number from 1 to 100000, got 0"),
         ({"batch_max": 100_001}, "batch_max"),
-        ({"retries": -1}, "retries and backoff_s"),
-        ({"backoff_s": -0.1}, "retries and backoff_s"),
+        ({"retries": -1}, "retries: expected a whole number of at least 0, got -1"),
+        ({"retries": 0.5}, "retries: expected a whole number of at least 0, got 0.5"),
+        ({"backoff_s": -0.1}, "backoff_s: expected 0 seconds or more, got -0.1"),
+        ({"backoff_s": 1e12}, "backoff_s: expected a duration of at most 36500d"),
+        ({"backoff_s": float("nan")}, "backoff_s: expected 0 seconds or more, got nan"),
         ({"application": "a b"}, "application: expected letters"),
-        ({"then": "drop"}, "then: expected halt or dead-letter or skip, got 'drop'"),
-        ({"order": "keys"}, "order: expected key or none, got 'keys'"),
-        ({"limit": 0}, "limit: expected 1 or more, got 0"),
-        ({"timeout_s": 0.0}, r"timeout_s: expected more than 0, got 0\.0"),
+        ({"then": "drop"}, "then: expected halt, dead-letter or skip, got 'drop'"),
+        ({"order": "keys"}, "order: expected key or none, got 'keys'; did you mean key?"),
+        ({"concurrency": 1001}, "concurrency: expected a whole number from 1 to 1000, got 1001"),
+        ({"limit": 0}, "limit: expected a whole number of at least 1, got 0"),
+        ({"timeout_s": 0.0}, "timeout_s: expected more than 0s; left out, there is none"),
         ({"schema": "a text"}, "schema: expected a type"),
+        ({"decode": "jso"}, "decode: expected a text: json, text, msgpack, glue"),
+        ({"then": "dead-letter"}, "dead_letter: is missing: `then: dead-letter` needs a place"),
+        ({"dead_letter": {"path": "/l"}}, "dead_letter.path: has no meaning with `then: halt`"),
+        ({**LETTERS, "dead_letter": {"bucket": "b"}}, "dead_letter.bucket: no such setting"),
+        ({**LETTERS, "dead_letter": {"s3": "b"}}, "dead_letter.s3: expected a text like s3://"),
+        ({**LETTERS, "dead_letter": {"path": "s3a://b"}}, "dead_letter.path: expected a folder"),
+        ({**LETTERS, "dead_letter": {"path": "l", "sqs": "q"}}, "dead_letter.sqs: and path excl"),
+        ({**LETTERS, "dead_letter": {"stream": "s"}}, "dead_letter.stream: is read by this appl"),
+        (
+            {"batch_max": 0, "limit": 0},
+            "batch_max: expected .*, got 0\nlimit: expected .*, got 0$",
+        ),
     ],
 )
 def test_arguments_that_no_processor_can_have_are_refused(monkeypatch, spark, given, said):
     with pytest.raises(SettingsError, match=said):
         job_of(monkeypatch, spark, **given)
+
+
+def test_an_argument_left_out_is_what_the_setting_is_left_out(monkeypatch, spark):
+    """With a processor and nothing else, a file and a call of `process` make the same job."""
+    ours = job_of(monkeypatch, spark, application="orders").job
+    text = "application: orders\nstream: s\nengine: spark\nprocessor: m:Word\n"
+    whole = f"{text}spark: {{checkpoint: /c}}\noutput: {{path: o}}"
+    settings = settings_of(whole, environment={}, now=WallTime(1.0))
+    registered = []
+    spark.register = registered.append
+    processors.processor_stream(spark, settings, SourceSettings(reached=Reached(stream="s")), [])
+
+    assert registered[0].job == ours
+
+
+def test_letters_and_concurrency_of_a_call_are_those_of_the_settings(monkeypatch, spark):
+    monkeypatch.setattr(processors, "require_fit", lambda *_, **__: True)
+    given = {"then": "dead-letter", "dead_letter": {"s3": "s3://bucket/p"}, "concurrency": 9}
+    job = job_of(monkeypatch, spark, order="none", timeout_s=0.5, **given).job
+
+    assert job.letters == LetterPlace(s3="s3://bucket/p")
+    assert job.concurrency == Concurrency(9, "none", 0.5)
 
 
 def test_rows_of_several_streams_keep_the_column_and_settings_make_the_same_job(spark):

@@ -6,9 +6,8 @@ import textwrap
 
 import pytest
 
-from kclrun.consuming.concurrency import Concurrency
-from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import ProcessorError, ProcessorLoadError
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.sinks.dead_letters import LetterFolder
 from kclrun.spark.executor.reading import ReadPage

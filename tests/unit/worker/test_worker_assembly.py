@@ -3,16 +3,14 @@
 import msgspec
 import pytest
 
-from kclrun.consuming.delivery import ErrorPolicy
-from kclrun.ipc.board import CheckpointSpec, OnErrorSpec
 from kclrun.model.lease import Lease
+from kclrun.model.policies import CheckpointPolicy
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.wire import WireEndpoint
 from kclrun.worker import main
 from kclrun.worker.delivery_queue import QueueLimits
 from kclrun.worker.main import (
-    error_policy,
     expiry_watch,
     hash_range,
     life_policy,
@@ -58,18 +56,16 @@ def test_waits_of_a_lease_process_that_no_setting_changes():
     assert (main.BEGIN_WAIT_S, main.USER_CODE_WAIT_S) == (10.0, 1.0)
 
 
-def test_reading_and_repeating_follow_the_settings():
+def test_reading_follows_the_start_command():
     spec = msgspec.structs.replace(
         SPEC,
         fetch=msgspec.structs.replace(SPEC.fetch, idle_s=3.0, floor_s=0.5),
-        on_error=OnErrorSpec(retries=4, backoff_s=2.5, then="skip", max_age_s=60.0, limit=7),
         failover_s=7.0,
     )
     row = Lease(key="s0", checkpoint=TRIM_HORIZON, parents=("s9",), hash_range=HashRange(0, 9))
     watch = expiry_watch(spec, row)
 
     assert (pacing(spec).after_page(0, 0), pacing(spec).after_page(1, 0)) == (3.0, 0.5)
-    assert error_policy(spec) == ErrorPolicy(4, 2.5, "skip", 60.0, 7)
     assert watch.is_listing_due(100.0)
     watch.listing_failed(100.0)
     assert [watch.is_listing_due(now) for now in (106.9, 107.0)] == [False, True]
@@ -107,7 +103,7 @@ def test_the_core_is_told_what_the_start_command_says(flag):
         expires_instant=8.0,
         has_waited=flag,
         others_in_sight=not flag,
-        checkpoint=CheckpointSpec(mode="manual", every_s=3.0, uncheckpointed_max=50),
+        checkpoint=CheckpointPolicy(mode="manual", every_s=3.0, uncheckpointed_max=50),
     )
 
     policy = life_policy(spec)
@@ -115,8 +111,7 @@ def test_the_core_is_told_what_the_start_command_says(flag):
     assert (policy.key, policy.me, policy.seen_counter) == ("s0", "kclrun::h:n", 7)
     assert (policy.expires_instant, policy.failover_s) == (8.0, 10.0)
     assert (policy.has_waited, policy.others_in_sight) == (flag, not flag)
-    assert (policy.checkpoint_mode, policy.checkpoint_every_s) == ("manual", 3.0)
-    assert policy.uncheckpointed_max == 50
+    assert policy.checkpoint is spec.checkpoint
 
 
 def test_the_keys_of_a_shard_are_measured_unless_the_window_is_nothing():

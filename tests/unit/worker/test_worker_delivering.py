@@ -8,7 +8,6 @@ import pytest
 
 from kclrun.codec.values import decoding
 from kclrun.consuming import commands, events
-from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import (
     FailedRecords,
     HaltShard,
@@ -21,6 +20,7 @@ from kclrun.errors import (
     SinkError,
     StaleCheckpoint,
 )
+from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END
 from kclrun.processor import RecordProcessor

@@ -27,6 +27,7 @@ from kclrun.ipc.messages import (
 )
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import OFFERED, Lease
+from kclrun.model.policies import CheckpointPolicy
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange, Shard
 from kclrun.model.wire import WireEndpoint
@@ -127,7 +128,7 @@ class Stage:
             seen_counter=5,
             expires_instant=boottime() + 5,
             failover_s=failover_s,
-            checkpoint_every_s=every_s,
+            checkpoint=CheckpointPolicy(every_s=every_s),
         )
         self.life = LeaseStateMachine(policy, lambda: 0.5)
         self.rows = Rows(is_full=False)

@@ -10,20 +10,13 @@ import pytest
 from kclrun.aws.wire import HeldCredentials
 from kclrun.errors import HostFailed, LeaseLost, SettingsError
 from kclrun.ipc import exit_codes
-from kclrun.ipc.board import (
-    CheckpointSpec,
-    FetchSpec,
-    LogSpec,
-    OnErrorSpec,
-    Segment,
-    StartSpec,
-    boottime,
-)
+from kclrun.ipc.board import Segment, StartSpec, boottime
 from kclrun.ipc.channel import Channel, Doorbell
 from kclrun.ipc.messages import Begin, Drain, channel_of_worker, channel_to_worker, decode_report
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.model.lease import Lease, OwnerId
 from kclrun.model.output import OutputPlace
+from kclrun.model.policies import CheckpointPolicy, ErrorPolicy, FetchPolicy, LogPolicy
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -83,21 +76,21 @@ class Stage:
             failover_s=30.0,
             processor="tests.unit.worker.directed:Directed",
             options={"script": self.script},
-            fetch=FetchSpec(
+            fetch=FetchPolicy(
                 idle_s=0.01,
                 floor_s=0.005,
                 buffer_bytes=1000,
                 batch_max=10,
                 kpl_range="keep",
             ),
-            checkpoint=CheckpointSpec(mode="manual", every_s=10.0, uncheckpointed_max=100),
-            on_error=OnErrorSpec(retries=0, backoff_s=0.01),
+            checkpoint=CheckpointPolicy(mode="manual", every_s=10.0, uncheckpointed_max=100),
+            on_error=ErrorPolicy(retries=0, backoff_s=0.01),
             table_name="t",
             kinesis=NOWHERE,
             dynamodb=NOWHERE,
             credentials=WireCredentials("AKIAEXAMPLEEXAMPLE", "s"),
             lock_path=str(self.lock_path),
-            log=LogSpec(level="info", json=True),
+            log=LogPolicy(level="info", json=True),
         )
         self.segment, self.doorbell = Segment.create(1), Doorbell.create()
         self.ring = self.segment.ring(0)

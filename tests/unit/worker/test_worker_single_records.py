@@ -12,9 +12,8 @@ import pytest
 
 from kclrun.codec.values import decoding
 from kclrun.consuming import commands, events
-from kclrun.consuming.concurrency import Concurrency
-from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import HaltShard, RetryLater, SinkError
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.protocol.reports import (
     ProcessorFailed,

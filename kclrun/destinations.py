@@ -1,7 +1,9 @@
-"""Opens the destinations of outputs: only this module knows which class writes where.
+"""Opens the destinations of outputs, dead letters and state, and the schema registry.
 
-Each destination is imported when it is opened: a lease process loads botocore, SQLAlchemy or
-pyarrow only if an output of its settings needs it.
+Only this module knows which class writes where, for the fleet, for Spark and for the verbs. It is
+above `aws` and `sinks`, which do not know each other, and has a class of each. What it opens is
+imported when it is opened: a lease process loads botocore, SQLAlchemy or pyarrow only if an output
+of its settings needs it. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kclrun.codec.values import Decode
 from kclrun.errors import SettingsError
+from kclrun.model.letter import LetterPlace
 from kclrun.model.output import OutputPlace, RowsOf
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.ports import Output, VersionStore
+from kclrun.ports import ClaimStore, LetterStore, Output, VersionStore
 from kclrun.state.kept import KeptEntries, MemoryEntries
 
 
@@ -92,6 +96,24 @@ def _kinesis_output(
     )
 
 
+def open_letters(
+    place: LetterPlace,
+    kinesis: WireEndpoint,
+    credentials: Callable[[], WireCredentials],
+    *,
+    read_max: int | None = None,
+) -> LetterStore:
+    """The dead letters at `place`; sends nothing. `kinesis` is the endpoint of the application: the
+    other services are used in its region. `read_max`: see `LetterStream`."""
+    if place.path is not None:
+        from kclrun.sinks.dead_letters import LetterFolder
+
+        return LetterFolder(Path(place.path))
+    from kclrun.aws.dead_letters import open_aws_letters
+
+    return open_aws_letters(place, kinesis, credentials, read_max=read_max)
+
+
 def open_versions(
     place: StatePlace,
     folder: str,
@@ -99,17 +121,42 @@ def open_versions(
     credentials: Callable[[], WireCredentials],
 ) -> VersionStore:
     """The store of the state's versions, below `folder` of its place; sends nothing."""
+    if place.dynamodb is not None:
+        from kclrun.aws.outputs.state_items import open_state_items
+
+        return open_state_items(place, kinesis, credentials, folder)
+    return open_claims(place, folder, kinesis, credentials)
+
+
+def open_claims(
+    place: StatePlace,
+    folder: str,
+    kinesis: WireEndpoint,
+    credentials: Callable[[], WireCredentials],
+) -> ClaimStore:
+    """The same store where several writers may want one name, as on Spark; sends nothing. Raises:
+    SettingsError for a table, whose items are written by one owner."""
     if place.path is not None:
         from kclrun.sinks.state_files import StateFiles
 
         return StateFiles(Path(place.path), folder)
     if place.dynamodb is not None:
-        from kclrun.aws.outputs.state_items import open_state_items
-
-        return open_state_items(place, kinesis, credentials, folder)
+        raise SettingsError(
+            f"the state in the table {place.dynamodb}: a table is for engine: fleet, where one"
+            " owner writes it\nExpected a folder or s3://bucket/prefix"
+        )
     from kclrun.aws.outputs.state_objects import open_state_objects
 
     return open_state_objects(place, kinesis.region, credentials, folder)
+
+
+def open_registry(
+    kinesis: WireEndpoint, url: str | None, credentials: Callable[[], WireCredentials]
+) -> Decode:
+    """The schema registry of the region of `kinesis`, or at `url`. Raises: SettingsError."""
+    from kclrun.aws.glue import decoder
+
+    return decoder.open_registry(kinesis.region, url, credentials)
 
 
 def open_kept(

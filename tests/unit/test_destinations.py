@@ -1,0 +1,89 @@
+"""Every destination of rows, letters and state is opened in one place, for the fleet and Spark."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kclrun.destinations import open_claims, open_letters, open_registry, open_versions
+from kclrun.errors import SettingsError
+from kclrun.model.letter import LetterPlace
+from kclrun.model.state import StatePlace
+from kclrun.model.wire import WireCredentials, WireEndpoint
+
+KINESIS = WireEndpoint("http://127.0.0.1:9", "eu-west-1", "kinesis")
+URL = KINESIS.url
+NOWHERE = (KINESIS, lambda: WireCredentials("key", "secret"))
+
+
+@pytest.mark.parametrize(
+    ("place", "opened"),
+    [
+        (StatePlace(path="/state"), "StateFiles"),
+        (StatePlace(s3="s3://bucket/p", endpoint_url=URL), "StateObjects"),
+        (StatePlace(dynamodb="states", endpoint_url=URL), "StateItems"),
+    ],
+)
+def test_each_store_of_the_state_is_known_to_the_fleet(place, opened):
+    assert type(open_versions(place, "orders/clicks", *NOWHERE)).__name__ == opened
+
+
+@pytest.mark.parametrize(
+    ("place", "opened"),
+    [
+        (StatePlace(path="/state"), "StateFiles"),
+        (StatePlace(s3="s3://bucket/p", endpoint_url=URL), "StateObjects"),
+        (StatePlace(dynamodb="states"), r"the state in the table states: .*\nExpected a folder"),
+    ],
+)
+def test_each_store_of_the_state_is_known_to_spark_or_refused_in_words(place, opened):
+    if place.dynamodb is None:
+        assert type(open_claims(place, "orders/clicks", *NOWHERE)).__name__ == opened
+    else:
+        with pytest.raises(SettingsError, match=opened):
+            open_claims(place, "orders/clicks", *NOWHERE)
+
+
+@pytest.mark.parametrize(
+    ("place", "opened"),
+    [
+        (LetterPlace(path="/letters"), "LetterFolder"),
+        (LetterPlace(s3="s3://bucket/p", s3_url=URL), "LetterBucket"),
+        (LetterPlace(sqs="letters", sqs_url=URL), "LetterQueue"),
+        (LetterPlace(stream="letters"), "LetterStream"),
+        (LetterPlace(stream="letters", s3="s3://bucket/p", s3_url=URL), "LetterStream"),
+    ],
+)
+def test_each_place_of_letters_is_known(place, opened):
+    assert type(open_letters(place, *NOWHERE)).__name__ == opened
+
+
+def test_the_registry_is_opened_without_a_request():
+    assert callable(open_registry(KINESIS, URL, NOWHERE[1]))
+
+
+# What opens a destination, outside of the two packages that define the classes.
+_OPENS = re.compile(
+    r"\b(open_aws_letters|open_state_items|open_state_objects|open_dynamodb_output|open_sender"
+    r"|open_object_rolls|LetterFolder|StateFiles|SqlOutput|RolledOutput|KinesisOutput"
+    r"|MessageOutput)\("
+)
+# Each reads a folder where no settings are asked: of a replay that it made itself, of a test. The
+# verbs read a folder of letters where AWS has no address.
+_OF_FOLDERS = {
+    "kclrun/cli/dead_letters/command.py",
+    "kclrun/cli/replay/rebuild.py",
+    "kclrun/pytest_plugin/applications.py",
+}
+
+
+def test_only_one_module_chooses_the_class_of_a_destination():
+    root = Path(__file__).parents[2]
+    opening = {
+        str(path.relative_to(root))
+        for path in (root / "kclrun").rglob("*.py")
+        if _OPENS.search(path.read_text())
+        and path.relative_to(root).parts[1] not in {"aws", "sinks"}
+    }
+
+    assert opening - _OF_FOLDERS == {"kclrun/destinations.py"}
