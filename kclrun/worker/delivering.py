@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
+from kclrun.calling.tracebacks import Failure, describe
 from kclrun.codec.kpl import drop_until
 from kclrun.consuming import commands, events
 from kclrun.consuming.delivery import (
@@ -34,7 +35,6 @@ from kclrun.model.lease import Lease
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
-from kclrun.observe.failures import Failure, describe
 from kclrun.processor import KeptRow, RecordProcessor, call_method
 from kclrun.protocol.reports import (
     OUTPUT,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from kclrun.calling.tracebacks import Failure
 from kclrun.consuming import events
 from kclrun.consuming.delivery import Then, destination_pause_s
 from kclrun.errors import LetterTooLarge, SinkError
@@ -22,7 +23,6 @@ from kclrun.model.letter import Letter, LetterOwner, Takeover
 from kclrun.model.output import Cursor
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.observe.failures import Failure
 from kclrun.ports import LeaseTable, LetterStore
 from kclrun.protocol import reports, writes
 from kclrun.sinks.dead_letters import letter_store
