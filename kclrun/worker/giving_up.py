@@ -92,16 +92,10 @@ class GivingUp:
 
 
 class Trouble:
-    """The failures of one call of user code, and of its repetitions, for reports.
-
-    `of` has the last failure of each record of a batch, by index. `covered` is the highest position
-    to which rows of the batch belong: the rows of a later call belong to it as well.
-    """
+    """The failures of one call of user code, and of its repetitions, for reports."""
 
     def __init__(self, where: str = "process_records") -> None:
         self.calls = 0
-        self.of: dict[int, Failure] = {}
-        self.covered: ExtendedSequenceNumber | None = None
         self._where = where
         self._last: Failure | None = None
         self._is_repetition = False
