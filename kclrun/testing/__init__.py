@@ -11,8 +11,9 @@ from kclrun.testing.contracts import (
     assert_idempotent,
     assert_order_independent,
 )
+from kclrun.testing.crashes import Crash
 from kclrun.testing.records import make_aggregate, make_record, make_records
-from kclrun.testing.runs import Call, Crash, Run, replay, run_processor
+from kclrun.testing.runs import Call, Run, replay, run_processor
 from kclrun.testing.traps import EventTimeWarning
 
 __all__ = [

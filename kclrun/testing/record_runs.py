@@ -14,16 +14,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol, TextIO
 
+from kclrun.calling.tracebacks import describe
 from kclrun.errors import ProcessorError, RetryLater
 from kclrun.model.policies import Concurrency
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
-from kclrun.observe.failures import describe
 from kclrun.processor import KeptRow, RecordContext, RecordProcessor, is_asynchronous
 from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Records, Stop
 from kclrun.record_calls.runners import Call, Ended, InlineRunner, LoopRunner, MakeThread, Runner
 from kclrun.state.keyed import Undoable
+from kclrun.testing.crashes import ends_test
 
 # A processor that raises RetryLater each time would never end its test.
 RESTS_MAX: Final = 100
@@ -229,8 +230,8 @@ class RecordKit(RecordHost):
         return Stop() if self._is_released() else None
 
     def raised(self, number: int, record: Record, error: BaseException) -> None:
-        if not isinstance(error, Exception):
-            raise error  # the end of the process, and what ends the test itself
+        if ends_test(error):
+            raise error
         self._errors[number] = error
         self._note_error(describe(error, [record]).error)
 

@@ -9,25 +9,20 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
-from kclrun.codec.kpl import drop_until
 from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
 from kclrun.consuming.delivery import Attempts, RetryAfter, attempt
-from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
 from kclrun.consuming.timers import TimerRun
-from kclrun.errors import ProcessorError, ProcessorLoadError, RetryLater, StaleCheckpoint
+from kclrun.errors import ProcessorError, ProcessorLoadError, StaleCheckpoint
 from kclrun.loading import load_decoding
 from kclrun.model.output import MAIN_OUTPUT, setting_of
 from kclrun.model.policies import Concurrency, ErrorPolicy, Order, Then
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import IDLE_TICKS, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.model.time import Instant, WallTime
-from kclrun.observe.failures import describe
 from kclrun.processor import (
     Checkpointer,
     Context,
@@ -40,7 +35,9 @@ from kclrun.record_calls.calls import CallTerms
 from kclrun.record_calls.fitting import NO_ORDER, require_fit
 from kclrun.state.event_times import EventTimes
 from kclrun.state.timers import Step, Timer
-from kclrun.testing.record_runs import RESTS_MAX, RecordKit
+from kclrun.testing.batch_runs import BatchKit
+from kclrun.testing.crashes import Crash, ends_test
+from kclrun.testing.record_runs import RecordKit
 from kclrun.testing.records import RecordLike, make_records
 from kclrun.testing.states import Ledger, TestedState, Timing
 from kclrun.testing.traps import known_outputs, warn_of_times, warn_of_unused_time
@@ -51,14 +48,6 @@ Returned = TypeVar("Returned")
 # The defaults of `fetch.batch_max` and `checkpoint.uncheckpointed_max`.
 _BATCH_MAX: Final = 10_000
 _UNCHECKPOINTED_MAX: Final = 100_000
-
-
-# A run of the kit takes no time.
-_NO_TIME: Final = Instant(0.0)
-
-
-class Crash(BaseException):
-    """The process ends here. Not an Exception, so that `except Exception` does not catch it."""
 
 
 class Call(NamedTuple):
@@ -365,8 +354,13 @@ class _Life:
         self._batch_max = batch_max
         self._uncheckpointed_max = uncheckpointed_max
         self._policy = policy
-        self._breaker = Breaker(policy.limit)
-        self._rests = 0
+        self._batches = BatchKit(
+            policy,
+            ledger,
+            call=lambda records: self._call("process_records", records),
+            given_up=self.run.given_up.append,
+            note_error=self._note_error,
+        )
         self._decoding = decoding
         self._concurrency = concurrency
         self._seed = seed
@@ -567,38 +561,7 @@ class _Life:
             self._kit.process(_Batch(batch, batch[-1].position))
             self.ledger.delivered = self.ledger.settled
             return
-        run = BatchRun(batch, self._policy, self._breaker)
-        error: Exception | None = None
-        while True:
-            match run.next_step(_NO_TIME):
-                case Finished():
-                    return
-                case Give(indexes):
-                    error = self._give([batch[index] for index in indexes], run)
-                case LetGo(index):
-                    self.run.given_up.append(batch[index])
-                case Halt(reason):
-                    assert error is not None, "only what raised is halted"
-                    raise error if not reason else ProcessorError(reason) from error
-                case Rest():  # the time of a test does not pass
-                    self._rests += 1
-                    if isinstance(error, RetryLater) and self._rests > RESTS_MAX:
-                        raise error
-
-    def _give(self, records: list[Record], run: BatchRun) -> Exception | None:
-        """One call with some records of a batch. Returns: what it raised."""
-        left = drop_until(records, self.ledger.position)
-        try:
-            if left:
-                self._call("process_records", left, covers=records[-1].position)
-        except Exception as raised:  # noqa: BLE001 - user code
-            error = run.checked(raised)
-            failure = describe(error, left)
-            self.run.last_error = failure.error
-            run.raised(error, _NO_TIME, WallTime(time.time()), at=failure.position)
-            return error if isinstance(error, Exception) else None
-        run.returned(_NO_TIME)
-        return None
+        self._batches.process(batch)
 
     def _repeat(self, where: str, call: Callable[[], Returned]) -> Returned:
         """Call until it returns, or is given up: then its error is raised."""
@@ -606,15 +569,14 @@ class _Life:
         while True:
             try:
                 return call()
-            except Exception as error:
-                if isinstance(attempts.raised(error), RetryAfter):
-                    continue
-                raise
+            except BaseException as error:
+                if ends_test(error) or not isinstance(attempts.raised(error), RetryAfter):
+                    raise
 
     def _call(
         self,
         name: str,
-        records: list[Record] | None = None,
+        records: Sequence[Record] | None = None,
         covers: ExtendedSequenceNumber | None = None,
         timer: Timer | None = None,
         taken: Callable[[], None] = lambda: None,
@@ -635,6 +597,7 @@ class _Life:
         self.run.calls.append(Call(name, len(records or ())))
         self.run.delivered += len(records or ())
         try:
+            # `BatchCalls` has the rows of a batch.
             attempt(call, self.ledger, covers, lambda: self.ledger.position)
         finally:
             writes.open = False
@@ -644,7 +607,8 @@ class _Life:
         """Perform a `checkpoint()` of this life."""
         if next(self._checkpoint_calls) == self._crash_at_checkpoint:
             raise Crash
-        self.ledger.checkpoint(self.ledger.delivered if position is None else position)
+        part = self._batches.before_checkpoint()
+        self.ledger.checkpoint(position or part or self.ledger.delivered)
 
     def _checkpoint_processed(self) -> None:
         self.ledger.checkpoint(self.ledger.delivered)

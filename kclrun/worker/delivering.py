@@ -6,13 +6,13 @@ It takes tasks from the queue, calls the processor and posts the results.
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, Protocol, TextIO
 
-from kclrun.codec.kpl import drop_until
+from kclrun.calling.batches import PROCESS_RECORDS
+from kclrun.calling.tracebacks import Failure, describe
 from kclrun.consuming import commands, events
 from kclrun.consuming.delivery import (
     Attempts,
@@ -24,17 +24,15 @@ from kclrun.consuming.delivery import (
     attempt,
     host_fault,
 )
-from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
 from kclrun.consuming.retry_later import RetryLaters
 from kclrun.consuming.timers import Quiet, TimerRun
-from kclrun.errors import FailedRecords, HostFailed, RetryLater, SinkError
+from kclrun.errors import HostFailed, RetryLater, SinkError
 from kclrun.ipc.board import boottime
 from kclrun.model.lease import Lease
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.model.time import Instant, WallTime
-from kclrun.observe.failures import Failure, describe
+from kclrun.model.time import Instant
 from kclrun.processor import KeptRow, RecordProcessor, call_method
 from kclrun.protocol.reports import (
     OUTPUT,
@@ -46,6 +44,7 @@ from kclrun.protocol.reports import (
 from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Records, Stop
 from kclrun.record_calls.runners import PROCESS_RECORD, MakeThread
 from kclrun.state.keyed import Undoable
+from kclrun.worker.batch_delivering import BatchDelivery
 from kclrun.worker.delivery_queue import (
     Batch,
     CheckpointCalls,
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
 # How often the wait for the calls under way ends: during a stop to see whether the lease was
 # renewed or lost, and in a shared process to see whether it is the turn of this lease.
 _LOOK_S: Final = 0.5
-_PROCESS_RECORDS: Final = "process_records"
 
 
 class Deliverer:
@@ -106,13 +104,22 @@ class Deliverer:
         self._checkpoints = checkpoints
         self._report = report
         self._broke = broke
-        self._retry_laters = RetryLaters()
         self._giving_up = GivingUp(queue, post, report, keep_letter, policy.then)
         self._settled = settled
         self._sent = sent
         self._spans = spans
-        self._breaker = Breaker(policy.limit)
-        self._settling = threading.Lock()
+        self._batches = BatchDelivery(
+            policy,
+            queue=queue,
+            checkpoints=checkpoints,
+            giving_up=self._giving_up,
+            post=post,
+            report=report,
+            call=self._call_batch,
+            durable=self._durable,
+            processed=self._processed,
+            spans=spans,
+        )
         self._processor: RecordProcessor | None = None
         self._records: RecordDelivery | None = None
         self._timers: TimerDelivery | None = None
@@ -326,7 +333,7 @@ class Deliverer:
         if self._records is not None:
             is_done = self._records.deliver(batch)
         else:
-            is_done = not batch.records or self._give_until_settled(batch)
+            is_done = not batch.records or self._batches.deliver(batch, self._rows)
             if is_done:
                 self._returned(batch)
                 self._processed(batch.last)
@@ -334,121 +341,13 @@ class Deliverer:
             self._spans.leave_undone()
         return is_done
 
-    def _give_until_settled(self, batch: Batch) -> bool:
-        """As `_is_done_with`, for whole batches; `BatchRun` decides which records are given."""
-        run = BatchRun(batch.records, self._policy, self._breaker)
-        self._retry_laters.forget()
-        trouble = Trouble()
-        may_go = True
-        while True:
-            if (settled := run.newly_settled()) is not None:
-                self._processed(batch.records[settled - 1].position)
-            match run.next_step(boottime()):
-                case Finished():
-                    self._waits_no_more()
-                    if trouble.calls:
-                        calls = trouble.calls + 1
-                        self._report(ProcessorRecovered(_PROCESS_RECORDS, calls))
-                    return True
-                case Rest(pause_s):
-                    may_go = self._queue.may_try_again(pause_s, is_batch=True)
-                case Give(indexes):
-                    may_go = may_go or self._queue.may_try_again(0.0, is_batch=True)
-                    if may_go:
-                        self._give(batch, indexes, run, trouble)
-                        may_go = False
-                        continue
-                case LetGo(index, calls):
-                    record, failure = batch.records[index], trouble.of[index]
-                    may_go = self._giving_up.let_go(record, failure, calls, trouble)
-                case Halt(reason):
-                    self._waits_no_more()
-                    self._queue.halt()
-                    self._post(trouble.given_up(reason))
-                    return False
-            if not may_go:
-                return False
-
-    def _give(self, batch: Batch, indexes: Sequence[int], run: BatchRun, trouble: Trouble) -> None:
-        """One call with some records of the batch."""
-        # A checkpoint inside the batch holds, even if the attempt that made it then raised: the
-        # records that it covers are not delivered again.
-        durable = self._durable()
-        is_whole = len(indexes) == len(batch.records)
-        # The whole batch, which nearly every call is given, is not copied.
-        records = batch.records if is_whole else [batch.records[index] for index in indexes]
-        records = records if durable is None else drop_until(records, durable)
-        is_to_the_end = indexes[-1] == len(batch.records) - 1
-        last = batch.last if is_to_the_end else batch.records[indexes[-1]].position
-        covers = last if trouble.covered is None else max(trouble.covered, last)
-
-        def call() -> None:
-            if records:
-                behind_ms = batch.millis_behind_latest
-                given = RecordBatch(records, behind_ms, self._token, self._decoding)
-                checkpointer = self._checkpoints.checkpointer
-                with nullcontext() if self._spans is None else self._spans.calling(batch):
-                    call_method(self._user_code, "process_records", given, checkpointer)
-
-        if run.is_isolating:
-            self._checkpoints.given = last
-            self._checkpoints.before = functools.partial(self._settle, batch, run, trouble)
-        try:
-            attempt(call, self._rows, covers, self._durable)
-        except BaseException as error:  # noqa: BLE001 - user code: also asyncio's CancelledError
-            if isinstance(error, FailedRecords):
-                trouble.covered = covers
-            self._raised(error, batch, indexes, run, trouble)
-        else:
-            trouble.covered = covers
-            run.returned(boottime())
-        finally:
-            self._checkpoints.given = self._checkpoints.before = None
-
-    def _settle(self, batch: Batch, run: BatchRun, trouble: Trouble) -> None:
-        """User code requests a checkpoint: first keep the letters of all records that were given up
-        [I13]. Any thread of user code. Raises: SinkError."""
-        with self._settling:
-            for step in run.held:
-                self._giving_up.keep(batch.records[step.index], trouble.of[step.index], step.calls)
-            run.release(boottime())
-
-    def _raised(
-        self,
-        error: BaseException,
-        batch: Batch,
-        indexes: Sequence[int],
-        run: BatchRun,
-        trouble: Trouble,
-    ) -> None:
-        error = run.checked(error)
-        if self._spans is not None:
-            self._spans.raised(batch, error)
-        failure = describe(error, [batch.records[index] for index in indexes])
-        trouble.of.update(dict.fromkeys(run.accused(error), failure))
-        was_isolating = run.is_isolating
-        is_host_fault = host_fault(error) is not None
-        trouble.note(failure, is_host_fault=is_host_fault)
-        pause_s = run.raised(
-            error,
-            boottime(),
-            WallTime(time.time()),
-            at=failure.position,
-            is_host_fault=is_host_fault,
-        )
-        if isinstance(error, RetryLater) and pause_s is not None:
-            waits = self._retry_laters.asked(_PROCESS_RECORDS, boottime())
-            self._report(trouble.asked_to_wait(pause_s, waits))
-            return
-        self._waits_no_more()
-        if pause_s is not None or (run.is_isolating and not was_isolating):
-            self._report(trouble.raised(pause_s or 0.0))
-
-    def _waits_no_more(self) -> None:
-        """The call of a batch returned, or failed in another way than by RetryLater."""
-        waited = self._retry_laters.over(_PROCESS_RECORDS, boottime)
-        if waited is not None:
-            self._report(ProcessorWaited(_PROCESS_RECORDS, *waited))
+    def _call_batch(self, batch: Batch, records: Sequence[Record]) -> None:
+        """One call of `process_records` with some records of the batch."""
+        behind_ms = batch.millis_behind_latest
+        given = RecordBatch(records, behind_ms, self._token, self._decoding)
+        checkpointer = self._checkpoints.checkpointer
+        with nullcontext() if self._spans is None else self._spans.calling(batch):
+            call_method(self._user_code, PROCESS_RECORDS, given, checkpointer)
 
     # Other calls.
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from kclrun.calling.tracebacks import Failure
 from kclrun.consuming import events
 from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import LetterTooLarge, SinkError
@@ -23,7 +24,6 @@ from kclrun.model.output import Cursor
 from kclrun.model.policies import Then
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.observe.failures import Failure
 from kclrun.ports import LeaseTable, LetterStore
 from kclrun.protocol import reports, writes
 from kclrun.worker.delivery_queue import DeliveryQueue
@@ -92,16 +92,10 @@ class GivingUp:
 
 
 class Trouble:
-    """The failures of one call of user code, and of its repetitions, for reports.
-
-    `of` has the last failure of each record of a batch, by index. `covered` is the highest position
-    to which rows of the batch belong: the rows of a later call belong to it as well.
-    """
+    """The failures of one call of user code, and of its repetitions, for reports."""
 
     def __init__(self, where: str = "process_records") -> None:
         self.calls = 0
-        self.of: dict[int, Failure] = {}
-        self.covered: ExtendedSequenceNumber | None = None
         self._where = where
         self._last: Failure | None = None
         self._is_repetition = False

@@ -26,6 +26,7 @@ from kclrun.aws.fan_out import FanOutReader
 from kclrun.aws.http import CONNECTIONS_MAX
 from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import HeldCredentials, WireClient
+from kclrun.calling.tracebacks import Failure
 from kclrun.codec.values import Decode
 from kclrun.config.observing import TRACE_CONTEXT
 from kclrun.consuming.commands import ExitCause
@@ -53,7 +54,6 @@ from kclrun.model.shard import HashRange
 from kclrun.model.stream import is_change_stream, shard_id_of, stream_of
 from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireEndpoint
-from kclrun.observe.failures import Failure
 from kclrun.observe.loggers import LoggerLevels
 from kclrun.observe.logs import OWN_LOGGER, EventLog, LineSink, configure_lease_logging
 from kclrun.ports import LeaseTable, LetterStore, ShardReader, ShardSubscriber, StreamAdmin

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from kclrun.aws import dead_letters
+from kclrun.calling.tracebacks import Failure
 from kclrun.destinations import open_letters
 from kclrun.errors import SinkError
 from kclrun.local.lease_rows import LeaseRows
@@ -18,7 +19,6 @@ from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
-from kclrun.observe.failures import Failure
 from kclrun.protocol import writes
 from kclrun.worker.giving_up import LeaseLetters
 from tests.contract.test_letter_store import KEYS, Place

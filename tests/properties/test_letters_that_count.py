@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from kclrun.calling.tracebacks import Failure
 from kclrun.errors import SinkError
 from kclrun.local import lease_rows
 from kclrun.local.lease_rows import LeaseRows
@@ -20,7 +21,6 @@ from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.letter import KeptLetter, Letter, Takeover, classified
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.observe.failures import Failure
 from kclrun.protocol import conditions, writes
 from kclrun.worker import giving_up
 from kclrun.worker.giving_up import LeaseLetters

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from kclrun.calling.tracebacks import describe
 from kclrun.codec.values import Decode
 from kclrun.destinations import open_output, open_registry
 from kclrun.errors import ConfigError, KclrunError, RecordError, SinkError, Superseded
@@ -30,7 +31,6 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime, backoff_s
 from kclrun.model.wire import WireCredentials, WireEndpoint
-from kclrun.observe.failures import describe
 from kclrun.ports import Output
 from kclrun.processor import RecordProcessor
 from kclrun.testing.runs import Run, run_processor
@@ -117,7 +117,9 @@ def redriven(
         part = letters[first : first + size]
         try:
             run = _run(job, processor, part, decode)
-        except Exception as error:  # noqa: BLE001 - user code
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code: also SystemExit
             problem = _short(describe(error).error)
             break
         answer = _written(job, part, run, outputs)

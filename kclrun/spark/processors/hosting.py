@@ -17,7 +17,8 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from kclrun.codec.kpl import drop_until
+from kclrun.calling.batches import PROCESS_RECORDS
+from kclrun.calling.tracebacks import FRAMES_MAX, Failure, describe, is_ours
 from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row
 from kclrun.codec.values import Decode
 from kclrun.consuming.delivery import (
@@ -27,15 +28,10 @@ from kclrun.consuming.delivery import (
     RowScope,
     attempt,
     error_words,
-    host_fault,
 )
-from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
-from kclrun.consuming.retry_later import RetryLaters
 from kclrun.errors import (
-    FailedRecords,
     LimitExceeded,
     ProcessorError,
-    RetryLater,
     SettingsError,
     SinkError,
     StaleCheckpoint,
@@ -47,8 +43,6 @@ from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
-from kclrun.model.time import Instant, WallTime
-from kclrun.observe.failures import FRAMES_MAX, describe, is_ours
 from kclrun.processor import (
     Checkpointer,
     Context,
@@ -64,6 +58,7 @@ from kclrun.record_calls.runners import PROCESS_RECORD
 from kclrun.spark.executor.reading import cuts
 from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.shard_state import ShardState
+from kclrun.spark.processors.batches import TaskBatches
 from kclrun.spark.processors.event_timers import EventTimers, refuse_single_records
 from kclrun.spark.processors.range_progress import RangeProgress, RangeReport
 from kclrun.spark.processors.single_records import SingleRecords
@@ -301,10 +296,6 @@ class _RowsAndState:
         self._state.take_back_batch()
 
 
-def _now() -> Instant:
-    return Instant(time.monotonic())
-
-
 class ProcessorHost:
     """One instance, from `initialize` to `shard_ended` or `lease_lost`.
 
@@ -337,8 +328,6 @@ class ProcessorHost:
         self.is_released = False
         self._keep_letter = keep_letter
         self._decoding = decoding
-        self._breaker = Breaker(job.on_error.limit)
-        self._retry_laters = RetryLaters()
         self._job = job
         # With several streams, the shard id also contains the stream (`stream_set.py`).
         self._lease_key = shard_id
@@ -354,9 +343,15 @@ class ProcessorHost:
         self._progress_lock = threading.Lock()  # user code may checkpoint from any of its threads
         self._checkpointer = Checkpointer(self._checkpoint)
         self._covers = begin  # the position of the rows of the current call
-        # The last record of a call with some of a batch: a checkpoint in it covers no more.
-        self._given: ExtendedSequenceNumber | None = None
-        self._kept_until: ExtendedSequenceNumber | None = None
+        self._batches = TaskBatches(
+            job.on_error,
+            call=self._give,
+            durable=lambda: self._progress.checkpointed,
+            let_go=self._let_go,
+            wait=wait,
+            clock=clock,
+            warn=self._warn,
+        )
         self._single: SingleRecords | None = None
         self._timers: EventTimers | None = None
         self._stop_calls: Callable[[], None] = lambda: None
@@ -402,26 +397,9 @@ class ProcessorHost:
                 raise ProcessorError(self._failure(PROCESS_RECORD, *failed)) from None
             self._progress.process(last, self._clock() - started)
             return
-        run = BatchRun(records, self._job.on_error, self._breaker)
-        raised: dict[int, BaseException] = {}
-        error: BaseException | None = None
-        self._kept_until = None
-        while True:
-            match run.next_step(_now()):
-                case Finished():
-                    break
-                case Give(indexes):
-                    error = self._give_some(records, indexes, run, raised)
-                case Rest(pause_s):
-                    self._wait(pause_s)
-                case LetGo(index, calls):
-                    self._let_go(records[index], raised[index], calls)
-                case Halt(reason):
-                    assert error is not None, "only a call that raised is halted for"
-                    raise ProcessorError(
-                        self._failure("process_records", max(run.calls, 1), error, records, reason)
-                    ) from None
-        self._given = None
+        failed = self._batches.process(records, last, self._effects)
+        if failed is not None:
+            raise ProcessorError(self._failure(PROCESS_RECORDS, *failed)) from None
         self._progress.process(last, self._clock() - started)
 
     def end_shard(self) -> None:
@@ -521,59 +499,8 @@ class ProcessorHost:
             assert self.state is not None, "without state no call changes it"
             self.state.place(changes)
 
-    def _give_some(
-        self,
-        records: Sequence[Record],
-        indexes: Sequence[int],
-        run: BatchRun,
-        raised: dict[int, BaseException],
-    ) -> BaseException | None:
-        """One call with some records of a batch. Returns the exception that it raised, and notes it
-        for the records that it accuses."""
-        given = records if len(indexes) == len(records) else [records[index] for index in indexes]
-        self._given = given[-1].position
-        # Rows that stay after a FailedRecords belong to the end of that call.
-        self._covers = max(self._given, self._kept_until or self._given)
-        call = functools.partial(self._give, given)
-        try:
-            attempt(call, self._effects, self._covers, lambda: self._progress.checkpointed)
-        except BaseException as caught:  # noqa: BLE001 - user code: also SystemExit
-            error = run.checked(caught)
-            if isinstance(error, FailedRecords):
-                self._kept_until = self._covers
-            raised.update(dict.fromkeys(run.accused(error), error))
-            failure = describe(error, given)
-            now, wall = Instant(self._clock()), WallTime(time.time())
-            is_host_fault = host_fault(error) is not None
-            pause_s = run.raised(error, now, wall, at=failure.position, is_host_fault=is_host_fault)
-            if isinstance(error, RetryLater) and pause_s is not None:
-                if self._retry_laters.asked("", now) == 1:
-                    _log.warning(
-                        "%s: process_records asks to wait: %s", self._shard_id, failure.error
-                    )
-                return error
-            self._waits_no_more()
-            if pause_s is not None:
-                _log.warning(
-                    "%s: process_records raised %s; again in %g s",
-                    *(self._shard_id, failure.error, pause_s),
-                )
-            return error
-        self._waits_no_more()
-        run.returned(_now())
-        return None
-
-    def _waits_no_more(self) -> None:
-        waited = self._retry_laters.over("", lambda: Instant(self._clock()))
-        if waited is not None:
-            _log.warning(
-                "%s: process_records waits no more, after %d times in %g s",
-                *(self._shard_id, waited.tries, round(waited.waited_s, 3)),
-            )
-
-    def _let_go(self, record: Record, error: BaseException, calls: int) -> None:
+    def _let_go(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep the letter of a record that is given up, or skip it. Raises: SinkError."""
-        failure = describe(error, [record])
         is_skipped = self._job.on_error.then == "skip"
         if not is_skipped:
             self._keep_letter(
@@ -599,17 +526,16 @@ class ProcessorHost:
             failure.error,
         )
 
-    def _give(self, records: Sequence[Record]) -> None:
-        # Records that a former attempt checkpointed before it raised are not given again.
-        left = drop_until(records, self._progress.checkpointed)
-        if left:
-            batch = RecordBatch(left, None, self._token, self._decoding)
-            call_method(self._processor, "process_records", batch, self._checkpointer)
+    def _give(self, records: Sequence[Record], covers: ExtendedSequenceNumber) -> None:
+        self._covers = covers
+        batch = RecordBatch(records, None, self._token, self._decoding)
+        call_method(self._processor, PROCESS_RECORDS, batch, self._checkpointer)
 
     def _checkpoint(self, at: ExtendedSequenceNumber | None) -> None:
-        at = at if at is not None else self._given
-        if self._given is not None and at is not None and self._given < at <= self.position:
-            raise StaleCheckpoint(f"{at} is above {self._given}, the last record of this call")
+        part = self._batches.before_checkpoint()
+        at = at if at is not None else part
+        if part is not None and at is not None and part < at <= self.position:
+            raise StaleCheckpoint(f"{at} is above {part}, the last record of this call")
         with self._progress_lock:
             self._progress.checkpoint(at)
             self.rows.cover(self._covers)

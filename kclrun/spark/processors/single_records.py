@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kclrun.calling.tracebacks import Failure, describe
 from kclrun.consuming.delivery import error_words
 from kclrun.consuming.retry_later import RetryLaters
 from kclrun.errors import RetryLater
@@ -47,7 +48,7 @@ class SingleRecords(RecordHost):
         self,
         terms: CallTerms,
         *,
-        let_go: Callable[[Record, BaseException, int], None],
+        let_go: Callable[[Record, Failure, int], None],
         place: Callable[[ExtendedSequenceNumber, Sequence[KeptRow], Sequence[Undoable]], None],
     ) -> None:
         self._let_go = let_go
@@ -108,7 +109,7 @@ class SingleRecords(RecordHost):
             )
 
     def let_go(self, number: int, record: Record, calls: int) -> bool:
-        self._let_go(record, self._errors[number][1], calls)
+        self._let_go(record, describe(self._errors[number][1], [record]), calls)
         return True
 
     def halt(self, number: int, reason: str) -> None:

@@ -8,11 +8,11 @@ import sys
 import msgspec
 import pytest
 
+from kclrun.calling.tracebacks import describe
 from kclrun.codec.kpl import drop_until
 from kclrun.compat.kclpy import adapter
 from kclrun.model.record import Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
-from kclrun.observe.failures import describe
 
 GOOD, POISON = b'{"amount": 1}', b'{"secret": 2}'
 
@@ -189,7 +189,7 @@ def test_the_line_named_is_that_of_user_code_and_not_of_the_library_it_called():
     failure = failure_of(deep_in_a_library, batch(GOOD))
 
     line = deep_in_a_library.__code__.co_firstlineno + 2
-    assert failure.raised_at.endswith(f"test_failures.py:{line} in deep_in_a_library")
+    assert failure.raised_at.endswith(f"test_tracebacks.py:{line} in deep_in_a_library")
     assert not failure.raised_at.startswith("/"), "it is relative to where it was imported from"
     assert "JSONDecodeError" in failure.error
 

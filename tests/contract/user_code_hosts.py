@@ -1,0 +1,234 @@
+"""The hosts that call user code, for the contract of `process_records`. A new host is a function of
+`HOSTS`."""
+
+import functools
+import json
+import threading
+import time
+from unittest import mock
+
+from kclrun.cli.dead_letters.user_process import LetterRows, RedriveJob, redriven
+from kclrun.consuming import commands, events
+from kclrun.consuming.delivery import ErrorPolicy
+from kclrun.errors import ProcessorError
+from kclrun.model.letter import Letter
+from kclrun.model.record import Record
+from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.processor import RecordProcessor
+from kclrun.protocol.reports import ProcessorFailed
+from kclrun.spark.processors.hosting import ProcessorHost, ProcessorJob
+from kclrun.testing import runs
+from tests.patience import HUNG_S
+from tests.unit.worker.main_stage import Stage, page
+
+SHARD = "shardId-000000000000"
+
+
+class Outcome:
+    """What a batch led to. `story` has each call with its records, each record that was given up,
+    and each checkpoint that user code made; `rows` are those that stay; `halted` is the reason."""
+
+    def __init__(self):
+        self.story, self.rows = [], []
+        self.halted = None
+
+    @property
+    def calls(self):
+        return [numbers for what, *numbers in self.story if what == "call"]
+
+    @property
+    def given_up(self):
+        return [numbers[0] for what, *numbers in self.story if what == "given up"]
+
+
+def processor_of(code, outcome):
+    """A processor whose calls are `code(batch, checkpoint, emit)`."""
+
+    class Coded(RecordProcessor):
+        def initialize(self, context):
+            self.emit = context.emit
+
+        def process_records(self, batch, checkpointer):
+            outcome.story.append(("call", *(int(record.sequence_number) for record in batch)))
+
+            def checkpoint(record=None):
+                checkpointer.checkpoint(record)
+                outcome.story.append(("checkpoint", None))
+
+            code(batch, checkpoint, self.emit)
+
+    return Coded
+
+
+class Rows:
+    def __init__(self):
+        self.rows, self.began = [], 0
+
+    def emit(self, row):
+        self.rows.append(row)
+
+    def begin_batch(self):
+        self.began = len(self.rows)
+
+    def end_batch(self, position):
+        pass
+
+    def take_back_batch(self, checkpoint=None):
+        del self.rows[self.began :]
+
+
+class Fleet(Stage):
+    """A lease process: its main thread and its queue."""
+
+    def __init__(self, kind, policy, outcome):
+        self.rows = Rows()
+        self.kind = kind
+        self.outcome = outcome
+        super().__init__(policy, time.monotonic, keep_letter=self.keep)
+
+    def keep(self, record, failure, calls):
+        self.outcome.story.append(("given up", int(record.sequence_number)))
+
+    def prepare(self, row):
+        processor = self.kind()
+        processor.emit = self.rows.emit
+        return processor, self.rows, None
+
+    def post(self, event):
+        super().post(event)
+        if isinstance(event, events.CheckpointRequested):
+            self.checkpoints.note_durable(event.position or self.deliverer.delivered)
+            answer = commands.AnswerCheckpoint(event.request, commands.CheckpointAnswer.DURABLE)
+            threading.Thread(target=self.checkpoints.answer, args=(answer,)).start()
+
+
+def fleet(code, numbers, retries):
+    outcome = Outcome()
+    policy = ErrorPolicy(retries, 0.0, "dead-letter")
+    stage = Fleet(processor_of(code, outcome), policy, outcome)
+    try:
+        stage.begin(page(*numbers), fence=time.monotonic() + 600)
+        with stage.posted:
+            done = lambda: [  # noqa: E731 - a condition of two lines
+                event
+                for event in (*stage.events, *stage.reported)
+                if isinstance(event, ProcessorFailed)
+                or (
+                    isinstance(event, events.BatchProcessed)
+                    and event.last.sequence_number == str(numbers[-1])
+                )
+            ]
+            assert stage.posted.wait_for(done, HUNG_S), stage.events
+        outcome.rows = stage.rows.rows
+        outcome.halted = next((event.error for event in stage.of(ProcessorFailed)), None)
+    finally:
+        stage.over = True
+        stage.queue.close()
+        stage.thread.join(HUNG_S)
+    return outcome
+
+
+class Job(ProcessorJob, frozen=True, kw_only=True):
+    """Its processor is not imported."""
+
+    def user_code(self):
+        return self.options["kind"]
+
+
+def spark_task(code, numbers, retries):
+    outcome = Outcome()
+    job = Job(
+        application="app",
+        stream="orders",
+        processor="coded:Coded",
+        paths=(),
+        options={"kind": processor_of(code, outcome)},
+        batch_max=100,
+        uncheckpointed_max=1000,
+        on_error=ErrorPolicy(retries, 0.0, "dead-letter"),
+        run="r1",
+    )
+    host = ProcessorHost(
+        job,
+        SHARD,
+        TRIM_HORIZON,
+        1,
+        keep_letter=lambda letter: outcome.story.append(("given up", int(letter.sequence_number))),
+        wait=lambda _: None,
+    )
+    try:
+        host.process(page(*numbers).records)
+    except ProcessorError as error:
+        outcome.halted = str(error)
+    for batch in host.rows.batches(all_of_them=True):
+        outcome.rows += [json.loads(row) for row in batch.column("row").to_pylist()]
+    return outcome
+
+
+class GivenUp(list):
+    """Tells the story of the records that a run of the kit gives up."""
+
+    def __init__(self, outcome):
+        self.outcome = outcome
+
+    def append(self, record):
+        super().append(record)
+        self.outcome.story.append(("given up", int(record.sequence_number)))
+
+
+def noting(outcome):
+    made = functools.partial(runs.Run, given_up=GivenUp(outcome))
+    return mock.patch.object(runs, "Run", made)
+
+
+def kit(code, numbers, retries):
+    outcome = Outcome()
+    kind = processor_of(code, outcome)
+    with noting(outcome):
+        try:
+            run = runs.run_processor(
+                kind, page(*numbers).records, retries=retries, then="dead-letter"
+            )
+        except Exception as error:
+            outcome.halted = f"{type(error).__name__}: {error}"
+        else:
+            outcome.rows = run.rows
+    return outcome
+
+
+def redrive(code, numbers, retries):
+    outcome = Outcome()
+    letters = [
+        Letter.of(
+            Record(b"x", "k", str(number)),
+            application="app",
+            processor="coded:Coded",
+            stream="orders",
+            shard_id=SHARD,
+            error="",
+            raised_at="",
+            traceback="",
+            calls=1,
+            given_up_at=0.0,
+        )
+        for number in numbers
+    ]
+    job = RedriveJob(
+        processor="coded:Coded",
+        import_paths=(),
+        application="app",
+        stream="orders",
+        options={},
+        retries=retries,
+        batch_max=100,
+        uncheckpointed_max=1000,
+    )
+    with noting(outcome):
+        answer = redriven(job, processor_of(code, outcome), letters, LetterRows((), None))
+    outcome.rows = list(answer.rows)
+    if not answer.done and not outcome.given_up:
+        outcome.halted = answer.error
+    return outcome
+
+
+HOSTS = {"fleet": fleet, "spark": spark_task, "kit": kit, "redrive": redrive}
