@@ -23,13 +23,17 @@ from tests.support.spark_archive import java_options
 settings.load_profile(GATE)
 make_quick()
 
-# A shell without job control starts what is in its background with SIGINT ignored, and what a test
-# starts inherits this: an interrupt that a test sends would be lost.
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    and threading.current_thread() is threading.main_thread()
+# A shell without job control starts what is in its background with SIGINT ignored, and `nohup` with
+# SIGHUP. What a test starts inherits this: a signal that a test sends would be lost.
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
 ):
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if (
+        signal.getsignal(number) is signal.SIG_IGN
+        and threading.current_thread() is threading.main_thread()
+    ):
+        signal.signal(number, handler)
 
 os.environ.setdefault("JDK_JAVA_OPTIONS", java_options())
 

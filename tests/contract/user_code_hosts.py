@@ -9,9 +9,9 @@ from unittest import mock
 
 from kclrun.cli.dead_letters.user_process import LetterRows, RedriveJob, redriven
 from kclrun.consuming import commands, events
-from kclrun.consuming.delivery import ErrorPolicy
 from kclrun.errors import ProcessorError
 from kclrun.model.letter import Letter
+from kclrun.model.policies import ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.processor import RecordProcessor
