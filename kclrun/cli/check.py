@@ -148,7 +148,7 @@ def _identity(aws: Aws) -> str:
 
 def _stream(aws: Aws, stream: str) -> str:
     from kclrun.cli.services import advising_on_streams
-    from kclrun.cli.world import patiently
+    from kclrun.cli.startup import patiently
 
     patience_s = float(aws.settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)

@@ -26,9 +26,9 @@ from kclrun.cli.times import DURATION
 from kclrun.codec.kpl import drop_until, open_aggregates
 from kclrun.config.units import Duration, StartPosition, parse_start
 from kclrun.consuming.policy import first_start
-from kclrun.leases.lines import (
+from kclrun.leases.summaries import (
     Lag,
-    LagLine,
+    LagSummary,
     lag_line,
     line_of,
     on_one_line,
@@ -200,14 +200,14 @@ def _patiently(call: Callable[[], T]) -> T:
     return repeated(call, _RETRIES, wait=time.sleep, chance=lambda: 0.5)
 
 
-def further_behind(lines: Sequence[LagLine], max_s: float) -> tuple[LagLine, ...]:
+def further_behind(lines: Sequence[LagSummary], max_s: float) -> tuple[LagSummary, ...]:
     """The shards whose lag is larger than `max_s` or unknown: an unknown lag must not pass the
     check."""
     return tuple(line for line in lines if line.behind_s is None or line.behind_s > max_s)
 
 
 def as_plain(
-    lines: Sequence[LagLine], *, application: str, stream: str, retention_s: float
+    lines: Sequence[LagSummary], *, application: str, stream: str, retention_s: float
 ) -> dict[str, Any]:
     """For JSON: the totals, then every shard."""
     furthest, first_lost = worst(lines), soonest(lines)
@@ -222,7 +222,7 @@ def as_plain(
     }
 
 
-def print_lag(lines: Sequence[LagLine], *, retention_s: float) -> None:
+def print_lag(lines: Sequence[LagSummary], *, retention_s: float) -> None:
     """Print the table, and a summary as the last line."""
     titles = ["shard", "state", "owner", "checkpoint", "behind", "loss in", "note"]
     rows = [
@@ -244,7 +244,7 @@ def print_lag(lines: Sequence[LagLine], *, retention_s: float) -> None:
     echo(_summary(lines, retention_s))
 
 
-def _summary(lines: Sequence[LagLine], retention_s: float) -> str:
+def _summary(lines: Sequence[LagSummary], retention_s: float) -> str:
     if not lines:
         return "Nothing is left to read: every shard has ended."
     parts = [f"{len(lines)} shards" if len(lines) != 1 else "1 shard"]
@@ -332,7 +332,7 @@ def remark_unread(leases: Iterable[Lease], streams: Collection[StreamKey]) -> No
         echo(f"Not measured, their stream is not of the application: {named}", err=True)
 
 
-def _judged(lines: tuple[LagLine, ...], max_behind: Duration) -> int:
+def _judged(lines: tuple[LagSummary, ...], max_behind: Duration) -> int:
     late = further_behind(lines, max_behind)
     if not late:
         return exit_codes.DRAINED
@@ -345,7 +345,9 @@ def _retention_s(stream: OpenStream) -> float:
     return stream.summary.retention_hours * 3_600.0
 
 
-def lag_lines(key: StreamKey, stream: OpenStream, every: Collection[Lease]) -> tuple[LagLine, ...]:
+def lag_lines(
+    key: StreamKey, stream: OpenStream, every: Collection[Lease]
+) -> tuple[LagSummary, ...]:
     """Measure every shard of a stream with records left to read, in the order of their ids.
 
     Raises: a ServiceError leaf of the listing; AccessDenied of a read.
@@ -354,10 +356,10 @@ def lag_lines(key: StreamKey, stream: OpenStream, every: Collection[Lease]) -> t
     first = parse_start(stream.settings.start or "TRIM_HORIZON", WallTime(time.time()))
     shards = qualified_shards(key, stream.admin.list_shards())
 
-    def of_lease(lease: Lease) -> LagLine:
+    def of_lease(lease: Lease) -> LagSummary:
         return _of_lease(stream, lease, leases, first.at)
 
-    def of_unleased(shard: Unleased) -> LagLine:
+    def of_unleased(shard: Unleased) -> LagSummary:
         return _of_unleased(stream, shard)
 
     unended = [lease for lease in leases.values() if not lease.is_ended]
@@ -374,7 +376,7 @@ def _of_lease(
     lease: Lease,
     leases: Mapping[str, Lease],
     start_at: WallTime | None,
-) -> LagLine:
+) -> LagSummary:
     line = line_of(lease, WallTime(time.time()))
     parents = [called(parent) for parent in waiting_for(lease, leases)]
     waits = f"waits for {' and '.join(parents)}" if parents else ""
@@ -389,7 +391,7 @@ def _of_lease(
     )
 
 
-def _of_unleased(stream: OpenStream, shard: Unleased) -> LagLine:
+def _of_unleased(stream: OpenStream, shard: Unleased) -> LagSummary:
     at_tip = Lag(0.0, note="it would begin at the tip")
     return lag_line(
         shard=shard.shard_id,

@@ -177,12 +177,14 @@ def rebuild(
     kclrun state rebuild --config app.yaml --yes
     kclrun state rebuild --config app.yaml --shard shardId-000000000003 --from TRIM_HORIZON --yes
     """
-    from kclrun.cli.replay.rebuild import Wish, rebuild_state
+    from kclrun.cli.replay.rebuild import RebuildOptions, rebuild_state
 
     configuration = config.load()
     start = None if begin is None else begin.start
-    wish = Wish(shards=shards, is_all=is_all, begin=start, stream=stream, folder=folder)
-    return rebuild_state(configuration, wish, is_confirmed=yes)
+    options = RebuildOptions(
+        shards=shards, is_all=is_all, begin=start, stream=stream, folder=folder
+    )
+    return rebuild_state(configuration, options, is_confirmed=yes)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import msgspec
 from kclrun.errors import InvariantViolation
 from kclrun.leases import events
 from kclrun.leases.commands import Command, Note
-from kclrun.leases.lines import pause_words
+from kclrun.leases.summaries import pause_words
 from kclrun.leases.table_view import is_unowned
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.time import Instant, WallTime

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kclrun.leases.lines import pause_words, shortened
+from kclrun.leases.summaries import pause_words, shortened
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, Owner, OwnerId, Pause, Scope
 from kclrun.model.stream import StreamKey, called, stream_of
 from kclrun.model.text import harmless

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import LimitExceeded, SettingsError, TableRefused
-from kclrun.leases.lines import waiting_for
 from kclrun.leases.reset import ResetPlan, ResetStart, begun_descendant, plan_of
 from kclrun.leases.shard_sync import Listing, child_lease
+from kclrun.leases.summaries import waiting_for
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import (

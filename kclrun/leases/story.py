@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.leases.lines import shortened
+from kclrun.leases.summaries import shortened
 from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.stream import short_name

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 import msgspec
 
 from kclrun.consuming.hot_shards import traffic_in_words
-from kclrun.leases.lines import shortened, spelled
 from kclrun.leases.story import Sentence
+from kclrun.leases.summaries import shortened, spelled
 from kclrun.model.lease import Lease, Owner
 from kclrun.model.stream import short_name
 from kclrun.model.time import WallTime

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from kclrun.leases.doctor.findings import Finding, Gravity, Kind
-from kclrun.leases.lines import LagLine, soonest, spelled, with_short_positions, worst
+from kclrun.leases.summaries import LagSummary, soonest, spelled, with_short_positions, worst
 from kclrun.model.lease import OFFERED, Halt, Lease, Owner
 from kclrun.page.layout import facts, instant, shard_link, shard_links, state, table
 from kclrun.page.markup import Child, Html, element, joined, link, short
@@ -216,7 +216,7 @@ def finding_box(about: About, finding: Finding) -> Html:
     )
 
 
-def _owners(snapshot: Snapshot, lags: Mapping[str, LagLine]) -> Html:
+def _owners(snapshot: Snapshot, lags: Mapping[str, LagSummary]) -> Html:
     by_owner: dict[str, list[Lease]] = {}
     for lease in snapshot.leases.values():
         if not lease.is_ended:
@@ -245,7 +245,7 @@ def _owners(snapshot: Snapshot, lags: Mapping[str, LagLine]) -> Html:
     return joined(element("h2", "Owners"), table(caption, heads, rows, label="Owners"))
 
 
-def _groups(snapshot: Snapshot, lags: Mapping[str, LagLine]) -> Html:
+def _groups(snapshot: Snapshot, lags: Mapping[str, LagSummary]) -> Html:
     by_group: dict[str, list[Lease]] = {}
     for lease in snapshot.leases.values():
         if not lease.is_ended and lease.owner not in (None, OFFERED):
@@ -281,7 +281,7 @@ def _numbers(held: _Held) -> list[Html]:
     return [element("td", value, class_="n") for value in values]
 
 
-def _held(name: str, leases: list[Lease], lags: Mapping[str, LagLine]) -> _Held:
+def _held(name: str, leases: list[Lease], lags: Mapping[str, LagSummary]) -> _Held:
     loads = [lease.load for lease in leases if lease.load is not None]
     return _Held(
         name=name,
@@ -294,7 +294,7 @@ def _held(name: str, leases: list[Lease], lags: Mapping[str, LagLine]) -> _Held:
     )
 
 
-def _furthest(leases: Iterable[Lease], lags: Mapping[str, LagLine]) -> float | None:
+def _furthest(leases: Iterable[Lease], lags: Mapping[str, LagSummary]) -> float | None:
     found = worst([lags[lease.key] for lease in leases if lease.key in lags])
     return None if found is None else found.behind_s
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from kclrun.leases.lines import on_one_line, spelled, with_short_positions
+from kclrun.leases.summaries import on_one_line, spelled, with_short_positions
 from kclrun.model.lease import Lease
 from kclrun.model.stream import called
 from kclrun.model.time import WallTime

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kclrun.leases.lines import shortened, spelled, with_short_positions
+from kclrun.leases.summaries import shortened, spelled, with_short_positions
 from kclrun.model.lease import Lease
 from kclrun.model.text import harmless
 from kclrun.model.time import WallTime

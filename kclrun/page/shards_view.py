@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from kclrun.leases.finished import Finished
-from kclrun.leases.lines import host_of, pause_words, shortened, spelled
+from kclrun.leases.summaries import host_of, pause_words, shortened, spelled
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import Shard

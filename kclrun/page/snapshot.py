@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from kclrun.leases.doctor.findings import Finding
-from kclrun.leases.lines import Lag, LagLine, LeaseLine, lag_line, line_of, waiting_for
+from kclrun.leases.summaries import Lag, LagSummary, LeaseSummary, lag_line, line_of, waiting_for
 from kclrun.leases.table_view import Observation, TableView
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.shard import Shard
@@ -88,7 +88,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     parents: tuple[str, ...] = ()
     children: tuple[str, ...] = ()
     note: str = ""
-    lag: LagLine | None = None
+    lag: LagSummary | None = None
     is_lag_least: bool = False
 
 
@@ -102,7 +102,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     leases: Mapping[str, Lease] = {}
     broken: Mapping[str, str] = {}
     shards: Mapping[str, Shard] = {}
-    lags: Mapping[str, LagLine] = {}
+    lags: Mapping[str, LagSummary] = {}
     history: Mapping[str, bytes] = {}
     owners: Owners = Owners()
     findings: tuple[Finding, ...] | None = None
@@ -143,7 +143,7 @@ def rows_of(snapshot: Snapshot) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: row.key))
 
 
-def _of_lease(line: LeaseLine, lease: Lease, snapshot: Snapshot) -> Row:
+def _of_lease(line: LeaseSummary, lease: Lease, snapshot: Snapshot) -> Row:
     lag, is_lag_least = _lag_now(line, lease, snapshot)
     waits = waiting_for(lease, snapshot.leases)
     is_expired = lease.key in snapshot.owners.expired
@@ -179,7 +179,9 @@ def _of_lease(line: LeaseLine, lease: Lease, snapshot: Snapshot) -> Row:
     )
 
 
-def _lag_now(line: LeaseLine, lease: Lease, snapshot: Snapshot) -> tuple[LagLine | None, bool]:
+def _lag_now(
+    line: LeaseSummary, lease: Lease, snapshot: Snapshot
+) -> tuple[LagSummary | None, bool]:
     """The lag of a lease at `taken_at`, and whether that is only the least that it can be.
 
     The checkpoint of a shard that is not read stands still: its oldest unread record grows older
@@ -207,7 +209,7 @@ def _lag_now(line: LeaseLine, lease: Lease, snapshot: Snapshot) -> tuple[LagLine
     ), True
 
 
-def _aged(lag: LagLine, snapshot: Snapshot) -> LagLine:
+def _aged(lag: LagSummary, snapshot: Snapshot) -> LagSummary:
     past_s = max(0.0, snapshot.taken_at - (snapshot.lags_at or snapshot.taken_at))
     left_s = lag.loss_in_s
     return msgspec.structs.replace(

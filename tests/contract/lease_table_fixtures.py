@@ -18,7 +18,7 @@ from werkzeug.serving import make_server
 from kclrun.aws.lease_table import INDEX_KEYS, OWNER_INDEX, DynamoLeaseTable
 from kclrun.aws.operations import CREATE_TABLE, GET_ITEM, PUT_ITEM
 from kclrun.aws.wire import HeldCredentials, WireClient
-from kclrun.cli.world import Aws
+from kclrun.cli.startup import Aws
 from kclrun.config.load import settings_of
 from kclrun.local.lease_rows import LeaseRows
 from kclrun.local.moto_process import dispatcher

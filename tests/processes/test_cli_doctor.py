@@ -10,7 +10,7 @@ import time
 import msgspec
 import pytest
 
-from kclrun.cli.world import open_world
+from kclrun.cli.startup import open_world
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.protocol.writes import Applied, CreateLease, Offer, Take

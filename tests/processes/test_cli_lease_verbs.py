@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from kclrun.cli.world import open_world
+from kclrun.cli.startup import open_world
 from kclrun.model.lease import ANYBODY, OFFERED, Lease, LeaseKey, OwnerId
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kclrun.leases.doctor.findings import Finding, Kind
-from kclrun.leases.lines import Lag, lag_line
+from kclrun.leases.summaries import Lag, lag_line
 from kclrun.model.lease import Halt, Load, OwnerId, Pause
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import WallTime

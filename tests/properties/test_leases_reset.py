@@ -12,9 +12,9 @@ import pytest
 from kclrun.errors import TableRefused
 from kclrun.leases.doctor.diagnosis import diagnose
 from kclrun.leases.doctor.findings import Gravity
-from kclrun.leases.lines import line_of
 from kclrun.leases.positions import parse_kept, plan_positions
 from kclrun.leases.reset import ResetStart, is_written, plan_reset, position_at
+from kclrun.leases.summaries import line_of
 from kclrun.model.lease import Halt
 from kclrun.model.sequence import LATEST, TRIM_HORIZON
 from kclrun.protocol.writes import ConditionFailed

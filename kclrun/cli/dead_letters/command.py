@@ -44,7 +44,7 @@ from kclrun.errors import (
     NotFound,
     SettingsError,
 )
-from kclrun.leases.lines import names_position, on_one_line, shortened
+from kclrun.leases.summaries import names_position, on_one_line, shortened
 from kclrun.model.letter import LETTERS_MAX, KeptLetter, Letter
 from kclrun.model.stream import short_name, spelled_out
 from kclrun.model.text import escaped, harmless

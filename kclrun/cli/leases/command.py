@@ -32,9 +32,9 @@ from kclrun.cli.messages import command_of, echo
 from kclrun.cli.times import DURATION
 from kclrun.config.units import Duration
 from kclrun.leases import explaining
-from kclrun.leases.lines import LeaseLine
 from kclrun.leases.operating import plan_move
 from kclrun.leases.policy import ManagerPolicy
+from kclrun.leases.summaries import LeaseSummary
 from kclrun.model.lease import (
     ANYBODY,
     OFFERED,
@@ -246,7 +246,7 @@ def _index_plan(table: str, state: IndexState) -> str:
     )
 
 
-def _show(lines: Sequence[LeaseLine], by: str | None, *, as_json: bool) -> None:
+def _show(lines: Sequence[LeaseSummary], by: str | None, *, as_json: bool) -> None:
     if by is not None:
         totals = views.totals(lines, by)
         if as_json:

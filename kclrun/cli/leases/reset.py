@@ -37,7 +37,6 @@ from kclrun.config.outputs import output_places
 from kclrun.config.schema import stream_name
 from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError, TableRefused
-from kclrun.leases.lines import shortened
 from kclrun.leases.positions import (
     KEPT_BYTES_MAX,
     KeptPositions,
@@ -58,6 +57,7 @@ from kclrun.leases.reset import (
     refuse_owners,
 )
 from kclrun.leases.shard_sync import Listing
+from kclrun.leases.summaries import shortened
 from kclrun.model.lease import Halt, Lease, LeaseKey
 from kclrun.model.output import OutputPlace, file_name, setting_of
 from kclrun.model.sequence import LATEST, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
@@ -96,7 +96,7 @@ _INCOMPLETE: Final = (
 )
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _ResetOptions(msgspec.Struct, frozen=True):
     """The command line: `text` is that of `--to`, `kept` the positions of its file, which
     has no start. `streams` and `shards` empty: all."""
 
@@ -183,11 +183,11 @@ def reset(
 
 def _asked(
     to: GivenTime, streams: tuple[str, ...], shards: tuple[str, ...], *, drops_state: bool
-) -> _Asked:
+) -> _ResetOptions:
     """Raises: SettingsError for a file that does not hold positions."""
     name = to.text
     if to.start is not None:
-        return _Asked(to.start, name, streams, shards, drops_state)
+        return _ResetOptions(to.start, name, streams, shards, drops_state)
     try:
         with Path(name).open("rb") as file:
             text = file.read(KEPT_BYTES_MAX + 1)
@@ -196,10 +196,10 @@ def _asked(
     if len(text) > KEPT_BYTES_MAX:
         raise SettingsError(f"--to: {name} is larger than the positions of any table")
     start = StartPosition(TRIM_HORIZON)
-    return _Asked(start, name, streams, shards, drops_state, parse_kept(text, name))
+    return _ResetOptions(start, name, streams, shards, drops_state, parse_kept(text, name))
 
 
-def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
+def _reset(aws: Aws, asked: _ResetOptions, *, is_confirmed: bool) -> int:
     from kclrun.cli.doctor import refuse_native
     from kclrun.cli.services import open_streams, refuse_other_kind
 
@@ -235,7 +235,7 @@ def _reset(aws: Aws, asked: _Asked, *, is_confirmed: bool) -> int:
     return exit_codes.DRAINED
 
 
-def _refuse_state(settings: Settings, asked: _Asked) -> None:
+def _refuse_state(settings: Settings, asked: _ResetOptions) -> None:
     """Check the settings of the state. A version belongs to one position, so after a reset the
     state can only begin empty. A lease alone, or one at a kept position, would begin with the
     state of its parents, or halt [K13, K16]. Raises: SettingsError."""
@@ -300,7 +300,7 @@ def _planned(
     aws: Aws,
     source: tuple[StreamKey, OpenStream],
     rows: Iterable[Lease],
-    asked: _Asked,
+    asked: _ResetOptions,
     keys: Iterable[LeaseKey],
 ) -> _Reset:
     """Raises: TableRefused, SettingsError for a time that the stream does not keep; ServiceError

@@ -15,8 +15,8 @@ import msgspec
 from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.tables import NOTE, print_table
 from kclrun.cli.waiting import waiting_for
-from kclrun.leases.lines import (
-    LeaseLine,
+from kclrun.leases.summaries import (
+    LeaseSummary,
     host_of,
     line_of,
     on_one_line,
@@ -39,7 +39,7 @@ ON_TERMINAL: Final = {"checkpoint": shortened, NOTE: with_short_positions}
 IF_NARROW: Final = {"owner": host_of, "shard": short_name}
 
 
-def lease_lines(aws: Aws, *, with_age: bool) -> tuple[LeaseLine, ...]:
+def lease_lines(aws: Aws, *, with_age: bool) -> tuple[LeaseSummary, ...]:
     """Read the table, twice with `with_age`, one failover apart.
 
     Raises: a ServiceError leaf; NotFound while the lease table does not exist.
@@ -96,7 +96,7 @@ def failover_of(aws: Aws, leases: Sequence[Lease]) -> float:
     return max([float(aws.settings.leases.failover), *(each.failover_s or 0.0 for each in leases)])
 
 
-def totals(lines: Sequence[LeaseLine], by: str) -> dict[str, dict[str, int]]:
+def totals(lines: Sequence[LeaseSummary], by: str) -> dict[str, dict[str, int]]:
     """The number of leases in each state, for each owner or group. Ended leases are not counted."""
     counted: dict[str, Counter[str]] = {}
     for line in lines:
@@ -107,7 +107,7 @@ def totals(lines: Sequence[LeaseLine], by: str) -> dict[str, dict[str, int]]:
     return {name: dict(counted[name]) for name in sorted(counted)}
 
 
-def print_lines(lines: Sequence[LeaseLine]) -> None:
+def print_lines(lines: Sequence[LeaseSummary]) -> None:
     """Print the table: whole in a pipe, as wide as the terminal on one."""
     has_age = any(line.is_renewed is not None for line in lines)
     has_load = any(line.load_kbps is not None for line in lines)
@@ -125,7 +125,7 @@ def print_lines(lines: Sequence[LeaseLine]) -> None:
     print_table(titles, rows, on_terminal=ON_TERMINAL, if_narrow=IF_NARROW)
 
 
-def print_remedy(lines: Sequence[LeaseLine], leases_command: str) -> None:
+def print_remedy(lines: Sequence[LeaseSummary], leases_command: str) -> None:
     """Print below the table how to resume the halted leases."""
     halted = [line.shard for line in lines if line.state == "halted"]
     if halted:
@@ -133,7 +133,7 @@ def print_remedy(lines: Sequence[LeaseLine], leases_command: str) -> None:
         echo(f"\n{len(halted)} halted: {how_to_resume(leases_command, shards)}")
 
 
-def _cells(line: LeaseLine) -> list[str]:
+def _cells(line: LeaseSummary) -> list[str]:
     return [
         called(line.shard),
         line.state,
@@ -144,13 +144,13 @@ def _cells(line: LeaseLine) -> list[str]:
     ]
 
 
-def _load_cells(line: LeaseLine) -> list[str]:
+def _load_cells(line: LeaseSummary) -> list[str]:
     if line.load_kbps is None or line.load_cpu is None:
         return ["-", "-"]
     return [f"{line.load_kbps:.1f}", f"{line.load_cpu:.3f}"]
 
 
-def _note(line: LeaseLine) -> str:
+def _note(line: LeaseSummary) -> str:
     notes = [line.halt_reason, line.note]
     if line.is_hopping:
         notes.append("hopping: passed on again and again without a checkpoint")

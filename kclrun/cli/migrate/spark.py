@@ -22,12 +22,12 @@ from kclrun.cli.config_options import ends_with_plan
 from kclrun.cli.leases.views import failover_of
 from kclrun.cli.messages import echo
 from kclrun.cli.services import Aws
-from kclrun.cli.world import open_world, patiently
+from kclrun.cli.startup import open_world, patiently
 from kclrun.config.schema import stream_name
 from kclrun.config.state import STATE_FOLDER, state_place
 from kclrun.destinations import open_versions
 from kclrun.errors import NotFound, OffsetRefused, SettingsError, TableRefused
-from kclrun.leases.lines import shortened
+from kclrun.leases.summaries import shortened
 from kclrun.model.lease import OFFERED, Lease, LeaseKey, Owner, OwnerId
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON

@@ -26,7 +26,7 @@ from kclrun.cli.messages import echo, naming_table
 from kclrun.cli.page.command import every_option, refuse_interval
 from kclrun.cli.terminal import stop_signals
 from kclrun.config.units import Duration
-from kclrun.leases.lines import (
+from kclrun.leases.summaries import (
     host_of,
     on_one_line,
     soonest,

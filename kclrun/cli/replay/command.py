@@ -34,7 +34,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.messages import echo
 from kclrun.cli.replay import plan
-from kclrun.cli.replay.plan import Asked
+from kclrun.cli.replay.plan import ReplayOptions
 from kclrun.cli.tables import most_on_terminal
 from kclrun.cli.times import GivenTime, TimeType, time_option
 from kclrun.config.changes import refuse_changes
@@ -62,10 +62,10 @@ _MARK: Final = ".kclrun-replay"
 _REPORT: Final = "report.json"
 
 
-class Place(msgspec.Struct, frozen=True):
+class ReplayFiles(msgspec.Struct, frozen=True):
     """One replay: the command line, the settings that it runs with, its folder."""
 
-    asked: Asked
+    asked: ReplayOptions
     configuration: Configuration
     folder: Path
     replay: Replay
@@ -143,19 +143,19 @@ def replay(config: ConfigChoice, *, yes: bool, as_json: bool, **said: Any) -> in
     folder = (said["folder"] or Path(f"replay-{asked.name}")).absolute()
     if said["compare"]:
         return _compare(configuration, asked, said["compare"], folder)
-    place = place_of(configuration, asked, folder)
+    files = files_of(configuration, asked, folder)
     is_plan = asked.has_same_outputs and not yes
-    for line in plan.plan_lines(configuration.settings, place.settings, asked):
+    for line in plan.plan_lines(configuration.settings, files.settings, asked):
         echo(line, err=not is_plan)
     begin, end = said["begin"], said["end"]
     if begin.is_relative or end.is_relative:  # the same command would mean another range later
         echo(f"  To go on with it later:  --from {begin.text} --to {end.text}", err=not is_plan)
     if is_plan and ends_with_plan(is_confirmed=False):
         return exit_codes.DRAINED
-    return _run(place)
+    return _run(files)
 
 
-def _asked(said: dict[str, Any]) -> Asked:
+def _asked(said: dict[str, Any]) -> ReplayOptions:
     """Raises: click.UsageError, SettingsError."""
     begin: GivenTime | None = said["begin"]
     end: GivenTime | None = said["end"]
@@ -173,7 +173,7 @@ def _asked(said: dict[str, Any]) -> Asked:
     if said["label"]:
         plan.refuse_label(said["label"])
     plan.refuse_keys(said["keys"])
-    return Asked(
+    return ReplayOptions(
         start=start,
         until_at=until_at,
         keys=tuple(dict.fromkeys(said["keys"])),
@@ -182,34 +182,34 @@ def _asked(said: dict[str, Any]) -> Asked:
     )
 
 
-def place_of(configuration: Configuration, asked: Asked, folder: Path) -> Place:
+def files_of(configuration: Configuration, asked: ReplayOptions, folder: Path) -> ReplayFiles:
     settings = plan.settings_of_replay(configuration.settings, asked, folder)
     # What a halted lease is resumed with must name its table, not that of the fleet.
     overrides = (*configuration.overrides, f"leases.table={settings.table}")
     replayed = msgspec.structs.replace(configuration, settings=settings, overrides=overrides)
-    return Place(asked, replayed, folder, plan.replay_of(configuration.settings, asked))
+    return ReplayFiles(asked, replayed, folder, plan.replay_of(configuration.settings, asked))
 
 
-def _run(place: Place) -> int:
+def _run(files: ReplayFiles) -> int:
     """Run it to its end, and tell how it went; the exit code."""
     from kclrun.cli.services import Aws, open_streams, refuse_expired
 
-    aws = Aws(place.settings)
+    aws = Aws(files.settings)
     for stream in open_streams(aws).values():
-        refuse_expired(stream.summary, place.asked.start.at, WallTime(time.time()), "--from")
-    leases = leases_of(place, aws)
+        refuse_expired(stream.summary, files.asked.start.at, WallTime(time.time()), "--from")
+    leases = leases_of(files, aws)
     if leases and all(lease.is_ended for lease in leases):
         echo(
             "This replay is complete already: its rows are there. To run it anew, remove its"
-            f" folder, and its leases with  kclrun replay --remove {place.asked.name} --yes",
+            f" folder, and its leases with  kclrun replay --remove {files.asked.name} --yes",
             err=True,
         )
         return exit_codes.DRAINED
-    code, report = run_on(place, aws, leases or ())
-    return _print_end(place, aws, code, report)
+    code, report = run_on(files, aws, leases or ())
+    return _print_end(files, aws, code, report)
 
 
-def leases_of(place: Place, aws: Aws) -> tuple[Lease, ...] | None:
+def leases_of(files: ReplayFiles, aws: Aws) -> tuple[Lease, ...] | None:
     """The leases that the replay has from an earlier run, None if there was none; its folder is
     its own from here on. Raises: SettingsError if that is another one's."""
     from kclrun.aws.table_setup import inspect_table, require_usable
@@ -219,11 +219,11 @@ def leases_of(place: Place, aws: Aws) -> tuple[Lease, ...] | None:
     if report is not None:
         require_usable(report)
     leases = None if report is None else scan_leases(aws)
-    _claim_folder(place, is_new=leases is None)
+    _claim_folder(files, is_new=leases is None)
     return leases
 
 
-def run_on(place: Place, aws: Aws, leases: Iterable[Lease]) -> tuple[int, Report]:
+def run_on(files: ReplayFiles, aws: Aws, leases: Iterable[Lease]) -> tuple[int, Report]:
     """Run it until it is caught up or stopped; the exit code and the report."""
     from kclrun.cli.leases.pause import resume_shards
     from kclrun.cli.run.application import run_replay
@@ -231,20 +231,20 @@ def run_on(place: Place, aws: Aws, leases: Iterable[Lease]) -> tuple[int, Report
     # The code that gave up may be repaired by now.
     if halted := [lease.key for lease in leases if lease.halt is not None]:
         resume_shards(aws, halted)
-    path = place.folder / _REPORT
-    code = run_replay(place.configuration, path, place.replay)
+    path = files.folder / _REPORT
+    code = run_replay(files.configuration, path, files.replay)
     return code, msgspec.json.decode(path.read_bytes(), type=Report)
 
 
-def _claim_folder(place: Place, *, is_new: bool) -> None:
+def _claim_folder(files: ReplayFiles, *, is_new: bool) -> None:
     """Let the folder belong to this replay. Raises: SettingsError if it has rows of another one:
     they would be taken for rows of this one, or be cut off."""
-    folder, mark = place.folder, place.folder / _MARK
+    folder, mark = files.folder, files.folder / _MARK
     try:
-        mine = mark.exists() and mark.read_bytes() == place.settings.table.encode()
+        mine = mark.exists() and mark.read_bytes() == files.settings.table.encode()
         found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         rows = found - {_MARK, _REPORT} if mine else found
-        if is_new and mine and (place.asked.processor or place.asked.stops is not None):
+        if is_new and mine and (files.asked.processor or files.asked.stops is not None):
             # The rows of a comparison and the state of a rebuild are made again; no other process
             # writes there.
             shutil.rmtree(folder)
@@ -254,17 +254,17 @@ def _claim_folder(place: Place, *, is_new: bool) -> None:
                 "Remove them, or name another folder"
             )
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        publish_file(mark, place.settings.table.encode())
+        publish_file(mark, files.settings.table.encode())
     except OSError as error:
         raise SettingsError(f"--folder: {folder}: {error.strerror}") from None
 
 
-def _print_end(place: Place, aws: Aws, code: int, report: Report) -> int:
+def _print_end(files: ReplayFiles, aws: Aws, code: int, report: Report) -> int:
     from kclrun.cli.leases.views import scan_leases
 
     open_leases = [lease for lease in scan_leases(aws) if not lease.is_ended]
     totals = report.totals
-    passed = f", {totals.passed_over or 0:,} of other keys passed over" if place.asked.keys else ""
+    passed = f", {totals.passed_over or 0:,} of other keys passed over" if files.asked.keys else ""
     given_up = (totals.dead_letters or 0) + (totals.skipped or 0)
     echo(
         f"{totals.records:,} records of {totals.shards} shards in {report.seconds:.1f} s{passed};"
@@ -278,17 +278,19 @@ def _print_end(place: Place, aws: Aws, code: int, report: Report) -> int:
             err=True,
         )
         return code or exit_codes.CUT_SHORT
-    if place.asked.processor is not None:
+    if files.asked.processor is not None:
         return code  # a comparison removes them itself
     echo(
         "The replay is complete. Its leases are removed with"
-        f"  kclrun replay --remove {place.asked.name} --yes",
+        f"  kclrun replay --remove {files.asked.name} --yes",
         err=True,
     )
     return code
 
 
-def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], folder: Path) -> int:
+def _compare(
+    configuration: Configuration, asked: ReplayOptions, named: Sequence[str], folder: Path
+) -> int:
     """Replay each of two versions, and compare their rows; 1 if they differ."""
     from kclrun.cli.user_code import require_user_code
 
@@ -301,21 +303,21 @@ def _compare(configuration: Configuration, asked: Asked, named: Sequence[str], f
     sides = {}
     for side, processor in (("A", first), ("B", named[-1])):
         each = msgspec.structs.replace(asked, processor=processor, side=side)
-        sides[side] = place_of(configuration, each, folder / side)
-    for side, place in sides.items():
-        echo(f"{side}: {place.settings.processor}", err=True)
+        sides[side] = files_of(configuration, each, folder / side)
+    for side, files in sides.items():
+        echo(f"{side}: {files.settings.processor}", err=True)
     echo("  A call gets one record, so that each row is known by its record.", err=True)
-    for place in sides.values():  # a version that cannot be loaded is refused before hours are read
-        require_user_code(place.configuration, [name for name, _ in named_outputs(settings)])
-    for place in sides.values():
-        code = _run(place)
+    for files in sides.values():  # a version that cannot be loaded is refused before hours are read
+        require_user_code(files.configuration, [name for name, _ in named_outputs(settings)])
+    for files in sides.values():
+        code = _run(files)
         if code != exit_codes.DRAINED:
             return code
     counts = Comparison()
     found = compare(sides["A"].folder, sides["B"].folder, counts)
     _show(found, counts, folder / "differences.jsonl")
-    for place in sides.values():  # the next comparison may be of edited code: it begins anew
-        delete_leases(place.settings, place.settings.table)
+    for files in sides.values():  # the next comparison may be of edited code: it begins anew
+        delete_leases(files.settings, files.settings.table)
     return exit_codes.DRAINED if counts.is_same else exit_codes.UNMET
 
 

@@ -41,7 +41,7 @@ _KEYS_BYTES_MAX: Final = 8 * 1024
 _KEYS_DIGITS: Final = 8
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line asks for. `label` is that of `--as`; `processor` replaces the one of
     the settings, and then rows are kept with their cursors, for a comparison. `stops`: up to where
     each shard is read, by its id, to rebuild the state; `until_at` is not used then."""
@@ -97,7 +97,7 @@ def refuse_keys(keys: Sequence[str]) -> None:
         )
 
 
-def table_of(settings: Settings, asked: Asked) -> str:
+def table_of(settings: Settings, asked: ReplayOptions) -> str:
     """The lease table of a replay, never that of the fleet. Raises: SettingsError."""
     table = replay_tables(settings.application) + asked.name
     if len(table) > _TABLE_CHARACTERS_MAX:
@@ -105,7 +105,7 @@ def table_of(settings: Settings, asked: Asked) -> str:
     return table
 
 
-def replay_of(settings: Settings, asked: Asked) -> Replay:
+def replay_of(settings: Settings, asked: ReplayOptions) -> Replay:
     """The range, as lease processes get it."""
     names = tuple(place.name for place in output_places(settings, ONLY_STREAM))
     is_compared = asked.processor is not None
@@ -114,7 +114,7 @@ def replay_of(settings: Settings, asked: Asked) -> Replay:
     return Replay(until_at=asked.until_at, keys=asked.keys, row_names=names if is_compared else ())
 
 
-def settings_of_replay(settings: Settings, asked: Asked, folder: Path) -> Settings:
+def settings_of_replay(settings: Settings, asked: ReplayOptions, folder: Path) -> Settings:
     """The settings that the replay runs with. `folder` is where its rows go.
 
     Raises: SettingsError for the other engine.
@@ -172,7 +172,9 @@ def settings_of_replay(settings: Settings, asked: Asked, folder: Path) -> Settin
     )
 
 
-def _redirected(settings: Settings, asked: Asked, folder: Path) -> dict[str, OutputSettings]:
+def _redirected(
+    settings: Settings, asked: ReplayOptions, folder: Path
+) -> dict[str, OutputSettings]:
     """JSON lines under the folder. A file that grows is cut back to the checkpoint of its reader,
     so even with the same outputs those of a folder are never shared with the fleet."""
     return {
@@ -194,7 +196,7 @@ def _compared(settings: Settings, folder: Path) -> dict[str, OutputSettings]:
     return {MAIN_OUTPUT: OutputSettings(path=str(folder))} if named_outputs(settings) else {}
 
 
-def plan_lines(settings: Settings, replayed: Settings, asked: Asked) -> Iterator[str]:
+def plan_lines(settings: Settings, replayed: Settings, asked: ReplayOptions) -> Iterator[str]:
     """What the replay will do, in sentences."""
     began = "the oldest record" if asked.start.at is None else utc(asked.start.at)
     yield f"{settings.stream_names}: from {began} up to {utc(asked.until_at)}"

@@ -23,15 +23,15 @@ from kclrun.cli.leases.reset import rows_to_change, watched_rows
 from kclrun.cli.leases.rows import print_failures, write_rows
 from kclrun.cli.messages import echo
 from kclrun.cli.replay import command
-from kclrun.cli.replay.plan import Asked, table_of
+from kclrun.cli.replay.plan import ReplayOptions, table_of
 from kclrun.cli.services import open_streams, refuse_expired, utc
 from kclrun.cli.stored_state import read_state, with_stores
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import stream_name
 from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError
-from kclrun.leases.lines import shortened
 from kclrun.leases.reset import refuse_owners
+from kclrun.leases.summaries import shortened
 from kclrun.model.lease import Lease, Owner
 from kclrun.model.output import Cursor
 from kclrun.model.sequence import AT_TIMESTAMP, TRIM_HORIZON, ExtendedSequenceNumber
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from kclrun.ports import VersionStore
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
+class RebuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The command line. `shards` empty: those that lack their state, or all."""
 
     shards: tuple[str, ...] = ()
@@ -78,12 +78,14 @@ class _Rebuild(msgspec.Struct, frozen=True):
     """The plan: the targets, and the replay that makes their state."""
 
     targets: Sequence[_Target]
-    asked: Asked
+    asked: ReplayOptions
     configuration: Configuration
     folder: Path
 
 
-def rebuild_state(configuration: Configuration, wish: Wish, *, is_confirmed: bool) -> int:
+def rebuild_state(
+    configuration: Configuration, options: RebuildOptions, *, is_confirmed: bool
+) -> int:
     """Show the plan, or do it; the exit code. Raises: SettingsError, TableRefused, ServiceError
     leaves before anything is written."""
     from kclrun.cli.services import Aws
@@ -91,14 +93,14 @@ def rebuild_state(configuration: Configuration, wish: Wish, *, is_confirmed: boo
     refuse_changes(
         configuration.settings, "state rebuild", "that of a DynamoDB table keeps 24 hours"
     )
-    if configuration.settings.streams and wish.stream is None:
+    if configuration.settings.streams and options.stream is None:
         raise click.UsageError("Which of the streams? Name one with --stream.")
     aws = Aws(configuration.settings)
     rows = rows_to_change(aws)
     refuse_owners(rows)
     if is_confirmed:
         rows = watched_rows(aws, rows)
-    plan = _plan(configuration, wish, aws, rows)
+    plan = _plan(configuration, options, aws, rows)
     if plan is None:
         echo("Every shard has its state. Nothing to do.")
         return exit_codes.DRAINED
@@ -110,35 +112,35 @@ def rebuild_state(configuration: Configuration, wish: Wish, *, is_confirmed: boo
 
 
 def _plan(
-    configuration: Configuration, wish: Wish, aws: Aws, rows: Iterable[Lease]
+    configuration: Configuration, options: RebuildOptions, aws: Aws, rows: Iterable[Lease]
 ) -> _Rebuild | None:
     narrowed = configuration
-    if wish.stream is not None:
-        settings = configuration.settings.of_stream(wish.stream)
+    if options.stream is not None:
+        settings = configuration.settings.of_stream(options.stream)
         narrowed = msgspec.structs.replace(configuration, settings=settings)
     name = narrowed.settings.sources[0].name
     opened = open_streams(aws)
     key, stream = next((k, each) for k, each in opened.items() if each.settings.name == name)
     mine = [row for row in rows if stream_of(row.key) == key]
-    targets = _targets(wish, with_stores(aws, mine))
+    targets = _targets(options, with_stores(aws, mine))
     if not targets:
         return None
     by_shard = {shard_id_of(row.key): row for row in mine}
     shards = ShardGraph(stream.admin.list_shards())
     stops = stops_of([each.row for each in targets], by_shard, shards)
-    start = _start(wish.begin, stops, by_shard, shards, stream)
-    asked = Asked(start=start, stops=stops)
-    folder = (wish.folder or Path(asked.name)).absolute()
+    start = _start(options.begin, stops, by_shard, shards, stream)
+    asked = ReplayOptions(start=start, stops=stops)
+    folder = (options.folder or Path(asked.name)).absolute()
     return _Rebuild(targets, asked, narrowed, folder)
 
 
-def _targets(wish: Wish, rows: Iterable[tuple[Lease, VersionStore]]) -> list[_Target]:
+def _targets(options: RebuildOptions, rows: Iterable[tuple[Lease, VersionStore]]) -> list[_Target]:
     """Raises: SettingsError for a shard without a lease, or one that has not begun."""
     found, targets = set(), []
     for row, store in rows:
-        names = {row.key, shard_id_of(row.key), called(row.key)} & set(wish.shards)
+        names = {row.key, shard_id_of(row.key), called(row.key)} & set(options.shards)
         found |= names
-        if wish.shards and not names:
+        if options.shards and not names:
             continue
         if (
             row.checkpoint.is_sentinel
@@ -149,9 +151,9 @@ def _targets(wish: Wish, rows: Iterable[tuple[Lease, VersionStore]]) -> list[_Ta
                 raise SettingsError(f"{called(row.key)} has not begun: it has no state of its own")
             continue
         wrong = read_state(row, store)[0].wrong
-        if wrong or wish.is_all or names:
+        if wrong or options.is_all or names:
             targets.append(_Target(row, store, wrong or "has its state, which is made again"))
-    if missing := set(wish.shards) - found:
+    if missing := set(options.shards) - found:
         raise SettingsError(f"--shard: no lease of {', '.join(sorted(missing))}")
     return targets
 
@@ -190,18 +192,18 @@ def _lines(plan: _Rebuild) -> Iterator[str]:
 def _replay_and_write(plan: _Rebuild, fleet: Aws) -> int:
     from kclrun.cli.services import Aws
 
-    place = command.place_of(plan.configuration, plan.asked, plan.folder)
-    of_replay = Aws(place.settings)
-    leases = command.leases_of(place, of_replay) or ()
+    files = command.files_of(plan.configuration, plan.asked, plan.folder)
+    of_replay = Aws(files.settings)
+    leases = command.leases_of(files, of_replay) or ()
     if not _all_made(plan, leases):
-        command.run_on(place, of_replay, leases)
-        leases = command.leases_of(place, of_replay) or ()
+        command.run_on(files, of_replay, leases)
+        leases = command.leases_of(files, of_replay) or ()
     if not _all_made(plan, leases):
         echo("The replay is not complete. The same command goes on with it.", err=True)
         return exit_codes.CUT_SHORT
     made = {shard_id_of(lease.key): lease for lease in leases}
-    name = place.settings.sources[0].name
-    folder = version_folder(place.settings.application, stream_name(name))
+    name = files.settings.sources[0].name
+    folder = version_folder(files.settings.application, stream_name(name))
     store = StateFiles(plan.folder / "state", folder)
     # One at a time: the state of a shard is in memory while it is written.
     outcomes = write_rows(
@@ -218,7 +220,7 @@ def _replay_and_write(plan: _Rebuild, fleet: Aws) -> int:
         code = print_failures(failed)
         echo("The same command goes on with these.", err=True)
         return code
-    command.delete_leases(place.settings, place.settings.table)
+    command.delete_leases(files.settings, files.settings.table)
     shutil.rmtree(plan.folder)
     halted = [called(each.row.key) for each in plan.targets if each.row.halt is not None]
     if halted:

@@ -205,7 +205,7 @@ def _open_fleet(settings: Settings) -> tuple[Launcher, World]:
         reason = f"{error.strerror} ({type(error).__name__})"
         raise host_error(what, reason, error.errno) from error
     try:
-        from kclrun.cli.world import open_world
+        from kclrun.cli.startup import open_world
 
         return launcher, open_world(settings)
     except BaseException:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kclrun.cli.world import require_stream
+from kclrun.cli.startup import require_stream
 from kclrun.config.rules import EMBEDDED
 from kclrun.errors import KclrunError, SettingsError
 from kclrun.lifecycle.stopping import STOP_SIGNALS

@@ -203,7 +203,7 @@ class _View:
 
 def _starts(aws: Aws, begin: GivenTime, shards: Sequence[str]) -> Mapping[str, ShardStart]:
     from kclrun.cli.services import advising_on_streams
-    from kclrun.cli.world import patiently
+    from kclrun.cli.startup import patiently
     from kclrun.reading.starts import first_listing, shard_starts
 
     start = start_of(begin)

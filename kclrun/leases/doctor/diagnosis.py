@@ -24,8 +24,8 @@ from kclrun.leases.doctor.findings import (
     freed,
     settled,
 )
-from kclrun.leases.lines import pause_words
 from kclrun.leases.stream_rows import near_misses
+from kclrun.leases.summaries import pause_words
 from kclrun.leases.table_view import TableView, is_unowned
 from kclrun.model.lease import (
     ANYBODY,

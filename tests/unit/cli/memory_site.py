@@ -39,7 +39,7 @@ CLOCKED = (
     "migrate.spark",
     "page.reading",
     "times",
-    "world",
+    "startup",
 )
 CONFIG = "application: orders\nstream: orders\nleases: {failover: 1s}\naws: {region: us-east-1}\n"
 

@@ -11,7 +11,7 @@ from kclrun.aws.kinesis import create_stream
 from kclrun.cli.consumers import active_consumer
 from kclrun.cli.program import run_program
 from kclrun.cli.services import Aws
-from kclrun.cli.world import patiently
+from kclrun.cli.startup import patiently
 from kclrun.config.load import settings_of
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local.filling import wait_until_active

@@ -22,7 +22,7 @@ from kclrun.aws.put_records import batches, send_all
 from kclrun.aws.rows import encode_row
 from kclrun.cli.program import run_program
 from kclrun.cli.services import Aws
-from kclrun.cli.world import open_world
+from kclrun.cli.startup import open_world
 from kclrun.codec.kpl import effective_hash_key
 from kclrun.config.load import settings_of
 from kclrun.consuming.hot_shards import HotShard

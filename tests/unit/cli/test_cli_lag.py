@@ -9,7 +9,7 @@ import pytest
 
 from kclrun.cli import lag as verb
 from kclrun.errors import NotFound, Throttled, Unavailable
-from kclrun.leases.lines import Lag
+from kclrun.leases.summaries import Lag
 from kclrun.model.lease import OFFERED, Halt, OwnerId
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint

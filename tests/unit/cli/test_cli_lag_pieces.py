@@ -12,7 +12,7 @@ from kclrun.cli.lag import (
 from kclrun.codec.aggregator import Aggregator
 from kclrun.config.units import StartPosition
 from kclrun.errors import AccessDenied, Throttled
-from kclrun.leases.lines import Lag, LagLine, lag_line, spelled, waiting_for
+from kclrun.leases.summaries import Lag, LagSummary, lag_line, spelled, waiting_for
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.reading import FetchedPage
@@ -240,7 +240,7 @@ def test_a_lease_waits_for_parents_that_have_not_ended():
 # What is shown
 
 
-def line(shard: str, behind_s: float | None, **more: object) -> LagLine:
+def line(shard: str, behind_s: float | None, **more: object) -> LagSummary:
     fields = {
         "shard": shard,
         "state": "owned",
@@ -252,7 +252,7 @@ def line(shard: str, behind_s: float | None, **more: object) -> LagLine:
         "is_trimmed": False,
         "note": "",
     }
-    return LagLine(**(fields | more))
+    return LagSummary(**(fields | more))
 
 
 @pytest.mark.parametrize(

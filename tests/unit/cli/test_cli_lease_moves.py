@@ -3,8 +3,8 @@ import pytest
 
 from kclrun.cli.leases.command import Explanation, find_owner, owners_alive, print_explanations
 from kclrun.leases.explaining import Explained
-from kclrun.leases.lines import line_of
 from kclrun.leases.operating import CannotAsk, plan_ask
+from kclrun.leases.summaries import line_of
 from kclrun.model.lease import ANYBODY, OFFERED, Handoff, Lease, LeaseKey, OwnerId
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON
 from kclrun.model.time import WallTime

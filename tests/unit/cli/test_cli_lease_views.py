@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from kclrun.cli.leases.views import print_lines, print_table, totals
-from kclrun.leases.lines import LeaseLine, line_of, shortened
+from kclrun.leases.summaries import LeaseSummary, line_of, shortened
 from kclrun.model.lease import OFFERED, Halt, Lease, LeaseKey, Load, OwnerId, Pause, Scope
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.time import WallTime
@@ -83,7 +83,7 @@ def test_loads_are_shown_where_a_row_has_one(capsys):
 
 
 def test_a_lease_that_nobody_renews_stands_out(capsys):
-    line = LeaseLine(
+    line = LeaseSummary(
         shard="s",
         state="owned",
         owner="o",

@@ -13,7 +13,7 @@ from kclrun.aws.put_records import batches, send_all
 from kclrun.cli.migrate.spark import _perform
 from kclrun.cli.program import run_program
 from kclrun.cli.services import Aws
-from kclrun.cli.world import open_world
+from kclrun.cli.startup import open_world
 from kclrun.config.load import settings_of
 from kclrun.errors import NotFound
 from kclrun.local.filling import wait_until_active

@@ -18,7 +18,7 @@ import pytest
 
 from kclrun import cli
 from kclrun.aws import patience
-from kclrun.cli import check, exit_codes, iam, local, messages, services, simulate, world
+from kclrun.cli import check, exit_codes, iam, local, messages, services, simulate, startup
 from kclrun.cli.program import program, run_program
 from kclrun.cli.tail import command as tail
 from kclrun.cli.times import GivenTime
@@ -290,17 +290,17 @@ def opened_world(monkeypatch: pytest.MonkeyPatch, text: str, **aws: Any) -> tupl
         calls.append(("ensure", control, table, more["create"], round(more["timeout_s"])))
         more["wait"](0.25)
 
-    monkeypatch.setattr(world, "Aws", lambda _: fake)
-    monkeypatch.setattr(world, "time", Clock())
-    monkeypatch.setattr(world, "boottime", lambda: Clock().now)
-    monkeypatch.setattr(world, "ensure_table", ensure)
+    monkeypatch.setattr(startup, "Aws", lambda _: fake)
+    monkeypatch.setattr(startup, "time", Clock())
+    monkeypatch.setattr(startup, "boottime", lambda: Clock().now)
+    monkeypatch.setattr(startup, "ensure_table", ensure)
     monkeypatch.setattr(
-        world, "refuse_other_kind", lambda _, created: calls.append(("kind", dict(created)))
+        startup, "refuse_other_kind", lambda _, created: calls.append(("kind", dict(created)))
     )
     monkeypatch.setattr(
-        world, "active_consumer", lambda _, summary: calls.append("consumer") or "the consumer"
+        startup, "active_consumer", lambda _, summary: calls.append("consumer") or "the consumer"
     )
-    return world.open_world(made), calls
+    return startup.open_world(made), calls
 
 
 def test_a_world_is_opened_after_its_checks(monkeypatch):
@@ -326,7 +326,7 @@ def test_a_world_is_opened_after_its_checks(monkeypatch):
 def test_an_engine_without_leases_has_its_stream_described(monkeypatch):
     _, calls = opened_world(monkeypatch, LEAST)
     del calls[:]
-    assert world.require_stream(settings()).name == "orders"
+    assert startup.require_stream(settings()).name == "orders"
     assert calls == ["list", "close"]
 
 
@@ -341,7 +341,7 @@ def test_a_service_that_is_away_until_the_deadline_is_reported_with_the_last_err
         raise Throttled("slow") if len(attempts) == 1 else Unavailable("away", operation="Scan")
 
     with pytest.raises(Unavailable, match="AWS has not answered for 4 s"):
-        world.patiently(fail, Instant(clock.now + 4.0), 4.0, what="it")
+        startup.patiently(fail, Instant(clock.now + 4.0), 4.0, what="it")
     # The first is that of a throttle; then each is longer, and none goes beyond the deadline.
     assert clock.slept[0] == pytest.approx(0.375)
     assert clock.slept[1:] == sorted(clock.slept[1:])
@@ -658,7 +658,7 @@ def test_shards_are_listed_for_as_long_as_a_start_is_patient(monkeypatch):
     clock = Clock()
     stream = SimpleNamespace(list_shards=lambda which: given.append(which.kind) or ())
     monkeypatch.setattr(tail, "time", clock)
-    monkeypatch.setattr(world, "patiently", patiently)
+    monkeypatch.setattr(startup, "patiently", patiently)
     aws: Any = SimpleNamespace(
         settings=settings(), stream=stream, called_stream=lambda name: f"the stream {name}"
     )

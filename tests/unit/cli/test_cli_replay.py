@@ -14,10 +14,10 @@ from kclrun.cli.replay.command import (
     _claim_folder,
     _show,
     compare,
-    place_of,
+    files_of,
 )
 from kclrun.cli.replay.plan import (
-    Asked,
+    ReplayOptions,
     plan_lines,
     refuse_keys,
     refuse_label,
@@ -60,7 +60,7 @@ def settings(text=TEXT):
 
 def asked(**changes):
     start = parse_start("2026-03-01T06:00:00Z", NOW, "--from")
-    return Asked(**{"start": start, "until_at": WallTime(1772348400.5), **changes})
+    return ReplayOptions(**{"start": start, "until_at": WallTime(1772348400.5), **changes})
 
 
 def test_a_replay_has_nothing_in_common_with_the_fleet_but_the_stream():
@@ -236,7 +236,7 @@ def claim(folder, label="", processor=None, *, is_new=True):
     side = "A" if processor else ""
     each = asked(label=label, processor=processor, side=side)
     configuration = Configuration(settings(), folder, folder / "app.yaml")
-    _claim_folder(place_of(configuration, each, folder), is_new=is_new)
+    _claim_folder(files_of(configuration, each, folder), is_new=is_new)
 
 
 def test_a_folder_belongs_to_one_replay_and_is_never_taken_with_files_of_another(tmp_path):

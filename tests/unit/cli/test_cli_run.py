@@ -68,7 +68,7 @@ def ran(monkeypatch, tmp_path):
 
     monkeypatch.setattr(forks, "Launcher", Launcher)
     monkeypatch.setattr(runtime, "run_fleet", run_fleet)
-    monkeypatch.setattr("kclrun.cli.world.open_world", open_world)
+    monkeypatch.setattr("kclrun.cli.startup.open_world", open_world)
     monkeypatch.setattr(application, "require_user_code", lambda _: None)
     monkeypatch.setattr(spark, "spark_run", spark_run)
     monkeypatch.setattr(spark, "require_spark", lambda settings: setattr(seen, "spark", settings))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kclrun.aws.patience import THROTTLED_PATIENCES, WHILE_THROTTLED
-from kclrun.cli.world import _described, patiently
+from kclrun.cli.startup import _described, patiently
 from kclrun.errors import AccessDenied, Throttled, Unavailable
 from kclrun.leases.auditing import StreamWatch
 from kclrun.leases.shard_sync import Listing
@@ -87,7 +87,7 @@ def test_a_service_that_is_away_is_asked_again_within_three_seconds():
 
 def test_a_start_knows_when_the_answer_was_asked_for_that_counts(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("kclrun.cli.world.boottime", lambda: now[0])
+    monkeypatch.setattr("kclrun.cli.startup.boottime", lambda: now[0])
     monkeypatch.setattr(
         "kclrun.aws.patience.time.sleep", lambda pause_s: now.append(now.pop() + 40.0)
     )

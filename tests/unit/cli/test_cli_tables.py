@@ -3,7 +3,7 @@
 import pytest
 
 from kclrun.cli.tables import cut, table_lines
-from kclrun.leases.lines import host_of, names_position, shortened, with_short_positions
+from kclrun.leases.summaries import host_of, names_position, shortened, with_short_positions
 from kclrun.model.stream import short_name
 
 POSITION = "49680653883806815850392782504185833013461375787204608018"

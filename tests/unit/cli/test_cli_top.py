@@ -32,7 +32,7 @@ def site(monkeypatch, tmp_path):
     aws = made.aws
     credentials = type("Known", (), {"current": lambda _: None})()
     monkeypatch.setattr(
-        "kclrun.cli.world.Aws",
+        "kclrun.cli.startup.Aws",
         lambda settings: vars(world := aws(settings)).update(credentials=credentials) or world,
     )
     return made

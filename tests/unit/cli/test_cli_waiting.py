@@ -10,8 +10,8 @@ import pytest
 
 from kclrun.cli import waiting
 from kclrun.cli.program import run_program
+from kclrun.cli.startup import patiently
 from kclrun.cli.waiting import Waiting, next_line_s, said_in_the_log, waiting_for
-from kclrun.cli.world import patiently
 from kclrun.config.load import settings_of
 from kclrun.errors import NothingListens, Throttled, Unavailable
 from tests.patience import until

@@ -1,7 +1,7 @@
 """A small fleet as the page reads it: values of every kind, at times of the test's own."""
 
 from kclrun.leases.doctor.findings import Finding, Kind
-from kclrun.leases.lines import Lag, lag_line
+from kclrun.leases.summaries import Lag, lag_line
 from kclrun.model.lease import Halt, Handoff, Lease, LeaseKey, Load, OwnerId
 from kclrun.model.output import Cursor, StoredCursors
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from kclrun.leases.doctor.findings import Finding, Kind
-from kclrun.leases.lines import spelled
+from kclrun.leases.summaries import spelled
 from kclrun.model.lease import Halt, OwnerId, Pause
 from kclrun.model.sequence import SHARD_END
 from kclrun.model.time import WallTime

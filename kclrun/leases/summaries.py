@@ -19,7 +19,7 @@ from kclrun.model.time import WallTime, utc_text
 _LONG_NUMBER: Final = re.compile(r"\b(\d{5})\d{20,}(\d{6})\b")
 
 
-class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One printed lease. `state`: ended, halted, paused, unowned, offered or owned. A pause that
     is over is not shown; one on a halted lease, or on one without an owner, is in `note`.
     `starts_at`: the instant, in seconds since 1970, that a checkpoint LATEST or AT_TIMESTAMP
@@ -47,13 +47,13 @@ class LeaseLine(msgspec.Struct, frozen=True, kw_only=True):
     starts_at: float | None = None
 
 
-def line_of(lease: Lease, now: WallTime) -> LeaseLine:
+def line_of(lease: Lease, now: WallTime) -> LeaseSummary:
     """The line of one row. `now` judges a pause."""
     pause = lease.pause
     is_paused = pause is not None and pause.stands_at(now) and not lease.is_ended
     paused = pause_words(pause) if pause is not None and is_paused else ""
     owner = Owner.parse(lease.owner) if lease.owner is not None else None
-    return LeaseLine(
+    return LeaseSummary(
         shard=lease.key,
         state=_state(lease, is_paused=is_paused),
         owner=lease.owner or "",
@@ -176,7 +176,7 @@ class Lag(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-class LagLine(msgspec.Struct, frozen=True, kw_only=True):
+class LagSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One shard. Times are in seconds. None is unknown; for `loss_in_s` also "nothing to lose"."""
 
     shard: str
@@ -192,13 +192,13 @@ class LagLine(msgspec.Struct, frozen=True, kw_only=True):
 
 def lag_line(
     *, shard: str, state: str, owner: str, checkpoint: str, lag: Lag, retention_s: float, note: str
-) -> LagLine:
+) -> LagSummary:
     """The line of a measured lag, with the time to loss by the stream's retention."""
     oldest_at = lag.oldest_at
     loss_in_s = None
     if oldest_at is not None and lag.behind_s is not None:
         loss_in_s = 0.0 if lag.is_trimmed else max(0.0, retention_s - lag.behind_s)
-    return LagLine(
+    return LagSummary(
         shard=shard,
         state=state,
         owner=owner,
@@ -211,13 +211,13 @@ def lag_line(
     )
 
 
-def worst(lines: Sequence[LagLine]) -> LagLine | None:
+def worst(lines: Sequence[LagSummary]) -> LagSummary | None:
     """The line with the largest known lag."""
     known = [line for line in lines if line.behind_s is not None]
     return max(known, key=lambda line: line.behind_s or 0.0, default=None)
 
 
-def soonest(lines: Sequence[LagLine]) -> LagLine | None:
+def soonest(lines: Sequence[LagSummary]) -> LagSummary | None:
     """The line whose records are lost first."""
     known = [line for line in lines if line.loss_in_s is not None]
     return min(known, key=lambda line: line.loss_in_s or 0.0, default=None)
