@@ -39,11 +39,13 @@ from kclrun.manager.metering import (
     reads_apart_s,
 )
 from kclrun.manager.ring_reader import Child
-from kclrun.manager.sampling import Sampler, SampleReader, Watch, Watchdog
+from kclrun.manager.sampling import Sampler
 from kclrun.manager.service_calls import CredentialRenewal, Prefetching, ServiceCalls
 from kclrun.manager.story import StoryKeeper
 from kclrun.manager.tips import TipsElsewhere
 from kclrun.manager.unread import UNREAD_S
+from kclrun.manager.watch import SampleReader, Watch
+from kclrun.manager.watchdog import Watchdog
 from kclrun.manager.world import ExitReason, Until, World
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.reading import Replay

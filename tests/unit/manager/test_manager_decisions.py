@@ -10,7 +10,7 @@ from kclrun.manager import manager
 from kclrun.manager.launcher import lease_environment
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.ring_reader import exit_code_of, exit_words
-from kclrun.manager.sampling import fleet_failover_s
+from kclrun.manager.watch import fleet_failover_s
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.protocol.status import LeaseStatus, WorkerState
 from kclrun.sinks.durable_files import write_report

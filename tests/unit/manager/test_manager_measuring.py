@@ -21,7 +21,8 @@ from kclrun.leases.manager import LeaseManager
 from kclrun.leases.policy import ManagerPolicy
 from kclrun.manager.manager import ReportWriter
 from kclrun.manager.metering import open_metering
-from kclrun.manager.sampling import HostCpu, Sampler, Watch, heat_of, note_of, state_of
+from kclrun.manager.sampling import HostCpu, Sampler, heat_of, note_of, state_of
+from kclrun.manager.watch import Watch
 from kclrun.manager.world import ExitReason
 from kclrun.model.lease import OFFERED, Halt, Lease
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber

@@ -52,7 +52,7 @@ def fleet(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("KCLRUN_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     monkeypatch.setattr("kclrun.lifecycle.caught_up.LOOK_APART_S", 0.1)
-    monkeypatch.setattr("kclrun.manager.sampling._LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("kclrun.manager.watch._LOOK_EVERY_S", 0.05)
     # Adopting orphans would outlast the test.
     monkeypatch.setattr("kclrun.manager.runtime.adopt_orphans", lambda: None)
     launcher = StandIn()

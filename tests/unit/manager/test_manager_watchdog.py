@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kclrun.manager.sampling import Watchdog
+from kclrun.manager.watchdog import Watchdog
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.observe.logs import EventLog, LineSink
 from kclrun.protocol.status import LeaseStatus, WorkerState
