@@ -28,6 +28,14 @@ _ROLL_NAME: Final = re.compile(
 )
 
 
+# Why no row is taken, and the state is not changed, outside of a call: what a call emits and
+# changes is kept or taken back with it, and belongs to the checkpoint that covers its records.
+EMITTED_OUTSIDE: Final = "emit() is for process_records, on_timer and shard_ended, while they run"
+CHANGED_OUTSIDE: Final = (
+    "context.state is changed in process_records, on_timer and shard_ended, while they run"
+)
+
+
 def setting_of(name: str) -> str:
     """The setting of an output, as messages name it."""
     return MAIN_OUTPUT if name == MAIN_OUTPUT else f"outputs.{name}"

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 
 from kclrun.codec.row_lines import encode_row
 from kclrun.errors import InvariantViolation, SinkError
-from kclrun.model.output import Cursor
+from kclrun.model.output import EMITTED_OUTSIDE, Cursor
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.sinks.durable_files import SyncFailed, close_locked, sync, write_at
 from kclrun.sinks.marks import Mark, MarksFile, failure, mark_at, open_at
@@ -100,7 +100,7 @@ class EmittedRows:
         with self._lock:
             self._check_usable()
             if self._batch_start is None:
-                raise SinkError("emit() is for process_records and shard_ended, while they run")
+                raise SinkError(EMITTED_OUTSIDE)
             self._buffer += line
             if len(self._buffer) < BUFFER_BYTES_MAX:
                 return
@@ -283,7 +283,7 @@ class CursorRows(EmittedRows):
         with self._lock:
             self._check_usable()
             if self._batch_start is None:
-                raise SinkError("emit() is for process_records and shard_ended, while they run")
+                raise SinkError(EMITTED_OUTSIDE)
             if len(self._buffer) >= BUFFER_BYTES_MAX:
                 self._write_buffer()
             self._waiting.append((to, line))

@@ -19,7 +19,15 @@ from kclrun.destinations import open_kept, open_output, open_versions
 from kclrun.errors import ServiceError, SettingsError, SinkError
 from kclrun.ipc.board import StartSpec, boottime
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.output import MAIN_OUTPUT, Cursor, OutputPlace, RowsOf, file_name, no_output
+from kclrun.model.output import (
+    CHANGED_OUTSIDE,
+    MAIN_OUTPUT,
+    Cursor,
+    OutputPlace,
+    RowsOf,
+    file_name,
+    no_output,
+)
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.state import StatePlace, version_folder
 from kclrun.model.time import Instant, WallTime
@@ -419,9 +427,7 @@ def _large(size: int, most: int) -> str:
 
 def _refused(_change: MakeChange, _key: str, _name: str, _value: bytes | None, /) -> None:
     """The journal of the state until the outputs are open: no call may change it."""
-    raise SinkError(
-        "context.state is changed in process_records, on_timer and shard_ended, while they run"
-    )
+    raise SinkError(CHANGED_OUTSIDE)
 
 
 def _drop(_row: Row) -> None:

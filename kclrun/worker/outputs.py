@@ -23,7 +23,7 @@ from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.consuming.delivery import destination_pause_s
 from kclrun.errors import LimitExceeded, RowsRefused, SettingsError, SinkError, Superseded
-from kclrun.model.output import Cursor, naming_output
+from kclrun.model.output import CHANGED_OUTSIDE, EMITTED_OUTSIDE, Cursor, naming_output
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant
 from kclrun.ports import Output
@@ -186,10 +186,7 @@ class Outputs:
         """Implements `state.keyed.Journal`. Raises: SinkError outside a batch; LimitExceeded."""
         with self._lock:  # the condition's own, without its calls in Python
             if self._batch_start is None:
-                raise SinkError(
-                    "context.state is changed in process_records, on_timer and shard_ended, while"
-                    " they run"
-                )
+                raise SinkError(CHANGED_OUTSIDE)
             lane = self._lanes[0]
             size = lane.emitted_bytes
             added = held_bytes(key, name, value, None)
@@ -222,9 +219,7 @@ class Outputs:
             encoded, size = encode(row)
             with lock:
                 if self._batch_start is None:
-                    raise SinkError(
-                        "emit() is for process_records, on_timer and shard_ended, while they run"
-                    )
+                    raise SinkError(EMITTED_OUTSIDE)
                 emitted_bytes = lane.emitted_bytes + size
                 if emitted_bytes - self._batch_start[lane.index].size > CALL_BYTES_MAX:
                     raise LimitExceeded(

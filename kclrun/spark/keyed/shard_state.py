@@ -14,7 +14,7 @@ from typing import Final
 
 from kclrun.errors import LimitExceeded, SettingsError, SinkError
 from kclrun.model.lease import Lease, LeaseKey
-from kclrun.model.output import Cursor, StoredCursors
+from kclrun.model.output import CHANGED_OUTSIDE, Cursor, StoredCursors
 from kclrun.model.record import Record
 from kclrun.model.sequence import SHARD_END as ENDED
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -163,10 +163,7 @@ class ShardState:
         """Implements `state.keyed.Journal`."""
         with self._lock:
             if not self._is_open:
-                raise SinkError(
-                    "context.state is changed in process_records, on_timer and shard_ended, while"
-                    " they run"
-                )
+                raise SinkError(CHANGED_OUTSIDE)
             if self._call_bytes + held_bytes(key, name, value, None) > _CALL_BYTES_MAX:
                 raise LimitExceeded(f"one call changed more than {_CALL_BYTES_MAX} bytes of state")
             made = change(key, name, value)

@@ -38,7 +38,7 @@ from kclrun.errors import (
 )
 from kclrun.loading import load_decoding, load_processor
 from kclrun.model.letter import Letter, LetterPlace
-from kclrun.model.output import MAIN_OUTPUT, no_output
+from kclrun.model.output import EMITTED_OUTSIDE, MAIN_OUTPUT, no_output
 from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
@@ -127,7 +127,7 @@ class EmittedBatches:
         line = self.prepare(row, to).encoded
         with self._lock:
             if not self._is_open:
-                raise SinkError("emit() is for process_records and shard_ended, while they run")
+                raise SinkError(EMITTED_OUTSIDE)
             if self._call_bytes + len(line) > CALL_BYTES_MAX:
                 raise LimitExceeded(
                     f"one call emitted more than {CALL_BYTES_MAX} bytes, which wait in memory"

@@ -376,7 +376,7 @@ def test_no_file_is_opened_outside_the_folder(tmp_path, shard_id):
 def test_rows_are_refused_outside_a_batch(tmp_path):
     with (
         EmittedRows.open(tmp_path, SHARD, TRIM_HORIZON) as rows,
-        pytest.raises(SinkError, match="while they run"),
+        pytest.raises(SinkError, match="process_records, on_timer and shard_ended, while they run"),
     ):
         rows.emit({})
 

@@ -479,7 +479,9 @@ def test_each_call_can_emit_only_so_much_and_rows_need_a_call(monkeypatch):
     monkeypatch.setattr(emitting, "CALL_BYTES_MAX", 100)
     rows = emitting.EmittedBatches(A)
     for ends in (lambda: rows.end_batch(at("1")), rows.take_back_batch) * 2:
-        with pytest.raises(SinkError, match="while they run"):
+        with pytest.raises(
+            SinkError, match="process_records, on_timer and shard_ended, while they run"
+        ):
             rows.emit(row_of(10))
         rows.begin_batch()
         rows.emit(row_of(60))

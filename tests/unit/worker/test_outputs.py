@@ -292,7 +292,9 @@ def test_with_manual_checkpoints_rows_leave_only_with_one():
 
 def test_a_row_outside_a_call_or_beyond_the_bound_of_a_call_is_refused(monkeypatch):
     lease = Lease(AT_ONCE)
-    with pytest.raises(SinkError, match="while they run"):
+    with pytest.raises(
+        SinkError, match="process_records, on_timer and shard_ended, while they run"
+    ):
         lease.outputs.emit_to("a")({"n": 1})
     monkeypatch.setattr(module, "CALL_BYTES_MAX", 20)
     lease.outputs.begin_batch()
