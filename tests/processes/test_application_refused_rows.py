@@ -80,7 +80,7 @@ def test_each_record_whose_row_is_refused_is_a_dead_letter_and_the_others_are_th
 
 
 # Rows of calls that have no record: each is refused.
-OTHER_CALLS = '''
+OTHER_CALLS = """
 import time
 from kclrun import RecordProcessor
 
@@ -98,7 +98,7 @@ class Calls(RecordProcessor):
     def shard_ended(self, checkpointer):
         self.context.emit({"n": 40})
         checkpointer.checkpoint()
-'''
+"""
 
 
 @pytest.mark.parametrize("call", ["on_timer", "shard_ended"])
