@@ -77,3 +77,59 @@ def test_each_record_whose_row_is_refused_is_a_dead_letter_and_the_others_are_th
     assert sorted(rows()) == sorted([*(set(put.values()) - POISON), *(POISON if there else ())])
     assert app.of("rows_refused")
     assert not app.of("lease_halted")
+
+
+# Rows of calls that have no record: each is refused.
+OTHER_CALLS = """
+import time
+from kclrun import RecordProcessor
+
+class Calls(RecordProcessor):
+    def initialize(self, context):
+        self.context = context
+
+    def process_records(self, batch, checkpointer):
+        if self.context.options["raises"] == "on_timer":
+            self.context.set_timer(batch[0], time.time(), clock="wall")
+
+    def on_timer(self, timer, checkpointer):
+        self.context.emit({"n": 40})
+
+    def shard_ended(self, checkpointer):
+        self.context.emit({"n": 40})
+        checkpointer.checkpoint()
+"""
+
+
+@pytest.mark.parametrize("call", ["on_timer", "shard_ended"])
+def test_a_refused_row_of_a_call_without_a_record_is_an_error_of_this_call_which_then_halts(
+    embedded_aws, application, producer, tmp_path, call
+):
+    database = tmp_path / "rows.db"
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("CREATE TABLE numbers (n INTEGER CHECK (n <> 40))")
+    (tmp_path / "other_calls.py").write_text(OTHER_CALLS)
+    stream = embedded_aws.stream(shards=1)
+    app = application(
+        stream,
+        processor="other_calls:Calls",
+        path=str(tmp_path),
+        options={"raises": call},
+        output={"sql": f"sqlite:///{database}", "table": "numbers"},
+        state={"store": str(tmp_path / "versions")},
+        checkpoint={"every": "500ms"},
+        on_error={"retries": 1, "backoff": "100ms", "then": "skip"},
+    )
+    source = producer(stream, 10, seed=8)
+    app.start()
+    source.start()
+    app.until(lambda: source.is_done)
+    if call == "shard_ended":
+        source.reshard("split", 0)
+    app.until(lambda: app.of("processor_failed"))
+
+    assert app.stop() in {0, 75}
+    [failed] = app.of("processor_failed")
+    assert (failed["where"], failed["attempts"]) == (call, 2)
+    assert "column n" in failed["error"]
+    assert app.of("rows_refused")
