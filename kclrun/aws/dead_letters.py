@@ -112,7 +112,6 @@ class LetterBucket(Bucket):
         self._put(letter)
 
     def take_over(self, takeover: Takeover) -> None:
-        """As `LetterStore.take_over`."""
         self._put(takeover)
 
     def _put(self, content: Letter | Takeover) -> None:
@@ -133,14 +132,12 @@ class LetterBucket(Bucket):
             raise SettingsError(str(error)) from None
 
     def kept(self, unusable: Unusable = refuse_entry) -> Iterator[KeptLetter]:
-        """As `LetterStore.kept`."""
         # Keys are listed in the order of their bytes, so the keys of a shard follow each other.
         for _, found in itertools.groupby(self._found(), lambda each: each[0].rpartition("/")[0]):
             sizes = dict(found)
             yield from letters_of_files(_ShardObjects(self, sizes), sizes, unusable)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
-        """As `LetterStore.remove`."""
         self._remove([key for each in kept for key in each.handles])
 
     def remove_letters(self, letters: Sequence[Letter]) -> None:
@@ -151,7 +148,6 @@ class LetterBucket(Bucket):
         self.delete(keys, f"dead letters of s3://{self.bucket}")
 
     def check(self) -> str:
-        """As `LetterStore.check`."""
         with doing(LIST_OBJECTS_V2, f"look into the bucket {self.bucket}"):
             self.client().list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, MaxKeys=1)
         self.probe()
@@ -174,7 +170,6 @@ class _ShardObjects:
         self._sizes = sizes
 
     def read(self, name: str) -> bytes | None:
-        """As `LetterFiles.read`."""
         url = self._bucket.url(name)
         if self._sizes[name] > LETTER_BYTES_MAX:
             raise SettingsError(f"{url}: it is not a dead letter: it has {self._sizes[name]} bytes")
@@ -186,7 +181,6 @@ class _ShardObjects:
             raise SettingsError(str(error)) from None
 
     def located(self, name: str) -> tuple[str, str]:
-        """As `LetterFiles.located`."""
         return self._bucket.url(name), name
 
 
@@ -209,7 +203,6 @@ class LetterQueue:
         self._hidden: set[str] = set()
 
     def keep(self, letter: Letter) -> None:
-        """As `LetterStore.keep`."""
         with keeping(), doing(SEND_MESSAGE, f"keep a dead letter in the queue {self._queue}"):
             if self._bytes_max is None:
                 self._sender.look()
@@ -218,7 +211,6 @@ class LetterQueue:
             self._send(letter, body)
 
     def take_over(self, takeover: Takeover) -> None:
-        """As `LetterStore.take_over`."""
         with keeping(), doing(SEND_MESSAGE, f"take over the dead letters in {self._queue}"):
             self._send(takeover, _ascii(takeover))
 
@@ -246,7 +238,6 @@ class LetterQueue:
         yield from classified(letters, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
-        """As `LetterStore.remove`."""
         handles = [handle for each in kept for handle in each.handles]
         what = f"remove dead letters of the queue {self._queue}"
         self._change(DELETE_MESSAGE_BATCH, "delete_message_batch", what, handles)
@@ -268,7 +259,6 @@ class LetterQueue:
             self._hidden.difference_update(part)
 
     def check(self) -> str:
-        """As `LetterStore.check`."""
         sender = self._sender
         with doing(GET_QUEUE_URL, f"find the queue {self._queue}"):
             sender.look()
@@ -354,7 +344,6 @@ class LetterStream:
         self._limit = record_limit(WireStreamAdmin(client, stream))
 
     def keep(self, letter: Letter) -> None:
-        """As `LetterStore.keep`."""
         body, key_bytes = _ascii(letter), len(letter.partition_key.encode())
         bytes_max = self._limit.covering(len(body) + key_bytes) - key_bytes
         try:
@@ -367,7 +356,6 @@ class LetterStream:
             self._put(_entry(letter, body.encode()))
 
     def take_over(self, takeover: Takeover) -> None:
-        """As `LetterStore.take_over`."""
         with keeping(), doing(PUT_RECORDS, f"take over the dead letters in {self._stream}"):
             self._put(PutEntry(_ascii(takeover).encode(), takeover.shard_id, None))
 
@@ -404,7 +392,6 @@ class LetterStream:
         yield from classified(found, takeovers)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
-        """As `LetterStore.remove`."""
         letters = [letter for each in kept for letter in each.handles]
         removals = (
             _entry(letter, _REMOVAL_ENCODE(_Removal(letter.name, letter.given_up_at)))
@@ -416,7 +403,6 @@ class LetterStream:
         _remove_large(self._large, kept)
 
     def check(self) -> str:
-        """As `LetterStore.check`."""
         with doing(LIST_SHARDS, f"look at the stream {self._stream}"):
             # Every policy of ours that allows putting into a stream allows this too.
             WireStreamAdmin(self._client, self._stream).list_shards()

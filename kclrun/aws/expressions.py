@@ -154,7 +154,9 @@ class Texts:
                 (name,) = self._named(one)
                 return f"begins_with({columns_of(field)[0][0].name}, {name})"
             case conditions.AnyOf(parts=parts):
-                return _either(each for part in parts for each in self._alternatives(part))
+                return _either(
+                    alternative for part in parts for alternative in self._alternatives(part)
+                )
             case conditions.AllOf(parts=parts):
                 return f"({' AND '.join(map(self._condition, parts))})"
             case conditions.AtLeast():

@@ -115,7 +115,7 @@ class StreamConsumers:
             _CONSUMERS,
             beside_token=self._reference,
         )
-        return tuple(each for page in pages for each in page.consumers)
+        return tuple(consumer for page in pages for consumer in page.consumers)
 
     def deregister(self, arn: str) -> None:
         """Remove the consumer; its subscriptions end."""

@@ -128,7 +128,7 @@ def letters_policy(settings: Settings, site: Site) -> Policy:
     read the positions of the leases."""
     place = settings.on_error.dead_letter
     # Letters of a table's changes are not put back into its stream.
-    put_back = [each for each in _streams(settings, site) if not is_change_stream(each)]
+    put_back = [stream for stream in _streams(settings, site) if not is_change_stream(stream)]
     written = [*put_back, *_row_streams(settings, site)]
     statements = [_allow(Grant.WRITE, written), *_outputs(settings, site), *_schemas(settings)]
     if settings.engine == "fleet":
@@ -142,7 +142,7 @@ def letters_policy(settings: Settings, site: Site) -> Policy:
         of_letters = [site.stream(place.stream)]
         statements[0] = _allow(Grant.WRITE, [*written, *of_letters])
         statements.append(_allow(Grant.READ, of_letters))
-    return _policy([each for each in statements if each["Resource"]])
+    return _policy([statement for statement in statements if statement["Resource"]])
 
 
 def replay_policy(settings: Settings, site: Site) -> Policy:
@@ -242,7 +242,7 @@ def _letters(settings: Settings, site: Site) -> Iterator[_Statement]:
 
 def _row_streams(settings: Settings, site: Site) -> list[str]:
     places = output_places(settings, ONLY_STREAM)
-    return [site.stream(each.kinesis) for each in places if each.kinesis is not None]
+    return [site.stream(place.kinesis) for place in places if place.kinesis is not None]
 
 
 def _outputs(settings: Settings, site: Site) -> Iterator[_Statement]:

@@ -102,11 +102,9 @@ class WirePutter:
         self._stream = stream
 
     def put(self, entries: Sequence[PutEntry]) -> tuple[PutResult, ...]:
-        """As `RecordPutter.put`."""
         return put_records(self._client, self._stream, entries)
 
     def prove(self) -> str:
-        """As `RecordPutter.prove`."""
         return probe_stream(self._client, self._stream)
 
 

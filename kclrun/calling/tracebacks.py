@@ -32,8 +32,13 @@ _CHAIN_MAX: Final = 8
 # A source of this size parses in a fraction of a second; generated ones may be larger.
 _SOURCE_LINES_MAX: Final = 20_000
 _LOOPS: Final = (
-    *(ast.For, ast.AsyncFor, ast.While),
-    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+    ast.For,
+    ast.AsyncFor,
+    ast.While,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
 )
 _OURS: Final = f"{Path(kclrun.__file__).parent}{os.sep}"
 _LIBRARY: Final = tuple(
@@ -103,7 +108,7 @@ def _raised_at(frames: Sequence[Frame]) -> str:
     as a library: then all its frames are."""
     if not frames:
         return ""
-    own = [each for each in frames if not each[1].startswith((*_LIBRARY, "<"))]
+    own = [frame for frame in frames if not frame[1].startswith((*_LIBRARY, "<"))]
     tb, file = (own or frames)[-1]
     return f"{_shortened(file)}:{tb.tb_lineno} in {tb.tb_frame.f_code.co_name}"
 

@@ -94,7 +94,11 @@ def _rolled(config: ConfigChoice) -> list[Path]:
     """The folders of the outputs with rolled files. Raises: SettingsError if there is none."""
     settings = config.load_for("output", "outputs").settings
     outputs = [each for _, each in named_outputs(settings)]
-    found = [Path(each.path) for each in outputs if each.path is not None and each.roll is not None]
+    found = [
+        Path(output.path)
+        for output in outputs
+        if output.path is not None and output.roll is not None
+    ]
     if settings.engine == "spark" or not found:
         raise SettingsError(
             "there is no output with `path` and `roll`: only its files are verified\n"

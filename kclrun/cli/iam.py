@@ -133,5 +133,5 @@ def _account(settings: Settings, given: str | None) -> str:
 
 def _accounts_named(settings: Settings) -> set[str]:
     role_arn = settings.aws.role_arn
-    named = [role_arn] if role_arn is not None else [each.name for each in settings.sources]
+    named = [role_arn] if role_arn is not None else [source.name for source in settings.sources]
     return {parts[4] for parts in (arn.split(":") for arn in named) if len(parts) > 5}  # ARNs

@@ -213,6 +213,6 @@ def command_of(verb: str, file: Path, overrides: Sequence[str]) -> str:
     Of the overrides, only those are shown that name the table, the stream or the access to AWS,
     because others may contain a secret.
     """
-    kept = [each for each in overrides if _NAMES_TABLE.match(each)]
+    kept = [override for override in overrides if _NAMES_TABLE.match(override)]
     options = [f"--config {shlex.quote(str(file))}", *(f"--set {shlex.quote(s)}" for s in kept)]
     return harmless(f"kclrun {verb} {' '.join(options)}")

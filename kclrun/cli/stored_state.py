@@ -89,7 +89,7 @@ def read_state(row: Lease, store: VersionStore) -> tuple[StoredState, Entries]:
         kept,
         keys=sum(not all(map(is_reserved, of)) for of in entries.values()),
         timers=sum(
-            timer_of(key, *each) is not None for key, of in entries.items() for each in of.items()
+            timer_of(key, *item) is not None for key, of in entries.items() for item in of.items()
         ),
         size_bytes=chain.snapshot_bytes + chain.delta_bytes,
         versions=len(chain.names),

@@ -118,7 +118,7 @@ class _Left:
 
     def others(self, problems: Iterable[Problem]) -> list[Problem]:
         """Those of the problems that are not of such a section."""
-        return [each for each in problems if _section(each.path) not in self._sections]
+        return [problem for problem in problems if _section(problem.path) not in self._sections]
 
 
 def _section(path: yaml_reader.Path) -> yaml_reader.Path:

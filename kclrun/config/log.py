@@ -27,5 +27,9 @@ def own_packages(settings: Settings) -> tuple[str, ...]:
     otlp = settings.observe.otlp
     if otlp is not None and otlp.traces is not None:
         references.append(otlp.traces.context)
-    tops = {each.partition(":")[0].partition(".")[0] for each in references if each and ":" in each}
+    tops = {
+        reference.partition(":")[0].partition(".")[0]
+        for reference in references
+        if reference and ":" in reference
+    }
     return tuple(sorted(tops))

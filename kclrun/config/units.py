@@ -130,7 +130,7 @@ def parse_time(
     """Read a time of the command line: one of `sentinels` in any case, an instant in the past, a
     date (its first instant in UTC), a duration for so long ago, or `now`, which is LATEST if that
     is one of them. Raises: ValueError that names the accepted forms."""
-    by_name = {each.sequence_number: each for each in sentinels}
+    by_name = {sentinel.sequence_number: sentinel for sentinel in sentinels}
     if text.upper() in by_name:
         return StartPosition(by_name[text.upper()])
     if text == "now":

@@ -198,7 +198,6 @@ class RecordWindow:
         return None if entry.run is None else entry.run.calls
 
     def checked(self, number: int, error: BaseException) -> BaseException:
-        """As `BatchRun.checked`."""
         return self._run_of(self._entries[number]).checked(error)
 
     def raised(

@@ -135,8 +135,12 @@ MAY_WITHDRAW: Final = frozenset({State.INITIALIZING, State.PROCESSING, State.CRE
 # next owner.
 MAY_BE_REFUSED: Final = frozenset(
     {
-        *(State.INITIALIZING, State.PROCESSING, State.CREATING),
-        *(State.NAMING, State.CLOSING, State.ENDING),
+        State.INITIALIZING,
+        State.PROCESSING,
+        State.CREATING,
+        State.NAMING,
+        State.CLOSING,
+        State.ENDING,
     }
 )
 # An ask is answered from here. At the end of a shard, the end comes sooner than the next owner

@@ -34,8 +34,12 @@ from kclrun.protocol import reports, writes
 # States without a process and without a task of their own: a drain gives these leases up at once.
 _IDLE = frozenset(
     {
-        *(State.BACKING_OFF, State.WAITING, State.RENEWING_BEFORE_START, State.QUARANTINED),
-        *(State.HALTED, State.PAUSED),
+        State.BACKING_OFF,
+        State.WAITING,
+        State.RENEWING_BEFORE_START,
+        State.QUARANTINED,
+        State.HALTED,
+        State.PAUSED,
     }
 )
 

@@ -182,8 +182,15 @@ def _put(
             )
         )
     return writes.ResetLease(
-        *(row.key, row.owner, row.counter, row.checkpoint, lease.checkpoint),
-        *(generation, start.halt, lease.latest_pinned_at, lease.children),
+        row.key,
+        row.owner,
+        row.counter,
+        row.checkpoint,
+        lease.checkpoint,
+        generation,
+        start.halt,
+        lease.latest_pinned_at,
+        lease.children,
     )
 
 

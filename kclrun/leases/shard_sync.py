@@ -381,7 +381,10 @@ def children_to_create(view: TableView, listing: Listing) -> tuple[writes.Create
         if conditions:
             parents = [view.rows[condition.key] for condition in conditions]
             child = child_lease(
-                *(shard.shard_id, shard.parents, shard.hash_range, highest_generation(parents)),
+                shard.shard_id,
+                shard.parents,
+                shard.hash_range,
+                highest_generation(parents),
                 pause=inherited_pause(parents) or of_stream,
                 has_state=any(parent.state_version for parent in parents),
             )

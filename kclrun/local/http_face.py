@@ -412,7 +412,7 @@ def _is_too_large(body: bytes) -> bool:
         records = msgspec.json.decode(body, type=_Batch).records
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-    return sum(len(each.data) for each in records) > _FIREHOSE_BYTES_MAX
+    return sum(len(record.data) for record in records) > _FIREHOSE_BYTES_MAX
 
 
 async def _refuse(send: Send, refusal: SignatureRefused, headers: dict[bytes, bytes]) -> None:

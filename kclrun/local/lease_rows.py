@@ -46,8 +46,8 @@ def change_row(change: writes.RowChange, row: Lease) -> Lease:
 
 def _all_of(parts: Sequence[conditions.Condition]) -> _Test:
     """Plain loops: the simulator tests the conditions of each write that it simulates."""
-    equals = [each for each in parts if isinstance(each, conditions.Equals)]
-    pairs = [(conditions.reader(each.field), each.value.of) for each in equals]
+    equals = [part for part in parts if isinstance(part, conditions.Equals)]
+    pairs = [(conditions.reader(equal.field), equal.value.of) for equal in equals]
     tests = [_test(each) for each in parts if not isinstance(each, conditions.Equals)]
 
     def hold(change: Any, row: Lease) -> bool:
@@ -83,7 +83,7 @@ _MERGED: Final[Mapping[type[Any], Callable[[Any, Any], Any]]] = {
 
 
 def _changed(write: conditions.Write) -> Callable[[Any, Lease], Lease]:
-    tests = [each.test for each in write.effects if isinstance(each, conditions.When)]
+    tests = [effect.test for effect in write.effects if isinstance(effect, conditions.When)]
     effects: dict[int, list[Any]] = {}
 
     def changed(change: Any, row: Lease) -> Lease:
@@ -92,7 +92,7 @@ def _changed(write: conditions.Write) -> Callable[[Any, Lease], Lease]:
             form = form << 1 | test(change)
         if form not in effects:
             parts = write.effects_of(change)
-            effects[form] = [(each.field, each.value.of, _MERGED.get(type(each))) for each in parts]
+            effects[form] = [(part.field, part.value.of, _MERGED.get(type(part))) for part in parts]
         after = replace(row)  # a copy: to `replace` by a dictionary takes twice the time
         for field, of, merged in effects[form]:
             value = of(change)

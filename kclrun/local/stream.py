@@ -346,7 +346,9 @@ class Stream:
         self._shards: dict[str, ShardLog] = {}
         self._next_number = 0
         # The routing table: the open shards by the start of their hash range.
-        self._open_shards = [self._open(each, (), now) for each in even_ranges(shard_count)]
+        self._open_shards = [
+            self._open(even_range, (), now) for even_range in even_ranges(shard_count)
+        ]
         self._open_starts = [shard.hash_range.start for shard in self._open_shards]
 
     def status(self, now: WallTime) -> str:

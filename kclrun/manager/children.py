@@ -338,8 +338,10 @@ class LeaseProcesses:
             child.send_signal(number)
             self._loop.after(0.0, self.force)
             if number is signal.SIGKILL:
-                for each in self._sharing.neighbours(child):
-                    self._loop.after(UNKILLABLE_AFTER_S, functools.partial(self._write_off, each))
+                for neighbour in self._sharing.neighbours(child):
+                    self._loop.after(
+                        UNKILLABLE_AFTER_S, functools.partial(self._write_off, neighbour)
+                    )
 
     def _write_off(self, child: Child) -> None:
         """KILL does not end it: report its exit once it can start no batch any more [P5]."""
@@ -457,8 +459,8 @@ class LeaseProcesses:
             # processes that user code started end here, before the next start.
             end_session(pid, lambda: is_unreaped(pidfd))
             status = _reaped(pidfd)
-            for each in self._sharing.neighbours(child):
-                each.status = each.status if status is None else status
+            for neighbour in self._sharing.neighbours(child):
+                neighbour.status = neighbour.status if status is None else status
         if child.status is not None:
             self._note_exit(child)
         else:

@@ -246,8 +246,12 @@ class Launcher:
             # working folder.
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [
-                    *(sys.executable, "-P", "-m", "kclrun.manager.launcher"),
-                    *(str(theirs.fileno()), *self._arguments),
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "kclrun.manager.launcher",
+                    str(theirs.fileno()),
+                    *self._arguments,
                 ],
                 pass_fds=(theirs.fileno(),),
                 env=lease_environment(os.environ, self._only),

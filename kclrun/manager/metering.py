@@ -336,7 +336,7 @@ class Metering:
 
     def _show(self, sample: ManagerSample) -> ManagerSample:
         publishers = [self._publisher, None if self._otlp is None else self._otlp.publisher]
-        lost = [each.dropped_total for each in publishers if each is not None]
+        lost = [publisher.dropped_total for publisher in publishers if publisher is not None]
         if lost:
             sample = msgspec.structs.replace(sample, unpublished_total=sum(lost))
         self._board.show(sample, self._loop.now())

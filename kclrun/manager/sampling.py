@@ -284,7 +284,7 @@ class Sampler:
             leases_free=free,
             ended_total=self._report.ended_total,
             records_departed=records_departed,
-            given_up_total=given_up + sum(each.given_up_total for each in leases),
+            given_up_total=given_up + sum(lease.given_up_total for lease in leases),
             outages=self._outages(now),
             launcher_away_s=_lasted(self._launcher_away_since, now),
             native_mode=core.native_mode,
@@ -330,9 +330,9 @@ class Sampler:
                 now=now,
                 cpu_share=self._host_cpu.share(),
                 lags_ms={
-                    each.shard: each.lag_ms
-                    for each in leases
-                    if each.state == "running" and each.lag_ms is not None
+                    lease.shard: lease.lag_ms
+                    for lease in leases
+                    if lease.state == "running" and lease.lag_ms is not None
                 },
                 workers=len(core.owners),
                 leases=len(leases) + others,

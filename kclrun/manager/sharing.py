@@ -312,7 +312,7 @@ class SharedProcesses:
     @property
     def empty(self) -> int:
         """Processes without leases that have not exited yet."""
-        return sum(not each.members for each in self._processes.values())
+        return sum(not process.members for process in self._processes.values())
 
     def close(self) -> None:
         """Release all resources. A process that still runs drains when its channels end."""

@@ -172,7 +172,10 @@ class Takeover(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         by = self.by
         is_of_lease = (self.stream, self.shard_id, by.stream_created_at, by.generation) == (
-            *(letter.stream, letter.shard_id, letter.stream_created_at, letter.generation),
+            letter.stream,
+            letter.shard_id,
+            letter.stream_created_at,
+            letter.generation,
         )
         is_before = 0 < letter.token < by.token and letter.owner_since < by.since
         at = Cursor.parse(self.taken_over_at).position

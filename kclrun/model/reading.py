@@ -283,8 +283,13 @@ class HeadWatch:
     """
 
     __slots__ = (
-        *("_anchor", "_asked_at", "_known_at", "_read_until"),
-        *("_retention_s", "_suspicion", "_reported_at"),
+        "_anchor",
+        "_asked_at",
+        "_known_at",
+        "_read_until",
+        "_reported_at",
+        "_retention_s",
+        "_suspicion",
     )
 
     def __init__(self, start: StartPoint) -> None:

@@ -402,8 +402,11 @@ def _struct_check(columns: Iterable[Column]) -> Callable[[object], dict[str, Any
     """Of a row or of a value of a struct type. This is the hot path of every row."""
     plan = tuple(
         (
-            *(column.name, _AS_THEY_ARE.get(str(column.type)), _limit(column.type)),
-            *(_check_of(column.type), column.nullable),
+            column.name,
+            _AS_THEY_ARE.get(str(column.type)),
+            _limit(column.type),
+            _check_of(column.type),
+            column.nullable,
         )
         for column in columns
     )

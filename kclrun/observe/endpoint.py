@@ -131,13 +131,13 @@ class Feed:
 
     def _send(self, event: bytes, listeners: tuple[socket.socket, ...]) -> None:
         gone = []
-        for each in listeners:
+        for listener in listeners:
             try:
-                sent = each.send(event)
+                sent = listener.send(event)
             except OSError:
                 sent = 0
             if sent < len(event):
-                gone.append(each)
+                gone.append(listener)
         self._drop(tuple(gone))
 
     def _drop(self, gone: tuple[socket.socket, ...]) -> None:
@@ -345,8 +345,14 @@ def _parsed(head: bytes) -> _Asked:
         raise _Refused(400, "invalid Host header or query") from None
     query = dict(reversed(pairs))
     return _Asked(
-        *(parts[0], target.path, query, authority, host, named.get("origin")),
-        *(named.get("content-type", ""), named.get("content-length", "")),
+        parts[0],
+        target.path,
+        query,
+        authority,
+        host,
+        named.get("origin"),
+        named.get("content-type", ""),
+        named.get("content-length", ""),
     )
 
 

@@ -28,8 +28,16 @@ _NAMED_MAX: Final = 4
 # Columns of numbers, which are aligned at the right.
 _NUMBERS: Final = frozenset(
     {
-        *("owners", "leases", "halted", "KiB/s", "CPU", "behind", "loss in", "generation"),
-        *("calls", "share of the traffic"),
+        "owners",
+        "leases",
+        "halted",
+        "KiB/s",
+        "CPU",
+        "behind",
+        "loss in",
+        "generation",
+        "calls",
+        "share of the traffic",
     }
 )
 # Account, stream (128 characters), creation and shard (128): a longer key is of no shard.

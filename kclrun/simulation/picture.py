@@ -264,7 +264,7 @@ def _tick_places(virtual_s: float) -> Locator:
     from matplotlib.ticker import MultipleLocator
 
     whole_s = (5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200)
-    return MultipleLocator(next((each for each in whole_s if virtual_s / each <= 12), 14_400))
+    return MultipleLocator(next((step_s for step_s in whole_s if virtual_s / step_s <= 12), 14_400))
 
 
 def _without_date(path: Path) -> dict[str, str | None]:

@@ -39,7 +39,6 @@ class LetterFolder:
         self._publish(letter)
 
     def take_over(self, takeover: Takeover) -> None:
-        """As `LetterStore.take_over`."""
         self._publish(takeover)
 
     def _publish(self, content: Letter | Takeover) -> None:
@@ -57,14 +56,12 @@ class LetterFolder:
             raise SinkError(f"cannot keep the dead letter {path}: {error.strerror}") from error
 
     def kept(self, unusable: Unusable = refuse_entry) -> Iterator[KeptLetter]:
-        """As `LetterStore.kept`."""
         for stream in _folders_in(self._folder, refuse_entry):
             for shard in _folders_in(stream, unusable):
                 names = _names_in(shard, unusable)
                 yield from letters_of_files(_ShardFolder(shard), names, unusable)
 
     def remove(self, kept: Sequence[KeptLetter]) -> None:
-        """As `LetterStore.remove`."""
         for each in kept:
             for path in each.handles:
                 path.unlink(missing_ok=True)
@@ -84,7 +81,6 @@ class _ShardFolder:
         self._folder = folder
 
     def read(self, name: str) -> bytes | None:
-        """As `LetterFiles.read`."""
         path = self._folder / name
         try:
             state = path.stat()
@@ -102,7 +98,6 @@ class _ShardFolder:
             raise SettingsError(f"{path}: {error.strerror}") from None
 
     def located(self, name: str) -> tuple[str, Path]:
-        """As `LetterFiles.located`."""
         path = self._folder / name
         return str(path), path
 

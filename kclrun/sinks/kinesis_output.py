@@ -51,7 +51,6 @@ class KinesisOutput:
         self._upto = Cursor(TRIM_HORIZON)
 
     def encode(self, row: Row) -> tuple[Any, int]:
-        """As `Output.encode`."""
         line, key = self._encoder(row)
         if key is None:
             key = f"{self._shard_id}-{self._rows // self._spread_over}"
@@ -90,7 +89,6 @@ class KinesisOutput:
         return 0 if self._producer is None else self._producer.waiting_bytes
 
     def commit(self) -> Cursor:
-        """As `Output.commit`."""
         assert self._producer is not None, "begin was called"
         try:
             self._producer.resume()
@@ -108,7 +106,6 @@ class KinesisOutput:
             raise naming(self._where, error) from None
 
     def close(self) -> None:
-        """As `Output.close`."""
         if self._producer is not None:
             self._producer.close()
 

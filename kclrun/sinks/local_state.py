@@ -187,13 +187,11 @@ class LocalEntries:
         self.keep(chain)
 
     def load(self, versions: Versions) -> None:
-        """As `KeptEntries`."""
         with self._loading() as writer:
             if _insert(writer, _INTO_ENTRIES, versions):
                 writer.execute("DELETE FROM entries WHERE value IS NULL")
 
     def inherit(self, chains: Iterable[Versions], hash_range: HashRange | None) -> None:
-        """As `KeptEntries`."""
         known = known_range(hash_range)
         shard, of = WATERMARK
         watermarks = []
@@ -201,7 +199,9 @@ class LocalEntries:
             writer.execute(f"CREATE TABLE part {_TABLE}")
             for versions in chains:
                 _insert(
-                    *(writer, _INTO_PART, versions),
+                    writer,
+                    _INTO_PART,
+                    versions,
                     lambda key: key == shard or hash_key_of(key) in known,
                 )
                 writer.execute("DELETE FROM part WHERE value IS NULL")
@@ -244,7 +244,6 @@ class LocalEntries:
                 raise
 
     def live(self) -> KeyValues:
-        """As `KeptEntries`."""
         assert self._place is not None, "adopt(), load() or inherit() comes first"
         reader = self._connected(self._place.file)
         limit = int(self._memory_bytes * _WORKING_SHARE)
@@ -254,13 +253,11 @@ class LocalEntries:
     # The thread that commits.
 
     def note(self, rows: Sequence[Undoable]) -> None:
-        """As `KeptEntries`."""
         of_users = [row for row in rows if not is_reserved(row[1])]
         self._noted.update([row[0] for row in of_users])
         self._grown_bytes += sum([growth(*row) for row in of_users])
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """As `KeptEntries`."""
         with self._writing() as writer:
             if not writer.in_transaction:
                 writer.execute("BEGIN")
@@ -278,13 +275,11 @@ class LocalEntries:
             )
 
     def changes(self) -> Iterator[Change]:
-        """As `KeptEntries`."""
         with self._writing() as writer:
             for key, name, value in writer.execute("SELECT * FROM entries ORDER BY key, name"):
                 yield key, name, _opened(value)
 
     def keep(self, chain: Chain) -> None:
-        """As `KeptEntries`."""
         size_bytes = self._size_bytes + self._grown_bytes
         copy = _CopyOf(_FORMAT, _boot(), chain, size_bytes)
         with self._writing() as writer:
@@ -394,7 +389,6 @@ class WorkingSet:
             return self._values(key)
 
     def change(self, key: str, name: str, value: bytes | None) -> None:
-        """As `KeyValues`."""
         with self._lock:
             values = self._changed.get(key)
             if values is None:
@@ -407,7 +401,6 @@ class WorkingSet:
             self._set(values, name, value)
 
     def undo(self, key: str, name: str, before: bytes | None) -> None:
-        """As `KeyValues`."""
         with self._lock:
             self._set(self._changed[key], name, before)
             self._let_go(key, 1)

@@ -159,7 +159,6 @@ class MessageOutput:
         return self._messages.size_bytes
 
     def commit(self) -> Cursor:
-        """As `Output.commit`."""
         self._failures, self._failing_since, self._held_until = 0, None, 0.0
         while self._messages.count:
             self._send_due()
@@ -177,7 +176,6 @@ class MessageOutput:
             raise naming(self._sender.where, error) from None
 
     def close(self) -> None:
-        """As `Output.close`."""
         for _ in range(CONCURRENCY):
             self._requests.put(None)
         self._sender.close()

@@ -165,16 +165,13 @@ class BoxedOutput:
         return (encoded, packed, size + len(packed)), size + len(packed)
 
     def begin(self, at: Cursor) -> Cursor:
-        """As `Output.begin`."""
         return self._output.begin(at)
 
     @property
     def decided(self) -> str:
-        """As `DecidingOutput`."""
         return _deciding(self._output).decided
 
     def add(self, rows: Sequence[tuple[Any, bytes, int]], upto: Cursor) -> None:
-        """As `Output.add`."""
         for encoded, packed, size in rows:
             self._rows.append(encoded)
             self._packed.append(packed)
@@ -200,7 +197,6 @@ class BoxedOutput:
 
     @property
     def unsent_bytes(self) -> int:
-        """As `Output.unsent_bytes`."""
         return self._waiting_bytes + self._output.unsent_bytes
 
     def decide(self, version: str, upto: Cursor) -> None:
@@ -211,7 +207,6 @@ class BoxedOutput:
             _deciding(self._output).decide(version, upto)
 
     def commit(self) -> Cursor:
-        """As `Output.commit`."""
         self._pass_on()
         cursor = self._output.commit()
         self._decision = None
@@ -227,17 +222,14 @@ class BoxedOutput:
     def try_rows(
         self, rows: Sequence[tuple[Any, bytes, int]], before: Sequence[tuple[Output, Sequence[Any]]]
     ) -> None:
-        """As `TryingOutput`."""
         try_rows = getattr(self._output, "try_rows", None)
         if try_rows is not None:
             try_rows([row[0] for row in rows], [_unboxed(*each) for each in before])
 
     def check(self) -> str:
-        """As `Output.check`."""
         return self._output.check()
 
     def close(self) -> None:
-        """As `Output.close`."""
         self._output.close()
 
 

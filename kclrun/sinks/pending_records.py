@@ -184,7 +184,9 @@ class ShardQueues:
 
     def remap(self, shards: Iterable[Shard]) -> None:
         """Use a new listing; waiting key queues move to the shard queue that they belong to now."""
-        listed = sorted((each.hash_range.start, each.shard_id) for each in shards if each.is_open)
+        listed = sorted(
+            (shard.hash_range.start, shard.shard_id) for shard in shards if shard.is_open
+        )
         if not listed:
             raise errors.SettingsError("the stream lists no open shard to write to")
         waiting = [key_queue for shard_queue in self._in_order for key_queue in shard_queue.ready]

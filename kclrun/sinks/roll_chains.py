@@ -110,26 +110,26 @@ def findings_of(files: Sequence[RollFile]) -> list[Finding]:
 
 def count_rolls(files: Iterable[RollFile]) -> int:
     """The rolls whose rows are visible."""
-    return sum(each.part is Part.ROWS for each in files)
+    return sum(file.part is Part.ROWS for file in files)
 
 
 def _rolls(files: Sequence[RollFile]) -> tuple[list[_Roll], list[Cursor]]:
     """The rolls, and the begins of the rolls whose end is not known."""
     rows = {(each.folder, each.begin): each for each in files if each.part is Part.ROWS}
     rolls, recorded = [], set()
-    for each in files:
-        if each.part is not Part.RECORD or each.record is None:
+    for file in files:
+        if file.part is not Part.RECORD or file.record is None:
             continue
-        recorded.add(each.begin)
-        shown = rows.get((each.folder, each.begin))
+        recorded.add(file.begin)
+        shown = rows.get((file.folder, file.begin))
         rolls.append(
             _Roll(
-                begin=each.begin,
-                end=Cursor.parse(each.record.end),
-                token=each.record.token,
-                commit=each.record.commit,
-                path=(shown or each).path,
-                inode=(shown or each).inode,
+                begin=file.begin,
+                end=Cursor.parse(file.record.end),
+                token=file.record.token,
+                commit=file.record.commit,
+                path=(shown or file).path,
+                inode=(shown or file).inode,
                 has_rows=shown is not None,
             )
         )
@@ -138,18 +138,18 @@ def _rolls(files: Sequence[RollFile]) -> tuple[list[_Roll], list[Cursor]]:
 
 def _about_files(files: Sequence[RollFile]) -> Iterator[Finding]:
     names = {(each.folder, each.begin, each.part): each for each in files}
-    for each in files:
-        record = names.get((each.folder, each.begin, Part.RECORD))
-        rows = names.get((each.folder, each.begin, Part.ROWS))
-        if each.part is Part.ROWS and record is None and each.age_s > _PUBLISHED_S:
-            yield Finding(Wrong.NO_RECORD, each.path, "its record is missing")
-        elif each.part is Part.RECORD and each.record is None:
-            yield Finding(Wrong.NO_RECORD, each.path, "it cannot be read")
-        elif each.part is Part.OWN_ROWS and _names(record, each) and rows is None:
-            if each.age_s > _PUBLISHED_S:
-                yield Finding(Wrong.NOT_VISIBLE, each.path, "its record is there, its rows wait")
-        elif each.part in {Part.OWN_ROWS, Part.OWN_RECORD} and each.age_s > UNFINISHED_S:
-            yield Finding(Wrong.UNFINISHED, each.path, f"it is {each.age_s / 3600:.0f} h old")
+    for file in files:
+        record = names.get((file.folder, file.begin, Part.RECORD))
+        rows = names.get((file.folder, file.begin, Part.ROWS))
+        if file.part is Part.ROWS and record is None and file.age_s > _PUBLISHED_S:
+            yield Finding(Wrong.NO_RECORD, file.path, "its record is missing")
+        elif file.part is Part.RECORD and file.record is None:
+            yield Finding(Wrong.NO_RECORD, file.path, "it cannot be read")
+        elif file.part is Part.OWN_ROWS and _names(record, file) and rows is None:
+            if file.age_s > _PUBLISHED_S:
+                yield Finding(Wrong.NOT_VISIBLE, file.path, "its record is there, its rows wait")
+        elif file.part in {Part.OWN_ROWS, Part.OWN_RECORD} and file.age_s > UNFINISHED_S:
+            yield Finding(Wrong.UNFINISHED, file.path, f"it is {file.age_s / 3600:.0f} h old")
 
 
 def _names(record: RollFile | None, rows: RollFile) -> bool:

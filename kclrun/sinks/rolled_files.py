@@ -113,7 +113,6 @@ class FileRolls:
             rows.unlink()
 
     def new(self, begin: Cursor, commit: str) -> FileUpload:
-        """As `Rolls.new`."""
         return FileUpload(self, begin, commit)
 
     def check(self) -> str:
@@ -141,20 +140,16 @@ class FileUpload:
 
     @property
     def unsent_bytes(self) -> int:
-        """As `RollUpload`."""
         return len(self._bytes)
 
     def send(self) -> None:
-        """As `RollUpload`."""
         if len(self._bytes) >= _SYNC_BYTES:
             self._write()
 
     def write(self, data: bytes) -> None:
-        """As `RollUpload`."""
         self._bytes += data
 
     def finish(self, record: RollRecord) -> bool:
-        """As `RollUpload`."""
         self._write()
         taken = self._rolls.hidden(self._begin, _RECORD)
         with failing(self._record, "write"):
@@ -174,7 +169,6 @@ class FileUpload:
         return found.commit == self._commit
 
     def drop(self) -> None:
-        """As `RollUpload`."""
         self._bytes.clear()
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -62,9 +62,7 @@ class Rolls(Protocol):
         """A roll that begins there; sends nothing."""
         ...
 
-    def check(self) -> str:
-        """As `Output.check`."""
-        ...
+    def check(self) -> str: ...
 
     def close(self) -> None:
         """Release connections. Idempotent."""
@@ -141,7 +139,6 @@ class RolledOutput:
         return at
 
     def add(self, rows: Sequence[Any], upto: Cursor) -> None:
-        """As `Output.add`."""
         assert self._stored is not None, "begin() comes first"
         if self._roll is None:
             self._roll = _Roll(self._rolls, self._form, self._stored)
@@ -155,11 +152,9 @@ class RolledOutput:
 
     @property
     def unsent_bytes(self) -> int:
-        """As `Output.unsent_bytes`."""
         return 0 if self._roll is None else self._roll.unsent_bytes
 
     def commit(self) -> Cursor:
-        """As `Output.commit`."""
         assert self._stored is not None, "begin() comes first"
         roll = self._roll
         if roll is not None:
@@ -176,11 +171,9 @@ class RolledOutput:
         return self._stored
 
     def check(self) -> str:
-        """As `Output.check`."""
         return self._rolls.check()
 
     def close(self) -> None:
-        """As `Output.close`."""
         if self._roll is not None:
             self._roll.upload.drop()
             self._roll = None

@@ -309,4 +309,4 @@ def _arrow_type(pa: Any, kind: row_schema.DataType) -> Any:
         case row_schema.MapType(key, value):
             return pa.map_(_arrow_type(pa, key), _arrow_type(pa, value))
         case row_schema.StructType(columns):
-            return pa.struct([_field(pa, each) for each in columns])
+            return pa.struct([_field(pa, column) for column in columns])

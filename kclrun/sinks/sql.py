@@ -131,14 +131,12 @@ class SqlOutput:
         self._added.unsent_bytes += sum(size for _, _, size in rows)
 
     def decide(self, version: str, upto: Cursor) -> None:
-        """As `DecidingOutput`."""
         self.add([], upto)
         assert self._added is not None, "it was made"
         self._added.version = version
 
     @property
     def unsent_bytes(self) -> int:
-        """As `Output.unsent_bytes`."""
         return sum(each.unsent_bytes for each in (self._sent, self._added) if each is not None)
 
     def commit(self) -> Cursor:
@@ -246,7 +244,6 @@ class SqlOutput:
             yield connection
 
     def close(self) -> None:
-        """As `Output.close`."""
         self._engine.dispose()
 
     @property

@@ -29,7 +29,6 @@ class StateFiles:
         self._clean: set[Path] = set()
 
     def create(self, shard: str, name: str, content: bytes) -> None:
-        """As `VersionStore`."""
         path = self._path(shard, name)
         with failing(path, "write"):
             make_folder(path.parent)
@@ -39,14 +38,12 @@ class StateFiles:
                 self._clean.add(path.parent)
 
     def claim(self, shard: str, name: str, content: bytes) -> bytes:
-        """As `ClaimStore`."""
         path = self._path(shard, name)
         with failing(path, "write"):
             make_folder(path.parent)
             return content if create_file(path, content) else path.read_bytes()
 
     def read(self, shard: str, name: str) -> bytes | None:
-        """As `VersionStore`."""
         path = self._path(shard, name)
         with failing(path, "read"):
             try:
@@ -55,7 +52,6 @@ class StateFiles:
                 return None
 
     def list(self, shard: str) -> Iterator[tuple[str, float]]:
-        """As `VersionStore`."""
         folder = self._folder / shard
         with failing(folder, "list"):
             now = time.time()
@@ -67,7 +63,6 @@ class StateFiles:
                 yield path.name.removesuffix(_SUFFIX), now - written_at
 
     def shards(self) -> Iterator[str]:
-        """As `VersionStore`."""
         with failing(self._folder, "list"):
             for folder in sorted(self._folder.glob("*/")):
                 if any(folder.glob(f"*{_SUFFIX}")):

@@ -186,7 +186,6 @@ class StateVersions:
         return at
 
     def add(self, rows: Sequence[Undoable], upto: Cursor) -> None:
-        """As `Output.add`."""
         assert not self._is_under_way, "a commit under way is repeated before anything is added"
         self._pending.update(zip(map(_ENTRY, rows), map(_VALUE, rows), strict=True))
         # Sums without a line of Python for each change.
@@ -198,7 +197,6 @@ class StateVersions:
 
     @property
     def unsent_bytes(self) -> int:
-        """As `Output.unsent_bytes`."""
         return self._pending_bytes
 
     def commit(self) -> Cursor:
@@ -295,11 +293,9 @@ class StateVersions:
         return deleted
 
     def check(self) -> str:
-        """As `Output.check`."""
         return self._store.check()
 
     def close(self) -> None:
-        """As `Output.close`."""
         self._kept.close()
         self._store.close()
 

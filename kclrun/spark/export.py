@@ -377,7 +377,10 @@ def plan_rows(
     """
     steps = [
         *_children(checkpoints, graph, rows),
-        *(_step(each, checkpoints[each], graph, rows) for each in sorted(checkpoints)),
+        *(
+            _step(checkpoint, checkpoints[checkpoint], graph, rows)
+            for checkpoint in sorted(checkpoints)
+        ),
         *_passed(checkpoints, graph, rows),
     ]
     generation = highest_generation(rows.values())
@@ -422,7 +425,7 @@ def _children(
     """Children of parents that the query has ended; the query has not begun these children."""
     for shard in graph:
         is_known = shard.shard_id in checkpoints or shard.shard_id in rows
-        parents = [each for each in shard.parents if each in checkpoints or each in graph]
+        parents = [parent for parent in shard.parents if parent in checkpoints or parent in graph]
         if is_known or not any(each in checkpoints for each in parents):
             continue
         ended = (checkpoints.get(each, LeaseCheckpoint(TRIM_HORIZON)) for each in parents)
@@ -437,7 +440,7 @@ def _passed(
 ) -> Iterator[Step]:
     """Rows of shards that the query has passed: it reads their children."""
     lineage = ShardGraph([*graph, *(_shard(row) for row in rows.values() if row.key not in graph)])
-    above = {parent for each in checkpoints for parent in ancestors_of(lineage, each)}
+    above = {parent for checkpoint in checkpoints for parent in ancestors_of(lineage, checkpoint)}
     for shard_id in sorted(above.intersection(rows) - checkpoints.keys()):
         row = rows[shard_id]
         if not row.is_ended:

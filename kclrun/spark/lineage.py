@@ -21,10 +21,10 @@ def holes(covers: Iterable[HashRange], whole: HashRange = KEY_SPACE) -> tuple[Ha
     """The parts of `whole` that none of the ranges covers, in order."""
     found = []
     reached = whole.start
-    for each in sorted(covers):
-        if each.start > reached:
-            found.append(HashRange(reached, min(each.start - 1, whole.end)))
-        reached = max(reached, each.end + 1)
+    for cover in sorted(covers):
+        if cover.start > reached:
+            found.append(HashRange(reached, min(cover.start - 1, whole.end)))
+        reached = max(reached, cover.end + 1)
         if reached > whole.end:
             return tuple(found)
     return (*found, HashRange(reached, whole.end))
@@ -119,7 +119,7 @@ def children_ready(
     unknown = {each for each in start if each not in graph}.difference(gone)
     ready = []
     for shard in waiting:
-        parents = [each for each in shard.parents if each in graph or each in start]
+        parents = [parent for parent in shard.parents if parent in graph or parent in start]
         if all(start.get(each) == SHARD_END for each in parents):
             ready.append(shard)
     if not ready or any(start[each] != SHARD_END for each in unknown):
@@ -207,7 +207,7 @@ def _is_shadowed(
     graph: ShardGraph,
 ) -> bool:
     """Whether another shard with keys of `shard` is not done with them; `above`: its ancestors."""
-    parents = [graph[each].hash_range for each in shard.parents if each in graph]
+    parents = [graph[parent].hash_range for parent in shard.parents if parent in graph]
     unlisted = holes(parents, shard.hash_range)
     for other in sharing:
         if start[other.shard_id] != SHARD_END or other.shard_id not in above:

@@ -166,7 +166,8 @@ def leases_of(table: LeaseTable, name: str, streams: Streams) -> Mapping[str, Le
         _log.warning(
             "leases of %s still have owners (%s): what those process after their checkpoints of"
             " this moment, this query reads as well. To move an application, stop them first",
-            *(name, ", ".join(owners[:5]) + (", …" if len(owners) > 5 else "")),
+            name,
+            ", ".join(owners[:5]) + (", …" if len(owners) > 5 else ""),
         )
     return rows
 
@@ -191,7 +192,7 @@ def _placed(lease: Lease, shard: str, first: Mapping[str, int]) -> Lease:
     return msgspec.structs.replace(
         lease,
         hash_range=None if keys is None else moved(keys, first[stream]),
-        parents=frozenset(shard_name(stream, parted(each)[1]) for each in lease.parents),
+        parents=frozenset(shard_name(stream, parted(parent)[1]) for parent in lease.parents),
     )
 
 
@@ -274,7 +275,7 @@ class OffsetPlanner:
         """
         if self._initial is None:
             positions = self._beginnings(self.shards)
-            aligned_ms = max((each.timestamp_ms for each in positions.values()), default=0)
+            aligned_ms = max((position.timestamp_ms for position in positions.values()), default=0)
             if self._settings.start.kind is StartKind.LATEST:
                 # The service's times are whole seconds. A query that is stopped and started within
                 # one second would take its checkpoint for its own beginning, and would take the

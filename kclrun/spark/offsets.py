@@ -160,15 +160,18 @@ def _encode_one(offset: Offset) -> dict[str, Any]:
     is_packed = len(offset.shards) > PLAIN_SHARDS_MAX and all(
         _SHARD_ID.match(each)
         for each in (
-            *(*offset.shards, *offset.began, *offset.as_of_ms),
-            *(*offset.parents, *chain.from_iterable(offset.parents.values())),
+            *offset.shards,
+            *offset.began,
+            *offset.as_of_ms,
+            *offset.parents,
+            *chain.from_iterable(offset.parents.values()),
         )
     )
     as_of: object = dict(sorted(offset.as_of_ms.items()))
     if is_packed:
         as_of = _packed({each: at_timestamp(at_ms) for each, at_ms in offset.as_of_ms.items()})
     texts = _packed if is_packed else _texts
-    parents: object = {each: list(offset.parents[each]) for each in sorted(offset.parents)}
+    parents: object = {parent: list(offset.parents[parent]) for parent in sorted(offset.parents)}
     if is_packed and parents:
         parents = _packed_parents(offset.parents)
     return {
@@ -250,9 +253,9 @@ _BEFORE: Final = 8
 
 
 def _packed(positions: Mapping[str, Position]) -> str:
-    ordered = [positions[each] for each in sorted(positions)]
+    ordered = [positions[position] for position in sorted(positions)]
     at_records = [each for each in ordered if each.place is Place.RECORD]
-    numbers = [int(each.number) for each in at_records]
+    numbers = [int(record.number) for record in at_records]
     width = (max(numbers, default=0).bit_length() + 7) // 8
     rows = [number.to_bytes(width, "big") for number in numbers]
     at_times = [each.timestamp_ms for each in ordered if each.place is Place.TIMESTAMP]
@@ -262,8 +265,8 @@ def _packed(positions: Mapping[str, Position]) -> str:
         width=width,
         numbers=bytes(row[at] for at in range(width) for row in rows),
         subs=[
-            0 if each.sub_sequence_number is None else each.sub_sequence_number + 1
-            for each in at_records
+            0 if at_record.sub_sequence_number is None else at_record.sub_sequence_number + 1
+            for at_record in at_records
         ],
         times=_gaps(at_times),
     )
@@ -320,7 +323,7 @@ class _ParentColumns(msgspec.Struct, array_like=True):
 def _packed_parents(parents: Mapping[str, tuple[str, ...]]) -> str:
     children = sorted(parents)
     columns = _ParentColumns(
-        ids=_gaps([_number(each) for each in children]),
+        ids=_gaps([_number(child) for child in children]),
         counts=bytes(len(parents[each]) for each in children),
         above=_gaps([_number(parent) for each in children for parent in parents[each]]),
     )
@@ -444,7 +447,9 @@ def _generations(parents: Mapping[str, Sequence[str]]) -> Mapping[str, int]:
     ahead = list(parents)
     while ahead:
         shard_id = ahead[-1]
-        unknown = [each for each in parents[shard_id] if each in parents and each not in found]
+        unknown = [
+            parent for parent in parents[shard_id] if parent in parents and parent not in found
+        ]
         if unknown:
             ahead += unknown
             continue

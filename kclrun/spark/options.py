@@ -471,7 +471,7 @@ def _stream(given: option_table.OptionReader, *, takes_several: bool) -> str:
 def _streams(given: option_table.OptionReader, text: str) -> str:
     """Several streams, sorted by name whatever the order in the option."""
     names = [each.strip() for each in text.split(",")]
-    if wrong := [each for each in names if not _STREAM_NAME.match(each)]:
+    if wrong := [name for name in names if not _STREAM_NAME.match(name)]:
         given.refuse(
             "streamName",
             f"expected names with commas between them, not {wrong[0][:40]!r}: letters, digits,"
@@ -578,7 +578,11 @@ def _check_names(
         _check_streams(given, name, place, reached)
         return
     streams = set(reached.several) or {""}
-    unknown = [each for each in place.positions if each != "*" and parted(each)[0] not in streams]
+    unknown = [
+        position
+        for position in place.positions
+        if position != "*" and parted(position)[0] not in streams
+    ]
     if unknown and reached.several:
         example = f"{reached.several[0]}:{parted(unknown[0])[1]}"
         given.refuse(

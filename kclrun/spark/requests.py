@@ -127,7 +127,7 @@ class Connected:
         self.reader: ShardReader
         self.admin: StreamAdmin
         if names := reached.several:
-            self.reader = StreamsReader({each: PollingReader(self.client, each) for each in names})
+            self.reader = StreamsReader({name: PollingReader(self.client, name) for name in names})
             self.admin = StreamsAdmin({each: WireStreamAdmin(self.client, each) for each in names})
         else:
             self.reader = PollingReader(self.client, reached.stream)

@@ -100,7 +100,7 @@ class Narrowing(msgspec.Struct, frozen=True):
         """The records that can match; aggregates must be opened."""
         if self.partition_keys is None:
             return records
-        return [each for each in records if each.partition_key in self.partition_keys]
+        return [record for record in records if record.partition_key in self.partition_keys]
 
 
 def narrowing_of(filters: Iterable[Any]) -> Narrowing:
@@ -136,7 +136,7 @@ def _texts(kind: str, given: Any) -> frozenset[str] | None:
         values = given.value
     else:
         return None
-    if not all(isinstance(each, str) for each in values):
+    if not all(isinstance(value, str) for value in values):
         return None
     return frozenset(values)
 
@@ -354,7 +354,7 @@ def _open_planner(
     connection = connected(settings.reached, CALLS_AT_ONCE)
     if narrowing is not None and narrowing != Narrowing():
         streams = summaries_of(connection.admin).values()
-        created_ms = max(int(each.created_at * 1000) for each in streams)
+        created_ms = max(int(stream.created_at * 1000) for stream in streams)
         retention_hours = min(each.retention_hours for each in streams)
         now_ms = int(time.time() * 1000)
         settings = narrowing.narrowed(settings, now_ms, created_ms, retention_hours)
@@ -410,7 +410,7 @@ def _refuse_other_columns(schema: StructType) -> None:
 
     ours = from_arrow_schema(ARROW_SCHEMA)
     if [(each.name, each.dataType) for each in schema] != [
-        (each.name, each.dataType) for each in ours
+        (column.name, column.dataType) for column in ours
     ]:
         raise SettingsError(
             "the kclrun source has columns of its own: leave schema(…) out, and take what you"

@@ -156,8 +156,8 @@ class _StreamSubscription:
 
 def _children(stream: str, page: FetchedPage, first_key: int) -> tuple[ChildShard, ...]:
     placed = (
-        msgspec.structs.replace(each, hash_range=moved(each.hash_range, first_key))
-        for each in page.children
+        msgspec.structs.replace(child, hash_range=moved(child.hash_range, first_key))
+        for child in page.children
     )
     return tuple(qualified_child(StreamKey(stream), each) for each in placed)
 

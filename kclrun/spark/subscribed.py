@@ -239,7 +239,6 @@ class PushedShard:
             return self._records is not None and self._records.is_at(place)
 
     def subscribe(self, shard_id: str, start: StartPoint) -> Subscription:
-        """As `ShardSubscriber.subscribe`."""
         self._requested_at = self._service_time()
         return self._subscriber.subscribe(shard_id, start)
 
@@ -427,7 +426,7 @@ class SubscribedReader:
     def retain(self, shard_ids: Collection[str]) -> None:
         """End the subscriptions to all other shards: only these are read from now on."""
         with self._lock:
-            gone = [each for each in self._shards if each not in shard_ids]
+            gone = [shard for shard in self._shards if shard not in shard_ids]
             ended = [self._shards.pop(each) for each in gone]
         for each in ended:
             each.close()
@@ -436,7 +435,7 @@ class SubscribedReader:
         """For the query's progress: how many shards are subscribed, and why others are polled."""
         with self._lock:
             shards = list(self._shards.values())
-        troubles = {each.trouble for each in shards} - {None}
+        troubles = {shard.trouble for shard in shards} - {None}
         return {
             "shardsSubscribed": sum(each.is_subscribed for each in shards),
             "subscriptionTrouble": min(filter(None, troubles), default=None),
@@ -444,8 +443,8 @@ class SubscribedReader:
 
     def step(self) -> None:
         """Drive each subscription by one step."""
-        for each in list(self._shards.values()):
-            each.step()
+        for shard in list(self._shards.values()):
+            shard.step()
 
     def close(self) -> None:
         """End all subscriptions."""
@@ -547,7 +546,6 @@ class NamedConsumer:
         self._arn, self._was_found = found.arn, True
 
     def subscribe(self, shard_id: str, start: StartPoint) -> Subscription:
-        """As `ShardSubscriber.subscribe`."""
         with self._lock:
             if self._arn is None:
                 try:

@@ -80,40 +80,32 @@ class MemoryEntries:
         self._entries: Entries = {}
 
     def adopt(self, _version: str) -> Chain | None:
-        """As `KeptEntries`."""
         return None
 
     def copies(self) -> frozenset[str]:
-        """As `KeptEntries`."""
         return frozenset()
 
     def follow(self, deltas: Sequence[Version], chain: Chain) -> None:
-        """As `KeptEntries`."""
         for delta in deltas:
             self.apply(delta.changes)
         self.keep(chain)
 
     def load(self, versions: Versions) -> None:
-        """As `KeptEntries`."""
         self._entries = entries_of(versions)
 
     def inherit(self, chains: Iterable[Versions], hash_range: HashRange | None) -> None:
-        """As `KeptEntries`."""
         self._entries = inherited(map(entries_of, chains), hash_range)
 
     def live(self) -> KeyValues:
-        """As `KeptEntries`."""
         return MemoryValues(self._entries.copy())
 
     def note(self, rows: Sequence[Undoable]) -> None:
         """As `KeptEntries`."""
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """As `KeptEntries`."""
         apply_changes(self._entries, changes)
 
     def changes(self) -> Iterator[Change]:
-        """As `KeptEntries`."""
         for key, values in self._entries.items():
             for name, value in values.items():
                 yield key, name, value

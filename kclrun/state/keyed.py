@@ -106,11 +106,9 @@ class MemoryValues:
         self.size_bytes = size_of(entries)
 
     def reserved(self) -> Iterable[tuple[str, str, bytes]]:
-        """As `KeyValues`."""
         return self._reserved
 
     def change(self, key: str, name: str, value: bytes | None) -> None:
-        """As `KeyValues`."""
         values = self._entries.get(key)
         if type(values) is dict:
             values = self._entries[key] = OwnValues(values)
@@ -470,7 +468,6 @@ class KeyState(MutableMapping[str, Any]):
         self._live.put(self._key, name, _encode(value))
 
     def set(self, name: str, value: Any) -> None:
-        """As `state[name] = value`."""
         self[name] = value
 
     def __delitem__(self, name: str) -> None:

@@ -181,7 +181,8 @@ def run_processor(
     """
     ledger = Ledger(position, TestedState(state, after), known_outputs(outputs, schema))
     life = _Life(
-        *(ledger, _decoding(processor, decode)),
+        ledger,
+        _decoding(processor, decode),
         concurrency=None if concurrency is None else Concurrency(concurrency, order, timeout_s),
         seed=seed,
         mode=checkpoint,
@@ -219,7 +220,7 @@ def _lived(
     run, ledger = life.run, life.ledger
     try:
         life.start(processor, context)
-        life.deliver([each for each in records if each.position > context.position])
+        life.deliver([record for record in records if record.position > context.position])
         life.end(end_of_shard=end_of_shard)
     except Crash:
         ledger.crash()

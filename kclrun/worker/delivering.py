@@ -194,7 +194,10 @@ class Deliverer:
 
         assert self._done is not None, "the lease is claimed"
         self._timers = TimerDelivery(
-            *(run, processor, rows, self._checkpoints),
+            run,
+            processor,
+            rows,
+            self._checkpoints,
             done=self._done,
             post=self._post,
             attempt=attempt_timers,

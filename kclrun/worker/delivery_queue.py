@@ -356,7 +356,6 @@ class DeliveryQueue:
             self._cuts.extend(positions)
 
     def halt(self) -> None:
-        """As `Delivery.halt`."""
         with self._changed:
             self._delivery.halt()
             self._notify()

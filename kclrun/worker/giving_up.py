@@ -122,8 +122,13 @@ class Trouble:
         last = self._last
         traceback_text = "" if self._is_repetition else last.traceback_text
         return reports.ProcessorRaised(
-            *(self._where, last.error, last.raised_at, last.record, traceback_text),
-            *(self.calls, pause_s),
+            self._where,
+            last.error,
+            last.raised_at,
+            last.record,
+            traceback_text,
+            self.calls,
+            pause_s,
         )
 
     def given_up(self, reason: str = "") -> reports.ProcessorFailed:

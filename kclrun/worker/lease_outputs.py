@@ -230,7 +230,7 @@ class LeaseOutputs:
         kept = open_kept(place, folder, spec.shard_id, self._broke)
         nonce = secrets.token_hex(4)
         versions = StateVersions(
-            *(store, spec.shard_id, row.counter, nonce, kept), may_begin_empty=place.may_begin_empty
+            store, spec.shard_id, row.counter, nonce, kept, may_begin_empty=place.may_begin_empty
         )
         self._unserved.append(versions)
         entries = self.until_there(
@@ -279,7 +279,6 @@ class LeaseOutputs:
     # For user code.
 
     def emit(self, row: Row, to: str) -> None:
-        """As `Context.emit`."""
         emit = self._emit_to.get(to)
         if emit is None:
             raise SettingsError(no_output(to, self._emit_to))
@@ -321,28 +320,26 @@ class LeaseOutputs:
             self._outputs.place_changes(changes)
 
     def begin_batch(self) -> None:
-        """As `RowScope`."""
         self._has_prepared = False
-        for each in self._opened_places:
-            each.begin_batch()
+        for place in self._opened_places:
+            place.begin_batch()
 
     def end_batch(self, position: ExtendedSequenceNumber) -> None:
         """As `RowScope`. Raises: TypeError if a destination refuses the rows in a trial."""
         self._try_rows(position)
-        for each in self._opened_places:
-            each.end_batch(position)
+        for place in self._opened_places:
+            place.end_batch(position)
 
     def take_back_batch(self, checkpoint: ExtendedSequenceNumber | None = None) -> None:
-        """As `RowScope`."""
-        for each in reversed(self._opened_places):
-            each.take_back_batch(checkpoint)
+        for place in reversed(self._opened_places):
+            place.take_back_batch(checkpoint)
 
     def cover(self, position: ExtendedSequenceNumber) -> None:
         """User code requests a checkpoint: it covers all rows emitted until this call. Raises: as
         `end_batch`."""
         self._try_rows(position)
-        for each in self._opened_places:
-            each.cover(position)
+        for place in self._opened_places:
+            place.cover(position)
 
     def _try_rows(self, position: ExtendedSequenceNumber) -> None:
         outputs = self._outputs
@@ -390,7 +387,6 @@ class LeaseOutputs:
         return max(ROUND_EVERY_S, self._spec.checkpoint.every_s if rolls else 0.0)
 
     def waiting_since(self) -> Instant:
-        """As `Outputs.waiting_since`."""
         return self._outputs.waiting_since if self._outputs is not None else Instant(0.0)
 
     def close(self) -> None:

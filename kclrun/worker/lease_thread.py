@@ -224,9 +224,7 @@ class Rows(Protocol):
         """Called when a checkpoint of ours put this version of the state on the row."""
         ...
 
-    def waiting_since(self) -> Instant:
-        """As `Outputs.waiting_since`."""
-        ...
+    def waiting_since(self) -> Instant: ...
 
     def make_durable(self, position: ExtendedSequenceNumber) -> None:
         """Called before a checkpoint at `position` is sent. Raises: SinkError."""

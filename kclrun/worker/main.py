@@ -473,7 +473,9 @@ class LeaseProcess:
         is_manual = self._spec.checkpoint.mode == "manual"
         called = f"processor: {self._spec.processor}"
         is_single = require_fit(
-            *(kind, called, self._spec.concurrency),
+            kind,
+            called,
+            self._spec.concurrency,
             is_manual=is_manual,
             has_state=self._spec.state is not None,
         )
@@ -515,7 +517,10 @@ class LeaseProcess:
             round_every_s=self._rows.round_every_s or 0.0,
         )
         self._deliverer.take_timers(
-            *(timers, processor, self._rows, self._rows.round_every_s),
+            timers,
+            processor,
+            self._rows,
+            self._rows.round_every_s,
             quiet=lambda: self._fetch_view().quiet,
             wall=None if self._spec.replay is not None and self._spec.replay.stop else time.time,
         )

@@ -109,7 +109,7 @@ class SharedLease:
     @property
     def may_write(self) -> bool:
         """Whether its lease thread runs, the only one that writes the row [P5]."""
-        return any(each.name == LEASE_THREAD and each.is_alive() for each in self._threads)
+        return any(thread.name == LEASE_THREAD and thread.is_alive() for thread in self._threads)
 
 
 class SharedProcess:
@@ -202,11 +202,11 @@ class SharedProcess:
                 return ""
             time.sleep(_LOOK_PAUSE_S)
         names = {each.native_id: each.name for each in threading.enumerate()}
-        named = sorted({names.get(each, "not Python's") for each in others})
+        named = sorted({names.get(other, "not Python's") for other in others})
         return f"threads ({', '.join(named)})"
 
     def _others(self) -> set[int]:
         """The kernel's numbers of all threads of this process that are not ours."""
         with self._own_threads_lock:
-            ours = {each.native_id for each in self._own_threads}
+            ours = {thread.native_id for thread in self._own_threads}
         return {int(name) for name in os.listdir("/proc/self/task")} - ours  # noqa: PTH208 - names

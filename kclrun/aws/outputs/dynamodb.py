@@ -192,7 +192,6 @@ class DynamoDbOutput:
 
     @property
     def unsent_bytes(self) -> int:
-        """As `Output.unsent_bytes`."""
         return self._unsent_bytes
 
     def commit(self) -> Cursor:
@@ -214,7 +213,6 @@ class DynamoDbOutput:
             raise self._naming(error) from None
 
     def close(self) -> None:
-        """As `Output.close`."""
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
             self._threads = None
@@ -345,7 +343,7 @@ class DynamoDbOutput:
 
         threads = min(PARALLEL, len(self._pending))
         futures = [self._pool.submit(put_some) for _ in range(threads)]
-        failures = [each.exception() for each in futures]
+        failures = [future.exception() for future in futures]
         for row in done:
             del self._pending[row[0]]
             self._unsent_bytes -= row[2]

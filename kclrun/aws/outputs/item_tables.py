@@ -86,7 +86,10 @@ class ItemTable(msgspec.Struct, frozen=True):
 def describe(client: WireClient, name: str) -> ItemTable:
     """The table of this name. Raises: a ServiceError leaf (NotFound without it)."""
     table = call_json(client, DESCRIBE_TABLE, {"TableName": name}, _DECODER).table
-    types = {each.attribute_name: each.attribute_type for each in table.attribute_definitions}
+    types = {
+        definition.attribute_name: definition.attribute_type
+        for definition in table.attribute_definitions
+    }
     try:
         key = tuple(
             KeyColumn(each.attribute_name, types[each.attribute_name]) for each in table.key_schema

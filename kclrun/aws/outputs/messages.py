@@ -63,7 +63,6 @@ class _Sender:
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """As `MessageSender.close`."""
         close = getattr(self._renewed, "close", None)
         if close is not None:
             close()
@@ -91,7 +90,6 @@ class QueueSender(_Sender):
         self._attributes: dict[str, str] = {}
 
     def look(self) -> None:
-        """As `MessageSender.look`."""
         url = self.url()
         with asking(operations.GET_QUEUE_ATTRIBUTES):
             answer = self._client().get_queue_attributes(
@@ -101,7 +99,6 @@ class QueueSender(_Sender):
             self._bound(int(self._attributes[_SIZE]))
 
     def prove(self) -> str:
-        """As `MessageSender.prove`."""
         known, operation = self._attributes, operations.SEND_MESSAGE_BATCH
 
         def send() -> str | None:
@@ -112,7 +109,6 @@ class QueueSender(_Sender):
         return write_probes.may_write(operation, known.get(_ARN, self.where), send)
 
     def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
-        """As `MessageSender.send`."""
         url, entries = self.url(), _entries(messages, "MessageBody")
         with asking(operations.SEND_MESSAGE_BATCH):
             answer = self._client().send_message_batch(QueueUrl=url, Entries=entries)
@@ -139,14 +135,12 @@ class TopicSender(_Sender):
         self._kms_key: str | None = None
 
     def look(self) -> None:
-        """As `MessageSender.look`."""
         with asking(operations.GET_TOPIC_ATTRIBUTES):
             answer = self._client().get_topic_attributes(TopicArn=self._topic_arn)
             self._bound(int(answer["Attributes"].get(_SIZE, _SNS.message_bytes_max)))
             self._kms_key = answer["Attributes"].get(_KMS_KEY)
 
     def prove(self) -> str:
-        """As `MessageSender.prove`."""
         operation = operations.PUBLISH_BATCH
 
         def send() -> str | None:
@@ -156,7 +150,6 @@ class TopicSender(_Sender):
         return write_probes.may_write(operation, self._topic_arn, send)
 
     def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
-        """As `MessageSender.send`."""
         entries = _entries(messages, "Message")
         with asking(operations.PUBLISH_BATCH):
             answer = self._client().publish_batch(
@@ -191,7 +184,6 @@ class DeliveryStreamSender(_Sender):
             )
 
     def prove(self) -> str:
-        """As `MessageSender.prove`."""
         operation = operations.PUT_RECORD_BATCH
 
         def send() -> str:
@@ -201,8 +193,7 @@ class DeliveryStreamSender(_Sender):
         return write_probes.may_write(operation, self._arn, send)
 
     def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
-        """As `MessageSender.send`."""
-        records = [{"Data": each.body.encode()} for each in messages]
+        records = [{"Data": message.body.encode()} for message in messages]
         with asking(operations.PUT_RECORD_BATCH):
             answer = self._client().put_record_batch(DeliveryStreamName=self._name, Records=records)
             results = [each.get("ErrorCode") for each in answer["RequestResponses"]]

@@ -190,7 +190,6 @@ class ObjectRolls(Bucket):
         return self.url(self.key(begin))
 
     def find(self, begin: Cursor) -> RollRecord | None:
-        """As `Rolls.find`."""
         key = self.key(begin)
         try:
             with doing(operations.HEAD_OBJECT, f"look for {self.url(key)}"):
@@ -223,7 +222,6 @@ class ObjectRolls(Bucket):
             raise _sink_error(error) from None
 
     def new(self, begin: Cursor, commit: str) -> ObjectUpload:
-        """As `Rolls.new`."""
         return ObjectUpload(self, begin, commit)
 
 
@@ -247,7 +245,6 @@ class ObjectUpload:
 
     @property
     def unsent_bytes(self) -> int:
-        """As `RollUpload`."""
         return len(self._bytes)
 
     def send(self) -> None:
@@ -259,7 +256,6 @@ class ObjectUpload:
             raise _sink_error(error) from None
 
     def write(self, data: bytes) -> None:
-        """As `RollUpload`."""
         self._bytes += data
 
     def finish(self, record: RollRecord) -> bool:
@@ -282,7 +278,6 @@ class ObjectUpload:
         raise _sink_error(failure) from None
 
     def drop(self) -> None:
-        """As `RollUpload`."""
         self._bytes.clear()
 
     def _put(self, record: RollRecord) -> ServiceError | None:

@@ -101,7 +101,6 @@ class StateItems:
         self._known: set[str] = set()  # shards that are noted in the table
 
     def create(self, shard: str, name: str, content: bytes) -> None:
-        """As `VersionStore`."""
         if shard not in self._known:
             self._put(self._folder, shard, {})
             self._known.add(shard)
@@ -122,7 +121,6 @@ class StateItems:
             raise SinkError(f"the version {name} of {shard} was removed while it was written")
 
     def read(self, shard: str, name: str) -> bytes | None:
-        """As `VersionStore`."""
         place = self._place(shard)
         item = self._get(place, name)
         if item is None or not _is_whole(item):
@@ -139,12 +137,10 @@ class StateItems:
             yield item[VERSION]["S"], now - float(item["written_at"]["N"])
 
     def shards(self) -> Iterator[str]:
-        """As `VersionStore`."""
         for item in self._all(self._folder):
             yield item[VERSION]["S"]
 
     def delete(self, shard: str, names: Sequence[str]) -> None:
-        """As `VersionStore`."""
         place = self._place(shard)
         for name in names:
             item = self._get(place, name)
@@ -177,7 +173,6 @@ class StateItems:
         return f"the table {self._table}"
 
     def close(self) -> None:
-        """As `VersionStore`."""
         self._client.close()
 
     def _place(self, shard: str) -> str:

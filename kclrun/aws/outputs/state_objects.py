@@ -46,7 +46,6 @@ class StateObjects:
             self._bucket.create(self._key(shard, name), content)
 
     def claim(self, shard: str, name: str, content: bytes) -> bytes:
-        """As `ClaimStore`."""
         key = self._key(shard, name)
         with self._keeping(PUT_OBJECT):
             if self._bucket.create(key, content):
@@ -59,7 +58,6 @@ class StateObjects:
         return there
 
     def read(self, shard: str, name: str) -> bytes | None:
-        """As `VersionStore`."""
         with self._keeping(GET_OBJECT):
             try:
                 return self._bucket.read(self._key(shard, name))
@@ -69,7 +67,6 @@ class StateObjects:
                 raise
 
     def list(self, shard: str) -> Iterator[tuple[str, float]]:
-        """As `VersionStore`."""
         prefix = self._key(shard, "").removesuffix(_SUFFIX)
         for page in self._pages(prefix):
             now = datetime.now(UTC)
@@ -80,7 +77,6 @@ class StateObjects:
                     yield name.removesuffix(_SUFFIX), age_s
 
     def shards(self) -> Iterator[str]:
-        """As `VersionStore`."""
         prefix = f"{self._folder}/"
         for page in self._pages(prefix, Delimiter="/"):
             for found in page.get("CommonPrefixes", ()):
@@ -91,17 +87,14 @@ class StateObjects:
             yield from self._bucket.pages(prefix, **more)
 
     def delete(self, shard: str, names: Sequence[str]) -> None:
-        """As `VersionStore`."""
         with self._keeping(DELETE_OBJECTS):
-            keys = [self._key(shard, each) for each in names]
+            keys = [self._key(shard, name) for name in names]
             self._bucket.delete(keys, f"versions of {shard}")
 
     def check(self) -> str:
-        """As `VersionStore`."""
         return self._bucket.check()
 
     def close(self) -> None:
-        """As `VersionStore`."""
         self._bucket.close()
 
     def _key(self, shard: str, name: str) -> str:

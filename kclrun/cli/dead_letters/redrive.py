@@ -256,9 +256,11 @@ def settled(
     """
     name = letters[0].letter.stream
     found = [
-        each
-        for each in letters
-        if not any(_may_read(lease, each.letter) for lease in leases.get(each.letter.shard_id, ()))
+        letter
+        for letter in letters
+        if not any(
+            _may_read(lease, letter.letter) for lease in leases.get(letter.letter.shard_id, ())
+        )
     ]
     if waiting := len(letters) - len(found):
         report(

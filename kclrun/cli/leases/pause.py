@@ -130,7 +130,7 @@ def reach_of(aws: Aws, shards: Sequence[str], stream: str | None, *, is_all: boo
     if is_all:
         return Reach(Scope.ALL)
     if stream is None:
-        return Reach(Scope.SHARD, frozenset(lease_of(aws, each).key for each in shards))
+        return Reach(Scope.SHARD, frozenset(lease_of(aws, shard).key for shard in shards))
     return Reach(Scope.STREAM, stream=_stream_named(aws, stream))
 
 
@@ -187,15 +187,15 @@ Written = dict[tuple[LeaseKey, type[Change]], RowOutcome]
 
 def _due(plans: Sequence[Plan], written: Container[tuple[LeaseKey, type[Change]]]) -> list[Plan]:
     return [
-        each
-        for each in plans
-        if each.change is not None and (each.key, type(each.change)) not in written
+        plan
+        for plan in plans
+        if plan.change is not None and (plan.key, type(plan.change)) not in written
     ]
 
 
 def write_all(aws: Aws, plans: Sequence[Plan]) -> Written:
     """Write the changes of these plans; the outcome of each."""
-    changes = [each.change for each in plans if each.change is not None]
+    changes = [plan.change for plan in plans if plan.change is not None]
     outcomes = write_rows(changes, aws.table.write)
     return {(change.key, type(change)): outcome for change, outcome in outcomes}
 

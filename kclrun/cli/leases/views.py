@@ -93,7 +93,9 @@ def watch_table(aws: Aws, leases: Sequence[Lease]) -> ScanPage:
 
 def failover_of(aws: Aws, leases: Sequence[Lease]) -> float:
     """The longest failover of the settings and of the rows."""
-    return max([float(aws.settings.leases.failover), *(each.failover_s or 0.0 for each in leases)])
+    return max(
+        [float(aws.settings.leases.failover), *(lease.failover_s or 0.0 for lease in leases)]
+    )
 
 
 def totals(lines: Sequence[LeaseSummary], by: str) -> dict[str, dict[str, int]]:

@@ -220,7 +220,7 @@ def _plain(
     return {
         "shard": key,
         "until": until,
-        "sentences": [{"at": each.at, "text": each.text} for each in story.sentences],
+        "sentences": [{"at": sentence.at, "text": sentence.text} for sentence in story.sentences],
         "state": story.state,
         "now": now,
     }

@@ -320,7 +320,7 @@ def _perform(
         )
     return table.write(
         writes.Release(
-            *(row.key, me, counter, step.to, row.checkpoint), step.cursors, step.state_version
+            row.key, me, counter, step.to, row.checkpoint, step.cursors, step.state_version
         )
     )
 

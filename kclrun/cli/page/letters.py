@@ -131,16 +131,16 @@ class PageLetters:
             return list(islice(letters, _REDRIVEN_MAX))
         shard, stream = shard_id_of(key), stream_name_of(stream_of(key))
         of_shard = (
-            each
-            for each in letters
-            if each.letter.shard_id == shard and stream in {"", each.letter.stream}
+            letter
+            for letter in letters
+            if letter.letter.shard_id == shard and stream in {"", letter.letter.stream}
         )
         return list(islice(of_shard, _REDRIVEN_MAX))
 
 
 def _committed(letters: Iterable[KeptLetter]) -> Iterator[KeptLetter]:
     """Without those that do not count: their record was judged again by the next owner."""
-    return (each for each in letters if not each.is_uncommitted)
+    return (letter for letter in letters if not letter.is_uncommitted)
 
 
 def _left_out(_: str) -> None:
@@ -149,8 +149,8 @@ def _left_out(_: str) -> None:
 
 def _basis(redrives: Sequence[Redrive]) -> str:
     text = "\n".join(
-        f"{each.to} {kept.letter.stream} {kept.letter.shard_id} {kept.letter.position}"
-        for each in redrives
-        for kept in each.letters
+        f"{redrive.to} {kept.letter.stream} {kept.letter.shard_id} {kept.letter.position}"
+        for redrive in redrives
+        for kept in redrive.letters
     )
     return hashlib.sha256(text.encode()).hexdigest()

@@ -196,8 +196,8 @@ def render_fleet(
     head = [_line(f"{settings.application} on {settings.stream_names}, table {settings.table}")]
     head += [*map(_line, _filled(_figures(rows, snapshot), width)), _line(_times(snapshot))]
     head += [
-        _line(f"{each.about}: {each.message.partition(chr(10))[0]}", "red")
-        for each in snapshot.problems
+        _line(f"{problem.about}: {problem.message.partition(chr(10))[0]}", "red")
+        for problem in snapshot.problems
     ]
     foot = [
         *_trouble(living, snapshot, width),

@@ -536,7 +536,10 @@ def _difference(shard: str, a: _Line | None, b: _Line | None) -> Difference | No
     assert some is not None, "a key is of one of them"
     if a is None or b is None:
         return Difference(
-            *(shard, some.at, some.to, some.ordinal),
+            shard,
+            some.at,
+            some.to,
+            some.ordinal,
             a=None if a is None else a.row,
             b=None if b is None else b.row,
         )

@@ -127,7 +127,7 @@ def _plan(
         return None
     by_shard = {shard_id_of(row.key): row for row in mine}
     shards = ShardGraph(stream.admin.list_shards())
-    stops = stops_of([each.row for each in targets], by_shard, shards)
+    stops = stops_of([target.row for target in targets], by_shard, shards)
     start = _start(options.begin, stops, by_shard, shards, stream)
     asked = ReplayOptions(start=start, stops=stops)
     folder = (options.folder or Path(asked.name)).absolute()
@@ -179,9 +179,9 @@ def _lines(plan: _Rebuild) -> Iterator[str]:
     began = "the oldest record" if at is None else utc(at)
     settings = plan.configuration.settings
     store = "" if settings.state is None else settings.state.store
-    for each in plan.targets:
-        row = each.row
-        yield f"{called(row.key)}, up to {shortened(str(row.checkpoint))}: {each.why}"
+    for target in plan.targets:
+        row = target.row
+        yield f"{called(row.key)}, up to {shortened(str(row.checkpoint))}: {target.why}"
     yield f"{len(plan.asked.stops or ())} shards are read again, from {began} on:"
     yield f"  leases: of their own, in table {table_of(settings, plan.asked)}"
     yield "  rows: dropped; the outputs have them already"
@@ -233,10 +233,10 @@ def _all_made(plan: _Rebuild, leases: Iterable[Lease]) -> bool:
     made = {shard_id_of(lease.key): lease for lease in leases}
     stops = plan.asked.stops or {}
     return all(
-        (lease := made.get(each.shard_id)) is not None
+        (lease := made.get(target.shard_id)) is not None
         and is_own_version(lease.state_version)
-        and lease.checkpoint.of_record >= stops[each.shard_id]
-        for each in plan.targets
+        and lease.checkpoint.of_record >= stops[target.shard_id]
+        for target in plan.targets
     )
 
 

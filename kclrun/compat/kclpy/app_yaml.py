@@ -36,8 +36,20 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9/_][A-Za-z0-9_./:+@-]*")
 _NOT_ASCII: Final = re.compile(r"[^\x20-\x7e]")
 # The order in which people read such a file.
 _ORDER: Final = (
-    *("application", "stream", "processor", "path", "options", "start", "aws", "leases", "fetch"),
-    *("checkpoint", "on_error", "stall", "shutdown", "observe"),
+    "application",
+    "stream",
+    "processor",
+    "path",
+    "options",
+    "start",
+    "aws",
+    "leases",
+    "fetch",
+    "checkpoint",
+    "on_error",
+    "stall",
+    "shutdown",
+    "observe",
 )
 
 

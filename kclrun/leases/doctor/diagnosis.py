@@ -460,7 +460,10 @@ def _missing(
             repair=(
                 CreateLease(
                     shard_sync.child_lease(
-                        *(shard.shard_id, shard.parents, shard.hash_range, generation),
+                        shard.shard_id,
+                        shard.parents,
+                        shard.hash_range,
+                        generation,
                         pause=pause,
                     )
                 ),

@@ -126,7 +126,7 @@ class ChangeStream:
         self._pass_time(now)
         key = msgspec.json.encode(event["dynamodb"]["Keys"], order="sorted").decode()
         hashed = hash_key_of(key)
-        shard = next(each for each in self._open_shards() if hashed in each.keys)
+        shard = next(open_shard for open_shard in self._open_shards() if hashed in open_shard.keys)
         shard.changes.append(Change(self._next_number(), now, event))
         return shard.shard_id
 
@@ -224,7 +224,7 @@ class ChangeStream:
             if now - shard.opened_at >= self._settings.lives_s:
                 self._close(shard, now)
         for shard in list(self._shards.values()):
-            kept = [each for each in shard.changes if now - each.created_at < RETENTION_S]
+            kept = [change for change in shard.changes if now - change.created_at < RETENTION_S]
             if len(kept) < len(shard.changes):
                 shard.trimmed_to = shard.changes[len(shard.changes) - len(kept) - 1].number
                 shard.changes = kept

@@ -366,7 +366,7 @@ def record_batches(
     unless a single record is larger. `explicitHashKey` is null unless the record came out of an
     aggregate: GetRecords does not return it.
     """
-    data = [each.data for each in records]
+    data = [record.data for record in records]
     for first, last in cuts(list(map(len, data)), _ROWS_MAX, _DATA_BYTES_MAX):
         yield _batch(records[first:last], data[first:last], stream, shard_id)
 
@@ -391,7 +391,7 @@ def _batch(
     records: Sequence[Record], data: Sequence[bytes], stream: str, shard_id: str
 ) -> pa.RecordBatch:
     count = len(records)
-    arrived_s = pa.array([each.approximate_arrival_timestamp for each in records], pa.float64())
+    arrived_s = pa.array([record.approximate_arrival_timestamp for record in records], pa.float64())
     arrived_us = pc.round(pc.multiply(arrived_s, _MICROSECONDS)).cast(pa.int64())
     if True in [each.aggregated for each in records]:
         hash_keys = pa.array([each.explicit_hash_key for each in records], pa.string())

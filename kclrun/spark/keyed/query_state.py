@@ -87,7 +87,11 @@ class FleetState:
             )
         kept = MemoryEntries()
         versions = StateVersions(
-            *(self._store, shard_id, row.counter, secrets.token_hex(4), kept),
+            self._store,
+            shard_id,
+            row.counter,
+            secrets.token_hex(4),
+            kept,
             may_begin_empty=may_begin_empty,
         )
         versions.restore(row, self._parents, row.hash_range)
@@ -149,7 +153,7 @@ class QueryState:
 
     def batch(self, lineage: str, shard_ids: Collection[str]) -> BatchState:
         """The facts for the tasks of a batch; the first call takes the number of the run."""
-        families = {each: self._family(each) for each in shard_ids}
+        families = {shard_id: self._family(shard_id) for shard_id in shard_ids}
         return BatchState(lineage, self._run(lineage), families)
 
     def begin(self, lineage: str, start: Offset, end: Offset) -> None:
@@ -186,7 +190,7 @@ class QueryState:
         }
         for shard_id, at in end.shards.items():
             parents = self._family(shard_id).parents
-            if not any(start.shards.get(each) == SHARD_END for each in parents):
+            if not any(start.shards.get(parent) == SHARD_END for parent in parents):
                 exact = start.shards.get(shard_id)
                 known = exact if exact is not None and exact.is_exact else at
                 begun[shard_id] = end.began.get(shard_id, known)

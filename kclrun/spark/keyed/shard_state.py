@@ -68,7 +68,6 @@ class _Entries(LiveEntries):
         *,
         journal: Journal | None = None,
     ) -> None:
-        """As `LiveEntries.set_timer`."""
         if clock != "event":
             raise SettingsError(f"timers of the {clock} clock are for engine: fleet")
         super().set_timer(key, at, name, clock, journal=journal)
@@ -126,18 +125,15 @@ class ShardState:
         return self._store.claim(self._shard_id, claim_name(end, run), ours) == ours
 
     def begin_batch(self) -> None:
-        """As `RowScope`."""
         with self._lock:
             self._is_open, self._call_bytes = True, 0
 
     def end_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
-        """As `RowScope`."""
         with self._lock:
             self._is_open = False
             self._settle()
 
     def take_back_batch(self, _: ExtendedSequenceNumber | None = None, /) -> None:
-        """As `RowScope`."""
         with self._lock:
             self._is_open = False
             self.live.undo_all(self._changes[self._covered :])

@@ -88,7 +88,7 @@ class Bounding:
     @property
     def is_over(self) -> bool:
         """Whether all ends are known."""
-        return all(self._is_done(each) for each in self._searches.values())
+        return all(self._is_done(search) for search in self._searches.values())
 
     def asks(self, now: float) -> list[shard_cursor.AskPage | shard_cursor.AskListing]:
         """The requests to send now."""
@@ -96,7 +96,7 @@ class Bounding:
             target = self._target(running, now)
             if target is not None and not self._is_done(running):
                 running.begin(target)
-        asked = (each.ask(now) for each in self._searches.values())
+        asked = (search.ask(now) for search in self._searches.values())
         asks: list[shard_cursor.AskPage | shard_cursor.AskListing] = [
             ask for ask in asked if ask is not None
         ]
@@ -108,7 +108,9 @@ class Bounding:
     def _missing(self) -> list[ShardSearch]:
         """The shards that the service does not find, and that are not known to be trimmed."""
         searches = self._searches.values()
-        return [each for each in searches if each.gone is not None and not each.cursor.is_lost]
+        return [
+            search for search in searches if search.gone is not None and not search.cursor.is_lost
+        ]
 
     def _take_listing(self, answer: shard_cursor.Answer, now: float) -> None:
         """Raises: DataLoss for a shard that is proven to be trimmed, unless that is allowed."""
@@ -150,7 +152,7 @@ class Bounding:
 
     def next_at(self, now: float) -> float:
         """The time of the next request, if no answer comes until then."""
-        waiting = [each for each in self._searches.values() if not self._is_done(each)]
+        waiting = [search for search in self._searches.values() if not self._is_done(search)]
         searches = [each.wakes_at(now) for each in waiting if each.is_searching]
         if self._missing() and not self._is_listing:
             searches.append(max(now, self._list_at))

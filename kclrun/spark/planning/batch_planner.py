@@ -129,7 +129,7 @@ def joined(start: Offset, end: Offset, later: Offset, graph: ShardGraph) -> Offs
         so_far = began.get(shard_id, start.shards.get(shard_id))
         if so_far is None or so_far == end.shards.get(shard_id):
             began[shard_id] = where
-    read = {each for each in shards if start.shards.get(each) != SHARD_END}
+    read = {shard for shard in shards if start.shards.get(shard) != SHARD_END}
     entered = [each for each in later.shards if each not in end.shards and each in graph]
     above = {each: tuple(sorted(read.intersection(graph[each].parents))) for each in entered}
     parents = {**end.parents, **{each: found for each, found in above.items() if found}}
@@ -366,7 +366,9 @@ class BatchPlanner:
     def _is_stepping(self, target: BatchTarget) -> bool:
         """Whether a shard at the tip is read page by page, and has more pages."""
         cursors = (each.cursor for each in self.running.values())
-        return any(each.is_misled(target.until_ms) and each.is_short_of_tip for each in cursors)
+        return any(
+            cursor.is_misled(target.until_ms) and cursor.is_short_of_tip for cursor in cursors
+        )
 
     def next_at(self, now: float) -> float:
         """The time of the next request or offer, if no answer comes until then."""
@@ -442,7 +444,7 @@ class BatchPlanner:
         if not self._has_looked or not self._news:
             return []
         self._news.intersection_update(self.running)
-        return sorted(each for each in self._news if not self.running[each].is_searching)
+        return sorted(new for new in self._news if not self.running[new].is_searching)
 
     def _asked_ms(self, answer: shard_cursor.Paged) -> int:
         """A time that the service's clock had reached when it made the page."""
@@ -498,7 +500,7 @@ class BatchPlanner:
         """The beginning of a child: its first record. If the query began at a time and the parents
         had no records after it, the child begins at the same time."""
         shard = self.listing.graph[shard_id]
-        began = [start.began.get(each) for each in shard.parents if each in start.shards]
+        began = [start.began.get(parent) for parent in shard.parents if parent in start.shards]
         times = [each for each in began if each is not None and each.place is Place.TIMESTAMP]
         return max(times) if times and len(times) == len(began) else TRIM_HORIZON
 
@@ -596,12 +598,12 @@ class BatchPlanner:
 
 def _totals(running: Sequence[ShardSearch]) -> dict[str, Any]:
     cursors = [each.cursor for each in running]
-    lags = [each.lag_ms for each in cursors if each.lag_ms is not None]
+    lags = [cursor.lag_ms for cursor in cursors if cursor.lag_ms is not None]
     densities = [each.density for each in cursors if each.density is not None]
     return {
         "shardsTotal": len(cursors),
         "shardsAtTip": sum(each.tip_at_bound_ms is not None for each in cursors),
-        "recordsPerSecond": round(sum(each.records_per_second for each in densities), 3),
+        "recordsPerSecond": round(sum(density.records_per_second for density in densities), 3),
         "bytesPerSecond": round(sum(each.bytes_per_second for each in densities), 1),
         "throttles": sum(each.throttles for each in running),
         "lagMsMax": max(lags, default=None),

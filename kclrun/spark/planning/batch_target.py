@@ -88,7 +88,7 @@ def admitted_s(
 ) -> float:
     """The time span of those densities that is within a trigger's limits, in Kinesis records and
     bytes; None means unlimited."""
-    by_records = _quotient(records_max, sum(each.records_per_second for each in densities))
+    by_records = _quotient(records_max, sum(density.records_per_second for density in densities))
     by_bytes = _quotient(bytes_max, sum(each.bytes_per_second for each in densities))
     return max(_SHORTEST_S, min(by_records, by_bytes))
 
@@ -174,7 +174,7 @@ class TargetSearch:
         span_s = admitted_s(
             self._settings.records_per_trigger_max,
             bytes_max or _TRIGGER_BYTES_PER_SHARD * max(1, len(cursors)),
-            [each.density for each in cursors if each.density is not None],
+            [cursor.density for cursor in cursors if cursor.density is not None],
         )
         until_ms = self.window.until_ms(base_ms, span_s)
         if until_ms >= tip.until_ms:
@@ -187,7 +187,7 @@ class TargetSearch:
     def _base_ms(self, cursors: Collection[ShardCursor], tip_ms: int) -> int:
         """The start of the window: the time that all were read to, or later if no records lie
         between."""
-        found = [each.head_ms for each in cursors if each.head_ms is not None]
+        found = [cursor.head_ms for cursor in cursors if cursor.head_ms is not None]
         is_certain = all(each.head_ms is not None or each.kept.at_tip for each in cursors)
         if is_certain or not self.aligned_ms:
             return max(self.aligned_ms, min(tip_ms, *found) if found else tip_ms)

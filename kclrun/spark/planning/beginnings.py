@@ -99,7 +99,7 @@ def _named(
         )
     rest = positions[_ANY]
     if rest.place is Place.TIMESTAMP:
-        among: Collection[str] | None = [each for each in others if each in open_then]
+        among: Collection[str] | None = [other for other in others if other in open_then]
     else:
         among = roots(graph, others)
     return None if among is None else {**named, **dict.fromkeys(among, rest)}
@@ -228,7 +228,7 @@ def _youngest_first(shard_id: str, lineage: ShardGraph) -> tuple[int, str]:
 
 
 def _ranges(shard_ids: Collection[str], lineage: ShardGraph) -> list[HashRange]:
-    return [lineage[each].hash_range for each in shard_ids if each in lineage]
+    return [lineage[shard_id].hash_range for shard_id in shard_ids if shard_id in lineage]
 
 
 def position_of_row(row: Lease, now_ms: int) -> Position:

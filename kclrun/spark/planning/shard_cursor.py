@@ -123,7 +123,7 @@ def arrival_ms(record: Record) -> int:
 def size_of(records: Collection[Record]) -> int:
     """About the bytes that these records have in an answer of the service."""
     # A list: a generator costs half as much again, for each record of each look.
-    return _RECORD_OVERHEAD_BYTES * len(records) + sum([len(each.data) for each in records])
+    return _RECORD_OVERHEAD_BYTES * len(records) + sum([len(record.data) for record in records])
 
 
 def density_of(

@@ -64,7 +64,6 @@ class EventTimers:
 
     @property
     def watermark(self) -> float | None:
-        """As `Context.watermark`."""
         return self._run.watermark
 
     def process(self, records: Sequence[Record], host: TimersHost, effects: RowScope) -> None:

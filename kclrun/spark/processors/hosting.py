@@ -382,13 +382,11 @@ class ProcessorHost:
             self._timers.process(records, self, self._effects)
 
     def repeat_timer(self, call: Callable[[], None]) -> None:
-        """As `TimersHost`."""
         started = self._clock()
         self._attempt("on_timer", call, self.position)
         self._progress.process(self.position, self._clock() - started)
 
     def process_part(self, records: Sequence[Record]) -> None:
-        """As `TimersHost`."""
         last = self._progress.deliver(records)
         started = self._clock()
         if self._single is not None:
@@ -463,7 +461,10 @@ class ProcessorHost:
         if self.state is not None and fires_timers(self._processor):
             assert self._job.state is not None, "a job with state has its place"
             self._timers = EventTimers(
-                *(self._processor, self._checkpointer, self.state, begin),
+                self._processor,
+                self._checkpointer,
+                self.state,
+                begin,
                 watermarks=self._job.state.place.watermarks,
                 times=times,
             )
@@ -477,8 +478,11 @@ class ProcessorHost:
                 refuse_single_records(self._job.processor)
             self._single = SingleRecords(
                 CallTerms(
-                    *(self._processor, self._context, concurrency or Concurrency()),
-                    *(self._job.on_error, self._decoding),
+                    self._processor,
+                    self._context,
+                    concurrency or Concurrency(),
+                    self._job.on_error,
+                    self._decoding,
                 ),
                 let_go=self._let_go,
                 place=self._place,
@@ -567,7 +571,10 @@ class ProcessorHost:
                     case RetryAfter(pause_s):
                         _log.warning(
                             "%s: %s raised %s; again in %g s",
-                            *(self._shard_id, where, error_words(error), pause_s),
+                            self._shard_id,
+                            where,
+                            error_words(error),
+                            pause_s,
                         )
             self._wait(pause_s)
 

@@ -94,7 +94,9 @@ class SingleRecords(RecordHost):
         if pause_s is not None:
             _log.warning(
                 "process_record raised %s at %s; again in %g s",
-                *(error_words(error), record.position, pause_s),
+                error_words(error),
+                record.position,
+                pause_s,
             )
 
     def recovered(self, number: int, calls: int) -> None:  # noqa: ARG002
@@ -105,7 +107,8 @@ class SingleRecords(RecordHost):
         if waited is not None:
             _log.warning(
                 "process_record waits no more, after %d times in %g s",
-                *(waited.tries, round(waited.waited_s, 3)),
+                waited.tries,
+                round(waited.waited_s, 3),
             )
 
     def let_go(self, number: int, record: Record, calls: int) -> bool:

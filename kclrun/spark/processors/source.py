@@ -291,9 +291,9 @@ class ProcessorReader(StreamReader):
         if self._began_s is None:
             self._began_s = int(time.time())  # in the one process that plans for this query
         found = [
-            each.ranges
-            for each in super().partitions(start, end)
-            if isinstance(each, ShardsPartition)
+            partition.ranges
+            for partition in super().partitions(start, end)
+            if isinstance(partition, ShardsPartition)
         ]
         lineage = lineage_of(end)
         if self._job.state is None or not lineage:

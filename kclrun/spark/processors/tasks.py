@@ -52,7 +52,7 @@ class Keyed:
         """The state where the range begins. Raises: as `ShardState`."""
         store, of = self._open_store(), shard_range.shard_id
         return ShardState(
-            *(store, self.batch, of, shard_range.begin), token=token, max_bytes=self._max_bytes
+            store, self.batch, of, shard_range.begin, token=token, max_bytes=self._max_bytes
         )
 
 
@@ -176,7 +176,10 @@ class ProcessorTask:
         self, shard_id: str, begin: ExtendedSequenceNumber, state: ShardState | None
     ) -> ProcessorHost:
         return ProcessorHost(
-            *(self._job, shard_id, begin, self._token),
+            self._job,
+            shard_id,
+            begin,
+            self._token,
             keep_letter=self._keep_letter,
             state=state,
             decoding=self._decoding,

@@ -76,4 +76,4 @@ def _listed(names: Sequence[str]) -> str:
     if not names:
         return "no columns"
     more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
-    return ", ".join(repr(each) for each in names[:_NAMED_MAX]) + more
+    return ", ".join(repr(name) for name in names[:_NAMED_MAX]) + more

@@ -171,11 +171,13 @@ class _Writer:
 
     def _log_commit(self, messages: Sequence[Any], batch: str) -> None:
         reached = self._settings.reached
-        report = batch_report(each.report for each in messages if isinstance(each, TaskDone))
+        report = batch_report(
+            message.report for message in messages if isinstance(message, TaskDone)
+        )
         _SLOWED.log(reached, f"stream {reached.name}, {batch}", report)
 
     def _log_abort(self, messages: Sequence[Any], batch: str) -> None:
-        done = [each.report for each in messages if isinstance(each, TaskDone)]
+        done = [message.report for message in messages if isinstance(message, TaskDone)]
         _LOG.warning(
             "stream %s, %s: failed: %d of %d tasks had finished, their %d rows are in the stream;"
             " the others may have put some. All are put again if the batch is tried again",
