@@ -340,7 +340,6 @@ def test_a_name_that_is_too_long_for_a_file_is_no_bug_of_ours(verb, capsys):
         "simulate --minutes nan",
         "simulate --skew nan",
         "simulate --records inf",
-        "cost --records-per-second nan",
     ],
 )
 def test_a_number_that_is_not_finite_is_64(line, capsys):
