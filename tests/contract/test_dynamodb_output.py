@@ -375,6 +375,32 @@ def test_an_item_that_the_table_refuses_names_the_column_at_the_commit_and_in_a_
     assert {row["n"] for row in place.rows()} <= {1}, "a trial puts no item"
 
 
+@pytest.mark.parametrize("does", ["commit", "trial"])
+def test_a_refusal_by_an_index_that_the_table_got_after_the_start_names_its_column(place, does):
+    output = owner(place)
+    row = output.encode({"shard": "k", "n": 1, "driver": None})[0]
+    place.client.update_table(
+        TableName=place.name,
+        AttributeDefinitions=[
+            {"AttributeName": name, "AttributeType": kind}
+            for name, kind in (("shard", "S"), ("n", "N"), ("driver", "S"))
+        ],
+        GlobalSecondaryIndexUpdates=[{"Create": index_of("by-driver", "driver", "n")}],
+    )
+    output.add([row], at(1))
+    does = {"commit": output.commit, "trial": lambda: output.try_rows([row], ())}[does]
+    try:
+        with pytest.raises((RowsRefused, TypeError), match=r"ValidationException, column driver$"):
+            does()
+        with pytest.raises(TypeError, match="column driver: the index by-driver"):
+            output.encode({"shard": "k", "n": 2, "driver": 5})
+    finally:
+        place.client.update_table(
+            TableName=place.name,
+            GlobalSecondaryIndexUpdates=[{"Delete": {"IndexName": "by-driver"}}],
+        )
+
+
 def test_a_table_may_be_named_by_its_arn(place):
     arn = place.client.describe_table(TableName=place.name)["Table"]["TableArn"]
     output = place.open(OF, dynamodb=arn)

@@ -7,6 +7,7 @@ lower mark, so that neither a replay nor a late request of a former owner brings
 from __future__ import annotations
 
 import base64
+import contextlib
 import re
 import threading
 import time
@@ -315,11 +316,18 @@ class DynamoDbOutput:
     def _refusal(self, error: ErrorReply) -> str:
         """In words; the message of the service may quote the item, and only names of ours are
         taken from it."""
+        named = self._named_in(error)
+        if not named:  # the table may have another index since the lease began
+            with contextlib.suppress(errors.ServiceError, errors.SettingsError):
+                self._there = self._described()
+            named = self._named_in(error)
+        return f"the table {self._table} refuses an item: {error.code}{named}"
+
+    def _named_in(self, error: ErrorReply) -> str:
         words = set(_WORD.findall(error.message))
         table = self._found
         names = [*(it.attribute_name for it in table.key), *(it.name for it in table.indexed)]
-        named = "".join(f", column {name}" for name in dict.fromkeys(names) if name in words)
-        return f"the table {self._table} refuses an item: {error.code}{named}"
+        return "".join(f", column {name}" for name in dict.fromkeys(names) if name in words)
 
     def _put_all(self, mark: _Mark) -> None:
         """Put all items in parallel; a key is there once, so that their order is free."""
