@@ -80,7 +80,8 @@ def module_of(verb: str) -> str:
     name = verb.replace("-", "_")
     if verb in _SHARING:
         return f"kclrun.cli.{_SHARING[verb]}"
-    is_folder = (Path(__file__).parent / name).is_dir()
+    # Not the folder itself: an update of a checkout leaves one behind that only has bytecode.
+    is_folder = (Path(__file__).parent / name / "command.py").is_file()
     return f"kclrun.cli.{name}.command" if is_folder else f"kclrun.cli.{name}"
 
 

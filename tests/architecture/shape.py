@@ -180,6 +180,25 @@ class Module:
             if isinstance(node, ast.ClassDef):
                 yield sum(isinstance(part, ast.FunctionDef) for part in node.body)
 
+    @property
+    def starred(self):
+        """Stars before a tuple display: its values can stand there themselves."""
+        return sum(
+            isinstance(part, ast.Starred) and isinstance(part.value, ast.Tuple)
+            for node in self.nodes
+            if isinstance(node, ast.List | ast.Tuple | ast.Set | ast.Call)
+            for part in ast.iter_child_nodes(node)
+        )
+
+    @property
+    def named_alike(self):
+        return len(re.findall(r'"""As `[^`]+`\."""', self.text))
+
+    @property
+    def over_each(self):
+        loops = (node for node in self.nodes if isinstance(node, ast.For | ast.comprehension))
+        return sum(getattr(loop.target, "id", None) == "each" for loop in loops)
+
     def makes(self, name):
         return any(
             isinstance(node, ast.Call)
@@ -318,6 +337,9 @@ def figures():
         "lines in tests/": sum(tests),
         **_more_than_a_reader_holds(everything),
         "circles of imports": len(circles()),
+        "stars before a tuple display": sum(module.starred for module in everything),
+        "docstrings that only name another": sum(module.named_alike for module in everything),
+        "loops over each": sum(module.over_each for module in everything),
         "modules that drive user code": sum(module.makes(DECIDES_A_BATCH) for module in everything),
         "README lines": (ROOT / "README.md").read_text().count("\n"),
     }
