@@ -222,7 +222,7 @@ class BatchCalls:
         call = functools.partial(host.call, left) if left else _no_call
         try:
             attempt(call, self._rows, covers, host.durable)
-        except BaseException as error:
+        except BaseException as error:  # user code: also CancelledError
             if host.ends_run(error):
                 raise
             if isinstance(error, FailedRecords):

@@ -570,7 +570,7 @@ class _Life:
         while True:
             try:
                 return call()
-            except BaseException as error:
+            except BaseException as error:  # user code: also SystemExit
                 if ends_test(error) or not isinstance(attempts.raised(error), RetryAfter):
                     raise
 
