@@ -15,8 +15,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from kclrun.model.letter import LetterPlace
-from kclrun.sinks.dead_letters import letter_store
+from kclrun.sinks.dead_letters import LetterFolder
 from tests.chaos import two_managers
 from tests.patience import HUNG_S, until
 from tests.processes.ledger_rig.application import Application
@@ -276,8 +275,7 @@ class RefusalsRun(two_managers.TwoManagers):
         return ids
 
     def _letters(self):
-        place = LetterPlace(path=str(self._letters_folder))
-        with contextlib.closing(letter_store(place, _no_store)) as store:
+        with contextlib.closing(LetterFolder(Path(self._letters_folder))) as store:
             letters = [each.letter for each in store.kept() if not each.is_uncommitted]
         found = {int(json.loads(each.data)["id"]): each for each in letters}
         unnamed = [
@@ -325,7 +323,3 @@ def _tries_rows(line):
 
 def _time_of(line):
     return datetime.fromisoformat(line["ts"]).timestamp()
-
-
-def _no_store():
-    raise AssertionError("the letters are in a folder")
