@@ -222,11 +222,11 @@ class BatchCalls:
         try:
             attempt(call, self._rows, covers, host.durable)
         except BaseException as error:
-            if host.ends_run(error):
-                raise
-            if isinstance(error, FailedRecords):
-                self._covered = covers
-            return error
+            if not host.ends_run(error):
+                if isinstance(error, FailedRecords):
+                    self._covered = covers
+                return error
+            raise
         finally:
             host.limit(None)
         self._covered = covers

@@ -570,8 +570,9 @@ class _Life:
             try:
                 return call()
             except BaseException as error:
-                if ends_test(error) or not isinstance(attempts.raised(error), RetryAfter):
-                    raise
+                if not ends_test(error) and isinstance(attempts.raised(error), RetryAfter):
+                    continue
+                raise
 
     def _call(
         self,

@@ -60,6 +60,11 @@ QUICK: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/unit/model/test_values.py",
         "tests/scenarios",
     ),
+    "calling": (
+        "tests/contract/test_user_code.py",
+        "tests/unit/worker/test_worker_delivering.py",
+        "tests/unit/testing",
+    ),
     "record_calls": (
         "tests/unit/worker/test_worker_single_records.py",
         "tests/unit/worker/test_worker_delivering.py",
@@ -136,9 +141,9 @@ WIDER: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 PACKAGES: Final = (
-    "aws", "cli", "codec", "compat", "config", "consuming", "ipc", "leases", "lifecycle", "local",
-    "manager", "model", "observe", "page", "protocol", "reading", "record_calls", "simulation",
-    "sinks", "spark", "state", "testing", "worker",
+    "aws", "calling", "cli", "codec", "compat", "config", "consuming", "ipc", "leases", "lifecycle",
+    "local", "manager", "model", "observe", "page", "protocol", "reading", "record_calls",
+    "simulation", "sinks", "spark", "state", "testing", "worker",
 )  # fmt: skip
 KEPT: Final = ROOT / "build" / "mutants"
 # Far above what a package's unit tests take (the slowest, spark, 100 s on two cores). A bug that
