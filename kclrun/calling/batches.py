@@ -222,12 +222,12 @@ class BatchCalls:
         call = functools.partial(host.call, left) if left else _no_call
         try:
             attempt(call, self._rows, covers, host.durable)
-        except BaseException as error:  # user code: also CancelledError
-            if host.ends_run(error):
-                raise
-            if isinstance(error, FailedRecords):
-                self._covered = covers
-            return error
+        except BaseException as error:
+            if not host.ends_run(error):
+                if isinstance(error, FailedRecords):
+                    self._covered = covers
+                return error
+            raise
         finally:
             host.limit(None)
         self._covered = covers

@@ -151,12 +151,11 @@ def run_processor(
 
     A `process_record` gets the records one by one, or with `concurrency` (and `order`, `timeout_s`)
     as the setting does: the `seed` says in which order the calls return. `async def` runs in a time
-    of its own, in which a sleep takes no time; with `seed=None` in real time. `crash_after` counts
-    its calls that returned.
+    of its own, in which a sleep takes no time; with `seed=None` in real time.
 
-    `crash_after` ends the process after so many records, when the call with the last of them has
-    returned and before anything is checkpointed for it. `crash_at_checkpoint=n` ends it in the
-    processor's n-th call of `checkpoint()`, before it is written. No further method is called then.
+    `crash_after` ends the process after so many records, when the call with the last has returned and
+    nothing is checkpointed for it. `crash_at_checkpoint=n` ends it in the n-th call of
+    `checkpoint()`, before it is written. No further method is called then.
 
     Raises: the errors of the processor; SettingsError for a row to an output that `outputs` does
     not name; StaleCheckpoint into the processor, as in production;
@@ -570,9 +569,10 @@ class _Life:
         while True:
             try:
                 return call()
-            except BaseException as error:  # user code: also SystemExit
-                if ends_test(error) or not isinstance(attempts.raised(error), RetryAfter):
-                    raise
+            except BaseException as error:
+                if not ends_test(error) and isinstance(attempts.raised(error), RetryAfter):
+                    continue
+                raise
 
     def _call(
         self,

@@ -38,6 +38,7 @@ DIFFERING = {
     "--for": "how long: a pause, or a simulation",
     "--all": "more than is shown or done without it",
     "--folder": "what is in the folder",
+    "--region": "local makes streams there, the others look for them there",
     "--outputs": "each has its own choices",
 }
 
