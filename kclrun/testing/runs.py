@@ -153,9 +153,9 @@ def run_processor(
     as the setting does: the `seed` says in which order the calls return. `async def` runs in a time
     of its own, in which a sleep takes no time; with `seed=None` in real time.
 
-    `crash_after` ends the process after so many records, when the call with the last has returned and
-    nothing is checkpointed for it. `crash_at_checkpoint=n` ends it in the n-th call of
-    `checkpoint()`, before it is written. No further method is called then.
+    `crash_after` ends the process after so many records (calls, of a `process_record`), when the
+    last call has returned and nothing is checkpointed for it. `crash_at_checkpoint=n` ends it in
+    the n-th call of `checkpoint()`, before it is written. No further method is called then.
 
     Raises: the errors of the processor; SettingsError for a row to an output that `outputs` does
     not name; StaleCheckpoint into the processor, as in production;

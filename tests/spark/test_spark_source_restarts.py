@@ -1,4 +1,4 @@
-"""A batch is a function of its offsets: replays, restarts and second looks give the same rows."""
+"""A2: a batch is a function of its offsets: replays, restarts and second looks give the same rows."""
 
 import json
 from pathlib import Path

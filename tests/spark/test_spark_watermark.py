@@ -1,4 +1,4 @@
-"""Catching up on a dense and a sparse shard: no row comes behind the watermark.
+"""A8: catching up on a dense and a sparse shard: no row comes behind the watermark.
 
 The backlog is written straight into the model of Kinesis with arrival times of the last quarter
 of an hour, and served over HTTP as the embedded service serves it.

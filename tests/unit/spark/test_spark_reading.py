@@ -1,4 +1,4 @@
-"""Ranges of shards read to their exact ends, over the stream model in virtual time."""
+"""A6: ranges of shards read to their exact ends, over the stream model in virtual time."""
 
 import itertools
 import logging
