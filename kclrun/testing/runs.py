@@ -135,11 +135,11 @@ def run_processor(
     the error is raised to you, or with `then` as in `on_error.then` the records at fault are given
     up. As in production `shutdown_requested` is called once, `initialize` again with a new
     instance, and an error of the settings is not repeated. `schema` is `output.schema`, or a schema
-    for each output by its name; `outputs` are the names in the setting `outputs`, and with them a
-    row for another name is refused, as in production; left out, every name has rows. `decode` is
-    the setting, or a type or a function itself (for `glue` a function); without it `decode_as`.
-    `state` is what `context.state` holds at first, as key → name → value. The timers that are
-    pending `after` another run, and its watermark, are there at first, too.
+    for each output by its name; `outputs` are the names in the setting `outputs`: a row for another
+    name is refused, as in production; left out, every name has rows. `decode` is the setting, or a
+    type or a function itself (for `glue` a function); without it `decode_as`. `state` is what
+    `context.state` holds at first, as key → name → value; so are timers and watermark `after`
+    another run.
 
     Timers fire as they would in production, with `watermark: {lateness, every, idle}` as
     `lateness_s`, `every_s` and `idle_s`. The test has the clock of the machine, and of Kinesis: it

@@ -1,5 +1,5 @@
-"""What the driver decides, over the stream model in virtual time: one claim of A1 to A9 (A2, A7, A8 among
-them) each."""
+"""What the driver decides, over the stream model in virtual time: one claim of A1 to A9 (A2, A7 and
+A8 among them) each."""
 
 import itertools
 import json
