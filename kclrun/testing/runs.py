@@ -158,10 +158,9 @@ def run_processor(
     the n-th call of `checkpoint()`, before it is written. No further method is called then.
 
     Raises: the errors of the processor; SettingsError for a row to an output that `outputs` does
-    not name; StaleCheckpoint into the processor, as in production;
-    ProcessorLoadError for a method that is `async def` or a generator, or returns anything but
-    None; ProcessorError if it returns from `shard_ended` without a checkpoint under `manual`, or
-    never checkpoints and `uncheckpointed_max` stops the shard for good.
+    not name; StaleCheckpoint into the processor, as in production; ProcessorLoadError for a method
+    that is `async def` or a generator, or returns a value; ProcessorError if it returns from
+    `shard_ended` without a checkpoint under `manual`, or never checkpoints at all.
 
     >>> from kclrun import RecordProcessor
     >>> class Shout(RecordProcessor):

@@ -1,4 +1,4 @@
-"""A2: a batch is a function of its offsets: replays, restarts and second looks give the same rows."""
+"""A2: a batch is a function of its offsets: replays, restarts, second looks give the same rows."""
 
 import json
 from pathlib import Path

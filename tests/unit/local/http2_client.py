@@ -108,9 +108,13 @@ def serving(scenario, app, **config):
         )
         settings.load()
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            lambda: Http1Or2Protocol(settings, state, {}), "127.0.0.1", 0
-        )
+        made = []
+
+        def accepted():
+            made.append(Http1Or2Protocol(settings, state, {}))
+            return made[-1]
+
+        server = await loop.create_server(accepted, "127.0.0.1", 0)
         try:
             port = server.sockets[0].getsockname()[1]
             await asyncio.wait_for(scenario(port, state), HUNG_S * 2)
@@ -121,9 +125,11 @@ def serving(scenario, app, **config):
                 writer.transport.abort()
                 with contextlib.suppress(ConnectionError):
                     await writer.wait_closed()
-            for connection in list(state.connections):
+            # Those that are closing, too: one with bytes to send would outlive the loop.
+            for connection in (*made, *state.connections):
                 transport = getattr(connection, "_transport", None) or connection.transport
-                transport.abort()
+                if transport is not None:
+                    transport.abort()
             for task in list(state.tasks):
                 task.cancel()
             await asyncio.gather(*state.tasks, return_exceptions=True)
