@@ -177,9 +177,8 @@ def run_processor(
     >>> str(run.position)
     'SHARD_END'
     """
-    ledger = Ledger(position, TestedState(state, after), known_outputs(outputs, schema))
     life = _Life(
-        ledger,
+        Ledger(position, TestedState(state, after), known_outputs(outputs, schema)),
         _decoding(processor, decode),
         concurrency=None if concurrency is None else Concurrency(concurrency, order, timeout_s),
         seed=seed,
@@ -203,8 +202,8 @@ def run_processor(
         **life.given,
         schemas=_schemas(schema),
     )
-    made = make_records(records, first_arrival_s=first_arrival_s)
-    return _lived(life, processor, context, made, end_of_shard=end_of_shard)
+    records = make_records(records, first_arrival_s=first_arrival_s)
+    return _lived(life, processor, context, records, end_of_shard=end_of_shard)
 
 
 def _lived(
