@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from kclrun.simulation.fleet import Fleet
+from kclrun.simulation.record import FleetRecord
 from kclrun.simulation.world import FleetSettings
 from tests.docs.pages import DOCS
 
@@ -31,7 +32,13 @@ def units_of(label):
 )
 def test_a_simulated_fleet_uses_the_units_of_the_page(records_per_s, label):
     settings = FleetSettings(failover_s=10.0, checkpoint_every_s=10.0)
-    fleet = Fleet(5, shards=LEASES, records_per_s=records_per_s, settings=settings)
+    fleet = Fleet(
+        5,
+        shards=LEASES,
+        records_per_s=records_per_s,
+        settings=settings,
+        observer_kind=FleetRecord,
+    )
     for name in "abc"[:MACHINES]:
         fleet.add_host(name, name)
     fleet.run_for(180.0)  # until it is at rest
