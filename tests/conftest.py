@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import none
 
 from tests.examples import GATE
+from tests.foreground import HANDLERS
 from tests.patience import TEST_S
 from tests.shares import beyond_each_value
 from tests.support.programs import HAS_SPARK
@@ -25,10 +26,7 @@ make_quick()
 
 # A shell without job control starts what is in its background with SIGINT ignored, and `nohup` with
 # SIGHUP. What a test starts inherits this: a signal that a test sends would be lost.
-for number, handler in (
-    (signal.SIGINT, signal.default_int_handler),
-    (signal.SIGHUP, signal.SIG_DFL),
-):
+for number, handler in HANDLERS.items():
     if (
         signal.getsignal(number) is signal.SIG_IGN
         and threading.current_thread() is threading.main_thread()

@@ -8,7 +8,8 @@ would pass whatever the program does about it.
 import contextlib
 import signal
 
-_HANDLERS = {
+# What a program has that is started in the foreground.
+HANDLERS = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,
@@ -18,7 +19,7 @@ _HANDLERS = {
 @contextlib.contextmanager
 def heeding_signals():
     """What is started inside heeds INT, TERM and HUP. In the main thread."""
-    former = {number: signal.signal(number, handler) for number, handler in _HANDLERS.items()}
+    former = {number: signal.signal(number, handler) for number, handler in HANDLERS.items()}
     try:
         yield
     finally:

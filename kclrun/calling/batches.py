@@ -90,8 +90,8 @@ class BatchHost(Protocol):
         ...
 
     def let_go(self, record: Record, failure: Failure, calls: int) -> bool:
-        """As `keep`, on the thread of `run`. False if a stop came before that was done, or if the
-        lease is halted because it cannot be done."""
+        """Give a record up by `keep`, on the thread of `run`. False if a stop came before that was
+        done, or if the lease is halted because it cannot be done."""
         self.keep(record, failure, calls)
         return True
 

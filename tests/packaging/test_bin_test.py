@@ -53,7 +53,14 @@ class Checkout:
         self.use_python(sys.executable)
         tests = self.folder / "tests"
         tests.mkdir()
-        for name in ["conftest.py", "examples.py", "patience.py", "shares.py", "twice.py"]:
+        for name in [
+            "conftest.py",
+            "examples.py",
+            "foreground.py",
+            "patience.py",
+            "shares.py",
+            "twice.py",
+        ]:
             shutil.copy(ROOT / "tests" / name, tests)
         # No test of these asks AWS, and botocore is half of what a start of pytest imports.
         (tests / "support").mkdir()

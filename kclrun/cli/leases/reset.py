@@ -228,7 +228,7 @@ def _reset(aws: Aws, asked: _ResetOptions, *, is_confirmed: bool) -> int:
     if ends_with_plan(is_confirmed=is_confirmed):
         return exit_codes.DRAINED
     # A stream whose reset is not complete does not stop those of the others.
-    code = max((_write(aws, each, asked.text) for each in resets), default=exit_codes.DRAINED)
+    code = max((_write(aws, planned, asked.text) for planned in resets), default=exit_codes.DRAINED)
     if code != exit_codes.DRAINED:
         return code
     echo("The next fleet to start begins there.")

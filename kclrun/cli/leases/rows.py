@@ -102,7 +102,7 @@ def print_failures(
 
 
 def print_failure(key: LeaseKey, outcome: RowOutcome) -> int:
-    """As `print_failures`, for one row."""
+    """Name one row whose write did not apply, with the reason; the exit code."""
     return print_failures([(key, outcome)])
 
 
