@@ -12,8 +12,8 @@ from h2.errors import ErrorCodes
 from uvicorn.server import ServerState
 
 from kclrun.local.http2 import Http1Or2Protocol
+from tests.patience import HUNG_S, TEST_S
 
-HUNG_S = 20.0
 OPENED: list[asyncio.StreamWriter] = []
 
 
@@ -99,12 +99,20 @@ class Client:
 
 
 def serving(scenario, app, **config):
-    """Run `scenario(port, state)` against a server of `app`."""
+    """Run `scenario(port, state)` against a server of `app`.
+
+    uvicorn closes a connection that is idle for 5 s, which a starved machine is between two
+    requests of one test: here only a test that names `timeout_keep_alive` sees that.
+    """
 
     async def run():
         state = ServerState()
         settings = uvicorn.Config(
-            app, http=Http1Or2Protocol, lifespan="off", access_log=False, **config
+            app,
+            http=Http1Or2Protocol,
+            lifespan="off",
+            access_log=False,
+            **({"timeout_keep_alive": int(HUNG_S)} | config),
         )
         settings.load()
         loop = asyncio.get_running_loop()
@@ -117,7 +125,7 @@ def serving(scenario, app, **config):
         server = await loop.create_server(accepted, "127.0.0.1", 0)
         try:
             port = server.sockets[0].getsockname()[1]
-            await asyncio.wait_for(scenario(port, state), HUNG_S * 2)
+            await asyncio.wait_for(scenario(port, state), TEST_S)
         finally:
             server.close()
             while OPENED:
