@@ -13,12 +13,22 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, get_args, get_origin
 
-from kclrun.codec.values import BY_NAME, Decode, decoder_of_type, decoding, is_value_type
+import msgspec
+
+from kclrun.codec.values import (
+    BY_NAME,
+    Decode,
+    decoder_of_type,
+    decoding,
+    is_value_type,
+    reason_without_value,
+)
 from kclrun.errors import ProcessorLoadError, SettingsError
+from kclrun.model.names import hint
 from kclrun.model.record import Decoding
 from kclrun.processor import (
     METHODS,
@@ -158,20 +168,106 @@ def load_decoding(
     glue: Callable[[], Decode],
 ) -> Decoding | None:
     """How `record.value` is made: as the setting `decode` says, else as `decode_as` of the
-    processor does; None if neither does. `glue` opens the schema registry.
+    processor does, else as JSON of the type in `RecordProcessor[Order]`; None if none does. `glue`
+    opens the schema registry.
 
     Raises: ProcessorLoadError; SettingsError if the extra `glue` is not installed.
     """
-    said = processor.decode_as if setting is None else setting
+    said, where = _decoder_named(setting, processor)
     if said is None:
         return None
-    where = "decode" if setting is not None else f"decode_as of {processor.__qualname__}"
     if setting is None and said == GLUE:
         raise ProcessorLoadError(
             f"{where}: glue needs a permission, which `kclrun iam` knows by the settings alone\n"
             "Set `decode: glue` in the configuration instead"
         )
     return decoding(load_decoder(said, paths, glue, where))
+
+
+def _decoder_named(setting: str | None, processor: type[RecordProcessor]) -> tuple[Any, str]:
+    """What names the decoder, and how messages call it. Raises: ProcessorLoadError."""
+    if setting is not None:
+        return setting, "decode"
+    if processor.decode_as is not None:
+        return processor.decode_as, f"decode_as of {processor.__qualname__}"
+    named = value_type(processor)
+    where = f"{processor.__qualname__}: RecordProcessor[{getattr(named, '__qualname__', named)}]"
+    if named is not None and not is_value_type(named):
+        raise ProcessorLoadError(
+            f"{where}: JSON cannot be decoded into this type\n"
+            "Set decode_as on the class, or decode in the settings, to what makes one of a payload"
+        )
+    return named, where
+
+
+def value_type(processor: type[RecordProcessor]) -> Any:
+    """The type V of `class Orders(RecordProcessor[V])`, also through classes between the two; None
+    where it is not named, or is Any."""
+    return _argument_of(processor, RecordProcessor, {})
+
+
+def _argument_of(kind: type, wanted: type, known: Mapping[Any, Any]) -> Any:
+    """The argument of the generic class `wanted` among the bases of `kind`, whose own type
+    variables are `known`."""
+    for base in getattr(kind, "__orig_bases__", kind.__bases__):
+        generic = get_origin(base) or base
+        if not (isinstance(generic, type) and issubclass(generic, wanted)):
+            continue
+        arguments = [known.get(argument, argument) for argument in get_args(base)]
+        if generic is wanted:
+            is_named = arguments and not isinstance(arguments[0], TypeVar)
+            return arguments[0] if is_named and arguments[0] is not Any else None
+        parameters = getattr(generic, "__parameters__", ())
+        return _argument_of(generic, wanted, dict(zip(parameters, arguments, strict=False)))
+    return None
+
+
+def decoded_options(processor: type[RecordProcessor], options: Mapping[str, Any]) -> Any:
+    """`context.options`: the mapping of the settings, or what `options_as` of the processor makes
+    of it. Raises: SettingsError, without a value, for an option that this type does not know or
+    that has another type, and for one that is missing."""
+    wanted = processor.options_as
+    if wanted is None:
+        return options
+    named = f"options: {processor.__qualname__} takes {getattr(wanted, '__qualname__', wanted)}"
+    try:
+        made = msgspec.convert(dict(options), wanted)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise SettingsError(f"{named}: {reason_without_value(error)}") from None
+    for unknown in _not_taken(options, made):
+        raise SettingsError(f"{named}, which has no {unknown}")
+    return made
+
+
+def _not_taken(given: object, made: object, path: str = "") -> Iterator[str]:
+    """The names of what was given and is not in the object that was made of it."""
+    if isinstance(given, Mapping):
+        names = _names_of(made)
+        if names is None:
+            return
+        for key, value in given.items():
+            if key in names:
+                yield from _not_taken(value, names[key], f"{path}{key}.")
+            else:
+                yield f"{path}{key}{hint(str(key), map(str, names))}"
+    elif isinstance(given, list) and isinstance(made, (list, tuple)):
+        for index, (value, one) in enumerate(zip(given, made, strict=False)):
+            yield from _not_taken(value, one, f"{path.removesuffix('.')}[{index}].")
+
+
+def _names_of(made: object) -> Mapping[Any, Any] | None:
+    """The members of an object, by the names that settings give them; None if it has none."""
+    if isinstance(made, Mapping):
+        return made
+    if isinstance(made, msgspec.Struct):
+        tag = made.__struct_config__.tag_field
+        fields = msgspec.structs.fields(made)
+        own = {field.encode_name: getattr(made, field.name) for field in fields}
+        return own if tag is None else {**own, tag: None}
+    names = getattr(made, "__dataclass_fields__", None)
+    if names is None and (attributes := getattr(made, "__attrs_attrs__", None)) is not None:
+        names = [attribute.name for attribute in attributes]
+    return None if names is None else {name: getattr(made, name) for name in names}
 
 
 def load_decoder(

@@ -8,10 +8,11 @@ the documents.
 from __future__ import annotations
 
 import inspect
+import warnings
 from abc import ABC
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, NamedTuple
 
 import msgspec
 
@@ -42,12 +43,23 @@ __all__ = [
     "RecordContext",
     "RecordProcessor",
     "call_method",
+    "check_returned",
     "fires_timers",
     "is_asynchronous",
     "refuse_deferred",
     "takes_records",
-    "why_not_returned",
 ]
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # see model/record.py
+
+    V = TypeVar("V", default=Any)
+    O_co = TypeVar("O_co", default=Any, covariant=True)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
+    O_co = TypeVar("O_co", covariant=True)
 
 Row = Mapping[str, Any]
 T = TypeVar("T")
@@ -79,15 +91,15 @@ class KeptRow(NamedTuple):
     size: int
 
 
-class Context:
+class Context(Generic[O_co]):
     """The place of a processor: shard, options, checkpoint. Made by the runtime, one a processor.
 
     `position` is the checkpoint the shard is read from; `options` the mapping of the same name in
-    the configuration; `fencing_token` the lease counter at the claim, which only grows;
-    `pending_checkpoint` the state that a Java KCL worker left by a two-phase checkpoint, or None;
-    `uncheckpointed_max` how many records may be delivered beyond the last checkpoint;
-    `checkpoint_mode` says which side checkpoints: with `auto` and `batch` the runtime, with
-    `manual` the processor.
+    the configuration, or what `options_as` of the processor makes of it; `fencing_token` the lease
+    counter at the claim, which only grows; `pending_checkpoint` the state that a Java KCL worker
+    left by a two-phase checkpoint, or None; `uncheckpointed_max` how many records may be delivered
+    beyond the last checkpoint; `checkpoint_mode` says which side checkpoints: with `auto` and
+    `batch` the runtime, with `manual` the processor.
     """
 
     def __init__(
@@ -98,7 +110,7 @@ class Context:
         shard_id: str,
         lease_key: str,
         position: ExtendedSequenceNumber,
-        options: Mapping[str, Any],
+        options: O_co,
         fencing_token: int,
         uncheckpointed_max: int,
         checkpoint_mode: Literal["auto", "batch", "manual"],
@@ -219,7 +231,7 @@ class Context:
         self._release()
 
 
-class RecordContext(msgspec.Struct):
+class RecordContext(msgspec.Struct, Generic[O_co]):
     """What one call of `process_record` may do. Usable during that call alone, from any thread.
 
     What it emits and changes is kept for its record until a commit covers the record [K19].
@@ -228,7 +240,7 @@ class RecordContext(msgspec.Struct):
     runtime's. (A Struct: one is made for each record, in half the time of a class.)
     """
 
-    _of: Context
+    _of: Context[O_co]
     _record: Record
     is_open: bool = True
     kept: list[KeptRow] | None = None
@@ -236,7 +248,7 @@ class RecordContext(msgspec.Struct):
     kept_bytes: int = 0
 
     @property
-    def options(self) -> Mapping[str, Any]:
+    def options(self) -> O_co:
         return self._of.options
 
     @property
@@ -369,7 +381,7 @@ class Checkpointer:
             self._write(ExtendedSequenceNumber(at, sub_sequence_number or 0))
 
 
-class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not both
+class RecordProcessor(ABC, Generic[V]):
     """User code over one shard. One instance a shard, in a process of its own, one call at a time.
 
     Delivery is at least once [I1] and in the order of the shard [I6]; a planned stop causes no
@@ -377,14 +389,19 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
     instance lives in a task and sees one range of the shard, or several that follow each other; a
     task that is tried again gives its range again, and the rows of the attempts before are dropped.
 
-    `decode_as` says what `record.value` is, where the settings have no `decode`: a type that JSON
-    is decoded into (a msgspec.Struct, a dataclass, a TypedDict), or a text as that setting takes,
-    but for `glue`.
+    `class Orders(RecordProcessor[Order])` says what `record.value` is: JSON is decoded into that
+    type (a msgspec.Struct, a dataclass, a TypedDict). `decode_as` names another decoder: a type, or
+    a text as the setting `decode` takes, but for `glue`. The setting goes before both.
+
+    `options_as` is a type for the `options` of the settings, such as a msgspec.Struct:
+    `context.options` is one of these, and an option that it does not know, or that has another
+    type, is an error of the start and of `kclrun check`.
     """
 
     decode_as: ClassVar[Any] = None
+    options_as: ClassVar[Any] = None
 
-    def initialize(self, context: Context) -> None:  # noqa: B027 - optional by design
+    def initialize(self, context: Context) -> None:
         """Get ready for a shard: open connections, keep `context`.
 
         Called once, before the first record, when the lease has been proven ours.
@@ -392,7 +409,7 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         lease is halted with the reason, the other leases go on.
         """
 
-    def process_records(self, batch: RecordBatch, checkpointer: Checkpointer) -> None:
+    def process_records(self, batch: RecordBatch[V], checkpointer: Checkpointer) -> None:
         """Process some records of the shard, in order.
 
         Called again and again while the lease is held, never concurrently. `batch` has from 1 to
@@ -408,7 +425,7 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         """
         raise NotImplementedError
 
-    def process_record(self, record: Record, context: RecordContext) -> Awaitable[None] | None:
+    def process_record(self, record: Record[V], context: RecordContext) -> Awaitable[None] | None:
         """Process one record; instead of `process_records`, and as `def` or `async def`.
 
         Called once for each record. Without `concurrency` one call at a time, in the order of the
@@ -427,7 +444,7 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         """
         raise NotImplementedError
 
-    def on_timer(self, timer: Timer, checkpointer: Checkpointer) -> None:  # noqa: B027 - optional
+    def on_timer(self, timer: Timer, checkpointer: Checkpointer) -> None:
         """A timer of `context.set_timer` fires; it is not pending any more.
 
         Called between two calls of `process_records`, never concurrently: event timers in the order
@@ -446,7 +463,7 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         timer is not a record that could be put aside. HaltShard halts at once.
         """
 
-    def event_time(self, record: Record) -> float:
+    def event_time(self, record: Record[V]) -> float:
         """When the record happened, in seconds since the epoch, for the watermark and for
         `Windows`: its arrival in the stream, unless you override it. Only with `on_timer`.
 
@@ -465,20 +482,19 @@ class RecordProcessor(ABC):  # noqa: B024 - one of two methods is required, not 
         Guaranteed: no further record of this shard will come to any processor [I1, I3]. Its rows
         and changes of the state are committed with the shard's end, once; before that a process
         that ends has it called again.
-        Must not: keep work in memory; after this the position cannot be read again. With
-        `checkpoint: manual`, call `checkpointer.checkpoint()` here.
+        Must not: keep work in memory; after this the position cannot be read again. When it returns
+        the shard is done, also with `checkpoint: manual`.
         Raises: whatever you like; it is called again after a back-off, as for a batch.
         """
-        checkpointer.checkpoint()
 
-    def lease_lost(self) -> None:  # noqa: B027 - optional by design
+    def lease_lost(self) -> None:
         """Another owner has the shard: write nothing, release what you hold.
 
         Called at most once, when no other call is under way. Not called after a crash. On Spark it
         says that another task goes on with the shard.
         """
 
-    def shutdown_requested(self, checkpointer: Checkpointer) -> None:  # noqa: B027 - optional
+    def shutdown_requested(self, checkpointer: Checkpointer) -> None:
         """The last chance to checkpoint: the lease is released when this returns.
 
         Called once, after the running batch returned, when the machine drains or the lease moves.
@@ -516,27 +532,42 @@ def refuse_deferred(processor: object, called: str, methods: Iterable[str] = MET
 def call_method(processor: RecordProcessor, method: str, *arguments: object) -> None:
     """Call a method of a processor; each returns None once its work is done.
 
-    Any other result fails the call [I9]: a coroutine or a generator is work that has not begun.
-    Raises: the method's exception; ProcessorLoadError for a result, which calling it again would
-    not change.
+    Raises: the method's exception; ProcessorLoadError as `check_returned`.
     """
     result = getattr(processor, method)(*arguments)
     if result is not None:
-        raise why_not_returned(method, result)
+        check_returned(method, result)
 
 
-def why_not_returned(method: str, result: object) -> ProcessorLoadError:
-    """The error for a method that returned something; closes a coroutine."""
-    if inspect.iscoroutine(result):
-        result.close()  # otherwise Python warns of it later, at another place
+def check_returned(method: str, result: object) -> None:
+    """What a method returned that should return nothing. A value is no harm: a warning says once a
+    process that it is dropped.
+
+    Raises: ProcessorLoadError for a coroutine or a generator, work that has not begun [I9]; calling
+    the method again would not change that.
+    """
     is_deferred = (
         inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result)
     )
-    why = "nothing of it has run" if is_deferred else "the runtime has no use for it"
-    return ProcessorLoadError(
-        f"{method} returned a {type(result).__name__}, and {why}: a method does its work and"
-        " returns None"
-    )
+    if inspect.iscoroutine(result):
+        result.close()  # otherwise Python warns of it later, at another place
+    kind = type(result).__name__
+    if is_deferred:
+        raise ProcessorLoadError(
+            f"{method} returned a {kind}, and nothing of it has run: a method does its work and"
+            " returns None"
+        )
+    if (method, kind) not in _dropped:
+        _dropped.add((method, kind))
+        warnings.warn(
+            f"{method} returned a {kind}, which kclrun drops: rows leave with context.emit(row)",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+# Methods, and the names of the types that they returned.
+_dropped: Final[set[tuple[str, str]]] = set()
 
 
 def takes_records(processor: object, called: str) -> bool:

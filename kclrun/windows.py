@@ -112,9 +112,10 @@ class Windows(Generic[T]):
         self._merge = merge
         self._time_of = time_of
 
-    def add(self, record: Record, value: T, context: RecordContext | None = None) -> bool:
-        """Merge the value into the windows of the record, by its partition key. Call it from
-        `process_records`; in `process_record` give it the `context` of the call.
+    def add(self, record: Record, value: T, context: Context | RecordContext | None = None) -> bool:
+        """Merge the value into the windows of the record, by its partition key. `context` is that
+        of the call under way: in `process_record` it must be given, in `process_records` it is the
+        one given to `initialize`, and may be left out.
 
         Returns: False for a late record, of which no window is open any more: the watermark has
         passed their ends, and nothing was changed. The log says how many were late, and so does
@@ -144,7 +145,9 @@ class Windows(Generic[T]):
         self._keep(timer.key, [each for each in known if each[1] > timer.at], self._context)
         return [Window(timer.key, *each) for each in known if each[1] <= timer.at]
 
-    def open(self, key: Record | str, context: RecordContext | None = None) -> list[Window[T]]:
+    def open(
+        self, key: Record | str, context: Context | RecordContext | None = None
+    ) -> list[Window[T]]:
         """The windows of a key that are not closed yet, the earliest first; `context` as in
         `add`."""
         name = key if isinstance(key, str) else key.partition_key

@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import psutil
@@ -27,6 +28,7 @@ from kclrun.codec.values import Decode
 from kclrun.emit_calls import EmitCall, emit_calls, state_uses
 from kclrun.errors import HostRefused, ProcessorLoadError, SettingsError
 from kclrun.loading import (
+    decoded_options,
     kind_of,
     load_decoder,
     load_decoding,
@@ -68,17 +70,22 @@ def try_import(
     paths: Sequence[Path],
     environment: Mapping[str, str],
     *,
+    options: Mapping[str, Sequence[Mapping[str, Any]]] = types.MappingProxyType({}),
     within_s: float,
 ) -> Trial:
     """Import the references `named` (by setting) from `paths`, in a process that `command` starts.
-    Neither the process nor those that it started are left behind. Raises: OSError, HostRefused."""
+    `options` are those that a processor gets, of each of its streams.
+
+    Neither the process nor those that it started are left behind. Raises: OSError, HostRefused.
+    """
     answer_fd, child_fd = os.pipe()
     arguments = [f"{setting}={reference}" for setting, reference in named.items()]
+    options_fd = _written(msgspec.msgpack.encode(dict(options)))
     try:
         process = subprocess.Popen(  # noqa: S603 - our own module; references are checked by pattern
             [*command, str(child_fd), *arguments, "--", *map(str, paths)],
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=options_fd,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=[child_fd],
@@ -87,6 +94,7 @@ def try_import(
         )
     finally:
         os.close(child_fd)
+        os.close(options_fd)
     try:
         pidfd = open_pidfd(process)
     except HostRefused:
@@ -106,6 +114,16 @@ def try_import(
     if output.answer:
         return Trial(msgspec.json.decode(output.answer, type=Loaded), None, said)
     return Trial(None, process.returncode if has_ended else None, said)
+
+
+def _written(data: bytes) -> int:
+    """A file in memory, to be read from its start. Options may be secret: arguments of a process
+    can be read by every user of the machine."""
+    fd = os.memfd_create("kclrun-options")
+    with os.fdopen(fd, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 class _Output(msgspec.Struct):
@@ -161,13 +179,16 @@ def _kill(processes: Sequence[psutil.Process]) -> None:
 
 # The process of the import.
 
+# The options of each stream of a processor, by the setting that names it.
+_Options = dict[str, list[dict[str, Any]]]
+
 
 def _unopened() -> Decode:
     """Stands for the schema registry, which a check does not ask."""
     return bytes
 
 
-def _loaded(named: Sequence[tuple[str, str]], folders: Sequence[Path]) -> Loaded:
+def _loaded(named: Sequence[tuple[str, str]], folders: Sequence[Path], options: _Options) -> Loaded:
     """Load each reference, by its setting."""
     kinds: dict[str, str] = {}
     emits: list[EmitCall] = []
@@ -180,6 +201,8 @@ def _loaded(named: Sequence[tuple[str, str]], folders: Sequence[Path]) -> Loaded
                 case "processor":
                     processor = load_processor(reference, folders, setting)
                     load_decoding(None, processor, folders, _unopened)
+                    for given in options.get(setting, ()):
+                        decoded_options(processor, given)
                     kinds[setting] = kind_of(processor)
                     emits += emit_calls(processor)
                     uses += state_uses(processor)
@@ -196,6 +219,9 @@ def _loaded(named: Sequence[tuple[str, str]], folders: Sequence[Path]) -> Loaded
 def _main(arguments: Sequence[str]) -> int:
     """`FD SETTING=REFERENCE… -- PATH…`: load each; write the answer to this descriptor."""
     answer_fd = int(arguments[0])
+    options = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Options)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), sys.stdin.fileno())
     # No process that user code starts has it: a program (exec), a fork.
     os.set_inheritable(answer_fd, False)  # noqa: FBT003 - its only argument
     os.register_at_fork(after_in_child=lambda: os.close(answer_fd))
@@ -205,7 +231,7 @@ def _main(arguments: Sequence[str]) -> int:
     folders = [Path(path) for path in arguments[end + 1 :]]
     pairs = [argument.partition("=") for argument in arguments[1:end]]
     named = [(setting, reference) for setting, _, reference in pairs]
-    answer = msgspec.json.encode(_loaded(named, folders)) + b"\n"
+    answer = msgspec.json.encode(_loaded(named, folders, options)) + b"\n"
     while answer:
         answer = answer[os.write(answer_fd, answer) :]
     _kill(psutil.Process().children(recursive=True))

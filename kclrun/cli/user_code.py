@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +21,7 @@ from kclrun.config.outputs import named_outputs
 from kclrun.config.policies import concurrency_of
 from kclrun.config.schema import (
     Settings,
+    StreamSettings,
 )
 from kclrun.emit_calls import refuse_state_uses, refuse_unknown_outputs
 from kclrun.errors import ProcessorLoadError, SettingsError
@@ -126,12 +127,28 @@ def named_user_code(configuration: Configuration) -> Mapping[str, str]:
 
 def _processors(settings: Settings) -> dict[str, str]:
     """The processors of the streams, by setting: the application's, and those of single streams."""
-    named = {}
-    for index, source in enumerate(settings.sources):
-        is_own = bool(settings.streams) and settings.streams[index].processor is not None
-        if source.processor is not None:
-            named[f"streams[{index}].processor" if is_own else "processor"] = source.processor
-    return named
+    return {
+        setting: source.processor
+        for setting, source in _processor_settings(settings)
+        if source.processor is not None
+    }
+
+
+def _processor_settings(settings: Settings) -> list[tuple[str, StreamSettings]]:
+    """Each stream, with the setting that names its processor."""
+    own = [stream.processor is not None for stream in settings.streams] or [False]
+    return [
+        (f"streams[{index}].processor" if is_own else "processor", source)
+        for index, (is_own, source) in enumerate(zip(own, settings.sources, strict=True))
+    ]
+
+
+def _options(settings: Settings) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+    """The options of the streams, by the setting that names their processor."""
+    options: dict[str, list[Mapping[str, Any]]] = {}
+    for setting, source in _processor_settings(settings):
+        options.setdefault(setting, []).append(source.options)
+    return options
 
 
 def _decoders(settings: Settings) -> dict[str, str]:
@@ -222,7 +239,12 @@ def _import(
     code = ", ".join(named.values())
     with waiting_for(f"the import of {code}"):
         trial = try_import(
-            own_module("kclrun.cli.trial_import"), named, paths, environment, within_s=_IMPORT_MAX_S
+            own_module("kclrun.cli.trial_import"),
+            named,
+            paths,
+            environment,
+            options=_options(configuration.settings),
+            within_s=_IMPORT_MAX_S,
         )
     if trial.loaded is None:
         if trial.exit_code is None:

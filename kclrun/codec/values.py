@@ -70,12 +70,13 @@ def decoding(decode: Decode) -> Decoding:
         except Exception as error:
             if errors.is_host_shortage(error):
                 raise
-            raise errors.UndecodableRecord(_reason(error), record) from None
+            raise errors.UndecodableRecord(reason_without_value(error), record) from None
 
     return Decoding(decoded)
 
 
-def _reason(error: Exception) -> str:
+def reason_without_value(error: Exception) -> str:
+    """What an error of decoding says, without the value that it was about."""
     if isinstance(error, errors.RecordError):
         return str(error)
     if isinstance(error, UnicodeDecodeError):

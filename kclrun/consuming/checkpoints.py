@@ -20,12 +20,6 @@ from kclrun.protocol.reports import ProcessorFailed
 # deliveries.
 EARLY_SHARE: Final = 0.5
 
-UNSAVED_END: Final = ProcessorFailed(
-    "shard_ended",
-    "returned without checkpointer.checkpoint(), which checkpoint: manual asks for",
-    attempts=1,
-)
-
 
 class CheckpointLedger:
     """Positions and counts of one lease in this process.

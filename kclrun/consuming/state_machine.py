@@ -11,7 +11,6 @@ from collections.abc import Callable
 from kclrun.consuming import commands, events
 from kclrun.consuming.checkpoints import (
     EARLY_SHARE,
-    UNSAVED_END,
     CheckpointLedger,
     CheckpointRequests,
     DeliveryPermit,
@@ -101,7 +100,6 @@ class LeaseStateMachine:
         self._put_off_until = Instant(0.0)  # the last checkpoint failed: no other before this
         self._is_initialized = False
         self._failure: ProcessorFailed | None = None
-        self._is_saved_at_end = False
         self._lost: LostLease | None = None
         self._output = OutputWatch()
         self._warned = ""
@@ -227,8 +225,6 @@ class LeaseStateMachine:
                 if is_expired:
                     return (records_expired(self.own.confirmed),)
             case events.CheckpointRequested(request, position):
-                if self.state is State.CLOSING and position in {None, self.ledger.delivered}:
-                    self._is_saved_at_end = True
                 return self._requests.admit(request, position, self.ledger)
             case events.CallReturned() | ProcessorFailed() | events.DeliveryStopped():
                 return self._take_in_user_code(event, now)
@@ -372,10 +368,7 @@ class LeaseStateMachine:
                 self._saved_instant = now
                 self._move(Step.READY)
             case State.CLOSING, events.CallReturned():
-                if self._is_manual and not self._is_saved_at_end:
-                    self._fail(UNSAVED_END)
-                else:
-                    self._move(Step.CLOSED)
+                self._move(Step.CLOSED)
             case _, ProcessorFailed():
                 self._fail(event)
         return ()

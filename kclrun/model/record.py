@@ -11,7 +11,7 @@ import enum
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 import msgspec
 
@@ -54,16 +54,24 @@ def _no_decoding() -> None:
 
 
 if TYPE_CHECKING:
+    # With a default, so that `Record` alone is `Record[Any]`. `typing` has it from Python 3.13 on,
+    # and each type checker knows this module; at run time a default changes nothing.
+    from typing_extensions import TypeVar
+
     OwnInt = int
     OwnStr = str
     OwnBool = bool
     OwnDecoding = Decoding
+    V_co = TypeVar("V_co", default=Any, covariant=True)
 else:
+    from typing import TypeVar
+
     OwnInt = OwnStr = OwnBool = OwnDecoding = OffTheWire
+    V_co = TypeVar("V_co", covariant=True)
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """One user record.
+class Record(msgspec.Struct, Generic[V_co], frozen=True, gc=False):
+    """One user record, with a `value` of the type `V_co`.
 
     `data` is the payload. `approximate_arrival_timestamp` is in seconds since the epoch, as the
     service sent it. `sub_sequence_number` is the index inside a KPL aggregate, else 0.
@@ -85,8 +93,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     _decoding: OwnDecoding | None = None
 
     @property
-    def value(self) -> Any:
-        """The payload as `decode` in the settings, or `decode_as` of the processor, makes it.
+    def value(self) -> V_co:
+        """The payload as `decode` in the settings, else `decode_as` of the processor, else the type
+        in `RecordProcessor[Order]` makes it.
 
         Decoded at the first use, and kept until the record is given to user code again.
         Raises: UndecodableRecord, which makes the record itself the failed one under `on_error`;
@@ -96,12 +105,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         if decoding is None:
             raise SettingsError(
                 "decode: is missing; record.value needs json, text, msgpack, glue, module:Type or"
-                " module:function there, or `decode_as` on the processor class"
+                " module:function there, or a processor class with `decode_as` or a type:"
+                " RecordProcessor[Order]"
             )
         if decoding.data is not self.data:
             decoding = Decoding(decoding.decode, self.data, decoding.decode(self))
             msgspec.structs.force_setattr(self, "_decoding", decoding)
-        return decoding.value
+        value: V_co = decoding.value
+        return value
 
     @property
     def position(self) -> ExtendedSequenceNumber:
@@ -117,7 +128,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return f"Record({self.position}, {len(self.data)} bytes)"
 
 
-class RecordBatch(Sequence[Record]):
+class RecordBatch(Sequence[Record[V_co]]):
     """Records of one shard in their order, as given to `process_records`.
 
     `millis_behind_latest` is the value of GetRecords when the batch was fetched, or None.
@@ -130,7 +141,7 @@ class RecordBatch(Sequence[Record]):
 
     def __init__(
         self,
-        records: Sequence[Record],
+        records: Sequence[Record[V_co]],
         millis_behind_latest: int | None = None,
         fencing_token: int = 0,
         decoding: Decoding | None = None,
@@ -149,16 +160,16 @@ class RecordBatch(Sequence[Record]):
         self.fencing_token = fencing_token
 
     @overload
-    def __getitem__(self, index: int) -> Record: ...
+    def __getitem__(self, index: int) -> Record[V_co]: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Record]: ...
-    def __getitem__(self, index: int | slice) -> Record | Sequence[Record]:
+    def __getitem__(self, index: slice) -> Sequence[Record[V_co]]: ...
+    def __getitem__(self, index: int | slice) -> Record[V_co] | Sequence[Record[V_co]]:
         return self.records[index]
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record[V_co]]:
         return iter(self.records)
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import Instant, WallTime
-from kclrun.processor import Context, KeptRow, RecordContext, RecordProcessor, why_not_returned
+from kclrun.processor import Context, KeptRow, RecordContext, RecordProcessor, check_returned
 from kclrun.record_calls.runners import (
     PROCESS_RECORD,
     Ended,
@@ -249,7 +249,7 @@ class RecordCalls:
             try:
                 result = call(record, context)
                 if result is not None:
-                    raise why_not_returned(PROCESS_RECORD, result)
+                    check_returned(PROCESS_RECORD, result)
             except BaseException as error:  # noqa: BLE001 - user code
                 self._take_back(context)
                 self._position = records[done - 1].position if done else None

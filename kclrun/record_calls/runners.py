@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, TextIO
 
 from kclrun.model.policies import Concurrency
 from kclrun.model.record import Record
-from kclrun.processor import RecordContext, RecordProcessor, is_asynchronous, why_not_returned
+from kclrun.processor import RecordContext, RecordProcessor, check_returned, is_asynchronous
 
 PROCESS_RECORD: Final = "process_record"
 # `close` waits this long for the cancelled tasks of an event loop; tasks that still run then do not
@@ -66,7 +66,7 @@ class Runner(Protocol):
 def _called(call: Callable[..., Any], record: Record, context: RecordContext) -> None:
     result = call(record, context)
     if result is not None:
-        raise why_not_returned(PROCESS_RECORD, result)
+        check_returned(PROCESS_RECORD, result)
 
 
 class InlineRunner:
@@ -222,9 +222,11 @@ class LoopRunner:
                 result = await self._call(record, context)
             else:
                 result = await self._in_time(record, context, self._timeout_s)
+            if result is not None:
+                check_returned(PROCESS_RECORD, result)
         except BaseException as error:  # noqa: BLE001 - user code
             return error
-        return None if result is None else why_not_returned(PROCESS_RECORD, result)
+        return None
 
     async def _in_time(self, record: Record, context: RecordContext, timeout_s: float) -> object:
         try:

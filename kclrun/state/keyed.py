@@ -33,6 +33,7 @@ Undoable = tuple[str, str, bytes | None, bytes | None]
 # Makes a change of partition key, name and new value. Returns: None if nothing changed.
 MakeChange = Callable[[str, str, bytes | None], Undoable | None]
 T = TypeVar("T")
+D = TypeVar("D")
 _MISSING: Final = object()
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -458,6 +459,12 @@ class KeyState(MutableMapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return msgspec.msgpack.decode(self._live.values_of(self._key)[name])
 
+    @overload
+    def get(self, name: str, default: Any = None) -> Any: ...
+    @overload
+    def get(self, name: str, *, type: type[T]) -> T | None: ...
+    @overload
+    def get(self, name: str, default: D, *, type: type[T]) -> T | D: ...
     def get(self, name: str, default: Any = None, *, type: Any = Any) -> Any:  # noqa: A002
         """The value, or `default` if there is none. Raises: msgspec.ValidationError if it is not of
         this type."""
@@ -498,15 +505,14 @@ class Table(Generic[T]):
         self._of = of
 
     def __getitem__(self, key: Record | str) -> T:
-        found = self.get(key, _MISSING)
-        if found is _MISSING:
+        if key not in self:
             raise KeyError(self._name)
-        return found  # type: ignore[no-any-return]  # decoded as T, or raised
+        return self._state[key].get(self._name, type=self._of)  # type: ignore[return-value]  # it is there
 
     @overload
     def get(self, key: Record | str) -> T | None: ...
     @overload
-    def get(self, key: Record | str, default: Any) -> Any: ...
+    def get(self, key: Record | str, default: D) -> T | D: ...
     def get(self, key: Record | str, default: Any = None) -> Any:
         """The value of the key, or `default` if it has none."""
         return self._state[key].get(self._name, default, type=self._of)

@@ -17,7 +17,7 @@ from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
 from kclrun.consuming.delivery import Attempts, RetryAfter, attempt
 from kclrun.consuming.timers import TimerRun
 from kclrun.errors import ProcessorError, ProcessorLoadError, StaleCheckpoint
-from kclrun.loading import load_decoding
+from kclrun.loading import decoded_options, load_decoding
 from kclrun.model.output import MAIN_OUTPUT, setting_of
 from kclrun.model.policies import Concurrency, ErrorPolicy, Order, Then
 from kclrun.model.record import Decoding, Record, RecordBatch
@@ -195,7 +195,7 @@ def run_processor(
         shard_id=shard_id,
         lease_key=shard_id,
         position=position,
-        options=options or {},
+        options=decoded_options(_class_of(processor), options or {}),
         fencing_token=fencing_token,
         uncheckpointed_max=uncheckpointed_max,
         checkpoint_mode=checkpoint,
@@ -303,10 +303,13 @@ def _decoding(
     processor: type[RecordProcessor] | RecordProcessor, decode: str | type | Decode | None
 ) -> Decoding | None:
     """Modules are looked for where the test itself finds them."""
-    user_code = processor if isinstance(processor, type) else type(processor)
     if decode is not None and not isinstance(decode, str):
         return decoding(decoder_of_type(decode) if is_value_type(decode) else decode)
-    return load_decoding(decode, user_code, [], _no_registry)
+    return load_decoding(decode, _class_of(processor), [], _no_registry)
+
+
+def _class_of(processor: type[RecordProcessor] | RecordProcessor) -> type[RecordProcessor]:
+    return processor if isinstance(processor, type) else type(processor)
 
 
 def _no_registry() -> Decode:
@@ -528,11 +531,7 @@ class _Life:
             if self._mode != "manual":
                 self._checkpoint_processed()
             return
-        asked = self._repeat("shard_ended", lambda: self._call("shard_ended", covers=SHARD_END))
-        if self._mode == "manual" and not asked:
-            raise ProcessorError(
-                "shard_ended returned without a checkpoint, which `checkpoint: manual` asks for"
-            )
+        self._repeat("shard_ended", lambda: self._call("shard_ended", covers=SHARD_END))
         self.ledger.delivered = SHARD_END
         self.ledger.checkpoint(SHARD_END)
 

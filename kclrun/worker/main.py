@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import msgspec
 
@@ -43,7 +43,7 @@ from kclrun.ipc import exit_codes, messages
 from kclrun.ipc.board import Segment, StartSpec, boottime
 from kclrun.ipc.channel import Channel, Doorbell, PeerGone, Quiet
 from kclrun.ipc.ring import EventRing
-from kclrun.loading import load_decoding, load_function, load_processor
+from kclrun.loading import decoded_options, load_decoding, load_function, load_processor
 from kclrun.model.lease import Lease, LeaseKey, OwnerId
 from kclrun.model.output import setting_of
 from kclrun.model.policies import Concurrency, TracePolicy
@@ -492,7 +492,8 @@ class LeaseProcess:
         if unused := unused_event_time(processor):
             self._reporter.warn(unused)
         timers = self._take_timers(processor, times, row)
-        context = self._context(row, times, timers, is_single=is_single)
+        options = decoded_options(kind, self._spec.options)
+        context = self._context(row, options, times, timers, is_single=is_single)
         call_method(processor, "initialize", context)
         if is_single:
             self._take_records(processor, context, decoding)
@@ -555,7 +556,13 @@ class LeaseProcess:
         return open_registry(spec.kinesis, spec.glue_url, self._services.credentials)
 
     def _context(
-        self, row: Lease, times: EventTimes, timers: TimerRun | None, *, is_single: bool
+        self,
+        row: Lease,
+        options: Any,
+        times: EventTimes,
+        timers: TimerRun | None,
+        *,
+        is_single: bool,
     ) -> Context:
         spec = self._spec
         return Context(
@@ -564,7 +571,7 @@ class LeaseProcess:
             shard_id=spec.shard_id,
             lease_key=spec.lease_key,
             position=row.checkpoint,
-            options=spec.options,
+            options=options,
             fencing_token=row.counter,
             uncheckpointed_max=spec.checkpoint.uncheckpointed_max,
             checkpoint_mode=spec.checkpoint.mode,

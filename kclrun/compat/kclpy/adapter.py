@@ -72,9 +72,18 @@ class KclpyProcessor(RecordProcessor):
         ).dispatch(_translated(checkpointer), self._processor)
 
     def shard_ended(self, checkpointer: Checkpointer) -> None:
-        """As `shard_ended`, or `shutdown` for TERMINATE: the processor has to checkpoint."""
+        """As `shard_ended`, or `shutdown` for TERMINATE: the processor has to checkpoint.
+
+        The KCL calls it again and again until it does. Raises: HaltShard if it returned without.
+        """
+        checkpoints: list[str | None] = []
         ended = messages.ShardEndedInput({"action": "shardEnded"})
-        ended.dispatch(_translated(checkpointer), self._processor)
+        ended.dispatch(_translated(checkpointer, checkpoints.append), self._processor)
+        if not checkpoints:
+            raise errors.HaltShard(
+                "the processor returned from the end of its shard without a checkpoint, which the"
+                " KCL asks for there"
+            )
 
     def lease_lost(self) -> None:
         """As `lease_lost`, or `shutdown` for ZOMBIE, with a checkpointer that refuses."""
@@ -139,12 +148,17 @@ def _in_interface_3(processor: Any) -> Any:
     return processor if version == 3 else V2toV3Processor(processor)
 
 
-def _translated(checkpointer: Checkpointer) -> kcl.Checkpointer:
+def _translated(
+    checkpointer: Checkpointer, done: Callable[[str | None], None] = lambda _: None
+) -> kcl.Checkpointer:
+    """`done` gets the sequence number of each checkpoint that is durable."""
+
     def write(sequence_number: str | None, sub_sequence_number: int) -> None:
         try:
             checkpointer.checkpoint(sequence_number, sub_sequence_number)
         except errors.KclrunError as error:
             _raise_as_checkpoint_error(error)
+        done(sequence_number)
 
     return kcl.Checkpointer(write)
 

@@ -36,7 +36,7 @@ from kclrun.errors import (
     SinkError,
     StaleCheckpoint,
 )
-from kclrun.loading import load_decoding, load_processor
+from kclrun.loading import decoded_options, load_decoding, load_processor
 from kclrun.model.letter import Letter, LetterPlace
 from kclrun.model.output import EMITTED_OUTSIDE, MAIN_OUTPUT, no_output
 from kclrun.model.policies import Concurrency, ErrorPolicy
@@ -443,7 +443,7 @@ class ProcessorHost:
             shard_id=self._shard_id,
             lease_key=self._lease_key,
             position=begin,
-            options=self._job.options,
+            options=decoded_options(user_code, self._job.options),
             fencing_token=self._token,
             uncheckpointed_max=self._job.uncheckpointed_max,
             checkpoint_mode="batch",

@@ -26,7 +26,7 @@ from kclrun.config.schema import (
 from kclrun.config.state import state_place
 from kclrun.emit_calls import emit_calls, refuse_unknown_outputs
 from kclrun.errors import SettingsError
-from kclrun.loading import load_decoding, load_processor
+from kclrun.loading import decoded_options, load_decoding, load_processor
 from kclrun.model.output import MAIN_OUTPUT
 from kclrun.model.policies import Order, Then
 from kclrun.ports import LetterStore
@@ -203,7 +203,9 @@ def process(
     )
     folders = [Path(path) for path in paths]
     user_code = load_processor(processor, folders)
-    load_decoding(decode, user_code, folders, lambda: bytes)  # only to check it
+    # Only to check them.
+    load_decoding(decode, user_code, folders, lambda: bytes)
+    decoded_options(user_code, settings.options)
     refuse_unknown_outputs(emit_calls(user_code), [MAIN_OUTPUT])
     named = application or user_code.__name__
     if not _APPLICATION.match(named):

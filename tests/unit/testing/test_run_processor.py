@@ -6,7 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from kclrun import Checkpointer, Context, ExtendedSequenceNumber, RecordBatch, RecordProcessor
+from kclrun import (
+    Checkpointer,
+    Context,
+    ExtendedSequenceNumber,
+    Record,
+    RecordBatch,
+    RecordContext,
+    RecordProcessor,
+)
 from kclrun.config.schema import Settings
 from kclrun.errors import (
     ProcessorError,
@@ -59,7 +67,7 @@ def test_calls_come_in_the_order_of_the_contract():
         Call("shard_ended"),
     ]
     assert texts(run.rows) == "abc"
-    assert run.checkpoints == [position_of(2), SHARD_END]
+    assert run.checkpoints == [SHARD_END]
 
 
 def test_a_lease_given_up_is_reported_and_not_ended():
@@ -155,14 +163,14 @@ def test_a_manual_processor_that_never_checkpoints_stands_still_at_the_cap():
         run_processor(Echo, "abcde", uncheckpointed_max=3, checkpoint="manual")
 
 
-def test_a_manual_shard_end_without_a_checkpoint_is_an_error():
-    class Forgets(Echo):
+@pytest.mark.parametrize("mode", ["auto", "batch", "manual"])
+def test_a_shard_ended_that_returns_ends_the_shard(mode):
+    class Silent(Echo):
         def shard_ended(self, checkpointer: Checkpointer) -> None:
             pass
 
-    with pytest.raises(ProcessorError, match="shard_ended returned without a checkpoint"):
-        run_processor(Forgets, "a", checkpoint="manual")
-    assert run_processor(Forgets, "a").position == SHARD_END
+    assert run_processor(Silent, "a", checkpoint=mode).position == SHARD_END
+    assert run_processor(Echo, "a", checkpoint=mode).position == SHARD_END
 
 
 @pytest.mark.parametrize(("asked", "words"), [(0, "below the last"), (9, "above what was")])
@@ -425,10 +433,30 @@ def test_a_method_that_is_async_is_refused_before_the_first_call(processor):
         run_processor(processor, "abc")
 
 
-@pytest.mark.parametrize("make", [work, generated, lambda: 3], ids=["coroutine", "generator", "3"])
-def test_a_method_that_returns_something_fails_and_checkpoints_nothing(make):
+@pytest.mark.parametrize("make", [work, generated], ids=["coroutine", "generator"])
+def test_a_method_that_returns_work_to_be_done_fails_and_checkpoints_nothing(make):
     result = make()
     name = f"process_records returned a {type(result).__name__}, "
 
     with pytest.raises(ProcessorLoadError, match=name):
         run_processor(Returning, "abc", options={"result": result})
+
+
+class SinglesReturning(RecordProcessor):
+    def process_record(self, record: Record, context: RecordContext) -> Any:
+        return frozenset()
+
+
+@pytest.mark.parametrize(
+    ("processor", "words"),
+    [
+        (Returning, r"process_records returned a dict, which kclrun drops"),
+        (SinglesReturning, r"process_record returned a frozenset, which kclrun drops"),
+    ],
+)
+def test_a_value_that_a_method_returns_is_dropped_with_one_warning(processor, words):
+    with pytest.warns(UserWarning, match=words) as caught:
+        run = run_processor(processor, "abc", batch_max=1, options={"result": {"row": 1}})
+
+    assert len(caught) == 1
+    assert run.position == SHARD_END

@@ -601,8 +601,8 @@ def test_a_method_that_returns_a_coroutine_halts_at_once_and_its_batch_does_not_
         (commands.CallLeaseLost(), "lease_lost"),
     ],
 )
-def test_the_other_methods_that_return_something_fail_too(start, call, name):
-    main = start(lambda *_: 3).begin()
+def test_the_other_methods_that_return_work_to_be_done_fail_too(start, call, name):
+    main = start(lambda *_: work()).begin()
 
     main.queue.call(call)
 

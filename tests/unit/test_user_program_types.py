@@ -1,0 +1,156 @@
+"""What type checkers say of a user's program."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture.sources import ROOT
+
+PROGRAM = """
+from dataclasses import dataclass
+from typing import Any, assert_type
+
+import kclrun
+from kclrun.windows import Tumbling, Window, Windows
+
+
+@dataclass
+class Order:
+    key: str
+    total: int
+
+
+@dataclass
+class Options:
+    limit: int = 10
+
+
+class Orders(kclrun.RecordProcessor[Order]):
+    options_as = Options
+
+    def initialize(self, context: kclrun.Context[Options]) -> None:
+        assert_type(context.options, Options)
+        self.context = context
+        self.totals = context.table("totals", of=int)
+        self.windows = Windows(context, "minute", Tumbling(60), int, lambda one, two: one + two)
+
+    def process_records(
+        self, batch: kclrun.RecordBatch[Order], checkpointer: kclrun.Checkpointer
+    ) -> None:
+        assert_type(batch[0], kclrun.Record[Order])
+        for record in batch:
+            assert_type(record.value, Order)
+            assert_type(record.value.total, int)
+            assert_type(self.totals.get(record), int | None)
+            assert_type(self.totals.get(record, 0), int)
+            assert_type(self.totals.get(record, "none"), int | str)
+            self.totals[record] = self.totals.get(record, 0) + record.value.total
+            state = self.context.state[record]
+            assert_type(state.get("last", type=Order), Order | None)
+            assert_type(state.get("count", 0, type=int), int)
+            assert_type(self.windows.add(record, record.value.total, self.context), bool)
+
+    def on_timer(self, timer: kclrun.Timer, checkpointer: kclrun.Checkpointer) -> None:
+        for window in self.windows.closed(timer):
+            assert_type(window, Window[int])
+
+
+class Singles(kclrun.RecordProcessor[Order]):
+    options_as = Options
+
+    async def process_record(
+        self, record: kclrun.Record[Order], context: kclrun.RecordContext[Options]
+    ) -> None:
+        assert_type(context.options.limit, int)
+        assert_type(context.state[record].get("sum", 0, type=int), int)
+
+
+class Old(kclrun.RecordProcessor):
+    def initialize(self, context: kclrun.Context) -> None:
+        self.limit: int = context.options["limit"]
+
+    def process_records(self, batch: kclrun.RecordBatch, checkpointer: kclrun.Checkpointer) -> None:
+        for record in batch:
+            anything: Any = record.value
+            print(anything["total"])
+"""
+# Each line that has the comment is an error, and no other line is.
+TYPOS = """
+import kclrun
+from dataclasses import dataclass
+
+
+@dataclass
+class Order:
+    total: int
+
+
+@dataclass
+class Options:
+    limit: int = 10
+
+
+class Orders(kclrun.RecordProcessor[Order]):
+    def initialize(self, context: kclrun.Context[Options]) -> None:
+        print(context.options.limmit)  # wrong
+        self.totals = context.table("totals", of=int)
+
+    def process_records(
+        self, batch: kclrun.RecordBatch[Order], checkpointer: kclrun.Checkpointer
+    ) -> None:
+        for record in batch:
+            print(record.value.totl)  # wrong
+            self.totals[record] = record.partition_key  # wrong
+            print(self.totals.get(record) + 1)  # wrong
+
+
+Numbers = kclrun.Record[int]
+
+
+class Singles(kclrun.RecordProcessor[Order]):
+    def process_record(self, record: Numbers, context: kclrun.RecordContext) -> None:  # wrong
+        print(record.value + 1)
+"""
+
+
+def checked_by_mypy(program):
+    return [
+        sys.executable, "-m", "mypy", "--strict", "--python-version", "3.11", str(program),
+    ]  # fmt: skip
+
+
+def checked_by_pyright(program):
+    if importlib.util.find_spec("basedpyright") is None:
+        pytest.skip("a user's program under pyright: basedpyright is not installed")
+    return [sys.executable, "-m", "basedpyright", "--pythonversion", "3.11", str(program)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", [checked_by_mypy, checked_by_pyright])
+@pytest.mark.parametrize("text", [PROGRAM, TYPOS], ids=["right", "typos"])
+def test_a_users_program_is_checked_strictly(tmp_path, checker, text):
+    program = tmp_path / "program.py"
+    program.write_text(text)
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    done = subprocess.run(
+        checker(program),
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "MYPYPATH": str(ROOT),
+            "PYTHONPATH": str(ROOT),
+            "MYPY_CACHE_DIR": str(ROOT / ".mypy_cache"),
+        },
+        capture_output=True,
+        text=True,
+    )
+    found = {
+        int(line.split("program.py:")[1].split(":")[0])
+        for line in done.stdout.splitlines()
+        if "program.py:" in line and "error:" in line
+    }
+    wrong = {number for number, line in enumerate(text.splitlines(), 1) if line.endswith("# wrong")}
+    assert found == wrong, done.stdout + done.stderr
