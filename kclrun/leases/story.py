@@ -17,7 +17,7 @@ from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.stream import short_name
 from kclrun.model.time import Instant, WallTime
-from kclrun.protocol.reports import DEAD_LETTER, OUTPUT, STATE
+from kclrun.protocol.reports import DEAD_LETTER, DESTINATIONS
 
 Value = str | int | float | None
 
@@ -100,7 +100,7 @@ RECORDED: Final[Mapping[str, tuple[str, ...]]] = {
 # explains nothing more, and an entry stays small.
 TEXT_CHARACTERS_MAX: Final = 400
 # The `where` of failures that are not of user code.
-_OURS: Final = frozenset({OUTPUT, STATE, DEAD_LETTER})
+_OURS: Final = DESTINATIONS
 _FAILED_OURS: Final = re.compile(
     rf"({'|'.join(sorted(_OURS))}) failed (?:once|\d+ times): (.*)", re.DOTALL
 )

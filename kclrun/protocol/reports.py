@@ -76,6 +76,8 @@ DEAD_LETTER: Final = "dead letter"
 OUTPUT: Final = "output"
 # The keyed state could not begin, or is of another position.
 STATE: Final = "state"
+# Failures that are not of user code: the call waits for what is named.
+DESTINATIONS: Final = frozenset({DEAD_LETTER, OUTPUT, STATE})
 
 
 class ProcessorRaised(Report, frozen=True):

@@ -264,6 +264,19 @@ def test_the_rows_of_a_lease_are_tried_at_its_next_start_until_a_checkpoint_pass
     assert reported.trials == {}
 
 
+@pytest.mark.parametrize("where", sorted(reports.DESTINATIONS))
+def test_a_destination_that_fails_is_awaited_and_not_the_trouble_of_user_code(reported, where):
+    failed = (where, "outputs.table: the database does not answer", "", "", "", 3, 4.0)
+    reported.hear(reports.ProcessorRaised(*failed))
+    words = f"{where} failed 3 times: outputs.table: the database does not answer"
+    assert (reported.child.awaited, reported.child.trouble) == (words, "")
+
+    reported.hear(reports.ProcessorRecovered("process_records", 2))
+    assert reported.child.awaited == words
+    reported.hear(reports.ProcessorRecovered(where, 4))
+    assert reported.child.awaited == ""
+
+
 def test_the_traffic_of_a_shard_is_kept_for_the_looks_and_not_logged(reported):
     heats = [ShardHeat(60.0, rate, 1.0, rate, 0.0, 0) for rate in (1.0, 2.0)]
 
