@@ -75,6 +75,7 @@ RECORDED: Final[Mapping[str, tuple[str, ...]]] = {
     "process_died": ("reason", "deaths"),
     "shared_process_died": ("reason",),
     "process_lost_lease": ("reason",),
+    "process_replaced": ("reason",),
     "start_failed": ("reason",),
     "start_unclaimed": ("reason",),
     "process_stalled": ("reason", "waited_s"),
@@ -271,6 +272,8 @@ _SENTENCES: Final[Mapping[str, str]] = {
     "shard_cooled": "The shard is not hot any more.",
     "shared_process_died": "The process that it shares with other leases died: {reason}.",
     "process_lost_lease": "Its process stopped, because the lease was lost: {reason}.",
+    "process_replaced": "Its process stopped, and the next one begins from the checkpoint:"
+    " {reason}.",
     "start_failed": "No process could be started for it: {reason}.",
     "start_unclaimed": "A process ended without a claim: {reason}.",
     "process_stalled": "It stood still for {waited_s} s: {reason}. {who} ends its process and"
@@ -308,6 +311,7 @@ _STOPS: Final[Mapping[str, str]] = {
     "process_died": "had no living process",
     "shared_process_died": "had no living process",
     "process_lost_lease": "had no living process",
+    "process_replaced": "had no living process",
     "process_stalled": "stood still",
     "start_failed": "had no living process",
 }

@@ -13,7 +13,7 @@ from kclrun.consuming.hot_keys import ShardHeat
 from kclrun.errors import MalformedFrame
 from kclrun.ipc.board import StatusSlot, boottime
 from kclrun.ipc.channel import Channel
-from kclrun.ipc.exit_codes import FAILED, LOST, NAMES, UNCLAIMED
+from kclrun.ipc.exit_codes import FAILED, LOST, NAMES, REPLACED, UNCLAIMED
 from kclrun.ipc.messages import Left, RingReport, ToWorker, decode_report
 from kclrun.ipc.ring import EventRing
 from kclrun.leases.commands import StartProcess
@@ -316,6 +316,8 @@ def _assumed_end_report(child: Child) -> EndReport | None:
             return reports.StartUnclaimed(reason)
         case code, WorkerState.LOST if code == LOST:
             return reports.LeaseLost(reason)
+        case code, WorkerState.LOST if code == REPLACED:
+            return reports.ProcessReplaced(reason)
         case code, WorkerState.HALTED if code == FAILED:
             return reports.ProcessorFailed("", reason, attempts=1)
         case _:

@@ -205,6 +205,7 @@ _CODES: Final = {
     ExitCause.DONE: exit_codes.DONE,
     ExitCause.UNCLAIMED: exit_codes.UNCLAIMED,
     ExitCause.LOST: exit_codes.LOST,
+    ExitCause.REPLACED: exit_codes.REPLACED,
     ExitCause.FAILED: exit_codes.FAILED,
     ExitCause.HOST: exit_codes.HOST,
 }

@@ -303,8 +303,7 @@ class RefusalsRun(two_managers.TwoManagers):
         (began, _), (ended, _) = self._away
         report = self.report
         for app in self._apps:
-            lost = [line for line in app.of("process_lost_lease") if not _tries_rows(line)]
-            lost += app.of("lease_lost")
+            lost = [*app.of("process_lost_lease"), *app.of("lease_lost")]
             while_away = [line for line in lost if began < _time_of(line) < ended]
             report.leases_lost += len(lost)
             report.leases_lost_while_away += len(while_away)
@@ -315,11 +314,6 @@ class RefusalsRun(two_managers.TwoManagers):
                 self._violated(f"a lease was lost while the database was away: {while_away[0]}")
             if halted := app.of("lease_halted"):
                 self._violated(f"a lease was halted: {halted[0]}")
-
-
-def _tries_rows(line):
-    """The process ended because its rows were refused; its manager keeps the lease."""
-    return "its rows are tried" in line["reason"]
 
 
 def _time_of(line):

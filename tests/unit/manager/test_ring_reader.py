@@ -174,6 +174,7 @@ AT = ExtendedSequenceNumber("7")
         (reports.LeaseReleased(AT, "x"), True, "lease_released", True),
         (reports.StartUnclaimed("late"), True, None, True),
         (reports.LeaseLost("taken"), True, None, True),
+        (reports.ProcessReplaced("moved"), True, None, True),
         (reports.ProcessBroke("no disk"), True, None, True),
         (LAST, True, "processor_failed", True),
         (FIRST, False, "processor_raised", False),
@@ -205,7 +206,7 @@ def test_each_report_is_the_event_and_the_line_that_it_stands_for(
     assert reported.child.has_reported_end == is_end
 
 
-EXITED = {code: code << 8 for code in (0, 3, 4, 5, 70)}
+EXITED = {code: code << 8 for code in (0, 3, 4, 5, 6, 70)}
 
 
 @pytest.mark.parametrize(
@@ -213,6 +214,7 @@ EXITED = {code: code << 8 for code in (0, 3, 4, 5, 70)}
     [
         (WorkerState.LOST, EXITED[3], reports.StartUnclaimed),
         (WorkerState.LOST, EXITED[4], reports.LeaseLost),
+        (WorkerState.LOST, EXITED[6], reports.ProcessReplaced),
         (WorkerState.HALTED, EXITED[5], reports.ProcessorFailed),
         (WorkerState.LOST, EXITED[5], None),
         (WorkerState.HALTED, EXITED[3], None),
