@@ -118,6 +118,7 @@ class ExitCause(enum.Enum):
     DONE = "done"
     UNCLAIMED = "unclaimed"
     LOST = "lost"
+    REPLACED = "replaced"
     FAILED = "failed"
     HOST = "host"
 

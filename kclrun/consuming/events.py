@@ -85,8 +85,9 @@ class OutputsRefused(msgspec.Struct, frozen=True):
 
 
 class OutputsSuperseded(msgspec.Struct, frozen=True):
-    """Another owner has written to an output where our rows were to be: the process ends without
-    another checkpoint, and the next one begins from the row [K8]."""
+    """Another owner has written to an output where our rows were to be, or an output refused our
+    rows at their commit: the process ends without another checkpoint, and the next one begins from
+    the row [K8]."""
 
     message: str
 

@@ -503,10 +503,12 @@ class LeaseStateMachine:
         return ()
 
     def _let_go(self, lost_lease: LostLease) -> Commands:
-        """Stop waiting. The kind of the report is the cause: the lease, or the host."""
+        """Stop waiting. The kind of the report is the cause: the lease, the host, or the row."""
         reason = lost_lease.words
         if lost_lease.is_host_fault:
             return self._finish(Step.LET_GO, reports.ProcessBroke(reason), ExitCause.HOST)
+        if lost_lease.begins_again:
+            return self._finish(Step.LET_GO, reports.ProcessReplaced(reason), ExitCause.REPLACED)
         return self._finish(Step.LET_GO, reports.LeaseLost(reason), ExitCause.LOST)
 
     @property

@@ -116,7 +116,7 @@ _I64_MAX: Final = 2**63 - 1
 
 # Sequence numbers have at most 129 digits, all ASCII: 136 is the next multiple of eight. Fixed
 # sizes and no native alignment make the layout the same on every machine and Python.
-_LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?dd?dqqqdq")
+_LAYOUT: Final = struct.Struct("<qqqdqqqqdq" + "136sq" * 4 + "ddd?dd?dqqqdqdd")
 # A cache line for the instant of the last send, so that no other store shares its line.
 _SEND_BYTES: Final = 64
 SLOT_BYTES: Final = _SEND_BYTES + SeqlockCell.size_bytes(_LAYOUT.size)
@@ -208,6 +208,8 @@ def _pack(status: LeaseStatus) -> bytes:
         status.skipped_total,
         status.output_waiting_since_instant,
         status.passed_over_total,
+        status.destination_since_instant,
+        status.destination_waited_instant,
     )
 
 
@@ -251,6 +253,8 @@ def _unpack(payload: bytes) -> LeaseStatus | NoValue:
             skipped_total=fields[28],
             output_waiting_since_instant=fields[29],
             passed_over_total=fields[30],
+            destination_since_instant=fields[31],
+            destination_waited_instant=fields[32],
         )
     except (ValueError, LimitExceeded):
         return NoValue.UNREADABLE
@@ -264,7 +268,7 @@ def _position(padded: bytes, sub_sequence_number: int) -> ExtendedSequenceNumber
 # Any change of a layout in `board.py`, `seqlock.py` or `ring.py`, and of the start message, needs a
 # new version: manager and
 # lease processes are of one installation, but an upgrade may happen under a running manager.
-LAYOUT_VERSION: Final = 6
+LAYOUT_VERSION: Final = 7
 # `leases.max` is 64 by default and 1024 at most, and the manager keeps 16 places beyond it. So many
 # places are 69 MiB of address space; only pages that were written take memory.
 PLACES_MAX: Final = 1040

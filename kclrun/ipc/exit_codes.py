@@ -15,6 +15,8 @@ UNCLAIMED: Final = 3
 LOST: Final = 4
 # The processor failed finally: the lease is to be halted, not restarted.
 FAILED: Final = 5
+# The next process begins from the row, which is ours as far as this one knows.
+REPLACED: Final = 6
 # `EX_SOFTWARE` of sysexits: an invariant was violated; the manager exits with the same code.
 BUG: Final = 70
 # `EX_OSERR` of sysexits: this host cannot serve the lease now.
@@ -25,6 +27,7 @@ NAMES: Final = {
     UNCLAIMED: "unclaimed",
     LOST: "lost",
     FAILED: "failed",
+    REPLACED: "replaced",
     BUG: "bug",
     HOST: "host",
 }

@@ -178,6 +178,7 @@ _OF_FAILURES: Final = {
 _BYTES_MAX_OF: Final[dict[type[Report], dict[str, int]]] = {
     reports.StartUnclaimed: {"reason": _TEXT_BYTES_MAX},
     reports.LeaseLost: {"reason": _TEXT_BYTES_MAX},
+    reports.ProcessReplaced: {"reason": _TEXT_BYTES_MAX},
     reports.ProcessBroke: {"reason": _TEXT_BYTES_MAX},
     reports.LeaseReleased: {"how": _TEXT_BYTES_MAX},
     reports.ProcessorRaised: _OF_FAILURES,

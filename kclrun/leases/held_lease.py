@@ -383,8 +383,10 @@ class HeldLease(msgspec.Struct, kw_only=True):
                 self.trouble = reports.reason_of(report)
             case reports.ProcessorFailed():
                 self.failure = reports.reason_of(report)
-            case reports.LeaseLost():
-                notes.append(self.note("process_lost_lease", "warning", reason=report.reason))
+            case reports.LeaseLost() | reports.ProcessReplaced():
+                is_lost = isinstance(report, reports.LeaseLost)
+                event = "process_lost_lease" if is_lost else "process_replaced"
+                notes.append(self.note(event, "warning", reason=report.reason))
             case reports.ProcessBroke():
                 self.has_broken, self.has_starved = True, False
                 self.trouble = report.reason

@@ -17,7 +17,7 @@ from kclrun.model.lease import OFFERED, OWNER_PREFIX, Lease, Owner
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.stream import short_name
 from kclrun.model.time import Instant, WallTime
-from kclrun.protocol.reports import DEAD_LETTER, OUTPUT, STATE
+from kclrun.protocol.reports import DEAD_LETTER, DESTINATIONS
 
 Value = str | int | float | None
 
@@ -75,6 +75,7 @@ RECORDED: Final[Mapping[str, tuple[str, ...]]] = {
     "process_died": ("reason", "deaths"),
     "shared_process_died": ("reason",),
     "process_lost_lease": ("reason",),
+    "process_replaced": ("reason",),
     "start_failed": ("reason",),
     "start_unclaimed": ("reason",),
     "process_stalled": ("reason", "waited_s"),
@@ -100,7 +101,7 @@ RECORDED: Final[Mapping[str, tuple[str, ...]]] = {
 # explains nothing more, and an entry stays small.
 TEXT_CHARACTERS_MAX: Final = 400
 # The `where` of failures that are not of user code.
-_OURS: Final = frozenset({OUTPUT, STATE, DEAD_LETTER})
+_OURS: Final = DESTINATIONS
 _FAILED_OURS: Final = re.compile(
     rf"({'|'.join(sorted(_OURS))}) failed (?:once|\d+ times): (.*)", re.DOTALL
 )
@@ -271,6 +272,8 @@ _SENTENCES: Final[Mapping[str, str]] = {
     "shard_cooled": "The shard is not hot any more.",
     "shared_process_died": "The process that it shares with other leases died: {reason}.",
     "process_lost_lease": "Its process stopped, because the lease was lost: {reason}.",
+    "process_replaced": "Its process stopped, and the next one begins from the checkpoint:"
+    " {reason}.",
     "start_failed": "No process could be started for it: {reason}.",
     "start_unclaimed": "A process ended without a claim: {reason}.",
     "process_stalled": "It stood still for {waited_s} s: {reason}. {who} ends its process and"
@@ -308,6 +311,7 @@ _STOPS: Final[Mapping[str, str]] = {
     "process_died": "had no living process",
     "shared_process_died": "had no living process",
     "process_lost_lease": "had no living process",
+    "process_replaced": "had no living process",
     "process_stalled": "stood still",
     "start_failed": "had no living process",
 }

@@ -2,7 +2,8 @@
 
 Pure. Rule: only a state that a restart can repair counts: user code that does not return, a request
 that does not come back, a process that publishes no status, one that never began to read. A service
-that is away is waited for, with its time-outs; a shard without records is idle.
+that is away is waited for, with its time-outs, and so is a destination that answers with an error;
+a shard without records is idle.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _BEFORE_READING: Final = (WorkerState.STARTING, WorkerState.CLAIMING)
 _SILENCE_S_MIN: Final = 20.0
 # Two seconds between two statuses, and one for a busy machine.
 _FRESH_S: Final = 3.0
+_NOT_BEGUN: Final = "reading has not begun"
+_NO_ANSWER: Final = "a request to a destination has not come back"
 
 
 class Stall(msgspec.Struct, frozen=True):
@@ -98,13 +101,27 @@ def stalled(
             return Stall("the process publishes nothing", silent_since, is_silent=True)
         if now - silent_since >= _FRESH_S:
             return None  # an old status does not describe the current call
-    if status is None or status.state in _BEFORE_READING:
-        return _since("reading has not begun", began_instant, stall_s, now)
-    return _since(
-        "user code has not returned", status.processing_since_instant, stall_s, now
+    if status is None:
+        return _since(_NOT_BEGUN, began_instant, stall_s, now)
+    if status.state in _BEFORE_READING:
+        return _of_call(_NOT_BEGUN, began_instant, status, stall_s, now)
+    return _of_call(
+        "user code has not returned", status.processing_since_instant, status, stall_s, now
     ) or _since(
         "a request for records has not come back", status.fetching_since_instant, stall_s, now
     )
+
+
+def _of_call(
+    what: str, since: Instant, status: LeaseStatus, stall_s: float, now: Instant
+) -> Stall | None:
+    """A call that waits for a destination does not stand still. One attempt that never ends does:
+    a restart makes a new connection."""
+    waited = status.destination_waited_instant
+    if since <= 0.0 or waited < since:
+        return _since(what, since, stall_s, now)
+    is_attempt = status.destination_since_instant > 0.0
+    return _since(_NO_ANSWER if is_attempt else what, waited, stall_s, now)
 
 
 def _since(what: str, since: Instant, stall_s: float, now: Instant) -> Stall | None:

@@ -13,7 +13,7 @@ from kclrun.consuming.hot_keys import ShardHeat
 from kclrun.errors import MalformedFrame
 from kclrun.ipc.board import StatusSlot, boottime
 from kclrun.ipc.channel import Channel
-from kclrun.ipc.exit_codes import FAILED, LOST, NAMES, UNCLAIMED
+from kclrun.ipc.exit_codes import FAILED, LOST, NAMES, REPLACED, UNCLAIMED
 from kclrun.ipc.messages import Left, RingReport, ToWorker, decode_report
 from kclrun.ipc.ring import EventRing
 from kclrun.leases.commands import StartProcess
@@ -51,13 +51,14 @@ class Child:
 
     `pid` and `pidfd` are None until the fork is reported. `has_reported_end`: its ring contained
     the last report of its life. `force_instant` is when patience ends; `forced` are the signals
-    sent. `trouble` is the exception of user code, in words, while the call is retried. `warning`
-    is its last warning. `stall`: the reason, in words, if its manager ends it because it
-    stalled. `is_written_off`: not even KILL ends it, its fence has passed, and its lease
-    continues without it. `heat` is the last report of its shard's traffic. `is_sharing`: other
-    leases may run in its process. `has_left`: it ended there, and the process goes on. `unsent`
-    are the messages that wait for a process that does not read, in order: of each kind only the
-    last, for an old failover or old credentials must not replace newer ones."""
+    sent. `trouble` is the exception of user code, in words, while the call is retried. `awaited` is
+    the last error of the destination that a call waits for, in words. `warning` is its
+    last warning. `stall`: the reason, in words, if its manager ends it because it stalled.
+    `is_written_off`: not even KILL ends it, its fence has passed, and its lease continues
+    without it. `heat` is the last report of its shard's traffic. `is_sharing`: other leases may
+    run in its process. `has_left`: it ended there, and the process goes on. `unsent` are the
+    messages that wait for a process that does not read, in order: of each kind only the last,
+    for an old failover or old credentials must not replace newer ones."""
 
     start: StartProcess
     incarnation: int
@@ -72,6 +73,7 @@ class Child:
     has_reported_end: bool = False
     drain_reason: str | None = None
     trouble: str = ""
+    awaited: str = ""
     warning: str = ""
     stall: str | None = None
     is_written_off: bool = False
@@ -86,6 +88,13 @@ class Child:
     @property
     def key(self) -> LeaseKey:
         return self.start.key
+
+    def note_trouble(self, where: str, words: str) -> None:
+        """A call failed in `where`, as these words say; empty: it goes on."""
+        if where in reports.DESTINATIONS:
+            self.awaited = words
+        else:
+            self.trouble = words
 
     def look(self) -> LeaseStatus | None:
         """Its status now, or when its slot was last readable. Never that of a former process."""
@@ -189,11 +198,11 @@ class RingReader:
                 self._log.note("lease_released", shard=key, position=str(position))
             case reports.ProcessorFailed():
                 self._note_failed(key, report)
-            case reports.ProcessorRaised():
-                child.trouble = reason_of(report)
+            case reports.ProcessorRaised(where):
+                child.note_trouble(where, reason_of(report))
                 self._note_raised(key, report)
-            case reports.ProcessorWaited() | reports.ProcessorRecovered():
-                child.trouble = ""
+            case reports.ProcessorWaited(where) | reports.ProcessorRecovered(where):
+                child.note_trouble(where, "")
                 self._note_end_of_trouble(key, report)
             case ShardHeat():
                 child.heat = report
@@ -307,6 +316,8 @@ def _assumed_end_report(child: Child) -> EndReport | None:
             return reports.StartUnclaimed(reason)
         case code, WorkerState.LOST if code == LOST:
             return reports.LeaseLost(reason)
+        case code, WorkerState.LOST if code == REPLACED:
+            return reports.ProcessReplaced(reason)
         case code, WorkerState.HALTED if code == FAILED:
             return reports.ProcessorFailed("", reason, attempts=1)
         case _:

@@ -100,15 +100,28 @@ def _own_group(process: Path, mount: Path) -> Path:
     return mount / path.lstrip("/")
 
 
-def state_of(held_lease: HeldLease | None, status: LeaseStatus | None, trouble: str = "") -> str:
+def state_of(
+    held_lease: HeldLease | None, status: LeaseStatus | None, trouble: str = "", awaited: str = ""
+) -> str:
     """One short word for the activity of a lease; `LeaseSample.state` lists the words.
 
-    `trouble` is the exception of user code, in words, while the call is retried.
+    `trouble` is the exception of user code, in words, while the call is retried; `awaited` the
+    error of the destination that a call waits for.
     """
     word = _WORDS_OF_STATES[held_lease.state] if held_lease is not None else "ending"
     if word == "running" and status is not None and status.state is not WorkerState.PROCESSING:
         word = "ending" if status.state not in _BEFORE_READING else "starting"
-    return "failing" if trouble and word in {"running", "starting", "ending"} else word
+    if word not in {"running", "starting", "ending"}:
+        return word
+    return "waiting" if awaited else "failing" if trouble else word
+
+
+def awaited_note(awaited: str, away_s: float | None) -> str:
+    """What a call waits for, and for how long; empty if it waits for no destination."""
+    if not awaited:
+        return ""
+    since = "" if away_s is None else f" for {away_s:.0f} s"
+    return f"waits for a destination{since}: {awaited}"
 
 
 def note_of(held_lease: HeldLease | None, now: Instant, trouble: str = "") -> str:
@@ -360,7 +373,8 @@ class Sampler:
         held_lease = core.held_lease(key)
         pid = child.pid if child is not None else None
         status = child.look() if child is not None else None
-        trouble = child.trouble if child is not None else ""
+        trouble, awaited = (child.trouble, child.awaited) if child is not None else ("", "")
+        away_s = status.destination_away_s(now) if status is not None else None
         counts = self._report.shard(key, status)
         cpu, memory = gauged.get(pid, (None, None)) if pid is not None else (None, None)
         still_s = self._still_s(self._progress[key], held_lease, status, now)
@@ -368,7 +382,7 @@ class Sampler:
         lag = lag_of(held_lease, status, now, core.wall_time(now))
         return LeaseSample(
             shard=key,
-            state=state_of(held_lease, status, trouble),
+            state=state_of(held_lease, status, trouble, awaited),
             records_total=counts.records or 0,
             bytes_total=counts.bytes or 0,
             retries_total=counts.retries or 0,
@@ -382,7 +396,9 @@ class Sampler:
             pid=pid,
             cpu_percent=cpu,
             memory_bytes=memory,
-            note=note_of(held_lease, now, trouble) or unread_note(unread),
+            destination_away_s=away_s,
+            note=note_of(held_lease, now, awaited_note(awaited, away_s) or trouble)
+            or unread_note(unread),
             heat=heat_of(child.heat, status, now) if child is not None else None,
             hot=self._hot_shards.hot.get(key),
         )

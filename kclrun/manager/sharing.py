@@ -21,7 +21,7 @@ import msgspec
 
 from kclrun.errors import MalformedFrame
 from kclrun.ipc.channel import Channel, NotSent, Quiet
-from kclrun.ipc.exit_codes import LOST
+from kclrun.ipc.exit_codes import LOST, REPLACED
 from kclrun.ipc.messages import Admit, Left, ToWorker, channel_to_worker
 from kclrun.lifecycle.stall import STALL_PATIENCE_S
 from kclrun.manager.forks import ForkRefused, ProcessForked
@@ -209,7 +209,8 @@ class SharedProcesses:
         if shared.pid is not None and (members := session_members(shared.pid)):
             remains.append(f"processes ({', '.join(map(str, members))})")
         if remains and not shared.is_ending:
-            patience_s = STALL_PATIENCE_S if got.code == LOST else self._patience_s
+            is_over = got.code in {LOST, REPLACED}
+            patience_s = STALL_PATIENCE_S if is_over else self._patience_s
             self._end(shared, child, " and ".join(remains), patience_s)
 
     def _end(self, shared: SharedProcess, child: Child, remains: str, patience_s: float) -> None:

@@ -161,6 +161,10 @@ CATALOGUE: Final[dict[str, EventKind]] = {
     ),
     "lease_too_busy": EventKind("a lease gets a process of its own: its user code runs much"),
     "process_lost_lease": EventKind("a lease process found its lease lost", "warning"),
+    "process_replaced": EventKind(
+        "a lease process ended for the reason given, and the next one begins from the checkpoint",
+        "warning",
+    ),
     "start_failed": EventKind("no lease process could be started", "error"),
     "start_unclaimed": EventKind("a lease process ended without a claim", "warning"),
     "process_stalled": EventKind("a lease should make progress and does not", "error"),

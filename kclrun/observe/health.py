@@ -68,9 +68,9 @@ def judge(sample: ManagerSample | None, *, age_s: float, limits: HealthLimits) -
     that cannot start lease processes or keep one alive, or whose stop does not end; and leases that
     do not advance, all of them and at least two, after a restart did not help.
     One lease that does not advance, or is halted, is degraded and answers 200: its own records are
-    the likely cause, and would stop the next machine, too. A paused lease is degraded, never
-    stalled. The metrics and the log show such a lease. Idle is healthy: with fewer shards than
-    machines, some machines have no lease.
+    the likely cause, and would stop the next machine, too. So would a destination that fails. A
+    paused lease is degraded, never stalled. The metrics and the log show such a lease. Idle is
+    healthy: with fewer shards than machines, some machines have no lease.
     """
     if sample is None or age_s >= limits.look_age_max_s:
         return _unseen(sample, age_s, limits)
@@ -134,7 +134,11 @@ def _reasons(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
 
 
 def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
-    should_move = [lease for lease in sample.leases if lease.still_s is not None]
+    should_move = [
+        lease
+        for lease in sample.leases
+        if lease.still_s is not None and lease.destination_away_s is None
+    ]
     # A stalled process is restarted after `stall`: after twice that time, the restart did not help.
     is_hopeless = len(should_move) >= _STILL_LEASES_MIN and all(
         (lease.still_s or 0.0) >= 2 * limits.stall_s for lease in should_move
@@ -158,7 +162,9 @@ def _of_leases(sample: ManagerSample, limits: HealthLimits) -> Iterator[Reason]:
         elif lease.still_s is not None and lease.still_s >= limits.stall_s:
             text = f"{lease.state}, and no progress for {lease.still_s:.0f} s"
             yield Reason(text=_with_note(text, lease), shard=lease.shard)
-        elif lease.state in {"backing off", "failing"}:
+        elif lease.state in {"backing off", "failing"} or (
+            lease.state == "waiting" and lease.destination_away_s is not None
+        ):
             yield Reason(text=_with_note(lease.state, lease), shard=lease.shard)
         elif (lag_s := (lease.output_lag_ms or 0) / 1000) >= limits.output_lag_max_s:
             text = (
@@ -222,6 +228,7 @@ class LeaseBody(msgspec.Struct, frozen=True):
     shard: str
     state: str
     still_s: float | None = None
+    destination_away_s: float | None = None
     lag_ms: int | None = None
     output_lag_ms: int | None = None
     restarts: int = 0
@@ -235,6 +242,9 @@ def _lease_body(lease: LeaseSample) -> LeaseBody:
         shard=lease.shard,
         state=lease.state,
         still_s=round(lease.still_s, 1) if lease.still_s is not None else None,
+        destination_away_s=(
+            round(lease.destination_away_s, 1) if lease.destination_away_s is not None else None
+        ),
         lag_ms=lease.lag_ms,
         output_lag_ms=lease.output_lag_ms,
         restarts=lease.restarts,

@@ -82,6 +82,7 @@ class LeaseDetail(msgspec.Struct, frozen=True, kw_only=True):
     lag_ms: Milliseconds | None = None
     output_lag_ms: Milliseconds | None = None
     still_s: float | None = None
+    destination_away_s: float | None = None
     restarts: int = 0
     traffic: TrafficBody | None = None
     hot: HotShard | None = None

@@ -41,15 +41,17 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     """One lease of a manager; on Spark, one shard that is read.
 
     `state` is one short word (starting, running, failing, ending, ended, halted, paused, backing
-    off, waiting). Failing: user code raised, and the call is repeated.
+    off, waiting). Failing: user code raised, and the call is repeated. Waiting: for the end of its
+    parents, or, with `destination_away_s`, for a destination.
     `records_total` and `bytes_total` count the records that the processor returned for since this
     manager started, over restarts of the lease process; `LeaseStatus` defines the other totals.
     `records_per_s` is over the last few samples. `lag_ms` is `millis_behind_latest` of
     `metrics.py`, `output_lag_ms` is `output_lag`, None while no row waits. `still_s` is the time
-    without progress; None while no progress is expected (its parents are not ended, or it is
-    halted or paused). `cpu_percent` and `memory_bytes` are measured for the live table only. `note`
-    says why a lease does not advance, or is empty. `heat` is the traffic of the shard, None while
-    it is not known; `hot` is set while the shard is hot.
+    without progress; None while no progress is expected (its parents are not ended, or it is halted
+    or paused). `destination_away_s` is the time since an output, the store of the state or the
+    place of dead letters began to fail; None while all answer. `cpu_percent` and `memory_bytes` are
+    measured for the live table only. `note` says why a lease does not advance, or is empty. `heat`
+    is the traffic of the shard, None while it is not known; `hot` is set while the shard is hot.
     """
 
     shard: str
@@ -63,6 +65,7 @@ class LeaseSample(msgspec.Struct, frozen=True, kw_only=True):
     records_per_s: float = 0.0
     lag_ms: int | None = None
     still_s: float | None = None
+    destination_away_s: float | None = None
     restarts: int = 0
     pid: int | None = None
     cpu_percent: float | None = None

@@ -213,6 +213,8 @@ def _rates(detail: LeaseDetail, lease: Lease) -> Iterator[tuple[str, Child]]:
     yield "oldest row not yet in the outputs", _milliseconds(detail.output_lag_ms)
     if detail.still_s is not None:
         yield "without progress for", spelled(detail.still_s)
+    if detail.destination_away_s is not None:
+        yield "a destination has failed for", spelled(detail.destination_away_s)
     counts = (
         ("retries", detail.retries_total),
         ("dead letters", detail.dead_letters_total),

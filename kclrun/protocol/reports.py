@@ -70,12 +70,22 @@ class LeaseLost(Report, frozen=True):
     reason: str
 
 
+class ProcessReplaced(Report, frozen=True):
+    """The process ends so that the next one begins from the row, which is ours as far as it knows:
+    an output refused rows at their commit, an output has rows of another owner, or another program
+    moved the checkpoint."""
+
+    reason: str
+
+
 # `where` of a dead letter that cannot be kept for now.
 DEAD_LETTER: Final = "dead letter"
 # `where` of an output that is away, or that refuses its rows.
 OUTPUT: Final = "output"
 # The keyed state could not begin, or is of another position.
 STATE: Final = "state"
+# Failures that are not of user code: the call waits for what is named.
+DESTINATIONS: Final = frozenset({DEAD_LETTER, OUTPUT, STATE})
 
 
 class ProcessorRaised(Report, frozen=True):
@@ -191,6 +201,7 @@ EndReport = (
     | LeaseReleased
     | LeaseKept
     | LeaseLost
+    | ProcessReplaced
     | ProcessorFailed
     | ProcessBroke
 )

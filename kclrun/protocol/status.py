@@ -40,7 +40,10 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     for none known. `retries_total` counts calls that raised and were, or were to be, repeated; the
     other two count records that were given up. `output_waiting_since_instant` is since when rows of
     processed records wait for an output, 0 while none do. `passed_over_total` counts records of
-    other keys than those of a replay. The last send is not in here: `StatusSlot.last_send_instant`.
+    other keys than those of a replay. `destination_since_instant` is since when a destination (an
+    output, the store of the state, the place of dead letters) fails, 0 for none;
+    `destination_waited_instant` is until when a call last waited for one, at a pause or at the
+    start of the attempt under way. The last send is not in here: `StatusSlot.last_send_instant`.
     """
 
     pid: int
@@ -70,6 +73,13 @@ class LeaseStatus(msgspec.Struct, frozen=True, kw_only=True):
     skipped_total: int = 0
     output_waiting_since_instant: Instant = _NEVER
     passed_over_total: int = 0
+    destination_since_instant: Instant = _NEVER
+    destination_waited_instant: Instant = _NEVER
+
+    def destination_away_s(self, now: Instant) -> float | None:
+        """For how long a destination has failed; None if none does."""
+        since = self.destination_since_instant
+        return max(0.0, now - since) if since else None
 
     def output_lag_ms(self, now: Instant) -> int | None:
         """For how long rows of processed records wait for an output; None if none do."""

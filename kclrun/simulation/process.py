@@ -245,7 +245,7 @@ class LeaseProcess:
         self._observer.process_noted(self, "exits:", cause.value)
         self.is_over = self._pump.is_held = True
         self._observer.coverage.exited(cause, is_orphan=self._is_orphan)
-        if cause is commands.ExitCause.LOST:
+        if cause in {commands.ExitCause.LOST, commands.ExitCause.REPLACED}:
             self._observer.ended_uncleanly(self, "losing it")
         else:
             self._observer.ended_in_order(self)

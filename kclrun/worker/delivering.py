@@ -544,8 +544,7 @@ class RecordDelivery(RecordHost):
                 failed += 1
                 if not self._giving_up.rests(OUTPUT, error, failed):
                     return False
-        if failed:
-            self._report(ProcessorRecovered(OUTPUT, failed + 1))
+        self._giving_up.answers(OUTPUT, failed)
         self._processed(position)
         return True
 

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Final
 
 import msgspec
@@ -33,6 +34,7 @@ from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard
 from kclrun.model.time import Instant, WallTime
 from kclrun.processor import Checkpointer
+from kclrun.worker.destination_waits import DestinationView, DestinationWaits
 
 
 class Inbox:
@@ -76,8 +78,9 @@ LOOK_S: Final = 0.5
 class CheckpointCalls:
     """Checkpoint requests of user code, by number, from any of its threads.
 
-    `ask` posts to the lease thread. `cover` is called before that, so that rows emitted until now
-    become part of the checkpoint. `is_over` returns True once no answer can come any more.
+    `waits` learns that a call waits for the outputs. `ask` posts to the lease thread. `cover` is
+    called before it, so that rows emitted until now become part of the checkpoint. `is_over`
+    returns True once no answer can come any more.
 
     `given` limits what a `checkpoint()` without a position covers: to the last record of a call
     that gets only a part of its batch, or to the last processed record once a batch was left
@@ -91,6 +94,7 @@ class CheckpointCalls:
         ask: Callable[[CheckpointRequested], None],
         cover: Callable[[ExtendedSequenceNumber | None], None],
         is_over: Callable[[], bool],
+        waits: DestinationWaits | None = None,
     ) -> None:
         self.checkpointer = Checkpointer(self._checkpoint)
         self.durable: ExtendedSequenceNumber | None = None
@@ -100,6 +104,7 @@ class CheckpointCalls:
         self._ask = ask
         self._cover = cover
         self._is_over = is_over
+        self._waits = waits
         self._numbers = itertools.count(1)
         self._answered = threading.Condition()
         self._answers: dict[int, AnswerCheckpoint] = {}
@@ -125,8 +130,9 @@ class CheckpointCalls:
         with self._answered:
             request = next(self._numbers)
             self._waiting.add(request)
-        self._ask(CheckpointRequested(request, position))
-        answer = self._wait(request)
+        with nullcontext() if self._waits is None else self._waits.of_checkpoint():
+            self._ask(CheckpointRequested(request, position))
+            answer = self._wait(request)
         if answer is None or answer.answer is CheckpointAnswer.LOST:
             detail = answer.detail if answer is not None else "the process ends"
             raise LeaseLost(f"not checkpointed: {detail}")
@@ -210,6 +216,7 @@ class QueueView(msgspec.Struct, frozen=True):
     first_delivered: ExtendedSequenceNumber | None
     last_batch_instant: Instant
     unprocessed_since: WallTime | None = None
+    destinations: DestinationView = DestinationView()
 
 
 class FireTimers(msgspec.Struct, frozen=True):
@@ -268,6 +275,7 @@ class DeliveryQueue:
         self._delivery = Delivery(limits.batch_max)
         self._records_max = max(RECORDS_AHEAD_MAX, limits.batch_max)
         self._now = now
+        self.destinations = DestinationWaits(now)
         self._turn = turn
         self._changed = threading.Condition(turn.lock if turn is not None else None)
         self._pages: deque[Page] = deque()
@@ -383,6 +391,7 @@ class DeliveryQueue:
                 first_delivered=self._first_delivered,
                 last_batch_instant=self._last_batch_instant,
                 unprocessed_since=self._unprocessed_since(),
+                destinations=self.destinations.view(),
             )
 
     def note_returned(self, batch: Batch) -> None:

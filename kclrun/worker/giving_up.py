@@ -56,6 +56,7 @@ class GivingUp:
                 self.keep(record, failure, calls)
                 break
             except LetterTooLarge as error:
+                self._queue.destinations.over()
                 self._queue.halt()
                 self._post(trouble.given_up(str(error)))
                 return False
@@ -63,15 +64,24 @@ class GivingUp:
                 failed += 1
                 if not self.rests(reports.DEAD_LETTER, error, failed):
                     return False
-        if failed:
-            self._report(reports.ProcessorRecovered(reports.DEAD_LETTER, failed + 1))
+        self.answers(reports.DEAD_LETTER, failed)
         return True
 
     def rests(self, where: str, error: SinkError, failed: int) -> bool:
         """Report that a destination failed, and wait. False if delivery was stopped meanwhile."""
         pause_s = destination_pause_s(failed)
         self._report(reports.ProcessorRaised(where, str(error), "", "", "", failed, pause_s))
-        return self._queue.may_try_again(pause_s, is_batch=True)
+        with self._queue.destinations.rest():
+            may_go_on = self._queue.may_try_again(pause_s, is_batch=True)
+        if not may_go_on:
+            self._queue.destinations.over()
+        return may_go_on
+
+    def answers(self, where: str, failed: int) -> None:
+        """The destination answers, after it failed `failed` times."""
+        if failed:
+            self._queue.destinations.over()
+            self._report(reports.ProcessorRecovered(where, failed + 1))
 
     def keep(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep the letter of a record that is given up, or skip it. Raises: SinkError."""

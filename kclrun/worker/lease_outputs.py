@@ -34,7 +34,14 @@ from kclrun.model.time import Instant, WallTime
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import Output
 from kclrun.processor import KeptRow, Row
-from kclrun.protocol.reports import OUTPUT, STATE, ProcessorRaised, ProcessWarned, Report
+from kclrun.protocol.reports import (
+    OUTPUT,
+    STATE,
+    ProcessorRaised,
+    ProcessorRecovered,
+    ProcessWarned,
+    Report,
+)
 from kclrun.record_calls.runners import MakeThread
 from kclrun.sinks.emitted_rows import CursorRows, EmittedRows
 from kclrun.sinks.outbox import BoxedOutput, Decided
@@ -162,6 +169,7 @@ class LeaseOutputs:
             state=keyed,
             spans=self._spans,
             trials=RowTrials(self._spec.trial, self._post, self._report, boottime),
+            waits=self._queue.destinations,
         )
         decided = None if row is at_row or keyed is None else self._boxed(keyed.versions, row)
         start, cuts = self._begin(outputs, at_row, decided)
@@ -264,17 +272,27 @@ class LeaseOutputs:
     def until_there(self, what: str, call: Callable[[], T]) -> T:
         """Repeat `call` until it returns, because `what` may be away. Raises: SinkError when
         delivery was stopped meanwhile; what else `call` raises."""
-        failed = 0
-        while True:
-            try:
-                return call()
-            except SinkError as error:
-                failed += 1
-                pause_s = destination_pause_s(failed)
-                where = (what, str(error), "", "", "")
-                self._report(ProcessorRaised(*where, failed, pause_s))
-                if not self._queue.may_try_again(pause_s, is_batch=False):
-                    raise
+        failed, answers = 0, True
+        try:
+            while True:
+                try:
+                    return call()
+                except SinkError as error:
+                    failed += 1
+                    answers = self._may_try_again(what, error, failed)
+                    if not answers:
+                        raise
+        finally:
+            self._queue.destinations.over()
+            if failed and answers:
+                self._report(ProcessorRecovered(what, failed + 1))
+
+    def _may_try_again(self, what: str, error: SinkError, failed: int) -> bool:
+        """Report the failure, and rest. False if delivery was stopped meanwhile."""
+        pause_s = destination_pause_s(failed)
+        self._report(ProcessorRaised(what, str(error), "", "", "", failed, pause_s))
+        with self._queue.destinations.rest():
+            return self._queue.may_try_again(pause_s, is_batch=False)
 
     # For user code.
 

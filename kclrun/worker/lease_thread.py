@@ -192,6 +192,8 @@ class Reporter:
                 skipped_total=self._skipped,
                 output_waiting_since_instant=output_waiting_since,
                 passed_over_total=fetch.passed_over_total,
+                destination_since_instant=queue.destinations.since,
+                destination_waited_instant=queue.destinations.waited_until,
             )
         )
 

@@ -205,6 +205,7 @@ _CODES: Final = {
     ExitCause.DONE: exit_codes.DONE,
     ExitCause.UNCLAIMED: exit_codes.UNCLAIMED,
     ExitCause.LOST: exit_codes.LOST,
+    ExitCause.REPLACED: exit_codes.REPLACED,
     ExitCause.FAILED: exit_codes.FAILED,
     ExitCause.HOST: exit_codes.HOST,
 }
@@ -343,7 +344,9 @@ class LeaseProcess:
         self._reporter = Reporter(slot, ring, doorbell, spec.incarnation, self._fetch_view)
         self._spans = None if spec.traces is None else self._open_spans(spec.traces)
         self._rows = self._outputs()
-        self._checkpoints = CheckpointCalls(self._inbox.post, self._cover, self._is_over)
+        self._checkpoints = CheckpointCalls(
+            self._inbox.post, self._cover, self._is_over, self._queue.destinations
+        )
         replace = self._services.credentials.replace
         self._line = ManagerLine(channel, replace, self._write_coroutines)
         self._lease_thread = LeaseThread(

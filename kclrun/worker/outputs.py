@@ -31,6 +31,7 @@ from kclrun.processor import KeptRow, Row
 from kclrun.sinks.outbox import BoxedOutput, Decided
 from kclrun.sinks.state_versions import StateVersions
 from kclrun.state.keyed import MakeChange, Undoable, held_bytes
+from kclrun.worker.destination_waits import OUTPUTS_THREAD, DestinationWaits
 from kclrun.worker.lanes import FREE_SHARE, Lane, Pace
 from kclrun.worker.output_notes import Mark, Marks, Note, Notes
 from kclrun.worker.row_trials import RowTrials
@@ -83,7 +84,9 @@ class Outputs:
         state: Keyed | None = None,
         spans: LeaseSpans | None = None,
         trials: RowTrials | None = None,
+        waits: DestinationWaits | None = None,
     ) -> None:
+        self._waits = waits or DestinationWaits(now)
         self._trials = trials or RowTrials(None, post, lambda _: None, now)
         self._sending = threading.Lock()  # a turn, or a trial, which sees no half of a commit
         self._is_manual = is_manual
@@ -387,6 +390,7 @@ class Outputs:
     def turn(self) -> bool:
         """Add the rows that may be sent, commit what is due, and report to the core how far every
         output is. False if nothing more may be sent."""
+        self._waits.tries(OUTPUTS_THREAD)
         try:
             with self._sending:
                 self._send()
@@ -400,6 +404,7 @@ class Outputs:
             return False
         except SinkError as error:
             self._failed += 1
+            self._waits.failed(OUTPUTS_THREAD)
             upto = self._asked.upto if self._asked is not None else self._reported
             assert upto is not None, "rows leave after begin()"
             self._post(events.OutputsNotCommitted(upto, str(error)))
@@ -408,6 +413,7 @@ class Outputs:
             return False
         else:
             self._failed = 0
+            self._waits.over(OUTPUTS_THREAD)
         return True
 
     def _wait(self) -> bool:

@@ -75,8 +75,13 @@ def test_each_record_whose_row_is_refused_is_a_dead_letter_and_the_others_are_th
     assert {put[letter.sequence_number] for letter in letters} == POISON
     assert all("column n" in letter.error for letter in letters), [each.error for each in letters]
     assert sorted(rows()) == sorted([*(set(put.values()) - POISON), *(POISON if there else ())])
-    assert app.of("rows_refused")
-    assert not app.of("lease_halted")
+    refused = app.of("rows_refused")
+    assert refused
+    # The lease stays: its process is replaced, and the log gives the true reason.
+    assert not [*app.of("process_lost_lease"), *app.of("lease_lost"), *app.of("lease_halted")]
+    replaced = [line["reason"] for line in app.of("process_replaced")]
+    assert len(replaced) == len(refused)
+    assert all("its rows are tried one call at a time" in reason for reason in replaced)
 
 
 # Rows of calls that have no record: each is refused.

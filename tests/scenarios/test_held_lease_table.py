@@ -215,6 +215,7 @@ EVENTS = {
     "shard ended": lambda _: e.ProcessReported("s0", reports.ShardEnded(())),
     "lease released": lambda _: e.ProcessReported("s0", reports.LeaseReleased(TRIM_HORIZON)),
     "lease lost": lambda _: e.ProcessReported("s0", reports.LeaseLost("fence")),
+    "process replaced": lambda _: e.ProcessReported("s0", reports.ProcessReplaced("rows")),
     "processor failed": lambda _: e.ProcessReported(
         "s0", reports.ProcessorFailed("process_records", "bad record", 1)
     ),

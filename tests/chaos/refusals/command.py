@@ -53,6 +53,7 @@ def _run(folder, seed, given):
         away=(0.2, 0.2 + 1 / 3),
         index_at=0.58,
         poison_share=0.002,
+        poison_items_share=1 / 40,
     )
     say = lambda line: print(line, flush=True)  # noqa: E731
     if given.database == "sqlite":

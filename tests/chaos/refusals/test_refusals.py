@@ -37,6 +37,7 @@ def test_each_record_is_once_in_its_output_or_a_letter_though_the_database_was_a
         away=(0.2, 0.53),
         index_at=0.6,
         poison_share=0.005,
+        poison_items_share=0.1,
     )
 
     report = RefusalsRun(tmp_path, plan, database, say=print).run()

@@ -285,7 +285,7 @@ class Motion:
             case Report():
                 self._report(index, process, command)
             case worker_commands.Exit(cause):
-                if cause is worker_commands.ExitCause.LOST:
+                if cause in {worker_commands.ExitCause.LOST, worker_commands.ExitCause.REPLACED}:
                     self.unclean(process.key)
                 self.ends(index, process, cause.value)
             case worker_commands.AnswerCheckpoint():

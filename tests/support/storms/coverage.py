@@ -254,7 +254,7 @@ class FleetCoverage(Coverage):
         """A process exited by itself."""
         if cause is ExitCause.UNCLAIMED:
             self._seen("start_unclaimed")
-        elif cause is ExitCause.LOST:
+        elif cause in {ExitCause.LOST, ExitCause.REPLACED}:
             self._seen("orphan_exited_at_its_fence" if is_orphan else "lease_lost")
         elif cause is ExitCause.DONE and is_orphan:
             self._seen("orphan_gave_its_lease_away")

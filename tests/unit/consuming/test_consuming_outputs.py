@@ -290,7 +290,8 @@ def test_a_position_that_another_program_wrote_is_never_adopted(driver, move, sh
     assert driver.state is State.LOST
     assert driver.stored.owner == ME  # its manager goes on from the row
     assert not driver.sent(changes.LateCheckpoint)
-    (lost,) = driver.reports(reports.LeaseLost)
+    assert driver.reports(reports.LeaseLost) == [], "the row is ours"
+    (lost,) = driver.reports(reports.ProcessReplaced)
     assert f"moved from 10 to {moved_to}" in lost.reason
 
 
@@ -333,7 +334,10 @@ def test_a_superseded_process_writes_nothing_more_and_keeps_the_lease(driver):
     assert driver.state is State.LOST
     assert len(driver.of(commands.SendWrite | commands.SendLateCheckpoint)) == writes_before
     assert (driver.stored.owner, driver.stored.checkpoint) == (ME, p(10))
-    assert driver.reports(reports.LeaseLost)[0].reason == "an object of another owner is there"
+    assert driver.reports(reports.LeaseLost) == []
+    assert (
+        driver.reports(reports.ProcessReplaced)[0].reason == "an object of another owner is there"
+    )
 
 
 @pytest.mark.parametrize(("mode", "saved"), [("auto", 15), ("manual", 10)])

@@ -166,6 +166,7 @@ def test_the_exit_codes_of_a_lease_process_stay_as_operators_know_them():
         3: "unclaimed",
         4: "lost",
         5: "failed",
+        6: "replaced",
         70: "bug",
         71: "host",
     }

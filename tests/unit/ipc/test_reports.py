@@ -21,6 +21,7 @@ EACH = [
     reports.LeaseReleased(AT),
     reports.LeaseKept(),
     reports.LeaseLost("another owner"),
+    reports.ProcessReplaced("its rows are tried one call at a time"),
     reports.ProcessBroke("the disk is full"),
     reports.ProcessorFailed("process_records", "ValueError: no", 2, AT, "Traceback …"),
     reports.ProcessorFailed(

@@ -110,11 +110,11 @@ def test_a_change_of_the_layout_needs_a_new_version(segment):
     page, ring_at = 4096, 4096 + SLOT_BYTES
     written = [at for at in range(0, size, 64) if any(os.pread(segment.fd, 64, at))]
 
-    assert board.LAYOUT_VERSION == 6
-    assert (SLOT_BYTES, RING_BYTES, size) == (1600, 65536, page + 3 * 17 * page)
+    assert board.LAYOUT_VERSION == 7
+    assert (SLOT_BYTES, RING_BYTES, size) == (1664, 65536, page + 3 * 17 * page)
     # The send, copy 1 of the status, the writer's mark, the first entry.
     assert {page, ring_at, ring_at + 256} <= set(written)
-    assert os.pread(segment.fd, 24, 0) == b"kclrun\0\0" + struct.pack("<4I", 6, 3, 1600, 65536)
+    assert os.pread(segment.fd, 24, 0) == b"kclrun\0\0" + struct.pack("<4I", 7, 3, 1664, 65536)
 
 
 def test_nobody_can_change_the_size_of_the_segment(segment):

@@ -31,7 +31,7 @@ def test_the_strategy_fills_every_field():
     values = [
         *[1, 2, WorkerState.LOST, 4.0, 5, 6, 7, 8, 9.0, 10],
         *[ExtendedSequenceNumber(str(n), n) for n in range(11, 15)],
-        *[15.0, 16.0, 17.0, True, 19.0, 20.0, True, 22.0, 23, 24, 25, 26.0, 27],
+        *[15.0, 16.0, 17.0, True, 19.0, 20.0, True, 22.0, 23, 24, 25, 26.0, 27, 28.0, 29.0],
     ]
     filled = LeaseStatus(**dict(zip(LeaseStatus.__struct_fields__, values, strict=True)))
     slot = new_slot()

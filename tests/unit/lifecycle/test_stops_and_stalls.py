@@ -166,6 +166,34 @@ def test_the_latest_fence_is_a_failover_after_the_last_send(last_send_instant, f
             False,
         ),
         (status(published_instant=110.0), "the process publishes nothing", 110.0, True),
+        # It waited for a destination, and the code goes on since then, without an end.
+        (
+            status(processing_since_instant=5.0, destination_waited_instant=10.0),
+            "user code has not returned",
+            10.0,
+            False,
+        ),
+        # Another thread waits for an output. That is not what the code stands still for.
+        (
+            status(
+                processing_since_instant=9.0,
+                destination_since_instant=5.0,
+                destination_waited_instant=8.0,
+            ),
+            "user code has not returned",
+            9.0,
+            False,
+        ),
+        (
+            status(
+                state=WorkerState.STARTING,
+                destination_since_instant=5.0,
+                destination_waited_instant=10.0,
+            ),
+            "a request to a destination has not come back",
+            10.0,
+            False,
+        ),
     ],
 )
 def test_what_a_restart_can_repair_is_a_stall(seen, what, since, is_silent):
@@ -185,6 +213,19 @@ def test_what_a_restart_can_repair_is_a_stall(seen, what, since, is_silent):
         # A shard without records, or a service that is away: nothing was fetched for ever.
         status(last_fetch_instant=2.0, last_batch_instant=2.0, published_instant=129.0),
         status(published_instant=111.0),
+        # A destination is away: at the start, in a call, and back a moment ago.
+        status(
+            state=WorkerState.STARTING,
+            destination_since_instant=2.0,
+            destination_waited_instant=129.0,
+        ),
+        status(
+            processing_since_instant=2.0,
+            destination_since_instant=2.0,
+            destination_waited_instant=128.0,
+        ),
+        status(state=WorkerState.STARTING, destination_waited_instant=129.0),
+        status(processing_since_instant=2.0, destination_waited_instant=129.0),
         # Two statuses are missing: the call that the last one tells of may have returned.
         status(processing_since_instant=1.0, published_instant=127.0),
         status(processing_since_instant=10.1, published_instant=130.0),

@@ -127,7 +127,7 @@ class LivingProcess:
         self.key = key
         self.heat = processes.heats.get(key)
         self.pid = os.getpid()
-        self.trouble = processes.troubles.get(key, "")
+        self.trouble, self.awaited = processes.troubles.get(key, ""), ""
         self._fields = processes.statuses.get(key)
 
     def look(self):

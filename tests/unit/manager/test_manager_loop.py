@@ -664,8 +664,9 @@ class LivingProcesses:
 class Living:
     """A lease process as a look sees it."""
 
-    def __init__(self, key, trouble="", **status):
+    def __init__(self, key, trouble="", awaited="", **status):
         self.key, self.pid, self.trouble, self.heat = key, os.getpid(), trouble, None
+        self.awaited = awaited
         self.warning = ""
         self.status = LeaseStatus(
             **{"pid": 1, "incarnation": 1, "state": WorkerState.PROCESSING} | status
@@ -704,6 +705,19 @@ def test_a_sample_shows_rates_lags_and_trouble_also_of_what_no_process_reads():
     assert (running.state, running.records_total, running.records_per_s) == ("running", 40, 15.0)
     assert (raising.state, raising.note, raising.lag_ms) == ("failing", failing.trouble, 3_500)
     assert (shown.lag_ms_max, shown.leases_command) == (10_000, "kclrun leases --config app.yaml")
+
+
+def test_a_lease_that_waits_for_a_destination_says_for_which_since_when_and_why():
+    core = LeaseManager(ManagerPolicy(me="kclrun::h:n"), lambda: 0.5)
+    core._held.held_leases["a"] = HeldLease(key="a", state=State.RUNNING)
+    words = "output failed 9 times: outputs.table: the database does not answer"
+    waiting = Living("a", awaited=words, destination_since_instant=10.0)
+
+    (shown,) = sampler_of_core(core, lambda: [waiting], began=10.0).take(310.0).leases
+
+    assert shown.state == "waiting"
+    assert shown.destination_away_s == 300.0
+    assert shown.note == f"waits for a destination for 300 s: {words}"
 
 
 def test_a_lease_that_initializes_is_starting_and_not_ending():

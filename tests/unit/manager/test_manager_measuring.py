@@ -626,7 +626,7 @@ def test_a_lease_process_is_shown_with_its_memory_and_from_the_second_look_on_it
     core = LeaseManager(ManagerPolicy(me="kclrun::h:n", leases_max=1), lambda: 0.5)
     core.handle(events.Started(5.0), 1.0)
     children = [
-        SimpleNamespace(key=key, pid=pid, trouble="", heat=None, look=lambda: None)
+        SimpleNamespace(key=key, pid=pid, trouble="", awaited="", heat=None, look=lambda: None)
         for key, pid in (("s0", os.getpid()), ("s1", None))
     ]
     sampler = sampler_of_core(core, lambda: children, has_gauge=True)
@@ -684,7 +684,9 @@ def test_the_lag_of_a_shard_of_which_no_page_is_read_is_not_known(
         state=WorkerState.PROCESSING,
         **({"millis_behind_latest": behind} | fields),
     )
-    child = SimpleNamespace(key="s0", pid=None, trouble="", heat=None, look=lambda: status)
+    child = SimpleNamespace(
+        key="s0", pid=None, trouble="", awaited="", heat=None, look=lambda: status
+    )
     sampler = sampler_of_core(core, lambda: [child])
 
     sampler.take(0.0)

@@ -174,6 +174,7 @@ AT = ExtendedSequenceNumber("7")
         (reports.LeaseReleased(AT, "x"), True, "lease_released", True),
         (reports.StartUnclaimed("late"), True, None, True),
         (reports.LeaseLost("taken"), True, None, True),
+        (reports.ProcessReplaced("moved"), True, None, True),
         (reports.ProcessBroke("no disk"), True, None, True),
         (LAST, True, "processor_failed", True),
         (FIRST, False, "processor_raised", False),
@@ -205,7 +206,7 @@ def test_each_report_is_the_event_and_the_line_that_it_stands_for(
     assert reported.child.has_reported_end == is_end
 
 
-EXITED = {code: code << 8 for code in (0, 3, 4, 5, 70)}
+EXITED = {code: code << 8 for code in (0, 3, 4, 5, 6, 70)}
 
 
 @pytest.mark.parametrize(
@@ -213,6 +214,7 @@ EXITED = {code: code << 8 for code in (0, 3, 4, 5, 70)}
     [
         (WorkerState.LOST, EXITED[3], reports.StartUnclaimed),
         (WorkerState.LOST, EXITED[4], reports.LeaseLost),
+        (WorkerState.LOST, EXITED[6], reports.ProcessReplaced),
         (WorkerState.HALTED, EXITED[5], reports.ProcessorFailed),
         (WorkerState.LOST, EXITED[5], None),
         (WorkerState.HALTED, EXITED[3], None),
@@ -262,6 +264,19 @@ def test_the_rows_of_a_lease_are_tried_at_its_next_start_until_a_checkpoint_pass
     assert reported.trials == {"s0": RowTrial(at("9"), 2)}
     reported.hear(reports.Checkpointed(at("9"), 4))
     assert reported.trials == {}
+
+
+@pytest.mark.parametrize("where", sorted(reports.DESTINATIONS))
+def test_a_destination_that_fails_is_awaited_and_not_the_trouble_of_user_code(reported, where):
+    failed = (where, "outputs.table: the database does not answer", "", "", "", 3, 4.0)
+    reported.hear(reports.ProcessorRaised(*failed))
+    words = f"{where} failed 3 times: outputs.table: the database does not answer"
+    assert (reported.child.awaited, reported.child.trouble) == (words, "")
+
+    reported.hear(reports.ProcessorRecovered("process_records", 2))
+    assert reported.child.awaited == words
+    reported.hear(reports.ProcessorRecovered(where, 4))
+    assert reported.child.awaited == ""
 
 
 def test_the_traffic_of_a_shard_is_kept_for_the_looks_and_not_logged(reported):

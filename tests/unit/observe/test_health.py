@@ -95,6 +95,21 @@ SCENARIOS = [
         "none of 2 leases",
     ),
     (
+        "two leases whose destination is away: the next machine would wait for it, too",
+        sample(
+            lease(still_s=240.0, destination_away_s=230.0, output_lag_ms=230_000),
+            lease("b", "waiting", still_s=300.0, destination_away_s=290.0, note="output failed"),
+        ),
+        "degraded",
+        "no progress for 240 s",
+    ),
+    (
+        "one whose call waits for a destination",
+        sample(lease("b", "waiting", destination_away_s=5.0, note="waits for a destination")),
+        "degraded",
+        "waiting: waits for a destination",
+    ),
+    (
         "two that stand still, and a third that moves",
         sample(lease(still_s=240.0), lease("b", still_s=300.0), lease("c")),
         "degraded",
@@ -211,7 +226,14 @@ def test_the_body_names_the_shard_of_a_reason_and_the_state_of_each_lease():
     }
     still = {"shard": "a", "state": "halted", "still_s": None, "note": "boom"}
     moving = {"shard": "b", "state": "running", "still_s": 0.6, "note": ""}
-    unknown = {"lag_ms": None, "output_lag_ms": None, "restarts": 0, "traffic": None, "hot": None}
+    unknown = {
+        "destination_away_s": None,
+        "lag_ms": None,
+        "output_lag_ms": None,
+        "restarts": 0,
+        "traffic": None,
+        "hot": None,
+    }
     assert body["leases"] == [each | unknown for each in (still, moving)]
 
 

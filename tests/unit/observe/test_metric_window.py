@@ -46,7 +46,8 @@ def test_what_was_never_said_of_a_manager_a_lease_or_a_run_is_not_known_or_none_
         *[("shard", "a"), ("state", "x"), ("records_total", 0), ("bytes_total", 0)],
         *[("retries_total", 0), ("dead_letters_total", 0), ("skipped_total", 0)],
         ("output_lag_ms", None),
-        *[("records_per_s", 0.0), ("lag_ms", None), ("still_s", None), ("restarts", 0)],
+        *[("records_per_s", 0.0), ("lag_ms", None), ("still_s", None)],
+        *[("destination_away_s", None), ("restarts", 0)],
         *[("pid", None), ("cpu_percent", None), ("memory_bytes", None), ("note", "")],
         *[("heat", None), ("hot", None)],
     ]

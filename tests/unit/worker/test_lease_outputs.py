@@ -10,12 +10,14 @@ import pytest
 from kclrun.consuming import events
 from kclrun.consuming.commands import CommitOutputs
 from kclrun.errors import SettingsError, SinkError
+from kclrun.ipc.board import boottime
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import Cursor, OutputPlace, RowsOf, StoredCursors
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import LATEST, TRIM_HORIZON, ExtendedSequenceNumber
-from kclrun.protocol.reports import OUTPUT, ProcessorRaised, Report
+from kclrun.protocol.reports import OUTPUT, ProcessorRaised, ProcessorRecovered, Report
 from kclrun.worker import lease_outputs as module
+from kclrun.worker.destination_waits import DestinationWaits
 from kclrun.worker.lease_outputs import LeaseOutputs
 from kclrun.worker.sharing import daemon_thread
 from tests.patience import HUNG_S
@@ -45,7 +47,7 @@ class Stage:
         self.broken: list[BaseException] = []
         self.broke = threading.Event()
         self.cuts: list[ExtendedSequenceNumber] = []
-        self.waits = 0
+        self.tries = 0
         self.held: list[bool] = []
         self.holds = threading.Event()
         self.of: list[RowsOf] = []
@@ -64,8 +66,12 @@ class Stage:
             kinesis=None,
             checkpoint=SimpleNamespace(mode="auto"),
         )
+        self.waits = DestinationWaits(boottime)
         queue: Any = SimpleNamespace(
-            hold=self._hold, cut_at=self.cuts.extend, may_try_again=self._may_try_again
+            hold=self._hold,
+            cut_at=self.cuts.extend,
+            may_try_again=self._may_try_again,
+            destinations=self.waits,
         )
         self.rows = LeaseOutputs(
             spec,
@@ -108,8 +114,10 @@ class Stage:
     def _may_try_again(self, pause_s: float, *, is_batch: bool) -> bool:
         assert pause_s > 0
         assert not is_batch
-        self.waits += 1
-        return self.waits < 3
+        self.tries += 1
+        view = self.waits.view()
+        assert 0.0 < view.since <= view.waited_until, "the manager sees that it waits"
+        return self.tries < 3
 
 
 def lease(checkpoint: int, cursor: int) -> Lease:
@@ -163,6 +171,8 @@ def test_a_destination_that_is_away_is_tried_again_until_delivery_is_stopped(
         with pytest.raises(SinkError, match="late is away"):
             stage.rows.open(lease(5, 5))
     assert stage.closed == ([] if opens else ["late"]), "other leases may share the process"
+    assert stage.waits.view().since == 0.0
+    assert (ProcessorRecovered(OUTPUT, away + 1) in stage.reports) == opens
     reported = [each for each in stage.reports if isinstance(each, ProcessorRaised)]
     assert [(each.where, each.attempts) for each in reported] == [
         (OUTPUT, number) for number in range(1, away + 1)

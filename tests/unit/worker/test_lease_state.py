@@ -82,7 +82,7 @@ def test_a_store_that_is_away_is_tried_again_until_delivery_is_stopped(monkeypat
     )
     with pytest.raises(SinkError, match="cannot read"):
         stage.rows.open(row)
-    assert stage.waits == 3
+    assert stage.tries == 3
     reported = [each for each in stage.reports if isinstance(each, ProcessorRaised)]
     assert {each.where for each in reported} == {STATE}
 
