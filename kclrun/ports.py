@@ -102,6 +102,7 @@ class StreamSummary(msgspec.Struct, frozen=True):
     open_shards: int
     created_at: WallTime
     record_bytes_max: int | None = None
+    is_on_demand: bool = False
 
 
 class ShardFilter(msgspec.Struct, frozen=True):

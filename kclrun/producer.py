@@ -12,8 +12,8 @@ from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.kinesis import WireStreamAdmin
 from kclrun.aws.put_records import WirePutter
 from kclrun.aws.stream_client import open_stream_client
-from kclrun.codec.record_sizes import RECORD_BYTES_MAX
 from kclrun.errors import SinkError
+from kclrun.model.quotas import RECORD_BYTES_DEFAULT
 from kclrun.model.record import PutEntry
 from kclrun.model.stream import region_of
 from kclrun.ports import record_limit
@@ -82,7 +82,7 @@ class Producer:
                 give_up_after_s=give_up_after_s,
                 buffer_records_max=buffer_records_max,
                 buffer_bytes_max=buffer_bytes_max,
-                record_bytes_max=record_bytes_max or RECORD_BYTES_MAX,
+                record_bytes_max=record_bytes_max or RECORD_BYTES_DEFAULT,
             ),
             relist=admin.list_shards,
             limit=record_limit(admin) if record_bytes_max is None else None,

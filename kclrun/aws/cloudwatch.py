@@ -14,13 +14,12 @@ from typing import Any, Final
 from kclrun.aws.control import ControlPlane, RenewedClient, asking
 from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.operations import PUT_METRIC_DATA
+from kclrun.model.quotas import METRICS_MAX, METRICS_REQUEST_BYTES_MAX
 from kclrun.model.record import Measurement
 from kclrun.model.wire import WireCredentials
 
-# PutMetricData takes 1,000 metrics and 1 MB a request (CloudWatch's service quotas). The rest of
-# the megabyte is a reserve for bytes that the estimate below does not count.
-_METRICS_MAX: Final = 1_000
-_REQUEST_BYTES_MAX: Final = 900_000
+# The rest of the request is a reserve for bytes that the estimate below does not count.
+_REQUEST_BYTES_MAX: Final = METRICS_REQUEST_BYTES_MAX * 9 // 10
 # In a form body, the most verbose of the protocols that botocore may choose: name, unit, time and
 # four numbers, each under a key such as MetricData.member.1000.StatisticValues.SampleCount.
 _METRIC_BYTES: Final = 600
@@ -51,7 +50,7 @@ class CloudWatchOutlet:
         batch_bytes = 0
         for measurement in measurements:
             size = _size_max(measurement)
-            if len(batch) == _METRICS_MAX or batch_bytes + size > _REQUEST_BYTES_MAX:
+            if len(batch) == METRICS_MAX or batch_bytes + size > _REQUEST_BYTES_MAX:
                 yield batch
                 batch, batch_bytes = [], 0
             batch.append(measurement)

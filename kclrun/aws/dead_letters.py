@@ -38,7 +38,6 @@ from kclrun.aws.outputs.s3 import ABSENT, Bucket
 from kclrun.aws.outputs.write_probes import probe_stream
 from kclrun.aws.put_records import batches, put_records, send_all
 from kclrun.aws.wire import WireClient
-from kclrun.codec.record_sizes import RECORD_BYTES_LARGEST
 from kclrun.errors import (
     AccessDenied,
     InvalidRequest,
@@ -63,6 +62,7 @@ from kclrun.model.letter import (
     letters_of_files,
     refuse_entry,
 )
+from kclrun.model.quotas import GROUP_CHARACTERS_MAX, MESSAGES_MAX, RECORD_BYTES_LARGEST
 from kclrun.model.reading import PageCursor
 from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -70,9 +70,8 @@ from kclrun.ports import LetterStore, next_page, record_limit
 
 # While letters are listed or put back, no other reader receives them: 10,000 take a minute.
 _HIDDEN_S: Final = 600
-# SQS takes ten messages a call. The answer to a call that waits is empty only if no part of the
-# queue has a message (SQS's guide on long polling).
-_MESSAGES_A_CALL: Final = 10
+# The answer to a call that waits is empty only if no part of the queue has a message (SQS's guide
+# on long polling).
 WAIT_S: Final = 1
 # Errors about one object that others need not share: it is gone, archived, or encrypted with a key
 # that may not be used.
@@ -216,7 +215,10 @@ class LetterQueue:
 
     def _send(self, content: Letter | Takeover, body: str) -> None:
         url = self._sender.url()
-        fifo = {"MessageGroupId": content.name[-128:], "MessageDeduplicationId": _digest(body)}
+        fifo = {
+            "MessageGroupId": content.name[-GROUP_CHARACTERS_MAX:],
+            "MessageDeduplicationId": _digest(body),
+        }
         more = fifo if url.endswith(".fifo") else {}
         self._client().send_message(QueueUrl=url, MessageBody=body, **more)
 
@@ -248,7 +250,7 @@ class LetterQueue:
     ) -> None:
         """Change messages that are hidden, ten a call. Raises: a ServiceError leaf; then the
         messages of later calls are unchanged."""
-        for part in _parts(handles, _MESSAGES_A_CALL):
+        for part in _parts(handles, MESSAGES_MAX):
             entries = [{"Id": str(n), "ReceiptHandle": one, **more} for n, one in enumerate(part)]
             with doing(operation, what):
                 url = self._sender.url()
@@ -281,7 +283,7 @@ class LetterQueue:
         """As `LetterStore.close`. Messages that this does not show again reappear after ten
         minutes."""
         call, what = "change_message_visibility_batch", "show messages again"
-        for part in _parts(sorted(self._hidden), _MESSAGES_A_CALL):
+        for part in _parts(sorted(self._hidden), MESSAGES_MAX):
             with contextlib.suppress(ServiceError):
                 self._change(CHANGE_MESSAGE_VISIBILITY_BATCH, call, what, part, VisibilityTimeout=0)
         self._hidden.clear()
@@ -292,7 +294,7 @@ class LetterQueue:
             with doing(RECEIVE_MESSAGE, f"read the queue {self._queue}"):
                 answer = self._client().receive_message(
                     QueueUrl=self._sender.url(),
-                    MaxNumberOfMessages=_MESSAGES_A_CALL,
+                    MaxNumberOfMessages=MESSAGES_MAX,
                     VisibilityTimeout=_HIDDEN_S,
                     WaitTimeSeconds=WAIT_S,
                 )

@@ -25,6 +25,8 @@ from kclrun.aws.wire import WireClient, call_json
 from kclrun.codec.event_stream import MalformedEventStream, Message, MessageDecoder
 from kclrun.codec.get_records import decode_subscription_event
 from kclrun.consuming.subscribing import SILENCE_MAX_S, SubscriptionPlan, is_lasting
+from kclrun.model import statuses
+from kclrun.model.quotas import CONSUMERS_ADVANTAGE, CONSUMERS_CREATING_MAX, CONSUMERS_DEFAULT
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import StartPoint
 from kclrun.model.stream import arn_difference
@@ -35,7 +37,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Consumer(msgspec.Struct, frozen=True):
-    """A registered consumer of a stream. `status` is CREATING, ACTIVE or DELETING."""
+    """A registered consumer of a stream, with its status (`model/statuses.py`)."""
 
     name: str = msgspec.field(name="ConsumerName")
     arn: str = msgspec.field(name="ConsumerARN")
@@ -122,10 +124,6 @@ class StreamConsumers:
         self._client.call(operations.DEREGISTER_STREAM_CONSUMER, _encode({"ConsumerARN": arn}))
 
 
-# "You can register up to 20 consumers per data stream." Some accounts have a higher quota.
-CONSUMERS_MAX: Final = 20
-
-
 def registered(
     consumers: StreamConsumers, summary: StreamSummary, name: str, *, to_poll: str
 ) -> Consumer:
@@ -142,20 +140,43 @@ def registered(
         return consumers.register(name)
     except errors.Throttled as error:
         if error.code == "LimitExceededException":
-            require_room(consumers, summary, to_poll=to_poll)
+            listed = consumers.listed()
+            made = sum(consumer.status == statuses.CREATING for consumer in listed)
+            if made < CONSUMERS_CREATING_MAX and len(listed) >= CONSUMERS_DEFAULT:
+                raise _without_room(summary, len(listed), to_poll) from None
         raise  # too many requests, or registrations at one time
 
 
-def require_room(consumers: StreamConsumers, summary: StreamSummary, *, to_poll: str) -> None:
-    """Raises: SettingsError if the stream has as many consumers as it can have."""
+def require_room(consumers: StreamConsumers, summary: StreamSummary, *, to_poll: str) -> str:
+    """A remark where the service may refuse another consumer, or an empty text.
+
+    Raises: SettingsError if the stream has as many consumers as one can have.
+    """
     count = len(consumers.listed())
-    if count >= CONSUMERS_MAX:
-        raise errors.SettingsError(
-            f"stream {summary.name} has {count} registered consumers, and no more can be added\n"
-            "Show them:  kclrun consumers list\n"
-            "Remove one that is not used:  kclrun consumers remove NAME --yes\n"
-            f"or read by polling:  {to_poll}"
-        )
+    if count >= (CONSUMERS_ADVANTAGE if summary.is_on_demand else CONSUMERS_DEFAULT):
+        raise _without_room(summary, count, to_poll)
+    if count < CONSUMERS_DEFAULT:
+        return ""
+    return (
+        f", if the stream takes more than its {count}: one on demand can have"
+        f" {CONSUMERS_DEFAULT}, or {CONSUMERS_ADVANTAGE} with On-demand Advantage"
+    )
+
+
+def _without_room(summary: StreamSummary, count: int, to_poll: str) -> errors.SettingsError:
+    return errors.SettingsError(
+        f"stream {summary.name} has {count} registered consumers, and no more can be added\n"
+        "Show them:  kclrun consumers list\n"
+        "Remove one that is not used:  kclrun consumers remove NAME --yes\n"
+        f"or read by polling:  {to_poll}"
+    )
+
+
+def require_active(consumer: Consumer, summary: StreamSummary) -> None:
+    """Raises: Unavailable while it cannot be subscribed to, with its status."""
+    statuses.require(
+        statuses.CONSUMER, f"consumer {consumer.name} of stream {summary.name}", consumer.status
+    )
 
 
 class FanOutReader:

@@ -16,6 +16,7 @@ from kclrun.aws import operations
 from kclrun.aws.wire import WireClient, call_json, garbled
 from kclrun.codec.get_records import decode_get_records
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Unavailable
+from kclrun.model.quotas import KIB
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import StartPoint
 from kclrun.model.shard import HashRange, Shard
@@ -34,6 +35,7 @@ PageT = TypeVar("PageT", bound=Page)
 # ListShards returns at most 1,000 shards a page by default; a stream has at most 20,000 open
 # shards, and closed ones for as long as it retains records.
 PAGES_MAX: Final = 1_000
+_ON_DEMAND: Final = "ON_DEMAND"
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -67,6 +69,10 @@ class _ShardPage(Page, rename="pascal"):
     shards: list[_Shard]
 
 
+class _Mode(msgspec.Struct, rename="pascal", frozen=True):
+    stream_mode: str = ""
+
+
 class _Summary(msgspec.Struct, rename="pascal"):
     stream_name: str
     stream_status: str
@@ -75,6 +81,7 @@ class _Summary(msgspec.Struct, rename="pascal"):
     stream_arn: str = msgspec.field(name="StreamARN")
     stream_creation_timestamp: float = 0.0
     record_kib_max: int | None = msgspec.field(name="MaxRecordSizeInKiB", default=None)
+    stream_mode_details: _Mode = _Mode()
 
 
 class _SummaryBody(msgspec.Struct):
@@ -172,7 +179,8 @@ class WireStreamAdmin:
             created_at=WallTime(summary.stream_creation_timestamp),
             record_bytes_max=None
             if summary.record_kib_max is None
-            else summary.record_kib_max * 1024,
+            else summary.record_kib_max * KIB,
+            is_on_demand=summary.stream_mode_details.stream_mode == _ON_DEMAND,
         )
 
     def list_shards(self, shard_filter: ShardFilter | None = None) -> tuple[Shard, ...]:

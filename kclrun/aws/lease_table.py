@@ -29,6 +29,7 @@ from kclrun.errors import (
 from kclrun.errors import OutcomeUnknown as OutcomeUnknownError
 from kclrun.errors import Throttled as ThrottledError
 from kclrun.model.lease import KCL3_MODE_KEY, OFFERED, Lease, LeaseKey, coordinator_table
+from kclrun.model.quotas import BATCH_GET_ITEMS_MAX
 from kclrun.ports import ScanPage
 from kclrun.protocol import writes
 
@@ -68,8 +69,6 @@ INDEX_KEYS: Final = (("leaseOwner", "HASH"), ("leaseKey", "RANGE"))
 # A key and an owner have some 100 bytes: 100 KB, a tenth of the limit of a page. If more than a
 # thousand leases are drained at once, several queries find them.
 _KEYS_MAX: Final = 1_000
-# DynamoDB: "up to 100 items".
-_BATCH_KEYS_MAX: Final = 100
 _INVALID: Final = "ValidationException"
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -87,8 +86,8 @@ def find_offered(client: WireClient, table: str, rows_max: int) -> tuple[Lease, 
     if len(keys) > rows_max:
         keys = random.sample(keys, rows_max)
     found: list[Lease] = []
-    for start in range(0, len(keys), _BATCH_KEYS_MAX):
-        found += _rows(client, table, keys[start : start + _BATCH_KEYS_MAX])
+    for start in range(0, len(keys), BATCH_GET_ITEMS_MAX):
+        found += _rows(client, table, keys[start : start + BATCH_GET_ITEMS_MAX])
     return tuple(lease for lease in found if lease.owner == OFFERED)
 
 

@@ -21,6 +21,7 @@ from kclrun.aws.outputs.write_probes import probe_stream
 from kclrun.aws.wire import MALFORMED, WireClient
 from kclrun.codec.aggregator import Aggregator
 from kclrun.codec.kpl import effective_hash_key
+from kclrun.codec.record_sizes import REQUEST_BYTES_MAX
 from kclrun.errors import (
     InvalidRequest,
     NothingListens,
@@ -28,14 +29,11 @@ from kclrun.errors import (
     Throttled,
     Unavailable,
 )
+from kclrun.model.quotas import PUT_RECORDS_MAX
 from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.retries import PASSING_OF_WRITES, Retries
 from kclrun.model.shard import Shard
 
-# PutRecords takes 500 records and 10 MiB, keys included. Emulators take 5 MiB, as the service did
-# before October 2025. A larger record is alone in its request.
-BATCH_RECORDS_MAX: Final = 500
-BATCH_BYTES_MAX: Final = 5 * 2**20
 # Attempts without any progress. With the sender's backoff (0.1 s doubling to 3 s) they take about
 # half a minute, far longer than any throttling of a stream that accepts records at all.
 ATTEMPTS_MAX: Final = 12
@@ -127,7 +125,7 @@ def batches(
             batch, keys, size_bytes = [], set(), 0
             continue
         added = entry.size_bytes
-        is_full = len(batch) == BATCH_RECORDS_MAX or size_bytes + added > BATCH_BYTES_MAX
+        is_full = len(batch) == PUT_RECORDS_MAX or size_bytes + added > REQUEST_BYTES_MAX
         if batch and (is_full or entry.partition_key in keys):
             yield tuple(batch)
             batch, keys, size_bytes = [], set(), 0

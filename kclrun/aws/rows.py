@@ -32,6 +32,7 @@ from kclrun.model.lease import (
     Scope,
 )
 from kclrun.model.output import Cursor, Cursors, StoredCursors, sorted_cursors
+from kclrun.model.quotas import ITEM_BYTES_MAX, PARTITION_KEY_BYTES_MAX, SHARD_ID_CHARACTERS_MAX
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.stream import ONLY_STREAM, StreamKey, qualified, shard_id_of, stream_of
@@ -43,8 +44,6 @@ Item = Mapping[str, Mapping[str, Any]]
 
 # KCL 3.5 and we together write at most 33 attributes to one row. 64 leaves room for others.
 ATTRIBUTES_MAX: Final = 64
-# DynamoDB allows a partition key of 2048 bytes.
-KEY_CHARACTERS_MAX: Final = 2048
 # Our owner ids have fewer than 200 characters; a Java worker id is a host name and a UUID.
 TEXT_CHARACTERS_MAX: Final = 2048
 # A merge has two parents; UpdateShardCount makes at most a few children of one shard.
@@ -53,7 +52,6 @@ SHARD_IDS_MAX: Final = 64
 OUTPUTS_MAX: Final = 64
 # Ours have 26 (`state/versions.py`).
 STATE_VERSION_CHARACTERS_MAX: Final = 64
-_STATE_BYTES_MAX: Final = 400 * 1024  # a whole DynamoDB item
 # Plain decimals and what Java's Double.toString writes (1.0E-4), bounded before conversion.
 _NUMBER: Final = re.compile(r"-?\d{1,40}(?:\.\d{1,40})?(?:[Ee][+-]?\d{1,3})?\Z")
 _DIED_ON: Final = re.compile(r"(\S{1,128}) ([0-9A-Z_]{1,128}) (\d{1,18})\Z", re.ASCII)
@@ -126,7 +124,7 @@ def decode_row(item: Item, *, is_ours: bool = False) -> Lease | None:
 def _lease(item: Item) -> Lease:
     if len(item) > ATTRIBUTES_MAX:
         raise LimitExceeded(f"{len(item)} attributes are more than {ATTRIBUTES_MAX}")
-    key = _text(item, "leaseKey", most=KEY_CHARACTERS_MAX)
+    key = _text(item, "leaseKey", most=PARTITION_KEY_BYTES_MAX)
     counter = _integer(item, "leaseCounter")
     checkpoint = _position(item, "checkpoint", "checkpointSubSequenceNumber")
     if not key or counter is None or checkpoint is None:
@@ -397,7 +395,7 @@ def _pending(item: Item) -> PendingCheckpoint | None:
         state = base64.b64decode(encoded, validate=True)
     except ValueError:
         raise ValueError("pendingCheckpointState is not base64") from None
-    if len(state) > _STATE_BYTES_MAX:
+    if len(state) > ITEM_BYTES_MAX:
         raise ValueError("pendingCheckpointState is too long")
     return PendingCheckpoint(position, state)
 
@@ -413,7 +411,7 @@ def _shard_ids(item: Item, name: str) -> frozenset[str]:
     ids = attribute.get("SS")
     if not isinstance(ids, list) or len(ids) > SHARD_IDS_MAX:
         raise ValueError(f"{name} is not a set of at most {SHARD_IDS_MAX} shard ids")
-    if not all(len(shard_id) <= 128 for shard_id in ids):
+    if not all(len(shard_id) <= SHARD_ID_CHARACTERS_MAX for shard_id in ids):
         raise ValueError(f"{name} holds something that is not a shard id")
     return frozenset(ids)
 

@@ -18,6 +18,7 @@ from kclrun import errors
 from kclrun.aws import operations
 from kclrun.aws.control import BOTO_FAILURES, Client, ControlPlane, asking, from_botocore
 from kclrun.aws.lease_table import INDEX_KEYS, OWNER_INDEX
+from kclrun.model import statuses
 from kclrun.model.lease import KCL3_MODE_KEY, coordinator_table, is_native, mode_advice
 from kclrun.model.retries import PASSING
 from kclrun.model.time import Instant
@@ -35,6 +36,11 @@ INDEX_WAIT_S: Final = 2_400.0
 _INDEX_POLL_S: Final = 5.0
 _LOG_EVERY_S: Final = 60.0
 _ACTIVE: Final = "ACTIVE"
+_GOES_ON: Final = {
+    statuses.CREATING: "It goes on being built; the same command again waits for it",
+    statuses.DELETING: "When it is gone, the same command again adds it",
+}
+_GOES_ON_ELSE: Final = "The same command again waits for it"
 _INDEX: Final[dict[str, Any]] = {
     "IndexName": OWNER_INDEX,
     "KeySchema": [{"AttributeName": name, "KeyType": role} for name, role in INDEX_KEYS],
@@ -52,7 +58,7 @@ class IndexState(msgspec.Struct, frozen=True):
 
     @property
     def is_active(self) -> bool:
-        return self.status == _ACTIVE
+        return self.status is not None and statuses.INDEX.trouble(self.status) is None
 
 
 def inspect_owner_index(client: Client, table: str) -> IndexState:
@@ -101,7 +107,7 @@ def add_owner_index(
         if now - began >= timeout_s:
             raise errors.Unavailable(
                 f"index {OWNER_INDEX} of {table} is {state.status} after {timeout_s / 60:.0f} min\n"
-                "It goes on being built; the same command again waits for it",
+                f"{_GOES_ON.get(state.status or statuses.CREATING, _GOES_ON_ELSE)}",
                 operation=operations.UPDATE_TABLE.name,
             )
         if now - logged_at >= _LOG_EVERY_S:
@@ -109,6 +115,8 @@ def add_owner_index(
             report(f"{OWNER_INDEX} is {state.status} since {(now - began) / 60:.0f} min")
         wait(_INDEX_POLL_S)
         state = _looked_again(reads, table, state)
+        if state.status is None:  # an index that was being deleted is gone
+            state = _requested(plane.dynamodb_writes(), reads, table, state)
 
 
 def _requested(writes: Client, reads: Client, table: str, state: IndexState) -> IndexState:
@@ -126,7 +134,7 @@ def _requested(writes: Client, reads: Client, table: str, state: IndexState) -> 
             raise _explained(failure, text) from None
         return after
     # DescribeTable may lag behind and not show the index yet.
-    return IndexState("CREATING", state.capacity)
+    return IndexState(statuses.CREATING, state.capacity)
 
 
 def _looked_again(reads: Client, table: str, before: IndexState) -> IndexState:
@@ -134,7 +142,9 @@ def _looked_again(reads: Client, table: str, before: IndexState) -> IndexState:
         after = inspect_owner_index(reads, table)
     except PASSING:
         return before
-    return before if after.status is None else after
+    if after.status is None and before.status != statuses.DELETING:
+        return before
+    return after
 
 
 def _request(table: str, capacity: tuple[int, int] | None) -> dict[str, Any]:
@@ -176,34 +186,8 @@ def _explained(failure: errors.ServiceError, text: str) -> errors.ServiceError:
 
 # On-demand tables become ACTIVE within seconds. This is the pause between two DescribeTable calls.
 _POLL_S: Final = 0.5
-# An UPDATING table (an index being added) serves reads and writes.
-_USABLE: Final = frozenset({_ACTIVE, "UPDATING"})
-
-
-# Statuses that a person has to end: what each means, and what to do. DynamoDB's API reference,
-# TableDescription.
-_ENDED: Final[Mapping[str, tuple[str, str]]] = {
-    "INACCESSIBLE_ENCRYPTION_CREDENTIALS": (
-        "DynamoDB cannot use the KMS key that encrypts it",
-        "Enable the key again, or give DynamoDB its grant back: it archives the table in a week",
-    ),
-    "ARCHIVING": (
-        "its KMS key could not be used for seven days, and DynamoDB puts it into a backup",
-        "Restore it from that backup under another name when it is done, and set leases.table",
-    ),
-    "ARCHIVED": (
-        "its KMS key could not be used for seven days, and DynamoDB has put it into a backup",
-        "Restore it from that backup under another name, and set leases.table",
-    ),
-    "REPLICATION_NOT_AUTHORIZED": (
-        "DynamoDB may not replicate it",
-        "Allow the replication of the global table in its resource policy",
-    ),
-}
-_PASSING: Final[Mapping[str, str]] = {
-    "CREATING": "It is being made: wait until it is ACTIVE, and try again",
-    "DELETING": "It is being deleted: when it is gone, the next start makes a new one",
-}
+# The lease table is ours to make again.
+_NEXT_START: Final = "when it is gone, the next start makes a new one"
 
 
 class TableReport(msgspec.Struct, frozen=True):
@@ -216,6 +200,16 @@ class TableReport(msgspec.Struct, frozen=True):
     status: str
     created: bool
     has_owner_index: bool
+
+    @property
+    def trouble(self) -> statuses.Trouble | None:
+        """Why it cannot be used; None if it can."""
+        return statuses.TABLE.trouble(self.status)
+
+    @property
+    def is_for_a_person(self) -> bool:
+        """Whether waiting does not help."""
+        return self.trouble is not None and self.trouble.ends is statuses.Ends.BY_A_PERSON
 
 
 def ensure_table(
@@ -248,13 +242,13 @@ def ensure_table(
             )
         created = _create(plane.dynamodb_writes(), name, tags)
     deadline = clock() + timeout_s
-    while report is None or report.status not in _USABLE:
-        if report is not None and report.status in _ENDED:
+    while report is None or report.trouble is not None:
+        if report is not None and report.is_for_a_person:
             require_usable(report)
         if clock() >= deadline:
-            require_usable(report or TableReport(name, "CREATING", True, False), timeout_s)  # noqa: FBT003
+            require_usable(report or TableReport(name, statuses.CREATING, True, False), timeout_s)  # noqa: FBT003
         wait(_POLL_S)
-        was_deleting = report is not None and report.status == "DELETING"
+        was_deleting = report is not None and report.status == statuses.DELETING
         report = inspect_table(reads, name)
         if report is None and (created is None or (was_deleting and create)):
             created = _create(plane.dynamodb_writes(), name, tags)
@@ -265,19 +259,28 @@ def ensure_table(
 def require_usable(report: TableReport, waited_s: float | None = None) -> None:
     """Raises: TableRefused for a status that a person has to end; Unavailable for one that ends by
     itself, after `waited_s`."""
-    status = report.status
-    if status in _USABLE:
+    trouble = report.trouble
+    if trouble is None:
         return
-    if status in _ENDED:
-        meaning, advice = _ENDED[status]
-        raise errors.TableRefused(f"lease table {report.name} is {status}: {meaning}\n{advice}")
+    if trouble.ends is statuses.Ends.BY_A_PERSON:
+        raise errors.TableRefused(
+            f"lease table {report.name} is {report.status}: {trouble.meaning}\n{trouble.advice}"
+            " (leases.table)"
+        )
     after = "" if waited_s is None else f" after {round(waited_s, 1):g} s"
     raise errors.Unavailable(
-        f"lease table {report.name} is {status}{after}, and not ACTIVE\n"
-        f"{_PASSING.get(status, 'Wait until it is ACTIVE, and try again')}",
+        f"lease table {report.name} is {report.status}{after}, and not ACTIVE\n"
+        f"{_in_a_sentence(report.status, trouble)}",
         operation=operations.DESCRIBE_TABLE.name,
-        code=status,
+        code=report.status,
     )
+
+
+def _in_a_sentence(status: str, trouble: statuses.Trouble) -> str:
+    advice = _NEXT_START if status == statuses.DELETING else trouble.advice
+    if not trouble.meaning:
+        return advice
+    return f"{trouble.meaning[0].upper()}{trouble.meaning[1:]}: {advice[0].lower()}{advice[1:]}"
 
 
 def inspect_table(client: Client, name: str) -> TableReport | None:
@@ -288,7 +291,7 @@ def inspect_table(client: Client, name: str) -> TableReport | None:
     indexes = {
         index["IndexName"]
         for index in table.get("GlobalSecondaryIndexes", ())
-        if index.get("IndexStatus") != "CREATING"
+        if statuses.INDEX.trouble(index.get("IndexStatus", _ACTIVE)) is None
     }
     return TableReport(name, table["TableStatus"], False, OWNER_INDEX in indexes)  # noqa: FBT003
 

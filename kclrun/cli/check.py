@@ -20,7 +20,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.messages import echo
 from kclrun.cli.waiting import waiting_for
-from kclrun.errors import KclrunError, NotFound, ServiceError, TableRefused
+from kclrun.errors import KclrunError, ServiceError, TableRefused
 from kclrun.model.time import Instant
 
 if TYPE_CHECKING:
@@ -147,16 +147,16 @@ def _identity(aws: Aws) -> str:
 
 
 def _stream(aws: Aws, stream: str) -> str:
-    from kclrun.cli.services import advising_on_streams
+    from kclrun.cli.services import advising_on_streams, readable
     from kclrun.cli.startup import patiently
+    from kclrun.model import statuses
 
     patience_s = float(aws.settings.aws.start_timeout)
     deadline = Instant(time.monotonic() + patience_s)
     admin = aws.admin_of(stream)
     with advising_on_streams(aws):
         summary = patiently(admin.summary, deadline, patience_s, what=aws.called_stream(stream))
-    if summary.status == "DELETING":
-        raise NotFound(f"stream {summary.name} is being deleted")
+    readable(summary)
     patiently(admin.list_shards, deadline, patience_s, what=aws.called_stream(stream))
     consumer = ""
     if aws.settings.fetch.mode == "fan-out":
@@ -166,21 +166,25 @@ def _stream(aws: Aws, stream: str) -> str:
             patience_s,
             what=f"the consumers of {summary.name}",
         )
+    remark = statuses.of_stream(summary.arn).remark(summary.status)
     return (
         f"{summary.name} is {summary.status}: {summary.open_shards} open shards,"
-        f" {summary.retention_hours} h of retention{consumer}"
+        f" {summary.retention_hours} h of retention{consumer}{f'; {remark}' if remark else ''}"
     )
 
 
 def _consumer(aws: Aws, summary: StreamSummary) -> str:
     from kclrun.cli.consumers import own_consumer, room_for_consumer
+    from kclrun.model.statuses import CONSUMER
 
     name = own_consumer(aws, summary)
     found = aws.consumers_of(summary.arn).find(name)
-    if found is not None:
-        return f"; consumer {name} is {found.status}"
-    room_for_consumer(aws, summary)
-    return f"; consumer {name} is registered at the first start"
+    if found is None:
+        remark = room_for_consumer(aws, summary)
+        return f"; consumer {name} is registered at the first start{remark}"
+    trouble = CONSUMER.trouble(found.status)
+    meaning = f" ({trouble.meaning})" if trouble is not None and trouble.meaning else ""
+    return f"; consumer {name} is {found.status}{meaning}"
 
 
 def _table(aws: Aws) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from kclrun.aws.fan_out import consumer_of, registered, require_room
+from kclrun.aws.fan_out import consumer_of, registered, require_active, require_room
 from kclrun.cli import exit_codes
 from kclrun.cli.config_options import (
     ConfigChoice,
@@ -24,7 +24,7 @@ from kclrun.cli.config_options import (
 )
 from kclrun.cli.messages import echo
 from kclrun.config.changes import refuse_changes
-from kclrun.errors import NotFound, Unavailable
+from kclrun.errors import NotFound
 
 if TYPE_CHECKING:
     from kclrun.aws.fan_out import Consumer, StreamConsumers
@@ -120,14 +120,13 @@ def active_consumer(aws: Aws, summary: StreamSummary) -> str:
     """
     name, consumers = own_consumer(aws, summary), aws.consumers_of(summary.arn)
     found = registered(consumers, summary, name, to_poll=_TO_POLL)
-    if found.status != "ACTIVE":
-        raise Unavailable(f"consumer {name} of stream {summary.name} is {found.status}")
+    require_active(found, summary)
     return found.arn
 
 
-def room_for_consumer(aws: Aws, summary: StreamSummary) -> None:
-    """Raises: SettingsError if the stream has as many consumers as it can have."""
-    require_room(aws.consumers_of(summary.arn), summary, to_poll=_TO_POLL)
+def room_for_consumer(aws: Aws, summary: StreamSummary) -> str:
+    """As `require_room`."""
+    return require_room(aws.consumers_of(summary.arn), summary, to_poll=_TO_POLL)
 
 
 def _named(aws: Aws, name: str) -> Iterator[tuple[str, StreamConsumers, Consumer]]:

@@ -22,10 +22,11 @@ from kclrun.cli import exit_codes
 from kclrun.cli.config_options import ConfigCommand, StreamChoice, stream_options
 from kclrun.cli.messages import echo
 from kclrun.cli.waiting import waiting_for
-from kclrun.codec.record_sizes import RECORD_BYTES_LARGEST, RecordLimit
+from kclrun.codec.record_sizes import RecordLimit
 from kclrun.config.changes import refuse_changes
 from kclrun.config.schema import SHARDS_MAX
 from kclrun.errors import LimitExceeded, ServiceError, SettingsError
+from kclrun.model.quotas import RECORD_BYTES_LARGEST
 from kclrun.model.record import PutEntry
 from kclrun.model.stream import is_loopback
 from kclrun.ports import record_limit

@@ -38,6 +38,7 @@ from kclrun.config.state import state_place
 from kclrun.destinations import open_letters, open_output, open_versions
 from kclrun.leases.auditing import why_another_stream
 from kclrun.leases.stream_rows import key_in_table, near_misses
+from kclrun.model import statuses
 from kclrun.model.lease import Lease, LeaseKey
 from kclrun.model.output import OutputPlace, RowsOf, setting_of
 from kclrun.model.record import Measurement
@@ -76,7 +77,6 @@ _NO_ROWS: Final = RowsOf(
 # By the first part of a URL.
 _PORTS: Final = {"postgresql": 5432, "mysql": 3306, "mariadb": 3306}
 _PROBE_S: Final = 1.0
-_READABLE: Final = frozenset({"ACTIVE", "UPDATING"})
 
 T = TypeVar("T")
 
@@ -475,10 +475,7 @@ def readable(summary: StreamSummary) -> StreamSummary:
 
     Raises: NotFound for one that is being deleted; Unavailable for one that is being created.
     """
-    if summary.status == "DELETING":
-        raise errors.NotFound(f"stream {summary.name} is being deleted", code="DELETING")
-    if summary.status not in _READABLE:
-        raise errors.Unavailable(f"stream {summary.name} is {summary.status}", code=summary.status)
+    statuses.require(statuses.of_stream(summary.arn), f"stream {summary.name}", summary.status)
     return summary
 
 

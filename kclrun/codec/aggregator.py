@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from kclrun.codec import kpl
 from kclrun.errors import LimitExceeded, MalformedAggregate
-
-# PutRecords takes 1 MiB a record, partition key included, unless the stream is set to take more.
-_SIZE_MAX_DEFAULT: Final = 1024 * 1024
-# PutRecord documents 1 to 256 Unicode characters.
-_KEY_CHARS_MAX: Final = 256
+from kclrun.model.quotas import (
+    PARTITION_KEY_CHARACTERS_MAX,
+    RECORD_BYTES_DEFAULT,
+    RECORD_BYTES_LARGEST,
+)
 
 
 class AggregatedData(NamedTuple):
@@ -44,13 +44,13 @@ class Aggregator:
     """Packs user records into one aggregate until it is full. Not thread-safe.
 
     `size_max` bounds the aggregate plus its partition key, as the service counts a record.
-    Raises: LimitExceeded if `size_max` is not between 1 and `RECORD_BYTES_MAX`.
+    Raises: LimitExceeded if `size_max` is not between 1 and `RECORD_BYTES_LARGEST`.
     """
 
-    def __init__(self, size_max: int = _SIZE_MAX_DEFAULT) -> None:
-        if not 0 < size_max <= kpl.RECORD_BYTES_MAX:
+    def __init__(self, size_max: int = RECORD_BYTES_DEFAULT) -> None:
+        if not 0 < size_max <= RECORD_BYTES_LARGEST:
             raise LimitExceeded(
-                f"size_max is {size_max}; expected 1 to {kpl.RECORD_BYTES_MAX} bytes"
+                f"size_max is {size_max}; expected 1 to {RECORD_BYTES_LARGEST} bytes"
             )
         self._size_max = size_max
         self._clear()
@@ -140,24 +140,24 @@ class Aggregator:
 def build_aggregate(user_records: Iterable[tuple[str, bytes, str | None]]) -> bytes:
     """The data of one aggregate of (partition key, data, explicit hash key or None).
 
-    Raises: LimitExceeded if they do not fit `RECORD_BYTES_MAX`; MalformedAggregate if there are
+    Raises: LimitExceeded if they do not fit `RECORD_BYTES_LARGEST`; MalformedAggregate if there are
     none.
     """
-    aggregator = Aggregator(size_max=kpl.RECORD_BYTES_MAX)
+    aggregator = Aggregator(size_max=RECORD_BYTES_LARGEST)
     for partition_key, data, explicit_hash_key in user_records:
         if not aggregator.add(partition_key, data, explicit_hash_key):
             raise LimitExceeded(
                 f"user record {len(aggregator)} does not fit: an aggregate takes at most"
-                f" {kpl.RECORD_BYTES_MAX} bytes and {kpl.USER_RECORDS_MAX} user records"
+                f" {RECORD_BYTES_LARGEST} bytes and {kpl.USER_RECORDS_MAX} user records"
             )
     return aggregator.finish().data
 
 
 def _checked_key_bytes(partition_key: str) -> int:
-    if not 0 < len(partition_key) <= _KEY_CHARS_MAX:
+    if not 0 < len(partition_key) <= PARTITION_KEY_CHARACTERS_MAX:
         raise LimitExceeded(
             f"a partition key has {len(partition_key)} characters; the service takes 1 to"
-            f" {_KEY_CHARS_MAX}"
+            f" {PARTITION_KEY_CHARACTERS_MAX}"
         )
     try:
         return len(partition_key.encode())

@@ -13,10 +13,9 @@ import msgspec
 
 from kclrun.codec.get_records import GetRecordsBody, check_records
 from kclrun.errors import LimitExceeded, MalformedBody
+from kclrun.model.quotas import CHANGES_MAX
 from kclrun.model.record import Record
 
-# GetRecords of DynamoDB Streams: "a maximum of 1 MB of data or 1,000 stream records".
-CHANGES_MAX: Final = 1_000
 # A record may have two images of 400 KB each, and at the worst each byte of the megabyte is written
 # as an escape of six characters. No body of the service is larger.
 BODY_BYTES_MAX: Final = 16 * 1024 * 1024

@@ -13,32 +13,34 @@ import msgspec
 
 from kclrun.codec.kpl import parse_hash_key
 from kclrun.errors import LimitExceeded, MalformedBody
+from kclrun.model.quotas import (
+    GET_BYTES_MAX,
+    GET_RECORDS_MAX,
+    ITERATOR_CHARACTERS_MAX,
+    PARTITION_KEY_CHARACTERS_MAX,
+    SHARD_ID_CHARACTERS_MAX,
+)
 from kclrun.model.record import Record
 from kclrun.model.sequence import SEQUENCE_DIGITS_MAX, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard, HashRange
 
-# GetRecords: Limit is at most 10,000, and one answer carries at most 10 MiB of data.
-RECORDS_MAX: Final = 10_000
-_DATA_BYTES_MAX: Final = 10 * 1024 * 1024
 # Base64 writes 4 characters for each begun 3 bytes, so at most 2 bytes of data more a record.
-_BASE64_BYTES_MAX: Final = (_DATA_BYTES_MAX + 2 * RECORDS_MAX) * 4 // 3
-# A partition key has at most 256 characters; beyond the BMP each is two \uXXXX escapes.
-_KEY_BYTES_MAX: Final = 256 * 12
+_BASE64_BYTES_MAX: Final = (GET_BYTES_MAX + 2 * GET_RECORDS_MAX) * 4 // 3
+# A character beyond the BMP is two \uXXXX escapes.
+_KEY_BYTES_MAX: Final = PARTITION_KEY_CHARACTERS_MAX * 12
 # Field names and punctuation (~130), a sequence number (<= 129), a timestamp (~20), KMS (3): < 512.
 _ENVELOPE_BYTES_MAX: Final = 512
 # 47.5 MiB. No body of the service is larger.
-BODY_BYTES_MAX: Final = _BASE64_BYTES_MAX + RECORDS_MAX * (_KEY_BYTES_MAX + _ENVELOPE_BYTES_MAX)
+BODY_BYTES_MAX: Final = _BASE64_BYTES_MAX + GET_RECORDS_MAX * (_KEY_BYTES_MAX + _ENVELOPE_BYTES_MAX)
 
 # A split names two children, a merge one; the rest is room for future forms of the service.
 CHILDREN_MAX: Final = 8
-# The API reference says 512 characters; eight times that, for emulators that encode more.
-_ITERATOR_CHARS_MAX: Final = 4096
-# The API reference says 128 characters.
-_SHARD_ID_CHARS_MAX: Final = 128
+# Eight times the service's, for emulators that encode more.
+_ITERATOR_CHARS_MAX: Final = 8 * ITERATOR_CHARACTERS_MAX
 # 2**63 - 1, a Java long: the service's own type.
 _MILLIS_MAX: Final = 2**63 - 1
 
-_ShardId = Annotated[str, msgspec.Meta(min_length=1, max_length=_SHARD_ID_CHARS_MAX)]
+_ShardId = Annotated[str, msgspec.Meta(min_length=1, max_length=SHARD_ID_CHARACTERS_MAX)]
 
 
 class GetRecordsBody(msgspec.Struct, frozen=True):
@@ -94,7 +96,7 @@ _EVENT_DECODER: Final = msgspec.json.Decoder(_WireEvent)
 def decode_get_records(body: bytes | bytearray) -> GetRecordsBody:
     """Decode the body of a GetRecords answer with status 200.
 
-    Guaranteed: at most `RECORDS_MAX` records, ascending; sequence numbers at the edges are
+    Guaranteed: at most `GET_RECORDS_MAX` records, ascending; sequence numbers at the edges are
     numbers; fields that belong to us (`aggregated`, …) have their defaults.
     Memory: the data, and about twice the body at the worst, for a body of nothing but records.
     Raises: MalformedBody if the bytes are not such a body; LimitExceeded if they are above
@@ -120,7 +122,7 @@ def decode_subscription_event(payload: bytes) -> GetRecordsBody:
 def _checked(
     wire: _WireBody, *, next_iterator: str | None, continuation: str | None
 ) -> GetRecordsBody:
-    check_records(wire.records, RECORDS_MAX)
+    check_records(wire.records, GET_RECORDS_MAX)
     return GetRecordsBody(
         records=wire.records,
         next_iterator=next_iterator,

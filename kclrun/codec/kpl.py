@@ -18,12 +18,12 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from kclrun.errors import LimitExceeded, MalformedAggregate, RecordError
+from kclrun.model.quotas import HASH_KEY_DIGITS_MAX, RECORD_BYTES_DEFAULT, RECORD_BYTES_LARGEST
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, hash_key_of
 
 # 2**128 - 1 has 39 digits. Checked first, so that `int` never gets a text of unbounded length.
-_DIGITS_MAX: Final = 39
 
 
 def effective_hash_key(partition_key: str, explicit_hash_key: str | None) -> int:
@@ -42,7 +42,7 @@ def effective_hash_key(partition_key: str, explicit_hash_key: str | None) -> int
 
 def parse_hash_key(text: str) -> int:
     """A hash key from its decimal text. Raises: LimitExceeded for anything but 0 to 2**128 - 1."""
-    if 0 < len(text) <= _DIGITS_MAX and text.isascii() and text.isdigit():
+    if 0 < len(text) <= HASH_KEY_DIGITS_MAX and text.isascii() and text.isdigit():
         hash_key = int(text)
         if hash_key <= HASH_KEY_MAX:
             return hash_key
@@ -112,8 +112,6 @@ MD5_BYTES: Final = 16
 ABSENT_KEY: Final = 2**64 - 1
 ABSENT_HASH_KEY: Final = -1
 
-# The largest record a stream can be set to take, partition key included.
-RECORD_BYTES_MAX: Final = 10 * 1024 * 1024
 # A classic record of 1 MiB full of user records of 4 bytes: each adds 2 bytes of framing, 2 of
 # index and 2 before its data, so 10 bytes in all and 104,857 of them.
 USER_RECORDS_MAX: Final = 100_000
@@ -230,9 +228,9 @@ def new_aggregate(
 
 KplRange = Literal["keep", "drop"]
 
-# The classic size of a record. A message up to it holds at most half a million empty user
-# records, some 30 MB parsed; a larger one is counted before it is parsed.
-_COUNTED_ABOVE_BYTES: Final = 1024 * 1024
+# A message up to it holds at most half a million empty user records, some 30 MB parsed; a larger
+# one is counted before it is parsed.
+_COUNTED_ABOVE_BYTES: Final = RECORD_BYTES_DEFAULT
 # A user record brings at most a partition key and an explicit hash key of its own.
 _FIELDS_MAX: Final = 3 * USER_RECORDS_MAX
 
@@ -313,7 +311,7 @@ def open_aggregate(record: Record) -> list[Record]:
     """The user records of one aggregate, or the reason why it has none; for tools that show it.
 
     Raises: MalformedAggregate if its data is not a sound aggregate; LimitExceeded if it is above
-    `RECORD_BYTES_MAX` or holds more than `USER_RECORDS_MAX` user records.
+    `RECORD_BYTES_LARGEST` or holds more than `USER_RECORDS_MAX` user records.
     """
     message = _verified(record.data)
     if len(message) > _COUNTED_ABOVE_BYTES:
@@ -366,8 +364,8 @@ def _verified(data: bytes) -> bytes:
     """The message between magic and MD5. The Java KCL needs more than an MD5 after the magic."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + MD5_BYTES:
         raise MalformedAggregate("it is too short, or lacks the magic bytes")
-    if len(data) > RECORD_BYTES_MAX:
-        raise LimitExceeded(f"it has {len(data)} bytes; the limit is {RECORD_BYTES_MAX}")
+    if len(data) > RECORD_BYTES_LARGEST:
+        raise LimitExceeded(f"it has {len(data)} bytes; the limit is {RECORD_BYTES_LARGEST}")
     message = data[len(MAGIC) : -MD5_BYTES]
     if hashlib.md5(message, usedforsecurity=False).digest() != data[-MD5_BYTES:]:
         raise MalformedAggregate("its MD5 does not match its message")

@@ -12,13 +12,18 @@ from typing import Final
 
 from kclrun.codec.kpl import parse_hash_key
 from kclrun.errors import LimitExceeded, ServiceError
+from kclrun.model.quotas import (
+    MIB,
+    PARTITION_KEY_CHARACTERS_MAX,
+    RECORD_BYTES_DEFAULT,
+    RECORD_BYTES_LARGEST,
+)
 from kclrun.model.record import PutEntry
 from kclrun.model.retries import Retries, repeated
 
-RECORD_BYTES_MAX: Final = 2**20
-RECORD_BYTES_LARGEST: Final = 10 * 2**20
-# A partition key has 1 to 256 Unicode characters (PutRecordsRequestEntry).
-KEY_CHARACTERS_MAX: Final = 256
+# Ours, of one PutRecords: emulators take 5 MiB, as the service did before October 2025. A larger
+# record is sent in a request of its own.
+REQUEST_BYTES_MAX: Final = 5 * MIB
 # The owner may raise the limit while we run. An account has 20 DescribeStreamSummary a second.
 _AGE_MAX_S: Final = 30.0
 # Pauses of 0.5, 1 and 2 s: throttling by other callers ends in them.
@@ -31,10 +36,10 @@ def checked_size_bytes(entry: PutEntry, bytes_max: int, unknown: str = "") -> in
     Raises: LimitExceeded for a record that it never accepts; names neither data nor key.
     """
     characters = len(entry.partition_key)
-    if not 0 < characters <= KEY_CHARACTERS_MAX:
+    if not 0 < characters <= PARTITION_KEY_CHARACTERS_MAX:
         raise LimitExceeded(
             f"a partition key has {characters} characters; the service takes 1 to"
-            f" {KEY_CHARACTERS_MAX}"
+            f" {PARTITION_KEY_CHARACTERS_MAX}"
         )
     if entry.explicit_hash_key is not None:
         parse_hash_key(entry.explicit_hash_key)
@@ -69,7 +74,7 @@ class RecordLimit:
         self._ask = ask
         self._clock = clock
         self._wait = wait
-        self._bytes_max = RECORD_BYTES_MAX
+        self._bytes_max = RECORD_BYTES_DEFAULT
         self._asked_at = -math.inf
         self._unknown = ""
 
@@ -99,6 +104,6 @@ class RecordLimit:
         except ServiceError as error:
             self._unknown = f", unless the stream allows more; that is not known: {error}"
         else:
-            self._bytes_max = found or RECORD_BYTES_MAX
+            self._bytes_max = found or RECORD_BYTES_DEFAULT
             self._unknown = ""
         self._asked_at = self._clock()

@@ -40,6 +40,7 @@ from kclrun.errors import SettingsError
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
 from kclrun.model.names import nearest
 from kclrun.model.output import setting_of
+from kclrun.model.quotas import NAME_CHARACTERS_MAX, SHARD_READ_PAUSE_S
 from kclrun.model.stream import is_aws_region, is_loopback, why_no_endpoint
 from kclrun.model.time import WallTime
 
@@ -424,12 +425,6 @@ def _emitted(output: OutputSettings) -> Iterator[Problem]:
         yield Problem(("output", "mode"), "is append for a processor: emitted rows are final")
 
 
-# RegisterStreamConsumer: ConsumerName has at most 128 characters.
-_CONSUMER_CHARS_MAX: Final = 128
-# GetRecords may be called five times a second and shard: a shorter pause is throttled.
-_IDLE_MIN_S: Final = 0.2
-
-
 def value_rules(settings: Settings, now: WallTime) -> Iterator[Problem]:
     """The problems of settings that each have the right type, each by itself.
 
@@ -530,7 +525,7 @@ def _durations(settings: Settings) -> Iterator[Problem]:
     if not FAILOVER_MIN_S <= failover <= FAILOVER_MAX_S:
         yield Problem(("leases", "failover"), "expected 1s to 15m")
     for name in ("idle", "every"):
-        if getattr(settings.fetch, name) < _IDLE_MIN_S:
+        if getattr(settings.fetch, name) < SHARD_READ_PAUSE_S:
             yield Problem(
                 ("fetch", name), "expected 200ms or more: the service allows 5 reads a second"
             )
@@ -539,11 +534,11 @@ def _durations(settings: Settings) -> Iterator[Problem]:
     if (
         settings.fetch.mode == "fan-out"
         and settings.fetch.consumer is None
-        and len(settings.application) > _CONSUMER_CHARS_MAX
+        and len(settings.application) > NAME_CHARACTERS_MAX
     ):
         yield Problem(
             ("fetch", "consumer"),
-            f"is needed: the application's name has more than {_CONSUMER_CHARS_MAX} characters,"
+            f"is needed: the application's name has more than {NAME_CHARACTERS_MAX} characters,"
             " the most of a consumer's name",
         )
     every = settings.checkpoint.every

@@ -30,7 +30,7 @@ from kclrun.model.letter import LetterPlace
 from kclrun.model.policies import Then
 from kclrun.model.stream import is_change_stream, table_of
 
-# The largest first quota of shards that the service gives an account in a region.
+# Ours, of a stream that kclrun makes on an emulator: the quota of an account is the service's.
 SHARDS_MAX: Final = 500
 
 

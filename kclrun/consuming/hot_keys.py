@@ -18,6 +18,7 @@ import msgspec
 
 from kclrun.codec.kpl import MAGIC, effective_hash_key
 from kclrun.errors import LimitExceeded
+from kclrun.model.quotas import HASH_KEY_DIGITS_MAX, SHARD_WRITE_BYTES_MAX, SHARD_WRITE_RECORDS_MAX
 from kclrun.model.record import Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange
 from kclrun.model.time import Instant
@@ -175,9 +176,6 @@ class HotKey(msgspec.Struct, frozen=True, array_like=True):
 # aggregates ("aggregates"), or neither: explicit hash keys, which a consumer never sees ("hidden").
 Routing = Literal["keys", "aggregates", "hidden", "unknown"]
 
-# "Quotas and limits" of the Kinesis developer guide, for each shard and second.
-IN_BYTES_MAX: Final = 1024 * 1024
-IN_RECORDS_MAX: Final = 1000
 # So many keys are named, from this share on.
 KEYS_NAMED_MAX: Final = 5
 SHARE_NAMED_MIN: Final = 0.05
@@ -188,7 +186,6 @@ _WITHIN_MIN: Final = 0.95
 ERROR_MAX: Final = 0.15
 # More than any stream has. User code shares the memory of the ring and may have written any value.
 _RATE_MAX: Final = 1e12
-_DIGITS_MAX: Final = 39
 
 
 class ShardHeat(Report, frozen=True):
@@ -220,7 +217,10 @@ class ShardHeat(Report, frozen=True):
     @property
     def load(self) -> float:
         """What producers put, as a share of what the shard takes: by bytes or records."""
-        return max(self.in_bytes_per_s / IN_BYTES_MAX, self.in_records_per_s / IN_RECORDS_MAX)
+        return max(
+            self.in_bytes_per_s / SHARD_WRITE_BYTES_MAX,
+            self.in_records_per_s / SHARD_WRITE_RECORDS_MAX,
+        )
 
     @property
     def is_sound(self) -> bool:
@@ -240,7 +240,7 @@ class ShardHeat(Report, frozen=True):
 
 
 def _is_hash_key(text: str) -> bool:
-    is_number = text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX
+    is_number = text.isascii() and text.isdigit() and len(text) <= HASH_KEY_DIGITS_MAX
     return is_number and int(text) <= HASH_KEY_MAX
 
 

@@ -15,10 +15,8 @@ import msgspec
 
 from kclrun.consuming.hot_keys import LOAD_WEIGHED_MIN, HotKey, ShardHeat
 from kclrun.model.lease import LeaseKey
+from kclrun.model.quotas import SHARD_READ_BYTES_MAX
 from kclrun.model.stream import shard_id_of, stream_name_of, stream_of
-
-# "Quotas and limits" of the Kinesis developer guide, a second, over all consumers without fan-out.
-READ_BYTES_MAX: Final = 2 * 1024 * 1024
 
 
 class _Bound(msgspec.Struct, frozen=True):
@@ -138,7 +136,7 @@ def _reasons(
         yield _Reason(words, is_of_reads=True)
     # A backlog is read at the limit, which harms nothing: the limit matters if the reader is at the
     # tip.
-    read = heat.read_bytes_per_s / READ_BYTES_MAX
+    read = heat.read_bytes_per_s / SHARD_READ_BYTES_MAX
     if not is_behind and _READ.holds(read, is_hot=is_hot):
         words = f"{_bytes(heat.read_bytes_per_s)}/s out: {read:.0%} of the limit of a shard"
         yield _Reason(words, is_of_reads=True)

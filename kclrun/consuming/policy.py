@@ -10,6 +10,7 @@ import msgspec
 from kclrun.errors import SettingsError
 from kclrun.model.lease import LOAD_MEAN_S, Lease, LeaseKey, Load, OwnerId, Pause
 from kclrun.model.policies import CheckpointPolicy
+from kclrun.model.quotas import SHARD_READ_PAUSE_S
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.sequence import AT_TIMESTAMP, LATEST, TRIM_HORIZON
 from kclrun.model.time import Instant, WallTime, backoff_s
@@ -95,12 +96,11 @@ def _instant_of(row: Lease, start_at: WallTime | None) -> WallTime:
     return start_at
 
 
-# The service allows 5 GetRecords a second and shard over all applications: 200 ms keeps one reader
-# at this limit.
-FLOOR_S: Final = 0.2
+# One reader at the limit of all applications together.
+FLOOR_S: Final = SHARD_READ_PAUSE_S
 # Half of the five reads a second that all readers of a shard share: what one application takes at
 # the tip, as the Spark source does (`fetch.every`).
-EVERY_S: Final = 0.4
+EVERY_S: Final = 2 * SHARD_READ_PAUSE_S
 # A thread that wakes so late does not shift the others (`polite_s`).
 _LATE_S: Final = 0.05
 # The longest pause of a throttled reader: an answer of 10 MB blocks the shard for 5 s (2 MB/s).

@@ -17,12 +17,13 @@ import math
 from typing import Final
 
 from kclrun.errors import ServiceError
+from kclrun.model.quotas import RESUBSCRIBE_AFTER_S, SUBSCRIPTION_S
 from kclrun.model.retries import PASSING
 from kclrun.model.time import Instant, backoff_s
 
 # The service ends a subscription after five minutes. A subscription made a little earlier replaces
 # it at a moment of our choice; the chance spreads a fleet that began in the same second.
-RENEWED_AFTER_S: Final = 285.0
+RENEWED_AFTER_S: Final = SUBSCRIPTION_S - 15.0
 RENEWED_SPREAD_S: Final = 30.0
 # The service sends an event every five seconds, also without records: after this, two are missing.
 # The Java KCL waits 35 s, because it has nothing else to read by. Here polling takes over at once,
@@ -34,7 +35,7 @@ BEHIND_MS_MAX: Final = 10_000
 CATCH_UP_S: Final = 10.0
 # Within five seconds of a subscription the service refuses another one of the same consumer. A
 # subscription that ended earlier was broken off, and trying at once would meet the refusal.
-SETTLED_AFTER_S: Final = 5.0
+SETTLED_AFTER_S: Final = RESUBSCRIBE_AFTER_S
 # Another owner's subscription, or a consumer that is being created, ends within seconds.
 RETRY_S: Final = 1.0
 RETRY_MAX_S: Final = 30.0

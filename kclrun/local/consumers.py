@@ -15,32 +15,30 @@ import msgspec
 
 from kclrun.errors import ServiceError
 from kclrun.local.iterators import position_of
-from kclrun.local.limits import MIB, ShardLimits
+from kclrun.local.limits import ShardLimits
 from kclrun.local.refusals import (
     limit_exceeded,
     resource_in_use,
     resource_not_found,
 )
 from kclrun.local.stream import (
-    PAGE_RECORDS_MAX,
     ShardLog,
     StoredRecord,
     Stream,
     add_tags,
 )
+from kclrun.model.quotas import (
+    CONSUMERS_CREATING_MAX,
+    CONSUMERS_DEFAULT,
+    GET_RECORDS_MAX,
+    MIB,
+    RESUBSCRIBE_AFTER_S,
+    SUBSCRIPTION_S,
+)
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import ChildShard
 from kclrun.model.time import WallTime
 
-# "You can register up to 20 consumers per data stream"; at most five of a stream are CREATING.
-CONSUMERS_MAX: Final = 20
-CREATING_MAX: Final = 5
-# "If you call SubscribeToShard again with the same ConsumerARN and ShardId within 5 seconds of a
-# successful call, you'll get a ResourceInUseException. If you call 5 seconds or more after a
-# successful call, the second call takes over the subscription."
-TAKEOVER_AFTER_S: Final = 5.0
-# "The connection ... pushes records for up to 5 minutes."
-SUBSCRIPTION_S: Final = 300.0
 # How often a subscription without records sends an event with its position.
 HEARTBEAT_S: Final = 5.0
 _NO_TAGS: Final[Mapping[str, str]] = types.MappingProxyType({})
@@ -145,7 +143,7 @@ class Subscription:
     def _next_page(self, now: WallTime) -> SubscriptionEvent:
         shard = self._shard
         first = max(self._position, shard.start)
-        records = shard.page(first, PAGE_RECORDS_MAX, EVENT_BYTES_MAX)
+        records = shard.page(first, GET_RECORDS_MAX, EVENT_BYTES_MAX)
         self._position = following = first + len(records)
         if self._bytes_s is not None:
             self._resumes_at = WallTime(now + shard.size_between(first, following) / self._bytes_s)
@@ -203,16 +201,16 @@ class StreamConsumers:
             raise resource_in_use(f"Stream {stream.name} is {stream.status(now)}, not ACTIVE.")
         if name in self._consumers:
             raise resource_in_use(f"Consumer {name} of stream {stream.name} already exists.")
-        if len(self._consumers) >= CONSUMERS_MAX:
+        if len(self._consumers) >= CONSUMERS_DEFAULT:
             raise limit_exceeded(
-                f"Stream {stream.name} has {CONSUMERS_MAX} registered consumers, the most that a"
-                " stream can have."
+                f"Stream {stream.name} has {CONSUMERS_DEFAULT} registered consumers, the most that"
+                " a stream can have."
             )
         creating = [each for each in self._consumers.values() if each.status(now) == "CREATING"]
-        if len(creating) >= CREATING_MAX:
+        if len(creating) >= CONSUMERS_CREATING_MAX:
             raise limit_exceeded(
-                f"{CREATING_MAX} consumers of stream {stream.name} are being created, the most at"
-                " one time."
+                f"{CONSUMERS_CREATING_MAX} consumers of stream {stream.name} are being created, the"
+                " most at one time."
             )
         kept_tags: dict[str, str] = {}
         add_tags(kept_tags, tags)
@@ -261,10 +259,10 @@ class StreamConsumers:
         )
         former = self._subscriptions.get((consumer.name, shard_id))
         if former is not None:
-            if now - former.began_at < TAKEOVER_AFTER_S:
+            if now - former.began_at < RESUBSCRIBE_AFTER_S:
                 raise resource_in_use(
                     f"Another active subscription exists for consumer {consumer.arn} on shard"
-                    f" {shard_id}. It can be taken over {TAKEOVER_AFTER_S:g} seconds after it"
+                    f" {shard_id}. It can be taken over {RESUBSCRIBE_AFTER_S:g} seconds after it"
                     " began."
                 )
             former.end(
@@ -277,5 +275,5 @@ class StreamConsumers:
 
     def _forget_ended(self, now: WallTime) -> None:
         for key, each in list(self._subscriptions.items()):
-            if each.is_ended and now - each.began_at >= TAKEOVER_AFTER_S:
+            if each.is_ended and now - each.began_at >= RESUBSCRIBE_AFTER_S:
                 del self._subscriptions[key]

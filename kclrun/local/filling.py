@@ -26,6 +26,7 @@ from kclrun.aws.put_records import ShardPacker, batches, send_all
 from kclrun.aws.wire import WireClient
 from kclrun.errors import KclrunError, ProcessorLoadError, SettingsError, Unavailable
 from kclrun.loading import load_function
+from kclrun.model.quotas import PUT_RECORDS_MAX
 from kclrun.model.record import PutEntry
 from kclrun.model.shard import HashRange, Shard
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -38,7 +39,7 @@ _MERGE: Final = Operation("kinesis", "MergeShards", is_write=True)
 _ACTIVE_MAX_S: Final = 60.0
 _ACTIVE_POLL_S: Final = 0.01
 # Entries held before they are sent: one request.
-_HELD_MAX: Final = 500
+_HELD_MAX: Final = PUT_RECORDS_MAX
 # With a rate, held entries are sent this often.
 _FLUSH_S: Final = 0.1
 # The display draws twice a second.

@@ -48,6 +48,7 @@ from kclrun.local.operations import (
 )
 from kclrun.local.service import Kinesis
 from kclrun.local.signatures import Credentials, SignatureRefused, SignedRequest, verify
+from kclrun.model.quotas import DELIVERY_BYTES_MAX
 from kclrun.model.stream import LOOPBACK_REGION
 from kclrun.model.time import WallTime
 
@@ -304,7 +305,6 @@ _TOO_LARGE: Final = (
 )
 # moto takes any number of bytes; Firehose up to 4 MiB a request, before base64.
 _PUT_RECORD_BATCH: Final = b"Firehose_20150804.PutRecordBatch"
-_FIREHOSE_BYTES_MAX: Final = 4 * 1024 * 1024
 _FIREHOSE_TOO_LARGE: Final = (
     b'{"__type":"InvalidArgumentException","message":"Records size exceeds 4 MB limit"}'
 )
@@ -406,13 +406,13 @@ class _Batch(msgspec.Struct, rename="pascal"):
 
 def _is_too_large(body: bytes) -> bool:
     """Whether the records are above Firehose's limit. A malformed body is left to moto."""
-    if len(body) <= _FIREHOSE_BYTES_MAX:
+    if len(body) <= DELIVERY_BYTES_MAX:
         return False
     try:
         records = msgspec.json.decode(body, type=_Batch).records
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
-    return sum(len(record.data) for record in records) > _FIREHOSE_BYTES_MAX
+    return sum(len(record.data) for record in records) > DELIVERY_BYTES_MAX
 
 
 async def _refuse(send: Send, refusal: SignatureRefused, headers: dict[bytes, bytes]) -> None:

@@ -21,6 +21,7 @@ from kclrun.local.sequence_numbers import parse
 from kclrun.local.stream import (
     ShardLog,
 )
+from kclrun.model.quotas import ITERATOR_LIVES_S
 from kclrun.model.record import IteratorType
 from kclrun.model.time import WallTime
 
@@ -127,7 +128,6 @@ def unseal(secret: bytes, purpose: bytes, token: str) -> bytes | None:
 # Shard iterators: the position of the next GetRecords.
 #
 # "A shard iterator expires 5 minutes after it is returned to the requester."
-ITERATOR_AGE_MAX_S: Final = 300.0
 _PURPOSE: Final = b"iterator"
 # Stream id, shard number, position, time of issue in microseconds.
 _LAYOUT: Final = struct.Struct(">QIQQ")
@@ -155,11 +155,11 @@ def open_iterator(secret: bytes, token: str, now: WallTime) -> Place:
         raise invalid_argument("Invalid ShardIterator.")
     stream_id, shard, position, issued = _LAYOUT.unpack(payload)
     issued_at = issued / _MICROSECONDS
-    if now - issued_at > ITERATOR_AGE_MAX_S:
+    if now - issued_at > ITERATOR_LIVES_S:
         raise expired_iterator(
             f"Iterator expired. The iterator was created at time {_stamp(issued_at)} while right"
             f" now it is {_stamp(now)} which is further in the future than the tolerated delay of"
-            f" {ITERATOR_AGE_MAX_S * 1000:.0f} milliseconds."
+            f" {ITERATOR_LIVES_S * 1000:.0f} milliseconds."
         )
     return Place(stream_id, shard, position)
 

@@ -1,6 +1,5 @@
 """The write and read limits of one shard, and the bytes that the whole model may store.
 
-Source: "Quotas and limits" of the Kinesis developer guide and the GetRecords reference.
 Time is an argument. It may stand still or go back, and then no tokens are added.
 """
 
@@ -10,9 +9,15 @@ from typing import Final
 
 import msgspec
 
+from kclrun.model.quotas import (
+    MIB,
+    SHARD_READ_BYTES_MAX,
+    SHARD_READ_CALLS_MAX,
+    SHARD_WRITE_BYTES_MAX,
+    SHARD_WRITE_RECORDS_MAX,
+)
 from kclrun.model.time import WallTime
 
-MIB: Final = 1024 * 1024
 # A development machine has room for it; the demo's year of flights is under 200 MiB.
 STORED_BYTES_MAX: Final = 2 * 1024 * MIB
 
@@ -27,7 +32,10 @@ class ShardLimits(msgspec.Struct, frozen=True):
 
 
 AWS_LIMITS: Final = ShardLimits(
-    write_records=1000, write_bytes=MIB, read_calls=5, read_bytes=2 * MIB
+    write_records=SHARD_WRITE_RECORDS_MAX,
+    write_bytes=SHARD_WRITE_BYTES_MAX,
+    read_calls=SHARD_READ_CALLS_MAX,
+    read_bytes=SHARD_READ_BYTES_MAX,
 )
 
 

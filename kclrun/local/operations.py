@@ -39,6 +39,7 @@ from kclrun.local.stream import (
     Stream,
     add_tags,
 )
+from kclrun.model.quotas import KIB, PUT_BYTES_MAX
 from kclrun.model.shard import ChildShard, HashRange
 from kclrun.model.time import WallTime
 
@@ -101,7 +102,6 @@ def child_json(child: ChildShard) -> Json:
     }
 
 
-_KIB: Final = 1024
 # "If you specify a value greater than 100 (ListShards: 1000), at most 100 results are returned."
 _DESCRIBED_MAX: Final = 100
 _NAMES_MAX: Final = 100
@@ -109,8 +109,6 @@ _LISTED_MAX: Final = 1000
 # The listing of the streams, in its tokens. Another listing has the ARN of a stream.
 _STREAMS: Final = "streams"
 _ALL_METRICS: Final = frozenset(get_args(requests.ShardMetric)) - {"ALL"}
-# PutRecords: "up to 10 MiB, including partition keys" a request.
-_PUT_BYTES_MAX: Final = 10 * 1024 * _KIB
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -212,7 +210,7 @@ def _create_stream(call: _Call, request: requests.CreateStream) -> None:
         request.stream_name,
         request.shard_count or 4,
         call.now,
-        record_bytes_max=(request.max_record_size_in_kib or _KIB) * _KIB,
+        record_bytes_max=(request.max_record_size_in_kib or KIB) * KIB,
         tags=request.tags,
         mode=ON_DEMAND if is_on_demand else PROVISIONED,
     )
@@ -228,7 +226,7 @@ def _describe_summary(call: _Call, request: requests.OfStream) -> Json:
     body = described_json(stream, call.now)
     body["OpenShardCount"] = len(stream.open_shards())
     body["ConsumerCount"] = len(call.kinesis.consumers_of(stream))
-    body["MaxRecordSizeInKiB"] = stream.record_bytes_max // _KIB
+    body["MaxRecordSizeInKiB"] = stream.record_bytes_max // KIB
     return {"StreamDescriptionSummary": body}
 
 
@@ -309,9 +307,9 @@ def _put_record(call: _Call, request: requests.PutRecord) -> Json:
 
 def _put_records(call: _Call, request: requests.PutRecords) -> Json:
     size_bytes = sum(len(entry.data) + len(entry.partition_key or "") for entry in request.records)
-    if size_bytes > _PUT_BYTES_MAX:
+    if size_bytes > PUT_BYTES_MAX:
         raise invalid_argument(
-            f"Records of {size_bytes} bytes in one request; at most {_PUT_BYTES_MAX} are possible."
+            f"Records of {size_bytes} bytes in one request; at most {PUT_BYTES_MAX} are possible."
         )
     results = call.kinesis.put_many(call.stream(request), request.records, call.now)
     failed = sum(result.error_code is not None for result in results)
@@ -372,7 +370,7 @@ def _set_retention(call: _Call, request: requests.Retention, *, longer: bool) ->
 def _set_record_size(call: _Call, request: requests.MaxRecordSize) -> None:
     stream = call.named(request.stream_arn)
     stream.change(call.now)
-    stream.record_bytes_max = request.max_record_size_in_kib * _KIB
+    stream.record_bytes_max = request.max_record_size_in_kib * KIB
 
 
 def _add_tags(call: _Call, request: requests.AddTags) -> None:

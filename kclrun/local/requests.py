@@ -11,12 +11,24 @@ import msgspec
 
 from kclrun.local.iterators import ShardQuery
 from kclrun.local.stream import PutEntry
+from kclrun.model.quotas import (
+    GET_RECORDS_MAX,
+    ITERATOR_CHARACTERS_MAX,
+    KIB,
+    NAME_CHARACTERS_MAX,
+    PARTITION_KEY_CHARACTERS_MAX,
+    PUT_RECORDS_MAX,
+    RECORD_BYTES_DEFAULT,
+    RECORD_BYTES_LARGEST,
+)
 from kclrun.model.record import IteratorType
 from kclrun.model.time import WallTime
 
 _ABBREVIATIONS: Final = {"Arn": "ARN", "InKib": "InKiB"}
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]+$", min_length=1, max_length=128)]
+Name = Annotated[
+    str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_.-]+$", min_length=1, max_length=NAME_CHARACTERS_MAX)
+]
 _ARN_MAX: Final = 2048
 StreamArn = Annotated[
     str, msgspec.Meta(pattern=r"^arn:aws.*:kinesis:.*:\d{12}:stream/\S+$", max_length=_ARN_MAX)
@@ -34,7 +46,7 @@ ResourceArn = Annotated[
 ]
 StreamId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]{20}-[a-z0-9]{3}$")]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-PageSize = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+PageSize = Annotated[int, msgspec.Meta(ge=1, le=GET_RECORDS_MAX)]
 HashKey = Annotated[str, msgspec.Meta(pattern=r"^(0|[1-9]\d{0,38})$")]
 Number = Annotated[str, msgspec.Meta(pattern=r"^(0|[1-9]\d{0,128})$")]
 Tags = Annotated[
@@ -49,7 +61,9 @@ TagKeys = Annotated[
     msgspec.Meta(min_length=1, max_length=50),
 ]
 Token = Annotated[str, msgspec.Meta(min_length=1, max_length=1_048_576)]
-RecordSizeKib = Annotated[int, msgspec.Meta(ge=1024, le=10_240)]
+RecordSizeKib = Annotated[
+    int, msgspec.Meta(ge=RECORD_BYTES_DEFAULT // KIB, le=RECORD_BYTES_LARGEST // KIB)
+]
 FilterKind = Literal[
     "AFTER_SHARD_ID",
     "AT_LATEST",
@@ -178,7 +192,9 @@ class PutRecord(OfStream, frozen=True, kw_only=True):
     """PutRecord."""
 
     data: bytes
-    partition_key: Annotated[str, msgspec.Meta(min_length=1, max_length=256)] | None = None
+    partition_key: (
+        Annotated[str, msgspec.Meta(min_length=1, max_length=PARTITION_KEY_CHARACTERS_MAX)] | None
+    ) = None
     explicit_hash_key: HashKey | None = None
     sequence_number_for_ordering: Number | None = None
 
@@ -186,7 +202,7 @@ class PutRecord(OfStream, frozen=True, kw_only=True):
 class PutRecords(OfStream, frozen=True, kw_only=True):
     """PutRecords: up to 500 entries."""
 
-    records: Annotated[list[PutEntry], msgspec.Meta(min_length=1, max_length=500)]
+    records: Annotated[list[PutEntry], msgspec.Meta(min_length=1, max_length=PUT_RECORDS_MAX)]
 
 
 class GetShardIterator(OfStream, frozen=True, kw_only=True):
@@ -201,8 +217,8 @@ class GetShardIterator(OfStream, frozen=True, kw_only=True):
 class GetRecords(_Request, frozen=True, kw_only=True):
     """GetRecords: by iterator."""
 
-    shard_iterator: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
-    limit: PageSize = 10_000
+    shard_iterator: Annotated[str, msgspec.Meta(min_length=1, max_length=ITERATOR_CHARACTERS_MAX)]
+    limit: PageSize = GET_RECORDS_MAX
     stream_arn: StreamArn | None = None
 
 

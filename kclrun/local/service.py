@@ -26,9 +26,7 @@ from kclrun.local.refusals import (
 )
 from kclrun.local.stream import (
     ON_DEMAND,
-    PAGE_RECORDS_MAX,
     PROVISIONED,
-    RECORD_BYTES_DEFAULT,
     RECORD_OVERHEAD_BYTES,
     PutEntry,
     PutResult,
@@ -38,6 +36,14 @@ from kclrun.local.stream import (
     add_tags,
     check_entry,
 )
+from kclrun.model.quotas import (
+    GET_RECORDS_MAX,
+    PARTITION_KEY_CHARACTERS_MAX,
+    PUT_RECORDS_MAX,
+    RECORD_BYTES_DEFAULT,
+    RETENTION_HOURS_MAX,
+    RETENTION_HOURS_MIN,
+)
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import ChildShard
 from kclrun.model.stream import LOOPBACK_REGION
@@ -45,9 +51,6 @@ from kclrun.model.time import WallTime
 
 # moto uses this account too, so that the ARNs of all services agree.
 ACCOUNT_ID: Final = "123456789012"
-# "1 to 8760": the longest retention is a year; lowering never goes below a day.
-_RETENTION_HOURS_MIN: Final = 24
-_RETENTION_HOURS_MAX: Final = 8760
 # AWS has fewer. The names of regions are not checked: any client chooses its own.
 _REGIONS_MAX: Final = 100
 # A shard costs a few kB here; AWS's default quota in its largest regions is 20,000 an account.
@@ -57,9 +60,8 @@ _HOUR_S: Final = 3600.0
 ON_DEMAND_STREAMS_MAX: Final = 50
 # "More than five streams in the CREATING state at any point in time."
 _CREATING_MAX: Final = 5
-_PUT_COUNT_MAX: Final = 500
-# A key of 256 characters is at most 1024 bytes of UTF-8.
-_ENTRY_OVERHEAD_BYTES: Final = RECORD_OVERHEAD_BYTES + 1024
+# A character is at most 4 bytes of UTF-8.
+_ENTRY_OVERHEAD_BYTES: Final = RECORD_OVERHEAD_BYTES + 4 * PARTITION_KEY_CHARACTERS_MAX
 _NAME: Final = re.compile(r"[a-zA-Z0-9_.-]{1,128}\Z")
 
 
@@ -238,10 +240,10 @@ class Kinesis:
     def set_retention(self, stream: Stream, hours: int, now: WallTime, *, longer: bool) -> None:
         """Raises: InvalidRequest if out of bounds or in the other direction, Unavailable."""
         current = int(stream.retention_s / _HOUR_S)
-        if not _RETENTION_HOURS_MIN <= hours <= _RETENTION_HOURS_MAX:
+        if not RETENTION_HOURS_MIN <= hours <= RETENTION_HOURS_MAX:
             raise invalid_argument(
-                f"RetentionPeriodHours {hours} must be between {_RETENTION_HOURS_MIN} and"
-                f" {_RETENTION_HOURS_MAX}."
+                f"RetentionPeriodHours {hours} must be between {RETENTION_HOURS_MIN} and"
+                f" {RETENTION_HOURS_MAX}."
             )
         if (hours < current) if longer else (hours > current):
             word = "less" if longer else "greater"
@@ -294,8 +296,8 @@ class Kinesis:
         is malformed or too large; NotFound (still being created).
         """
         self._require_writable(stream, now)
-        if not 1 <= len(entries) <= _PUT_COUNT_MAX:
-            raise invalid_argument(f"PutRecords takes 1 to {_PUT_COUNT_MAX} records.")
+        if not 1 <= len(entries) <= PUT_RECORDS_MAX:
+            raise invalid_argument(f"PutRecords takes 1 to {PUT_RECORDS_MAX} records.")
         checked = [
             (entry, check_entry(entry, stream.record_bytes_max, f"Records[{index}]"))
             for index, entry in enumerate(entries)
@@ -339,8 +341,8 @@ class Kinesis:
         arn: str | None = None,
     ) -> ReadPage:
         """GetRecords. Raises: ExpiredIterator, InvalidRequest, NotFound, Throttled."""
-        if not 1 <= limit <= PAGE_RECORDS_MAX:
-            raise invalid_argument(f"Limit {limit} must be between 1 and {PAGE_RECORDS_MAX}.")
+        if not 1 <= limit <= GET_RECORDS_MAX:
+            raise invalid_argument(f"Limit {limit} must be between 1 and {GET_RECORDS_MAX}.")
         place = iterators.open_iterator(self._secret, token, now)
         stream = self._by_id.get(place.stream_id)
         if stream is None:

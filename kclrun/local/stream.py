@@ -17,7 +17,7 @@ import msgspec
 
 from kclrun.errors import Throttled
 from kclrun.local.hash_ranges import Merge, Split, even_ranges, even_ranges_near, steps_to
-from kclrun.local.limits import MIB, ShardLimits, ShardMeter, Storage
+from kclrun.local.limits import ShardLimits, ShardMeter, Storage
 from kclrun.local.refusals import (
     invalid_argument,
     limit_exceeded,
@@ -27,13 +27,17 @@ from kclrun.local.refusals import (
     validation,
 )
 from kclrun.local.sequence_numbers import COUNTER_END, Numbering, ParsedNumber
+from kclrun.model.quotas import (
+    GET_BYTES_MAX,
+    HASH_KEY_DIGITS_MAX,
+    PARTITION_KEY_CHARACTERS_MAX,
+    RECORD_BYTES_DEFAULT,
+    RETENTION_HOURS_MIN,
+)
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange, Shard, hash_key_of
 from kclrun.model.time import WallTime
 
 # A record to put, its bounds, and its result. A refusal names neither data nor partition key.
-_KEY_CHARACTERS_MAX: Final = 256
-# 2**128 - 1 has 39 digits.
-_HASH_KEY_DIGITS_MAX: Final = 39
 
 
 class PutEntry(msgspec.Struct, frozen=True, gc=False):
@@ -59,9 +63,9 @@ def check_entry(entry: PutEntry, bytes_max: int, where: str) -> int | None:
     Raises: InvalidRequest for a key, an explicit hash key or a size out of bounds.
     """
     key = entry.partition_key
-    if not key or len(key) > _KEY_CHARACTERS_MAX:
+    if not key or len(key) > PARTITION_KEY_CHARACTERS_MAX:
         raise invalid_argument(
-            f"PartitionKey of {where} must have 1 to {_KEY_CHARACTERS_MAX} characters."
+            f"PartitionKey of {where} must have 1 to {PARTITION_KEY_CHARACTERS_MAX} characters."
         )
     size_bytes = len(entry.data) + len(key.encode())
     if size_bytes > bytes_max:
@@ -72,7 +76,7 @@ def check_entry(entry: PutEntry, bytes_max: int, where: str) -> int | None:
     text = entry.hash_key
     if text is None:
         return None
-    is_number = text.isascii() and text.isdigit() and len(text) <= _HASH_KEY_DIGITS_MAX
+    is_number = text.isascii() and text.isdigit() and len(text) <= HASH_KEY_DIGITS_MAX
     if not is_number or int(text) > HASH_KEY_MAX:
         raise invalid_argument(
             f"ExplicitHashKey of {where} is not a number between 0 and {HASH_KEY_MAX}."
@@ -279,12 +283,8 @@ class ShardLog:
         storage.used_bytes -= self._size_total - self._size_trimmed + count * RECORD_OVERHEAD_BYTES
 
 
-# GetRecords: "up to 10 MB of data ... or up to 10,000 records".
-PAGE_BYTES_MAX: Final = 10 * MIB
-PAGE_RECORDS_MAX: Final = 10_000
-RECORD_BYTES_DEFAULT: Final = MIB
 _DAY_S: Final = 24 * 3600.0
-RETENTION_DEFAULT_S: Final = _DAY_S
+RETENTION_DEFAULT_S: Final = RETENTION_HOURS_MIN * 3600.0
 # UpdateShardCount: "Scale more than ten times per rolling 24-hour period per stream", "Scale up to
 # more than 10000 shards in a stream".
 _SCALINGS_MAX: Final = 10
@@ -427,7 +427,7 @@ class Stream:
         if meter is not None and not meter.admit_read(now):
             raise self._rate_exceeded(shard)
         first = max(position, shard.start)
-        records = shard.page(first, limit, PAGE_BYTES_MAX)
+        records = shard.page(first, limit, GET_BYTES_MAX)
         following = first + len(records)
         if meter is not None:
             meter.count_read(shard.size_between(first, following), now)

@@ -15,14 +15,14 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound
+from kclrun.model.quotas import GET_RECORDS_MAX, RETENTION_HOURS_MIN
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.model.shard import ChildShard
 from kclrun.model.time import WallTime, utc_text
 
-# GetRecords returns at most 10,000 records or 10 MiB, so a reader of all records requests that: a
-# smaller limit only costs more calls.
-RECORDS_A_CALL: Final = 10_000
+# A reader of all records requests as many as there can be: a smaller limit only costs more calls.
+RECORDS_A_CALL: Final = GET_RECORDS_MAX
 
 
 class FetchedPage(msgspec.Struct, frozen=True):
@@ -256,7 +256,7 @@ class PageCursor:
 
 
 # Kinesis keeps records for 24 hours at least, so a reader that is nearer to the tip loses none.
-RETENTION_MIN_S: Final = 24 * 3600.0
+RETENTION_MIN_S: Final = RETENTION_HOURS_MIN * 3600.0
 # A reader that stays at the end of the retention loses records again and again: an error an hour.
 # The retention may change meanwhile, so it is asked for as often.
 LOSS_LOGGED_EVERY_S: Final = 3600.0

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from kclrun.local.in_process import InProcessAws
 from kclrun.local.service import Kinesis
 from kclrun.local.stream import PutEntry, Stream
+from kclrun.model.quotas import PUT_RECORDS_MAX
 from kclrun.model.record import Record
 from kclrun.model.time import WallTime
 from kclrun.testing.records import RecordLike, make_records
-
-_PUT_MAX: Final = 500  # of one PutRecords
 
 
 class TestStream:
@@ -41,8 +39,8 @@ class TestStream:
             PutEntry(bytes(record.data), record.partition_key, record.explicit_hash_key)
             for record in make_records(items)
         ]
-        for at in range(0, len(entries), _PUT_MAX):
-            part = entries[at : at + _PUT_MAX]
+        for at in range(0, len(entries), PUT_RECORDS_MAX):
+            part = entries[at : at + PUT_RECORDS_MAX]
             self._aws.call(
                 lambda kinesis, now, part=part: kinesis.put_many(  # type: ignore[misc]
                     self._of(kinesis, now), part, now

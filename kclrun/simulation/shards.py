@@ -12,10 +12,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from kclrun.local.consumers import TAKEOVER_AFTER_S
 from kclrun.local.limits import STORED_BYTES_MAX, Storage
 from kclrun.local.sequence_numbers import parse
 from kclrun.local.stream import ShardLog, Stream
+from kclrun.model.quotas import RESUBSCRIBE_AFTER_S
 from kclrun.model.sequence import SHARD_END, ExtendedSequenceNumber
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, Shard, hash_key_of
 from kclrun.model.time import WallTime
@@ -169,7 +169,7 @@ class ShardStream:
         """SubscribeToShard by the fleet's consumer. False: refused, because the last subscription
         began less than five seconds ago. Else that one has been taken over, and is notified."""
         began, former_taken_over = self._subscriptions.get(shard_id, (-math.inf, None))
-        if now - began < TAKEOVER_AFTER_S:
+        if now - began < RESUBSCRIBE_AFTER_S:
             return False
         self._subscriptions[shard_id] = (now, taken_over)
         if former_taken_over is not None:

@@ -11,11 +11,10 @@ from typing import Final
 
 import msgspec
 
-from kclrun.codec.record_sizes import RECORD_BYTES_MAX
+from kclrun.codec.record_sizes import REQUEST_BYTES_MAX
+from kclrun.model.quotas import PUT_RECORDS_MAX, RECORD_BYTES_DEFAULT
 
-# The most that PutRecords takes; with fewer than ten records a request is not worth its round trip
-# (Jet's bounds).
-BATCH_RECORDS_MAX: Final = 500
+# With fewer than ten records a request is not worth its round trip (Jet's bound).
 BATCH_RECORDS_MIN: Final = 10
 # A tenth of a second's quota is the least pause that a shard can notice. Ten seconds are long, and
 # needed only if very many senders share one shard: a thousand of them, with ten records each
@@ -84,7 +83,7 @@ class ShardFlow:
     @property
     def batch_records(self) -> int:
         """The number of records of this shard that one request may hold."""
-        return max(BATCH_RECORDS_MIN, round(BATCH_RECORDS_MAX * math.exp2(-self._slowness)))
+        return max(BATCH_RECORDS_MIN, round(PUT_RECORDS_MAX * math.exp2(-self._slowness)))
 
     @property
     def pause_s(self) -> float:
@@ -168,11 +167,6 @@ class Flow:
         return {shard_id: flow.metrics(now) for shard_id, flow in self._shards.items()}
 
 
-# PutRecords takes 10 MiB a request, keys included. Emulators take 5 MiB, as the service did before
-# October 2025. A larger record is sent in a request of its own.
-REQUEST_BYTES_MAX: Final = 5 * 2**20
-
-
 class ProducerSettings(msgspec.Struct, frozen=True):
     """How records are sent.
 
@@ -200,7 +194,7 @@ class ProducerSettings(msgspec.Struct, frozen=True):
     give_up_after_s: float = 60.0
     buffer_records_max: int = 50_000
     buffer_bytes_max: int = 64 * 2**20
-    record_bytes_max: int = RECORD_BYTES_MAX
+    record_bytes_max: int = RECORD_BYTES_DEFAULT
     request_bytes_max: int = REQUEST_BYTES_MAX
 
 

@@ -15,14 +15,13 @@ from typing import Final, NamedTuple
 from kclrun import errors
 from kclrun.codec.aggregator import Aggregator
 from kclrun.codec.kpl import effective_hash_key
-from kclrun.codec.record_sizes import checked_size_bytes
+from kclrun.codec.record_sizes import REQUEST_BYTES_MAX, checked_size_bytes
+from kclrun.model.quotas import PUT_RECORDS_MAX
 from kclrun.model.record import PutEntry, PutResult
 from kclrun.model.shard import Shard
 from kclrun.model.time import backoff_s
 from kclrun.ports import Retry, classify
 from kclrun.sinks.flow_control import (
-    BATCH_RECORDS_MAX,
-    REQUEST_BYTES_MAX,
     Flow,
     ProducerMetrics,
     ProducerSettings,
@@ -64,7 +63,7 @@ class Request:
         """Whether such a record fits. The first always fits: above the byte limit it is alone."""
         if not self.parts:
             return True
-        return len(self.parts) < BATCH_RECORDS_MAX and size_bytes <= self._bytes_left
+        return len(self.parts) < PUT_RECORDS_MAX and size_bytes <= self._bytes_left
 
     def take(self, part: Part) -> None:
         self.parts.append(part)
@@ -111,8 +110,8 @@ class Packer:
 
 # A request is full at 500 records or at 5 MiB. Weight expresses both in records: a record above its
 # share of the bytes weighs as many records as it takes the place of.
-FULL_WEIGHT: Final = BATCH_RECORDS_MAX
-_SHARE_BYTES: Final = REQUEST_BYTES_MAX // BATCH_RECORDS_MAX
+FULL_WEIGHT: Final = PUT_RECORDS_MAX
+_SHARE_BYTES: Final = REQUEST_BYTES_MAX // PUT_RECORDS_MAX
 
 
 def weight_of(size_bytes: int) -> int:
@@ -480,7 +479,7 @@ class PendingRecords:
         shard_queues = self._shard_queues.open()
         for shard_queue in shard_queues:
             shard_queue.flow.rest(now)
-        for share in (max(1, BATCH_RECORDS_MAX // len(shard_queues)), BATCH_RECORDS_MAX):
+        for share in (max(1, PUT_RECORDS_MAX // len(shard_queues)), PUT_RECORDS_MAX):
             if not all(self._fill(request, shard_queue, share) for shard_queue in shard_queues):
                 break
         for shard_queue in request.shard_queues:

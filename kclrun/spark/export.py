@@ -168,6 +168,7 @@ def _text(file: Path) -> str:
 # How far before record n the search for the previous record begins: ten times as far if no record
 # arrived in that time.
 _BACK_S: Final = (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 100_000.0)
+# Fewer than a call may return: one record is looked for.
 _PAGE_RECORDS: Final = 1_000
 # A front end of the service may lag: an empty answer at the tip is believed the third time.
 _TIP_LOOKS: Final = 3

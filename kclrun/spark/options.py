@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.codec.record_sizes import RECORD_BYTES_LARGEST
 from kclrun.model.names import hint
+from kclrun.model.quotas import RECORD_BYTES_LARGEST, SHARD_READ_CALLS_MAX
 from kclrun.model.stream import why_no_endpoint
 from kclrun.spark import option_table, other_connectors
 from kclrun.spark.offsets import Offset, StreamIs, encode_offset
@@ -101,8 +101,7 @@ _INLINE_MAX: Final = 4 * 2**20
 _SHARDS_A_TASK_MAX: Final = 1_000
 _PARTITIONS_MAX: Final = 100_000
 _ATTEMPTS_MAX: Final = 1_000_000
-# The service serves five GetRecords a second and shard, for all applications together.
-_READS_MAX: Final = 5.0
+_READS_MAX: Final = float(SHARD_READ_CALLS_MAX)
 _READS_MIN: Final = 0.1
 
 

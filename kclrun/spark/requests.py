@@ -27,6 +27,7 @@ from kclrun.aws.lease_table import DynamoLeaseTable
 from kclrun.aws.wire import WireClient
 from kclrun.codec.values import Decode
 from kclrun.destinations import open_claims, open_letters, open_registry
+from kclrun.model import statuses
 from kclrun.model.letter import LetterPlace
 from kclrun.model.retries import PASSING, Retries, repeated
 from kclrun.model.state import StatePlace
@@ -68,7 +69,9 @@ def require_stream(
     """
     where = reached.endpoint_url or reached.region or "the region of this environment"
     try:
-        return repeated(admin.summary, _RETRIES, wait=wait, chance=lambda: 1.0, clock=clock)
+        summary = repeated(admin.summary, _RETRIES, wait=wait, chance=lambda: 1.0, clock=clock)
+        if statuses.STREAM.trouble(summary.status) is None:
+            return summary
     except errors.NotFound as error:
         raise error.reworded(
             f"there is no stream {reached.name} at {where}: {error}\n"
@@ -83,6 +86,13 @@ def require_stream(
             f"the stream {reached.name} cannot be reached at {where}, tried for"
             f" {_WAIT_MAX_S:.0f} s: {error}\nCheck endpointUrl, region and the network"
         ) from None
+
+    def usable() -> StreamSummary:
+        summary = admin.summary()
+        statuses.require(statuses.STREAM, f"the stream {reached.name}", summary.status)
+        return summary
+
+    return repeated(usable, _RETRIES, wait=wait, chance=lambda: 1.0, clock=clock)
 
 
 # The clients of this process, by the place of their stream: on the driver and on executors.

@@ -15,7 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
-from kclrun.aws.fan_out import FanOut, FanOutReader, StreamConsumers, consumer_of, registered
+from kclrun.aws.fan_out import (
+    FanOut,
+    FanOutReader,
+    StreamConsumers,
+    consumer_of,
+    registered,
+    require_active,
+)
 from kclrun.aws.wire import WireClient
 from kclrun.errors import InvalidRequest, NotFound, SettingsError, Unavailable
 from kclrun.model.reading import FetchedPage, PageCursor
@@ -532,8 +539,8 @@ class NamedConsumer:
         self._was_found = False
 
     def register(self) -> None:
-        """Raises: SettingsError for another stream's consumer, and where no more can be added; a
-        ServiceError leaf."""
+        """Raises: SettingsError for another stream's consumer, and where no more can be added;
+        Unavailable with its status while it is not active; another ServiceError leaf."""
         summary = self._admin.summary()
         name = consumer_of(summary, self._named, "consumerName")
         consumers = StreamConsumers(self._client, summary.arn)
@@ -543,7 +550,9 @@ class NamedConsumer:
                 raise NotFound(f"consumer {name} of stream {summary.name} was removed")
         else:
             found = registered(consumers, summary, name, to_poll="consumerMode=polling")
-        self._arn, self._was_found = found.arn, True
+        self._was_found = True
+        require_active(found, summary)
+        self._arn = found.arn
 
     def subscribe(self, shard_id: str, start: StartPoint) -> Subscription:
         with self._lock:

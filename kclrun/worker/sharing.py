@@ -21,6 +21,7 @@ from kclrun.errors import HostFailed
 from kclrun.ipc import exit_codes
 from kclrun.ipc.channel import Channel, NotSent, PeerGone, Quiet
 from kclrun.ipc.messages import Admit, Left, ToWorker, channel_of_worker
+from kclrun.model.quotas import SHARD_READ_PAUSE_S
 from kclrun.model.time import Instant
 from kclrun.worker.delivery_queue import Turn
 
@@ -33,8 +34,6 @@ LEASE_THREAD: Final = "lease"
 _QUIET_S: Final = 3600.0
 # Threads with shorter pauses do not wake together: they read a shard that is behind.
 _PAUSE_TOGETHER_S: Final = 1.0
-# Kinesis takes five GetRecords a second of a shard.
-_PAUSE_LEAST_S: Final = 0.2
 # A thread that has returned is listed by the kernel for some microseconds more.
 _LOOKS: Final = 5
 _LOOK_PAUSE_S: Final = 0.02
@@ -56,7 +55,7 @@ def rest_together_s(phase_s: float, since: Instant, pause_s: float) -> float:
         return pause_s
     beats = (since + pause_s - phase_s) // pause_s
     rest_s = beats * pause_s + phase_s - since
-    return rest_s if rest_s >= _PAUSE_LEAST_S else rest_s + pause_s
+    return rest_s if rest_s >= SHARD_READ_PAUSE_S else rest_s + pause_s
 
 
 _LEASE: contextvars.ContextVar[SharedLease | None] = contextvars.ContextVar("lease", default=None)

@@ -13,12 +13,13 @@ from kclrun.aws.kinesis import PollingReader, WireStreamAdmin
 from kclrun.aws.put_records import WirePutter
 from kclrun.aws.wire import WireClient
 from kclrun.cli.program import run_program
-from kclrun.codec.record_sizes import RECORD_BYTES_LARGEST, RecordLimit
+from kclrun.codec.record_sizes import RecordLimit
 from kclrun.destinations import open_letters
 from kclrun.errors import AccessDenied, LetterTooLarge, LimitExceeded, Throttled
 from kclrun.local.filling import make_stream
 from kclrun.model.letter import LetterPlace
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.quotas import RECORD_BYTES_LARGEST
 from kclrun.model.record import IteratorType, PutEntry, StartPoint
 from kclrun.model.sequence import TRIM_HORIZON
 from kclrun.model.time import WallTime

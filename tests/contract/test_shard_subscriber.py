@@ -12,9 +12,9 @@ from kclrun.aws.fan_out import FanOutReader, StreamConsumers
 from kclrun.aws.kinesis import WireStreamAdmin
 from kclrun.aws.wire import WireClient
 from kclrun.errors import InvalidRequest, NotFound, Unavailable
-from kclrun.local.consumers import TAKEOVER_AFTER_S
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
+from kclrun.model.quotas import RESUBSCRIBE_AFTER_S
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.time import WallTime
@@ -171,7 +171,7 @@ def test_the_next_subscription_goes_on_after_the_continuation_of_the_last_event(
     assert page.continuation is not None
     former.close()
     service.put(b"2")
-    service.wait(TAKEOVER_AFTER_S)
+    service.wait(RESUBSCRIBE_AFTER_S)
 
     later = subscribe(StartPoint(IteratorType.AFTER_SEQUENCE_NUMBER, page.continuation))
 
@@ -199,7 +199,7 @@ def test_a_second_subscription_is_refused_for_five_seconds_and_takes_over_then(s
     with pytest.raises(Unavailable) as refused:
         subscribe()
     assert refused.value.code == "ResourceInUseException"
-    service.wait(TAKEOVER_AFTER_S)
+    service.wait(RESUBSCRIBE_AFTER_S)
 
     service.put(b"1")
     later = subscribe()

@@ -10,9 +10,11 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kclrun.aws.put_records import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, ShardPacker, batches
+from kclrun.aws.put_records import ShardPacker, batches
 from kclrun.aws.wire import Signer
 from kclrun.codec.kpl import effective_hash_key
+from kclrun.codec.record_sizes import REQUEST_BYTES_MAX
+from kclrun.model.quotas import PUT_RECORDS_MAX
 from kclrun.model.record import PutEntry
 from kclrun.model.wire import WireCredentials
 from tests.unit.aws.test_aws_put_records import HALF, SHARDS, opened
@@ -54,8 +56,8 @@ def test_requests_keep_the_limits_and_the_order(sizes, one_a_key):
 
     assert [entry for batch in cut for entry in batch] == [row for row in rows if row is not None]
     for batch in cut:
-        assert 0 < len(batch) <= BATCH_RECORDS_MAX
-        assert sum(entry.size_bytes for entry in batch) <= BATCH_BYTES_MAX
+        assert 0 < len(batch) <= PUT_RECORDS_MAX
+        assert sum(entry.size_bytes for entry in batch) <= REQUEST_BYTES_MAX
         keys = [entry.partition_key for entry in batch]
         assert not one_a_key or len(set(keys)) == len(keys)
 

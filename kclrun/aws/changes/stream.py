@@ -21,18 +21,18 @@ from kclrun.aws.kinesis import (
 )
 from kclrun.aws.operations import DESCRIBE_STREAM, GET_CHANGE_ITERATOR, GET_CHANGES
 from kclrun.aws.wire import Caller, WireClient, call_json, garbled
-from kclrun.codec.change_events import CHANGES_MAX, decode_changes
+from kclrun.codec.change_events import decode_changes
 from kclrun.errors import InvalidRequest, MalformedBody, ServiceError, Throttled
+from kclrun.model.quotas import CHANGES_MAX, CHANGES_RETENTION_HOURS
 from kclrun.model.reading import TRIMMED_CODE, FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.retries import Retries
 from kclrun.model.shard import ALL_HASH_KEYS, Shard
+from kclrun.model.statuses import ROLLING
 from kclrun.model.stream import is_change_stream, table_of
 from kclrun.model.time import WallTime
 from kclrun.ports import ShardFilter, ShardReader, StreamAdmin, StreamSummary
 
-# Stream records are kept for 24 hours; no setting changes that.
-RETENTION_HOURS: Final = 24
 # The prefix of an iterator that reads from a time: `since:<seconds>:<iterator>`.
 _SINCE: Final = "since:"
 # The pause between two pages of a listing: DescribeStream answers ten requests a second, of all
@@ -40,15 +40,6 @@ _SINCE: Final = "since:"
 _PAGE_PAUSE_S: Final = 0.1
 # How often the pages of one listing may be throttled, and the pause before each repetition.
 _RETRIES: Final = Retries(attempts_max=4, base_s=0.5, max_s=0.5, passing=(Throttled,))
-# A disabled stream can be read for 24 hours, so it is ACTIVE to a reader.
-_STATUS: Final = {
-    "ENABLING": "CREATING",
-    "ENABLED": "ACTIVE",
-    "DISABLING": "ACTIVE",
-    "DISABLED": "ACTIVE",
-}
-# Each shard that closes has a child, at once or within seconds.
-_ROLLING: Final = frozenset({"ENABLING", "ENABLED"})
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -203,15 +194,15 @@ class ChangeStreamAdmin:
         Raises: NotFound, Throttled, Unavailable, AccessDenied.
         """
         first, shards = self._described()
-        if first.stream_status in _ROLLING:
+        if first.stream_status in ROLLING:
             counted = _without_child(shards)
         else:
             counted = tuple(shard for shard in shards if shard.is_open)
         return StreamSummary(
             name=table_of(self._stream),
             arn=first.stream_arn,
-            status=_STATUS.get(first.stream_status, first.stream_status),
-            retention_hours=RETENTION_HOURS,
+            status=first.stream_status,
+            retention_hours=CHANGES_RETENTION_HOURS,
             open_shards=len(counted),
             created_at=WallTime(first.creation_request_date_time),
         )

@@ -30,6 +30,7 @@ from kclrun.aws.endpoints import EndpointSettings
 from kclrun.aws.operations import GET_SCHEMA_VERSION
 from kclrun.codec.values import Decode
 from kclrun.errors import LimitExceeded, RecordError, RetryLater, ServiceError
+from kclrun.model import statuses
 from kclrun.model.wire import WireCredentials
 
 _HEADER_BYTES: Final = 18
@@ -91,6 +92,7 @@ class GlueDecoder:
         try:
             answer = self._client().get_schema_version(SchemaVersionId=version)
             kind, definition = answer["DataFormat"], answer["SchemaDefinition"]
+            status = str(answer.get("Status", ""))
         except BOTO_FAILURES as error:
             failure = from_botocore(GET_SCHEMA_VERSION, error)
             if failure.code == _UNKNOWN:
@@ -106,7 +108,9 @@ class GlueDecoder:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise RetryLater(PAUSE_S, f"protoc did not run: {type(error).__name__}") from None
         except RecordError as error:
-            raise RecordError(f"the schema version {version} is not usable: {error}") from None
+            remark = statuses.SCHEMA_VERSION.remark(status)
+            why = f" ({status}: {remark})" if remark else ""
+            raise RecordError(f"the schema version {version}{why} is not usable: {error}") from None
 
 
 def _away(failure: ServiceError) -> RetryLater:

@@ -38,6 +38,14 @@ from kclrun.aws.outputs.item_tables import (
 )
 from kclrun.aws.wire import RefusedReply, WireClient, garbled
 from kclrun.model.output import Cursor, OutputPlace, RowsOf
+from kclrun.model.quotas import (
+    ITEM_BYTES_MAX,
+    KIB,
+    NESTED_LEVELS_MAX,
+    NUMBER_DIGITS_MAX,
+    PARTITION_KEY_BYTES_MAX,
+    SORT_KEY_BYTES_MAX,
+)
 from kclrun.model.retries import PASSING_OF_WRITES
 from kclrun.model.row_schema import RowSchema
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -48,19 +56,15 @@ from kclrun.processor import Row
 MARK: Final = "kclrun_mark"
 # An answer takes some 5 ms: 3,000 items a second and lease, in threads that mostly wait.
 PARALLEL: Final = 16
-# DynamoDB: "400 KB", names included; a kilobyte of it is the mark's.
-_ITEM_BYTES_MAX: Final = 399 * 1024
-_KEY_BYTES_MAX: Final = (2048, 1024)
-# DynamoDB's numbers.
-_DIGITS_MAX: Final = 38
+# A kilobyte of an item is the mark's.
+_ITEM_BYTES_MAX: Final = ITEM_BYTES_MAX - KIB
+_KEY_BYTES_MAX: Final = (PARTITION_KEY_BYTES_MAX, SORT_KEY_BYTES_MAX)
 _EXPONENTS: Final = range(-130, 126)
-# Lists and maps within each other.
-_LEVELS_MAX: Final = 32
 # A table with a local index: the items of one partition key have 10 GB.
 _COLLECTION_FULL: Final = "ItemCollectionSizeLimitExceededException"
 _WORD: Final = re.compile(r"[\w.-]*\w")
-_EXACTLY: Final = Context(prec=_DIGITS_MAX, traps=[Inexact])
-_INT_MAX: Final = 10**_DIGITS_MAX
+_EXACTLY: Final = Context(prec=NUMBER_DIGITS_MAX, traps=[Inexact])
+_INT_MAX: Final = 10**NUMBER_DIGITS_MAX
 
 Key = tuple[str, ...]
 Encoded = tuple[Key, bytes, int]
@@ -480,8 +484,8 @@ def _attribute(value: Any, depth: int = 0) -> _Attribute:
     """A value in DynamoDB's JSON, within so many lists and maps. Raises: TypeError, without the
     value."""
     match value:
-        case _ if depth > _LEVELS_MAX:
-            raise TypeError(f"lists and maps nested deeper than {_LEVELS_MAX} levels")
+        case _ if depth > NESTED_LEVELS_MAX:
+            raise TypeError(f"lists and maps nested deeper than {NESTED_LEVELS_MAX} levels")
         case str():
             return {"S": str(value)}
         case None:
@@ -539,7 +543,9 @@ def _number(value: float | Decimal) -> str:
     except Inexact:
         number = Decimal("Infinity")
     if number and (not number.is_finite() or number.adjusted() not in _EXPONENTS):
-        raise TypeError(f"a number with more than {_DIGITS_MAX} digits, or too great or too small")
+        raise TypeError(
+            f"a number with more than {NUMBER_DIGITS_MAX} digits, or too great or too small"
+        )
     return str(number or 0)  # DynamoDB has one zero: -0 would be a second key for it
 
 

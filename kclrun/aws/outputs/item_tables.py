@@ -12,6 +12,7 @@ from kclrun.aws.errors import service_error
 from kclrun.aws.operations import DESCRIBE_TABLE, PUT_ITEM
 from kclrun.aws.outputs.write_probes import may_write
 from kclrun.aws.wire import RefusedReply, WireClient, call_json, garbled
+from kclrun.model import statuses
 from kclrun.model.row_schema import DataType, DecimalType, RowSchema, SimpleType
 from kclrun.model.time import backoff_s
 
@@ -53,6 +54,7 @@ class _Table(msgspec.Struct, rename="pascal"):
     key_schema: list[KeyColumn]
     attribute_definitions: list[KeyColumn]
     table_arn: str = ""
+    table_status: str = "ACTIVE"
     global_secondary_indexes: list[_Index] = []
     local_secondary_indexes: list[_Index] = []
 
@@ -84,8 +86,11 @@ class ItemTable(msgspec.Struct, frozen=True):
 
 
 def describe(client: WireClient, name: str) -> ItemTable:
-    """The table of this name. Raises: a ServiceError leaf (NotFound without it)."""
+    """The table of this name. Raises: a ServiceError leaf (NotFound without it, or while it is
+    being deleted; InvalidRequest for a status that a person has to end; Unavailable for another
+    with which it takes no items)."""
     table = call_json(client, DESCRIBE_TABLE, {"TableName": name}, _DECODER).table
+    statuses.require(statuses.TABLE, f"the table {name}", table.table_status)
     types = {
         definition.attribute_name: definition.attribute_type
         for definition in table.attribute_definitions

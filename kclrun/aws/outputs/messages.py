@@ -8,7 +8,7 @@ message, which then bounds a request as well.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,22 +16,37 @@ import msgspec
 from kclrun.aws import operations
 from kclrun.aws.control import Client, ControlPlane, RenewedClient, asking
 from kclrun.aws.endpoints import EndpointSettings
+from kclrun.aws.errors import ErrorReply, safe_text
 from kclrun.aws.outputs import write_probes
-from kclrun.errors import InvalidRequest
+from kclrun.errors import InvalidRequest, ServiceError
+from kclrun.model import statuses
 from kclrun.model.output import Message, MessageLimits, OutputPlace
+from kclrun.model.quotas import (
+    DELIVERY_BYTES_MAX,
+    DELIVERY_RECORD_BYTES_MAX,
+    DELIVERY_RECORDS_MAX,
+    MESSAGES_MAX,
+    QUEUE_BYTES_DEFAULT,
+    TOPIC_BYTES_DEFAULT,
+)
 from kclrun.model.wire import WireCredentials
 from kclrun.ports import MessageSender
 
-_KIB: Final = 1024
 _SQS: Final = MessageLimits(
-    message_bytes_max=1024 * _KIB, batch_bytes_max=1024 * _KIB, batch_messages_max=10
+    message_bytes_max=QUEUE_BYTES_DEFAULT,
+    batch_bytes_max=QUEUE_BYTES_DEFAULT,
+    batch_messages_max=MESSAGES_MAX,
 )
-# A topic takes up to 1 MiB if its owner says so; SNS names the limit only then.
+# SNS names the limit of a topic only if its owner has set one.
 _SNS: Final = MessageLimits(
-    message_bytes_max=256 * _KIB, batch_bytes_max=256 * _KIB, batch_messages_max=10
+    message_bytes_max=TOPIC_BYTES_DEFAULT,
+    batch_bytes_max=TOPIC_BYTES_DEFAULT,
+    batch_messages_max=MESSAGES_MAX,
 )
 _FIREHOSE: Final = MessageLimits(
-    message_bytes_max=1000 * _KIB, batch_bytes_max=4 * _KIB * _KIB, batch_messages_max=500
+    message_bytes_max=DELIVERY_RECORD_BYTES_MAX,
+    batch_bytes_max=DELIVERY_BYTES_MAX,
+    batch_messages_max=DELIVERY_RECORDS_MAX,
 )
 _FIFO: Final = ".fifo"
 _SIZE: Final = "MaximumMessageSize"
@@ -165,11 +180,13 @@ class DeliveryStreamSender(_Sender):
         super().__init__(client, f"the delivery stream {name}", _FIREHOSE)
         self._name = name
         self._arn = self.where
+        self._remark = ""
 
     def look(self) -> None:
-        """As `MessageSender.look`. A stream that is being made or changed takes records later.
+        """As `MessageSender.look`.
 
-        Raises: InvalidRequest too, if the stream reads another stream: it takes no other records.
+        Raises: InvalidRequest too, if the stream reads another stream: it takes no other records;
+        and for a status that a person has to end.
         """
         with asking(operations.DESCRIBE_DELIVERY_STREAM):
             answer = self._client().describe_delivery_stream(DeliveryStreamName=self._name)
@@ -182,6 +199,19 @@ class DeliveryStreamSender(_Sender):
                 operation=operations.DESCRIBE_DELIVERY_STREAM.name,
                 code=str(kind),
             )
+        self._require_usable(described)
+
+    def _require_usable(self, described: dict[str, Any]) -> None:
+        encryption = described.get("DeliveryStreamEncryptionConfiguration", {})
+        status = str(encryption.get("Status", ""))
+        remark = statuses.DELIVERY_ENCRYPTION.remark(status)
+        why = _failure_in(encryption)
+        self._remark = f"; its encryption is {status}: {remark}{why}" if remark else ""
+        status = str(described.get("DeliveryStreamStatus", "ACTIVE"))
+        try:
+            statuses.require(statuses.DELIVERY_STREAM, self.where, status)
+        except ServiceError as error:
+            raise error.reworded(f"{error}{_failure_in(described)}") from None
 
     def prove(self) -> str:
         operation = operations.PUT_RECORD_BATCH
@@ -190,7 +220,7 @@ class DeliveryStreamSender(_Sender):
             with asking(operation):
                 return write_probes.probe_delivery_stream(self._client(), self._name)
 
-        return write_probes.may_write(operation, self._arn, send)
+        return write_probes.may_write(operation, self._arn, send) + self._remark
 
     def send(self, messages: Sequence[Message]) -> Sequence[str | None]:
         records = [{"Data": message.body.encode()} for message in messages]
@@ -198,6 +228,15 @@ class DeliveryStreamSender(_Sender):
             answer = self._client().put_record_batch(DeliveryStreamName=self._name, Records=records)
             results = [each.get("ErrorCode") for each in answer["RequestResponses"]]
             return _complete(results, len(messages))
+
+
+def _failure_in(described: Mapping[str, Any]) -> str:
+    """What Firehose says about a failure of its own, to follow a sentence; empty without one."""
+    failure = described.get("FailureDescription")
+    if not failure:
+        return ""
+    reply = ErrorReply(str(failure.get("Type", "")), str(failure.get("Details", "")))
+    return f" ({reply.code}: {safe_text(reply)})"
 
 
 def _entries(messages: Sequence[Message], body: str) -> list[dict[str, str]]:

@@ -28,6 +28,7 @@ from kclrun.aws.operations import DELETE_ITEM, GET_ITEM, PUT_ITEM, QUERY, Operat
 from kclrun.aws.outputs.item_tables import CONDITION_REFUSED, TRIES, describe, pause_s
 from kclrun.aws.wire import MALFORMED, RefusedReply, WireClient, garbled
 from kclrun.errors import SettingsError, SinkError
+from kclrun.model.quotas import ITEM_BYTES_MAX, KIB
 from kclrun.model.retries import PASSING_OF_WRITES
 from kclrun.model.state import StatePlace
 from kclrun.model.wire import WireCredentials, WireEndpoint
@@ -49,8 +50,8 @@ TABLE: Final[dict[str, Any]] = {
 # A listing reads the items of a shard whole, at one unit for 4 KB. With 64 deltas of 32 KiB it
 # costs 512 units, which is less than a tenth of a cent per thousand listings.
 INLINE_BYTES_MAX: Final = 32 * 1024
-# DynamoDB: an item has 400 KB at most, names and key included.
-PART_BYTES: Final = 384 * 1024
+# The rest of an item is for names and the key.
+PART_BYTES: Final = ITEM_BYTES_MAX - 16 * KIB
 _NAMES: Final = {"#p": PLACE}
 _KEY_WORDS: Final = f"the key `{PLACE}` (partition) and `{VERSION}` (sort), both texts"
 

@@ -232,9 +232,11 @@ def _add_index(aws: Aws, *, is_confirmed: bool) -> int:
 def _index_plan(table: str, state: IndexState) -> str:
     from kclrun.aws.lease_table import OWNER_INDEX
     from kclrun.aws.table_setup import INDEX_WAIT_S
+    from kclrun.model.statuses import DELETING
 
     if state.status is not None:
-        return f"{table}: index {OWNER_INDEX} is {state.status}; with --yes this waits for it"
+        then = " to be gone, and adds it again" if state.status == DELETING else ""
+        return f"{table}: index {OWNER_INDEX} is {state.status}; with --yes this waits for it{then}"
     billing = "on demand, as the table is"
     if state.capacity is not None:
         read, write = state.capacity

@@ -24,6 +24,7 @@ from kclrun.codec.kpl import effective_hash_key, open_aggregates
 from kclrun.config.units import parse_listen
 from kclrun.consuming.hot_shards import traffic_in_words
 from kclrun.errors import LimitExceeded, RecordError, ServiceError, SettingsError, Unavailable
+from kclrun.model.quotas import SHARD_READ_PAUSE_S
 from kclrun.model.reading import PageCursor
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.model.stream import called, shard_id_of, stream_of
@@ -43,7 +44,7 @@ _BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 _LOOKED_BACK_S: Final = 120.0
 _RECORDS_A_PAGE: Final = 1000
 _PAGES_MAX: Final = 5
-_PAGE_PAUSE_S: Final = 0.4
+_PAGE_PAUSE_S: Final = 2 * SHARD_READ_PAUSE_S
 _WILDCARDS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here
 
 

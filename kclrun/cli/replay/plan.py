@@ -27,14 +27,13 @@ from kclrun.config.units import StartPosition
 from kclrun.errors import SettingsError
 from kclrun.model.lease import replay_tables
 from kclrun.model.output import MAIN_OUTPUT, setting_of
+from kclrun.model.quotas import TABLE_NAME_CHARACTERS_MAX
 from kclrun.model.reading import Replay
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.stream import ONLY_STREAM
 from kclrun.model.time import WallTime
 
 _LABEL: Final = re.compile(r"[A-Za-z0-9_.]{1,64}\Z", re.ASCII)
-# DynamoDB's limit for the name of a table.
-_TABLE_CHARACTERS_MAX: Final = 255
 # Thirty keys of Kinesis' 256 characters. A start command has 16 KiB beside options and columns.
 _KEYS_BYTES_MAX: Final = 8 * 1024
 # For one range: two of a thousand sets of keys collide about once in ten thousand times.
@@ -100,7 +99,7 @@ def refuse_keys(keys: Sequence[str]) -> None:
 def table_of(settings: Settings, asked: ReplayOptions) -> str:
     """The lease table of a replay, never that of the fleet. Raises: SettingsError."""
     table = replay_tables(settings.application) + asked.name
-    if len(table) > _TABLE_CHARACTERS_MAX:
+    if len(table) > TABLE_NAME_CHARACTERS_MAX:
         raise SettingsError(f"--as: the lease table would have a name of {len(table)} characters")
     return table
 

@@ -22,6 +22,7 @@ from kclrun.config.units import Duration
 from kclrun.config.yaml_reader import read_yaml
 from kclrun.errors import SettingsError
 from kclrun.model.lease import FAILOVER_MAX_S, FAILOVER_MIN_S
+from kclrun.model.quotas import SHARD_READ_PAUSE_S
 from kclrun.model.stream import why_no_endpoint
 from kclrun.model.time import WallTime
 
@@ -204,11 +205,9 @@ def _remarks(properties: Mapping[str, str]) -> Iterator[str]:
 Converted = tuple[str, Any, str]  # setting, value, comment
 Known = Mapping[str, str]
 
-# The limits of `leases.max` and `fetch.batch_max`, and the least pause between reads (five a
-# second).
+# The limits of `leases.max` and `fetch.batch_max`.
 _LEASES_MAX: Final = 1024
 _BATCH_MAX: Final = 100_000
-_IDLE_MIN_S: Final = 0.2
 # Until 9999: the greatest year of a datetime.
 _EPOCH_MAX_S: Final = 253_402_300_799
 _REGION_OF_ARN: Final = re.compile(r"arn:[a-z0-9-]+:kinesis:([a-z0-9-]+):")
@@ -350,7 +349,7 @@ def _fetch(known: Known) -> Iterator[Converted]:
             yield "fetch.consumer", consumer, "the consumer of the KCL is used further"
     idle_ms = _number(known, "idleTimeBetweenReadsInMillis")
     if idle_ms is not None:
-        idle = _duration(max(idle_ms / 1000, _IDLE_MIN_S))
+        idle = _duration(max(idle_ms / 1000, SHARD_READ_PAUSE_S))
         yield "fetch.idle", idle, _remark("idleTimeBetweenReadsInMillis")
         yield "fetch.every", idle, "the KCL makes the same pause after records"
     most = _number(known, "maxRecords")

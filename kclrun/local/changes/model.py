@@ -14,16 +14,19 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.errors import ExpiredIterator, InvalidRequest, NotFound, ServiceError
+from kclrun.model.quotas import (
+    CHANGE_ITERATOR_LIVES_S,
+    CHANGE_SHARDS_MAX,
+    CHANGES_BYTES_MAX,
+    CHANGES_MAX,
+    CHANGES_RETENTION_HOURS,
+)
 from kclrun.model.record import IteratorType
 from kclrun.model.shard import ALL_HASH_KEYS, HashRange, hash_key_of
 from kclrun.model.time import WallTime
 
 LIVES_S: Final = 4 * 3600.0
-RETENTION_S: Final = 24 * 3600.0
-ITERATOR_LIVES_S: Final = 15 * 60.0
-SHARDS_A_PAGE: Final = 100
-RECORDS_A_CALL: Final = 1_000
-BYTES_A_CALL: Final = 1024 * 1024
+RETENTION_S: Final = CHANGES_RETENTION_HOURS * 3600.0
 # The numbers of a young stream differ in length, as those of the service may: they grow by a digit
 # after some records.
 _FIRST_NUMBER: Final = 10**20 - 30
@@ -148,7 +151,7 @@ class ChangeStream:
             listed = [shard for shard in listed if shard.parent_id == children_of]
         ids = [shard.shard_id for shard in listed]
         begin = ids.index(after) + 1 if after in ids else 0
-        page = listed[begin : begin + min(limit, SHARDS_A_PAGE)]
+        page = listed[begin : begin + min(limit, CHANGE_SHARDS_MAX)]
         has_more = begin + len(page) < len(listed)
         return {
             "StreamArn": self.arn,
@@ -180,7 +183,7 @@ class ChangeStream:
     def fetch(self, iterator: str, limit: int, now: WallTime) -> dict[str, Any]:
         """GetRecords. Raises: ExpiredIterator, NotFound, InvalidRequest (trimmed meanwhile)."""
         place = opened(iterator)
-        if now - place.made_at > ITERATOR_LIVES_S:
+        if now - place.made_at > CHANGE_ITERATOR_LIVES_S:
             raise ExpiredIterator("The iterator is too old.", code="ExpiredIteratorException")
         shard = self._shard(place.shard_id, now)
         is_from_oldest = place.number == shard.starting_number
@@ -193,7 +196,7 @@ class ChangeStream:
                 continue
             described = change.described()
             size += len(msgspec.json.encode(described))
-            if page and (size > BYTES_A_CALL or len(page) == min(limit, RECORDS_A_CALL)):
+            if page and (size > CHANGES_BYTES_MAX or len(page) == min(limit, CHANGES_MAX)):
                 break
             page.append((change.number, described))
         following = page[-1][0] + 1 if page else place.number

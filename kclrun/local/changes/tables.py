@@ -14,12 +14,11 @@ import msgspec
 
 from kclrun.errors import InvalidRequest, NotFound, ServiceError
 from kclrun.local.changes.model import (
-    RECORDS_A_CALL,
-    SHARDS_A_PAGE,
     ChangeSettings,
     ChangeStream,
     opened,
 )
+from kclrun.model.quotas import CHANGE_SHARDS_MAX, CHANGES_MAX
 from kclrun.model.record import IteratorType
 from kclrun.model.stream import region_of
 from kclrun.model.time import WallTime
@@ -40,7 +39,7 @@ class _Request(msgspec.Struct, rename="pascal"):
     shard_iterator: str = ""
     sequence_number: str | None = None
     exclusive_start_shard_id: str | None = None
-    limit: Annotated[int, msgspec.Meta(ge=1)] = RECORDS_A_CALL
+    limit: Annotated[int, msgspec.Meta(ge=1)] = CHANGES_MAX
     table_name: str | None = None
     shard_filter: _ShardFilter | None = None
 
@@ -84,7 +83,7 @@ class ChangeStreams:
                 there = [arn for arn in self._streams if region_of(arn) == region]
                 return {"Streams": [_named(arn) for arn in there if _is_of(arn, request)]}
             case "DescribeStream":
-                limit = min(request.limit, SHARDS_A_PAGE)
+                limit = min(request.limit, CHANGE_SHARDS_MAX)
                 stream = self._stream(request.stream_arn, region)
                 parent = None if request.shard_filter is None else request.shard_filter.shard_id
                 after = request.exclusive_start_shard_id

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from kclrun import errors
 from kclrun.codec.kpl import drop_until, open_aggregates
+from kclrun.model.quotas import GET_BYTES_MAX
 from kclrun.model.reading import Fetch
 from kclrun.model.record import Record, StartPoint
 from kclrun.model.retries import PASSING, Retries
@@ -47,7 +48,6 @@ Page = TypeVar("Page")
 # Bytes that a task holds beside the page in work: little for a Python worker, and enough for the
 # largest answers (10 MiB of data) of several shards.
 BYTES_MAX: Final = 64 * 2**20
-_PAGE_BYTES_MAX: Final = 10 * 2**20
 # A page is counted before it arrives, with the size of the largest so far; the first with this.
 _FIRST_PAGE_BYTES: Final = 2**20
 
@@ -84,7 +84,7 @@ class ReadAhead(Generic[Page]):
         """Queue a page that was admitted."""
         with self._changed:
             self._held_bytes[shard_id] = size_bytes
-            self._largest_bytes = min(max(self._largest_bytes, size_bytes), _PAGE_BYTES_MAX)
+            self._largest_bytes = min(max(self._largest_bytes, size_bytes), GET_BYTES_MAX)
             self._waiting.append((shard_id, page))
             self._changed.notify_all()
 

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from kclrun.errors import ExpiredIterator, ServiceError
+from kclrun.model.quotas import GET_RECORDS_MAX
 from kclrun.model.reading import FetchedPage
 from kclrun.model.record import IteratorType, Record, StartPoint
 from kclrun.model.shard import Shard
@@ -337,7 +338,6 @@ _COUNTED_SAMPLE_BYTES: Final = 256 * 1024
 _COUNTED_SAMPLE_RECORDS_MAX: Final = 1_000
 # A guess before a record was seen: many records have about this size.
 _RECORD_BYTES_GUESS: Final = 1024.0
-_PAGE_RECORDS_MAX: Final = 10_000
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -414,7 +414,7 @@ class ShardCursor:
 
     def page_limit(self, size_bytes: int) -> int:
         """The number of records that have about so many bytes."""
-        return min(_PAGE_RECORDS_MAX, self._records_in(max(_SAMPLE_BYTES, size_bytes)))
+        return min(GET_RECORDS_MAX, self._records_in(max(_SAMPLE_BYTES, size_bytes)))
 
     def find(self, bound: Position, at: Record | None = None, tip_ms: int | None = None) -> None:
         """Note a bound, unless a later one is known."""

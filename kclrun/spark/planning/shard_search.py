@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from kclrun.errors import ServiceError
+from kclrun.model.quotas import SHARD_READ_CALLS_MAX
 from kclrun.model.shard import Shard
 from kclrun.model.time import Instant, backoff_s
 from kclrun.protocol.trimming import ExpiryWatch
@@ -20,8 +21,8 @@ from kclrun.spark.planning.bound_search import BatchTarget, BoundSearch, Want, f
 # Kinesis allows five GetRecords and 2 MB a second and shard, shared by all its readers.
 # One Python process signs and decodes so many calls on half a core: 0.45 core at 1,000 a second.
 CALLS_PER_SECOND_MAX: Final = 500.0
-# Kinesis' own rule allows five calls at once; unused calls of quiet ticks are kept.
-_BURST: Final = 5.0
+# Kinesis' own rule allows a second's calls at once; unused calls of quiet ticks are kept.
+_BURST: Final = float(SHARD_READ_CALLS_MAX)
 # Sums of fractions of a call must not cause waits that are shorter than a clock's resolution.
 _ROUNDING: Final = 1e-6
 # A tenth of the shard's 2 MB/s may be spent on bytes that executors read again.

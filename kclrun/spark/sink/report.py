@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from kclrun.sinks.flow_control import BATCH_RECORDS_MAX, ProducerMetrics
+from kclrun.model.quotas import PUT_RECORDS_MAX
+from kclrun.sinks.flow_control import ProducerMetrics
 
 
 class _Put(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,7 @@ def batch_report(tasks: Iterable[TaskReport]) -> BatchReport:
         failed_requests=sum(each.failed_requests for each in done),
         pause_max_s=max((each.pause_max_s for each in done), default=0.0),
         recovery_max_s=max((each.recovery_max_s for each in done), default=0.0),
-        batch_records=min((records for _, records, _ in slowed), default=BATCH_RECORDS_MAX),
+        batch_records=min((records for _, records, _ in slowed), default=PUT_RECORDS_MAX),
         pause_s=max((pause_s for _, _, pause_s in slowed), default=0.0),
         slowed_shards=len({shard_id for shard_id, _, _ in slowed}),
     )

@@ -18,8 +18,8 @@ from pyspark.sql.types import StructType
 
 from kclrun.aws.kinesis import WireStreamAdmin
 from kclrun.aws.put_records import WirePutter
-from kclrun.codec.record_sizes import RECORD_BYTES_LARGEST
 from kclrun.errors import SettingsError
+from kclrun.model.quotas import RECORD_BYTES_LARGEST
 from kclrun.model.shard import Shard
 from kclrun.ports import record_limit
 from kclrun.sinks.flow_control import Flow, ProducerSettings

@@ -18,8 +18,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StringType
 
 from kclrun.codec.kpl import parse_hash_key
-from kclrun.codec.record_sizes import KEY_CHARACTERS_MAX, RecordLimit
+from kclrun.codec.record_sizes import RecordLimit
 from kclrun.errors import LimitExceeded, SettingsError, SinkError
+from kclrun.model.quotas import PARTITION_KEY_CHARACTERS_MAX
 from kclrun.model.record import PutEntry
 from kclrun.spark.option_table import text_of
 from kclrun.spark.options import sink_settings
@@ -49,8 +50,8 @@ def put_entries(
     check.text(keys, PARTITION_KEY)
     check.refuse(pc.equal(pc.binary_length(keys), 0), f"{PARTITION_KEY} is empty")
     check.refuse(
-        pc.greater(pc.utf8_length(keys), KEY_CHARACTERS_MAX),
-        f"{PARTITION_KEY} is longer than {KEY_CHARACTERS_MAX} characters",
+        pc.greater(pc.utf8_length(keys), PARTITION_KEY_CHARACTERS_MAX),
+        f"{PARTITION_KEY} is longer than {PARTITION_KEY_CHARACTERS_MAX} characters",
     )
     size = pc.add(pc.cast(pc.binary_length(data), pa.int64()), pc.binary_length(keys))
     bytes_max, source = _limit_of(record_bytes_max, pc.max(size).as_py() or 0)

@@ -246,3 +246,22 @@ def test_an_index_being_built_is_not_yet_there_for_the_fleet(server, scripted):
 
     assert report is not None
     assert not report.has_owner_index
+
+
+def test_an_index_that_is_being_deleted_is_waited_for_and_added_again(server, scripted):
+    for status in ("DELETING", "DELETING", None, None):
+        server.reply(body=described(status))
+    server.reply()
+    server.reply(body=described("CREATING"))
+    server.reply(body=described("ACTIVE"))
+
+    Adding().run(scripted, "leases")
+
+    assert requested(server).count("UpdateTable") == 1
+
+
+def test_an_index_that_stays_being_deleted_is_named(server, scripted):
+    server.default.body = described("DELETING")
+
+    with pytest.raises(Unavailable, match=r"is DELETING after 10 min\nWhen it is gone, the same"):
+        Adding().run(scripted, "leases")

@@ -7,8 +7,6 @@ import pytest
 
 from kclrun.aws.put_records import (
     ATTEMPTS_MAX,
-    BATCH_BYTES_MAX,
-    BATCH_RECORDS_MAX,
     BLOCK_MAX,
     ShardPacker,
     batches,
@@ -16,7 +14,9 @@ from kclrun.aws.put_records import (
 )
 from kclrun.aws.wire import WireClient
 from kclrun.codec.kpl import open_aggregates
+from kclrun.codec.record_sizes import REQUEST_BYTES_MAX
 from kclrun.errors import AccessDenied, InvalidRequest, Throttled, Unavailable
+from kclrun.model.quotas import PUT_RECORDS_MAX
 from kclrun.model.record import PutEntry, Record
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.model.time import backoff_s
@@ -86,7 +86,7 @@ def test_nothing_more_in_sight_means_send():
 
 
 def test_a_full_request_is_sent_without_waiting_for_the_next_row():
-    rows = [PutEntry(b"x", "k")] * (2 * BATCH_RECORDS_MAX + 1)
+    rows = [PutEntry(b"x", "k")] * (2 * PUT_RECORDS_MAX + 1)
 
     assert [len(list(group)) for _, group in groupby(map(len, batches(rows)))] == [2, 1]
 
@@ -98,8 +98,8 @@ def test_large_records_make_small_requests():
 
 
 def test_a_request_is_filled_to_its_last_byte_and_one_that_is_too_large_goes_alone():
-    half, other = PutEntry(bytes(BATCH_BYTES_MAX // 2 - 1), "k"), PutEntry(b"", "k")
-    large = PutEntry(bytes(BATCH_BYTES_MAX), "k")
+    half, other = PutEntry(bytes(REQUEST_BYTES_MAX // 2 - 1), "k"), PutEntry(b"", "k")
+    large = PutEntry(bytes(REQUEST_BYTES_MAX), "k")
 
     assert [len(batch) for batch in batches([half, half, None, half, half])] == [2, 2]
     assert [len(batch) for batch in batches([half, half, half, half, other])] == [2, 2, 1]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kclrun.aws.fan_out import CONSUMERS_MAX
 from kclrun.aws.kinesis import create_stream
 from kclrun.cli.consumers import active_consumer
 from kclrun.cli.program import run_program
@@ -16,6 +15,7 @@ from kclrun.config.load import settings_of
 from kclrun.errors import SettingsError, Unavailable
 from kclrun.local.filling import wait_until_active
 from kclrun.local.server import start_embedded
+from kclrun.model.quotas import CONSUMERS_DEFAULT
 from kclrun.model.time import Instant, WallTime
 from tests.patience import HUNG_S
 
@@ -80,17 +80,17 @@ def test_the_arn_of_another_streams_consumer_is_refused(config):
 def test_a_stream_that_can_have_no_more_consumers_ends_the_start_with_what_to_do(config, capsys):
     aws = aws_of(config)
     consumers = aws.consumers_of(aws.stream.summary().arn)
-    for number in range(CONSUMERS_MAX):
+    for number in range(CONSUMERS_DEFAULT):
         consumers.register(f"c{number}")
 
     with pytest.raises(SettingsError) as refused:
         registered(aws)
 
-    assert f"has {CONSUMERS_MAX} registered consumers" in str(refused.value)
+    assert f"has {CONSUMERS_DEFAULT} registered consumers" in str(refused.value)
     assert "kclrun consumers remove NAME --yes" in str(refused.value)
     assert "fetch.mode: polling" in str(refused.value)
     assert run_program(["check", str(config), *PROCESSOR]) == 78
-    assert f"has {CONSUMERS_MAX} registered consumers" in capsys.readouterr().err
+    assert f"has {CONSUMERS_DEFAULT} registered consumers" in capsys.readouterr().err
 
 
 def test_a_check_says_whether_the_consumer_is_there_and_registers_none(config, capsys):

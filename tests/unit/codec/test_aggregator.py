@@ -4,8 +4,9 @@ import pytest
 
 from kclrun.codec import kpl
 from kclrun.codec.aggregator import Aggregator, build_aggregate
-from kclrun.codec.kpl import RECORD_BYTES_MAX, open_aggregates
+from kclrun.codec.kpl import open_aggregates
 from kclrun.errors import LimitExceeded, MalformedAggregate
+from kclrun.model.quotas import RECORD_BYTES_LARGEST
 from kclrun.model.record import Record
 
 
@@ -103,19 +104,19 @@ def test_an_explicit_hash_key_the_service_would_refuse_is_refused():
         Aggregator().add("a", b"", str(2**128))
 
 
-@pytest.mark.parametrize("size_max", [0, -1, RECORD_BYTES_MAX + 1])
+@pytest.mark.parametrize("size_max", [0, -1, RECORD_BYTES_LARGEST + 1])
 def test_a_size_no_record_can_have_is_refused(size_max):
     with pytest.raises(LimitExceeded):
         Aggregator(size_max=size_max)
 
 
 def test_an_aggregate_of_ten_mebibytes_can_be_made_and_opened():
-    aggregator = Aggregator(size_max=RECORD_BYTES_MAX)
+    aggregator = Aggregator(size_max=RECORD_BYTES_LARGEST)
     while aggregator.add("k", bytes(100_000)):
         pass
     count, (key, _, data) = len(aggregator), aggregator.finish()
 
-    assert RECORD_BYTES_MAX - 100_100 < len(data) + len(key) <= RECORD_BYTES_MAX
+    assert RECORD_BYTES_LARGEST - 100_100 < len(data) + len(key) <= RECORD_BYTES_LARGEST
     assert len(open_aggregates([Record(data, key, "1")])) == count
 
 

@@ -12,11 +12,11 @@ from kclrun.codec import get_records
 from kclrun.codec.get_records import (
     BODY_BYTES_MAX,
     CHILDREN_MAX,
-    RECORDS_MAX,
     GetRecordsBody,
     decode_get_records,
 )
 from kclrun.errors import LimitExceeded, MalformedBody
+from kclrun.model.quotas import GET_RECORDS_MAX
 from kclrun.model.record import Record
 from kclrun.model.shard import HASH_KEY_MAX, ChildShard, HashRange
 
@@ -208,11 +208,11 @@ def test_numbers_of_different_lengths_ascend_as_numbers_do():
 
 
 def test_a_page_holds_at_most_ten_thousand_records():
-    full = [wire_record(FIRST + i) for i in range(RECORDS_MAX)]
+    full = [wire_record(FIRST + i) for i in range(GET_RECORDS_MAX)]
 
-    assert len(decode_get_records(body(*full)).records) == RECORDS_MAX
+    assert len(decode_get_records(body(*full)).records) == GET_RECORDS_MAX
     with pytest.raises(LimitExceeded, match="10001 records"):
-        decode_get_records(body(*full, wire_record(FIRST + RECORDS_MAX)))
+        decode_get_records(body(*full, wire_record(FIRST + GET_RECORDS_MAX)))
 
 
 def test_a_page_names_at_most_a_few_children():
@@ -224,9 +224,9 @@ def test_ten_mebibytes_of_data_in_full_pages_stay_below_the_limit():
     # The worst a sound page can be: full keys beyond the BMP, escaped, and 10 MiB of data.
     key = "\U0001f600" * 256
     widest = json.dumps(wire_record("9" * 129, PartitionKey=key, EncryptionType="KMS", Data=""))
-    base64_bytes = 4 * -(-10 * 1024 * 1024 // 3) + RECORDS_MAX * 4
+    base64_bytes = 4 * -(-10 * 1024 * 1024 // 3) + GET_RECORDS_MAX * 4
 
-    assert base64_bytes + RECORDS_MAX * (len(widest) + 2) < BODY_BYTES_MAX
+    assert base64_bytes + GET_RECORDS_MAX * (len(widest) + 2) < BODY_BYTES_MAX
     assert BODY_BYTES_MAX == 49_847_680, "47.5 MiB"
 
 
@@ -240,7 +240,7 @@ def test_a_body_above_the_limit_is_refused_before_it_is_parsed(monkeypatch):
 
 def test_a_page_of_ten_mebibytes_costs_little_more_than_its_data():
     data = base64.b64encode(bytes(1024)).decode()
-    page = body(*[wire_record(FIRST + i, Data=data) for i in range(RECORDS_MAX)])
+    page = body(*[wire_record(FIRST + i, Data=data) for i in range(GET_RECORDS_MAX)])
 
     tracemalloc.start()
     try:
@@ -249,7 +249,7 @@ def test_a_page_of_ten_mebibytes_costs_little_more_than_its_data():
     finally:
         tracemalloc.stop()
 
-    assert len(decoded.records) == RECORDS_MAX
+    assert len(decoded.records) == GET_RECORDS_MAX
     assert peak < 20 * 1024 * 1024
 
 

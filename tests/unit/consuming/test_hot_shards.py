@@ -3,16 +3,16 @@
 import msgspec
 import pytest
 
-from kclrun.consuming.hot_keys import IN_BYTES_MAX, IN_RECORDS_MAX, HotKey, ShardHeat
+from kclrun.consuming.hot_keys import HotKey, ShardHeat
 from kclrun.consuming.hot_shards import (
     HELPED_MAX,
-    READ_BYTES_MAX,
     Cooled,
     Heated,
     HotShard,
     HotShards,
     advice,
 )
+from kclrun.model.quotas import SHARD_READ_BYTES_MAX, SHARD_WRITE_BYTES_MAX, SHARD_WRITE_RECORDS_MAX
 
 QUIET = ShardHeat(90.0, 1e3, 10.0, 1e3, 0.0, 0, 0.04, "keys", (), "77", 0.5)
 SHARD = "shardId-000000000003"
@@ -24,7 +24,7 @@ def heat(**fields):
 
 
 def full(share=0.9, **fields):
-    return heat(in_bytes_per_s=share * IN_BYTES_MAX, **fields)
+    return heat(in_bytes_per_s=share * SHARD_WRITE_BYTES_MAX, **fields)
 
 
 def looked(shards, heats):
@@ -39,10 +39,19 @@ def shards():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"in_bytes_per_s": 0.8 * IN_BYTES_MAX}, "0.84 MB/s and 10 records/s in: 80% of the limit"),
-        ({"in_records_per_s": 0.8 * IN_RECORDS_MAX}, "1.0 kB/s and 800 records/s in: 80% of the"),
+        (
+            {"in_bytes_per_s": 0.8 * SHARD_WRITE_BYTES_MAX},
+            "0.84 MB/s and 10 records/s in: 80% of the limit",
+        ),
+        (
+            {"in_records_per_s": 0.8 * SHARD_WRITE_RECORDS_MAX},
+            "1.0 kB/s and 800 records/s in: 80% of the",
+        ),
         ({"throttled": 0.34, "behind_ms": 10_000}, "34% of the reads are throttled"),
-        ({"read_bytes_per_s": 0.8 * READ_BYTES_MAX}, "1.68 MB/s out: 80% of the limit of a shard"),
+        (
+            {"read_bytes_per_s": 0.8 * SHARD_READ_BYTES_MAX},
+            "1.68 MB/s out: 80% of the limit of a shard",
+        ),
     ],
 )
 def test_a_shard_near_a_limit_is_hot(shards, fields, words):
@@ -56,13 +65,13 @@ def test_a_shard_near_a_limit_is_hot(shards, fields, words):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"in_bytes_per_s": 0.79 * IN_BYTES_MAX},
-        {"in_records_per_s": 0.79 * IN_RECORDS_MAX},
+        {"in_bytes_per_s": 0.79 * SHARD_WRITE_BYTES_MAX},
+        {"in_records_per_s": 0.79 * SHARD_WRITE_RECORDS_MAX},
         # Applications that share a shard meet each other; while none is behind, nothing is lost.
         {"throttled": 0.9, "behind_ms": 9_999},
         {"throttled": 0.33, "behind_ms": 3_600_000},
         # A backlog is read as fast as it goes.
-        {"read_bytes_per_s": READ_BYTES_MAX, "behind_ms": 3_600_000},
+        {"read_bytes_per_s": SHARD_READ_BYTES_MAX, "behind_ms": 3_600_000},
     ],
 )
 def test_other_shards_are_not(shards, fields):
@@ -135,7 +144,7 @@ def test_a_shard_above_the_others_stays_so_down_to_three_times(shards):
 
 
 def test_the_load_is_that_of_the_nearer_limit():
-    assert heat(in_bytes_per_s=IN_BYTES_MAX / 2, in_records_per_s=100.0).load == 0.5
+    assert heat(in_bytes_per_s=SHARD_WRITE_BYTES_MAX / 2, in_records_per_s=100.0).load == 0.5
     assert heat(in_bytes_per_s=1.0, in_records_per_s=700.0).load == 0.7
 
 
@@ -185,7 +194,10 @@ def test_without_enough_samples_there_is_no_position():
 
 
 def test_throttled_reads_of_a_shard_with_little_in_it_are_no_reason_to_split():
-    for fields in ({"throttled": 0.5, "behind_ms": 60_000}, {"read_bytes_per_s": READ_BYTES_MAX}):
+    for fields in (
+        {"throttled": 0.5, "behind_ms": 60_000},
+        {"read_bytes_per_s": SHARD_READ_BYTES_MAX},
+    ):
         shards = HotShards("orders")
         looked(shards, heat(**fields))
         assert "enhanced fan-out" in shards.hot[SHARD].advice

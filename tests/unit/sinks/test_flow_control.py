@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from kclrun.local.limits import AWS_LIMITS, ShardMeter
+from kclrun.model.quotas import PUT_RECORDS_MAX
 from kclrun.model.shard import HASH_KEY_MAX, HashRange, Shard
 from kclrun.sinks.flow_control import (
-    BATCH_RECORDS_MAX,
     BATCH_RECORDS_MIN,
     PAUSE_MAX_S,
     PAUSE_MIN_S,
@@ -154,9 +154,7 @@ def test_the_defaults_of_a_producer_are_what_they_are_derived_from():
     reported = ProducerSettings()
 
     assert (reported.keeps_order, reported.aggregates) == (True, False)
-    assert (
-        reported.concurrency * BATCH_RECORDS_MAX / 0.040 == 50_000
-    )  # records/s at 40 ms a request
+    assert reported.concurrency * PUT_RECORDS_MAX / 0.040 == 50_000  # records/s at 40 ms a request
     assert reported.linger_s == 0.1  # the KPL's
     assert reported.give_up_after_s == 6 * PAUSE_MAX_S
     assert reported.buffer_records_max == 50 * AWS_LIMITS.write_records

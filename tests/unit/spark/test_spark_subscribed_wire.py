@@ -6,8 +6,9 @@ import uuid
 import boto3
 import pytest
 
-from kclrun.aws.fan_out import CONSUMERS_MAX, StreamConsumers
+from kclrun.aws.fan_out import StreamConsumers
 from kclrun.errors import InvalidRequest, NotFound, SettingsError
+from kclrun.model.quotas import CONSUMERS_DEFAULT
 from kclrun.model.record import IteratorType, StartPoint
 from kclrun.spark.options import Reached, Use, read_source_options
 from kclrun.spark.requests import Connected
@@ -97,7 +98,7 @@ def test_a_stream_that_can_have_no_more_consumers_and_anothers_arn_are_reported_
 ):
     connection = connected(stream())
     consumers = consumers_of(connection)
-    for number in range(CONSUMERS_MAX):
+    for number in range(CONSUMERS_DEFAULT):
         consumers.register(f"c{number}")
 
     with pytest.raises(SettingsError, match="or read by polling:  consumerMode=polling"):
