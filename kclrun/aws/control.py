@@ -26,9 +26,10 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
+from kclrun.aws.clocks import Dates
 from kclrun.aws.connecting import is_refusal
 from kclrun.aws.endpoints import EndpointSettings, open_session
-from kclrun.aws.errors import ErrorReply, clock_words, code_in, nothing_listens, service_error
+from kclrun.aws.errors import ErrorReply, code_in, nothing_listens, service_error
 from kclrun.aws.operations import Operation
 from kclrun.aws.sessions import VIA
 from kclrun.errors import AccessDenied, ServiceError, SinkError
@@ -65,11 +66,10 @@ def from_botocore(operation: Operation, error: Exception) -> ServiceError:
         if code == _NAMELESS:
             silent = ErrorReply(message="an error without a name: the answer was cut short")
             return service_error(operation, silent, None)
-        refused = service_error(
-            operation, ErrorReply(code=code, message=named.get("Message", "")), status
-        )
-        clock = clock_words(code, _date_of(response), time.time())
-        return refused if clock is None else refused.reworded(f"{operation.name}: {code}: {clock}")
+        now = time.time()
+        dates = Dates(_date_of(response), now, now)
+        reply = ErrorReply(code=code, message=named.get("Message") or "", dates=dates)
+        return service_error(operation, reply, status)
     if isinstance(error, NoCredentialsError):
         return AccessDenied(
             f"{operation.name}: no AWS credentials", operation=operation.name, code=NO_CREDENTIALS

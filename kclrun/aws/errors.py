@@ -16,18 +16,16 @@ from typing import Final
 import msgspec
 
 from kclrun import errors
+from kclrun.aws.clocks import (
+    CLOCK_SKEW_CODES,
+    EXPIRED_KEYS,
+    POSSIBLE_CLOCK_SKEW_CODES,
+    Dates,
+    clock_words,
+    is_of_clock,
+)
 from kclrun.aws.operations import Operation
 from kclrun.ports import Retry, classify
-
-# The services accept a date that is up to five minutes off. A code that may have other causes
-# counts as a wrong clock only from four minutes on. All AWS SDKs use this figure.
-SKEW_BELIEVED_S: Final = 240.0
-# The first codes always mean a wrong clock. The second ones may have another cause: a wrong key
-# gives the same code.
-CLOCK_SKEW_CODES: Final = frozenset(
-    {"RequestTimeTooSkewed", "RequestExpired", "RequestInTheFuture"}
-)
-POSSIBLE_CLOCK_SKEW_CODES: Final = frozenset({"InvalidSignatureException", "SignatureDoesNotMatch"})
 
 # The service does not take these keys: unknown, deleted, expired, or with another secret.
 REFUSED_KEYS: Final = frozenset(
@@ -41,9 +39,6 @@ REFUSED_KEYS: Final = frozenset(
         *POSSIBLE_CLOCK_SKEW_CODES,
     }
 )
-# The service refused expired keys before it did anything, and the parent will send newer keys:
-# the request may be repeated, as after a refused connection.
-_STALE_CREDENTIALS: Final = frozenset({"ExpiredToken", "ExpiredTokenException"})
 _DENIED: Final = frozenset(
     {
         "AccessDenied",
@@ -84,13 +79,14 @@ class ErrorReply(msgspec.Struct, frozen=True):
     """The error body of a JSON service; `code` is "" where the body is not one.
 
     `item` and `reasons` are DynamoDB's: the present row, and a reason for each part of a cancelled
-    transaction.
+    transaction. `dates` are the clocks of the exchange, where they are known.
     """
 
     code: str = ""
     message: str = ""
     item: dict[str, dict[str, object]] | None = None
     reasons: tuple[tuple[str, dict[str, dict[str, object]] | None], ...] = ()
+    dates: Dates | None = None
 
 
 class _Reason(msgspec.Struct, rename="pascal"):
@@ -142,8 +138,11 @@ def service_error(
     `status` is None where no answer came; `reply.message` then describes the failure.
     """
     code = reply.code or ("" if status is None else f"HTTP {status}")
-    leaf = _leaf(operation, reply.code, status, was_sent=was_sent)
-    text = f"{operation.name}: {code}: {safe_text(reply)}" if code else _silent(operation, reply)
+    leaf = _leaf(operation, reply, status, was_sent=was_sent)
+    shown = safe_text(reply)
+    if issubclass(leaf, errors.AccessDenied | errors.ExpiredKeys):
+        shown = clock_words(reply.code, reply.message, shown, reply.dates) or shown
+    text = f"{operation.name}: {code}: {shown}" if code else _silent(operation, reply)
     return leaf(text, operation=operation.name, code=code)
 
 
@@ -154,9 +153,10 @@ def nothing_listens(operation: Operation, host: str) -> errors.NothingListens:
 
 
 def _leaf(
-    operation: Operation, code: str, status: int | None, *, was_sent: bool
+    operation: Operation, reply: ErrorReply, status: int | None, *, was_sent: bool
 ) -> type[errors.ServiceError]:
-    if code in _STALE_CREDENTIALS:
+    code = reply.code
+    if code in EXPIRED_KEYS:
         return errors.ExpiredKeys
     retry = classify(code, status, is_write=operation.is_write, was_sent=was_sent)
     if retry is not Retry.GIVE_UP:
@@ -176,34 +176,11 @@ def safe_text(reply: ErrorReply) -> str:
 
     A signature error quotes the canonical request with the session token, so our own text is used.
     """
-    if reply.code in POSSIBLE_CLOCK_SKEW_CODES:
-        return "the signature was refused: wrong secret key, wrong region, or this host's clock"
     first_line = reply.message.partition("\n")[0]
+    if reply.code in POSSIBLE_CLOCK_SKEW_CODES and not is_of_clock(reply.code, first_line):
+        return "the signature was refused: wrong secret key, wrong region, or this host's clock"
     shown = _LONG_RUN.sub("…", _UNPRINTABLE.sub(" ", first_line))
     return shown[:_TEXT_MAX] or "the service gave no reason"
-
-
-def clock_words(code: str, date_at: float | None, now: float) -> str | None:
-    """What a refusal says about this machine's clock, if that may be its cause: how far it is off
-    the service's, which is the date of the answer."""
-    if date_at is None or code not in CLOCK_SKEW_CODES | POSSIBLE_CLOCK_SKEW_CODES:
-        return None
-    off_s = now - date_at
-    if abs(off_s) < SKEW_BELIEVED_S:
-        return None
-    side = "ahead of" if off_s > 0 else "behind"
-    return (
-        f"the clock of this machine is {_roughly(abs(off_s))} {side} the service's\n"
-        "Set the clock (timedatectl, chronyc): AWS refuses requests that are five minutes off"
-    )
-
-
-def _roughly(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    days, hours = minutes // 1440, minutes % 1440 // 60
-    if days:
-        return f"{days} d {hours} h"
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
 
 
 # The object that is created as a probe of a bucket; the permission is for all of its objects.

@@ -19,11 +19,9 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from kclrun.aws.clocks import CLOCK_SKEW_CODES, SKEW_BELIEVED_S, Dates, is_perhaps_of_clock
 from kclrun.aws.errors import (
-    CLOCK_SKEW_CODES,
-    POSSIBLE_CLOCK_SKEW_CODES,
     REFUSED_KEYS,
-    SKEW_BELIEVED_S,
     ErrorReply,
     nothing_listens,
     parse_error_reply,
@@ -249,14 +247,21 @@ class WireClient:
         answer = send(keys)
         refused = _refusal(answer)
         # The service only checked the date: a second send is safe, also for a write.
-        if refused is not None and self._corrects_clock(refused.error.code, _date_of(answer)):
+        if refused is not None and self._corrects_clock(refused.error, _date_of(answer)):
             answer = send(keys)
             refused = _refusal(answer)
         # It refused the keys before it did anything: the same holds.
         if refused is not None and refused.error.code in REFUSED_KEYS and self._reread(keys):
             answer = send(self._credentials())
             refused = _refusal(answer)
-        return refused or answer
+        return answer if refused is None else self._dated(refused, answer)
+
+    def _dated(self, refused: RefusedReply, answer: Answer | StreamedAnswer) -> RefusedReply:
+        """The refusal with the clocks, one of which may be its cause."""
+        here_at = self._clock()
+        dates = Dates(_date_of(answer), here_at, here_at + self._skew_s)
+        error = msgspec.structs.replace(refused.error, dates=dates)
+        return msgspec.structs.replace(refused, error=error)
 
     def service_time(self) -> WallTime:
         """The service's clock: this host's clock plus the difference shown by the last success.
@@ -320,12 +325,13 @@ class WireClient:
         text = f"not the name of an error of {self._service}, but an answer{self._via}"
         return msgspec.structs.replace(refused, error=ErrorReply(message=text))
 
-    def _corrects_clock(self, code: str, date_at: WallTime | None) -> bool:
+    def _corrects_clock(self, error: ErrorReply, date_at: WallTime | None) -> bool:
         """Adopt the service's clock if it refused because of ours; returns whether it did."""
-        if date_at is None or code not in CLOCK_SKEW_CODES | POSSIBLE_CLOCK_SKEW_CODES:
+        if date_at is None or not is_perhaps_of_clock(error.code, error.message):
             return False
         skew_s = date_at - self._clock()
-        if code in POSSIBLE_CLOCK_SKEW_CODES and abs(skew_s - self._skew_s) < SKEW_BELIEVED_S:
+        is_certain = error.code in CLOCK_SKEW_CODES
+        if not is_certain and abs(skew_s - self._skew_s) < SKEW_BELIEVED_S:
             return False
         self._skew_s = skew_s
         return True

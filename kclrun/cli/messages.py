@@ -50,8 +50,8 @@ _CANNOT: Final[Mapping[str, str]] = {
 }
 # Error codes for an unknown caller: another permission would not help.
 _UNKNOWN_CALLER: Final = re.compile(
-    r"UnrecognizedClient|InvalidSignature|SignatureDoesNotMatch|ExpiredToken|InvalidClientTokenId"
-    r"|InvalidAccessKeyId|InvalidToken|UserNotFound|AccessKey"
+    r"UnrecognizedClient|AuthFailure|InvalidSignature|SignatureDoesNotMatch|ExpiredToken"
+    r"|InvalidClientTokenId|InvalidAccessKeyId|InvalidToken|UserNotFound|AccessKey"
 )
 _NAMED_IN_REPORTS: Final = ("kclrun", "boto3", "msgspec", "protobuf")
 # The status of a table or a stream, which AWS has answered.

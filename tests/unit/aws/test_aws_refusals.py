@@ -1,7 +1,4 @@
-"""Refusals of services: a 401 or 403 is a permission, and a wrong clock is called a wrong clock."""
-
-import time
-from email.utils import formatdate
+"""Refusals of services: a 401 or 403 is a permission, whatever its code."""
 
 import pytest
 from botocore.exceptions import ClientError
@@ -9,7 +6,7 @@ from botocore.exceptions import ClientError
 from kclrun.aws import operations
 from kclrun.aws.control import ControlPlane, RenewedClient, from_botocore
 from kclrun.aws.endpoints import EndpointSettings
-from kclrun.aws.errors import ErrorReply, clock_words, service_error
+from kclrun.aws.errors import ErrorReply, service_error
 from kclrun.aws.operations import Operation
 from kclrun.aws.outputs.s3 import Bucket
 from kclrun.cli.exit_codes import exit_code_of
@@ -85,61 +82,3 @@ def test_the_check_of_a_bucket_that_refuses_the_keys_advises_to_create_nothing(
 
     assert "reate it" not in str(raised.value)
     assert "create the bucket" not in str(raised.value)
-
-
-# The clock of this machine
-
-SKEWED = [
-    "RequestTimeTooSkewed",
-    "RequestExpired",
-    "InvalidSignatureException",
-    "SignatureDoesNotMatch",
-]
-
-
-@pytest.mark.parametrize("code", SKEWED)
-@pytest.mark.parametrize(
-    ("off_s", "words"),
-    [
-        (3600, "1 h 0 min ahead of the service's"),
-        (-3600, "1 h 0 min behind the service's"),
-        (-600, "10 min behind the service's"),
-        (86_400 * 2 + 7200, "2 d 2 h ahead of the service's"),
-    ],
-)
-def test_a_wrong_clock_is_said_by_how_much_it_is_off(code, off_s, words):
-    headers = {"date": formatdate(time.time() - off_s, usegmt=True)}
-    error = from_botocore(operations.DESCRIBE_TABLE, client_error(code, 400, headers.items()))
-    assert f"the clock of this machine is {words}" in str(error)
-    assert "\nSet the clock" in str(error)
-    assert "secret key" not in str(error)
-    assert exit_code_of(error) == 77
-
-
-@pytest.mark.parametrize("date", [None, "", "yesterday", "now"])
-def test_a_wrong_key_is_not_a_wrong_clock(date):
-    now = formatdate(usegmt=True)
-    headers = {} if date is None else {"date": now if date == "now" else date}
-    refused = client_error("SignatureDoesNotMatch", 403, headers.items())
-    error = from_botocore(operations.PUT_OBJECT, refused)
-    assert "wrong secret key" in str(error)
-
-
-def test_another_refusal_says_nothing_about_the_clock():
-    assert clock_words("AccessDenied", 0.0, 1e9) is None
-    assert clock_words("SignatureDoesNotMatch", 1000.0, 1100.0) is None
-
-
-def test_a_botocore_client_says_it_of_a_real_answer(server):
-    date = formatdate(time.time() + 7200, usegmt=True)
-    headers = {"Date": date, "Content-Type": "application/x-amz-json-1.0"}
-    body = b'{"__type": "x#InvalidSignatureException", "message": "Signature not yet current"}'
-    server.reply(400, body, headers=headers)
-    settings = EndpointSettings(region="eu-west-1", endpoint_url=server.url)
-    client = RenewedClient(settings, lambda: KEYS, ControlPlane.dynamodb_writes)()
-
-    with pytest.raises(ClientError) as raised:
-        client.describe_table(TableName="t")
-
-    said = str(from_botocore(operations.DESCRIBE_TABLE, raised.value))
-    assert "the clock of this machine is 2 h 0 min behind the service's" in said
