@@ -15,6 +15,7 @@ from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.record_calls import calls as module
 from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Stop
 from kclrun.record_calls.runners import Ended, runner_of
+from kclrun.sinks.flow_control import ProducerSettings
 from kclrun.state.keyed import LiveEntries, State
 
 
@@ -216,6 +217,22 @@ def test_a_record_that_is_given_up_is_reported_up_to_it_first():
     assert [row for _, rows, _ in rig.host.places for row in rows] == [1, 3]
 
 
+@pytest.mark.parametrize("records", [1, 8])
+def test_a_stop_before_the_letter_is_kept_leaves_the_record_and_all_behind_it(records):
+    rig = Rig(records=records, then="dead-letter")
+    rig.host.let_go = lambda *_: False
+    rig.processor.raising = {2: 9}
+    rig.host.waiting = [rig.manual.end] * 2
+    assert not rig.calls.run(batch(1, 2, 3, key=lambda number: "b" if number == 1 else "a"))
+    assert rig.host.places == [(1, [1], 1)]
+    assert rig.processor.given == [1, 2]
+    assert rig.state == {"b": {"last": 1}}
+
+
+def test_a_report_comes_once_the_rows_are_a_sixteenth_of_what_an_output_holds():
+    assert ProducerSettings().buffer_bytes_max == 16 * module.REPORT_BYTES
+
+
 def kept_bytes():
     rig = Rig()
     rig.calls.run(batch(1))
@@ -377,8 +394,24 @@ def test_a_stop_starts_nothing_above_and_cancels_once_after_a_part_of_the_grace(
     asked_before = 2
     assert rig.calls.run(batch(1, 2))
     assert cancelled == [0, 0, 0, 1, 1]
+    assert host.pauses[3:] == [None, None], "nothing else is due, so nothing wakes for it"
     assert host.asked <= asked_before, "a stop lets no batch join"
     assert host.pauses[1] == pytest.approx(rig.calls._concurrency.cancel_after_s)
+
+
+def test_once_calls_are_cancelled_nothing_starts_below_one_that_is_done():
+    rig = Rig(records=2, grace_s=20.0)
+    host = rig.host
+
+    def passes():
+        host.stops = Stop()
+        host.at += 10.0
+
+    host.waiting = [passes, lambda: None, rig.manual.end]
+    host.wait = rig.calls._wait = _noting(host.wait, lambda: setattr(host, "at", host.at + 10.0))
+    assert not rig.calls.run(batch(1, 2, 3, key=lambda number: "b" if number == 3 else "a"))
+    assert rig.manual.cancelled == 1
+    assert rig.processor.given == [1, 3], "2 waits for the key of 1, and its call would be new"
 
 
 def test_a_lost_lease_cancels_at_once():
