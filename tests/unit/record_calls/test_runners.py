@@ -12,7 +12,7 @@ from kclrun.model.record import Record
 from kclrun.processor import RecordProcessor
 from kclrun.record_calls import runners as module
 from kclrun.record_calls.runners import InlineRunner, LoopRunner, ThreadRunner, runner_of
-from tests.patience import HUNG_S, until
+from tests.patience import HUNG_S
 
 
 class Threads:
@@ -309,45 +309,36 @@ class Deep:
             await self
 
 
-def written(runner):
+def stack_of_a_call(loop, wakes, depth):
+    """The stack of one coroutine, which waits, as written by another."""
     file = io.StringIO()
-    runner.write_coroutines(file)
-    return file.getvalue()
-
-
-def _with(words, text):
-    return text if words in text else None
-
-
-def test_the_stack_of_a_coroutine_goes_through_generators_to_the_line_that_waits(loop):
-    reached = threading.Event()
 
     async def call(record, context):
-        await Deep(reached).below(3)
+        if record.sequence_number == "1":
+            await Deep(reached).below(depth)
+        await reached.wait()
+        runner.write_coroutines(file)
 
+    reached = asyncio.Event()
     runner = loop(call)
-    runner.start(calls(1))
-    assert reached.wait(HUNG_S)
+    runner.start(calls(1, 2))
+    assert wakes.take(runner, 1) == [(2, None, False)]
+    first, second = file.getvalue().split("Coroutine of process_record for the record at ")[1:]
+    assert second.startswith("2:\n")
+    return first
 
-    text = until(lambda: _with("the line that waits", written(runner)))
 
-    assert text.startswith("Coroutine of process_record for the record at 1:\n")
+def test_the_stack_of_a_coroutine_goes_through_generators_to_the_line_that_waits(loop, wakes):
+    text = stack_of_a_call(loop, wakes, 3)
+
+    assert text.startswith("1:\n")
     assert text.count("await self.below(depth - 1)") == 3
     assert text.index("in call") < text.index("in __await__") < text.index("the line that waits")
 
 
-def test_of_a_very_deep_stack_the_outer_part_is_written(loop):
-    reached = threading.Event()
+def test_of_a_very_deep_stack_the_outer_part_is_written(loop, wakes):
+    text = stack_of_a_call(loop, wakes, 100)
 
-    async def call(record, context):
-        await Deep(reached).below(100)
-
-    runner = loop(call)
-    runner.start(calls(1))
-    assert reached.wait(HUNG_S)
-
-    text = written(runner)
-
-    assert "# the line that waits" not in text
     assert "in call" in text
-    assert text.count("\n") < 120
+    assert "the line that waits" not in text
+    assert text.count("  File ") + text.count("[Previous line repeated") < 60
