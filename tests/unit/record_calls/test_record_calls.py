@@ -140,7 +140,8 @@ class Host(RecordHost):
 
 
 class Rig:
-    def __init__(self, *, records=1, retries=0, then="halt", grace_s=60.0, report_s=1_000.0):
+    def __init__(self, *, records=1, retries=0, then="halt", grace_s=60.0, report_s=1_000.0,
+                 backoff_s=0.0):  # fmt: skip
         self.processor, self.host = Processor(), Host()
         self.entries = LiveEntries({}, refused, None, 10**9)
         self.manual = Manual(self.processor)
@@ -150,7 +151,7 @@ class Rig:
             emit=lambda row, to: None, release=lambda: None,
             prepare=lambda row, to: KeptRow(to, row["n"], 1), entries=self.entries,
         )  # fmt: skip
-        policy = ErrorPolicy(retries, 0.0, then)
+        policy = ErrorPolicy(retries, backoff_s, then)
         beside = Concurrency(records, "key", None, grace_s)
         self.calls = RecordCalls(
             CallTerms(self.processor, context, beside, policy, None),
@@ -538,6 +539,37 @@ def test_a_pause_ends_with_the_next_report():
     first, second = rig.host.pauses
     assert first is None, "nothing is due"
     assert 0.0 < second <= 1_000.0
+
+
+def test_a_pause_ends_when_a_repetition_is_due_and_is_none_once_it_is_over():
+    rig = Rig(records=8, retries=5, backoff_s=4.0)
+    host = rig.host
+    rig.processor.raising = {1: 1}
+
+    def later(seconds):
+        return lambda: setattr(host, "at", host.at + seconds)
+
+    host.waiting = [rig.manual.end, later(3.0), later(1.0), rig.manual.end]
+    assert rig.calls.run(batch(1))
+    assert host.pauses == [None, 4.0, 1.0, None]
+    assert rig.processor.given == [1, 1]
+
+
+def test_what_is_overdue_makes_no_pause():
+    rig = Rig(records=8, retries=5, backoff_s=4.0)
+    host = rig.host
+    rig.processor.raising = {1: 1}
+
+    def past_the_fence():
+        rig.manual.end()
+        host.may = False
+
+    def overdue():
+        host.at += 10.0
+
+    host.waiting = [past_the_fence, overdue, lambda: setattr(host, "may", True), rig.manual.end]
+    assert rig.calls.run(batch(1))
+    assert host.pauses[1:3] == [4.0, 0.0]
 
 
 def test_a_pause_ends_with_what_is_due_first():
