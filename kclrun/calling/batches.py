@@ -7,7 +7,6 @@ kit, the redrive of letters) has the clock, the rests, the letters and the repor
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Sequence
@@ -16,7 +15,16 @@ from typing import Final, NamedTuple, Protocol
 from kclrun.calling.tracebacks import Failure, describe
 from kclrun.codec.kpl import drop_until
 from kclrun.consuming.delivery import RowScope, attempt, host_fault
-from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
+from kclrun.consuming.failures import (
+    BatchRun,
+    Breaker,
+    Finished,
+    Give,
+    Halt,
+    LetGo,
+    Rest,
+    checked,
+)
 from kclrun.consuming.retry_later import RetryLaters, Waited
 from kclrun.errors import FailedRecords, RetryLater
 from kclrun.model.policies import ErrorPolicy
@@ -214,27 +222,37 @@ class BatchCalls:
     def _attempt(
         self, given: Sequence[Record], last: ExtendedSequenceNumber
     ) -> BaseException | None:
-        """Make one call. Returns: what it raised."""
+        """Make one call. Returns: what it raised. The rows that a call emitted before it raised
+        stay only if it named the records that failed: then the others are processed."""
         host, covered = self._host, self._covered
         durable = host.durable()
         left = given if durable is None else drop_until(given, durable)
         covers = self.covers = last if covered is None else max(covered, last)
-        call = functools.partial(host.call, left) if left else _no_call
+        failed: FailedRecords | None = None
+
+        def call() -> None:
+            nonlocal failed
+            try:
+                if left:  # else a checkpoint covers every record of the call
+                    host.call(left)
+            except FailedRecords as raised:
+                error = checked(raised, given)
+                if error is not raised:
+                    raise error from raised
+                failed = raised
+
         try:
             attempt(call, self._rows, covers, host.durable)
         except BaseException as error:
             if not host.ends_run(error):
-                if isinstance(error, FailedRecords):
-                    self._covered = covers
                 return error
             raise
         finally:
             host.limit(None)
         self._covered = covers
-        return None
+        return failed
 
     def _raised(self, error: BaseException, given: Sequence[Record], run: BatchRun) -> None:
-        error = run.checked(error)
         failure = describe(error, given)
         self._failures.update(dict.fromkeys(run.accused(error), failure))
         self._failed += 1
@@ -257,7 +275,3 @@ class BatchCalls:
         waited = self._retry_laters.over(PROCESS_RECORDS, self._host.now)
         if waited is not None:
             self._host.waited(waited)
-
-
-def _no_call() -> None:
-    """A checkpoint covers every record of the call."""

@@ -19,7 +19,7 @@ from kclrun.consuming.commands import (
     CallShardEnded,
     CallShutdownRequested,
 )
-from kclrun.errors import ConfigError, FailedRecords, HaltShard, OutputLocked, is_host_shortage
+from kclrun.errors import ConfigError, HaltShard, OutputLocked, is_host_shortage
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.time import DOUBLINGS_MAX, Instant, backoff_s
@@ -288,15 +288,9 @@ def attempt(
         call()
         return
     rows.begin_batch()
-    failed: FailedRecords | None = None
     try:
-        try:
-            call()
-        except FailedRecords as error:  # the rows of the processed records stay
-            failed = error
+        call()
         rows.end_batch(covers)
     except BaseException:
         rows.take_back_batch(durable())
         raise
-    if failed is not None:
-        raise failed

@@ -102,6 +102,26 @@ class Breaker:
         return True
 
 
+def checked(error: BaseException, given: Sequence[Record]) -> BaseException:
+    """The error of a call with the records `given`. A FailedRecords that does not name records of
+    that call names no record at fault, so none is processed: it is replaced by another error."""
+    if isinstance(error, errors.FailedRecords) and not _named(error, given):
+        return errors.ProcessorError(
+            "FailedRecords does not name records of the batch of its call"
+        ).with_traceback(error.__traceback__)
+    return error
+
+
+def _named(error: errors.FailedRecords, given: Sequence[Record]) -> list[int]:
+    """The places in `given` of the records that the error names; none if one is not there."""
+    places = {record.position: place for place, record in enumerate(given)}
+    found = {
+        places.get(record.position, -1) if isinstance(record, Record) else -1
+        for record in error.records
+    }
+    return [] if -1 in found else sorted(found)
+
+
 class BatchRun:
     """One batch from its first call until each record is processed or given up.
 
@@ -191,13 +211,8 @@ class BatchRun:
         self._let_go(now)
 
     def checked(self, error: BaseException) -> BaseException:
-        """The error of the last Give. A FailedRecords that does not name records of that call names
-        no record at fault, and is replaced by another error."""
-        if isinstance(error, errors.FailedRecords) and not self._named(error):
-            return errors.ProcessorError(
-                "FailedRecords does not name records of the batch of its call"
-            )
-        return error
+        """The error of the last Give, as the function `checked` returns it."""
+        return checked(error, [self._records[index] for index in self._left[: self._next]])
 
     def raised(
         self,
@@ -262,9 +277,8 @@ class BatchRun:
 
     def _named(self, error: errors.FailedRecords) -> list[int]:
         """The indexes of the records that the error names; none if one is not of the last call."""
-        places = {self._records[index].position: index for index in self._left[: self._next]}
-        found = {places.get(record.position, -1) for record in error.records}
-        return [] if -1 in found else sorted(found)
+        given = self._left[: self._next]
+        return [given[place] for place in _named(error, [self._records[n] for n in given])]
 
     def _isolate(self, at: ExtendedSequenceNumber | None, now: Instant, *, is_named: bool) -> None:
         """The last call is not repeated: its records are given up, or the search among them begins

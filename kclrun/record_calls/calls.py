@@ -170,23 +170,23 @@ class RecordCalls:
         self._wait = wait or self.changed.wait
         self._runner = make_runner(terms.processor, terms.concurrency, self.wake, make_thread)
         self.is_running = False
-        self._window = RecordWindow(terms.concurrency, terms.policy, self._breaker)
-        # Of the window, by number: the contexts of the records that are not settled, and when the
-        # calls under way began.
-        self._contexts: dict[int, RecordContext] = {}
-        self._began: dict[int, Instant] = {}
-        self._batches: deque[_Batch] = deque()
-        self._upto = 0
-        self._kept_bytes = 0
-        self._cancel_instant: Instant | None = None
-        self._is_cancelled = False
+        # Of the run under way; those of its window by number: the contexts of the records that are
+        # not settled, and when the calls under way began.
+        self._window: RecordWindow
+        self._contexts: dict[int, RecordContext]
+        self._began: dict[int, Instant]
+        self._batches: deque[_Batch]
+        self._upto: int
+        self._kept_bytes: int
+        self._cancel_instant: Instant | None
+        self._is_cancelled: bool
         # Effects and the last position of the records that are settled and not reported yet.
-        self._rows: list[KeptRow] = []
-        self._changes: list[Undoable] = []
-        self._rows_bytes = 0
-        self._position: ExtendedSequenceNumber | None = None
-        self._report_at = 0.0
-        self._is_refused = False
+        self._rows: list[KeptRow]
+        self._changes: list[Undoable]
+        self._rows_bytes: int
+        self._position: ExtendedSequenceNumber | None
+        self._report_at: float
+        self._is_refused: bool
 
     def close(self) -> None:
         """No call will follow."""

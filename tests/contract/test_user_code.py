@@ -7,6 +7,7 @@ import errno
 import pytest
 
 from kclrun.errors import FailedRecords, HaltShard, OutputLocked, RetryLater
+from kclrun.model.record import Record
 from tests.contract.user_code_hosts import HOSTS
 
 NUMBERS = (11, 12, 13, 14)
@@ -108,6 +109,56 @@ def test_records_that_fail_are_named_and_the_rows_of_the_others_stay(give):
     assert outcome.calls == [[*NUMBERS], [12]]
     assert outcome.given_up == [12]
     assert emitted(outcome) == [11, 13, 14]
+
+
+STRANGER = Record(b"x", "k", "99")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        lambda batch: [],
+        lambda batch: [STRANGER],
+        lambda batch: [*batch, STRANGER],
+        lambda batch: [record.sequence_number for record in batch],
+    ],
+    ids=["none", "another", "and another", "not records"],
+)
+def test_names_of_other_records_say_nothing_so_all_are_given_again_and_their_rows_are_once(
+    give, names
+):
+    is_first = [True]
+
+    def code(batch, checkpoint, emit):
+        for number in sorted(numbers_of(batch)):
+            emit({"n": number})
+        if is_first and is_first.pop():
+            raise FailedRecords(names(batch))
+
+    outcome = give(code, retries=1)
+
+    assert outcome.calls == [[*NUMBERS], [*NUMBERS]]
+    assert emitted(outcome) == [*NUMBERS]
+    assert (outcome.given_up, outcome.halted) == ([], None)
+
+
+def test_a_part_that_names_a_record_behind_it_is_searched_and_keeps_no_row(give):
+    seen = []
+
+    def code(batch, checkpoint, emit):
+        seen.append(list(batch))
+        for number in sorted(numbers_of(batch)):
+            emit({"n": number})
+        if len(batch) == len(NUMBERS):
+            raise ValueError("bad")
+        if numbers_of(batch) >= {11, 12}:
+            raise FailedRecords(seen[0][2:])
+
+    outcome = give(code)
+
+    assert outcome.calls == [[*NUMBERS], [11, 12], [11], [12], [13, 14]]
+    assert emitted(outcome) == [*NUMBERS]
+    assert (outcome.given_up, outcome.halted) == ([], None)
 
 
 def test_a_wait_that_user_code_asks_for_is_not_an_attempt(give):

@@ -241,6 +241,67 @@ def test_frames_of_our_own_are_left_out_wherever_they_stand(tmp_path):
     assert failure.traceback_text.startswith("Traceback (most recent call last):")
 
 
+def ours():
+    """A function that lies in a file of ours, and calls what it is given."""
+    names = {}
+    exec(compile("def ours(call):\n    return call()\n", adapter.__file__, "exec"), names)
+    return names["ours"]
+
+
+def raised_through_ours(name):
+    def no_price():
+        raise KeyError(name)
+
+    try:
+        ours()(no_price)
+    except KeyError as error:
+        return error
+    raise AssertionError
+
+
+def in_a_group(_):
+    raise ExceptionGroup("two", [raised_through_ours("first"), raised_through_ours("second")])
+
+
+def in_a_group_of_a_cause(_):
+    raise ValueError("no") from ExceptionGroup("one", [raised_through_ours("first")])
+
+
+def while_another_is_handled(_):
+    try:
+        ours()(lambda: {}["first"])
+    except KeyError:
+        raise ValueError("no")  # noqa: B904 - the case
+
+
+@pytest.mark.parametrize(
+    "call", [in_a_group, in_a_group_of_a_cause, while_another_is_handled], ids=lambda c: c.__name__
+)
+def test_frames_of_our_own_are_left_out_of_causes_contexts_and_groups(call):
+    failure = failure_of(call, batch(GOOD, POISON))
+
+    assert "KeyError: 'first'" in failure.traceback_text
+    assert adapter.__file__ not in failure.traceback_text
+
+
+def test_a_chain_of_many_causes_is_reported_and_its_first_eight_without_frames_of_our_own():
+    def raise_one(number):
+        raise ValueError(number)
+
+    error = None
+    for number in range(10):
+        try:
+            ours()(lambda number=number: raise_one(number))
+        except ValueError as raised:
+            raised.__cause__ = error
+            error = raised
+
+    text = describe(error, batch(GOOD).records).traceback_text
+
+    assert [f"ValueError: {number}" in text for number in range(10)] == [True] * 10
+    assert text.count(adapter.__file__) == 2
+
+
 def test_the_cause_is_reported_with_its_frames_and_neither_payload_nor_key():
     failure = failure_of(in_a_handler, batch(GOOD, POISON))
 

@@ -21,7 +21,7 @@ from kclrun.consuming.delivery import (
     attempt,
     error_words,
 )
-from kclrun.errors import ProcessorLoadError, SettingsError
+from kclrun.errors import FailedRecords, ProcessorLoadError, SettingsError
 from kclrun.model.lease import Lease
 from kclrun.model.policies import ErrorPolicy
 from kclrun.model.sequence import TRIM_HORIZON, ExtendedSequenceNumber
@@ -230,7 +230,7 @@ def test_the_rows_of_a_call_that_returns_belong_to_its_position():
     assert rows.calls == ["begin", "call", ("end", P12)]
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize("error", [ValueError(), SystemExit(), FailedRecords([])])
 def test_the_rows_of_a_call_that_raises_are_taken_back_to_its_last_checkpoint(error):
     rows, durable = Rows(), []
 
@@ -238,7 +238,7 @@ def test_the_rows_of_a_call_that_raises_are_taken_back_to_its_last_checkpoint(er
         durable.append(P11)
         raise error
 
-    with pytest.raises(error):
+    with pytest.raises(type(error)):
         attempt(checkpoints_and_raises, rows, P12, lambda: durable[-1])
 
     assert rows.calls == ["begin", ("take back", P11)]

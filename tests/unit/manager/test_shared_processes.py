@@ -1,5 +1,6 @@
 """Several leases in one process, as their manager keeps them: who joins, who leaves, who died."""
 
+import os
 import select
 import signal
 
@@ -171,6 +172,20 @@ def test_a_channel_that_ends_without_a_word_proves_nothing(rig):
     assert not rig.of(ProcessExited)
     rig.die()
     assert {event.key for event in rig.of(ProcessExited)} == {"s0", "s1"}
+
+
+def test_a_lease_that_says_what_is_not_a_message_condemns_its_process_once(rig):
+    rig.begin("s0", "s1")
+    first, _ = rig.admitted().values()
+    for _ in range(3):
+        os.write(first.channel.fileno(), b"\xff user code wrote over our memory")
+    for _ in range(3):
+        rig.turn()
+
+    (line,) = rig.lines("process_condemned")
+    assert line["shard"] == "s0"
+    assert "user code" not in line["error"]
+    rig.launcher.processes[0].await_death()
 
 
 def test_a_process_that_has_died_is_watched_no_more(rig):

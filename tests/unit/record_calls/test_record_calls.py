@@ -15,6 +15,7 @@ from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.record_calls import calls as module
 from kclrun.record_calls.calls import CallTerms, RecordCalls, RecordHost, Stop
 from kclrun.record_calls.runners import Ended, runner_of
+from kclrun.sinks.flow_control import ProducerSettings
 from kclrun.state.keyed import LiveEntries, State
 
 
@@ -139,7 +140,8 @@ class Host(RecordHost):
 
 
 class Rig:
-    def __init__(self, *, records=1, retries=0, then="halt", grace_s=60.0, report_s=1_000.0):
+    def __init__(self, *, records=1, retries=0, then="halt", grace_s=60.0, report_s=1_000.0,
+                 backoff_s=0.0):  # fmt: skip
         self.processor, self.host = Processor(), Host()
         self.entries = LiveEntries({}, refused, None, 10**9)
         self.manual = Manual(self.processor)
@@ -149,7 +151,7 @@ class Rig:
             emit=lambda row, to: None, release=lambda: None,
             prepare=lambda row, to: KeptRow(to, row["n"], 1), entries=self.entries,
         )  # fmt: skip
-        policy = ErrorPolicy(retries, 0.0, then)
+        policy = ErrorPolicy(retries, backoff_s, then)
         beside = Concurrency(records, "key", None, grace_s)
         self.calls = RecordCalls(
             CallTerms(self.processor, context, beside, policy, None),
@@ -214,6 +216,22 @@ def test_a_record_that_is_given_up_is_reported_up_to_it_first():
     assert rig.host.letters == [(2, 1)]
     assert rig.host.places[0] == (1, [1], 1)
     assert [row for _, rows, _ in rig.host.places for row in rows] == [1, 3]
+
+
+@pytest.mark.parametrize("records", [1, 8])
+def test_a_stop_before_the_letter_is_kept_leaves_the_record_and_all_behind_it(records):
+    rig = Rig(records=records, then="dead-letter")
+    rig.host.let_go = lambda *_: False
+    rig.processor.raising = {2: 9}
+    rig.host.waiting = [rig.manual.end] * 2
+    assert not rig.calls.run(batch(1, 2, 3, key=lambda number: "b" if number == 1 else "a"))
+    assert rig.host.places == [(1, [1], 1)]
+    assert rig.processor.given == [1, 2]
+    assert rig.state == {"b": {"last": 1}}
+
+
+def test_a_report_comes_once_the_rows_are_a_sixteenth_of_what_an_output_holds():
+    assert ProducerSettings().buffer_bytes_max == 16 * module.REPORT_BYTES
 
 
 def kept_bytes():
@@ -377,8 +395,24 @@ def test_a_stop_starts_nothing_above_and_cancels_once_after_a_part_of_the_grace(
     asked_before = 2
     assert rig.calls.run(batch(1, 2))
     assert cancelled == [0, 0, 0, 1, 1]
+    assert host.pauses[3:] == [None, None], "nothing else is due, so nothing wakes for it"
     assert host.asked <= asked_before, "a stop lets no batch join"
     assert host.pauses[1] == pytest.approx(rig.calls._concurrency.cancel_after_s)
+
+
+def test_once_calls_are_cancelled_nothing_starts_below_one_that_is_done():
+    rig = Rig(records=2, grace_s=20.0)
+    host = rig.host
+
+    def passes():
+        host.stops = Stop()
+        host.at += 10.0
+
+    host.waiting = [passes, lambda: None, rig.manual.end]
+    host.wait = rig.calls._wait = _noting(host.wait, lambda: setattr(host, "at", host.at + 10.0))
+    assert not rig.calls.run(batch(1, 2, 3, key=lambda number: "b" if number == 3 else "a"))
+    assert rig.manual.cancelled == 1
+    assert rig.processor.given == [1, 3], "2 waits for the key of 1, and its call would be new"
 
 
 def test_a_lost_lease_cancels_at_once():
@@ -505,6 +539,37 @@ def test_a_pause_ends_with_the_next_report():
     first, second = rig.host.pauses
     assert first is None, "nothing is due"
     assert 0.0 < second <= 1_000.0
+
+
+def test_a_pause_ends_when_a_repetition_is_due_and_is_none_once_it_is_over():
+    rig = Rig(records=8, retries=5, backoff_s=4.0)
+    host = rig.host
+    rig.processor.raising = {1: 1}
+
+    def later(seconds):
+        return lambda: setattr(host, "at", host.at + seconds)
+
+    host.waiting = [rig.manual.end, later(3.0), later(1.0), rig.manual.end]
+    assert rig.calls.run(batch(1))
+    assert host.pauses == [None, 4.0, 1.0, None]
+    assert rig.processor.given == [1, 1]
+
+
+def test_what_is_overdue_makes_no_pause():
+    rig = Rig(records=8, retries=5, backoff_s=4.0)
+    host = rig.host
+    rig.processor.raising = {1: 1}
+
+    def past_the_fence():
+        rig.manual.end()
+        host.may = False
+
+    def overdue():
+        host.at += 10.0
+
+    host.waiting = [past_the_fence, overdue, lambda: setattr(host, "may", True), rig.manual.end]
+    assert rig.calls.run(batch(1))
+    assert host.pauses[1:3] == [4.0, 0.0]
 
 
 def test_a_pause_ends_with_what_is_due_first():

@@ -17,6 +17,7 @@ from kclrun import (
 )
 from kclrun.config.schema import Settings
 from kclrun.errors import (
+    FailedRecords,
     ProcessorError,
     ProcessorLoadError,
     SettingsError,
@@ -219,7 +220,8 @@ def test_a_retry_takes_rows_back_and_leaves_out_what_was_checkpointed():
         run_processor(Stumbles, "abcd")
 
 
-def test_shard_ended_is_called_again_when_it_raised():
+@pytest.mark.parametrize("error", [OSError("gone for a moment"), FailedRecords([])])
+def test_shard_ended_is_called_again_when_it_raised(error):
     class Stumbles(Echo):
         stumbled = False
 
@@ -227,7 +229,7 @@ def test_shard_ended_is_called_again_when_it_raised():
             self.context.emit({"text": "."})
             if not self.stumbled:
                 self.stumbled = True
-                raise OSError("gone for a moment")
+                raise error
 
     run = run_processor(Stumbles, "ab", retries=1)
 

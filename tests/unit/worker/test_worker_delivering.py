@@ -377,6 +377,8 @@ def test_failed_records_that_are_not_of_the_batch_are_an_error_of_the_whole_batc
 
     words = "FailedRecords does not name records of the batch of its call"
     assert failure.error == f"ProcessorError: {words}"
+    assert "test_worker_delivering.py" in failure.raised_at
+    assert ("take back", None) in main.rows.calls
 
 
 def test_a_checkpoint_inside_the_batch_is_not_given_again_to_the_search(start):
@@ -609,14 +611,15 @@ def test_the_other_methods_that_return_work_to_be_done_fail_too(start, call, nam
     assert main.wait_for(ProcessorFailed).where == name
 
 
-def test_shard_ended_is_repeated_and_its_rows_belong_to_the_end(start):
-    main = start(ValueError("x")).begin()
+@pytest.mark.parametrize("error", [ValueError("x"), FailedRecords([])])
+def test_shard_ended_is_repeated_and_its_rows_belong_to_the_end(start, error):
+    main = start(error).begin()
     main.queue.call(commands.CallShardEnded())
 
     main.wait_for(events.CallReturned, 2)
 
     assert main.processor.calls == ["shard_ended"] * 2
-    assert main.rows.calls[-1] == ("end", str(SHARD_END))
+    assert main.rows.calls == ["begin", ("take back", None), "begin", ("end", str(SHARD_END))]
 
 
 def test_a_checkpoint_that_shard_ended_asks_for_covers_no_rows_of_it(start):
