@@ -154,6 +154,7 @@ def test_letters_of_another_stream_stay_and_those_of_ours_go(config, capfd, to, 
     assert numbers_left(config) == ["5"]
 
 
+@pytest.mark.seconds
 def test_a_letter_that_ends_the_process_of_the_processor_stays_alone(config, capfd):
     folder = LetterFolder(config.parent / "letters")
     for number, data in ((14, b"x"), (15, b"end"), (16, b"x")):
