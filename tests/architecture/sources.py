@@ -47,9 +47,13 @@ def _sources_under(folder):
     return sources
 
 
+def files_of_the_package():
+    return _sources_under("kclrun")
+
+
 def our_modules():
     # The files of a starter project are data: no module imports them.
-    return tuple(each for each in _sources_under("kclrun") if "/templates/" not in each.name)
+    return tuple(each for each in files_of_the_package() if "/templates/" not in each.name)
 
 
 def sample_processors():

@@ -11,6 +11,8 @@ import inspect
 import pkgutil
 import textwrap
 
+import pytest
+
 import kclrun
 from tests.support.programs import needs_spark
 
@@ -76,6 +78,7 @@ def taken_names(cls):
     ]
 
 
+@pytest.mark.seconds
 @needs_spark
 def test_a_class_takes_no_private_name_of_what_it_inherits_from():
     classes = {cls for cls in classes_of_the_package() if foreign_bases(cls)}

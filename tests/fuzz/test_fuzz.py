@@ -80,6 +80,7 @@ def test_inputs_that_reach_new_lines_are_built_upon():
     assert len(search.corpus) > before
 
 
+@pytest.mark.seconds
 def test_a_kept_input_is_replayed_by_the_line_that_was_printed(tmp_path, capsys):
     kept = tmp_path / "input"
     kept.write_bytes(b"{}")

@@ -292,6 +292,7 @@ def test_a_lease_that_is_more_than_a_share_alone_ends_with_the_lightest_ones():
     )
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("silent", ["heavy", "light"])
 def test_an_owner_that_answers_no_ask_comes_to_rest_with_counts_that_the_rules_allow(silent):
     fleet = LoadFleet(

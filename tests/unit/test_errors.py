@@ -9,6 +9,7 @@ import pytest
 
 from kclrun import errors
 from kclrun.testing import make_record
+from tests.support.tables import over_rows
 
 RECORD = make_record("poison", ordinal=3)
 # What the constructors that take more than a text are given.
@@ -35,16 +36,13 @@ def facts(error):
     return type(error), str(error), error.args, vars(error)
 
 
-@pytest.mark.parametrize("kind", dict.fromkeys(kinds()), ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize(
-    "again",
-    [copy.copy, copy.deepcopy, lambda error: pickle.loads(pickle.dumps(error))],
-    ids=["copy", "deepcopy", "pickle"],
-)
-def test_an_error_is_the_same_after_a_copy_and_after_a_pickle(kind, again):
+@over_rows("kind", dict.fromkeys(kinds()))
+def test_an_error_is_the_same_after_a_copy_and_after_a_pickle(kind):
     error = made(kind)
 
-    assert facts(again(error)) == facts(error)
+    assert facts(copy.copy(error)) == facts(error)
+    assert facts(copy.deepcopy(error)) == facts(error)
+    assert facts(pickle.loads(pickle.dumps(error))) == facts(error)
 
 
 def raise_one(kind):

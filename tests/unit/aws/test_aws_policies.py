@@ -1,6 +1,7 @@
 """The IAM policies allow what this room calls: no less, and nothing more."""
 
 import ast
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from kclrun.config.load import settings_of
 from kclrun.config.schema import Settings
 from kclrun.model.lease import replay_tables
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 PACKAGE = Path(__file__).parents[3] / "kclrun"
 ROOM = PACKAGE / "aws"
@@ -157,7 +159,7 @@ def allowed(policy: Policy) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("who", POLICIES)
+@over_rows("who", POLICIES)
 def test_a_statement_allows_exactly_what_is_called_for_it(who):
     for sid, statement in by_sid(POLICIES[who]).items():
         if statement["Effect"] == "Deny":
@@ -213,7 +215,7 @@ def test_rows_are_written_to_the_destinations_of_the_outputs_and_to_nothing_else
     }
 
 
-@pytest.mark.parametrize("who", POLICIES)
+@over_rows("who", POLICIES)
 def test_each_statement_has_a_name_of_its_own(who):
     assert len(by_sid(POLICIES[who])) == len(POLICIES[who]["Statement"])
 
@@ -326,7 +328,7 @@ def iam():
         yield boto3.client("iam", region_name="us-east-1")
 
 
-@pytest.mark.parametrize("who", POLICIES)
+@over_rows("who", POLICIES)
 def test_a_policy_has_the_shape_that_iam_takes(who, iam):
     policy = POLICIES[who]
 
@@ -342,19 +344,22 @@ def test_a_policy_has_the_shape_that_iam_takes(who, iam):
     iam.create_policy(PolicyName=name, PolicyDocument=json.dumps(policy))
 
 
-@pytest.mark.parametrize("who", POLICIES)
-def test_every_action_is_one_that_botocore_knows(who):
+@functools.cache
+def actions_of_botocore() -> set[str]:
     session = Session()
-    known = {
+    return {
         f"{service.removesuffix('streams')}:{name}"  # DynamoDB's streams have its actions
         for service in SERVICES
         for name in session.get_service_model(service).operation_names
     }
 
+
+@over_rows("who", POLICIES)
+def test_every_action_is_one_that_botocore_knows(who):
     named = {
         action for statement in POLICIES[who]["Statement"] for action in listed(statement["Action"])
     }
-    assert named - WITHOUT_OPERATION <= known
+    assert named - WITHOUT_OPERATION <= actions_of_botocore()
 
 
 # A namespace is no resource; AWS adds a part to the names of groups and consumers; objects are
@@ -375,7 +380,7 @@ def test_schemas_are_read_by_the_id_of_their_version_in_any_registry():
     assert Grant.SCHEMAS.value not in by_sid(fleet("decode: json\n"))
 
 
-@pytest.mark.parametrize("who", POLICIES)
+@over_rows("who", POLICIES)
 def test_every_resource_is_named_whole(who):
     for sid, statement in by_sid(POLICIES[who]).items():
         if sid in {each.value for each in NAMED_IN_PART}:

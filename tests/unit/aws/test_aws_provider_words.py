@@ -148,6 +148,7 @@ def test_the_chains_words_reach_the_operator_with_exit_code_77(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["sso, not logged in", "a program that fails"])
 @pytest.mark.parametrize("verb", ["check", "lag", "leases", "run", "doctor"])
+@pytest.mark.usefixtures("user_code_here")
 def test_each_verb_says_it_and_ends_with_77(name, verb, tmp_path, capfd):
     settings, _ = CHAINS[name]
     (tmp_path / "config").write_text(settings)

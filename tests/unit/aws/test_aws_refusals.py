@@ -1,5 +1,7 @@
 """Refusals of services: a 401 or 403 is a permission, whatever its code."""
 
+import itertools
+
 import pytest
 from botocore.exceptions import ClientError
 
@@ -13,6 +15,7 @@ from kclrun.cli.exit_codes import exit_code_of
 from kclrun.cli.services import _checked
 from kclrun.errors import AccessDenied, InvalidRequest, NotFound
 from kclrun.model.wire import WireCredentials
+from tests.support.tables import over_rows
 
 KEYS = WireCredentials("AKID", "secret")
 OPERATIONS = [each for each in vars(operations).values() if isinstance(each, Operation)]
@@ -40,8 +43,7 @@ def client_error(code, status, headers=()):
     )
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.service}-{each.name}")
-@pytest.mark.parametrize("status", [401, 403])
+@over_rows(("operation", "status"), itertools.product(OPERATIONS, [401, 403]))
 def test_a_401_or_403_is_a_permission_whatever_its_code(operation, status):
     for code in CODES:
         ours = service_error(operation, ErrorReply(code=code), status)

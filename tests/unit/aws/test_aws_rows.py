@@ -25,6 +25,7 @@ from kclrun.model.time import WallTime
 from kclrun.ports import ScanPage
 from kclrun.protocol.writes import NameChildren
 from kclrun.state.versions import version_name
+from tests.support.tables import over_rows
 
 PENDING = ExtendedSequenceNumber("21")
 STATE_MAX = 400 * 1024
@@ -346,7 +347,7 @@ BROKEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@over_rows("name", BROKEN)
 def test_a_broken_row_is_named_as_one(name):
     row = {key: value for key, value in (MINIMAL | BROKEN[name]).items() if value is not None}
 

@@ -16,6 +16,8 @@ from kclrun.protocol.writes import Applied, CreateLease, Refused
 
 KEY, SECRET = "AKIDVERIFIED", "a-secret/with+odd=signs"
 REGION = "eu-west-1"
+# A service with moto in it takes seconds to start.
+pytestmark = pytest.mark.seconds
 
 
 @pytest.fixture(scope="module")

@@ -46,6 +46,7 @@ def test_a_page_at_the_tip_is_at_the_tip():
     )
 
 
+@pytest.mark.seconds
 def test_the_canned_service_goes_on_after_a_checkpoint():
     kinesis = CannedKinesis()
     first = kinesis.answer(

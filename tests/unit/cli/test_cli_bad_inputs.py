@@ -15,6 +15,8 @@ from kclrun.loading import load_pipeline
 from tests.support.programs import needs_spark
 
 Project = Callable[..., Path]
+# One case of a kind imports user code in a process of its own, the others in this one.
+here = pytest.mark.usefixtures("user_code_here")
 LEAST = "application: orders\nstream: orders\nprocessor: mine:Mine\naws: {endpoint: embedded}\n"
 MINE = """
 from kclrun import RecordProcessor
@@ -51,6 +53,7 @@ def test_what_is_right_is_reported_so(project, capsys):
     ]
 
 
+@here
 @pytest.mark.parametrize(
     ("config", "said"),
     [
@@ -85,6 +88,7 @@ def test_a_wrong_configuration_is_78(project, config, said, capsys):
     assert "Traceback" not in reported
 
 
+@here
 def test_decoders_are_checked_with_the_processor(project, capsys):
     code = MINE + "def plain(data): return data\n"
     assert check(project(LEAST + "decode: mine:plain", code)) == 0
@@ -103,6 +107,7 @@ def test_a_schema_registry_needs_its_extra(project, capsys):
     assert "pip install 'kclrun[glue]'" in capsys.readouterr().err
 
 
+@here
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -120,6 +125,7 @@ def test_a_processor_that_cannot_be_imported_says_why(project, code, said, capsy
     assert "noise" not in reported
 
 
+@here
 @pytest.mark.parametrize(
     ("method", "takes"),
     [
@@ -187,6 +193,7 @@ class Kclpy:
 """
 
 
+@here
 @pytest.mark.parametrize(
     ("processor", "said"),
     [
@@ -237,6 +244,7 @@ UNORDERED = "concurrency: {records: 8, order: none}\n"
 MANUAL = "checkpoint: {every: manual}\n"
 
 
+@here
 @pytest.mark.parametrize(
     ("processor", "settings", "said"),
     [
@@ -266,6 +274,7 @@ def test_a_processor_of_single_records_fits_its_settings_or_is_refused(
     assert said is None or said in capsys.readouterr().err
 
 
+@here
 def test_the_processor_comes_from_path_if_that_is_set(project, tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "elsewhere.py").write_text(MINE)
@@ -373,6 +382,7 @@ def out_of_reach(monkeypatch):
     )
 
 
+@here
 def test_an_emulator_that_is_not_there_is_69_at_once_and_named(project, capsys, out_of_reach):
     file = project(out_of_reach)
 
@@ -403,6 +413,7 @@ class Quiet(RecordProcessor):
 """
 
 
+@here
 def test_rows_without_a_place_are_refused_where_the_code_shows_them(project, capsys):
     file = project(code=EMITTING)
 
@@ -424,6 +435,7 @@ class Mine(RecordProcessor):
 """
 
 
+@here
 @pytest.mark.parametrize("engine", ["fleet", pytest.param("spark", marks=needs_spark)])
 @pytest.mark.parametrize(
     ("name", "code", "words"),
@@ -449,6 +461,7 @@ def test_an_output_that_the_code_names_and_the_settings_do_not_have_is_refused(
         assert each in reported
 
 
+@here
 @pytest.mark.parametrize("command", [["--config"], ["run", "--config"]])
 def test_a_start_refuses_rows_without_a_place_as_check_does(project, capsys, out_of_reach, command):
     file = project(out_of_reach, code=EMITTING)
@@ -501,6 +514,7 @@ def test_a_character_that_the_output_has_not_is_a_question_mark():
     assert ended.stdout == b"a?b\n"
 
 
+@here
 def test_a_processor_that_uses_the_state_without_settings_for_it_is_refused(tmp_path, capsys):
     (tmp_path / "counting.py").write_text(
         "from kclrun import RecordProcessor\n"

@@ -55,6 +55,7 @@ def test_a_verb_for_kinesis_alone_says_so(ask, arguments):
 
 
 @pytest.mark.parametrize("verb", ["check", "run", "lag", "leases"])
+@pytest.mark.usefixtures("user_code_here")
 def test_a_stream_of_another_region_is_refused_in_words(ask, tmp_path, verb):
     (tmp_path / "mine.py").write_text(MINE)
 

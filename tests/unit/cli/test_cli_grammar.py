@@ -13,6 +13,7 @@ from kclrun.cli import config_options, program
 from kclrun.cli.program import run_program
 from kclrun.cli.times import DURATION, DurationType, TimeType
 from kclrun.config.units import TIME_FORMS
+from tests.support.tables import over_rows
 
 PROGRAM = program.program
 VERBS_PAGE = Path(__file__).parents[3] / "docs" / "reference" / "verbs.md"
@@ -82,7 +83,7 @@ def test_every_verb_is_said_to_read_settings_or_not_and_to_change_something_or_n
     assert {w for w, c in LEAVES.items() if option(c, "--yes")} == CHANGING
 
 
-@pytest.mark.parametrize("words", sorted(set(LEAVES) - WITHOUT_SETTINGS))
+@over_rows("words", sorted(set(LEAVES) - WITHOUT_SETTINGS))
 def test_a_verb_that_reads_settings_takes_their_file_in_every_place(words, tmp_path, capsys):
     command = LEAVES[words]
     assert option(command, "--config").opts == ["--config", "-c"]
@@ -109,7 +110,7 @@ def test_a_verb_that_reads_settings_takes_their_file_in_every_place(words, tmp_p
         assert f"cannot read {file}" in capsys.readouterr().err, line
 
 
-@pytest.mark.parametrize("words", sorted(WITHOUT_SETTINGS))
+@over_rows("words", sorted(WITHOUT_SETTINGS))
 def test_a_verb_without_settings_says_so(words, capsys):
     verb, *rest = words.split()
     for line in ([verb, *rest, "--config", "a"], ["--config", "a.yaml", verb, *rest]):
@@ -121,7 +122,7 @@ TIMES = {"--from", "--since", "--at"}
 DURATIONS = {"--for", "--wait", "--every", "--timeout", "--max-behind", "--retention", "--failover"}
 
 
-@pytest.mark.parametrize("words", sorted(LEAVES))
+@over_rows("words", sorted(LEAVES))
 def test_every_option_that_asks_for_a_time_has_one_of_the_two_types(words):
     for each in options_of(LEAVES[words]):
         name, metavar = each.opts[0], each.metavar or ""
@@ -135,7 +136,7 @@ def test_every_option_that_asks_for_a_time_has_one_of_the_two_types(words):
         assert not isinstance(each.type, click.DateTime), name
 
 
-@pytest.mark.parametrize("words", sorted(CHANGING))
+@over_rows("words", sorted(CHANGING))
 def test_a_verb_that_changes_something_has_the_one_yes(words):
     yes = option(LEAVES[words], "--yes")
     assert (yes.help, yes.is_flag) == ("Do it; without, only show the plan.", True)
@@ -163,7 +164,7 @@ def test_one_option_has_one_help_text_everywhere():
     assert {name for name, found in texts.items() if len(found) > 1} == set(DIFFERING)
 
 
-@pytest.mark.parametrize("words", sorted(LEAVES))
+@over_rows("words", sorted(LEAVES))
 def test_a_help_text_is_written_in_one_style(words):
     command = LEAVES[words]
     first, _, rest = inspect.cleandoc(command.help).partition("\n\n")
@@ -189,7 +190,7 @@ def test_the_page_of_verbs_lists_each():
         assert f"\n## kclrun {words}\n" in page, words
 
 
-@pytest.mark.parametrize("words", sorted(LEAVES))
+@over_rows("words", sorted(LEAVES))
 def test_a_shell_completes_each_verb_and_its_options(words):
     complete = ShellComplete(PROGRAM, {}, "kclrun", "_KCLRUN_COMPLETE")
     *before, last = words.split()

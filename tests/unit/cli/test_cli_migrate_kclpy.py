@@ -49,6 +49,7 @@ def checked(config):
         ("src/etl/consumer.py", "src/etl/consumer.py", "src/etl"),
     ],
 )
+@pytest.mark.usefixtures("user_code_here")
 def test_a_script_is_found_and_the_file_is_accepted(folder, capsys, script, executable, path):
     write(folder / script, SCRIPT)
     write(folder / "app.properties", PROPERTIES.format(executable=executable))

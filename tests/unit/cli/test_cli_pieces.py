@@ -481,6 +481,7 @@ def test_only_kclruns_own_sink_on_spark_is_put_into():
         assert iam._sink(settings(text), None) is None  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("user_code_here")
 def test_a_check_names_what_has_no_effect_with_the_engine(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         "kclrun.cli.run.spark.require_spark", lambda _: SimpleNamespace(version="4.1.0")

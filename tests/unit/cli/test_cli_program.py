@@ -278,6 +278,7 @@ def folder(tmp_path, monkeypatch):
         *("-c app.yaml check", "check -cother.yml", "check --config=plain", "check --set stall=1m"),
     ],
 )
+@pytest.mark.usefixtures("user_code_here")
 def test_the_configuration_is_named_in_any_place_or_is_that_of_the_folder(folder, line, capsys):
     run_program([*line.split(), "--no-environment"])
 

@@ -4,13 +4,13 @@ import itertools
 from typing import Any, get_args, get_origin
 
 import msgspec
-import pytest
 
 from kclrun.config.convert import field_types, members, plain_type
 from kclrun.config.load import settings_from
 from kclrun.config.schema import Settings
 from kclrun.errors import SettingsError
 from kclrun.model.time import WallTime
+from tests.support.tables import over_rows
 
 NOW = WallTime(1_780_000_000.0)
 DEPTH_MAX = 8
@@ -86,13 +86,13 @@ def test_the_settings_are_those_of_the_schema():
     assert {"observe.otlp.endpoint", "start", "aws.endpoints.kinesis"} <= named
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
+@over_rows("path", PATHS)
 def test_no_literal_credential_is_repeated(path):
     for literal in LITERALS:
         assert "CANARY" not in refusal(tree_with(path, literal)), literal
 
 
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: ".".join(map(str, path)))
+@over_rows("path", PATHS)
 def test_what_a_variable_stands_for_is_not_repeated(path):
     # An address without a scheme is named with one, but not as a listener's or a network's.
     address = () if path[0] == "aws" else ("CANARY:99999",)

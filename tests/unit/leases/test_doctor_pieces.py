@@ -241,6 +241,7 @@ def test_a_hole_in_one_of_several_streams_is_repaired_under_its_own_name():
     assert [change.lease.key for change in hole.repair] == [f"{AUDITS}:B"]
 
 
+@pytest.mark.seconds
 def test_the_work_grows_with_the_rows_and_no_faster():
     """Twice the rows cost about twice the calls: nothing is quadratic."""
     assert 1.5 < calls_for(2000) / calls_for(1000) < 2.6

@@ -1,6 +1,7 @@
 """What the API reference of Kinesis refuses is refused: the bounds of every field of every
 operation, as botocore's model has them, and the errors that the texts of the operations name."""
 
+import itertools
 import json
 
 import botocore.session
@@ -11,6 +12,7 @@ from kclrun.local.operations import OPERATIONS, answer
 from kclrun.local.service import Kinesis, KinesisSettings
 from kclrun.local.stream import PutEntry
 from kclrun.model.shard import HASH_KEY_MAX
+from tests.support.tables import over_rows
 
 NOW = 1_700_000_000.0
 ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/s"
@@ -158,9 +160,9 @@ def _faults():
         shape = MODEL.operation_model(operation).input_shape
         for member, inner in () if shape is None else shape.members.items():
             if member in shape.required_members:
-                yield pytest.param(operation, member, None, id=f"{operation}-{member} is missing")
+                yield operation, member, "is missing", None
             for name, value in beyond(inner):
-                yield pytest.param(operation, member, value, id=f"{operation}-{member} {name}")
+                yield operation, member, name, value
 
 
 def test_every_operation_is_in_the_table_and_its_request_is_carried_out():
@@ -170,8 +172,8 @@ def test_every_operation_is_in_the_table_and_its_request_is_carried_out():
         assert code_of(kinesis, operation, valid(kinesis, operation)) is None, operation
 
 
-@pytest.mark.parametrize(("operation", "member", "value"), [*_faults()])
-def test_a_field_outside_its_bounds_is_refused(operation, member, value):
+@over_rows(("operation", "member", "fault", "value"), _faults)
+def test_a_field_outside_its_bounds_is_refused(operation, member, fault, value):
     kinesis = service()
     request = valid(kinesis, operation) | {member: value}
     if value is None:
@@ -269,7 +271,7 @@ SENTENCES = [
 ]
 
 
-@pytest.mark.parametrize(("operation", "more", "code"), SENTENCES)
+@over_rows(("operation", "more", "code"), SENTENCES)
 def test_what_an_operation_says_that_it_refuses_is_refused(operation, more, code):
     kinesis = service()
 
@@ -340,8 +342,7 @@ CHANGES = (
 )
 
 
-@pytest.mark.parametrize("first", CHANGES)
-@pytest.mark.parametrize("second", CHANGES)
+@over_rows(("first", "second"), itertools.product(CHANGES, CHANGES))
 def test_a_stream_that_is_updating_is_not_changed(first, second):
     kinesis = service(settle_s=10.0)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from kclrun.local.operations import OPERATIONS
+from tests.support.tables import over_rows
 from tests.unit.local.test_api_reference import (
     ARN,
     CONSUMER,
@@ -49,14 +50,14 @@ def members():
 
 def cases():
     for operation, member, arn in members():
-        kind, more = ("consumer", OF_CONSUMERS) if arn == CONSUMER else ("stream", {})
+        more = OF_CONSUMERS if arn == CONSUMER else {}
         for name, (part, other) in (PARTS | more).items():
             wrong = arn.replace(part, other)
             is_malformed = name in SHAPES or (name == NO_TIME and member == "ConsumerARN")
             code = MALFORMED if is_malformed else NOT_FOUND
             if operation == "GetRecords" and code == NOT_FOUND:
                 code = INVALID  # of the iterator's stream
-            yield pytest.param(operation, member, arn, wrong, code, id=f"{operation} {kind} {name}")
+            yield operation, member, arn, wrong, code
 
 
 def request_by(kinesis, operation, member, arn):
@@ -67,7 +68,7 @@ def request_by(kinesis, operation, member, arn):
     return {name: value for name, value in request.items() if name != "StreamName"} | {member: arn}
 
 
-@pytest.mark.parametrize(("operation", "member", "arn", "wrong", "code"), [*cases()])
+@over_rows(("operation", "member", "arn", "wrong", "code"), cases)
 def test_an_arn_of_something_else_is_refused(operation, member, arn, wrong, code):
     kinesis = service()
     kinesis.create_stream("other", 1, NOW)

@@ -58,6 +58,7 @@ def test_the_settings_reach_the_process(guarded, client):
         assert (status, json.loads(body)["__type"]) == (400, "MissingAuthenticationTokenException")
 
 
+@pytest.mark.seconds
 def test_a_stream_is_made_at_once_and_changed_one_change_after_the_other(client):
     with start_embedded() as running:
         kinesis = client("kinesis", running.endpoint)
@@ -83,6 +84,7 @@ def test_each_process_has_a_session_of_its_own_and_both_run(guarded):
     assert len(set(guarded.pids)) == 2
 
 
+@pytest.mark.seconds
 def test_a_process_that_ends_by_itself_is_named():
     with start_embedded() as running:
         os.kill(running.pids[1], signal.SIGKILL)
@@ -94,6 +96,7 @@ def test_a_process_that_ends_by_itself_is_named():
     assert all(gone(pid) for pid in running.pids)
 
 
+@pytest.mark.seconds
 def test_a_process_that_does_not_heed_its_end_is_killed(monkeypatch):
     monkeypatch.setattr(server, "_END_MAX_S", 0.1)
     running = start_embedded()
@@ -166,6 +169,7 @@ def test_a_host_that_is_not_this_machine_is_a_settings_error(monkeypatch, host, 
     assert str(refusal.value).endswith("give an address or a name of this machine")
 
 
+@pytest.mark.seconds
 def test_it_listens_at_the_first_host_and_may_be_called_by_each():
     with start_embedded(hosts=["127.0.0.2", "kinesis"]) as running:
         assert running.endpoint.startswith("http://127.0.0.2:")
@@ -200,6 +204,7 @@ def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
     )
 
 
+@pytest.mark.seconds
 def test_closing_ends_both_at_once_though_connections_are_open():
     with start_embedded() as running:
         parts = [urlsplit(running.endpoint), urlsplit(running.dynamodb_endpoint)]
@@ -255,6 +260,7 @@ def in_the_foreground(monkeypatch):
     assert all(gone(pid) for pid in pids)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_in_the_foreground_it_says_what_is_ready_and_ends_with_zero(
     in_the_foreground, number, capsys
@@ -272,6 +278,7 @@ def test_in_the_foreground_it_says_what_is_ready_and_ends_with_zero(
     )
 
 
+@pytest.mark.seconds
 def test_what_other_machines_reach_is_said_to_be_open(in_the_foreground, capsys):
     def stop(running):
         running.is_on_loopback = False

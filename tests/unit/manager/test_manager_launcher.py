@@ -103,6 +103,7 @@ def await_its_name(pid):
         time.sleep(0.005)
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(("scheme", "contexts"), [("https", 1), ("http", 0)])
 def test_the_tls_context_of_lease_processes_is_made_before_the_fork(
     launcher, tmp_path, scheme, contexts

@@ -21,6 +21,7 @@ from kclrun.cli.program import run_program
 from kclrun.observe.alarms import RETENTION_S, alarms, prometheus_rules
 from kclrun.observe.grafana import dashboard, rows
 from kclrun.observe.metrics import METRICS, SERIES, labels_by_series
+from tests.support.tables import over_rows
 
 # What Prometheus itself puts on each series that it scrapes.
 OF_TARGET = {"instance", "job"}
@@ -63,7 +64,7 @@ def queries():
     for panel in panels():
         for target in panel["targets"]:
             plain = target["expr"].replace("$__rate_interval", "5m")
-            yield pytest.param(plain, target["legendFormat"], id=panel["title"])
+            yield plain, target["legendFormat"]
 
 
 def alerts(**asked):
@@ -71,15 +72,12 @@ def alerts(**asked):
     return {one["alert"]: one for one in group["rules"]}
 
 
-@pytest.mark.parametrize(
+@over_rows(
     ("expression", "legend"),
-    [
+    lambda: [
         *queries(),
-        *(pytest.param(one["expr"], "", id=name) for name, one in alerts().items()),
-        *(
-            pytest.param(one["expr"], "", id=f"{name} of one")
-            for name, one in alerts(application='a"\\').items()
-        ),
+        *((one["expr"], "") for one in alerts().values()),
+        *((one["expr"], "") for one in alerts(application='a"\\').values()),
     ],
 )
 def test_an_expression_names_series_and_labels_of_the_catalogue(expression, legend):
@@ -94,13 +92,13 @@ def test_an_expression_names_series_and_labels_of_the_catalogue(expression, lege
 
 
 def test_every_series_is_on_the_dashboard():
-    shown = set().union(*(read(one.values[0])[0] for one in queries()))
+    shown = set().union(*(read(one[0])[0] for one in queries()))
 
     assert shown == {kind.prometheus for kind in METRICS.values()} | SERIES.keys()
 
 
 def test_what_only_grows_is_looked_at_by_its_rate_only():
-    of_all = [one.values[0] for one in queries()] + [one["expr"] for one in alerts().values()]
+    of_all = [one[0] for one in queries()] + [one["expr"] for one in alerts().values()]
     text = " ".join(of_all)
 
     for name in re.findall(r"\bkclrun_\w+_total\b", text):

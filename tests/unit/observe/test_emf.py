@@ -9,6 +9,7 @@ from kclrun.errors import OutcomeUnknown, Unavailable
 from kclrun.model.record import Measurement, Statistics
 from kclrun.observe.emf import EmfOutlet
 from kclrun.observe.metrics import METRICS
+from tests.support.tables import over_rows
 
 UNITS = {"Count", "Bytes", "Milliseconds"}
 
@@ -34,7 +35,7 @@ def written(*measurements):
     return lines
 
 
-@pytest.mark.parametrize("name", METRICS)
+@over_rows("name", METRICS)
 @pytest.mark.parametrize("values", [[7], [1, 9], [0, 2.5, 4], [0.1] * 3, range(5000)])
 def test_a_line_is_what_the_format_asks_for_and_adds_up_to_the_same(name, values):
     lines = written(measured(name, *values))

@@ -147,7 +147,7 @@ def test_a_command_to_copy_holds_a_hostile_shard_as_one_word():
 
 
 def test_a_text_and_a_page_of_huge_rows_are_of_limited_length():
-    huge = "x" * 400_000
+    huge = "x" * 40_000
     rows = [
         lease(number, OwnerId(huge), halt=Halt(huge, NOW), children=frozenset({huge}))
         for number in range(1_000)

@@ -66,6 +66,7 @@ def test_a_crash_and_a_replay_change_no_sum(crash_after, mode):
     assert flights.merge(run.rows) == flights.merge(undisturbed.rows)
 
 
+@pytest.mark.seconds
 def test_all_flights_come_out_of_the_package_without_importing_it():
     code = (
         "import sys; from processors import flights\n"

@@ -210,6 +210,7 @@ def test_an_instant_is_passed_by_the_time_of_the_service():
 # The import
 
 
+@pytest.mark.seconds
 def test_import_kclrun_loads_neither_botocore_nor_click_and_read_needs_no_extra():
     code = (
         "import sys, kclrun\n"

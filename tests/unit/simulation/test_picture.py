@@ -199,6 +199,7 @@ def digests(parts):
     }
 
 
+@pytest.mark.seconds
 @pytest.mark.parametrize(
     ("name", "figures", "suffix"),
     [

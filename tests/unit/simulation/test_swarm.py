@@ -26,6 +26,7 @@ def test_a_seed_draws_the_same_storm_every_time_and_another_seed_another(profile
     assert [msgspec.json.decode(text, type=Profile) for text in texts] == profiles
 
 
+@pytest.mark.seconds
 def test_every_storm_is_small_enough_to_find_things_fast_and_can_be_lived_with(profiles):
     for profile in profiles:
         settings, kinds = profile.settings, [strike.kind for strike in profile.strikes]

@@ -188,6 +188,7 @@ def test_no_news_give_the_start_itself():
     assert [query.latest_offset(end) is end for _ in range(5)] == [True] * 5
 
 
+@pytest.mark.seconds
 def test_an_idle_stream_makes_one_batch_an_hour():
     world = World(2)
     world.put()

@@ -115,6 +115,7 @@ def test_the_end_of_a_lease_is_said_once_with_what_its_user_code_left_running(ch
     lease.close()
 
 
+@pytest.mark.seconds
 def test_the_threads_of_a_lease_that_ends_are_counted_while_another_lease_begins(channels):
     shared = SharedProcess(channels[1], lambda *_: 0)
     begun, errors = threading.Event(), []

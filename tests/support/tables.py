@@ -1,0 +1,39 @@
+"""Tests over tables of many rows, where a row takes less time than a test of its own costs."""
+
+import inspect
+from functools import wraps
+
+_SHOWN_MAX = 20
+
+
+def over_rows(names, rows):
+    """As `pytest.mark.parametrize`, in one test: it goes through all rows and shows those that
+    fail. `rows` may be a function that makes them when the test runs. What the fixtures hold is the
+    same for all rows."""
+    names = [names] if isinstance(names, str) else list(names)
+    given = rows if callable(rows) else list(rows)
+
+    def decorate(test):
+        @wraps(test)
+        def of_all(**fixtures):
+            table = list(given()) if callable(given) else given
+            assert table, "a table without rows shows nothing"
+            failed = []
+            for row in table:
+                values = [row] if len(names) == 1 else row
+                try:
+                    test(**fixtures, **dict(zip(names, values, strict=True)))
+                except Exception as error:
+                    failed.append(f"{row!r:.300}\n  {type(error).__name__}: {error}")
+            shown = "\n".join(failed[:_SHOWN_MAX])
+            assert not failed, f"{len(failed)} of {len(table)} rows fail:\n{shown}"
+
+        parameters = inspect.signature(test).parameters
+        assert parameters.keys() >= set(names)
+        of_all.__signature__ = inspect.Signature(
+            [parameter for name, parameter in parameters.items() if name not in names]
+        )
+        del of_all.__wrapped__
+        return of_all
+
+    return decorate
