@@ -1,8 +1,10 @@
 """The calls of `process_records` with one batch: the one driver of every host.
 
-`BatchRun` decides. `BatchCalls` performs that: it makes the calls, describes what they raise, and
-keeps what belongs together during a batch. A `BatchHost` (a lease process, a Spark task, the test
-kit, the redrive of letters) has the clock, the rests, the letters and the reports.
+`BatchRun` decides. `BatchSteps` is a batch step by step: it says which records the next call has,
+describes what a call raised, and keeps what belongs together during a batch. `BatchCalls` performs
+the steps on one thread. A `BatchHost` (a lease process, a Spark task, the test kit, the redrive of
+letters) has the clock, the rests, the letters and the reports. The simulator performs the steps by
+events.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, assert_never
 
 from kclrun.calling.tracebacks import Failure, describe
 from kclrun.codec.kpl import drop_until
@@ -23,6 +25,7 @@ from kclrun.consuming.failures import (
     Halt,
     LetGo,
     Rest,
+    Step,
     checked,
 )
 from kclrun.consuming.retry_later import RetryLaters, Waited
@@ -51,21 +54,17 @@ class Raised(NamedTuple):
     begins_search: bool
 
 
-class BatchHost(Protocol):
-    """What `BatchCalls` needs of its shell, on the thread of `BatchCalls.run`.
+class StepHost(Protocol):
+    """What `BatchSteps` needs of its shell.
 
     The bodies are those of a shell without a lease that could be stopped, and without reports.
     """
 
     def now(self) -> Instant: ...
 
-    def call(self, records: Sequence[Record]) -> None:
-        """Call `process_records` with these records, at least one. Raises: what it raises."""
-        ...
-
-    def ends_run(self, error: BaseException) -> bool:  # noqa: ARG002
-        """Whether this error is not one of user code, so that `run` raises it."""
-        return False
+    def wall(self) -> WallTime:
+        """Now, on the clock of the arrivals of records."""
+        return WallTime(time.time())
 
     def durable(self) -> ExtendedSequenceNumber | None:
         """The records up to here are not given again: a checkpoint covers them."""
@@ -73,8 +72,12 @@ class BatchHost(Protocol):
 
     def limit(self, last: ExtendedSequenceNumber | None) -> None:
         """The next call has a part of a batch, up to `last`: a checkpoint in it covers no more, and
-        `BatchCalls.keep_held` comes before it. None: the call has ended."""
+        `BatchSteps.keep_held` comes before it. None: the call has ended."""
         ...
+
+    def describe(self, error: BaseException, records: Sequence[Record]) -> Failure:
+        """What a call with these records raised, in words."""
+        return describe(error, records)
 
     def raised(self, raised: Raised) -> None:
         """A call raised."""
@@ -84,24 +87,10 @@ class BatchHost(Protocol):
         """User code asks for no more time."""
         return
 
-    def rest(self, pause_s: float) -> bool:
-        """Wait before the next call. False if a stop came meanwhile."""
-        ...
-
-    def may_go_on(self) -> bool:
-        """Whether another call of the same batch may follow now. False if a stop came."""
-        return True
-
     def keep(self, record: Record, failure: Failure, calls: int) -> None:
         """Keep the letter of a record that is given up durably, or count the record as skipped.
         From the thread that asks for a checkpoint. Raises: SinkError."""
         ...
-
-    def let_go(self, record: Record, failure: Failure, calls: int) -> bool:
-        """Give a record up by `keep`, on the thread of `run`. False if a stop came before that was
-        done, or if the lease is halted because it cannot be done."""
-        self.keep(record, failure, calls)
-        return True
 
     def halt(self, reason: str, calls: int) -> None:
         """Halt the lease. If `reason` is empty, the error of the last call is the reason. `calls`
@@ -118,50 +107,144 @@ class BatchHost(Protocol):
         return
 
 
-class BatchCalls:
-    """The calls of one processor, batch by batch.
+class BatchHost(StepHost, Protocol):
+    """What `BatchCalls` needs of its shell, on the thread of `BatchCalls.run`."""
+
+    def call(self, records: Sequence[Record]) -> None:
+        """Call `process_records` with these records, at least one. Raises: what it raises."""
+        ...
+
+    def ends_run(self, error: BaseException) -> bool:  # noqa: ARG002
+        """Whether this error is not one of user code, so that `run` raises it."""
+        return False
+
+    def rest(self, pause_s: float) -> bool:
+        """Wait before the next call. False if a stop came meanwhile."""
+        ...
+
+    def may_go_on(self) -> bool:
+        """Whether another call of the same batch may follow now. False if a stop came."""
+        return True
+
+    def let_go(self, record: Record, failure: Failure, calls: int) -> bool:
+        """Give a record up by `keep`, on the thread of `run`. False if a stop came before that was
+        done, or if the lease is halted because it cannot be done."""
+        self.keep(record, failure, calls)
+        return True
+
+
+class BatchSteps:
+    """The batches of one processor, step by step; nothing here waits.
+
+    `begin` a batch. Then make a call with the records of `next_call`, and report whether it
+    `returned` or `raised`. After a call that raised, perform `next_step` again and again: a Give
+    asks for another call, and Finished and Halt are the last step.
 
     A checkpoint inside a batch holds, even if the call that made it then raised: the records that
     it covers are not given again. The rows of a call belong to the position of its last record, or
     of the last record of an earlier call of the batch whose rows stay.
     """
 
-    def __init__(self, host: BatchHost, policy: ErrorPolicy) -> None:
-        self._host = host
+    def __init__(self, host: StepHost, policy: ErrorPolicy) -> None:
+        self._shell = host
         self._policy = policy
         self._breaker = Breaker(policy.limit)
         self._retry_laters = RetryLaters()
         self._keeping = threading.Lock()
-        # Of the batch under way. `covers` is the position of the rows of the call under way.
+        # Of the batch under way, and of its call. `covers` is the position of the call's rows.
         self.covers: ExtendedSequenceNumber
         self._records: Sequence[Record] = ()
         self._last: ExtendedSequenceNumber
-        self._rows: RowScope | None = None
+        self._given: Sequence[Record] = ()
+        self._upto: ExtendedSequenceNumber
         self._covered: ExtendedSequenceNumber | None = None
         self._run: BatchRun | None = None  # once a call raised
         self._failures: dict[int, Failure] = {}
         self._failed = 0
 
-    def run(
-        self, records: Sequence[Record], last: ExtendedSequenceNumber, rows: RowScope | None
-    ) -> bool:
-        """Give these records, at least one, until each is processed or given up. False if a stop
-        came before that, or if the lease is halted.
-
-        `last` is the position at which the batch ends, `rows` are those that the calls emit.
-        """
-        self._records, self._last, self._rows = records, last, rows
+    def begin(self, records: Sequence[Record], last: ExtendedSequenceNumber) -> None:
+        """These records, at least one, are given until each is processed or given up. `last` is the
+        position at which the batch ends."""
+        self._records = self._given = records
+        self._last = self._upto = last
         self._covered = self._run = None
         self._retry_laters.forget()
-        # Nearly every batch is processed by its first call, which needs no decision.
-        error = self._attempt(records, last)
-        if error is None:
-            return True
-        run = self._run = BatchRun(records, self._policy, self._breaker)
-        run.next_step(self._host.now())
-        self._failures, self._failed = {}, 0
-        self._raised(error, records, run)
-        return self._is_done(run)
+
+    @property
+    def has_raised(self) -> bool:
+        """Whether a call of the batch raised."""
+        return self._run is not None
+
+    @property
+    def settled(self) -> int:
+        """How many of the first records are processed or let go of, once a call raised: a
+        checkpoint may pass them."""
+        return 0 if self._run is None else self._run.settled
+
+    def next_call(self) -> Sequence[Record]:
+        """The records of the call that follows. None are left if a checkpoint covers them all: then
+        the call counts as one that returned."""
+        durable, covered, upto = self._shell.durable(), self._covered, self._upto
+        if self._run is not None and self._run.is_isolating:
+            self._shell.limit(upto)
+        self.covers = upto if covered is None else max(covered, upto)
+        return self._given if durable is None else drop_until(self._given, durable)
+
+    def returned(self) -> None:
+        """The call returned. If none raised before, the batch is done: no step follows."""
+        self._covered = self.covers
+        if self._run is not None:
+            self._run.returned(self._shell.now())
+
+    def raised(self, error: BaseException) -> None:
+        """The call raised this."""
+        host, run = self._shell, self._run
+        if run is None:
+            run = self._run = BatchRun(self._records, self._policy, self._breaker)
+            run.next_step(host.now())  # the whole batch, which was given
+            self._failures, self._failed = {}, 0
+        error = run.checked(error)
+        if isinstance(error, FailedRecords):
+            self._covered = self.covers
+        failure = host.describe(error, self._given)
+        self._failures.update(dict.fromkeys(run.accused(error), failure))
+        self._failed += 1
+        was_isolating, now = run.is_isolating, host.now()
+        is_host_fault = host_fault(error) is not None
+        pause_s = run.raised(
+            error, now, host.wall(), at=failure.position, is_host_fault=is_host_fault
+        )
+        waits = 0
+        if isinstance(error, RetryLater) and pause_s is not None:
+            self._failed -= 1
+            waits = self._retry_laters.asked(PROCESS_RECORDS, now)
+        else:
+            self._waits_no_more()
+        begins_search = run.is_isolating and not was_isolating
+        host.raised(Raised(error, failure, is_host_fault, pause_s, waits, begins_search))
+
+    def next_step(self) -> Step:
+        """What follows after a call raised."""
+        host, run, records = self._shell, self._run, self._records
+        assert run is not None, "a call raised"
+        if (settled := run.newly_settled()) is not None:
+            host.settled(records[settled - 1].position)
+        step = run.next_step(host.now())
+        match step:
+            case Give(indexes):
+                self._plan(indexes)
+            case Finished():
+                self._waits_no_more()
+                if self._failed:
+                    host.recovered(self._failed + 1)
+            case Halt(reason):
+                self._waits_no_more()
+                host.halt(reason, run.calls)
+            case Rest() | LetGo():
+                pass
+            case _:
+                assert_never(step)
+        return step
 
     def keep_held(self) -> None:
         """User code asks for a checkpoint: first keep the letters of all records of the batch that
@@ -171,63 +254,77 @@ class BatchCalls:
             return
         with self._keeping:
             for step in run.held:
-                self._host.keep(self._records[step.index], self._failures[step.index], step.calls)
-            run.release(self._host.now())
+                failure = self._failures[step.index]
+                self._shell.keep(self._records[step.index], failure, step.calls)
+            run.release(self._shell.now())
 
-    def _is_done(self, run: BatchRun) -> bool:
-        """Perform what is decided after the first call raised."""
+    def _plan(self, indexes: Sequence[int]) -> None:
+        """The next call has these records of the batch."""
+        records = self._records
+        is_whole = len(indexes) == len(records)
+        self._given = records if is_whole else [records[index] for index in indexes]
+        is_to_the_end = indexes[-1] == len(records) - 1
+        self._upto = self._last if is_to_the_end else self._given[-1].position
+
+    def _waits_no_more(self) -> None:
+        """The call returned, or failed in another way than by RetryLater."""
+        waited = self._retry_laters.over(PROCESS_RECORDS, self._shell.now)
+        if waited is not None:
+            self._shell.waited(waited)
+
+
+class BatchCalls(BatchSteps):
+    """Performs the steps of batches on the thread of `run`."""
+
+    def __init__(self, host: BatchHost, policy: ErrorPolicy) -> None:
+        super().__init__(host, policy)
+        self._host = host
+        self._rows: RowScope | None = None
+
+    def run(
+        self, records: Sequence[Record], last: ExtendedSequenceNumber, rows: RowScope | None
+    ) -> bool:
+        """Give these records, at least one, until each is processed or given up. False if a stop
+        came before that, or if the lease is halted.
+
+        `last` is the position at which the batch ends, `rows` are those that the calls emit.
+        """
+        self.begin(records, last)
+        self._rows = rows
+        # Nearly every batch is processed by its first call, which needs no decision.
+        self._attempt()
+        return self._run is None or self._is_done()
+
+    def _is_done(self) -> bool:
+        """Perform what follows after the first call raised."""
         host, records = self._host, self._records
         may_go = False
         while True:
-            if (settled := run.newly_settled()) is not None:
-                host.settled(records[settled - 1].position)
-            match run.next_step(host.now()):
+            step = self.next_step()
+            match step:
                 case Finished():
-                    self._waits_no_more()
-                    if self._failed:
-                        host.recovered(self._failed + 1)
                     return True
+                case Halt():
+                    return False
                 case Rest(pause_s):
                     may_go = host.rest(pause_s)
-                case Give(indexes):
+                case Give():
                     may_go = may_go or host.may_go_on()
                     if may_go:
-                        self._give(indexes, run)
+                        self._attempt()
                         may_go = False
                         continue
                 case LetGo(index, calls):
                     may_go = host.let_go(records[index], self._failures[index], calls)
-                case Halt(reason):
-                    self._waits_no_more()
-                    host.halt(reason, run.calls)
-                    return False
+                case _:
+                    assert_never(step)
             if not may_go:
                 return False
 
-    def _give(self, indexes: Sequence[int], run: BatchRun) -> None:
-        """One call with some records of the batch."""
-        records = self._records
-        is_whole = len(indexes) == len(records)
-        given = records if is_whole else [records[index] for index in indexes]
-        is_to_the_end = indexes[-1] == len(records) - 1
-        last = self._last if is_to_the_end else given[-1].position
-        if run.is_isolating:
-            self._host.limit(last)
-        error = self._attempt(given, last)
-        if error is None:
-            run.returned(self._host.now())
-        else:
-            self._raised(error, given, run)
-
-    def _attempt(
-        self, given: Sequence[Record], last: ExtendedSequenceNumber
-    ) -> BaseException | None:
-        """Make one call. Returns: what it raised. The rows that a call emitted before it raised
-        stay only if it named the records that failed: then the others are processed."""
-        host, covered = self._host, self._covered
-        durable = host.durable()
-        left = given if durable is None else drop_until(given, durable)
-        covers = self.covers = last if covered is None else max(covered, last)
+    def _attempt(self) -> None:
+        """Make one call. The rows that it emitted before it raised stay only if it named the
+        records that failed: then the others are processed."""
+        host, given, left = self._host, self._given, self.next_call()
         failed: FailedRecords | None = None
 
         def call() -> None:
@@ -242,36 +339,15 @@ class BatchCalls:
                 failed = raised
 
         try:
-            attempt(call, self._rows, covers, host.durable)
+            attempt(call, self._rows, self.covers, host.durable)
         except BaseException as error:
-            if not host.ends_run(error):
-                return error
-            raise
-        finally:
             host.limit(None)
-        self._covered = covers
-        return failed
-
-    def _raised(self, error: BaseException, given: Sequence[Record], run: BatchRun) -> None:
-        failure = describe(error, given)
-        self._failures.update(dict.fromkeys(run.accused(error), failure))
-        self._failed += 1
-        was_isolating, now = run.is_isolating, self._host.now()
-        is_host_fault = host_fault(error) is not None
-        pause_s = run.raised(
-            error, now, WallTime(time.time()), at=failure.position, is_host_fault=is_host_fault
-        )
-        waits = 0
-        if isinstance(error, RetryLater) and pause_s is not None:
-            self._failed -= 1
-            waits = self._retry_laters.asked(PROCESS_RECORDS, now)
-        else:
-            self._waits_no_more()
-        begins_search = run.is_isolating and not was_isolating
-        self._host.raised(Raised(error, failure, is_host_fault, pause_s, waits, begins_search))
-
-    def _waits_no_more(self) -> None:
-        """The call returned, or failed in another way than by RetryLater."""
-        waited = self._retry_laters.over(PROCESS_RECORDS, self._host.now)
-        if waited is not None:
-            self._host.waited(waited)
+            if host.ends_run(error):
+                raise
+            self.raised(error)
+            return
+        host.limit(None)
+        if failed is not None:
+            self.raised(failed)
+        elif self._run is not None:  # or else the batch is done
+            self.returned()

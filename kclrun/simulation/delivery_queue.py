@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, assert_never, overload
 
 import msgspec
 
+from kclrun.calling.batches import BatchSteps, Raised, StepHost
+from kclrun.calling.tracebacks import Failure
 from kclrun.consuming import commands, events
 from kclrun.consuming.delivery import (
     Call,
@@ -23,7 +25,7 @@ from kclrun.consuming.delivery import (
     StartBatch,
     error_words,
 )
-from kclrun.consuming.failures import BatchRun, Breaker, Finished, Give, Halt, LetGo, Rest
+from kclrun.consuming.failures import Finished, Give, Halt, LetGo, Rest
 from kclrun.consuming.policy import EVERY_S, Pacing, batch_records_max
 from kclrun.consuming.subscribing import SubscriptionPlan
 from kclrun.errors import LeaseLost, Unavailable
@@ -63,25 +65,53 @@ class QueueTimes(msgspec.Struct, frozen=True):
 
 class _Batch(msgspec.Struct):
     """The batch that user code processes now, or gets again after a pause. `given` are the first
-    and last record of its call under way, or of the next one."""
+    and last record of its call under way, or of the last one."""
 
     first: int
     last: int
     position: ExtendedSequenceNumber  # of the last
     given: tuple[int, int]
-    run: BatchRun | None = None  # once a call raised
     may_go_again: bool = False
 
 
-def _records(batch: _Batch) -> list[Record]:
-    """As far as `BatchRun` reads them: only their positions."""
-    return [Record(b"", "", str(number)) for number in range(batch.first, batch.last + 1)]
+class _Records(Sequence[Record]):
+    """The records of a batch, as far as a driver reads them: their positions, made when read."""
+
+    def __init__(self, first: int, last: int, position: Callable[[int], ExtendedSequenceNumber]):
+        self._numbers = range(first, last + 1)
+        self._position = position
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        if isinstance(index, slice):
+            return [self._record(number) for number in self._numbers[index]]
+        return self._record(self._numbers[index])
+
+    def _record(self, number: int) -> Record:
+        return Record(b"", "", self._position(number).sequence_number)
 
 
-class SimulatedDeliveryQueue:
+class _DrawnError(ValueError):
+    """User code raises as drawn. `position` is that of the record that its traceback shows."""
+
+    def __init__(self, position: ExtendedSequenceNumber | None) -> None:
+        super().__init__("as drawn")
+        self.position = position
+
+
+class SimulatedDeliveryQueue(StepHost):
     """A poll each idle interval brings the records that have arrived, or with `fan_out` an event at
     once; user code behaves as `user_code.py` draws. As in a lease process `consuming/delivery.py`
-    decides about its calls, and `consuming/subscribing.py` about subscriptions.
+    decides about its calls, `calling/batches.py` about the calls of a batch, and
+    `consuming/subscribing.py` about subscriptions.
 
     `post` takes events for the core. `fetch_fault` returns the error of a fetch, or None for a
     page. `chance` is for the pauses after a failed fetch. `list_shards` answers with None where it
@@ -114,8 +144,7 @@ class SimulatedDeliveryQueue:
         self._after = times.after
         self._post = post
         self._user_code = user_code
-        self._policy = ErrorPolicy(*_ON_ERROR, then=user_code.kind.then)
-        self._breaker = Breaker(self._policy.limit)
+        self._calls = BatchSteps(self, ErrorPolicy(*_ON_ERROR, then=user_code.kind.then))
         self._chance = chance
         self._delivery = Delivery(min(_BATCH_MAX, batch_records_max(uncheckpointed_max)))
         self._fetch_fault = fetch_fault
@@ -131,6 +160,7 @@ class SimulatedDeliveryQueue:
         self.cpu_s = 0.0  # that the process has used
         self.busy_since = Instant(0.0)  # as in the status: 0 while user code is not running
         self._batch: _Batch | None = None
+        self._error: BaseException | None = None  # of the last call that raised
         self._requests = itertools.count(1)
         self._waits_for: tuple[int, Callable[[commands.AnswerCheckpoint], None]] | None = None
         self._durable: ExtendedSequenceNumber | None = None
@@ -314,7 +344,7 @@ class SimulatedDeliveryQueue:
         if batch is not None:  # its call raised
             repetition = self._delivery.repetition(self._now(), is_batch=True)
             if repetition is Repetition.NOW and batch.may_go_again:
-                self._give_again(batch)
+                self._give(batch, self._user_code.again)
             if repetition is not Repetition.NEVER:
                 return
             self._leave_undone(batch)
@@ -366,21 +396,24 @@ class SimulatedDeliveryQueue:
         position = self._stream.position(self._key, last)
         batch = self._batch = _Batch(first, last, position, (first, last))
         self._delivered = last
-        self._attempt(batch, self._user_code.begin())
+        position_of = partial(self._stream.position, self._key)
+        self._calls.begin(_Records(first, last, position_of), position)
+        self._give(batch, self._user_code.begin)
         payload_bytes = size * self._stream.traffic.record_bytes
         self.cpu_s += payload_bytes * _CPU_S_PER_BYTE
         self._post(events.BatchDelivered(batch.position, size, payload_bytes))
 
-    def _give_again(self, batch: _Batch) -> None:
-        """Records that a checkpoint of the call that raised covers are not given again."""
-        first, last = batch.given
-        if self._durable is not None:
-            first = max(first, self._stream.number_of(self._key, self._durable) + 1)
-        batch.given = (first, last)
-        if first > last:
-            self._returned(batch)
+    def _give(self, batch: _Batch, drawn: Callable[[], Attempt]) -> None:
+        """Make the next call of a batch. Records that a checkpoint covers are not given again."""
+        records = self._calls.next_call()
+        if records:
+            batch.given = (self._number(records[0].position), self._number(records[-1].position))
+            self._attempt(batch, drawn())
         else:
-            self._attempt(batch, self._user_code.again())
+            self._returned(batch)
+
+    def _number(self, position: ExtendedSequenceNumber) -> int:
+        return self._stream.number_of(self._key, position)
 
     def _attempt(self, batch: _Batch, attempt: Attempt) -> None:
         batch.may_go_again = False
@@ -393,7 +426,7 @@ class SimulatedDeliveryQueue:
             if share is None or until < first:
                 self._over(batch, attempt, poison)
             else:
-                self._keep_held(batch)
+                self._calls.keep_held()
                 covered = first + int((until - first) * share)
                 self._observer.batch_vouched_for(self._reader, first, covered)
                 self._checkpoint(
@@ -411,15 +444,18 @@ class SimulatedDeliveryQueue:
     ) -> None:
         """A lost lease raises LeaseLost, and this user code does not catch it."""
         if answer.answer is commands.CheckpointAnswer.LOST:
-            self._raised(batch, LeaseLost(answer.detail), None)
+            self._raised(batch, LeaseLost(answer.detail))
         else:
             self._over(batch, attempt, poison)
 
     def _over(self, batch: _Batch, attempt: Attempt, poison: int | None) -> None:
         if attempt.raises or poison is not None:
-            self._raised(batch, ValueError("as drawn"), poison)
+            # The traceback of user code of every second batch shows the record.
+            is_shown = poison is not None and batch.first % 2 == 0
+            at = self._stream.position(self._key, poison) if poison and is_shown else None
+            self._raised(batch, _DrawnError(at))
         else:
-            if batch.run is not None:
+            if self._calls.has_raised:
                 self._observer.coverage.seen("user_code_raised_and_held")
             self._observer.batch_processed(self._reader, *batch.given)
             self._returned(batch)
@@ -427,43 +463,33 @@ class SimulatedDeliveryQueue:
     def _returned(self, batch: _Batch) -> None:
         if self._now() >= self._fence:
             self._observer.coverage.seen("fence_passed_mid_batch")
-        if batch.run is None:
-            self._processed(batch)
-        else:
-            batch.run.returned(self._now())
+        self._calls.returned()
+        if self._calls.has_raised:
             self._step(batch)
+        else:
+            self._processed(batch)
 
     def _processed(self, batch: _Batch) -> None:
         self._batch = None
         self._post(events.BatchProcessed(batch.position))
 
-    def _raised(self, batch: _Batch, error: Exception, poison: int | None) -> None:
-        """`poison` is the record that the traceback shows; user code of every second batch shows
-        none."""
+    def _raised(self, batch: _Batch, error: Exception) -> None:
         self._observer.batch_raised(self._reader, batch.given[0])
-        if batch.run is None:
-            batch.run = BatchRun(_records(batch), self._policy, self._breaker)
-            batch.run.next_step(self._now())  # the whole batch, which was given
-        is_shown = poison is not None and batch.first % 2 == 0
-        at = ExtendedSequenceNumber(str(poison)) if is_shown else None
-        batch.run.raised(error, self._now(), WallTime(0.0), at=at)
-        self._step(batch, error)
+        self._calls.raised(error)
+        self._step(batch)
 
-    def _step(self, batch: _Batch, error: Exception | None = None) -> None:
-        """As the deliverer of a lease process: what `BatchRun` decides is done."""
-        run = batch.run
-        if run is None or self._batch is not batch:
+    def _step(self, batch: _Batch) -> None:
+        """Perform the next step of a batch whose call raised."""
+        if self._batch is not batch:
             return
-        if (settled := run.newly_settled()) is not None:
-            position = self._stream.position(self._key, batch.first + settled - 1)
-            self._post(events.BatchProcessed(position))
-        match run.next_step(self._now()):
+        step = self._calls.next_step()
+        match step:
             case Finished():
                 self._observer.left_out_before(self._reader, batch.last + 1)
                 self._processed(batch)
                 self._go_on()
             case Rest(pause_s):
-                self._after(pause_s, lambda: self._step(batch, error))
+                self._after(pause_s, lambda: self._step(batch))
             case Give(indexes):
                 batch.given = (batch.first + indexes[0], batch.first + indexes[-1])
                 self._observer.left_out_before(self._reader, batch.given[0])
@@ -471,29 +497,58 @@ class SimulatedDeliveryQueue:
                 self._after(0.0, self._go_on)
             case LetGo(index):
                 self._after(_KEEP_S, lambda: self._kept(batch, batch.first + index))
-            case Halt(reason):
-                self._leave_undone(batch)
-                self._delivery.halt()
-                words = reason or (error_words(error) if error is not None else "")
-                self._post(ProcessorFailed("process_records", words, run.calls, batch.position))
+            case Halt():
+                pass
+            case _:
+                assert_never(step)
 
     def _leave_undone(self, batch: _Batch) -> None:
         """A checkpoint of user code from here on covers no more than the records that are done."""
-        assert batch.run is not None, "only a batch that raised is left undone"
         self._batch = None
-        self._given = batch.first + batch.run.settled - 1
+        self._given = batch.first + self._calls.settled - 1
 
     def _kept(self, batch: _Batch, number: int) -> None:
         """The letter is durable, whatever became of the batch meanwhile."""
         self._observer.gave_up(self._reader, number)
         self._step(batch)
 
-    def _keep_held(self, batch: _Batch) -> None:
-        """Before user code checkpoints inside its call [I13]."""
-        if batch.run is not None:
-            for held in batch.run.held:
-                self._observer.gave_up(self._reader, batch.first + held.index)
-            batch.run.release(self._now())
+    # As `StepHost`. The simulator has no rows, and no bounds of a checkpoint inside a batch:
+    # user code names the record up to which it checkpoints.
+
+    def now(self) -> Instant:
+        return self._now()
+
+    def wall(self) -> WallTime:
+        return WallTime(0.0)  # no record is too old
+
+    def durable(self) -> ExtendedSequenceNumber | None:
+        durable, batch = self._durable, self._batch
+        is_within = durable and batch and self._number(durable) >= batch.given[0]
+        return durable if is_within else None
+
+    def limit(self, last: ExtendedSequenceNumber | None) -> None:
+        pass
+
+    def describe(self, error: BaseException, records: Sequence[Record]) -> Failure:  # noqa: ARG002
+        position = error.position if isinstance(error, _DrawnError) else None
+        return Failure(error_words(error), position=position)
+
+    def raised(self, raised: Raised) -> None:
+        self._error = raised.error
+
+    def keep(self, record: Record, failure: Failure, calls: int) -> None:  # noqa: ARG002
+        self._observer.gave_up(self._reader, self._number(record.position))
+
+    def halt(self, reason: str, calls: int) -> None:
+        batch = self._batch
+        assert batch is not None, "a batch is halted while it is under way"
+        self._leave_undone(batch)
+        self._delivery.halt()
+        words = reason or (error_words(self._error) if self._error is not None else "")
+        self._post(ProcessorFailed("process_records", words, calls, batch.position))
+
+    def settled(self, position: ExtendedSequenceNumber) -> None:
+        self._post(events.BatchProcessed(position))
 
     def _checkpoint(
         self, last: int | None, answered: Callable[[commands.AnswerCheckpoint], None]

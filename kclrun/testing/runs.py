@@ -6,23 +6,19 @@ forbid are refused.
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from kclrun.codec.values import Decode, decoder_of_type, decoding, is_value_type
-from kclrun.consuming.delivery import Attempts, RetryAfter, attempt
-from kclrun.consuming.timers import TimerRun
 from kclrun.errors import ProcessorError, ProcessorLoadError, StaleCheckpoint
 from kclrun.loading import decoded_options, load_decoding
 from kclrun.model.output import MAIN_OUTPUT, setting_of
 from kclrun.model.policies import Concurrency, ErrorPolicy, Order, Then
 from kclrun.model.record import Decoding, Record, RecordBatch
 from kclrun.model.row_schema import RowSchema
-from kclrun.model.sequence import IDLE_TICKS, SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
+from kclrun.model.sequence import SHARD_END, TRIM_HORIZON, ExtendedSequenceNumber
 from kclrun.processor import (
     Checkpointer,
     Context,
@@ -36,7 +32,8 @@ from kclrun.record_calls.fitting import NO_ORDER, require_fit
 from kclrun.state.event_times import EventTimes
 from kclrun.state.timers import Step, Timer
 from kclrun.testing.batch_runs import BatchKit
-from kclrun.testing.crashes import Crash, ends_test
+from kclrun.testing.crashes import Crash
+from kclrun.testing.method_runs import MethodKit, TimerKit
 from kclrun.testing.record_runs import RecordKit
 from kclrun.testing.records import RecordLike, make_records
 from kclrun.testing.states import Ledger, TestedState, Timing
@@ -358,19 +355,20 @@ class _Life:
         self._batches = BatchKit(
             policy,
             ledger,
-            call=lambda records: self._call("process_records", records),
+            call=self._call_batch,
             given_up=self.run.given_up.append,
             note_error=self._note_error,
         )
+        self._methods = MethodKit(policy, ledger).calls
         self._decoding = decoding
         self._concurrency = concurrency
         self._seed = seed
         self._kit: RecordKit | None = None
         self._timing = timing
-        self._timers: TimerRun | None = None
+        self._timers: TimerKit | None = None
         # Each attempt of `initialize` has an instance of its own.
         self.times = EventTimes(self._event_time)
-        self._quiet_since: float | None = None  # the arrival of the last record
+        self._has_checkpointed = False  # in the last call
         self._returned = 0
         self._crash_after, self._crash_at_checkpoint = crashes
         self._checkpoint_calls = itertools.count(1)
@@ -387,7 +385,7 @@ class _Life:
         is_manual = self._mode == "manual"
         self._is_single = require_fit(processor, called, self._concurrency, is_manual=is_manual)
         refuse_deferred(processor, called)
-        self._repeat("initialize", lambda: self._initialize(processor, context))
+        self._methods.run("initialize", lambda: self._initialize(processor, context))
 
     def _initialize(
         self, processor: type[RecordProcessor] | RecordProcessor, context: Context
@@ -397,8 +395,15 @@ class _Life:
         self.run.processors[:] = [self._processor]
         self.run.calls.append(Call("initialize"))
         if fires_timers(self._processor):
-            at, timing = context.position, self._timing
-            self._timers = self.ledger.state.run_timers(at, timing, self.times)
+            timing = self._timing
+            self._timers = TimerKit(
+                self.ledger.state.run_timers(context.position, timing, self.times),
+                self.ledger,
+                self._methods,
+                call=lambda timer: self._call("on_timer", timer),
+                is_released=lambda: self.run.released,
+                wall_until=timing.wall_until,
+            )
         call_method(self._processor, "initialize", context)
         if self._is_single:
             self._kit = self._make_kit(context)
@@ -433,7 +438,7 @@ class _Life:
         return self._processor.event_time(record)
 
     def _watermark(self) -> float | None:
-        return None if self._timers is None else self._timers.watermark
+        return None if self._timers is None else self._timers.run.watermark
 
     def _note_error(self, words: str) -> None:
         self.run.last_error = words
@@ -458,11 +463,10 @@ class _Life:
         while given < len(records) and not self.run.released:
             batch = records[given : given + self._next_size()]
             if self._timers is not None:
-                batch = self._fire_before(batch, self._timers)
+                batch = self._timers.before(batch)
             self._process(batch)
-            if self._timers is not None and self.ledger.delivered == batch[-1].position:
-                self._timers.arrive()
-                self._fire(self._timers, self._timers.next_event)
+            if self._timers is not None:
+                self._timers.after(batch)
             self.run.row_counts.append(self.ledger.lengths())
             given += len(batch)
             is_given = self._crash_after is not None and given >= self._crash_after
@@ -473,65 +477,16 @@ class _Life:
         if self._crash_after == 0:
             raise Crash
         if self._timers is not None and not self.run.released:
-            if self._quiet_since is None:
-                self._quiet_since = -math.inf
-            self._fire_clock(self._timers, self._timing.wall_until)
-
-    def _fire_before(self, batch: list[Record], timers: TimerRun) -> list[Record]:
-        """Fire the timers that are due before these records. Returns: those of the next call."""
-        self._fire(timers, timers.next_event)
-        self._fire_clock(timers, batch[0].approximate_arrival_timestamp)
-        part = batch[: timers.part_end(batch, 0)]
-        self._quiet_since = part[-1].approximate_arrival_timestamp
-        if timers.must_note:
-            self.ledger.begin_batch()
-            timers.note()
-            self.ledger.end_batch(self.ledger.delivered)
-        return part
-
-    def _fire_clock(self, timers: TimerRun, now: float | None) -> None:
-        """Fire the timers due up to `now`: of the wall clock, and those of an idle shard."""
-        while now is not None and not self.run.released:
-            wall_at, idle_at = timers.wall_at(), timers.idle_at(self._quiet_since)
-            due = [each for each in (wall_at, idle_at) if each is not None and each <= now]
-            if not due:
-                return
-            at = min(due)
-            if at == wall_at:
-                self._fire(timers, functools.partial(timers.next_wall, at, is_forced=False))
-                continue
-            delivered = self.ledger.delivered
-            self.ledger.delivered = delivered.at_tick(delivered.tick + IDLE_TICKS)
-            self.ledger.begin_batch()
-            timers.advance(delivered)
-            self.ledger.end_batch(self.ledger.delivered)
-            self._fire(timers, timers.next_event)
-
-    def _fire(self, timers: TimerRun, next_timer: Callable[[], Timer | None]) -> None:
-        while not self.run.released and next_timer() is not None:
-            delivered = self.ledger.delivered
-            self.ledger.delivered = delivered.at_tick(delivered.tick + 1)
-            self._repeat("on_timer", lambda: self._call_timer(timers, next_timer))
-
-    def _call_timer(self, timers: TimerRun, next_timer: Callable[[], Timer | None]) -> None:
-        """One attempt: the next one fires the timers that are due then."""
-        timer = next_timer()
-        if timer is None:
-            return
-        try:
-            at = self.ledger.delivered
-            self._call("on_timer", covers=at, timer=timer, taken=lambda: timers.take(timer))
-        finally:
-            timers.end_call()
+            self._timers.end()
 
     def end(self, *, end_of_shard: bool) -> None:
         """The shard ends, or the lease is given away."""
         if not end_of_shard or self.run.released:
-            self._repeat("shutdown_requested", lambda: self._call("shutdown_requested"))
+            self._methods.run("shutdown_requested", lambda: self._call("shutdown_requested"))
             if self._mode != "manual":
                 self._checkpoint_processed()
             return
-        self._repeat("shard_ended", lambda: self._call("shard_ended", covers=SHARD_END))
+        self._methods.run("shard_ended", lambda: self._call("shard_ended"), self.ledger, SHARD_END)
         self.ledger.delivered = SHARD_END
         self.ledger.checkpoint(SHARD_END)
 
@@ -560,46 +515,20 @@ class _Life:
             return
         self._batches.process(batch)
 
-    def _repeat(self, where: str, call: Callable[[], Returned]) -> Returned:
-        """Call until it returns, or is given up: then its error is raised."""
-        attempts = Attempts(where, self._policy)
-        while True:
-            try:
-                return call()
-            except BaseException as error:
-                if not ends_test(error) and isinstance(attempts.raised(error), RetryAfter):
-                    continue
-                raise
+    def _call_batch(self, records: Sequence[Record]) -> None:
+        batch = RecordBatch(records, 0, self._fencing_token, self._decoding)
+        self._call("process_records", batch, records=len(records))
 
-    def _call(
-        self,
-        name: str,
-        records: Sequence[Record] | None = None,
-        covers: ExtendedSequenceNumber | None = None,
-        timer: Timer | None = None,
-        taken: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """Call the processor; its rows are removed if it raises. Returns whether it
-        checkpointed."""
+    def _call(self, name: str, *arguments: object, records: int = 0) -> None:
+        """Call the processor once."""
         writes = _Writes(self)
-        arguments: list[object] = [Checkpointer(writes)]
-        if records is not None:
-            arguments.insert(0, RecordBatch(records, 0, self._fencing_token, self._decoding))
-        if timer is not None:
-            arguments.insert(0, timer)
-
-        def call() -> None:
-            taken()
-            call_method(self._processor, name, *arguments)
-
-        self.run.calls.append(Call(name, len(records or ())))
-        self.run.delivered += len(records or ())
+        self.run.calls.append(Call(name, records))
+        self.run.delivered += records
         try:
-            # `BatchCalls` has the rows of a batch.
-            attempt(call, self.ledger, covers, lambda: self.ledger.position)
+            call_method(self._processor, name, *arguments, Checkpointer(writes))
         finally:
             writes.open = False
-        return writes.made
+            self._has_checkpointed = writes.made
 
     def write(self, position: ExtendedSequenceNumber | None) -> None:
         """Perform a `checkpoint()` of this life."""

@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TextIO
 from kclrun.calling.batches import PROCESS_RECORDS
 from kclrun.calling.tracebacks import Failure, describe
 from kclrun.consuming import commands, events
-from kclrun.consuming.delivery import (
-    Attempts,
-    Call,
-    ConfirmStop,
-    GiveUp,
-    RetryAfter,
-    RowScope,
-    attempt,
-    host_fault,
-)
+from kclrun.consuming.delivery import Call, ConfirmStop, RowScope, host_fault
 from kclrun.consuming.retry_later import RetryLaters
 from kclrun.consuming.timers import Quiet, TimerRun
 from kclrun.errors import HostFailed, RetryLater, SinkError
@@ -54,6 +45,7 @@ from kclrun.worker.delivery_queue import (
     QueueClosed,
 )
 from kclrun.worker.giving_up import GivingUp, Trouble
+from kclrun.worker.method_delivering import INITIALIZE, MethodDelivery
 from kclrun.worker.timer_delivering import Parts, TimerDelivery
 
 if TYPE_CHECKING:
@@ -120,6 +112,9 @@ class Deliverer:
             processed=self._processed,
             spans=spans,
         )
+        self._methods = MethodDelivery(
+            policy, queue=queue, post=post, report=report, durable=self._durable
+        ).calls
         self._processor: RecordProcessor | None = None
         self._records: RecordDelivery | None = None
         self._timers: TimerDelivery | None = None
@@ -189,9 +184,6 @@ class Deliverer:
             self.delivered = position
             self._processed(position)
 
-        def attempt_timers(where: str, call: Callable[[], None]) -> bool:
-            return self._attempt_until_it_holds(where, call, is_batch=True)
-
         assert self._done is not None, "the lease is claimed"
         self._timers = TimerDelivery(
             run,
@@ -200,7 +192,7 @@ class Deliverer:
             self._checkpoints,
             done=self._done,
             post=self._post,
-            attempt=attempt_timers,
+            methods=self._methods,
             processed=processed,
             durable=self._durable,
             may_go=lambda: self._queue.may_try_again(0.0, is_batch=True),
@@ -248,19 +240,19 @@ class Deliverer:
             if not self._is_done_with(self._next_part(timers)):
                 return False
             assert self._done is not None, "a part is done"
-            if not timers.arrive(self._done):
+            if not timers.calls.arrive(self._done):
                 return False
         last = self._parts.last
         if self._done is None or self._done < last:
             self._note_delivered(Batch((), last, 0, None))
             self._processed(last)
-            timers.done = last
+            timers.calls.done = last
         return True
 
     def _next_part(self, timers: TimerDelivery) -> Batch:
         assert self._done is not None, "the lease has begun"
         part = self._parts.next(timers.run)
-        timers.note(self._done)
+        timers.calls.note(self._done)
         timers.arrived_at = part.records[-1].approximate_arrival_timestamp
         self._note_delivered(part)
         return part
@@ -300,7 +292,7 @@ class Deliverer:
         checkpointer = self._checkpoints.checkpointer
         match call:
             case commands.CallInitialize(row):
-                done = self._attempt_until_it_holds("initialize", lambda: self._begin(row))
+                done = self._is_begun(row)
             case commands.CallShardEnded():
                 self._checkpoints.covers_rows = False
                 done = self._attempt_method("shard_ended", checkpointer, covers=SHARD_END)
@@ -311,6 +303,19 @@ class Deliverer:
         if done:
             self._post(events.CallReturned())
 
+    def _is_begun(self, row: Lease) -> bool:
+        try:
+            return self._methods.run(INITIALIZE, lambda: self._begin(row))
+        except BaseException as error:
+            fault = host_fault(error)
+            if fault is None:
+                raise
+            # No wait here: the manager starts the next process after a pause that grows, or gives
+            # the lease to another host.
+            self._queue.halt()
+            self._broke(HostFailed(f"{INITIALIZE} failed: {fault}"))
+            return False
+
     def _begin(self, row: Lease) -> None:
         self._token, self._done = row.counter, row.checkpoint
         self._processor, self._rows, self._decoding = self._prepare(row)
@@ -319,7 +324,7 @@ class Deliverer:
         self, name: str, *arguments: object, covers: ExtendedSequenceNumber | None = None
     ) -> bool:
         call = functools.partial(call_method, self._user_code, name, *arguments)
-        return self._attempt_until_it_holds(name, call, covers)
+        return self._methods.run(name, call, self._rows, covers)
 
     @property
     def _user_code(self) -> RecordProcessor:
@@ -352,61 +357,11 @@ class Deliverer:
         with nullcontext() if self._spans is None else self._spans.calling(batch):
             call_method(self._user_code, PROCESS_RECORDS, given, checkpointer)
 
-    # Other calls.
-
-    def _attempt_until_it_holds(
-        self,
-        where: str,
-        call: Callable[[], None],
-        covers: ExtendedSequenceNumber | None = None,
-        *,
-        is_batch: bool = False,
-    ) -> bool:
-        """Repeat `call` until it returns. False if it was given up, or delivery was stopped
-        meanwhile.
-
-        `covers` is the position of the rows that the call emits; None if it emits none.
-        """
-        attempts: Attempts | None = None
-        trouble = Trouble(where)
-        while True:
-            try:
-                attempt(call, self._rows, covers, self._durable)
-            except BaseException as error:  # noqa: BLE001 - user code: also asyncio's CancelledError
-                attempts = attempts or Attempts(where, self._policy)
-                if not self._may_repeat(error, attempts, trouble, is_batch=is_batch):
-                    return False
-            else:
-                if attempts is not None:
-                    self._report(ProcessorRecovered(where, attempts.failed + 1))
-                return True
-
     def _durable(self) -> ExtendedSequenceNumber | None:
         """Records up to here are not given again: a checkpoint covers them, or their rows were
         given to the outputs for a checkpoint under way."""
         durable, sent = self._checkpoints.durable, self._sent()
         return sent if durable is None or (sent is not None and sent > durable) else durable
-
-    def _may_repeat(
-        self, error: BaseException, attempts: Attempts, trouble: Trouble, *, is_batch: bool
-    ) -> bool:
-        decision, where = attempts.raised(error), attempts.where
-        fault = host_fault(error)
-        trouble.note(describe(error), is_host_fault=fault is not None)
-        if fault is not None and where == "initialize":
-            # No wait here: the manager starts the next process after a pause that grows, or gives
-            # the lease to another host.
-            self._queue.halt()
-            self._broke(HostFailed(f"{where} failed: {fault}"))
-            return False
-        match decision:
-            case GiveUp():
-                self._queue.halt()
-                self._post(trouble.given_up())
-                return False
-            case RetryAfter(pause_s):
-                self._report(trouble.raised(pause_s))
-                return self._queue.may_try_again(pause_s, is_batch=is_batch)
 
 
 class RowPlaces(RowScope, Protocol):

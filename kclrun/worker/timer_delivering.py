@@ -1,7 +1,6 @@
 """The timers of one lease on its main thread: `on_timer` is called between the batches.
 
-`consuming/timers.py` decides which timer fires, and the delivery queue decides when a call may
-start.
+`calling/timers.py` makes the calls, and the delivery queue decides when a call may start.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from kclrun.calling.methods import MethodCalls
+from kclrun.calling.timers import ON_TIMER, TimerCalls, TimerHost
 from kclrun.consuming import events
 from kclrun.consuming.delivery import RowScope
 from kclrun.consuming.timers import Quiet, TimerRun, is_of_idle
@@ -24,25 +25,22 @@ from kclrun.processor import RecordProcessor, call_method
 from kclrun.state.timers import Timer
 from kclrun.worker.delivery_queue import Batch, CheckpointCalls
 
-NextTimer = Callable[[], Timer | None]
-Attempt = Callable[[str, Callable[[], None]], bool]
 # The clock of a machine may be set back or forward, so it is read this often at least.
 _LOOK_S: Final = 30.0
 # The time of the service has whole seconds.
 _TIP_LOOK_S: Final = 1.0
 
 
-class TimerDelivery:
-    """Calls `on_timer`, in groups whose rows and changes of the state belong to one position.
+class TimerDelivery(TimerHost):
+    """The `TimerHost` of a lease: the rounds of its clocks, and its checkpoints.
 
     `done` is the position at which the lease begins. `round_every_s` is None where no output stores
     its cursor. Otherwise each round of the wall clock ends with a checkpoint, so that the next
     owner knows at which record the round was, and two rounds are so many seconds apart at least.
-    `processed` gets the position up to which everything is done. `attempt` repeats a call as
-    `on_error` says; False if the call was given up. `may_go` is called between two groups; False
-    once delivery was stopped, and the remaining timers fire later. `quiet` is None while the shard
-    is not idle, or while that is not known. If `wall` is None, the wall clock stands at the arrival
-    of the last record.
+    `processed` gets the position up to which everything is done. `methods` repeats a call as
+    `on_error` says. `may_go` is called between two groups; False once delivery was stopped, and the
+    remaining timers fire later. `quiet` is None while the shard is not idle, or while that is not
+    known. If `wall` is None, the wall clock stands at the arrival of the last record.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class TimerDelivery:
         *,
         done: ExtendedSequenceNumber,
         post: Callable[[events.Event], None],
-        attempt: Attempt,
+        methods: MethodCalls,
         processed: Callable[[ExtendedSequenceNumber], None],
         durable: Callable[[], ExtendedSequenceNumber | None],
         may_go: Callable[[], bool],
@@ -64,10 +62,8 @@ class TimerDelivery:
     ) -> None:
         self.run = run
         self._processor = processor
-        self._rows = rows
         self._checkpoints = checkpoints
         self._post = post
-        self._attempt = attempt
         self._processed = processed
         self._durable = durable
         self._may_go = may_go
@@ -77,12 +73,12 @@ class TimerDelivery:
         self._was_idle = False
         self.arrived_at = 0.0  # of the last record given
         self._wall = wall or (lambda: self.arrived_at)
-        self.done = done
+        self.calls = TimerCalls(run, self, methods, rows, done)
 
     def wait_s(self, now: Instant, upcoming: ExtendedSequenceNumber | None) -> float | None:
         """The seconds until timers fire, 0 for now; None while none is pending. Called under the
         lock of the queue."""
-        if self.run.is_event_due() or self.run.forced(self.done, upcoming) is not None:
+        if self.run.is_event_due() or self.run.forced(self.calls.done, upcoming) is not None:
             return 0.0
         at = self.run.wall_at()
         waits = [] if at is None else [at - self._wall()]
@@ -100,26 +96,11 @@ class TimerDelivery:
             return _TIP_LOOK_S
         return 0.0 if at <= quiet.seen_at else max(_TIP_LOOK_S, at - quiet.seen_at)
 
-    def note(self, done: ExtendedSequenceNumber) -> None:
-        """Before a part is given to user code, write the watermark that it leads to into the state.
-        Every record up to `done` is processed; later records may be running."""
-        if self.run.must_note:
-            self._rows.begin_batch()
-            self.run.note()
-            self._rows.end_batch(done)
-
-    def arrive(self, done: ExtendedSequenceNumber) -> bool:
-        """Every record up to `done` is processed: fire the event timers that are due. False if a
-        call was given up, or delivery was stopped."""
-        self.done = done
-        self.run.arrive()
-        return self._fire(self.run.next_event)
-
     def fire(self, upcoming: ExtendedSequenceNumber | None) -> None:
         """Fire the timers that `wait_s` found due."""
-        if not self._fire(self.run.next_event):
+        if not self.calls.fire_events():
             return
-        stored, begun = self.run.forced(self.done, upcoming), self.done
+        stored, begun = self.run.forced(self.calls.done, upcoming), self.calls.done
         if self._repeat_round(stored) if stored is not None else self._round(upcoming):
             self._end_round(begun)
 
@@ -130,44 +111,36 @@ class TimerDelivery:
         is_idle_due = self.run.may_idle and upcoming is None and self._idle_wait_s() == 0.0
         self._was_idle = is_idle_due and not (self._was_idle and at is not None and at <= now)
         if self._was_idle:
-            self._advance(IDLE_TICKS)
-            return self._fire(self.run.next_event)
-        return self._fire(lambda: self.run.next_wall(now, is_forced=False))
+            self.calls.advance(IDLE_TICKS)
+            return self.calls.fire_events()
+        return self.calls.fire(lambda: self.run.next_wall(now, is_forced=False))
 
     def _repeat_round(self, stored: ExtendedSequenceNumber) -> bool:
         """Fire as many timers as the tick of a stored cursor counts, in the same order."""
-        if stored.of_record != self.done.of_record:
-            self._reach(stored.of_record)
-        if is_of_idle(stored, self.done):
-            may_advance = self._advance(IDLE_TICKS)
+        if stored.of_record != self.calls.done.of_record:
+            self.calls.reach(stored.of_record)
+        if is_of_idle(stored, self.calls.done):
+            may_advance = self.calls.advance(IDLE_TICKS)
             next_timer = self.run.next_event
         else:
             may_advance = False
             next_timer = functools.partial(self.run.next_wall, self._wall(), is_forced=True)
-        while self._fire(next_timer, stored.tick):
+        while self.calls.fire(next_timer, stored.tick):
             # Other settings make other steps of an idle shard, but the same timers.
-            if self.done >= stored or not may_advance:
+            if self.calls.done >= stored or not may_advance:
                 break
-            may_advance = self._advance(0)
+            may_advance = self.calls.advance(0)
         else:
             return False
-        if self.done < stored:  # the processor set fewer timers than before: no row is missing
-            self._reach(stored)
+        if self.calls.done < stored:  # the processor set fewer timers now: no row is missing
+            self.calls.reach(stored)
         return True
 
-    def _advance(self, ticks: int) -> bool:
-        at = self.done.at_tick(self.done.tick + ticks)
-        self._rows.begin_batch()
-        is_moved = self.run.advance(self.done)
-        self._rows.end_batch(at)
-        self._reach(at)
-        return is_moved
-
     def _end_round(self, begun: ExtendedSequenceNumber) -> None:
-        if self._round_every_s is None or self.done == begun:
+        if self._round_every_s is None or self.calls.done == begun:
             return
         self._next_round = Instant(boottime() + self._round_every_s)
-        self._checkpoints.given = self.done
+        self._checkpoints.given = self.calls.done
         try:
             # The core ends a lost lease.
             with contextlib.suppress(LeaseLost):
@@ -175,61 +148,28 @@ class TimerDelivery:
         finally:
             self._checkpoints.given = None
 
-    def _fire(self, next_timer: NextTimer, tick_max: int | None = None) -> bool:
-        """Fire one timer after the other, up to a tick."""
-        has_raised, is_first = False, True
+    # As `TimerHost`.
 
-        def group() -> None:
-            nonlocal has_raised
-            is_single, has_raised = has_raised, True
-            self._fire_group(next_timer, tick_max, is_single=is_single)
-            has_raised = False
+    def call(self, timer: Timer) -> None:
+        call_method(self._processor, ON_TIMER, timer, self._checkpoints.checkpointer)
 
-        while next_timer() is not None and (tick_max is None or self.done.tick < tick_max):
-            may_go = is_first or self._may_go()
-            is_first = False
-            if not may_go or not self._attempt("on_timer", group):
-                return False
-        return True
+    def durable(self) -> ExtendedSequenceNumber | None:
+        return self._durable()
 
-    def _fire_group(self, next_timer: NextTimer, tick_max: int | None, *, is_single: bool) -> None:
-        """One attempt at the next timers. After an error they are called one by one, so that the
-        report names the timer at fault, and the timers before it are done."""
-        at, durable = self.done, self._durable()
-        if durable is not None and durable > at and durable.of_record == at.of_record:
-            at = durable  # the attempt before made a checkpoint, and then raised
-        most = 1 if is_single else self.run.group_max(at)
-        most = most if tick_max is None else min(most, tick_max - at.tick)
-        checkpoints = self._checkpoints
-        self._rows.begin_batch()
-        try:
-            for _ in range(most):
-                timer = next_timer()
-                if timer is None:
-                    break
-                at = at.at_tick(at.tick + 1)
-                self.run.take(timer)
-                checkpoints.given, checkpoints.before = at, self._deliver_given
-                call_method(self._processor, "on_timer", timer, checkpoints.checkpointer)
-            self._rows.end_batch(at)
-        except BaseException:
-            self._rows.take_back_batch(self._durable())
-            raise
-        finally:
-            self.run.end_call()
-            checkpoints.given = checkpoints.before = None
-        self._reach(at)
+    def limit(self, at: ExtendedSequenceNumber | None) -> None:
+        self._checkpoints.given = at
+        self._checkpoints.before = None if at is None else functools.partial(self._deliver, at)
 
-    def _deliver_given(self) -> None:
-        """User code requests a checkpoint in `on_timer`: report its position to the core first."""
-        at = self._checkpoints.given
-        assert at is not None, "on_timer runs"
+    def may_go_on(self) -> bool:
+        return self._may_go()
+
+    def reached(self, at: ExtendedSequenceNumber) -> None:
+        self._deliver(at)
+        self._processed(at)
+
+    def _deliver(self, at: ExtendedSequenceNumber) -> None:
+        """The core has to know a position before a checkpoint at it."""
         self._post(events.BatchDelivered(at, 0, 0))
-
-    def _reach(self, position: ExtendedSequenceNumber) -> None:
-        self._post(events.BatchDelivered(position, 0, 0))
-        self.done = position
-        self._processed(position)
 
 
 class Parts:

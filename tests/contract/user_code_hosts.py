@@ -1,5 +1,5 @@
-"""The hosts that call user code, for the contract of `process_records`. A new host is a function of
-`HOSTS`."""
+"""The hosts that call user code, for the contracts of `process_records` and `process_record`. A new
+host is a function of `HOSTS`."""
 
 import functools
 import json
@@ -11,15 +11,16 @@ from kclrun.cli.dead_letters.user_process import LetterRows, RedriveJob, redrive
 from kclrun.consuming import commands, events
 from kclrun.errors import ProcessorError
 from kclrun.model.letter import Letter
-from kclrun.model.policies import ErrorPolicy
+from kclrun.model.policies import Concurrency, ErrorPolicy
 from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
-from kclrun.processor import RecordProcessor
+from kclrun.processor import Context, KeptRow, RecordProcessor
 from kclrun.protocol.reports import ProcessorFailed
+from kclrun.record_calls.calls import CallTerms
 from kclrun.spark.processors.hosting import ProcessorHost, ProcessorJob
 from kclrun.testing import runs
 from tests.patience import HUNG_S
-from tests.unit.worker.main_stage import Stage, page
+from tests.unit.worker.main_stage import Stage, p, page
 
 SHARD = "shardId-000000000000"
 
@@ -60,6 +61,21 @@ def processor_of(code, outcome):
     return Coded
 
 
+batch_processor_of = processor_of
+
+
+def single_processor_of(code, outcome):
+    """A processor of single records, whose calls are `code(number, emit)`."""
+
+    class Coded(RecordProcessor):
+        def process_record(self, record, context):
+            number = int(record.sequence_number)
+            outcome.story.append(("call", number))
+            code(number, context.emit)
+
+    return Coded
+
+
 class Rows:
     def __init__(self):
         self.rows, self.began = [], 0
@@ -76,6 +92,12 @@ class Rows:
     def take_back_batch(self, checkpoint=None):
         del self.rows[self.began :]
 
+    def place(self, row):
+        self.rows.append(row.encoded)
+
+    def place_changes(self, changes):
+        assert not changes, "there is no state"
+
 
 class Fleet(Stage):
     """A lease process: its main thread and its queue."""
@@ -83,6 +105,7 @@ class Fleet(Stage):
     def __init__(self, kind, policy, outcome):
         self.rows = Rows()
         self.kind = kind
+        self.policy = policy
         self.outcome = outcome
         super().__init__(policy, time.monotonic, keep_letter=self.keep)
 
@@ -94,31 +117,74 @@ class Fleet(Stage):
         processor.emit = self.rows.emit
         return processor, self.rows, None
 
+    def cover(self, position):
+        """A checkpoint of user code is durable."""
+        self.checkpoints.note_durable(position)
+
     def post(self, event):
         super().post(event)
         if isinstance(event, events.CheckpointRequested):
-            self.checkpoints.note_durable(event.position or self.deliverer.delivered)
+            self.cover(event.position or self.deliverer.delivered)
             answer = commands.AnswerCheckpoint(event.request, commands.CheckpointAnswer.DURABLE)
             threading.Thread(target=self.checkpoints.answer, args=(answer,)).start()
 
 
-def fleet(code, numbers, retries):
+class SingleFleet(Fleet):
+    """The same of single records, one at a time."""
+
+    def prepare(self, row):
+        processor = self.kind()
+        context = Context(
+            application="app",
+            stream="orders",
+            shard_id=SHARD,
+            lease_key=SHARD,
+            position=row.checkpoint,
+            options={},
+            fencing_token=row.counter,
+            uncheckpointed_max=100,
+            checkpoint_mode="auto",
+            emit=lambda row, to: None,
+            prepare=lambda row, to: KeptRow(to, row, 1),
+            release=lambda: None,
+        )
+        self.deliverer.take_records(
+            CallTerms(processor, context, Concurrency(), self.policy, None),
+            self.rows,
+            fence=lambda: 10.0**9,
+            make_thread=lambda target, name: threading.Thread(target=target, name=name),
+        )
+        return processor, None, None
+
+
+def wait_until_done(stage, position):
+    """Until everything up to a position is done, or the lease is halted."""
+
+    def is_done():
+        return any(
+            isinstance(event, ProcessorFailed)
+            or (isinstance(event, events.BatchProcessed) and event.last >= position)
+            for event in (*stage.events, *stage.reported)
+        )
+
+    with stage.posted:
+        assert stage.posted.wait_for(is_done, HUNG_S), stage.events
+
+
+def fleet(code, numbers, retries, processor_of=processor_of):
     outcome = Outcome()
     policy = ErrorPolicy(retries, 0.0, "dead-letter")
-    stage = Fleet(processor_of(code, outcome), policy, outcome)
+    kind = processor_of(code, outcome)
+    stage = (Fleet if processor_of is batch_processor_of else SingleFleet)(kind, policy, outcome)
+    return done_by(stage, page(*numbers, key=str), p(numbers[-1]))
+
+
+def done_by(stage, given, position):
+    """What the stage of a lease process leads to, once everything up to a position is done."""
+    outcome = stage.outcome
     try:
-        stage.begin(page(*numbers), fence=time.monotonic() + 600)
-        with stage.posted:
-            done = lambda: [  # noqa: E731 - a condition of two lines
-                event
-                for event in (*stage.events, *stage.reported)
-                if isinstance(event, ProcessorFailed)
-                or (
-                    isinstance(event, events.BatchProcessed)
-                    and event.last.sequence_number == str(numbers[-1])
-                )
-            ]
-            assert stage.posted.wait_for(done, HUNG_S), stage.events
+        stage.begin(given, fence=time.monotonic() + 600)
+        wait_until_done(stage, position)
         outcome.rows = stage.rows.rows
         outcome.halted = next((event.error for event in stage.of(ProcessorFailed)), None)
     finally:
@@ -135,7 +201,7 @@ class Job(ProcessorJob, frozen=True, kw_only=True):
         return self.options["kind"]
 
 
-def spark_task(code, numbers, retries):
+def spark_task(code, numbers, retries, processor_of=processor_of):
     outcome = Outcome()
     job = Job(
         application="app",
@@ -157,7 +223,7 @@ def spark_task(code, numbers, retries):
         wait=lambda _: None,
     )
     try:
-        host.process(page(*numbers).records)
+        host.process(page(*numbers, key=str).records)
     except ProcessorError as error:
         outcome.halted = str(error)
     for batch in host.rows.batches(all_of_them=True):
@@ -181,13 +247,13 @@ def noting(outcome):
     return mock.patch.object(runs, "Run", made)
 
 
-def kit(code, numbers, retries):
+def kit(code, numbers, retries, processor_of=processor_of):
     outcome = Outcome()
     kind = processor_of(code, outcome)
     with noting(outcome):
         try:
             run = runs.run_processor(
-                kind, page(*numbers).records, retries=retries, then="dead-letter"
+                kind, page(*numbers, key=str).records, retries=retries, then="dead-letter"
             )
         except Exception as error:
             outcome.halted = f"{type(error).__name__}: {error}"
@@ -196,11 +262,11 @@ def kit(code, numbers, retries):
     return outcome
 
 
-def redrive(code, numbers, retries):
+def redrive(code, numbers, retries, processor_of=processor_of):
     outcome = Outcome()
     letters = [
         Letter.of(
-            Record(b"x", "k", str(number)),
+            Record(b"x", str(number), str(number)),
             application="app",
             processor="coded:Coded",
             stream="orders",
@@ -226,7 +292,7 @@ def redrive(code, numbers, retries):
     with noting(outcome):
         answer = redriven(job, processor_of(code, outcome), letters, LetterRows((), None))
     outcome.rows = list(answer.rows)
-    if not answer.done and not outcome.given_up:
+    if len(answer.done) + len(outcome.given_up) < len(letters):
         outcome.halted = answer.error
     return outcome
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from kclrun.calling.timers import TimerCalls
 from kclrun.consuming import timers
 from kclrun.consuming.timers import TimerRun
 from kclrun.model.sequence import IDLE_TICKS
@@ -46,7 +47,7 @@ PLANTED: dict[str, list[tuple[Any, str, Any]]] = {
         (timer_delivering, "is_of_idle", lambda stored, _: stored.tick >= IDLE_TICKS),
     ],
     "a round of an idle shard has no ticks of its own": [
-        (TimerDelivery, "_advance", _without_ticks(TimerDelivery._advance)),
+        (TimerCalls, "advance", _without_ticks(TimerCalls.advance)),
     ],
     "the watermark moves without a record below the cursor of an output": [
         (TimerRun, "idle_at", _below_cursors(TimerRun.idle_at)),

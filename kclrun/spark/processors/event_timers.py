@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from kclrun.calling.methods import MethodCalls
+from kclrun.calling.timers import TimerCalls, TimerHost
 from kclrun.consuming.delivery import RowScope
 from kclrun.consuming.timers import TimerRun
 from kclrun.errors import ProcessorLoadError
 from kclrun.model.record import Record
 from kclrun.model.sequence import ExtendedSequenceNumber
 from kclrun.model.state import Watermarks
-from kclrun.processor import Checkpointer, RecordProcessor, call_method
 from kclrun.spark.keyed.shard_state import ShardState
 from kclrun.state.event_times import EventTimes
+from kclrun.state.timers import Timer
 
 
-class TimersHost(Protocol):
-    """What surrounds the timers of one instance."""
+class Instance(Protocol):
+    """The instance of a processor, around its timers."""
 
     @property
     def position(self) -> ExtendedSequenceNumber:
@@ -32,27 +34,38 @@ class TimersHost(Protocol):
         """Give these records to user code. Raises: ProcessorError."""
         ...
 
-    def repeat_timer(self, call: Callable[[], None]) -> None:
-        """Call `on_timer` until it returns, with its rows and changes of the state. Raises:
-        ProcessorError."""
+    def call_timer(self, timer: Timer) -> None:
+        """Call `on_timer`, whose rows belong to `position`. Raises: what it raises."""
+        ...
+
+    def fired(self, seconds: float) -> None:
+        """A timer fired, and is done after this time."""
+        ...
+
+    def checkpointed(self) -> ExtendedSequenceNumber:
+        """The last position that a checkpoint covers."""
         ...
 
 
-class EventTimers:
-    """The timers of one instance, from the position `begin` on."""
+class EventTimers(TimerHost):
+    """The `TimerHost` of one instance, from the position `begin` on. A range has positions of
+    records only: the rows of a timer belong to the record before it."""
 
     def __init__(
         self,
-        processor: RecordProcessor,
-        checkpointer: Checkpointer,
+        instance: Instance,
         state: ShardState,
         begin: ExtendedSequenceNumber,
         *,
+        methods: MethodCalls,
+        effects: RowScope,
         watermarks: Watermarks,
         times: EventTimes,
+        clock: Callable[[], float],
     ) -> None:
-        self._processor = processor
-        self._checkpointer = checkpointer
+        self._instance = instance
+        self._clock = clock
+        self._began: float | None = None  # the calls with the next timer
         state.live.reserved.is_served = True
         self._run = TimerRun(
             state.live,
@@ -61,39 +74,46 @@ class EventTimers:
             every_s=watermarks.every_s,
             times=times,
         )
+        # A call may emit so many bytes, and a group is one call.
+        self._calls = TimerCalls(self._run, self, methods, effects, begin, group_max=1)
 
     @property
     def watermark(self) -> float | None:
         return self._run.watermark
 
-    def process(self, records: Sequence[Record], host: TimersHost, effects: RowScope) -> None:
-        """Process these records, each part of them followed by the timers that it lets fire."""
-        self._fire(host)
+    def process(self, records: Sequence[Record]) -> None:
+        """Process these records, each part of them followed by the timers that it lets fire.
+        Raises: ProcessorError."""
+        instance = self._instance
+        self._calls.fire_events()
         start = 0
         while start < len(records):
             end = self._run.part_end(records, start)
-            if self._run.must_note:
-                effects.begin_batch()
-                self._run.note()
-                effects.end_batch(host.position)
-            host.process_part(records[start:end])
-            self._run.arrive()
-            self._fire(host)
+            self._calls.note(instance.position)
+            instance.process_part(records[start:end])
+            self._calls.arrive(instance.position)
             start = end
 
-    def _fire(self, host: TimersHost) -> None:
-        while self._run.next_event() is not None:
-            host.repeat_timer(self._call)
+    # As `TimerHost`.
 
-    def _call(self) -> None:
-        timer = self._run.next_event()
-        if timer is None:
-            return
-        try:
-            self._run.take(timer)
-            call_method(self._processor, "on_timer", timer, self._checkpointer)
-        finally:
-            self._run.end_call()
+    def call(self, timer: Timer) -> None:
+        if self._began is None:
+            self._began = self._clock()
+        self._instance.call_timer(timer)
+
+    def durable(self) -> ExtendedSequenceNumber | None:
+        return self._instance.checkpointed()
+
+    def position_after(self, at: ExtendedSequenceNumber) -> ExtendedSequenceNumber:
+        return at
+
+    def limit(self, at: ExtendedSequenceNumber | None) -> None:
+        pass
+
+    def reached(self, at: ExtendedSequenceNumber) -> None:  # noqa: ARG002
+        if self._began is not None:
+            self._instance.fired(self._clock() - self._began)
+            self._began = None
 
 
 def refuse_single_records(called: str) -> None:

@@ -18,17 +18,11 @@ import msgspec
 import pyarrow as pa
 
 from kclrun.calling.batches import PROCESS_RECORDS
+from kclrun.calling.timers import ON_TIMER
 from kclrun.calling.tracebacks import FRAMES_MAX, Failure, describe, is_ours
 from kclrun.codec.row_lines import ROW_BYTES_MAX, encode_row
 from kclrun.codec.values import Decode
-from kclrun.consuming.delivery import (
-    Attempts,
-    GiveUp,
-    RetryAfter,
-    RowScope,
-    attempt,
-    error_words,
-)
+from kclrun.consuming.delivery import RowScope, error_words
 from kclrun.errors import (
     LimitExceeded,
     ProcessorError,
@@ -60,11 +54,13 @@ from kclrun.spark.keyed.names import QueryPlace
 from kclrun.spark.keyed.shard_state import ShardState
 from kclrun.spark.processors.batches import TaskBatches
 from kclrun.spark.processors.event_timers import EventTimers, refuse_single_records
+from kclrun.spark.processors.methods import TaskMethods
 from kclrun.spark.processors.range_progress import RangeProgress, RangeReport
 from kclrun.spark.processors.single_records import SingleRecords
 from kclrun.spark.stream_set import parted
 from kclrun.state.event_times import EventTimes
 from kclrun.state.keyed import Undoable
+from kclrun.state.timers import Timer
 
 # Emitted rows on their way into the DataFrame: JSON lines, then Arrow batches.
 #
@@ -346,17 +342,24 @@ class ProcessorHost:
         self._batches = TaskBatches(
             job.on_error,
             call=self._give,
-            durable=lambda: self._progress.checkpointed,
+            durable=self.checkpointed,
             let_go=self._let_go,
             wait=wait,
             clock=clock,
             warn=self._warn,
         )
+        self._methods = TaskMethods(
+            job.on_error,
+            durable=self.checkpointed,
+            failure=lambda raised: self._failure(raised.where, raised.calls, raised.error, ()),
+            wait=wait,
+            warn=self._warn,
+        ).calls
         self._single: SingleRecords | None = None
         self._timers: EventTimers | None = None
         self._stop_calls: Callable[[], None] = lambda: None
         user_code = job.user_code()
-        self._attempt("initialize", lambda: self._initialize(user_code, begin))
+        self._methods.run("initialize", lambda: self._initialize(user_code, begin))
 
     @property
     def position(self) -> ExtendedSequenceNumber:
@@ -379,12 +382,18 @@ class ProcessorHost:
         if self._timers is None:
             self.process_part(records)
         else:
-            self._timers.process(records, self, self._effects)
+            self._timers.process(records)
 
-    def repeat_timer(self, call: Callable[[], None]) -> None:
-        started = self._clock()
-        self._attempt("on_timer", call, self.position)
-        self._progress.process(self.position, self._clock() - started)
+    def checkpointed(self) -> ExtendedSequenceNumber:
+        """The last position that a checkpoint covers."""
+        return self._progress.checkpointed
+
+    def call_timer(self, timer: Timer) -> None:
+        self._covers = self.position
+        call_method(self._processor, ON_TIMER, timer, self._checkpointer)
+
+    def fired(self, seconds: float) -> None:
+        self._progress.process(self.position, seconds)
 
     def process_part(self, records: Sequence[Record]) -> None:
         last = self._progress.deliver(records)
@@ -403,21 +412,19 @@ class ProcessorHost:
     def end_shard(self) -> None:
         """The shard's last record was processed."""
         started = self._clock()
-        self._attempt(
-            "shard_ended",
-            lambda: call_method(self._processor, "shard_ended", self._checkpointer),
-            SHARD_END,
-        )
+        self._covers = SHARD_END
+        self._call_last("shard_ended", SHARD_END)
         self._stop_calls()
         self._progress.end(self._clock() - started)
 
     def give_up(self) -> None:
         """The processor asked to be released: it gets one last chance to checkpoint."""
-        self._attempt(
-            "shutdown_requested",
-            lambda: call_method(self._processor, "shutdown_requested", self._checkpointer),
-        )
+        self._call_last("shutdown_requested")
         self._stop_calls()
+
+    def _call_last(self, where: str, covers: ExtendedSequenceNumber | None = None) -> None:
+        call = functools.partial(call_method, self._processor, where, self._checkpointer)
+        self._methods.run(where, call, self._effects, covers)
 
     def lose(self) -> None:
         """The lease is lost. Errors of `lease_lost` are only logged: this task does not own it."""
@@ -461,12 +468,14 @@ class ProcessorHost:
         if self.state is not None and fires_timers(self._processor):
             assert self._job.state is not None, "a job with state has its place"
             self._timers = EventTimers(
-                self._processor,
-                self._checkpointer,
+                self,
                 self.state,
                 begin,
+                methods=self._methods,
+                effects=self._effects,
                 watermarks=self._job.state.place.watermarks,
                 times=times,
+                clock=self._clock,
             )
         call_method(self._processor, "initialize", self._context)
         concurrency = self._job.concurrency
@@ -548,35 +557,6 @@ class ProcessorHost:
 
     def _release(self) -> None:
         self.is_released = True
-
-    def _attempt(
-        self,
-        where: str,
-        call: Callable[[], None],
-        covers: ExtendedSequenceNumber | None = None,
-    ) -> None:
-        """Repeat the call until it returns. `covers` is the position of its rows; None: no rows."""
-        self._covers = covers or self._covers
-        attempts = Attempts(where, self._job.on_error)
-        while True:
-            try:
-                attempt(call, self._effects, covers, lambda: self._progress.checkpointed)
-                return
-            except BaseException as error:  # noqa: BLE001 - user code: also SystemExit
-                match attempts.raised(error):
-                    case GiveUp():
-                        raise ProcessorError(
-                            self._failure(where, attempts.failed, error, ())
-                        ) from None
-                    case RetryAfter(pause_s):
-                        _log.warning(
-                            "%s: %s raised %s; again in %g s",
-                            self._shard_id,
-                            where,
-                            error_words(error),
-                            pause_s,
-                        )
-            self._wait(pause_s)
 
     def _failure(
         self,

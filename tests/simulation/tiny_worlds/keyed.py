@@ -85,6 +85,14 @@ class Fold:
         self.owner.outputs.emit_to("sql")(what)
 
 
+class Once:
+    """Calls of user code that does not raise."""
+
+    def run(self, _, call) -> bool:
+        call()
+        return True
+
+
 class StatefulOwner(Owner):
     """One lease process with state and timers."""
 
@@ -126,7 +134,7 @@ class StatefulOwner(Owner):
             *(self.timer_run, Fold(self), self.outputs, Calls(self)),
             done=start,
             post=self.post,
-            attempt=self.attempt,
+            methods=Once(),
             processed=self.processed,
             durable=self.durable,
             may_go=self.may_go,
@@ -136,10 +144,6 @@ class StatefulOwner(Owner):
 
     def change(self, *change) -> None:
         self.outputs.change_state(*change)
-
-    def attempt(self, _, call) -> bool:
-        call()
-        return True
 
     def processed(self, at) -> None:
         self.outputs.settle(at)
@@ -157,13 +161,13 @@ class StatefulOwner(Owner):
         at = position(self.delivered)
         record = Record(b"%d" % self.delivered, "key", at.sequence_number, _time_at(self.delivered))
         assert self.timer_run.part_end([record], 0) == 1
-        self.timers.note(self.timers.done)
+        self.timers.calls.note(self.timers.calls.done)
         self.post(events.BatchDelivered(at, 1, 0))
         self.outputs.begin_batch()
         self.timers._processor.process(record)
         self.outputs.end_batch(at)
         self.processed(at)
-        self.timers.arrive(at)
+        self.timers.calls.arrive(at)
         self.run()
 
     def fire(self) -> None:

@@ -37,7 +37,7 @@ _FAILOVER_S = 20.0
 PACE = Pace(0.0, 0, 2**20)
 _UNKNOWN = OutcomeUnknown("timed out")
 _CHANGING = (
-    *("kclrun.consuming", "kclrun.worker", "kclrun.protocol", "kclrun.state"),
+    *("kclrun.calling", "kclrun.consuming", "kclrun.worker", "kclrun.protocol", "kclrun.state"),
     *("kclrun.sinks.state_versions", "tests.support.memory_versions"),
     *("tests.simulation.tiny_worlds.outputs", "tests.simulation.tiny_worlds.keyed"),
 )

@@ -9,11 +9,15 @@ import pytest
 
 from kclrun.consuming import commands, events
 from kclrun.model.lease import Lease
+from kclrun.model.record import Record
 from kclrun.model.sequence import TRIM_HORIZON
+from kclrun.processor import RecordProcessor
 from kclrun.protocol.reports import ProcessorFailed
+from kclrun.simulation import delivery_queue
 from kclrun.simulation.clocks import Scheduler
 from kclrun.simulation.delivery_queue import QueueTimes, SimulatedDeliveryQueue
 from kclrun.simulation.user_code import BatchUserCode, UserCode
+from kclrun.testing import run_processor
 from tests.unit.simulation.watched_world import Watched
 
 
@@ -138,6 +142,36 @@ def test_records_that_fail_for_ever_are_given_up_and_all_others_processed():
     assert at.world.stream.number_of(at.reader.key, done[-1]) == 600
     assert at.of(ProcessorFailed) == []
     assert "record_given_up" in at.world.seen
+
+
+@pytest.mark.parametrize("retries", [0, 5])
+def test_a_simulated_batch_is_given_in_the_calls_of_the_test_kit(monkeypatch, retries):
+    """One batch of 64 records, three of them at fault."""
+    monkeypatch.setattr(delivery_queue, "_ON_ERROR", (retries, 1.0))
+    at = AtQueue(poison_every=21, then="dead-letter")
+    observer, given, given_up = at.world.observer, [], []
+    begin, give_up = observer.batch_begun, observer.gave_up
+    observer.batch_begun = lambda *batch: given.append(batch[1:]) or begin(*batch)
+    observer.gave_up = lambda *record: given_up.append(record[1]) or give_up(*record)
+    at.open(delivered_max=64, start_below=64)
+    at.run(60.0)
+    first, last = given[0]
+
+    calls = []
+
+    class Poisoned(RecordProcessor):
+        def process_records(self, batch, checkpointer):
+            numbers = [int(record.sequence_number) for record in batch]
+            calls.append((numbers[0], numbers[-1]))
+            if any(number % 21 == 0 for number in numbers):
+                raise ValueError("bad")
+
+    records = [Record(b"", "k", str(number)) for number in range(first, last + 1)]
+    run = run_processor(Poisoned, records, retries=retries, then="dead-letter")
+
+    assert given == calls
+    assert len(calls) > retries + 10
+    assert [int(record.sequence_number) for record in run.given_up] == given_up == [21, 42, 63]
 
 
 def test_a_poisoned_batch_is_given_up_after_six_calls_and_nothing_follows_it():
